@@ -1,0 +1,106 @@
+"""Every error swarmnet raises on purpose. The class answers "retry?" and "whose fault?"; facts are keyword arguments.
+
+SwarmError
+├── UsageError          the person at the keyboard: what, where, what to do (exit code 2)
+├── NoReplica           nobody alive serves the stage                            retry
+├── PeerTimeout         a peer said nothing for too long                         retry
+├── PeerGone            the connection was refused or broke                      retry
+├── Refused             the other side answered `Rejected(code, reason)`
+├── BadMessage          what a peer sent is malformed, oversized or non-finite
+└── Overflow            a fixed-point sum would leave int64
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+
+class Blame(enum.Enum):
+    """Whose fault an error is: only THEM costs the other peer anything."""
+
+    US = "us"
+    THEM = "them"
+    NOBODY = "nobody"
+
+
+class SwarmError(Exception):
+    """Base of all named errors."""
+
+    retry: ClassVar[bool] = False
+    blame: ClassVar[Blame] = Blame.US
+
+    def __init__(self, message: str = "", **facts: object) -> None:
+        shown = " ".join(f"{key}={value!r}" for key, value in facts.items())
+        super().__init__(" ".join(part for part in (message, shown) if part) or type(self).__name__)
+        self.message = message
+        self.facts = facts
+
+
+class UsageError(SwarmError):
+    """Bad input from the person at the keyboard: one line that says what, where and what to do."""
+
+
+class NoReplica(SwarmError):
+    """No live, unbanned replica of a stage is known."""
+
+    retry, blame = True, Blame.NOBODY
+
+
+class PeerTimeout(SwarmError):
+    """A peer let a deadline pass."""
+
+    retry, blame = True, Blame.THEM
+
+
+class PeerGone(SwarmError):
+    """A connection was refused or broke. `definite` facts (refused: nobody listens there) prove death."""
+
+    retry, blame = True, Blame.NOBODY
+
+    def __init__(self, message: str = "", *, definite: bool = False, **facts: object) -> None:
+        super().__init__(message, definite=definite, **facts)
+        self.definite = definite
+
+
+class RejectCode(enum.Enum):
+    """Why a call was refused; one word on the wire."""
+
+    STALE = "stale"                        # the step is already applied
+    FORK = "fork"                          # same stage and version, other chain
+    WRONG_RUN = "wrong_run"
+    WRONG_VERSION = "wrong_version"        # protocol major version
+    NOT_SERVED = "not_served"              # this peer does not serve that stage (any more)
+    NOT_READY = "not_ready"                # still fetching its snapshot
+    NOT_FOUND = "not_found"                # nothing memoised under that key
+    BAD_SHAPE = "bad_shape"
+    NON_FINITE = "non_finite"
+    TOO_LARGE = "too_large"
+    MALFORMED = "malformed"
+    UNKNOWN_IDENTITY = "unknown_identity"
+    CLOCK = "clock"                        # clocks differ by more than 60 s
+    FINISHED = "finished"                  # the run has reached its last step
+
+
+class Refused(SwarmError):
+    """The other side answered `Rejected`."""
+
+    blame = Blame.NOBODY
+
+    def __init__(self, code: RejectCode, reason: str = "", **facts: object) -> None:
+        super().__init__(reason, code=code.value, **facts)
+        self.code, self.reason = code, reason
+
+
+class BadMessage(SwarmError):
+    """A peer sent something malformed. The request is dropped and answered with `code`; the peer is scored down."""
+
+    blame = Blame.THEM
+
+    def __init__(self, code: RejectCode, reason: str, **facts: object) -> None:
+        super().__init__(reason, code=code.value, **facts)
+        self.code, self.reason = code, reason
+
+
+class Overflow(SwarmError):
+    """A fixed-point gradient does not fit; the manifest's `grid_bits` or learning rate is wrong."""

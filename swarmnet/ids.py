@@ -1,0 +1,58 @@
+"""The identifiers everything else is written in. Standard library only.
+
+A *generation* fences a replica's accumulator (docs/protocol.md, rule 11), a *ballot* fences a keeper (rule 13), a
+*round id* names one attempt to sum a stage's accumulators.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import NewType
+
+PeerId = NewType("PeerId", str)
+"""libp2p peer id in base58 (`12D3Koo...`); it embeds the peer's Ed25519 public key."""
+
+RunId = NewType("RunId", str)
+"""SHA-256 of the canonical manifest, 64 hex digits."""
+
+Chain = NewType("Chain", str)
+"""Hash of the commits one stage has applied so far, 64 hex digits. Equal chains mean equal weights."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ballot:
+    """A keeper's claim to be the keeper: the higher one wins, compared by number, then by peer id."""
+
+    number: int
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RoundId:
+    """The n-th averaging round that one keeper opened under one ballot."""
+
+    ballot: Ballot
+    number: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Generation:
+    """Which accumulator of which process start: `incarnation` is random per start, `number` only grows within it."""
+
+    incarnation: int
+    number: int
+
+    def next(self) -> Generation:
+        """The generation after an eviction."""
+        return Generation(self.incarnation, self.number + 1)
+
+
+def first_chain(run: RunId, stage: int) -> Chain:
+    """The chain of a stage that has applied nothing yet."""
+    return Chain(hashlib.sha256(f"{run}/{stage}".encode()).hexdigest())
+
+
+def next_chain(chain: Chain, evidence: bytes) -> Chain:
+    """The chain after one more step, whose commits hash to `evidence`."""
+    return Chain(hashlib.sha256(chain.encode() + evidence).hexdigest())

@@ -1,0 +1,368 @@
+"""What peers say to each other, as frozen values. Standard library only; `wire` turns them into bytes and back.
+
+Three kinds: `Control` messages are one-way and idempotent (re-sent until the state they report has changed), a
+`Request` opens a call, an `Answer` comes back on it. Index sets are frozensets here and bitmaps on the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from swarmnet.errors import RejectCode
+from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
+
+Indexes = frozenset[int]
+NONE: Indexes = frozenset()
+
+
+# ---------------------------------------------------------------- tensors in transit
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """One encoded tensor: `data` holds `shape` under `codec` (see `wire.codecs`). Nothing decoded, nothing trusted."""
+
+    codec: str
+    shape: tuple[int, ...]
+    data: bytes | bytearray | memoryview
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of the encoded data."""
+        return len(self.data)
+
+
+# ---------------------------------------------------------------- the step protocol (docs/protocol.md)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A whole, digest-checked sum of one stage and step (`R` in the protocol), without its data.
+
+    contributions: who added which indexes under which generation; disjoint, and with `voided` exactly 0..M-1.
+    loss_sum, num_tokens: summed in index order in fp64 (loss_sum is 0 except in the last stage).
+    grad_sq_norm: squared L2 norm of the *sum*, fp64, in canonical parameter order.
+    """
+
+    id: RoundId
+    digest: bytes
+    num_tokens: int
+    loss_sum: float
+    grad_sq_norm: float
+    contributions: tuple[tuple[PeerId, Generation, Indexes], ...]
+    voided: Indexes = NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The finished sum of (stage, step) is whole at every live member. `chain` is the stage's chain before it."""
+
+    stage: int
+    step: int
+    chain: Chain
+    id: RoundId
+    digest: bytes
+    num_tokens: int
+    loss_sum: float
+    grad_sq_norm: float
+    voided: Indexes = NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What every message of the step protocol is about; another chain means a fork."""
+
+    step: int
+    stage: int
+    chain: Chain
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """To replicas of my stage, of the neighbour stages, and to trainers: where I stand and which commits I know.
+
+    commits: of step `stamp.step` (= my version), as far as known. last_commits: all P of the step before; only sent
+    to a peer that is known to be behind.
+    """
+
+    stamp: Stamp
+    incarnation: int
+    synced: bool
+    keeper: Ballot | None
+    commits: tuple[Commit, ...] = ()
+    last_commits: tuple[Commit, ...] = ()
+    queue: int = 0
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Keeper to members: follow me (rule 13). Repeated as the keeper's heartbeat."""
+
+    stamp: Stamp
+    ballot: Ballot
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Member to keeper: may I count `index`? (rule 3)"""
+
+    stamp: Stamp
+    ballot: Ballot
+    generation: Generation
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Keeper to member: `index` is yours to count under this ballot and generation."""
+
+    stamp: Stamp
+    ballot: Ballot
+    generation: Generation
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Keeper to member: `index` is owned by `owner`."""
+
+    stamp: Stamp
+    ballot: Ballot
+    generation: Generation
+    index: int
+    owner: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Member to keeper, every heartbeat and on change (rule 9). `finished` doubles as the Ack of a round.
+
+    owned: granted or summed; summed: in the accumulator. progress: counts finished compute jobs.
+    """
+
+    stamp: Stamp
+    ballot: Ballot
+    generation: Generation
+    owned: Indexes
+    summed: Indexes
+    finished: Finished | None
+    commit: Commit | None
+    progress: int
+    non_finite: Indexes = NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """Keeper to member: `generation` is closed. `void`: empty the accumulator too (rule 11)."""
+
+    stamp: Stamp
+    ballot: Ballot
+    generation: Generation
+    void: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Member to keeper: the round names `indexes` under my name that I do not hold (rule 10)."""
+
+    stamp: Stamp
+    ballot: Ballot
+    generation: Generation
+    indexes: Indexes
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Keeper to members: sum these contributions (rule 15), or fetch the finished sum `id` from `holders` (rule 14).
+
+    contributions is empty for an adopted sum. receivers: everybody who must end up holding the sum.
+    """
+
+    stamp: Stamp
+    ballot: Ballot
+    id: RoundId
+    contributions: tuple[tuple[PeerId, Generation, Indexes], ...]
+    receivers: tuple[PeerId, ...]
+    holders: tuple[PeerId, ...]
+    voided: Indexes = NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A commit, pushed by the keeper to its members and to the other stages (rule 16)."""
+
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Keeper to member: this index is idle; take it (rule 8)."""
+
+    stamp: Stamp
+    ballot: Ballot
+    index: int
+
+
+Control = (
+    Heartbeat | Prepare | Claim | Granted | Moved | Report | Evicted | Release | Round | Committed | Execute
+)
+
+
+# ---------------------------------------------------------------- calls
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Run microbatch `index` of `step` through `stage` and everything after it; answer the input gradient.
+
+    Payload: (tokens,) for stage 0, (tokens, hidden) otherwise. tokens: int32 [B, T + 1], they are the labels too;
+    hidden: [B, T, D] under the run's activation codec. purpose: "train" or "eval" (forward only, claims nothing).
+    hedge: compute, but do not claim (the caller believes the owner hung). repair: wait for the claim's answer before
+    computing, since an owner with a finished answer probably exists.
+    """
+
+    step: int
+    stage: int
+    index: int
+    purpose: str = "train"
+    hedge: bool = False
+    repair: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Hand out what a microbatch left behind. Payload: none.
+
+    kind "input": what stage `stage` sends to `stage + 1`, (tokens, hidden); `stage` -1 asks a trainer or a stage-0
+    peer for (tokens,). kind "gradient": the input gradient `stage` answered, (gradient,) or () for stage 0.
+    cached: only if memoised; otherwise the callee recomputes a missing input (uncounted, rule 6).
+    """
+
+    step: int
+    stage: int
+    index: int
+    kind: str
+    cached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Averaging: elements [start, stop) of a round. kind "contribution": the callee's own accumulator;
+    "reduced": the sum over all contributors, which the callee reduced; "sum": from a finished sum `id`."""
+
+    stamp: Stamp
+    id: RoundId
+    kind: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRequest:
+    """State of `stage` at the callee's version, with its finished sum and commit of the current step if it has one."""
+
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestRequest:
+    """The run's manifest, as canonical bytes."""
+
+
+Request = Process | Fetch | Part | SnapshotRequest | ManifestRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The microbatch has a slot (or was there already): send the payload, wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Still at it: resets the caller's patience."""
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Back-pressure, never a ban. `version`: the callee's weights; below the asked step it is merely behind."""
+
+    retry_after_s: float
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class MovedTo:
+    """Somebody else owns this index: attach there."""
+
+    owner: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Refused for good."""
+
+    code: RejectCode
+    reason: str = ""
+    version: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """The answer to `Process`. Payload: (gradient,) under the run's gradient codec, or () for stage 0 and eval.
+
+    loss_sum (nats) and num_tokens come from the last stage. compute_s: seconds of compute in the callee alone.
+    """
+
+    loss_sum: float
+    num_tokens: int
+    compute_s: float = 0.0
+    payload: tuple[Packed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The answer to `Fetch`."""
+
+    payload: tuple[Packed, ...] = ()
+    loss_sum: float = 0.0
+    num_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PartData:
+    """The answer to `Part`. losses: index -> (loss_sum, num_tokens) of the indexes that were summed (one
+    contributor's, or everybody's for "reduced" and "sum"). finished: only for "sum"."""
+
+    payload: tuple[Packed, ...]
+    losses: Mapping[int, tuple[float, int]] = field(default_factory=dict)
+    finished: Finished | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The answer to `SnapshotRequest`. Payload: one raw tensor, safetensors bytes; digest: SHA-256 of it.
+
+    term_chain: the chain at the start of the keeper's term. finished, commits: of step `version`, if the donor has
+    them; the sum itself is fetched by `Part(kind="sum")`.
+    """
+
+    stage: int
+    version: int
+    chain: Chain
+    term_chain: Chain
+    digest: bytes
+    finished: Finished | None
+    commits: tuple[Commit, ...]
+    payload: tuple[Packed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestData:
+    """The answer to `ManifestRequest`: UTF-8 TOML whose canonical hash the caller checks."""
+
+    toml: str
+
+
+Answer = Accepted | Running | Busy | MovedTo | Rejected | Gradient | Fetched | PartData | Snapshot | ManifestData

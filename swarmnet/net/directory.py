@@ -1,0 +1,56 @@
+"""Who is in the run, as far as the DHT knows: signed, expiring records. Never the proof that a peer is alive.
+
+Two implementations: hivemind's DHT (`net.dht`) and memory (`simulate`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from swarmnet.ids import Chain, PeerId, RunId
+
+
+@dataclass(frozen=True, slots=True)
+class StageStatus:
+    """One replica's announcement about one stage. queue: microbatches in flight; slots: how many it takes."""
+
+    stage: int
+    version: int
+    chain: Chain
+    synced: bool
+    queue: int = 0
+    slots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a peer says of itself. Signed by the peer's identity key; `addresses` are multiaddrs of its gRPC port.
+
+    incarnation: random per process start. numerics: the numerics class ("cpu/torch-2.13/1"). loss: (step, mean loss)
+    of the newest commit of the last stage this peer has seen. tokens_per_second: measured, informational.
+    """
+
+    run: RunId
+    peer: PeerId
+    incarnation: int
+    addresses: tuple[str, ...]
+    stages: tuple[StageStatus, ...]
+    trainer: bool = False
+    numerics: str = ""
+    loss: tuple[int, float] | None = None
+    eval_loss: tuple[int, float] | None = None
+    tokens_per_second: float = 0.0
+    finished: bool = False
+
+
+class Directory(Protocol):
+    """Publish my record, read everybody's. Reads have a deadline and degrade to what was known."""
+
+    async def publish(self, record: Record) -> None:
+        """Store my record under every stage I serve (and under trainers if I am one). Renew it before it expires."""
+        ...
+
+    async def records(self) -> tuple[Record, ...]:
+        """Fresh, verified records of this run, newest per peer. Never raises for network trouble."""
+        ...
