@@ -162,11 +162,13 @@ class Manifest(Table):
             if len(self.cut.layers) != self.cut.stages:
                 raise ValueError(f"cut.layers names {len(self.cut.layers)} stages, cut.stages = {self.cut.stages}")
             if sum(self.cut.layers) != self.model.num_layers:
-                raise ValueError(f"cut.layers sums to {sum(self.cut.layers)}, model.num_layers = {self.model.num_layers}")
+                raise ValueError(
+                    f"cut.layers sums to {sum(self.cut.layers)}, model.num_layers = {self.model.num_layers}"
+                )
         elif self.cut.stages > self.model.num_layers:
             raise ValueError(f"cut.stages = {self.cut.stages} is more than model.num_layers = {self.model.num_layers}")
         if self.model.tie_embeddings and self.cut.stages > 1:
-            raise ValueError("model.tie_embeddings = true needs both ends in one stage: set it to false or cut.stages = 1")
+            raise ValueError("model.tie_embeddings = true needs both ends in one stage: untie, or set cut.stages = 1")
         if (self.numerics.mode == "deterministic") != (self.averaging.codec == "int64"):
             raise ValueError('averaging.codec = "int64" and numerics.mode = "deterministic" go together')
         return self

@@ -1,0 +1,105 @@
+"""What one replica computes with: the seam between protocol and arithmetic.
+
+Two implementations: torch on a compute thread (`stage.torch_engine`), emulated compute on virtual time (`simulate`).
+An engine holds weights of exactly one version, one accumulator and one finished sum. It knows no peers and no rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from swarmnet.messages import Commit, Packed
+
+
+@dataclass(slots=True)
+class Stash:
+    """What backward needs of one forward, and later what the weight pass needs of backward. Opaque to drivers.
+
+    output: what goes to the next stage, () in the last one. loss_sum (nats), num_tokens: last stage only.
+    voids: the accumulator's void counter when the work began (rule 5). compute_s: compute spent on it so far.
+    """
+
+    step: int
+    index: int
+    voids: int
+    output: tuple[Packed, ...] = ()
+    loss_sum: float = 0.0
+    num_tokens: int = 0
+    compute_s: float = 0.0
+    saved: object = field(default=None, repr=False)
+
+
+class Engine(Protocol):
+    """One replica's compute. Awaitable methods run on the compute thread in priority order: backward before forward,
+    then older step, later stage, lower index; weight passes after both.
+
+    Raises BadMessage (BAD_SHAPE, NON_FINITE, MALFORMED) for what a peer sent; the engine is then unchanged.
+    """
+
+    @property
+    def num_elements(self) -> int:
+        """Length of the flat gradient, in canonical parameter order."""
+        ...
+
+    @property
+    def voids(self) -> int:
+        """How often the accumulator has been voided."""
+        ...
+
+    async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
+        """Run the stage. payload: (tokens,) for stage 0, else (tokens, hidden). Eval keeps nothing for backward."""
+        ...
+
+    async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
+        """Input gradient only; queue the weight pass in the stash. () for stage 0. Last stage: gradient is ()."""
+        ...
+
+    async def accumulate(self, stash: Stash) -> bool:
+        """The weight pass: add this microbatch's gradient once. False if voided since the work began (rule 5).
+
+        Raises Overflow; NON_FINITE as BadMessage when the gradient is not finite (nothing is added then).
+        """
+        ...
+
+    def void(self) -> None:
+        """Empty the accumulator and move the void counter; running weight passes add nothing any more."""
+        ...
+
+    async def contribution(self, start: int, stop: int) -> Packed:
+        """Elements [start, stop) of the accumulator under the averaging codec."""
+        ...
+
+    async def reduce(self, contributions: Sequence[Packed], num_elements: int) -> Packed:
+        """Sum the contributions in the order given and encode the result. Order and content fix the bits."""
+        ...
+
+    async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
+        """Decode reduced parts (in order, covering everything) into the sum buffer; accumulator untouched.
+
+        Returns (SHA-256 of the decoded sum, its squared L2 norm in fp64 in canonical parameter order).
+        """
+        ...
+
+    async def finished_sum(self, start: int, stop: int) -> Packed:
+        """Elements [start, stop) of the sum buffer, losslessly."""
+        ...
+
+    async def apply(self, commits: Sequence[Commit]) -> None:
+        """One optimizer step on the sum buffer: average by num_tokens, clip once by the global norm (all stages'
+        grad_sq_norm summed in stage order), AdamW at the schedule's rate; then empty the accumulator and count the
+        version up. commits: of all P stages, in order. The sum buffer stays readable until the next `install`."""
+        ...
+
+    async def snapshot(self) -> bytes:
+        """Weights and optimizer state at this version as safetensors bytes, canonical names, full layout."""
+        ...
+
+    async def restore(self, data: bytes | memoryview, *, version: int) -> None:
+        """Take over a snapshot's state. Raises BadMessage if names, shapes or dtypes do not fit; unchanged then."""
+        ...
+
+    def reset_to_seed(self) -> None:
+        """Weights of version 0, drawn from the manifest's seed."""
+        ...
