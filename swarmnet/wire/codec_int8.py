@@ -1,0 +1,106 @@
+"""One byte an element: blocks of 256, companded by a square root, so that small values keep relative precision.
+
+Encode, per block with s = max |x|:    q = round(127 sign(x) sqrt(|x| / s))
+Decode, from the stored (s, q):        x' = (q |q| / 127^2) s
+
+    |x' - x| <= sqrt(|x| s) / 127 + s / 254^2      (plus rounding of a few units in fp32's last place)
+
+The largest element of a block comes back exactly, and encoding a decoded tensor again changes nothing (the root is
+then within 1e-4 of the code; scales below 1e-33 excepted, where decoded values are denormal). Layout: fp32 scales of
+all blocks, then int8 codes; only the last block may be short.
+
+Plain torch in cache-sized pieces: one elementwise IEEE operation after the other, so that the decoded bits are the same
+everywhere (a fused multiply-add, which compilers choose by machine, would change them). Companding as in mu-law
+telephony; blockwise scales as in 8-bit optimizers (arXiv:2110.02861).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.wire.codecs import INT8_BLOCK as BLOCK
+
+_CPU_CHUNK = BLOCK << 9
+_DEVICE_CHUNK = BLOCK << 16
+_UNIT = 1.0 / 127**2
+"""As fp32, 127^2 times this is exactly 1: a block's largest element survives. A product, since CUDA divides by a
+scalar through its reciprocal."""
+
+
+def encode(x_N: torch.Tensor) -> torch.Tensor:
+    """Encode a flat fp32 tensor to uint8 [4 ceil(N / 256) + N]. Raises BadMessage(NON_FINITE)."""
+    total = x_N.numel()
+    num_blocks = -(-total // BLOCK)
+    out = torch.empty(4 * num_blocks + total, dtype=torch.uint8, device=x_N.device)
+    scales, codes = out[: 4 * num_blocks].view(torch.float32), out[4 * num_blocks :].view(torch.int8)
+    whole = total - total % BLOCK
+    scratch = torch.empty(min(whole, _chunk(x_N)), dtype=torch.float32, device=x_N.device)
+    for start in range(0, whole, _chunk(x_N)):
+        stop = min(start + _chunk(x_N), whole)
+        blocks = slice(start // BLOCK, stop // BLOCK)
+        _encode_blocks(
+            x_N[start:stop].view(-1, BLOCK), scales[blocks], codes[start:stop].view(-1, BLOCK),
+            scratch[: stop - start].view(-1, BLOCK),
+        )
+    if whole < total:
+        short = x_N[whole:].view(1, -1)
+        _encode_blocks(short, scales[-1:], codes[whole:].view(1, -1), torch.empty_like(short))
+    return out
+
+
+def _encode_blocks(x: torch.Tensor, scales: torch.Tensor, codes: torch.Tensor, scratch: torch.Tensor) -> None:
+    torch.abs(x, out=scratch)
+    torch.amax(scratch, dim=1, out=scales)
+    if not math.isfinite(scales.max().item()):           # the maximum of a NaN is NaN
+        raise BadMessage(RejectCode.NON_FINITE, "NaN or infinity in a tensor")
+    scratch.div_(torch.where(scales == 0, 1.0, scales).unsqueeze(1))
+    codes.copy_(scratch.sqrt_().mul_(127.0).copysign_(x).round_())
+
+
+def decode(data: torch.Tensor, out: torch.Tensor, *, add: bool) -> None:
+    """Decode uint8 `data` of the right length over flat fp32 `out`, or add to it.
+
+    Raises BadMessage before `out` is touched: NON_FINITE (a scale is negative, NaN or infinite), MALFORMED (-128).
+    """
+    total = out.numel()
+    if not total:
+        return
+    num_blocks = -(-total // BLOCK)
+    scales, codes = data[: 4 * num_blocks].view(torch.float32), data[4 * num_blocks :].view(torch.int8)
+    low, high = (float(bound) for bound in torch.aminmax(scales))
+    if not (low >= 0.0 and high < math.inf):             # aminmax of a NaN is NaN
+        raise BadMessage(RejectCode.NON_FINITE, "a block's scale is not a finite number >= 0")
+    if codes.min().item() < -127:
+        raise BadMessage(RejectCode.MALFORMED, "-128 is no int8 code")
+    whole = total - total % BLOCK
+    scratch = torch.empty(2, min(whole, _chunk(out)), dtype=torch.float32, device=out.device)
+    for start in range(0, whole, _chunk(out)):
+        stop = min(start + _chunk(out), whole)
+        blocks = slice(start // BLOCK, stop // BLOCK)
+        _decode_blocks(
+            scales[blocks], codes[start:stop].view(-1, BLOCK), out[start:stop].view(-1, BLOCK),
+            scratch[:, : stop - start].view(2, -1, BLOCK), add=add,
+        )
+    if whole < total:
+        short = codes[whole:].view(1, -1)
+        _decode_blocks(scales[-1:], short, out[whole:].view(1, -1), scratch.new_empty(2, *short.shape), add=add)
+
+
+def _decode_blocks(
+    scales: torch.Tensor, codes: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor, *, add: bool
+) -> None:
+    value, size = scratch[0], scratch[1]
+    value.copy_(codes)
+    torch.abs(value, out=size)
+    value.mul_(size).mul_(_UNIT)
+    if add:
+        out.add_(value.mul_(scales.unsqueeze(1)))
+    else:
+        torch.mul(value, scales.unsqueeze(1), out=out)
+
+
+def _chunk(tensor: torch.Tensor) -> int:
+    return _CPU_CHUNK if tensor.device.type == "cpu" else _DEVICE_CHUNK
