@@ -1,0 +1,168 @@
+"""Turn plain data (from TOML, flags, the environment) into a `Table`, or say in one line what is wrong.
+
+The line reads `origin: path: problem`: which file or flag, which key, what to do. Knows no syntax and no precedence.
+pydantic decides what is valid; the words are ours.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from swarmnet.config.table import Table
+from swarmnet.errors import UsageError
+
+T = TypeVar("T", bound=Table)
+Path = tuple[str, ...]
+Origin = Callable[[Path], str]
+"""Names the file, flag or variable that set a path."""
+
+
+def check(model: type[T], data: Mapping[str, Any], *, origin: Origin, complete: bool = False) -> T:
+    """Validate `data` as `model`. With `complete`, every field must be named in `data`: defaults do not count.
+
+    Raises UsageError, one line, at the first unknown key, else at the first missing or misfit value.
+    """
+    for path in _unknown(model, data, ()):
+        raise UsageError(f"{origin(path)}: {dotted(path)}: unknown key; {_advice(model, path)}")
+    for path, field, value in _misplaced(model, data, ()):
+        written = "a table" if _table(field) else "a value, not a table"
+        raise UsageError(f"{origin(path)}: {dotted(path)} = {_shown(value)}: must be {written}")
+    if complete and (missing := list(_missing(model, data, ()))):
+        path, field = missing[0]
+        more = f" (missing too: {', '.join(dotted(p) for p, _ in missing[1:])})" if missing[1:] else ""
+        raise UsageError(f"{origin(path)}: {dotted(path)}: missing, and every field must be named; {_default(field)}{more}")
+    try:
+        # JSON mode: strict about types, yet a list is a tuple and a string is a path. TOML's dates fit nothing.
+        return model.model_validate_json(json.dumps(data, default=lambda value: {str(value): None}))
+    except ValidationError as error:
+        raise UsageError(_first_line(model, data, error, origin)) from error
+
+
+def dotted(path: Sequence[str]) -> str:
+    """`("model", "num_layers")` as `model.num_layers`."""
+    return ".".join(path)
+
+
+def leaves(model: type[Table], prefix: Path = ()) -> Iterator[tuple[Path, FieldInfo]]:
+    """Every field of `model` that is not itself a table, with its path, in the order of the file."""
+    for name, field in model.model_fields.items():
+        if inner := _table(field):
+            yield from leaves(inner, (*prefix, name))
+        else:
+            yield (*prefix, name), field
+
+
+def _table(field: FieldInfo) -> type[Table] | None:
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Table) else None
+
+
+def _walk(model: type[Table], data: Mapping[str, Any], prefix: Path) -> Iterator[tuple[Path, FieldInfo | None, Any]]:
+    """Every key of `data` that can be followed along `model`, with its field (None: unknown)."""
+    for name, value in data.items():
+        field = model.model_fields.get(name)
+        yield (*prefix, name), field, value
+        if field and (inner := _table(field)) and isinstance(value, Mapping):
+            yield from _walk(inner, value, (*prefix, name))
+
+
+def _unknown(model: type[Table], data: Mapping[str, Any], prefix: Path) -> Iterator[Path]:
+    return (path for path, field, _ in _walk(model, data, prefix) if field is None)
+
+
+def _misplaced(model: type[Table], data: Mapping[str, Any], prefix: Path) -> Iterator[tuple[Path, FieldInfo, Any]]:
+    for path, field, value in _walk(model, data, prefix):
+        if field and bool(_table(field)) != isinstance(value, Mapping):
+            yield path, field, value
+
+
+def _missing(model: type[Table], data: Mapping[str, Any], prefix: Path) -> Iterator[tuple[Path, FieldInfo]]:
+    for name, field in model.model_fields.items():
+        if name not in data:
+            yield (*prefix, name), field
+        elif inner := _table(field):
+            yield from _missing(inner, data[name], (*prefix, name))
+
+
+def _advice(model: type[Table], path: Path) -> str:
+    """What may have been meant: a key spelled alike in the same table, else one spelled alike anywhere."""
+    known = [dotted(p) for p, _ in leaves(model)]
+    here: type[Table] | None = model
+    for name in path[:-1]:
+        here = _table(here.model_fields[name]) if here else None
+    siblings = list(here.model_fields) if here else []
+    if close := difflib.get_close_matches(path[-1], siblings, n=1):
+        return f"did you mean {dotted((*path[:-1], close[0]))}?"
+    by_leaf = {name.rpartition(".")[2]: name for name in known}
+    if close := difflib.get_close_matches(path[-1], by_leaf, n=1):
+        return f"did you mean {by_leaf[close[0]]}?"
+    if close := difflib.get_close_matches(dotted(path), known, n=1):
+        return f"did you mean {close[0]}?"
+    return f"known here: {', '.join(siblings)}"
+
+
+def _default(field: FieldInfo) -> str:
+    if _table(field):
+        return "`swarmnet init` writes a complete file"
+    return f"the usual value is {_shown(field.get_default())}"
+
+
+_WORDS = {
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "string_type": "must be a string in quotes",
+    "bool_type": "must be true or false",
+    "tuple_type": "must be a list in [ ]",
+    "path_type": "must be a path in quotes",
+    "literal_error": "must be {expected}",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "value_error": "{error}",
+}
+
+
+def _first_line(model: type[Table], data: Mapping[str, Any], error: ValidationError, origin: Origin) -> str:
+    """pydantic reports each branch of a union as an error of its own: those of the first path are joined by "or"."""
+    errors = error.errors(include_url=False)
+    path, value = _found(data, errors[0]["loc"])
+    problems = []
+    for item in errors:
+        if _found(data, item["loc"])[0] == path:
+            words = _WORDS.get(item["type"], "").format(**item.get("ctx", {})) or item["msg"]
+            problems.append(words.replace(" or ", ", ") if problems else words)
+    if isinstance(value, Mapping):                   # a rule about several fields: it names them itself
+        return ": ".join(part for part in (origin(path), dotted(path), problems[0]) if part)
+    head = f"{dotted(path)} = {_shown(value)}"
+    field = dict(leaves(model)).get(path)
+    listed = errors[0]["type"] == "literal_error"    # the choices say it all
+    meaning = f" ({field.description})" if field and field.description and not listed else ""
+    return f"{origin(path)}: {head}: {', or '.join(dict.fromkeys(problems))}{meaning}"
+
+
+def _found(data: Any, loc: Sequence[int | str]) -> tuple[Path, Any]:
+    """The longest start of `loc` that is in `data` as table keys, and what lies there."""
+    path: Path = ()
+    for step in loc:
+        if not (isinstance(data, Mapping) and step in data):
+            break
+        path, data = (*path, str(step)), data[str(step)]
+    return path, data
+
+
+def _shown(value: object) -> str:
+    """A value as the operator wrote it, on one line, shortened."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError):
+        text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,95 @@
+"""What one operator chooses for one machine. Never part of the run id; see `docs/peer-config.md`.
+
+Knows no file and no flag: `cli.settings` lays those over each other.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from swarmnet.config.table import Count, Positive, Table
+
+Role = Literal["stage", "trainer", "bootstrap"]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Home = Annotated[Path, AfterValidator(Path.expanduser)]
+"""A path; `~` is the operator's home."""
+
+
+def _multiaddr(text: str) -> str:
+    if not text.startswith("/") or len(text.split("/")) < 3:
+        raise ValueError("must be a multiaddr, such as /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...")
+    return text
+
+
+Multiaddr = Annotated[str, AfterValidator(_multiaddr)]
+
+
+class Mesh(Table):
+    """The ranks inside this peer. Above one GPU: a later release."""
+
+    gpus: Positive = Field(1, description="GPUs of this peer, one rank each")
+    tensor: Count = Field(0, description="ranks that split each layer; 0: all that `shard` leaves")
+    shard: Positive = Field(1, description="ranks that split the parameters (ZeRO-3)")
+
+    @property
+    def tensor_ranks(self) -> int:
+        """`tensor`, with 0 resolved."""
+        return self.tensor or self.gpus // self.shard
+
+    @model_validator(mode="after")
+    def _ranks(self) -> Mesh:
+        if self.tensor_ranks * self.shard != self.gpus:
+            raise ValueError(f"tensor x shard = {self.tensor_ranks} x {self.shard} must be gpus = {self.gpus}")
+        return self
+
+
+class Caps(Table):
+    """What this machine lends at most."""
+
+    memo_bytes: Positive = Field(512 * 2**20, description="finished answers kept for callers that ask again, per stage")
+
+
+class Log(Table):
+    """Logging to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="the least that is shown")
+    format: Literal["text", "json"] = Field("text", description="text: short lines; json: one object per line")
+
+
+class PeerConfig(Table):
+    """One machine of a swarm.
+
+    Precedence: flag > environment SWARMNET_* > this file > default. Relative paths start at the directory in which
+    the command is typed; `~` is your home directory.
+    """
+
+    manifest: Home | None = Field(None, description="the run's manifest; a bootstrap node needs none")
+    roles: tuple[Role, ...] = Field(("stage",), description="what the peer does; must include what the command asks")
+    stages: tuple[Count, ...] = Field((), description="the stages it serves, such as [0, 3]")
+    dir: Home = Field(Path("~/.swarmnet/peer"), validate_default=True, description="identity key and snapshots live here")
+    data: str | None = Field(None, description="where this machine has the run's tokens, if not at data.source")
+    host: str = Field("0.0.0.0", min_length=1, description="address to listen on")
+    port: Port = Field(0, description="port of the data plane; 0: any free one")
+    dht_port: Port = Field(0, description="port of the DHT; 0: any free one")
+    announce: tuple[Multiaddr, ...] = Field((), description="multiaddrs to publish instead of what `host` suggests")
+    bootstrap: tuple[Multiaddr, ...] = Field((), description="multiaddrs of peers that are up; empty: start a new swarm")
+    device: Literal["cpu", "cuda", "auto"] = Field("auto", description="auto: cuda where there is one")
+    threads: Positive = Field(1, description="CPU threads of the compute thread")
+    slots: Positive = Field(4, description="microbatches in flight per stage: the memory bound")
+    events: Home | None = Field(None, description="append events to this file, one JSON object per line")
+    mesh: Mesh = Mesh()
+    caps: Caps = Caps()
+    log: Log = Log()
+
+    @model_validator(mode="after")
+    def _together(self) -> PeerConfig:
+        if not self.roles:
+            raise ValueError('roles must name at least one of "stage", "trainer", "bootstrap"')
+        if len(set(self.stages)) != len(self.stages):
+            raise ValueError(f"stages = {list(self.stages)} names a stage twice")
+        if self.device == "cpu" and self.mesh.gpus > 1:
+            raise ValueError(f'mesh.gpus = {self.mesh.gpus} needs device = "cuda" or "auto"')
+        return self

@@ -1,0 +1,111 @@
+"""TOML text to plain data and a table to commented TOML text.
+
+`write` is the only writer of our files: the comments are the schema's own docstrings and descriptions, so they cannot
+drift from it. Reading is the standard library's; what the data mean is `config.check`'s business.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from swarmnet.config.table import Table
+from swarmnet.errors import UsageError
+
+WIDTH = 120
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The data of a TOML file. Raises UsageError if it cannot be read or is not TOML."""
+    try:
+        return parse(path.read_text(encoding="utf-8"), where=str(path))
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: no such file") from error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: is not UTF-8 text (byte {error.start})") from error
+
+
+def parse(text: str, *, where: str) -> dict[str, Any]:
+    """The data of TOML text from `where`. Raises UsageError with line and column."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{where}: is not valid TOML: {error}") from error
+    except RecursionError as error:
+        raise UsageError(f"{where}: is nested too deeply") from error
+
+
+def assignment(text: str, *, where: str = "--set") -> tuple[tuple[str, ...], Any]:
+    """`section.key=value` as (path, value). The value is TOML; what is not TOML is a plain string."""
+    key, equals, value = text.partition("=")
+    path = tuple(part.strip() for part in key.split("."))
+    if not equals or not all(path):
+        raise UsageError(f"{where} {text}: write section.key=value")
+    try:
+        data = tomllib.loads(f"value = {value}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return path, value.strip()
+    return path, data["value"] if set(data) == {"value"} else value.strip()
+
+
+def write(table: Table) -> str:
+    """`table` as a TOML file that names every field and says what each one is.
+
+    A field without a value (None) is written as a comment, so that reading the file gives `table` back.
+    """
+    lines = [*_comment(type(table)), "", *_section(table, prefix="")]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _section(table: Table, *, prefix: str) -> Iterator[str]:
+    inner = {}
+    for name, field in type(table).model_fields.items():
+        value = getattr(table, name)
+        if isinstance(value, BaseModel):
+            inner[name] = value
+        else:
+            yield from _entry(name, value, field.description or "")
+    for name, value in inner.items():
+        assert isinstance(value, Table), name
+        yield from ("", *_comment(type(value)), f"[{prefix}{name}]")
+        yield from _section(value, prefix=f"{prefix}{name}.")
+
+
+def _entry(name: str, value: object, comment: str) -> Iterator[str]:
+    """One line if it fits, else the comment above."""
+    text = f"# {name} =" if value is None else f"{name} = {_literal(value)}"
+    line = f"{text:<32} # {comment}" if comment else text
+    if len(line) <= WIDTH:
+        yield line
+    else:
+        yield from textwrap.wrap(comment, WIDTH, initial_indent="# ", subsequent_indent="# ")
+        yield text
+
+
+def _comment(table: type[Table]) -> Iterator[str]:
+    """The class docstring, paragraph by paragraph."""
+    for paragraph in textwrap.dedent(table.__doc__ or "").strip().split("\n\n"):
+        words = " ".join(paragraph.split())
+        yield from textwrap.wrap(words, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+
+
+def _literal(value: object) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case tuple() | list():
+            return f"[{', '.join(map(_literal, value))}]"
+        case str() | Path():
+            # JSON's string escapes are TOML's, except that TOML wants DEL escaped too
+            return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    raise AssertionError(f"no TOML for {value!r}")

@@ -1,0 +1,43 @@
+"""A run's manifest as a TOML file: read it, change it, write it.
+
+A file names every field, so that a later release with other defaults changes no run id. Knows no network and no data:
+`swarmnet init` fills in the digests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from swarmnet.config import toml
+from swarmnet.config.check import check, dotted, leaves
+from swarmnet.config.layers import layer, merge
+from swarmnet.errors import UsageError
+from swarmnet.manifest.schema import Manifest
+
+
+def load(source: Path | str, *, where: str = "manifest") -> Manifest:
+    """Read a manifest from a path, or from text (a str with a line break), named `where` in errors.
+
+    Raises UsageError, one line: unreadable, not TOML, an unknown key, a missing field, a wrong type or range.
+    """
+    if isinstance(source, str) and "\n" in source:
+        data = toml.parse(source, where=where)
+    else:
+        where, data = str(source), toml.read(Path(source))
+    return check(Manifest, data, origin=lambda _: where, complete=True)
+
+
+def override(manifest: Manifest, assignments: Sequence[str], *, where: str = "--set") -> Manifest:
+    """`manifest` with `section.key=value` assignments laid over it: another run, with another run id.
+
+    Raises UsageError in the name of the assignment.
+    """
+    changes = [layer(where, *toml.assignment(text, where=where)) for text in assignments]
+    data, _ = merge([layer("manifest", (), manifest.model_dump(mode="json")), *changes])
+    return check(Manifest, data, origin=lambda _: where)
+
+
+def to_toml(manifest: Manifest) -> str:
+    """`manifest` as a commented file that names every field. `load` of it gives an equal manifest."""
+    return toml.write(manifest)
