@@ -1,0 +1,136 @@
+"""Judge a finished swarm from what its members wrote. Pure: events in, verdict out.
+
+Exactly once: in every commit each index 0 .. M-1 is contributed by exactly one member, or listed as voided and by
+none. Members of a stage agree on every digest, and on the final weights. Trusts neither ledgers nor the loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from swarmnet.local.events import Committed, Finished
+
+FP32_TOLERANCE = 1e-5
+"""Allowed loss difference to one process while rounding has not yet grown."""
+FP32_STEPS = 20
+FINAL_TOLERANCE = 0.01
+"""Allowed relative difference of the final loss after that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the commits add up to. Counts are over all stages and steps; the lists name (stage, step)."""
+
+    lost: int
+    doubled: int
+    voided: int
+    unaudited: tuple[tuple[int, int], ...]          # no member wrote a commit
+    conflicts: tuple[tuple[int, int], ...]          # members wrote different digests
+    split_stages: tuple[int, ...]                   # replicas ended with different weights
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """One phrase for each thing that is wrong; empty when every promise held."""
+        found = []
+        if self.lost:
+            found.append(f"{self.lost} microbatches lost")
+        if self.doubled:
+            found.append(f"{self.doubled} microbatches counted twice")
+        if self.unaudited:
+            found.append(f"no commit was written for {_places(self.unaudited)}")
+        if self.conflicts:
+            found.append(f"replicas committed different sums at {_places(self.conflicts)}")
+        if self.split_stages:
+            found.append(f"replicas ended with different weights in stage {', '.join(map(str, self.split_stages))}")
+        return tuple(found)
+
+
+def _places(places: Sequence[tuple[int, int]]) -> str:
+    shown = ", ".join(f"stage {stage} step {step}" for stage, step in places[:3])
+    return shown + (f" and {len(places) - 3} more" if len(places) > 3 else "")
+
+
+@dataclass(slots=True)
+class Audit:
+    """Collects what members wrote; `verdict` may be asked at any time, it costs one pass."""
+
+    stages: int
+    steps: int
+    microbatches: int
+    _commits: dict[tuple[int, int], list[Committed]] = field(default_factory=dict)
+    _weights: dict[int, set[tuple[int, str]]] = field(default_factory=dict)
+
+    def on(self, event: Committed | Finished) -> None:
+        """Take one member's word in. Equal words of several members are kept once."""
+        match event:
+            case Committed():
+                seen = self._commits.setdefault((event.stage, event.step), [])
+                if event not in seen:
+                    seen.append(event)
+            case Finished():
+                self._weights.setdefault(event.stage, set()).add((event.version, event.weights_sha256))
+
+    def verdict(self) -> Verdict:
+        """Judge what has been written so far. Where members differ, the worst word counts."""
+        lost = doubled = voided = 0
+        for commits in self._commits.values():
+            counts = [multiplicity(commit, self.microbatches) for commit in commits]
+            lost += max(missing for missing, _ in counts)
+            doubled += max(extra for _, extra in counts)
+            voided += max(len(commit.voided) for commit in commits)
+        everything = [(stage, step) for step in range(self.steps) for stage in range(self.stages)]
+        return Verdict(
+            lost=lost, doubled=doubled, voided=voided,
+            unaudited=tuple(place for place in everything if place not in self._commits),
+            conflicts=tuple(sorted(place for place, commits in self._commits.items()
+                                   if len({(commit.digest, commit.num_tokens) for commit in commits}) > 1)),
+            split_stages=tuple(sorted(stage for stage, ends in self._weights.items() if len(ends) > 1)),
+        )
+
+
+def multiplicity(commit: Committed, microbatches: int) -> tuple[int, int]:
+    """(lost, doubled) of one commit: indexes nobody contributed, and contributions beyond what the sum may hold.
+
+    A contributed index that is voided, or that is no index of the step at all, is beyond it.
+    """
+    times = Counter(index for _, indexes in commit.contributions for index in indexes)
+    wanted = {index for index in range(microbatches) if index not in commit.voided}
+    lost = sum(times[index] == 0 for index in wanted)
+    doubled = sum(count - (1 if index in wanted else 0) for index, count in times.items())
+    return lost, doubled
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The swarm's losses beside one process's. bit_equal: the same float64 at every step."""
+
+    max_difference: float
+    at_step: int
+    bit_equal: bool
+    problem: str = ""
+
+
+def compare(losses: Sequence[float], oracle: Sequence[float], *, exact: bool, lossless: bool) -> Comparison:
+    """Hold the swarm's curve against the oracle's.
+
+    exact: deterministic mode, where only bit-equality will do. lossless: nothing on the wire is rounded; then the
+    first 20 steps must agree to 1e-5. Always: finite, and final losses within 1 %.
+    """
+    if len(losses) != len(oracle) or not losses:
+        return Comparison(math.inf, 0, False, f"the swarm has {len(losses)} losses, one process {len(oracle)}")
+    differences = [abs(mine - other) if math.isfinite(mine) and math.isfinite(other) else math.inf
+                   for mine, other in zip(losses, oracle, strict=True)]
+    largest = max(differences)
+    at_step = differences.index(largest)
+    problem = ""
+    if exact and lossless:
+        if largest != 0.0:
+            problem = f"losses differ from one process by up to {largest:.3g} (step {at_step}), not bit-equal"
+    elif lossless and max(differences[:FP32_STEPS]) > FP32_TOLERANCE:
+        problem = f"losses of the first {FP32_STEPS} steps differ from one process by {max(differences[:FP32_STEPS]):.3g}"
+    elif largest == math.inf or differences[-1] > FINAL_TOLERANCE * abs(oracle[-1]):
+        problem = f"the final loss {losses[-1]:.6g} is more than 1 % from one process's {oracle[-1]:.6g}"
+    return Comparison(largest, at_step, largest == 0.0, problem)

@@ -1,0 +1,139 @@
+"""What children write about themselves, parsed once. One JSON object a line becomes one frozen value.
+
+Only what the supervisor decides by has a class here; any other event is `Noted` and passes through to events.jsonl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from swarmnet.errors import SwarmError
+
+
+class BadEvent(SwarmError):
+    """A child wrote an event that lacks a field of the contract: a bug of ours, shown with the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """The child is up: its peer id and the multiaddrs of its DHT node."""
+
+    peer: str
+    dht: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """The replica holds its stage at `version` and takes part."""
+
+    stage: int
+    version: int
+    how: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """One member's view of a commit. loss_sum counts in the last stage only."""
+
+    stage: int
+    step: int
+    loss_sum: float
+    num_tokens: int
+    digest: str
+    contributions: tuple[tuple[str, tuple[int, ...]], ...]
+    voided: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The replica made an optimizer step and is now at `version`."""
+
+    stage: int
+    step: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rerouted:
+    """A microbatch had to go to another replica."""
+
+    stage: int
+    step: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """How many training forwards of `stage` this process has done so far."""
+
+    stage: int
+    executions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """Held-out loss on the weights of version `step`."""
+
+    step: int
+    loss: float
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The replica holds the run's last version."""
+
+    stage: int
+    version: int
+    weights_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The child says good-bye."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """Anything else."""
+
+    kind: str
+
+
+Event = Listening | Synced | Committed | Applied | Rerouted | Executed | Evaluated | Finished | Stopped | Noted
+
+
+def _committed(record: Mapping[str, Any]) -> Committed:
+    return Committed(
+        stage=record["stage"], step=record["step"], loss_sum=record["loss_sum"], num_tokens=record["num_tokens"],
+        digest=str(record["digest"]),
+        contributions=tuple((peer, tuple(indexes)) for peer, indexes in record["contributions"]),
+        voided=frozenset(record["voided"]),
+    )
+
+
+_PARSERS: dict[str, Callable[[Mapping[str, Any]], Event]] = {
+    "listening": lambda r: Listening(r["peer"], tuple(r["dht"])),
+    "synced": lambda r: Synced(r["stage"], r["version"], r["how"], r["seconds"]),
+    "committed": _committed,
+    "applied": lambda r: Applied(r["stage"], r["step"], r["version"]),
+    "rerouted": lambda r: Rerouted(r["stage"], r["step"], r["index"]),
+    "executed": lambda r: Executed(r["stage"], r["executions"]),
+    "evaluated": lambda r: Evaluated(r["step"], r["loss"], r["num_tokens"]),
+    "finished": lambda r: Finished(r["stage"], r["version"], r["weights_sha256"]),
+    "stopped": lambda r: Stopped(str(r.get("reason", ""))),
+}
+
+
+def parse(record: Mapping[str, Any]) -> Event:
+    """One JSON object as a value. Raises BadEvent when a field of the contract is missing or of the wrong form."""
+    kind = str(record.get("event", ""))
+    try:
+        return _PARSERS.get(kind, lambda _: Noted(kind))(record)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadEvent(f"event {kind!r} lacks or garbles {error}", record=dict(record)) from error

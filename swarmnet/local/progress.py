@@ -1,0 +1,190 @@
+"""Where the swarm stands, folded from its children's events. Pure: no file, no process, no clock.
+
+The first member's word about a commit counts for the curve; the audit compares the others with it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from swarmnet.local.events import (
+    Applied,
+    Committed,
+    Evaluated,
+    Event,
+    Executed,
+    Finished,
+    Listening,
+    Rerouted,
+    Synced,
+)
+
+WINDOW_STEPS = 10
+"""Throughput on the table is that of the last so many steps."""
+
+
+@dataclass(slots=True)
+class ReplicaView:
+    """One replica as its events show it. version None: not synced."""
+
+    stage: int
+    alive: bool = False
+    version: int | None = None
+    dht: tuple[str, ...] = ()
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One step of the curve. loss: mean nats per token. seconds: since the swarm was started."""
+
+    step: int
+    loss: float
+    tokens: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Progress:
+    """A swarm of `steps` steps; `replicas` maps the name of each replica to its stage."""
+
+    steps: int
+    replicas: dict[str, ReplicaView]
+    trainers: frozenset[str] = frozenset()
+    started_at: float = 0.0
+    points: list[Point] = field(default_factory=list)
+    evaluations: dict[int, float] = field(default_factory=dict)
+    training_at: float | None = None                # when every stage first had a synced replica
+    moved_at: float = 0.0                           # the last sign that training goes on
+    reroutes: int = 0
+    kills: list[tuple[str, int, float]] = field(default_factory=list)   # (name, step, seconds)
+    postponed: list[str] = field(default_factory=list)
+    trainer_dht: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _executions: Counter[tuple[str, int, int]] = field(default_factory=Counter)
+    _starts: Counter[str] = field(default_factory=Counter)
+    _early: dict[int, Point] = field(default_factory=dict)
+
+    @property
+    def stages(self) -> int:
+        """How many stages there are."""
+        return 1 + max(replica.stage for replica in self.replicas.values())
+
+    @property
+    def executions(self) -> int:
+        """Training forwards of all stages and processes, the dead ones as far as they had said."""
+        return sum(self._executions.values())
+
+    def started(self, name: str, *, now: float) -> None:
+        """The process of `name` has been started (again)."""
+        self._starts[name] += 1
+        if self.training_at is None:
+            self.moved_at = now
+        if name in self.replicas:
+            self.replicas[name] = ReplicaView(self.replicas[name].stage, alive=True)
+
+    def ended(self, name: str) -> None:
+        """The process of `name` is gone."""
+        self.trainer_dht.pop(name, None)
+        if name in self.replicas:
+            before = self.replicas[name]
+            self.replicas[name] = ReplicaView(before.stage, finished=before.finished)
+
+    def on(self, name: str, event: Event, *, now: float) -> None:
+        """Take in one event of child `name`."""
+        replica = self.replicas.get(name)
+        match event:
+            case Listening() if replica is None:
+                self.trainer_dht[name] = event.dht
+            case Listening() if replica is not None:
+                replica.dht = event.dht
+            case Synced() | Applied() if replica is not None:
+                replica.version = event.version
+                if isinstance(event, Applied) or self.training_at is None:
+                    self.moved_at = now
+                if self.training_at is None and all(self.synced(stage) for stage in range(self.stages)):
+                    self.training_at = now
+            case Committed():
+                self._committed(event, now)
+            case Rerouted():
+                self.reroutes += 1
+            case Executed():
+                key = name, self._starts[name], event.stage
+                self._executions[key] = max(self._executions[key], event.executions)
+            case Evaluated():
+                self.evaluations[event.step] = event.loss
+            case Finished() if replica is not None:
+                replica.finished, replica.version = True, event.version
+                self.moved_at = now
+
+    def _committed(self, event: Committed, now: float) -> None:
+        self.moved_at = now
+        if event.stage != self.stages - 1 or event.step < len(self.points) or event.step in self._early:
+            return
+        loss = event.loss_sum / event.num_tokens if event.num_tokens else 0.0
+        self._early[event.step] = Point(event.step, loss, event.num_tokens, now - self.started_at)
+        while (point := self._early.pop(len(self.points), None)) is not None:
+            self.points.append(point)
+
+    def synced(self, stage: int) -> list[int]:
+        """Versions of the live synced replicas of a stage."""
+        return [replica.version for replica in self.replicas.values()
+                if replica.stage == stage and replica.alive and replica.version is not None]
+
+    def alive(self, stage: int) -> int:
+        """How many replicas of a stage run."""
+        return sum(replica.stage == stage and replica.alive for replica in self.replicas.values())
+
+    @property
+    def complete(self) -> bool:
+        """Every step has a loss and every stage a replica that holds the last version."""
+        ended = {replica.stage for replica in self.replicas.values() if replica.finished}
+        return len(self.points) >= self.steps and len(ended) == self.stages
+
+    @property
+    def all_finished(self) -> bool:
+        """As `complete`, and no live replica is still behind."""
+        return self.complete and all(replica.finished for replica in self.replicas.values() if replica.alive)
+
+    def bootstrap(self, *, but: str = "", most: int = 4) -> tuple[str, ...]:
+        """DHT addresses of up to `most` live peers other than `but`."""
+        live = [replica.dht for name, replica in sorted(self.replicas.items()) if replica.alive and name != but]
+        return tuple(addresses[0] for addresses in live if addresses)[:most]
+
+    def tokens_per_second(self) -> float:
+        """Over the whole training: from when every stage had a replica to the newest commit of the last stage."""
+        if not self.points or self.training_at is None:
+            return 0.0
+        elapsed = self.points[-1].seconds - (self.training_at - self.started_at)
+        return sum(point.tokens for point in self.points) / elapsed if elapsed > 0 else 0.0
+
+    def recent_tokens_per_second(self) -> float:
+        """Over the last WINDOW_STEPS steps."""
+        window = self.points[-WINDOW_STEPS - 1:]
+        if len(window) < 2:
+            return self.tokens_per_second()
+        elapsed = window[-1].seconds - window[0].seconds
+        return sum(point.tokens for point in window[1:]) / elapsed if elapsed > 0 else 0.0
+
+    def eta_s(self) -> float | None:
+        """Seconds to the last step at the recent pace; None while there is no pace."""
+        window = self.points[-WINDOW_STEPS - 1:]
+        if len(window) < 2:
+            return None
+        return (self.steps - len(self.points)) * (window[-1].seconds - window[0].seconds) / (len(window) - 1)
+
+    def waiting_for(self) -> str:
+        """In words: what would have to happen next."""
+        empty = [stage for stage in range(self.stages) if not self.alive(stage)]
+        if empty:
+            return f"no replica of stage {', '.join(map(str, empty))} runs"
+        unsynced = [stage for stage in range(self.stages) if not self.synced(stage)]
+        if unsynced:
+            return f"stage {', '.join(map(str, unsynced))} has no synced replica"
+        newest = {stage: max(self.synced(stage)) for stage in range(self.stages)}
+        if all(version >= self.steps for version in newest.values()):
+            behind = sorted(name for name, replica in self.replicas.items() if replica.alive and not replica.finished)
+            return f"final snapshots of {', '.join(behind)}" if behind else "the trainers to end"
+        slowest = min(newest.values())
+        stages = sorted(stage for stage, version in newest.items() if version == slowest)
+        return f"stage {', '.join(map(str, stages))} to apply step {slowest}"

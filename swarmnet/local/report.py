@@ -1,0 +1,179 @@
+"""The files and the summary a local swarm leaves behind. Formats only; the numbers come from progress and audit."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from rich.console import Console
+
+from swarmnet.local.audit import Comparison, Verdict
+from swarmnet.local.progress import Progress
+from swarmnet.local.table import duration
+
+
+class EventLog:
+    """events.jsonl: every child's events in the order they were read, with the child's name; ours under "local"."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: IO[str] = path.open("w", encoding="utf-8")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._file.close()
+
+    def child(self, name: str, record: Mapping[str, Any]) -> None:
+        """One event as the child wrote it."""
+        self._file.write(json.dumps({"name": name, **record}) + "\n")
+
+    def ours(self, event: str, **fields: Any) -> None:
+        """One event of the supervisor: kill, restart, postponed, crashed."""
+        self.child("local", {"t": time.time(), "event": event, **fields})
+        self._file.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended. problem: the one line that explains a non-zero exit code, "" if all promises held."""
+
+    run_id: str
+    seed: int
+    microbatches: int
+    numerics: str
+    progress: Progress
+    verdict: Verdict
+    seconds: float
+    problem: str = ""
+    not_killed: tuple[str, ...] = ()                # orders that never could be carried out
+    crashes: tuple[str, ...] = ()                   # children that ended with an error
+    oracle: tuple[float, ...] | None = None
+    comparison: Comparison | None = None
+
+
+def executions_per_index(outcome: Outcome) -> float:
+    """Training forwards per (stage, step, index): 1.0 when nothing was computed twice."""
+    done = outcome.progress.stages * len(outcome.progress.points) * outcome.microbatches
+    return outcome.progress.executions / done if done else 0.0
+
+
+def summary(outcome: Outcome) -> dict[str, Any]:
+    """What summary.json holds."""
+    progress, verdict = outcome.progress, outcome.verdict
+    points = progress.points
+    found: dict[str, Any] = {
+        "ok": not outcome.problem,
+        "problem": outcome.problem,
+        "run_id": outcome.run_id,
+        "seed": outcome.seed,
+        "numerics": outcome.numerics,
+        "stages": progress.stages,
+        "replicas": len(progress.replicas) // progress.stages,
+        "steps": len(points),
+        "first_loss": points[0].loss if points else None,
+        "final_loss": points[-1].loss if points else None,
+        "eval_loss": progress.evaluations[max(progress.evaluations)] if progress.evaluations else None,
+        "tokens": sum(point.tokens for point in points),
+        "tokens_per_second": round(progress.tokens_per_second(), 3),
+        "seconds": round(outcome.seconds, 3),
+        "kills": len(progress.kills),
+        "postponed_kills": len(progress.postponed),
+        "kills_not_done": list(outcome.not_killed),
+        "reroutes": progress.reroutes,
+        "lost": verdict.lost,
+        "doubled": verdict.doubled,
+        "voided": verdict.voided,
+        "unaudited": [list(place) for place in verdict.unaudited],
+        "digest_conflicts": [list(place) for place in verdict.conflicts],
+        "executions_per_index": round(executions_per_index(outcome), 4),
+        "crashes": list(outcome.crashes),
+    }
+    if outcome.comparison is not None:
+        found |= {"oracle_max_difference": outcome.comparison.max_difference,
+                  "oracle_bit_equal": outcome.comparison.bit_equal}
+    return found
+
+
+def write(outcome: Outcome, directory: Path) -> str:
+    """loss.csv, summary.json, loss.png. Returns a note if the picture could not be drawn, else ""."""
+    with (directory / "loss.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(("step", "loss", "tokens", "seconds"))
+        rows.writerows((point.step, repr(point.loss), point.tokens, f"{point.seconds:.3f}")
+                       for point in outcome.progress.points)
+    (directory / "summary.json").write_text(json.dumps(summary(outcome), indent=2) + "\n", encoding="utf-8")
+    return draw(outcome, directory / "loss.png")
+
+
+def draw(outcome: Outcome, path: Path) -> str:
+    """The curve, held-out losses, kills, and the oracle's curve. Returns a note instead if matplotlib is missing."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return "no loss.png: matplotlib is not installed (pip install 'swarmnet[plot]')"
+    progress = outcome.progress
+    if not progress.points:
+        return "no loss.png: no step was finished"
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.plot([point.step for point in progress.points], [point.loss for point in progress.points],
+              label="swarm", linewidth=2.5 if outcome.oracle else 1.5)
+    if outcome.oracle:
+        axes.plot(range(len(outcome.oracle)), outcome.oracle, label="one process", linestyle="--", linewidth=1.2)
+    if progress.evaluations:
+        steps = sorted(progress.evaluations)
+        axes.plot(steps, [progress.evaluations[step] for step in steps], "o", label="held out", markersize=5)
+    for number, (name, step, _) in enumerate(progress.kills):
+        axes.axvline(step, color="tab:red", linewidth=0.8, alpha=0.6, label="kill" if number == 0 else None)
+        axes.annotate(name, (step, 1.0), xycoords=("data", "axes fraction"), rotation=90, fontsize=7,
+                      va="top", ha="right", color="tab:red")
+    axes.set(xlabel="step", ylabel="loss (nats per token)",
+             title=f"{progress.stages} stages × {len(progress.replicas) // progress.stages} replicas, "
+                   f"{outcome.numerics}, run {outcome.run_id[:12]}")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    return ""
+
+
+def print_summary(outcome: Outcome, directory: Path, console: Console) -> None:
+    """The last lines on the terminal."""
+    progress, verdict = outcome.progress, outcome.verdict
+    points = progress.points
+    curve = f"loss {points[0].loss:.4f} → {points[-1].loss:.4f}" if points else "no loss"
+    lines = [
+        f"{len(points)} of {progress.steps} steps in {duration(outcome.seconds)}, {curve}, "
+        f"{progress.tokens_per_second():,.0f} tokens/s",
+        f"kills {len(progress.kills)}{_postponed(outcome)}, reroutes {progress.reroutes}, "
+        f"executions per index {executions_per_index(outcome):.3f}",
+        f"lost {verdict.lost}, doubled {verdict.doubled}, voided {verdict.voided}",
+    ]
+    if outcome.comparison is not None:
+        equal = "bit-equal" if outcome.comparison.bit_equal else f"largest at step {outcome.comparison.at_step}"
+        lines.append(f"beside one process: largest loss difference {outcome.comparison.max_difference:.3g} ({equal})")
+    lines.append(f"run {outcome.run_id[:16]}, files in {directory}")
+    _print(console, lines)
+    if outcome.problem:
+        console.print(f"FAILED: {outcome.problem}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+
+
+def _postponed(outcome: Outcome) -> str:
+    said = [f"{len(outcome.progress.postponed)} postponed"] if outcome.progress.postponed else []
+    if outcome.not_killed:
+        said.append(f"not carried out: {', '.join(outcome.not_killed)}")
+    return f" ({'; '.join(said)})" if said else ""
+
+
+def _print(console: Console, lines: Sequence[str]) -> None:
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,244 @@
+"""Run a swarm of real processes to its end: start children, read their events, carry out churn, judge, report.
+
+The loop is synchronous and single-threaded: it looks at every child a few dozen times a second. It learns about the
+swarm from the children's event files and exit codes alone; it never speaks the protocol.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarmnet.local import churn
+from swarmnet.local.audit import Audit
+from swarmnet.local.churn import Churn
+from swarmnet.local.events import Applied, Committed, Finished, Noted, Synced, parse
+from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop
+from swarmnet.local.progress import Progress
+from swarmnet.local.report import EventLog
+from swarmnet.local.table import Screen
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Patience, in seconds."""
+
+    poll_s: float = 0.02
+    restart_s: float = 1.0              # a killed child stays away this long
+    stalled_s: float = 60.0             # without progress: say what is missing
+    give_up_s: float = 600.0            # without progress: stop
+    settle_s: float = 30.0              # after the last step: for the replicas that are behind and the trainers
+    grace_s: float = 10.0               # between SIGTERM and SIGKILL
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Who runs where. trainers and the replicas' names are also directory names below `out`/peers."""
+
+    out: Path
+    manifest: Path
+    replicas: dict[str, int]            # name -> stage
+    trainers: tuple[str, ...]
+    slots: int = 4
+    log_level: str = "warning"
+
+
+class Interrupt:
+    """Counts Ctrl+C and SIGTERM instead of raising in the middle of things. A context manager, main thread only."""
+
+    def __init__(self) -> None:
+        self.count, self.exit_code = 0, 0
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> Interrupt:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._caught)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)              # type: ignore[arg-type]
+
+    def _caught(self, number: int, _frame: object) -> None:
+        self.count += 1
+        self.exit_code = self.exit_code or 128 + number
+
+    @property
+    def again(self) -> bool:
+        """Asked more than once: no grace any more."""
+        return self.count > 1
+
+
+class Supervisor:
+    """One swarm. `run` once."""
+
+    def __init__(self, layout: Layout, *, progress: Progress, audit: Audit, churn: Churn, command: ChildCommand,
+                 screen: Screen, log: EventLog, interrupt: Interrupt, timing: Timing = Timing()) -> None:
+        self.layout, self.progress, self.audit, self.churn = layout, progress, audit, churn
+        self.command, self.screen, self.log, self.interrupt, self.timing = command, screen, log, interrupt, timing
+        self.crashes: list[str] = []
+        self._children: dict[str, Child] = {}
+        self._waiting: list[str] = []                   # not started yet: no address to bootstrap from
+        self._back_at: dict[str, float] = {}            # trainers killed from outside
+        self._starts: dict[str, int] = {}
+        self._killed: set[str] = set()                  # by us, not reaped yet
+        self._complete_at: float | None = None
+        self._warned_at = 0.0
+        self._problem = ""
+
+    def run(self) -> str:
+        """Until every step is done, nothing can go on, or someone interrupts. Returns the problem, "" if none.
+
+        All children are gone on return, and every event they wrote has been read.
+        """
+        now = time.monotonic()
+        self.progress.started_at = self.progress.moved_at = now
+        first, *rest = self.layout.replicas
+        self._waiting = [*rest, *self.layout.trainers]
+        try:
+            self._start(first, now=now)
+            while not self._over(now):
+                time.sleep(self.timing.poll_s)
+                now = time.monotonic()
+                self._turn(now)
+        finally:
+            forced = stop(self._children.values(), grace_s=self.timing.grace_s, hurry=lambda: self.interrupt.again)
+            for name in list(self._children):
+                self._read(name, now=time.monotonic())
+        if forced and not self._problem and not self.interrupt.count:
+            self.screen.note(f"{', '.join(forced)} did not stop within {self.timing.grace_s:g} s and had to be killed")
+        self.screen.update(self.progress, now=time.monotonic())
+        return self._problem
+
+    def _turn(self, now: float) -> None:
+        for name in list(self._children):
+            self._read(name, now=now)
+            self._reap(name, now=now)
+        self._act(churn.Tick(), now=now)
+        for name in [name for name, at in self._back_at.items() if now >= at]:
+            del self._back_at[name]
+            self._start(name, now=now)
+        if self._waiting and self.progress.bootstrap():
+            waiting, self._waiting = self._waiting, []
+            for name in waiting:
+                self._start(name, now=now)
+        self.screen.update(self.progress, now=now)
+        self._watch(now)
+
+    def _over(self, now: float) -> bool:
+        if self.interrupt.count or self._problem:
+            return True
+        if not self.progress.complete:
+            return False
+        if self._complete_at is None:
+            self._complete_at = now
+        trainers = any(name in self._children for name in self.layout.trainers)
+        return (self.progress.all_finished and not trainers) or now - self._complete_at > self.timing.settle_s
+
+    # ---------------------------------------------------------------- children
+
+    def _start(self, name: str, *, now: float) -> None:
+        number = self._starts[name] = self._starts.get(name, 0) + 1
+        directory = self.layout.out / "peers" / name
+        spec = ChildSpec(
+            name=name, stage=self.layout.replicas.get(name), manifest=self.layout.manifest, directory=directory,
+            events=directory / ("events.jsonl" if number == 1 else f"events-{number}.jsonl"),
+            bootstrap=self.progress.bootstrap(but=name), slots=self.layout.slots, log_level=self.layout.log_level,
+        )
+        child = self._children[name] = Child(spec, self.command(spec))
+        self.progress.started(name, now=now)
+        self.log.ours("started", child=name, pid=child.pid, start=number)
+
+    def _read(self, name: str, *, now: float) -> None:
+        for record in self._children[name].read():
+            self.log.child(name, record)
+            event = parse(record)
+            if isinstance(event, Noted):
+                continue
+            self.progress.on(name, event, now=now)
+            match event:
+                case Synced(version=version) | Applied(version=version) if name in self.layout.replicas:
+                    self._act(churn.At(name, version), now=now)
+                case Committed() | Finished():
+                    self.audit.on(event)
+
+    def _reap(self, name: str, *, now: float) -> None:
+        child = self._children[name]
+        if (code := child.returncode()) is None:
+            return
+        self._read(name, now=now)
+        del self._children[name]
+        self.progress.ended(name)
+        if self._complete_at is not None or (name in self.layout.trainers and code == 0):
+            return
+        if code == -signal.SIGKILL:
+            if name not in self._killed:
+                self._note_kill(name, by="from outside", now=now)
+            self._killed.discard(name)
+            if name in self.layout.replicas:
+                self._act(churn.Gone(name), now=now)
+            else:
+                self._back_at[name] = now + self.timing.restart_s
+        else:
+            self._crashed(child, code)
+
+    def _crashed(self, child: Child, code: int) -> None:
+        name = child.spec.name
+        how = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+        self.crashes.append(f"{name} {how}")
+        self.log.ours("crashed", child=name, code=code)
+        lines = child.last_lines() or ["(it wrote nothing)"]
+        self.screen.note("\n".join([f"{name} {how}; the end of {child.log}:", *(f"    {line}" for line in lines)]))
+        stage = self.layout.replicas.get(name)
+        if self.progress.training_at is None:
+            self._problem = f"{name} {how} before training began, see {child.log}"
+        elif stage is not None and not self.progress.alive(stage):
+            self._problem = f"{name} {how}, it was the last replica of stage {stage}, see {child.log}"
+        elif stage is None and not any(other in self._children for other in self.layout.trainers):
+            self._problem = f"{name} {how}, no trainer is left, see {child.log}"
+
+    # ---------------------------------------------------------------- churn
+
+    def _act(self, event: churn.At | churn.Gone | churn.Tick, *, now: float) -> None:
+        for action in self.churn.on(event, now=now):
+            match action:
+                case churn.Kill(name, _, step, order):
+                    self._killed.add(name)
+                    self._children[name].send(signal.SIGKILL)
+                    self._note_kill(name, by=f"order {order}, step {step}", now=now)
+                case churn.Postponed(order, _, reason):
+                    self.progress.postponed.append(order)
+                    self.screen.note(f"kill {order} is postponed: {reason}")
+                    self.log.ours("postponed", order=order, reason=reason)
+                case churn.Restart(name):
+                    if self._complete_at is None:
+                        self._start(name, now=now)
+
+    def _note_kill(self, name: str, *, by: str, now: float) -> None:
+        step = len(self.progress.points)
+        self.progress.kills.append((name, step, now - self.progress.started_at))
+        self.screen.note(f"{name} was killed ({by})")
+        self.log.ours("killed", child=name, by=by, step=step)
+
+    # ---------------------------------------------------------------- patience
+
+    def _watch(self, now: float) -> None:
+        still = now - self.progress.moved_at
+        if still < self.timing.stalled_s or self._complete_at is not None:
+            self._warned_at = now
+            return
+        if still >= self.timing.give_up_s:
+            self._problem = f"no progress for {still:.0f} s: {self._missing()}"
+        elif now - self._warned_at >= self.timing.stalled_s or self._warned_at < self.progress.moved_at:
+            self._warned_at = now
+            self.screen.note(f"no progress for {still:.0f} s: {self._missing()}")
+
+    def _missing(self) -> str:
+        what = (f"{next(iter(self.layout.replicas))} has not said where its DHT node listens" if self._waiting
+                else f"waiting for {self.progress.waiting_for()}")
+        return f"{what}; logs are in {self.layout.out / 'peers'}/*/log.txt"
+
+

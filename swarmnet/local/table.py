@@ -1,0 +1,140 @@
+"""What a person sees while a local swarm runs: a live table on a terminal, else one line a step. Decides nothing."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from swarmnet.local.progress import Progress
+
+REFRESH_S = 0.25
+
+
+class Screen(Protocol):
+    """Two implementations: LiveScreen, PlainScreen. Context managers; leave them before printing anything else."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None: ...
+
+    def update(self, progress: Progress, *, now: float) -> None:
+        """Show this, if it differs from what is shown."""
+        ...
+
+    def note(self, text: str) -> None:
+        """One line that stays."""
+        ...
+
+
+def screen(console: Console, *, title: str) -> Screen:
+    """The one that suits the console."""
+    return LiveScreen(console, title=title) if console.is_terminal else PlainScreen(console)
+
+
+def duration(seconds: float | None) -> str:
+    """3:07, 1:02:45, or a dash."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(round(max(seconds, 0.0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def headline(progress: Progress, *, now: float) -> str:
+    """Step, loss, throughput, what went wrong so far, time."""
+    last = progress.points[-1] if progress.points else None
+    parts = [
+        f"step {len(progress.points)}/{progress.steps}",
+        f"loss {last.loss:.4f}" if last else "loss –",
+        f"{progress.recent_tokens_per_second():,.0f} tokens/s",
+        f"reroutes {progress.reroutes}",
+        f"kills {len(progress.kills)}",
+        f"elapsed {duration(now - progress.started_at)}",
+        f"ETA {duration(progress.eta_s())}",
+    ]
+    if progress.evaluations:
+        step = max(progress.evaluations)
+        parts.insert(2, f"held-out {progress.evaluations[step]:.4f} (step {step})")
+    return "  ".join(parts)
+
+
+def stages(progress: Progress) -> Table:
+    """One row a stage: how many of its replicas live, which versions they hold."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("stage", "replicas", "versions"):
+        table.add_column(name, justify="left")
+    for stage in range(progress.stages):
+        total = sum(replica.stage == stage for replica in progress.replicas.values())
+        alive = progress.alive(stage)
+        cells = []
+        for name, replica in sorted(progress.replicas.items()):
+            if replica.stage == stage:
+                held = "down" if not replica.alive else "joining" if replica.version is None else str(replica.version)
+                cells.append(f"{name} {held}" + (" ✓" if replica.finished and replica.alive else ""))
+        style = "" if alive == total else "yellow" if alive else "red"
+        table.add_row(str(stage), Text(f"{alive}/{total}", style=style), "   ".join(cells))
+    return table
+
+
+class LiveScreen:
+    """A table that redraws itself in place, a few times a second at most."""
+
+    def __init__(self, console: Console, *, title: str) -> None:
+        self._title = title
+        self._drawn_at = float("-inf")
+        self._live = Live(console=console, auto_refresh=False)
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._live.__exit__(kind, error, trace)
+
+    def update(self, progress: Progress, *, now: float) -> None:
+        """Redraw if the last drawing is old enough."""
+        if now - self._drawn_at < REFRESH_S:
+            return
+        self._drawn_at = now
+        self._live.update(Group(Text(self._title, style="bold"), Text(headline(progress, now=now)), stages(progress)),
+                          refresh=True)
+
+    def note(self, text: str) -> None:
+        """Print above the table."""
+        self._live.console.print(escape(text), highlight=False)
+
+
+class PlainScreen:
+    """One line for each step; for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        return None
+
+    def update(self, progress: Progress, *, now: float) -> None:
+        """Print the steps not printed yet."""
+        for point in progress.points[self._shown:]:
+            replicas = " ".join(f"{progress.alive(stage)}" for stage in range(progress.stages))
+            self.note(f"step {point.step:>4}  loss {point.loss:.4f}  {progress.recent_tokens_per_second():>9,.0f} tokens/s"
+                      f"  replicas {replicas}  reroutes {progress.reroutes}  kills {len(progress.kills)}"
+                      f"  {duration(point.seconds)}")
+        self._shown = len(progress.points)
+
+    def note(self, text: str) -> None:
+        """Print it, unwrapped."""
+        self._console.print(escape(text), highlight=False, soft_wrap=True)
