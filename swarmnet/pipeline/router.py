@@ -1,0 +1,217 @@
+"""Which replica of the next stage gets a microbatch: interleaved weighted round robin on measured cost.
+
+The rule is that of SWARM Parallelism (ICML 2023, arXiv:2301.11913): take the replica with the least accumulated virtual
+time, charge it up front, correct the charge by what was measured. One router per caller and next stage. It does not
+know clocks, connections, steps or other callers. docs/routing.md has the formulas and their reasons.
+
+Virtual time is in integer nanoseconds: refunds are exact, nothing drifts, nothing overflows.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from swarmnet.errors import NoReplica
+from swarmnet.ids import PeerId
+from swarmnet.pipeline.patience import Patience
+
+_NEVER = -math.inf
+_LONGEST_WAIT_S = 1.0                     # ask again after this long at the latest: `update` may bring somebody new
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """One decision. Report its outcome once, by exactly one of `done`, `busy`, `cancelled`, `failed`."""
+
+    peer: PeerId
+    number: int
+    num_bytes: int
+    at: float
+
+
+class _Estimate:
+    """Exponential average of the median of the last three samples: one outlier leaves no trace."""
+
+    __slots__ = ("_recent", "value")
+
+    def __init__(self) -> None:
+        self._recent: collections.deque[float] = collections.deque(maxlen=3)
+        self.value = 0.0
+
+    def add(self, sample: float) -> None:
+        young = len(self._recent) < 3     # too young to average: a slow first call would be remembered for long
+        self._recent.append(sample)
+        middle = statistics.median_low(self._recent)
+        self.value = middle if young else self.value + 0.2 * (middle - self.value)
+
+
+@dataclass(slots=True)
+class _Replica:
+    peer: PeerId
+    time_ns: int                          # accumulated virtual time
+    queue: int                            # as advertised
+    compute: _Estimate = field(default_factory=_Estimate)       # seconds per byte, in the callee alone
+    rest: _Estimate = field(default_factory=_Estimate)          # seconds per byte, everything else of the call
+    measured: bool = False
+    charges: dict[int, int] = field(default_factory=dict)       # number of an open pick -> nanoseconds charged
+    busy_until: float = _NEVER            # _NEVER again once it is readmitted
+    banned_until: float = _NEVER
+    ban_s: float = 0.0                    # length of the last ban; above zero: on probation, one probe at a time
+    incident: int = -1                    # picks with a lower number belong to the failure already punished
+
+    @property
+    def skipped_until(self) -> float:
+        return max(self.busy_until, self.banned_until)
+
+    def free(self, now: float) -> bool:
+        return self.skipped_until <= now and not (self.ban_s and self.charges)
+
+
+class Router:
+    """Shares microbatches among the replicas of one stage in proportion to their speed."""
+
+    def __init__(self, patience: Patience, *, first_ban_s: float = 4.0, longest_ban_s: float = 30.0) -> None:
+        self._patience = patience
+        self._first_ban_s, self._longest_ban_s = first_ban_s, longest_ban_s
+        self._replicas: dict[PeerId, _Replica] = {}
+        self._numbers = itertools.count()
+
+    # ------------------------------------------------------------ who is there
+
+    def update(self, replicas: Mapping[PeerId, int]) -> None:
+        """Take the live candidates and their advertised queue lengths.
+
+        Who is missing is forgotten, debts and bans included. Who is new starts level with the most loaded.
+        """
+        for peer in self._replicas.keys() - replicas.keys():
+            del self._replicas[peer]
+        level = max((replica.time_ns for replica in self._replicas.values()), default=0)
+        for peer, queue in replicas.items():
+            self._replicas.setdefault(peer, _Replica(peer, level, queue)).queue = queue
+
+    def gone(self, peer: PeerId) -> None:
+        """Forget a peer that is definitely dead. If `update` lists it again, it is another incarnation."""
+        self._replicas.pop(peer, None)
+
+    # ------------------------------------------------------------ choose
+
+    def pick(self, *, num_bytes: int, now: float, exclude: frozenset[PeerId] = frozenset()) -> Pick:
+        """Choose a replica for `num_bytes` of work and charge it. Ties go to the lower peer id.
+
+        Raises NoReplica with the counts of `known, banned, busy, excluded` and `retry_at` (see `next_chance`).
+        """
+        self._readmit(now)
+        everybody = self._replicas.values()
+        free = [replica for replica in everybody if replica.peer not in exclude and replica.free(now)]
+        if not free:
+            raise NoReplica(
+                known=len(everybody),
+                banned=sum(replica.ban_s > 0.0 and not replica.free(now) for replica in everybody),
+                busy=sum(replica.busy_until > now for replica in everybody),
+                excluded=len(self._replicas.keys() & exclude),
+                retry_at=self.next_chance(now),
+            )
+        costs = self._costs_ns(num_bytes)
+        best = min(free, key=lambda replica: (replica.time_ns + replica.queue * costs[replica.peer], replica.peer))
+        pick = Pick(best.peer, next(self._numbers), num_bytes, now)
+        best.charges[pick.number] = costs[best.peer]
+        best.time_ns += costs[best.peer]
+        return pick
+
+    def next_chance(self, now: float) -> float:
+        """When to ask again after NoReplica: the end of the next ban or busy time, within a second from `now`."""
+        ends = (replica.skipped_until for replica in self._replicas.values())
+        return min([now + _LONGEST_WAIT_S, *(end for end in ends if end > now)])
+
+    def patience_s(self) -> float:
+        """Silence since the last sign of life after which a call counts as hung."""
+        return self._patience.seconds
+
+    # ------------------------------------------------------------ outcomes
+
+    def done(self, pick: Pick, *, seconds: float, compute_s: float, silence_s: float, now: float) -> None:
+        """The answer came. Correct the charge, lift ban and probation.
+
+        seconds: the whole call. compute_s: the callee's own part, by its word (never believed above `seconds`).
+        silence_s: the longest wait for a sign of life (Accepted, Running, the answer) within this call.
+        """
+        self._patience.heard(silence_s)
+        replica, charged_ns = self._close(pick)
+        if replica is None:
+            return
+        compute_s = min(max(compute_s, 0.0), seconds)
+        size = max(pick.num_bytes, 1)
+        replica.compute.add(compute_s / size)
+        replica.rest.add((seconds - compute_s) / size)
+        replica.measured = True
+        replica.time_ns += self._costs_ns(pick.num_bytes)[pick.peer] - charged_ns
+        if replica.ban_s:
+            replica.banned_until, replica.ban_s = now, 0.0          # readmitted by the next pick
+
+    def busy(self, pick: Pick, *, retry_after_s: float, now: float) -> None:
+        """Back-pressure: refund, and skip the replica until then (at most as long as the longest ban). Never a ban."""
+        replica, charged_ns = self._close(pick)
+        if replica is not None:
+            replica.time_ns -= charged_ns
+            replica.busy_until = now + min(max(retry_after_s, 0.0), self._longest_ban_s)
+
+    def cancelled(self, pick: Pick) -> None:
+        """The callee did not do it and is not to blame (`Moved`, stale, the caller lost interest): refund."""
+        replica, charged_ns = self._close(pick)
+        if replica is not None:
+            replica.time_ns -= charged_ns
+
+    def failed(self, pick: Pick, *, now: float, hung: bool) -> None:
+        """The call broke, or (`hung`) patience ran out. The charge stays and the replica is banned, each time twice
+        as long until it answers. Calls that were open when the ban began belong to the same incident."""
+        replica, _ = self._close(pick)
+        if replica is None:
+            return
+        if hung:
+            replica.rest.add((now - pick.at) / max(pick.num_bytes, 1))
+        if pick.number < replica.incident:
+            return
+        replica.incident = next(self._numbers)
+        replica.ban_s = min(2.0 * replica.ban_s or self._first_ban_s, self._longest_ban_s)
+        replica.banned_until = now + replica.ban_s
+        if hung:
+            self._patience.expired()
+
+    # ------------------------------------------------------------ inside
+
+    def _close(self, pick: Pick) -> tuple[_Replica | None, int]:
+        """Find whom an open pick was charged to; (None, 0) if that incarnation has left or it was reported before."""
+        replica = self._replicas.get(pick.peer)
+        if replica is None or pick.number not in replica.charges:
+            return None, 0
+        return replica, replica.charges.pop(pick.number)
+
+    def _readmit(self, now: float) -> None:
+        """Let nobody use the time it was skipped as credit: back from busy it is level with the least loaded, back
+        from a ban with the most loaded."""
+        skipped = [replica for replica in self._replicas.values() if replica.skipped_until > _NEVER]
+        steady = [replica.time_ns for replica in self._replicas.values() if replica.skipped_until == _NEVER]
+        for replica in skipped:
+            if replica.skipped_until > now:
+                continue
+            level = max if replica.banned_until > _NEVER else min
+            replica.time_ns = max(replica.time_ns, level(steady, default=replica.time_ns))
+            replica.busy_until = replica.banned_until = _NEVER
+
+    def _costs_ns(self, num_bytes: int) -> dict[PeerId, int]:
+        """Compute, plus what link and queue take beyond the typical replica. Who is unmeasured costs as the dearest.
+
+        `rest` holds the remaining pipeline too. That part is common to all replicas, so subtracting the typical
+        `rest` leaves what is particular to one.
+        """
+        measured = [replica for replica in self._replicas.values() if replica.measured]
+        typical = statistics.median_low(replica.rest.value for replica in measured) if measured else 0.0
+        per_byte = {r.peer: r.compute.value + max(r.rest.value - typical, 0.0) for r in measured}
+        dearest = max(per_byte.values(), default=0.0)
+        scale = 1e9 * max(num_bytes, 1)
+        return {peer: max(round(scale * per_byte.get(peer, dearest)), 1) for peer in self._replicas}
