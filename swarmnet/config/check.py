@@ -36,7 +36,8 @@ def check(model: type[T], data: Mapping[str, Any], *, origin: Origin, complete: 
     if complete and (missing := list(_missing(model, data, ()))):
         path, field = missing[0]
         more = f" (missing too: {', '.join(dotted(p) for p, _ in missing[1:])})" if missing[1:] else ""
-        raise UsageError(f"{origin(path)}: {dotted(path)}: missing, and every field must be named; {_default(field)}{more}")
+        problem = f"missing, and every field must be named; {_default(field)}{more}"
+        raise UsageError(f"{origin(path)}: {dotted(path)}: {problem}")
     try:
         # JSON mode: strict about types, yet a list is a tuple and a string is a path. TOML's dates fit nothing.
         return model.model_validate_json(json.dumps(data, default=lambda value: {str(value): None}))
@@ -122,6 +123,8 @@ _WORDS = {
     "bool_type": "must be true or false",
     "tuple_type": "must be a list in [ ]",
     "path_type": "must be a path in quotes",
+    "string_pattern_mismatch": "is malformed",
+    "string_too_short": "must not be empty",
     "literal_error": "must be {expected}",
     "greater_than": "must be above {gt}",
     "greater_than_equal": "must be at least {ge}",
@@ -135,7 +138,7 @@ def _first_line(model: type[Table], data: Mapping[str, Any], error: ValidationEr
     """pydantic reports each branch of a union as an error of its own: those of the first path are joined by "or"."""
     errors = error.errors(include_url=False)
     path, value = _found(data, errors[0]["loc"])
-    problems = []
+    problems: list[str] = []
     for item in errors:
         if _found(data, item["loc"])[0] == path:
             words = _WORDS.get(item["type"], "").format(**item.get("ctx", {})) or item["msg"]

@@ -14,8 +14,13 @@ from swarmnet.config.table import Count, Positive, Table
 
 Role = Literal["stage", "trainer", "bootstrap"]
 Port = Annotated[int, Field(ge=0, le=65535)]
-Home = Annotated[Path, AfterValidator(Path.expanduser)]
-"""A path; `~` is the operator's home."""
+
+
+def _home(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{path}: whose home is that?") from error
 
 
 def _multiaddr(text: str) -> str:
@@ -24,15 +29,18 @@ def _multiaddr(text: str) -> str:
     return text
 
 
+Home = Annotated[Path, AfterValidator(_home)]
+"""A path; `~` is the operator's home."""
+
 Multiaddr = Annotated[str, AfterValidator(_multiaddr)]
 
 
 class Mesh(Table):
     """The ranks inside this peer. Above one GPU: a later release."""
 
-    gpus: Positive = Field(1, description="GPUs of this peer, one rank each")
-    tensor: Count = Field(0, description="ranks that split each layer; 0: all that `shard` leaves")
-    shard: Positive = Field(1, description="ranks that split the parameters (ZeRO-3)")
+    gpus: Positive = Field(default=1, description="GPUs of this peer, one rank each")
+    tensor: Count = Field(default=0, description="ranks that split each layer; 0: all that `shard` leaves")
+    shard: Positive = Field(default=1, description="ranks that split the parameters (ZeRO-3)")
 
     @property
     def tensor_ranks(self) -> int:
@@ -49,14 +57,16 @@ class Mesh(Table):
 class Caps(Table):
     """What this machine lends at most."""
 
-    memo_bytes: Positive = Field(512 * 2**20, description="finished answers kept for callers that ask again, per stage")
+    memo_bytes: Positive = Field(
+        default=512 * 2**20, description="finished answers kept for callers that ask again, per stage"
+    )
 
 
 class Log(Table):
     """Logging to standard error."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="the least that is shown")
-    format: Literal["text", "json"] = Field("text", description="text: short lines; json: one object per line")
+    level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="the least that is shown")
+    format: Literal["text", "json"] = Field(default="text", description="text: short lines; json: one object per line")
 
 
 class PeerConfig(Table):
@@ -66,20 +76,26 @@ class PeerConfig(Table):
     the command is typed; `~` is your home directory.
     """
 
-    manifest: Home | None = Field(None, description="the run's manifest; a bootstrap node needs none")
-    roles: tuple[Role, ...] = Field(("stage",), description="what the peer does; must include what the command asks")
-    stages: tuple[Count, ...] = Field((), description="the stages it serves, such as [0, 3]")
-    dir: Home = Field(Path("~/.swarmnet/peer"), validate_default=True, description="identity key and snapshots live here")
-    data: str | None = Field(None, description="where this machine has the run's tokens, if not at data.source")
-    host: str = Field("0.0.0.0", min_length=1, description="address to listen on")
-    port: Port = Field(0, description="port of the data plane; 0: any free one")
-    dht_port: Port = Field(0, description="port of the DHT; 0: any free one")
-    announce: tuple[Multiaddr, ...] = Field((), description="multiaddrs to publish instead of what `host` suggests")
-    bootstrap: tuple[Multiaddr, ...] = Field((), description="multiaddrs of peers that are up; empty: start a new swarm")
-    device: Literal["cpu", "cuda", "auto"] = Field("auto", description="auto: cuda where there is one")
-    threads: Positive = Field(1, description="CPU threads of the compute thread")
-    slots: Positive = Field(4, description="microbatches in flight per stage: the memory bound")
-    events: Home | None = Field(None, description="append events to this file, one JSON object per line")
+    manifest: Home | None = Field(default=None, description="the run's manifest; a bootstrap node needs none")
+    roles: tuple[Role, ...] = Field(
+        default=("stage",), description="what the peer does; must include what the command asks"
+    )
+    stages: tuple[Count, ...] = Field(default=(), description="the stages it serves, such as [0, 3]")
+    dir: Home = Field(default=Path("~/.swarmnet/peer"), validate_default=True, description="identity key and snapshots")
+    data: str | None = Field(default=None, description="where this machine has the run's tokens, if not at data.source")
+    host: str = Field(default="0.0.0.0", min_length=1, description="address to listen on")
+    port: Port = Field(default=0, description="port of the data plane; 0: any free one")
+    dht_port: Port = Field(default=0, description="port of the DHT; 0: any free one")
+    announce: tuple[Multiaddr, ...] = Field(
+        default=(), description="multiaddrs to publish instead of what `host` suggests"
+    )
+    bootstrap: tuple[Multiaddr, ...] = Field(
+        default=(), description="multiaddrs of peers that are up; empty: start a new swarm"
+    )
+    device: Literal["cpu", "cuda", "auto"] = Field(default="auto", description="auto: cuda where there is one")
+    threads: Positive = Field(default=1, description="CPU threads of the compute thread")
+    slots: Positive = Field(default=4, description="microbatches in flight per stage: the memory bound")
+    events: Home | None = Field(default=None, description="append events to this file, one JSON object per line")
     mesh: Mesh = Mesh()
     caps: Caps = Caps()
     log: Log = Log()

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swarmnet.config import toml
-from swarmnet.config.check import check, dotted, leaves
+from swarmnet.config.check import check
 from swarmnet.config.layers import layer, merge
-from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Manifest
 
 

@@ -22,18 +22,18 @@ Codec = Literal["fp32", "bf16", "int8"]
 class Model(Table):
     """A Llama-style decoder, Hugging Face parameter names."""
 
-    vocab_size: Positive = Field(256, description="token ids are below this")
-    hidden_size: Positive = Field(128, description="width of the residual stream")
-    intermediate_size: Positive = Field(352, description="width inside the SwiGLU feed-forward")
-    num_layers: Positive = Field(6, description="decoder blocks")
-    num_heads: Positive = Field(4, description="query heads; a multiple of num_kv_heads")
-    num_kv_heads: Positive = Field(2, description="key and value heads (grouped-query attention)")
-    head_dim: Positive = Field(32, description="width of one head; even")
-    rope_theta: Above0 = Field(10000.0, description="base of the rotary position embedding")
-    rms_norm_eps: Above0 = Field(1e-5, description="added to the mean square in every norm")
-    init_std: Above0 = Field(0.02, description="standard deviation of the initial weights")
-    tie_embeddings: bool = Field(False, description="head = embedding; only with cut.stages = 1")
-    attention_bias: bool = Field(False, description="biases in the query, key and value projections")
+    vocab_size: Positive = Field(default=256, description="token ids are below this")
+    hidden_size: Positive = Field(default=128, description="width of the residual stream")
+    intermediate_size: Positive = Field(default=352, description="width inside the SwiGLU feed-forward")
+    num_layers: Positive = Field(default=6, description="decoder blocks")
+    num_heads: Positive = Field(default=4, description="query heads; a multiple of num_kv_heads")
+    num_kv_heads: Positive = Field(default=2, description="key and value heads (grouped-query attention)")
+    head_dim: Positive = Field(default=32, description="width of one head; even")
+    rope_theta: Above0 = Field(default=10000.0, description="base of the rotary position embedding")
+    rms_norm_eps: Above0 = Field(default=1e-5, description="added to the mean square in every norm")
+    init_std: Above0 = Field(default=0.02, description="standard deviation of the initial weights")
+    tie_embeddings: bool = Field(default=False, description="head = embedding; only with cut.stages = 1")
+    attention_bias: bool = Field(default=False, description="biases in the query, key and value projections")
 
     @model_validator(mode="after")
     def _heads(self) -> Model:
@@ -47,92 +47,98 @@ class Model(Table):
 class Cut(Table):
     """How the layers are cut into stages: balanced by FLOPs ("auto") or the number of layers of each stage."""
 
-    stages: Positive = Field(3, description="number of stages")
+    stages: Positive = Field(default=3, description="number of stages")
     layers: Literal["auto"] | tuple[Count, ...] = Field(
-        "auto", description='"auto": balanced by FLOPs, head included; or layers per stage, such as [3, 2, 1]'
+        default="auto", description='"auto": balanced by FLOPs, head included; or layers per stage, such as [3, 2, 1]'
     )
 
 
 class Data(Table):
     """The token stream. `source` is a hint where to find it; the digests are what counts."""
 
-    source: str = Field("stdlib", description="\"stdlib\": source of Python's standard library; or a file or directory")
-    tokenizer: str = Field("bytes", description='"bytes", or the path of a tokenizer.json')
-    num_tokens: Count = Field(0, description="length of the token stream; filled in by `swarmnet init`")
-    tokens_sha256: Digest = Field("", description="digest of the token stream; filled in by `swarmnet init`")
-    tokenizer_sha256: Digest = Field("", description="digest of the tokenizer; filled in by `swarmnet init`")
+    source: str = Field(
+        default="stdlib", description="\"stdlib\": source of Python's standard library; or a file or directory"
+    )
+    tokenizer: str = Field(default="bytes", description='"bytes", or the path of a tokenizer.json')
+    num_tokens: Count = Field(default=0, description="length of the token stream; filled in by `swarmnet init`")
+    tokens_sha256: Digest = Field(default="", description="digest of the token stream; filled in by `swarmnet init`")
+    tokenizer_sha256: Digest = Field(default="", description="digest of the tokenizer; filled in by `swarmnet init`")
 
 
 class Training(Table):
     """One step is `microbatches` microbatches of `microbatch_size` sequences of `sequence_length` tokens."""
 
-    seed: Count = Field(0, description="of the initial weights and of the order of the data")
-    total_steps: Positive = Field(60, description="the run ends here")
-    microbatches: Positive = Field(8, description="per step, over the whole swarm")
-    microbatch_size: Positive = Field(4, description="sequences per microbatch")
-    sequence_length: Positive = Field(64, description="tokens per sequence")
-    eval_every: Count = Field(20, description="steps between held-out evaluations; 0: never")
-    eval_microbatches: Positive = Field(2, description="microbatches of one evaluation")
-    max_void: Count = Field(1, description="non-finite microbatches tolerated in one step; more stop the run")
+    seed: Count = Field(default=0, description="of the initial weights and of the order of the data")
+    total_steps: Positive = Field(default=60, description="the run ends here")
+    microbatches: Positive = Field(default=8, description="per step, over the whole swarm")
+    microbatch_size: Positive = Field(default=4, description="sequences per microbatch")
+    sequence_length: Positive = Field(default=64, description="tokens per sequence")
+    eval_every: Count = Field(default=20, description="steps between held-out evaluations; 0: never")
+    eval_microbatches: Positive = Field(default=2, description="microbatches of one evaluation")
+    max_void: Count = Field(default=1, description="non-finite microbatches tolerated in one step; more stop the run")
 
 
 class Optimizer(Table):
     """AdamW (arXiv:1711.05101) with linear warm-up and a schedule; decay on matrices only."""
 
-    name: Literal["adamw"] = Field("adamw", description="the only one so far")
-    learning_rate: Above0 = Field(3e-3, description="at the peak, after warm-up")
-    beta1: Decay = Field(0.9, description="decay of the first moment")
-    beta2: Decay = Field(0.95, description="decay of the second moment")
-    eps: Above0 = Field(1e-8, description="added to the root of the second moment")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="decoupled, matrices only")
-    clip_norm: Above0 = Field(1.0, description="largest L2 norm of the average gradient, over all stages")
-    warmup_steps: Count = Field(10, description="linear from 0 to the peak")
+    name: Literal["adamw"] = Field(default="adamw", description="the only one so far")
+    learning_rate: Above0 = Field(default=3e-3, description="at the peak, after warm-up")
+    beta1: Decay = Field(default=0.9, description="decay of the first moment")
+    beta2: Decay = Field(default=0.95, description="decay of the second moment")
+    eps: Above0 = Field(default=1e-8, description="added to the root of the second moment")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.1, description="decoupled, matrices only")
+    clip_norm: Above0 = Field(default=1.0, description="largest L2 norm of the average gradient, over all stages")
+    warmup_steps: Count = Field(default=10, description="linear from 0 to the peak")
     schedule: Literal["constant", "cosine", "wsd"] = Field(
-        "cosine", description='"constant", "cosine", or "wsd" (warm-up, stable, decay)'
+        default="cosine", description='"constant", "cosine", or "wsd" (warm-up, stable, decay)'
     )
-    decay_steps: Count = Field(0, description='"wsd": length of the final decay')
-    min_lr_ratio: Fraction = Field(0.1, description="learning rate at the end, as a fraction of the peak")
+    decay_steps: Count = Field(default=0, description='"wsd": length of the final decay')
+    min_lr_ratio: Fraction = Field(default=0.1, description="learning rate at the end, as a fraction of the peak")
 
 
 class Numerics(Table):
     """deterministic: gradients on a grid of 2^-grid_bits, summed in int64 (exact at any order). fp32: float sums."""
 
-    mode: Literal["deterministic", "fp32"] = Field("deterministic", description='"deterministic" or "fp32"')
+    mode: Literal["deterministic", "fp32"] = Field(default="deterministic", description='"deterministic" or "fp32"')
     grid_bits: Annotated[int, Field(ge=8, le=48)] = Field(
-        32, description='"deterministic": gradients are rounded to multiples of 2^-grid_bits'
+        default=32, description='"deterministic": gradients are rounded to multiples of 2^-grid_bits'
     )
     resync_every: Count = Field(
-        0, description="steps between resyncs of replicas of different numerics classes; 0: never"
+        default=0, description="steps between resyncs of replicas of different numerics classes; 0: never"
     )
 
 
 class Wire(Table):
     """Codecs of what crosses a stage boundary."""
 
-    activations: Codec = Field("fp32", description='"fp32", "bf16" or "int8": what goes forward')
-    gradients: Codec = Field("fp32", description='"fp32", "bf16" or "int8": what comes back')
+    activations: Codec = Field(default="fp32", description='"fp32", "bf16" or "int8": what goes forward')
+    gradients: Codec = Field(default="fp32", description='"fp32", "bf16" or "int8": what comes back')
 
 
 class Averaging(Table):
     """How replicas of a stage agree. `codec` "int64" belongs to deterministic mode."""
 
     sync: Literal["exact"] = Field(
-        "exact", description='"exact": no step is applied before every stage has committed it'
+        default="exact", description='"exact": no step is applied before every stage has committed it'
     )
     codec: Literal["int64", "fp32", "bf16", "int8"] = Field(
-        "int64", description='"int64" (deterministic mode), "fp32", "bf16" or "int8"'
+        default="int64", description='"int64" (deterministic mode), "fp32", "bf16" or "int8"'
     )
-    group_size: Positive = Field(16, description="most members of one averaging group")
+    group_size: Positive = Field(default=16, description="most members of one averaging group")
 
 
 class Protocol(Table):
     """Timers of the step protocol, seconds. suspect_s is the floor of the adaptive silence limit."""
 
-    heartbeat_s: Seconds = Field(0.5, description="between two heartbeats of one peer")
-    suspect_s: Seconds = Field(3.0, description="floor of the adaptive limit of silence, after which others take over")
-    long_silence_s: Seconds = Field(15.0, description="of two replicas, the silent one is given up after this")
-    idle_index_s: Seconds = Field(5.0, description="a microbatch nobody sent by now is executed on the keeper's order")
-    keeper_term_steps: Positive = Field(16, description="steps until the order of keepers is drawn again")
+    heartbeat_s: Seconds = Field(default=0.5, description="between two heartbeats of one peer")
+    suspect_s: Seconds = Field(
+        default=3.0, description="floor of the adaptive limit of silence, after which others take over"
+    )
+    long_silence_s: Seconds = Field(default=15.0, description="of two replicas, the silent one is given up after this")
+    idle_index_s: Seconds = Field(
+        default=5.0, description="a microbatch nobody sent by now is executed on the keeper's order"
+    )
+    keeper_term_steps: Positive = Field(default=16, description="steps until the order of keepers is drawn again")
 
     @model_validator(mode="after")
     def _ordered(self) -> Protocol:
@@ -148,9 +154,9 @@ class Admission(Table):
     """Who may join: anyone ("open"), or holders of an invite signed by `owner` (a peer id)."""
 
     policy: Literal["open", "invite"] = Field(
-        "open", description='"open": anyone; "invite": holders of an invite signed by `owner`'
+        default="open", description='"open": anyone; "invite": holders of an invite signed by `owner`'
     )
-    owner: str = Field("", description='peer id; "" in open runs')
+    owner: str = Field(default="", description='peer id; "" in open runs')
 
     @model_validator(mode="after")
     def _owned(self) -> Admission:
@@ -162,15 +168,15 @@ class Admission(Table):
 class Limits(Table):
     """What a peer accepts from the network before it takes memory."""
 
-    max_payload_mib: Positive = Field(1024, description="of one message, in MiB")
-    max_clock_offset_s: Seconds = Field(60.0, description="peers whose clocks differ by more are refused")
+    max_payload_mib: Positive = Field(default=1024, description="of one message, in MiB")
+    max_clock_offset_s: Seconds = Field(default=60.0, description="peers whose clocks differ by more are refused")
 
 
 class Manifest(Table):
     """A run."""
 
-    format: Literal[1] = Field(1, description="of this file")
-    name: str = Field("my-run", description="for people; shown by `swarmnet status`")
+    format: Literal[1] = Field(default=1, description="of this file")
+    name: str = Field(default="my-run", description="for people; shown by `swarmnet status`")
     model: Model = Model()
     cut: Cut = Cut()
     data: Data = Data()

@@ -1,0 +1,9 @@
+"""Logs and events: `log = telemetry.get(__name__)`, then `log.info("round_done", round=3, members=5)`.
+
+`log` is the standard library's logging with fields, `events` is the file other programs read, `jsonline` is how both
+write a value.
+"""
+
+from swarmnet.telemetry.log import Log, get, setup
+
+__all__ = ["Log", "get", "setup"]

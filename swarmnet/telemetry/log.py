@@ -1,0 +1,125 @@
+"""The standard library's logging, with fields: an event has a name and facts, never prose.
+
+On a terminal a line is short; `format="json"` makes every line one object. Other people's loggers are heard from
+"error" up unless our own level is "debug". What a peer sent us is data: control characters in it are shown escaped.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import MutableMapping
+from typing import Any, Literal, TextIO
+
+from swarmnet.telemetry.jsonline import encode
+
+Level = Literal["debug", "info", "warning", "error"]
+_KEYWORDS = frozenset(("exc_info", "stack_info", "stacklevel", "extra"))
+_FIELDS = "swarmnet_fields"
+
+
+class Log(logging.LoggerAdapter):
+    """A logger whose keyword arguments are fields: `log.warning("peer_lost", peer=peer, seconds=2.5)`."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        super().__init__(logger, {})
+
+    def event(self, name: str, /, **fields: object) -> None:
+        """Log `name` with `fields`, which may bear any name, at level info."""
+        self.logger.info(name, extra={_FIELDS: fields}, stacklevel=2)
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Move the fields out of logging's own keywords."""
+        fields = {key: value for key, value in kwargs.items() if key not in _KEYWORDS}
+        passed = {key: value for key, value in kwargs.items() if key in _KEYWORDS}
+        passed["extra"] = {**passed.get("extra", {}), _FIELDS: fields}
+        return msg, passed
+
+
+def get(name: str) -> Log:
+    """The log of a module: `telemetry.get(__name__)`."""
+    return Log(logging.getLogger(name))
+
+
+def setup(level: Level = "info", *, format: Literal["text", "json"] = "text", stream: TextIO | None = None) -> None:
+    """Send every log line of this process to `stream` (standard error). Call once, before foreign packages load.
+
+    A second call replaces the first one's handler.
+    """
+    ours = getattr(logging, level.upper())
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(Json() if format == "json" else Text())
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING if ours <= logging.DEBUG else logging.ERROR)
+    logging.getLogger("swarmnet").setLevel(ours)
+    logging.captureWarnings(True)
+    _hush(ours)
+
+
+def _hush(ours: int) -> None:
+    """Tell packages that log by themselves: their only way in is the environment, read when they are imported.
+
+    What the operator set there stays. hivemind hangs a handler of its own on the logger "hivemind" at import and sets
+    its level from HIVEMIND_LOGLEVEL; grpc and torch write from C++.
+    """
+    heard = ours <= logging.DEBUG
+    for name, quiet, loud in (
+        ("HIVEMIND_LOGLEVEL", "CRITICAL", "WARNING"),
+        ("GOLOG_LOG_LEVEL", "fatal", "warn"),
+        ("GRPC_VERBOSITY", "NONE", "ERROR"),
+        ("TORCH_CPP_LOG_LEVEL", "ERROR", "WARNING"),
+        ("BITSANDBYTES_NOWELCOME", "1", "1"),
+    ):
+        os.environ.setdefault(name, loud if heard else quiet)
+    for name in ("hivemind", "asyncio", "grpc", "grpc._cython", "torch", "py.warnings"):
+        logging.getLogger(name).setLevel(logging.WARNING if heard else logging.ERROR)
+
+
+class Text(logging.Formatter):
+    """`12:03:04 round_done round=3 members=5`; above info a letter says how bad, and another package says its name."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, and the traceback below it if there is one."""
+        line = io.StringIO()
+        line.write(time.strftime("%H:%M:%S ", time.localtime(record.created)))
+        if record.levelno != logging.INFO:
+            line.write(f"{record.levelname[0]} ")
+        if not record.name.startswith("swarmnet"):
+            line.write(f"{record.name}: ")
+        line.write(_printable(record.getMessage()))
+        for key, value in getattr(record, _FIELDS, {}).items():
+            line.write(f" {key}={_shown(value)}")
+        if record.exc_info:
+            line.write("\n" + self.formatException(record.exc_info))
+        return line.getvalue()
+
+
+class Json(logging.Formatter):
+    """`{"t": .., "level": .., "logger": .., "event": .., fields ..}`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, the traceback inside."""
+        head = {"t": record.created, "level": record.levelname.lower(), "logger": record.name,
+                "event": record.getMessage()}
+        if record.exc_info:
+            head["traceback"] = self.formatException(record.exc_info)
+        return encode({**head, **{k: v for k, v in getattr(record, _FIELDS, {}).items() if k not in head}})
+
+
+def _shown(value: object) -> str:
+    """Short where it can be: floats to 4 digits, text bare unless it could be misread."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = _printable(str(value))
+    return text if text and not set(text) & set(' "=') else json.dumps(text, ensure_ascii=False)
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
