@@ -82,7 +82,7 @@ class EventReader:
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         events = []
-        for line in whole.splitlines():
+        for line in whole.split(b"\n"):
             try:
                 event = json.loads(line)
             except ValueError:

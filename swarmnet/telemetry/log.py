@@ -22,7 +22,7 @@ _KEYWORDS = frozenset(("exc_info", "stack_info", "stacklevel", "extra"))
 _FIELDS = "swarmnet_fields"
 
 
-class Log(logging.LoggerAdapter):
+class Log(logging.LoggerAdapter[logging.Logger]):
     """A logger whose keyword arguments are fields: `log.warning("peer_lost", peer=peer, seconds=2.5)`."""
 
     def __init__(self, logger: logging.Logger) -> None:
