@@ -20,6 +20,10 @@ Chain = NewType("Chain", str)
 """Hash of the commits one stage has applied so far, 64 hex digits. Equal chains mean equal weights."""
 
 
+NO_CHAIN = Chain("")
+"""The chain of a replica that has no state yet."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Ballot:
     """A keeper's claim to be the keeper: the higher one wins, compared by number, then by peer id."""

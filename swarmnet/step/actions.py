@@ -1,0 +1,99 @@
+"""What the step machines ask their driver to do. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from swarmnet.ids import PeerId
+from swarmnet.messages import Commit, Control, Round
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Tell one peer (possibly myself)."""
+
+    peer: PeerId
+    message: Control
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Tell every live replica of every stage that I know, myself included."""
+
+    message: Control
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The index is mine to count: add its weight gradient if the void counter still is `voids` (rule 5)."""
+
+    index: int
+    voids: int
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """Somebody else counts the index (rule 3): before forward, send callers there; later, input gradient only."""
+
+    index: int
+    owner: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Void:
+    """Empty the accumulator (rule 11)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Take part in this round: contribute (if I am named in it), reduce, collect the whole sum (rule 15)."""
+
+    round: Round
+
+
+@dataclass(frozen=True, slots=True)
+class CollectSum:
+    """Fetch the finished sum of this round from one of its holders (rules 14, 16)."""
+
+    round: Round
+
+
+@dataclass(frozen=True, slots=True)
+class StopSum:
+    """Abandon the running exchange; the accumulator stays as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Take an idle index: input from the stage before, gradient from the stage after (rule 6)."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Every stage has committed: one optimizer step with these commits, in stage order (rule 17)."""
+
+    commits: tuple[Commit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resync:
+    """I am behind or on the losing side of a fork: fetch a snapshot from one of these (rules 18, 19)."""
+
+    donors: tuple[PeerId, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something worth a line in the log."""
+
+    event: str
+    fields: Mapping[str, object] = field(default_factory=dict)
+
+
+Action = (
+    Send | Broadcast | Granted | Owned | Void | Sum | CollectSum | StopSum | Execute | Apply | Resync | Note
+)

@@ -1,0 +1,311 @@
+"""The replica that holds a stage's ledger for one step, under one ballot. Pure.
+
+Hands out indexes, evicts the dead, opens rounds, adopts finished sums, publishes the commit. A wrong keeper can waste
+time; it cannot make a wrong sum (docs/protocol.md, I2). It knows nothing of compute, and of its own replica only what
+any member reports.
+"""
+
+from __future__ import annotations
+
+from swarmnet.ids import Ballot, Generation, PeerId, RoundId
+from swarmnet.messages import (
+    Claim,
+    Commit,
+    Committed,
+    Evicted,
+    Execute,
+    Finished,
+    Granted,
+    Moved,
+    Prepare,
+    Release,
+    Report,
+    Round,
+    Stamp,
+)
+from swarmnet.step.actions import Action, Broadcast, Note, Send
+from swarmnet.step.ledger import Ledger
+from swarmnet.step.view import View
+
+
+class Keeper:
+    """One term of office. Discard it when a higher ballot is promised or the step is over."""
+
+    def __init__(self, stamp: Stamp, ballot: Ballot, num_indexes: int, view: View, *, now: float) -> None:
+        self.stamp, self.ballot, self.view = stamp, ballot, view
+        self.ledger = Ledger(num_indexes)
+        self.members: dict[PeerId, Generation] = {}
+        self.round: Round | None = None
+        self.adopted: Finished | None = None
+        self.acks: dict[PeerId, Finished] = {}
+        self.commit: Commit | None = None
+        self._adopted_commit = False
+        self._num_rounds = 0
+        self._held_at = now
+        self._flow_at = now
+        self._ordered: dict[int, float] = {}
+        self._progress: dict[PeerId, tuple[int, float]] = {}
+        self._told: dict[PeerId, Round] = {}
+        self._prepared: set[PeerId] = set()
+
+    # ------------------------------------------------------------ messages
+
+    def on_claim(self, peer: PeerId, claim: Claim, *, now: float) -> list[Action]:
+        """Grant a free index, or say who owns it; silent when ballot, generation or phase is wrong (rule 3)."""
+        if claim.ballot != self.ballot or self.members.get(peer) != claim.generation:
+            return []
+        if claim.index >= len(self.ledger.owners):
+            return [Note("bad_claim", {"peer": peer, "index": claim.index})]
+        held = self.ledger.owners[claim.index]
+        if held is None:
+            if self.round or self.adopted or not self._everybody_reported(now):
+                return []
+            held = self.ledger.claim((peer, claim.generation), claim.index)
+            self._flow_at = now
+        if held == (peer, claim.generation):
+            return [Send(peer, Granted(claim.stamp, self.ballot, claim.generation, claim.index))]
+        if held[0] == peer:
+            return []
+        return [Send(peer, Moved(claim.stamp, self.ballot, claim.generation, claim.index, held[0]))]
+
+    def on_report(self, peer: PeerId, report: Report, *, now: float) -> list[Action]:
+        """Enter what a member holds; evict what cannot be; adopt finished sums (rules 10, 11, 14)."""
+        if report.ballot != self.ballot:
+            return []
+        owner = (peer, report.generation)
+        known = self.members.get(peer)
+        if known is not None and known != report.generation:
+            if known.incarnation == report.generation.incarnation and known > report.generation:
+                return []  # overtaken by a newer report
+            self._evict(peer, known)
+        if owner in self.ledger.closed and report.finished is None:
+            return [Send(peer, Evicted(self.stamp, self.ballot, report.generation, void=False))]
+        self._note_progress(peer, report, now)
+        self._adopt(report)
+        current = self.current_id
+        if current is not None:
+            return self._on_report_in_round(peer, report, current, now)
+        if self.ledger.overlaps(peer, report.owned):
+            self._evict(peer, report.generation)
+            return [Send(peer, Evicted(self.stamp, self.ballot, report.generation, void=True))]
+        if owner not in self.ledger.closed:
+            self.ledger.enter(owner, report.owned)
+        self.members[peer] = report.generation
+        return []
+
+    def on_release(self, peer: PeerId, release: Release, *, now: float) -> list[Action]:
+        """A member does not hold what the round says it does: free that, open the round again (rule 10)."""
+        if release.ballot != self.ballot or self.adopted or self.acks:
+            return []
+        if self.ledger.release((peer, release.generation), release.indexes):
+            self.round = None
+            self._flow_at = now
+            return [Note("released", {"peer": peer, "indexes": sorted(release.indexes)})]
+        return []
+
+    # ------------------------------------------------------------ time
+
+    def advance(self, *, now: float, resend: bool) -> list[Action]:
+        """Do whatever the state asks for; `resend` repeats what was already said (every tick, level-triggered)."""
+        actions: list[Action] = self._evict_lost(now)
+        actions += self._prepare(now, resend)
+        if self.commit is not None:
+            return actions + ([Broadcast(Committed(self.commit))] if resend else [])
+        if not self._everybody_reported(now):
+            return actions
+        if self.adopted and not self.acks and now - self._held_at > 2 * self.view.timers.suspect_s:
+            # Whoever held the adopted sum is gone (A6): rebuild from the ledger.
+            self.adopted, self._adopted_commit, self.round, self._held_at = None, False, None, now
+        if self.current_id is None:
+            if self.ledger.complete:
+                self._open_round()
+            else:
+                actions += self._order_idle(now)
+        if self.current_id is not None:
+            actions += self._say_round(resend)
+            actions += self._try_commit()
+        return actions
+
+    @property
+    def current_id(self) -> RoundId | None:
+        """The sum everybody should end up with: the adopted one, else that of the open round."""
+        if self.adopted is not None:
+            return self.adopted.id
+        return self.round.id if self.round else None
+
+    # ------------------------------------------------------------ inside
+
+    def _everybody_reported(self, now: float) -> bool:
+        """Rule 14: nothing is granted or opened before every live member has reported."""
+        return self.view.me in self.members and all(peer in self.members for peer in self._live(now))
+
+    def _live(self, now: float) -> list[PeerId]:
+        version = self.stamp.step
+        return [
+            peer
+            for peer, seen in self.view.mates()
+            if seen.synced
+            and seen.version == version
+            and seen.chain == self.stamp.chain
+            and not self.view.lost(peer, version, now=now)
+        ]
+
+    def _evict(self, peer: PeerId, generation: Generation) -> None:
+        self.ledger.evict((peer, generation))
+        self.members.pop(peer, None)
+        self.acks.pop(peer, None)
+        self._told.pop(peer, None)
+        self._prepared.discard(peer)
+        if not self.acks:
+            self.round = None
+
+    def _evict_lost(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for peer, generation in list(self.members.items()):
+            if peer == self.view.me:
+                continue
+            if self.view.lost(peer, self.stamp.step, now=now):
+                reason = "silent"
+                seen = self.view.get(peer)
+                if seen is None or seen.dead:
+                    reason = "dead"
+            elif self._stalled(peer, now):
+                reason = "stalled"
+            else:
+                continue
+            if self.current_id is not None and set(self.acks) - {peer}:
+                # The sum is safe elsewhere: nothing has to be executed again.
+                self.members.pop(peer)
+                self.acks.pop(peer, None)
+            else:
+                self._evict(peer, generation)
+            actions.append(Note("evicted", {"peer": peer, "reason": reason, "step": self.stamp.step}))
+        return actions
+
+    def _stalled(self, peer: PeerId, now: float) -> bool:
+        """Heartbeats but no compute: owns unfinished work and its progress counter stood still for T_long."""
+        progress = self._progress.get(peer)
+        return (
+            progress is not None
+            and self.round is None
+            and self.adopted is None
+            and bool(self.ledger.of(peer))
+            and now - progress[1] > 4 * self.view.timers.long_silence_s
+        )
+
+    def _note_progress(self, peer: PeerId, report: Report, now: float) -> None:
+        before = self._progress.get(peer)
+        if before is None or before[0] != report.progress or report.owned <= report.summed:
+            self._progress[peer] = (report.progress, now)
+
+    def _adopt(self, report: Report) -> None:
+        """A finished sum beats an unfinished round; a committed one beats all (rule 14)."""
+        finished = report.finished
+        if finished is None:
+            return
+        committed = report.commit is not None and report.commit.id == finished.id
+        if committed:
+            if not self._adopted_commit or self.adopted is None or finished.id > self.adopted.id:
+                if self.adopted is None or self.adopted.id != finished.id:
+                    self.acks = {}
+                self.adopted, self._adopted_commit = finished, True
+        elif not self._adopted_commit and (self.adopted is None or finished.id > self.adopted.id):
+            if self.round is not None and (self.acks or self.round.id == finished.id):
+                return
+            self.adopted, self.acks, self.round = finished, {}, None
+
+    def _on_report_in_round(self, peer: PeerId, report: Report, current: RoundId, now: float) -> list[Action]:
+        finished = report.finished
+        if finished is not None and finished.id == current:
+            self.acks[peer] = finished
+            self._held_at = now
+        else:
+            self.acks.pop(peer, None)
+        if self.round and not self.adopted and not self.acks and self.ledger.overlaps(peer, report.owned):
+            self._evict(peer, report.generation)
+            return [Send(peer, Evicted(self.stamp, self.ballot, report.generation, void=True))]
+        self.members[peer] = report.generation
+        return []
+
+    def _prepare(self, now: float, resend: bool) -> list[Action]:
+        live = {self.view.me, *self._live(now)}
+        fresh = live if resend else live - self._prepared
+        self._prepared |= live
+        return [Send(peer, Prepare(self.stamp, self.ballot)) for peer in sorted(fresh)]
+
+    def _order_idle(self, now: float) -> list[Action]:
+        """Rule 8: an index that stays free is executed on the keeper's order.
+
+        What an evicted owner leaves behind is ordered at once, the rest only when nothing has flowed for a while.
+        """
+        stagnant = now - self._flow_at > self.view.timers.idle_index_s
+        actions: list[Action] = []
+        members = sorted(self.members)
+        load = {peer: len(self.ledger.of(peer)) for peer in members}
+        for index in self.ledger.free():
+            if index not in self.ledger.freed and not stagnant:
+                continue
+            if now - self._ordered.get(index, -1e9) <= self.view.timers.idle_index_s:
+                continue
+            first = index not in self._ordered
+            self._ordered[index] = now
+            peer = min(members, key=lambda p: (load[p], p))
+            load[peer] += 1
+            actions.append(Send(peer, Execute(self.stamp, self.ballot, index)))
+            if first:
+                actions.append(Note("ordered", {"index": index, "peer": peer, "step": self.stamp.step}))
+        return actions
+
+    def _open_round(self) -> None:
+        self.round = Round(
+            stamp=self.stamp,
+            ballot=self.ballot,
+            id=RoundId(self.ballot, self._num_rounds),
+            contributions=self.ledger.contributions(),
+            receivers=tuple(sorted(self.members)),
+            holders=(),
+        )
+        self._num_rounds += 1
+        self._told = {}
+
+    def _say_round(self, resend: bool) -> list[Action]:
+        holders = tuple(sorted(self.acks))
+        if self.adopted is not None:
+            base = Round(self.stamp, self.ballot, self.adopted.id, (), tuple(sorted(self.members)), holders)
+        else:
+            assert self.round is not None
+            base = self.round
+            if holders:
+                # After the first ack a round is never aborted: whoever lacks the sum fetches it (rule 16).
+                base = Round(self.stamp, self.ballot, base.id, base.contributions, base.receivers, holders)
+        actions: list[Action] = []
+        for peer in sorted(self.members):
+            if peer in self.acks:
+                continue
+            told = self._told.get(peer)
+            # A member of the running exchange needs no word that others finished first, unless it lags a tick behind.
+            same = told is not None and told.id == base.id and (told.holders != () or peer in base.receivers)
+            if resend or not same:
+                self._told[peer] = base
+                actions.append(Send(peer, base))
+        return actions
+
+    def _try_commit(self) -> list[Action]:
+        if not self.members or self.view.me not in self.acks or not set(self.members) <= set(self.acks):
+            return []
+        mine = self.acks[self.view.me]
+        differing = sorted(peer for peer, finished in self.acks.items() if finished.digest != mine.digest)
+        if differing:
+            return [Note("digest_differs", {"peers": differing, "round": str(mine.id)})]
+        self.commit = Commit(
+            stage=self.stamp.stage,
+            step=self.stamp.step,
+            chain=self.stamp.chain,
+            id=mine.id,
+            digest=mine.digest,
+            num_tokens=mine.num_tokens,
+            loss_sum=mine.loss_sum,
+            grad_sq_norm=mine.grad_sq_norm,
+            voided=mine.voided,
+        )
+        return [Broadcast(Committed(self.commit))]

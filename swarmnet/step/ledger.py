@@ -1,0 +1,76 @@
+"""Who owns which index of one step in one stage. Pure; the keeper's book (docs/protocol.md, rules 10 to 12).
+
+An index is free or belongs to one (peer, generation). An evicted pair never owns again: its peer must come back under
+the next generation.
+"""
+
+from __future__ import annotations
+
+from swarmnet.ids import Generation, PeerId
+from swarmnet.messages import Indexes
+
+Owner = tuple[PeerId, Generation]
+
+
+class Ledger:
+    """index -> owner for indexes 0..num_indexes-1."""
+
+    def __init__(self, num_indexes: int) -> None:
+        self.owners: list[Owner | None] = [None] * num_indexes
+        self.closed: set[Owner] = set()
+        self.freed: set[int] = set()
+
+    @property
+    def complete(self) -> bool:
+        """Every index has an owner."""
+        return all(owner is not None for owner in self.owners)
+
+    def free(self) -> list[int]:
+        """Indexes nobody owns."""
+        return [index for index, owner in enumerate(self.owners) if owner is None]
+
+    def of(self, peer: PeerId) -> list[int]:
+        """Indexes a peer owns, under any generation."""
+        return [index for index, owner in enumerate(self.owners) if owner is not None and owner[0] == peer]
+
+    def claim(self, owner: Owner, index: int) -> Owner:
+        """Give a free index to `owner`; returns who owns it now."""
+        held = self.owners[index]
+        if held is None:
+            self.owners[index] = held = owner
+            self.freed.discard(index)
+        return held
+
+    def overlaps(self, peer: PeerId, indexes: Indexes) -> bool:
+        """Would entering `indexes` under `peer` take any from somebody else?"""
+        return any((held := self.owners[index]) is not None and held[0] != peer for index in indexes)
+
+    def enter(self, owner: Owner, indexes: Indexes) -> None:
+        """Record what a member says it owns; the caller has checked `overlaps`."""
+        for index in indexes:
+            self.owners[index] = owner
+            self.freed.discard(index)
+
+    def evict(self, owner: Owner) -> None:
+        """Close a generation: its entries are free again and it never owns anything more."""
+        self.closed.add(owner)
+        for index, held in enumerate(self.owners):
+            if held == owner:
+                self.owners[index] = None
+                self.freed.add(index)
+
+    def release(self, owner: Owner, indexes: Indexes) -> bool:
+        """Free what `owner` says it does not hold. True if anything changed."""
+        mine = [index for index in indexes if index < len(self.owners) and self.owners[index] == owner]
+        for index in mine:
+            self.owners[index] = None
+            self.freed.add(index)
+        return bool(mine)
+
+    def contributions(self) -> tuple[tuple[PeerId, Generation, Indexes], ...]:
+        """Disjoint sets per owner, sorted by peer: what a round is opened with."""
+        sets: dict[Owner, set[int]] = {}
+        for index, owner in enumerate(self.owners):
+            if owner is not None:
+                sets.setdefault(owner, set()).add(index)
+        return tuple((peer, generation, frozenset(sets[peer, generation])) for peer, generation in sorted(sets))

@@ -1,0 +1,142 @@
+"""What one replica believes about the others, from heartbeats and broken connections. Pure.
+
+Suspicion decides progress, never correctness (docs/protocol.md, I2). The silence limit adapts to the gaps observed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from swarmnet.ids import NO_CHAIN, Chain, PeerId
+from swarmnet.messages import Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class Timers:
+    """Seconds, from the manifest. `suspect_s` is the floor of the adaptive silence limit T, `long_silence_s` T_long."""
+
+    heartbeat_s: float = 0.5
+    suspect_s: float = 3.0
+    long_silence_s: float = 15.0
+    idle_index_s: float = 5.0
+
+
+@dataclass(slots=True)
+class Seen:
+    """One replica of one stage, as last heard. gap_s: the longest recent pause between two signs of life."""
+
+    heard_at: float
+    incarnation: int
+    version: int = -1
+    chain: Chain = NO_CHAIN
+    synced: bool = False
+    committed: bool = False
+    queue: int = 0
+    draining: bool = False
+    dead: bool = False
+    gap_s: float = 0.0
+
+
+class View:
+    """Liveness of all known replicas, seen from `me` in `stage`."""
+
+    def __init__(self, me: PeerId, stage: int, timers: Timers) -> None:
+        self.me, self.stage, self.timers = me, stage, timers
+        self._seen: dict[int, dict[PeerId, Seen]] = {}
+
+    def hear(self, peer: PeerId, beat: Heartbeat, *, now: float) -> bool:
+        """Take in a heartbeat. Returns True if the peer is new, newly alive, or a new incarnation of itself."""
+        stage = self._seen.setdefault(beat.stamp.stage, {})
+        seen = stage.get(peer)
+        fresh = seen is None or seen.dead or seen.incarnation != beat.incarnation
+        if seen is None or seen.incarnation != beat.incarnation:
+            seen = stage[peer] = Seen(heard_at=now, incarnation=beat.incarnation)
+        self._alive(seen, now)
+        seen.version, seen.chain, seen.synced = beat.stamp.step, beat.stamp.chain, beat.synced
+        seen.committed = any(commit.stage == beat.stamp.stage for commit in beat.commits)
+        seen.queue, seen.draining = beat.queue, beat.draining
+        return fresh
+
+    def touch(self, peer: PeerId, *, now: float) -> None:
+        """Any message is a sign of life."""
+        for stage in self._seen.values():
+            if peer in stage and not stage[peer].dead:
+                self._alive(stage[peer], now)
+
+    def gone(self, peer: PeerId) -> bool:
+        """The peer is definitely dead (nobody listens there). Returns True if that is news."""
+        news = False
+        for stage in self._seen.values():
+            if peer in stage and not stage[peer].dead:
+                stage[peer].dead = news = True
+        return news
+
+    def forget_silent(self, *, now: float) -> None:
+        """Drop what has been dead or silent for ten long silences; a comeback is then a new acquaintance."""
+        for stage in self._seen.values():
+            for peer in [p for p, s in stage.items() if now - s.heard_at > 10 * self.timers.long_silence_s]:
+                del stage[peer]
+
+    def get(self, peer: PeerId, stage: int | None = None) -> Seen | None:
+        """The replica of `stage` (default: mine) with that id, if known."""
+        return self._seen.get(self.stage if stage is None else stage, {}).get(peer)
+
+    def silence_limit(self, seen: Seen) -> float:
+        """T: four times the longest pause seen of this peer, within [suspect_s, long_silence_s]."""
+        return min(max(self.timers.suspect_s, 4 * seen.gap_s), self.timers.long_silence_s)
+
+    def alive(self, peer: PeerId, *, now: float, stage: int | None = None) -> bool:
+        """Heard within the silence limit and not known dead. I am always alive."""
+        if peer == self.me:
+            return True
+        seen = self.get(peer, stage)
+        return seen is not None and not seen.dead and now - seen.heard_at <= self.silence_limit(seen)
+
+    def live(self, stage: int, *, now: float) -> list[PeerId]:
+        """Synced live replicas of a stage, sorted; of my own stage too, me excluded."""
+        seen = self._seen.get(stage, {})
+        return sorted(p for p, s in seen.items() if s.synced and p != self.me and self.alive(p, now=now, stage=stage))
+
+    def mates(self) -> Iterator[tuple[PeerId, Seen]]:
+        """All known replicas of my stage but me, dead ones included."""
+        return ((peer, seen) for peer, seen in self._seen.get(self.stage, {}).items() if peer != self.me)
+
+    def everyone(self) -> dict[PeerId, int]:
+        """Peer -> newest version heard, for all replicas not known dead."""
+        found: dict[PeerId, int] = {}
+        for stage in self._seen.values():
+            for peer, seen in stage.items():
+                if not seen.dead and peer != self.me:
+                    found[peer] = max(found.get(peer, -1), seen.version)
+        return found
+
+    def lost(self, peer: PeerId, version: int, *, now: float) -> bool:
+        """Rule 12: may a keeper at `version` evict this mate?
+
+        Definitely dead; or silent beyond T while a majority of the stage is heard; or silent beyond T_long.
+        """
+        if self.alive(peer, now=now):
+            return False
+        seen = self.get(peer)
+        if seen is None or seen.dead or now - seen.heard_at > self.timers.long_silence_s:
+            return True
+        members = [p for p, s in self.mates() if not s.dead and s.synced and s.version in (version - 1, version)]
+        heard = 1 + sum(self.alive(p, now=now) for p in members)
+        return 2 * heard > 1 + len(members)
+
+    def keeper_order(self, term_chain: Chain, *, now: float) -> list[PeerId]:
+        """Live replicas of my stage in the order in which they should keep (rule 13; nobody can grind an id)."""
+        return sorted([*self.live(self.stage, now=now), self.me], key=lambda p: keeper_rank(term_chain, self.stage, p))
+
+    @staticmethod
+    def _alive(seen: Seen, now: float) -> None:
+        # The longest gap fades, so one hiccup does not slow suspicion for ever.
+        seen.gap_s = max(0.95 * seen.gap_s, now - seen.heard_at) if not seen.dead else 0.0
+        seen.heard_at, seen.dead = now, False
+
+
+def keeper_rank(term_chain: Chain, stage: int, peer: PeerId) -> bytes:
+    """Where a peer stands in the order of keepers of a term; lowest first."""
+    return hashlib.sha256(f"{term_chain}/{stage}/{peer}".encode()).digest()
