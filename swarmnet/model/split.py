@@ -1,0 +1,128 @@
+"""Backward in two halves: the input gradient now, the weight gradients later (zero bubble, arXiv:2401.10241).
+
+The neighbour waits for the input gradient only, and a replica that may not count a microbatch needs nothing else. So
+linear, scale (of RMSNorm) and embedding answer backward with the gradient of their input and leave what the gradient
+of their parameter needs on a `Tape`; `Tape.weight_pass` finishes the work with the same kernels that autograd would have
+used, on the same operands, so the bits are those of an ordinary backward. Autograd runs once.
+
+Without a tape the three functions are torch's own. Knows no model and no accumulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Parameter
+
+Write = Callable[[Tensor], None]
+"""Writes one gradient over the tensor it is given (the parameter's shape, contiguous)."""
+
+
+class _Owed(NamedTuple):
+    parameter: Parameter
+    write: Write
+
+
+class Tape:
+    """The weight gradients one microbatch still owes. Filled by one backward, emptied by one weight pass."""
+
+    def __init__(self) -> None:
+        self._owed: list[_Owed] = []
+
+    def __len__(self) -> int:
+        return len(self._owed)
+
+    def owe(self, parameter: Parameter, write: Write) -> None:
+        """Queue one gradient of `parameter`; `write` holds what it needs."""
+        self._owed.append(_Owed(parameter, write))
+
+    def weight_pass(self, out: Callable[[Parameter], Tensor]) -> set[Parameter]:
+        """Write every owed gradient over `out(parameter)` and forget it; returns the parameters written.
+
+        A parameter used twice (tied embeddings) gets the sum.
+        """
+        written: set[Parameter] = set()
+        owed, self._owed = self._owed, []
+        owed.reverse()
+        with torch.no_grad():
+            while owed:                                  # popping frees the operands one by one
+                parameter, write = owed.pop()
+                if parameter in written:
+                    again = torch.empty_like(parameter)
+                    write(again)
+                    out(parameter).add_(again)
+                else:
+                    write(out(parameter))
+                    written.add(parameter)
+        return written
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Parameter, bias: Parameter | None, tape: Tape) -> Tensor:
+        ctx.save_for_backward(x, weight)     # saved, not merely held: autograd notices if an optimizer step intervenes
+        ctx.weight, ctx.bias, ctx.tape = weight, bias, tape
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None, None]:
+        x, weight = ctx.saved_tensors
+        x_NI, grad_NO = x.flatten(0, -2), grads[0].flatten(0, -2)
+        ctx.tape.owe(ctx.weight, lambda out_OI: torch.mm(grad_NO.t(), x_NI, out=out_OI))
+        if ctx.bias is not None:
+            ctx.tape.owe(ctx.bias, lambda out_O: torch.sum(grad_NO, 0, out=out_O))
+        grad_x = grad_NO.mm(weight).view_as(x) if ctx.needs_input_grad[0] else None
+        return grad_x, None, None, None
+
+
+class _Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Parameter, tape: Tape) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.weight, ctx.tape = weight, tape
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None]:
+        x, weight = ctx.saved_tensors
+        grad = grads[0]
+        ctx.tape.owe(ctx.weight, lambda out_D: out_D.copy_((grad * x).sum_to_size(out_D.shape)))
+        return (grad * weight if ctx.needs_input_grad[0] else None), None, None
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight: Parameter, tape: Tape) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.weight, ctx.tape = weight, tape
+        return F.embedding(ids, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
+        (ids,) = ctx.saved_tensors
+        grad, rows = grads[0], ctx.weight.shape[0]
+
+        def write(out_VD: Tensor) -> None:
+            out_VD.copy_(torch.ops.aten.embedding_dense_backward(grad, ids, rows, -1, False))
+
+        ctx.tape.owe(ctx.weight, write)
+        return None, None, None
+
+
+def linear(x: Tensor, weight: Parameter, bias: Parameter | None, tape: Tape | None) -> Tensor:
+    """x [..., I] times weight [O, I] transposed, plus bias [O]. With a tape, weight gradients are owed."""
+    return F.linear(x, weight, bias) if tape is None else _Linear.apply(x, weight, bias, tape)
+
+
+def scale(x: Tensor, weight: Parameter, tape: Tape | None) -> Tensor:
+    """x [..., D] times weight [D], elementwise. With a tape, the weight gradient is owed."""
+    return x * weight if tape is None else _Scale.apply(x, weight, tape)
+
+
+def embedding(ids: Tensor, weight: Parameter, tape: Tape | None) -> Tensor:
+    """Rows `ids` of weight [V, D]. With a tape, the weight gradient is owed."""
+    return F.embedding(ids, weight) if tape is None else _Embedding.apply(ids, weight, tape)
