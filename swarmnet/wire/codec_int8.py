@@ -3,11 +3,10 @@
 Encode, per block with s = max |x|:    q = round(127 sign(x) sqrt(|x| / s))
 Decode, from the stored (s, q):        x' = (q |q| / 127^2) s
 
-    |x' - x| <= sqrt(|x| s) / 127 + s / 254^2      (plus rounding of a few units in fp32's last place)
+    |x' - x| <= sqrt(|x| s) / 127 + s / 254^2      (1 + 1e-5 of it, for rounding in fp32)
 
-The largest element of a block comes back exactly, and encoding a decoded tensor again changes nothing (the root is
-then within 1e-4 of the code; scales below 1e-33 excepted, where decoded values are denormal). Layout: fp32 scales of
-all blocks, then int8 codes; only the last block may be short.
+A block with s <= 2^-110 is sent as zeros. The largest element of a block comes back exactly, and encoding a decoded
+tensor again changes nothing. Layout: fp32 scales of all blocks, then int8 codes; only the last block may be short.
 
 Plain torch in cache-sized pieces: one elementwise IEEE operation after the other, so that the decoded bits are the same
 everywhere (a fused multiply-add, which compilers choose by machine, would change them). Companding as in mu-law
@@ -23,11 +22,14 @@ import torch
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.wire.codecs import INT8_BLOCK as BLOCK
 
-_CPU_CHUNK = BLOCK << 9
+_CPU_CHUNK = BLOCK << 10
 _DEVICE_CHUNK = BLOCK << 16
 _UNIT = 1.0 / 127**2
 """As fp32, 127^2 times this is exactly 1: a block's largest element survives. A product, since CUDA divides by a
 scalar through its reciprocal."""
+_TINY = 2.0**-110
+"""Below it 127^2 / s overflows and decoded values are denormal."""
+_SIGN = -(1 << 31)
 
 
 def encode(x_N: torch.Tensor) -> torch.Tensor:
@@ -37,27 +39,31 @@ def encode(x_N: torch.Tensor) -> torch.Tensor:
     out = torch.empty(4 * num_blocks + total, dtype=torch.uint8, device=x_N.device)
     scales, codes = out[: 4 * num_blocks].view(torch.float32), out[4 * num_blocks :].view(torch.int8)
     whole = total - total % BLOCK
-    scratch = torch.empty(min(whole, _chunk(x_N)), dtype=torch.float32, device=x_N.device)
+    scratch = torch.empty(2, min(whole, _chunk(x_N)), dtype=torch.float32, device=x_N.device)
     for start in range(0, whole, _chunk(x_N)):
         stop = min(start + _chunk(x_N), whole)
         blocks = slice(start // BLOCK, stop // BLOCK)
         _encode_blocks(
             x_N[start:stop].view(-1, BLOCK), scales[blocks], codes[start:stop].view(-1, BLOCK),
-            scratch[: stop - start].view(-1, BLOCK),
+            scratch[:, : stop - start].view(2, -1, BLOCK),
         )
     if whole < total:
         short = x_N[whole:].view(1, -1)
-        _encode_blocks(short, scales[-1:], codes[whole:].view(1, -1), torch.empty_like(short))
+        _encode_blocks(short, scales[-1:], codes[whole:].view(1, -1), scratch.new_empty(2, *short.shape))
     return out
 
 
 def _encode_blocks(x: torch.Tensor, scales: torch.Tensor, codes: torch.Tensor, scratch: torch.Tensor) -> None:
-    torch.abs(x, out=scratch)
-    torch.amax(scratch, dim=1, out=scales)
+    size, sign = scratch[0], scratch[1].view(torch.int32)
+    torch.abs(x, out=size)
+    torch.amax(size, dim=1, out=scales)
     if not math.isfinite(scales.max().item()):           # the maximum of a NaN is NaN
         raise BadMessage(RejectCode.NON_FINITE, "NaN or infinity in a tensor")
-    scratch.div_(torch.where(scales == 0, 1.0, scales).unsqueeze(1))
-    codes.copy_(scratch.sqrt_().mul_(127.0).copysign_(x).round_())
+    scales.mul_(scales > _TINY)
+    stretch = 127.0**2 / torch.where(scales == 0, 1.0, scales)
+    size.mul_(stretch.unsqueeze(1)).sqrt_().round_()
+    torch.bitwise_and(x.view(torch.int32), _SIGN, out=sign)
+    codes.copy_(size.view(torch.int32).bitwise_or_(sign).view(torch.float32))
 
 
 def decode(data: torch.Tensor, out: torch.Tensor, *, add: bool) -> None:

@@ -117,7 +117,8 @@ def _memory(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous tensor; keeps it alive. Copies only from a device."""
     import torch
 
-    return tensor.cpu().reshape(-1).view(torch.uint8).numpy().data
+    flat = tensor.cpu().as_strided((tensor.numel(),), (1,))    # stride 1 also where there are 0 or 1 elements
+    return flat.view(torch.uint8).numpy().data
 
 
 # ---------------------------------------------------------------- decode
@@ -228,7 +229,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
     """True if no element is NaN or infinite. One reading pass: a sum is finite only if all its terms are."""
     import torch
 
-    if math.isfinite(tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).item()):
+    if math.isfinite(tensor.sum().item()):
         return True
     return bool(torch.isfinite(tensor).all())      # or finite terms overflowed
 

@@ -1,0 +1,301 @@
+"""Codecs: bounds, exactness and totality, for every codec at the sizes where blocks begin and end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from swarmnet.errors import BadMessage, Overflow, RejectCode
+from swarmnet.messages import Packed
+from swarmnet.wire import codecs
+
+SIZES = (0, 1, 255, 256, 257, 1000)
+INTEGERS = {"int64": torch.int64, "int32": torch.int32, "uint8": torch.uint8}
+MAX32 = torch.finfo(torch.float32).max
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def floats(max_size: int = 600):
+    """fp32 vectors: often a repeated fill with a few odd elements, as activations with outliers are."""
+    sizes = st.sampled_from(SIZES) | st.integers(0, max_size)
+    return sizes.flatmap(lambda n: hnp.arrays("float32", n, elements=finite, fill=finite)).map(torch.from_numpy)
+
+
+def allowed_error(name: str, x: torch.Tensor) -> torch.Tensor:
+    """The bounds the docstrings state, in fp64."""
+    size = x.double().abs()
+    if name == "fp32":
+        return torch.zeros_like(size)
+    if name == "bf16":
+        return size * 2**-8 + 2**-134
+    blocks = torch.nn.functional.pad(size, (0, -size.numel() % 256)).view(-1, 256)
+    scale = blocks.amax(1, keepdim=True).expand_as(blocks).reshape(-1)[: size.numel()]
+    return ((size * scale).sqrt() / 127 + scale / 254**2) * (1 + 1e-5) + 2**-110 * (scale <= 2**-110)
+
+
+@pytest.mark.parametrize("name", codecs.FLOATS)
+@settings(deadline=None)
+@given(x=floats())
+def test_the_error_stays_within_the_stated_bound(name, x):
+    packed = codecs.encode(name, x)
+    assert packed.num_bytes == codecs.encoded_bytes(name, x.shape)
+    y = codecs.decode(packed)
+    assert y.dtype == torch.float32 and y.shape == x.shape and y.is_contiguous()
+    assert bool(((y.double() - x.double()).abs() <= allowed_error(name, x)).all())
+
+
+@pytest.mark.parametrize("name", codecs.FLOATS)
+@settings(deadline=None)
+@given(x=floats())
+def test_encoding_a_decoded_tensor_changes_nothing(name, x):
+    once = codecs.encode(name, x)
+    assert bytes(codecs.encode(name, codecs.decode(once)).data) == bytes(once.data)
+
+
+@pytest.mark.parametrize("name", codecs.FLOATS)
+@settings(deadline=None)
+@given(x=floats())
+def test_fused_addition_equals_decode_then_add(name, x):
+    packed = codecs.encode(name, x)
+    accumulator = torch.linspace(-3, 5, x.numel())
+    expected = accumulator + codecs.decode(packed)
+    codecs.add_decoded(accumulator, packed)
+    assert torch.equal(accumulator, expected)
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+@given(data=st.data())
+def test_integers_survive_exactly(name, data):
+    n = data.draw(st.sampled_from(SIZES))
+    x = torch.from_numpy(data.draw(hnp.arrays(str(INTEGERS[name]).removeprefix("torch."), n)))
+    packed = codecs.encode(name, x)
+    y = codecs.decode(packed, expect_shape=(n,))
+    assert y.dtype == x.dtype and torch.equal(x, y) and packed.num_bytes == codecs.encoded_bytes(name, (n,))
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-45, -1e-40, 2.0**-110, 2.0**-109, 1.0, -MAX32, MAX32])
+def test_the_largest_element_of_a_block_comes_back_exactly_unless_tiny(value):
+    x = torch.full((300,), value)
+    expected = x if abs(value) > 2.0**-110 else torch.zeros(300)
+    assert torch.equal(codecs.decode(codecs.encode("int8", x)), expected)
+
+
+def test_values_beyond_bf16_become_its_largest():
+    y = codecs.decode(codecs.encode("bf16", torch.tensor([MAX32, -MAX32, 1.0])))
+    assert y.tolist() == [torch.finfo(torch.bfloat16).max, -torch.finfo(torch.bfloat16).max, 1.0]
+
+
+@pytest.mark.parametrize("name", codecs.FLOATS)
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (2, 0), (3, 5, 7), (1,) * 8])
+def test_shapes_survive(name, shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    assert codecs.decode(codecs.encode(name, x), expect_shape=shape).shape == x.shape
+
+
+@pytest.mark.parametrize("name", codecs.FLOATS)
+def test_any_float_dtype_layout_and_graph_is_taken(name):
+    x = torch.randn(40, 30, generator=torch.Generator().manual_seed(1)).bfloat16()
+    plain = bytes(codecs.encode(name, x.float().t().contiguous()).data)
+    assert bytes(codecs.encode(name, x.t()).data) == plain
+    assert bytes(codecs.encode(name, x.double().t().requires_grad_()).data) == plain
+    assert bytes(codecs.encode(name, x[:1, ::40]).data) == bytes(codecs.encode(name, x[:1, :1].clone()).data)
+
+
+def test_bits_do_not_depend_on_the_number_of_threads():
+    x = torch.randn(3 * (1 << 18) + 77, generator=torch.Generator().manual_seed(1))
+    before = torch.get_num_threads()
+    results = set()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            packed = codecs.encode("int8", x)
+            total = torch.ones_like(x)
+            codecs.add_decoded(total, packed)
+            results.add((bytes(packed.data), total.numpy().tobytes()))
+    finally:
+        torch.set_num_threads(before)
+    assert len(results) == 1
+
+
+def test_known_bytes():
+    """The format itself: scale 2.0, then round(127 sqrt(|x| / 2)) with signs."""
+    packed = codecs.encode("int8", torch.tensor([2.0, -0.5, 0.0, 1e-3]))
+    assert bytes(packed.data) == bytes.fromhex("00000040") + bytes([127, 256 - 64, 0, 3])
+    assert codecs.decode(packed).tolist() == pytest.approx([2.0, -2 * (64 / 127) ** 2, 0.0, 2 * (3 / 127) ** 2])
+    assert bytes(codecs.encode("bf16", torch.tensor([1.0])).data) == b"\x80\x3f"
+    assert bytes(codecs.encode("int64", torch.tensor([-2])).data) == b"\xfe" + b"\xff" * 7
+
+
+# ---------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize("name", [n for n in codecs.NAMES if n != "int8"])
+def test_encoding_is_a_view_and_decoding_owns_its_memory(name):
+    dtype = INTEGERS.get(name) or {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
+    x = torch.ones(4, dtype=dtype)
+    packed = codecs.encode(name, x)
+    decoded = codecs.decode(packed)
+    x[0] = 2
+    assert codecs.decode(packed)[0] == 2 and decoded[0] == 1
+
+
+@pytest.mark.parametrize("name", codecs.NAMES)
+@pytest.mark.parametrize("wrap", [bytes, bytearray, lambda d: memoryview(bytes(3) + bytes(d))[3:]])
+@pytest.mark.filterwarnings("error")
+def test_any_buffer_at_any_alignment_decodes(name, wrap):
+    x = torch.arange(300) % 100
+    packed = codecs.encode(name, x.to(INTEGERS.get(name, torch.float32)))
+    expected = codecs.decode(packed)
+    assert torch.equal(codecs.decode(Packed(name, packed.shape, wrap(packed.data))), expected)
+
+
+def test_decode_into_fills_and_checks_the_target():
+    packed = codecs.encode("int8", torch.ones(300))
+    out = torch.zeros(3, 100)
+    codecs.decode_into(out, packed)
+    assert torch.equal(out, torch.ones(3, 100))
+    with pytest.raises(BadMessage) as caught:
+        codecs.decode_into(torch.zeros(299), packed)
+    assert caught.value.code is RejectCode.BAD_SHAPE
+    with pytest.raises(TypeError):
+        codecs.decode_into(torch.zeros(300, dtype=torch.float64), packed)
+
+
+def test_sizes_need_no_torch():
+    code = "import sys\nfrom swarmnet.wire import codecs\nprint(codecs.encoded_bytes('int8', (3,)), 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() == ["7", "False"]
+
+
+# ---------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "code"),
+    [
+        ("fp8", (1,), RejectCode.MALFORMED),
+        ("", (1,), RejectCode.MALFORMED),
+        ("fp32", (-1,), RejectCode.BAD_SHAPE),
+        ("fp32", (-1, -1), RejectCode.BAD_SHAPE),
+        ("fp32", (1.0,), RejectCode.BAD_SHAPE),
+        ("fp32", (True,), RejectCode.BAD_SHAPE),
+        ("fp32", (1,) * 9, RejectCode.BAD_SHAPE),
+        ("fp32", (1 << 41,), RejectCode.TOO_LARGE),
+        ("fp32", (0, 1 << 41), RejectCode.TOO_LARGE),
+        ("fp32", (1 << 31, 1 << 31), RejectCode.TOO_LARGE),
+    ],
+)
+def test_impossible_sizes_are_refused(name, shape, code):
+    with pytest.raises(BadMessage) as caught:
+        codecs.encoded_bytes(name, shape)
+    assert caught.value.code is code
+    with pytest.raises(BadMessage) as caught:
+        codecs.decode(Packed(name, shape, b""))
+    assert caught.value.code is code
+
+
+def test_an_unexpected_shape_is_refused():
+    with pytest.raises(BadMessage) as caught:
+        codecs.decode(codecs.encode("fp32", torch.zeros(2, 3)), expect_shape=(3, 2))
+    assert caught.value.code is RejectCode.BAD_SHAPE
+
+
+@pytest.mark.parametrize("name", codecs.FLOATS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("position", [0, 255, 256, 299])
+def test_non_finite_numbers_are_refused_on_the_way_out(name, bad, position):
+    x = torch.ones(300)
+    x[position] = bad
+    with pytest.raises(BadMessage) as caught:
+        codecs.encode(name, x)
+    assert caught.value.code is RejectCode.NON_FINITE
+
+
+@pytest.mark.parametrize("name", codecs.FLOATS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_non_finite_numbers_are_refused_on_the_way_in_and_leave_the_sum_alone(name, bad):
+    data = bytearray(codecs.encode(name, torch.ones(600)).data)
+    torch.frombuffer(data, dtype=torch.bfloat16 if name == "bf16" else torch.float32)[1] = bad          # for int8: the scale of the second block
+    packed = Packed(name, (600,), data)
+    accumulator = torch.ones(600)
+    for attempt in (lambda: codecs.decode(packed), lambda: codecs.add_decoded(accumulator, packed)):
+        with pytest.raises(BadMessage) as caught:
+            attempt()
+        assert caught.value.code is RejectCode.NON_FINITE
+    assert torch.equal(accumulator, torch.ones(600))
+
+
+@pytest.mark.parametrize(("offset", "byte", "code"), [(3, 0xBF, RejectCode.NON_FINITE), (5, 128, RejectCode.MALFORMED)])
+def test_bytes_no_int8_encoder_writes_are_refused(offset, byte, code):
+    data = bytearray(codecs.encode("int8", torch.ones(20)).data)
+    data[offset] = byte
+    with pytest.raises(BadMessage) as caught:
+        codecs.decode(Packed("int8", (20,), data))
+    assert caught.value.code is code
+
+
+@settings(deadline=None)
+@given(st.sampled_from((*codecs.NAMES, "nf4")), st.lists(st.integers(-1, 40), max_size=3).map(tuple), st.data())
+def test_any_bytes_decode_to_finite_numbers_or_are_refused(name, shape, data):
+    try:
+        right = codecs.encoded_bytes(name, shape)
+    except BadMessage:
+        right = 4
+    blob = data.draw(st.binary(min_size=right, max_size=right) | st.binary(max_size=64))
+    accumulator = None
+    try:
+        tensor = codecs.decode(Packed(name, shape, blob))
+        accumulator = torch.zeros_like(tensor)
+        codecs.add_decoded(accumulator, Packed(name, shape, blob))
+    except BadMessage as refusal:
+        assert accumulator is None and isinstance(refusal.code, RejectCode)
+    else:
+        assert len(blob) == right and tensor.shape == shape
+        assert torch.isfinite(tensor.double()).all() and torch.equal(accumulator, tensor)
+
+
+@pytest.mark.parametrize("delta", [-1, 1])
+@pytest.mark.parametrize("name", codecs.NAMES)
+def test_a_wrong_length_is_refused(name, delta):
+    size = codecs.encoded_bytes(name, (257,))
+    with pytest.raises(BadMessage) as caught:
+        codecs.decode(Packed(name, (257,), bytes(size + delta)))
+    assert caught.value.code is RejectCode.MALFORMED
+
+
+def test_a_wrong_dtype_is_our_own_bug():
+    long = torch.ones(2, dtype=torch.int64)
+    for name, tensor in (("fp32", long), ("int8", long), ("int64", torch.ones(2)), ("int32", long)):
+        with pytest.raises(TypeError):
+            codecs.encode(name, tensor)
+
+
+# ---------------------------------------------------------------- fixed point
+
+
+@pytest.mark.parametrize("extreme", [(1 << 63) - 1, -(1 << 63)])
+def test_an_int64_sum_that_would_wrap_is_refused_and_leaves_the_sum_alone(extreme):
+    total = torch.zeros(300_000, dtype=torch.int64)
+    total[-1] = extreme
+    before = total.clone()
+    step = torch.zeros_like(total)
+    step[-1] = 1 if extreme > 0 else -1
+    step[0] = -step[-1]
+    with pytest.raises(Overflow):
+        codecs.add_decoded(total, codecs.encode("int64", step))
+    assert torch.equal(total, before)
+    step[-1] = -step[-1]                 # the ranges still touch, the elements do not
+    codecs.add_decoded(total, codecs.encode("int64", step))
+    assert torch.equal(total, before + step)
+
+
+@given(x=floats())
+def test_finiteness_is_judged_by_elements_not_by_their_sum(x):
+    assert codecs.is_finite(x) and codecs.is_finite(x.double())
+    assert codecs.is_finite(torch.full((10,), MAX32))
+    assert not codecs.is_finite(torch.tensor([float("inf"), float("-inf")]))
