@@ -1,0 +1,93 @@
+"""Where a peer listens: multiaddrs of TCP ports, as text and back.
+
+    /ip4/203.0.113.7/tcp/31337/p2p/12D3Koo...      ip6, dns4 and dns6 likewise; the /p2p part is optional
+
+Only the TCP subset the gRPC data plane needs. Resolves nothing, dials nothing.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from swarmnet.errors import UsageError
+from swarmnet.ids import PeerId
+from swarmnet.wire.convert_fields import is_peer_id
+
+Kind = Literal["ip4", "ip6", "dns4", "dns6"]
+_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One TCP endpoint, and whose it is if that is known."""
+
+    kind: Kind
+    host: str
+    port: int
+    peer: PeerId | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read a multiaddr. Raises UsageError with what is wrong about it."""
+        match text.split("/"):
+            case ["", kind, host, "tcp", port]:
+                return cls(_kind(text, kind), _host(text, kind, host), _port(text, port))
+            case ["", kind, host, "tcp", port, "p2p", peer]:
+                return cls(_kind(text, kind), _host(text, kind, host), _port(text, port), _peer(text, peer))
+        raise UsageError(f"{text!r} is not an address like /ip4/203.0.113.7/tcp/31337/p2p/12D3Koo...")
+
+    @classmethod
+    def of(cls, host: str, port: int, peer: PeerId | None = None) -> Address:
+        """The address of a numeric host or a host name."""
+        try:
+            ip = ipaddress.ip_address(host)
+        except ValueError:
+            return cls("dns4", _host(host, "dns4", host), port, peer)
+        return cls("ip4" if ip.version == 4 else "ip6", str(ip), port, peer)
+
+    def __str__(self) -> str:
+        tail = f"/p2p/{self.peer}" if self.peer else ""
+        return f"/{self.kind}/{self.host}/tcp/{self.port}{tail}"
+
+    @property
+    def target(self) -> str:
+        """As gRPC wants it."""
+        match self.kind:
+            case "ip4":
+                return f"ipv4:{self.host}:{self.port}"
+            case "ip6":
+                return f"ipv6:[{self.host}]:{self.port}"
+        return f"dns:///{self.host}:{self.port}"
+
+
+def _kind(text: str, kind: str) -> Kind:
+    match kind:
+        case "ip4" | "ip6" | "dns4" | "dns6":
+            return kind
+    raise UsageError(f"{text!r}: cannot dial /{kind}; use /ip4, /ip6, /dns4 or /dns6")
+
+
+def _host(text: str, kind: str, host: str) -> str:
+    if kind in ("dns4", "dns6"):
+        if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in host.removesuffix(".").split(".")):
+            raise UsageError(f"{text!r}: {host!r} is not a host name")
+        return host
+    try:
+        return str(ipaddress.IPv4Address(host) if kind == "ip4" else ipaddress.IPv6Address(host))
+    except ValueError as error:
+        raise UsageError(f"{text!r}: {host!r} is not an IPv{kind[-1]} address") from error
+
+
+def _port(text: str, port: str) -> int:
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
+        raise UsageError(f"{text!r}: {port!r} is not a TCP port (1 to 65535)")
+    return int(port)
+
+
+def _peer(text: str, peer: str) -> PeerId:
+    if not is_peer_id(peer):
+        raise UsageError(f"{text!r}: {peer!r} is not an Ed25519 peer id (12D3Koo...)")
+    return PeerId(peer)

@@ -1,0 +1,114 @@
+"""Who a peer is: one Ed25519 key in one file, and the libp2p peer id that embeds its public half.
+
+The key file is libp2p's own marshalled `PrivateKey` protobuf, so the libp2p daemon started with the same file runs
+under the same peer id. Knows nothing of TLS (`net.tls`) or of what is signed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from swarmnet.errors import UsageError
+from swarmnet.ids import PeerId
+from swarmnet.wire.convert_fields import peer_id_from_public_bytes, public_bytes_of
+
+# PrivateKey { KeyType Type = 1; bytes Data = 2; }: type 1 is Ed25519, its data the seed and the public key
+_KEY_PREFIX = bytes((0x08, 0x01, 0x12, 0x40))
+_KEY_FILE_BYTES = len(_KEY_PREFIX) + 64
+
+
+class Identity:
+    """An Ed25519 private key and the peer id it stands for."""
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self.key = key
+        self.peer: PeerId = peer_id_from_public_bytes(key.public_key().public_bytes_raw())
+
+    @classmethod
+    def generate(cls) -> Identity:
+        """A fresh identity that lives in memory only."""
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Identity:
+        """Parse libp2p's marshalled Ed25519 `PrivateKey`. Raises ValueError."""
+        if len(data) != _KEY_FILE_BYTES or not data.startswith(_KEY_PREFIX):
+            raise ValueError("not a libp2p Ed25519 private key")
+        identity = cls(Ed25519PrivateKey.from_private_bytes(data[4:36]))
+        if identity.key.public_key().public_bytes_raw() != data[36:]:
+            raise ValueError("its public half does not belong to its private half")
+        return identity
+
+    def to_bytes(self) -> bytes:
+        """libp2p's marshalled `PrivateKey`: what the key file holds."""
+        return _KEY_PREFIX + self.key.private_bytes_raw() + self.key.public_key().public_bytes_raw()
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> Identity:
+        """Read the key file, or create it once with mode 0600; processes that race for it end up with the same key.
+
+        Raises UsageError if the file is not a key, can be read by others, or cannot be read or written.
+        """
+        try:
+            if not path.exists():
+                _create_once(path, cls.generate().to_bytes())
+            return cls.from_bytes(_read_private(path))
+        except ValueError as error:
+            raise UsageError(
+                f"{path} is not an identity key ({error}): restore it from a backup, or remove it to get a new identity"
+            ) from error
+        except OSError as error:
+            raise UsageError(
+                f"cannot use the identity key {path} ({error.strerror or error}): "
+                "choose a file you can read in a directory you can write"
+            ) from error
+
+    def sign(self, data: bytes) -> bytes:
+        """64-byte Ed25519 signature."""
+        return self.key.sign(data)
+
+
+def verify(peer: PeerId, data: bytes, signature: bytes) -> bool:
+    """Whether `peer` signed `data`. A malformed peer id or signature is simply no."""
+    try:
+        public_key(peer).verify(signature, data)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def public_key(peer: PeerId) -> Ed25519PublicKey:
+    """The key a peer id embeds. Raises ValueError if it is not an Ed25519 peer id."""
+    return Ed25519PublicKey.from_public_bytes(public_bytes_of(peer))
+
+
+def _create_once(path: Path, data: bytes) -> None:
+    """Put a complete 0600 file at `path` unless one is there: a reader never sees half a key."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):       # another process was first: its key is the identity
+            os.link(draft, path)
+    finally:
+        draft.unlink()
+
+
+def _read_private(path: Path) -> bytes:
+    """Read a file that only its owner may touch."""
+    with path.open("rb") as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        if mode & 0o077:
+            raise UsageError(f"{path} has mode {mode:04o}, so others can read this identity: run `chmod 600 {path}`")
+        return file.read(_KEY_FILE_BYTES + 1)

@@ -1,0 +1,214 @@
+"""Requests, answers and greetings as protobuf, field by field. A payload is declared here and travels as raw chunks.
+
+`Hello`, `GreetFirst` and `Pulse` are said between the two ends of a transport and never reach a peer's own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from google.protobuf.message import Message
+
+from swarmnet.errors import RejectCode
+from swarmnet.ids import RunId
+from swarmnet.messages import (
+    Accepted,
+    Busy,
+    Fetch,
+    Fetched,
+    Gradient,
+    ManifestData,
+    ManifestRequest,
+    MovedTo,
+    Part,
+    PartData,
+    Process,
+    Rejected,
+    Running,
+    Snapshot,
+    SnapshotRequest,
+)
+from swarmnet.wire.convert_fields import Flag, Hex32, Int, Items, Member, Real, Reason, Text, Word, malformed
+from swarmnet.wire.convert_values import (
+    CHAIN,
+    COMMIT,
+    COUNT,
+    FINISHED,
+    FINITE,
+    INDEX,
+    INDEXES,
+    MAX_STAGES,
+    NOT_NEGATIVE,
+    PEER,
+    ROUND_ID,
+    SHA256,
+    STAGE,
+    STAMP,
+    STEP,
+    VERSION,
+    Many,
+    Maybe,
+    One,
+    Value,
+)
+from swarmnet.wire.pb import calls_pb2 as pb
+from swarmnet.wire.pb import values_pb2
+
+MAX_TOML_CHARS = 1 << 18
+MAX_TENSORS = 16
+"""Tensors in one payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """A tensor that follows as raw chunks: `length` bytes hold `shape` under `codec`. Declared, not yet believed."""
+
+    codec: str
+    shape: tuple[int, ...]
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who greets: which run, which protocol (major, minor), which numerics class, what its clock shows (Unix, s)."""
+
+    run: RunId
+    major: int
+    minor: int
+    numerics: str
+    clock: float
+
+
+@dataclass(frozen=True, slots=True)
+class GreetFirst:
+    """The callee does not know the caller (any more): say Hello, then repeat the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """The callee is alive, its answer is not there yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Losses:
+    """index -> (loss_sum, num_tokens)."""
+
+    def write(self, message: Message, name: str, value: Mapping[int, tuple[float, int]]) -> None:
+        losses = getattr(message, name)
+        losses.SetInParent()
+        INDEXES.write(losses, "indexes", frozenset(value))
+        for index in sorted(value):
+            loss_sum, num_tokens = value[index]
+            losses.loss_sum.append(FINITE.put(loss_sum))
+            losses.num_tokens.append(COUNT.put(num_tokens))
+
+    def read(self, message: Message, name: str) -> dict[int, tuple[float, int]]:
+        losses = getattr(message, name)
+        indexes = sorted(INDEXES.read(losses, "indexes"))
+        if not len(indexes) == len(losses.loss_sum) == len(losses.num_tokens):
+            raise malformed("losses: not one entry per index")
+        pairs = zip(map(FINITE.take, losses.loss_sum), map(COUNT.take, losses.num_tokens), strict=True)
+        return dict(zip(indexes, pairs, strict=True))
+
+
+def _part_is_a_range(part: Part) -> str | None:
+    return None if part.start <= part.stop else "start is after stop"
+
+
+TENSOR = Value(
+    TensorHeader, values_pb2.Tensor, {"codec": Text(32), "shape": Items(Int(0, 1 << 48), 8), "length": Int(0, 1 << 48)}
+)
+HELLO = Value(
+    Hello,
+    pb.Hello,
+    {
+        "run": Hex32(),
+        "major": Int(0, (1 << 32) - 1),
+        "minor": Int(0, (1 << 32) - 1),
+        "numerics": Text(128),
+        "clock": Real(0.0, 1e12),
+    },
+)
+REJECTED = Value(
+    Rejected, pb.Rejected, {"code": Member(RejectCode), "reason": Reason(1000), "version": VERSION}
+)
+
+REQUESTS: dict[str, Value] = {
+    "process": Value(
+        Process,
+        pb.Process,
+        {
+            "step": STEP,
+            "stage": STAGE,
+            "index": INDEX,
+            "purpose": Word(("train", "eval")),
+            "hedge": Flag(),
+            "repair": Flag(),
+        },
+    ),
+    "fetch": Value(
+        Fetch,
+        pb.Fetch,
+        {
+            "step": STEP,
+            "stage": Int(-1, MAX_STAGES - 1),
+            "index": INDEX,
+            "kind": Word(("input", "gradient")),
+            "cached": Flag(),
+        },
+    ),
+    "part": Value(
+        Part,
+        pb.Part,
+        {
+            "stamp": One(STAMP),
+            "id": One(ROUND_ID),
+            "kind": Word(("contribution", "reduced", "sum")),
+            "start": Int(0, 1 << 48),
+            "stop": Int(0, 1 << 48),
+        },
+        _part_is_a_range,
+    ),
+    "snapshot": Value(SnapshotRequest, pb.SnapshotRequest, {"stage": STAGE}),
+    "manifest": Value(ManifestRequest, pb.ManifestRequest, {}),
+}
+"""Field of `CallHeader` -> how its message converts."""
+
+ANSWERS: dict[str, Value] = {
+    "accepted": Value(Accepted, pb.Accepted, {}),
+    "running": Value(Running, pb.Running, {}),
+    "busy": Value(Busy, pb.Busy, {"retry_after_s": Real(0.0, 3600.0), "version": VERSION}),
+    "moved_to": Value(MovedTo, pb.MovedTo, {"owner": PEER}),
+    "rejected": REJECTED,
+    "gradient": Value(
+        Gradient, pb.Gradient, {"loss_sum": FINITE, "num_tokens": COUNT, "compute_s": NOT_NEGATIVE}
+    ),
+    "fetched": Value(Fetched, pb.Fetched, {"loss_sum": FINITE, "num_tokens": COUNT}),
+    "part": Value(
+        lambda losses, finished: PartData(payload=(), losses=losses, finished=finished),
+        pb.PartData,
+        {"losses": _Losses(), "finished": Maybe(FINISHED)},
+    ),
+    "snapshot": Value(
+        Snapshot,
+        pb.Snapshot,
+        {
+            "stage": STAGE,
+            "version": STEP,
+            "chain": CHAIN,
+            "term_chain": CHAIN,
+            "digest": SHA256,
+            "finished": Maybe(FINISHED),
+            "commits": Many(COMMIT),
+        },
+    ),
+    "manifest": Value(ManifestData, pb.ManifestData, {"toml": Text(MAX_TOML_CHARS)}),
+    "greet_first": Value(GreetFirst, pb.GreetFirst, {}),
+    "pulse": Value(Pulse, pb.Pulse, {}),
+}
+"""Field of `AnswerHeader` -> how its message converts."""
+
+PAYLOAD_ANSWERS = (Gradient, Fetched, PartData, Snapshot)
+"""The answers that carry tensors, in `payload`."""
+

@@ -1,0 +1,93 @@
+"""The one-way messages of the step protocol as protobuf, field by field."""
+
+from __future__ import annotations
+
+from swarmnet.messages import (
+    Claim,
+    Committed,
+    Evicted,
+    Execute,
+    Granted,
+    Heartbeat,
+    Moved,
+    Prepare,
+    Release,
+    Report,
+    Round,
+)
+from swarmnet.wire.convert_fields import Flag, Int, Items
+from swarmnet.wire.convert_values import (
+    BALLOT,
+    COMMIT,
+    CONTRIBUTIONS,
+    COUNT,
+    FINISHED,
+    GENERATION,
+    INDEX,
+    INDEXES,
+    MAX_MEMBERS,
+    PEER,
+    ROUND_ID,
+    STAMP,
+    Many,
+    Maybe,
+    One,
+    Value,
+    void_but_contributed,
+)
+from swarmnet.wire.pb import control_pb2 as pb
+
+_KEPT = {"stamp": One(STAMP), "ballot": One(BALLOT)}
+_FENCED = {**_KEPT, "generation": One(GENERATION)}
+
+CONTROL: dict[str, Value] = {
+    "heartbeat": Value(
+        Heartbeat,
+        pb.Heartbeat,
+        {
+            "stamp": One(STAMP),
+            "incarnation": Int(0, (1 << 64) - 1),
+            "synced": Flag(),
+            "keeper": Maybe(BALLOT),
+            "commits": Many(COMMIT),
+            "last_commits": Many(COMMIT),
+            "queue": COUNT,
+            "draining": Flag(),
+        },
+    ),
+    "prepare": Value(Prepare, pb.Prepare, {**_KEPT}),
+    "claim": Value(Claim, pb.Claim, {**_FENCED, "index": INDEX}),
+    "granted": Value(Granted, pb.Granted, {**_FENCED, "index": INDEX}),
+    "moved": Value(Moved, pb.Moved, {**_FENCED, "index": INDEX, "owner": PEER}),
+    "report": Value(
+        Report,
+        pb.Report,
+        {
+            **_FENCED,
+            "owned": INDEXES,
+            "summed": INDEXES,
+            "finished": Maybe(FINISHED),
+            "commit": Maybe(COMMIT),
+            "progress": COUNT,
+            "non_finite": INDEXES,
+        },
+    ),
+    "evicted": Value(Evicted, pb.Evicted, {**_FENCED, "void": Flag()}),
+    "release": Value(Release, pb.Release, {**_FENCED, "indexes": INDEXES}),
+    "round": Value(
+        Round,
+        pb.Round,
+        {
+            **_KEPT,
+            "id": One(ROUND_ID),
+            "contributions": CONTRIBUTIONS,
+            "receivers": Items(PEER, MAX_MEMBERS),
+            "holders": Items(PEER, MAX_MEMBERS),
+            "voided": INDEXES,
+        },
+        void_but_contributed,
+    ),
+    "committed": Value(Committed, pb.Committed, {"commit": One(COMMIT)}),
+    "execute": Value(Execute, pb.Execute, {**_KEPT, "index": INDEX}),
+}
+"""Field of `Envelope` -> how its message converts."""

@@ -1,0 +1,236 @@
+from swarmnet.wire.pb import values_pb2 as _values_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Process(_message.Message):
+    __slots__ = ("step", "stage", "index", "purpose", "hedge", "repair")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
+    HEDGE_FIELD_NUMBER: _ClassVar[int]
+    REPAIR_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    stage: int
+    index: int
+    purpose: str
+    hedge: bool
+    repair: bool
+    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., index: _Optional[int] = ..., purpose: _Optional[str] = ..., hedge: _Optional[bool] = ..., repair: _Optional[bool] = ...) -> None: ...
+
+class Fetch(_message.Message):
+    __slots__ = ("step", "stage", "index", "kind", "cached")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    stage: int
+    index: int
+    kind: str
+    cached: bool
+    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., index: _Optional[int] = ..., kind: _Optional[str] = ..., cached: _Optional[bool] = ...) -> None: ...
+
+class Part(_message.Message):
+    __slots__ = ("stamp", "id", "kind", "start", "stop")
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    stamp: _values_pb2.Stamp
+    id: _values_pb2.RoundId
+    kind: str
+    start: int
+    stop: int
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., kind: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class SnapshotRequest(_message.Message):
+    __slots__ = ("stage",)
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    def __init__(self, stage: _Optional[int] = ...) -> None: ...
+
+class ManifestRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CallHeader(_message.Message):
+    __slots__ = ("process", "fetch", "part", "snapshot", "manifest", "payload")
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    process: Process
+    fetch: Fetch
+    part: Part
+    snapshot: SnapshotRequest
+    manifest: ManifestRequest
+    payload: _containers.RepeatedCompositeFieldContainer[_values_pb2.Tensor]
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., payload: _Optional[_Iterable[_Union[_values_pb2.Tensor, _Mapping]]] = ...) -> None: ...
+
+class Accepted(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Running(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Busy(_message.Message):
+    __slots__ = ("retry_after_s", "version")
+    RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    retry_after_s: float
+    version: int
+    def __init__(self, retry_after_s: _Optional[float] = ..., version: _Optional[int] = ...) -> None: ...
+
+class MovedTo(_message.Message):
+    __slots__ = ("owner",)
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    def __init__(self, owner: _Optional[str] = ...) -> None: ...
+
+class Rejected(_message.Message):
+    __slots__ = ("code", "reason", "version")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    reason: str
+    version: int
+    def __init__(self, code: _Optional[str] = ..., reason: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+
+class Gradient(_message.Message):
+    __slots__ = ("loss_sum", "num_tokens", "compute_s")
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    loss_sum: float
+    num_tokens: int
+    compute_s: float
+    def __init__(self, loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., compute_s: _Optional[float] = ...) -> None: ...
+
+class Fetched(_message.Message):
+    __slots__ = ("loss_sum", "num_tokens")
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    loss_sum: float
+    num_tokens: int
+    def __init__(self, loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class Losses(_message.Message):
+    __slots__ = ("indexes", "loss_sum", "num_tokens")
+    INDEXES_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    indexes: bytes
+    loss_sum: _containers.RepeatedScalarFieldContainer[float]
+    num_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, indexes: _Optional[bytes] = ..., loss_sum: _Optional[_Iterable[float]] = ..., num_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PartData(_message.Message):
+    __slots__ = ("losses", "finished")
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    losses: Losses
+    finished: _values_pb2.Finished
+    def __init__(self, losses: _Optional[_Union[Losses, _Mapping]] = ..., finished: _Optional[_Union[_values_pb2.Finished, _Mapping]] = ...) -> None: ...
+
+class Snapshot(_message.Message):
+    __slots__ = ("stage", "version", "chain", "term_chain", "digest", "finished", "commits")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    TERM_CHAIN_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    version: int
+    chain: bytes
+    term_chain: bytes
+    digest: bytes
+    finished: _values_pb2.Finished
+    commits: _containers.RepeatedCompositeFieldContainer[_values_pb2.Commit]
+    def __init__(self, stage: _Optional[int] = ..., version: _Optional[int] = ..., chain: _Optional[bytes] = ..., term_chain: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., finished: _Optional[_Union[_values_pb2.Finished, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ...) -> None: ...
+
+class ManifestData(_message.Message):
+    __slots__ = ("toml",)
+    TOML_FIELD_NUMBER: _ClassVar[int]
+    toml: str
+    def __init__(self, toml: _Optional[str] = ...) -> None: ...
+
+class GreetFirst(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Pulse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AnswerHeader(_message.Message):
+    __slots__ = ("accepted", "running", "busy", "moved_to", "rejected", "gradient", "fetched", "part", "snapshot", "manifest", "greet_first", "pulse", "payload")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    MOVED_TO_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    GREET_FIRST_FIELD_NUMBER: _ClassVar[int]
+    PULSE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    accepted: Accepted
+    running: Running
+    busy: Busy
+    moved_to: MovedTo
+    rejected: Rejected
+    gradient: Gradient
+    fetched: Fetched
+    part: PartData
+    snapshot: Snapshot
+    manifest: ManifestData
+    greet_first: GreetFirst
+    pulse: Pulse
+    payload: _containers.RepeatedCompositeFieldContainer[_values_pb2.Tensor]
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., running: _Optional[_Union[Running, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., moved_to: _Optional[_Union[MovedTo, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., gradient: _Optional[_Union[Gradient, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., part: _Optional[_Union[PartData, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., manifest: _Optional[_Union[ManifestData, _Mapping]] = ..., greet_first: _Optional[_Union[GreetFirst, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ..., payload: _Optional[_Iterable[_Union[_values_pb2.Tensor, _Mapping]]] = ...) -> None: ...
+
+class End(_message.Message):
+    __slots__ = ("num_bytes",)
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_bytes: int
+    def __init__(self, num_bytes: _Optional[int] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("run", "major", "minor", "numerics", "clock")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    MAJOR_FIELD_NUMBER: _ClassVar[int]
+    MINOR_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    run: bytes
+    major: int
+    minor: int
+    numerics: str
+    clock: float
+    def __init__(self, run: _Optional[bytes] = ..., major: _Optional[int] = ..., minor: _Optional[int] = ..., numerics: _Optional[str] = ..., clock: _Optional[float] = ...) -> None: ...
+
+class HelloReply(_message.Message):
+    __slots__ = ("hello", "rejected")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    rejected: Rejected
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ...) -> None: ...

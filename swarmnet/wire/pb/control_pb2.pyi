@@ -1,0 +1,180 @@
+from swarmnet.wire.pb import values_pb2 as _values_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Heartbeat(_message.Message):
+    __slots__ = ("stamp", "incarnation", "synced", "keeper", "commits", "last_commits", "queue", "draining")
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SYNCED_FIELD_NUMBER: _ClassVar[int]
+    KEEPER_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    LAST_COMMITS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    stamp: _values_pb2.Stamp
+    incarnation: int
+    synced: bool
+    keeper: _values_pb2.Ballot
+    commits: _containers.RepeatedCompositeFieldContainer[_values_pb2.Commit]
+    last_commits: _containers.RepeatedCompositeFieldContainer[_values_pb2.Commit]
+    queue: int
+    draining: bool
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., incarnation: _Optional[int] = ..., synced: _Optional[bool] = ..., keeper: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., last_commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., queue: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+
+class Prepare(_message.Message):
+    __slots__ = ("stamp", "ballot")
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    stamp: _values_pb2.Stamp
+    ballot: _values_pb2.Ballot
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ...) -> None: ...
+
+class Claim(_message.Message):
+    __slots__ = ("stamp", "ballot", "generation", "index")
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    stamp: _values_pb2.Stamp
+    ballot: _values_pb2.Ballot
+    generation: _values_pb2.Generation
+    index: int
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., index: _Optional[int] = ...) -> None: ...
+
+class Granted(_message.Message):
+    __slots__ = ("stamp", "ballot", "generation", "index")
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    stamp: _values_pb2.Stamp
+    ballot: _values_pb2.Ballot
+    generation: _values_pb2.Generation
+    index: int
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., index: _Optional[int] = ...) -> None: ...
+
+class Moved(_message.Message):
+    __slots__ = ("stamp", "ballot", "generation", "index", "owner")
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    stamp: _values_pb2.Stamp
+    ballot: _values_pb2.Ballot
+    generation: _values_pb2.Generation
+    index: int
+    owner: str
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., index: _Optional[int] = ..., owner: _Optional[str] = ...) -> None: ...
+
+class Report(_message.Message):
+    __slots__ = ("stamp", "ballot", "generation", "owned", "summed", "finished", "commit", "progress", "non_finite")
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    OWNED_FIELD_NUMBER: _ClassVar[int]
+    SUMMED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    NON_FINITE_FIELD_NUMBER: _ClassVar[int]
+    stamp: _values_pb2.Stamp
+    ballot: _values_pb2.Ballot
+    generation: _values_pb2.Generation
+    owned: bytes
+    summed: bytes
+    finished: _values_pb2.Finished
+    commit: _values_pb2.Commit
+    progress: int
+    non_finite: bytes
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., owned: _Optional[bytes] = ..., summed: _Optional[bytes] = ..., finished: _Optional[_Union[_values_pb2.Finished, _Mapping]] = ..., commit: _Optional[_Union[_values_pb2.Commit, _Mapping]] = ..., progress: _Optional[int] = ..., non_finite: _Optional[bytes] = ...) -> None: ...
+
+class Evicted(_message.Message):
+    __slots__ = ("stamp", "ballot", "generation", "void")
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    VOID_FIELD_NUMBER: _ClassVar[int]
+    stamp: _values_pb2.Stamp
+    ballot: _values_pb2.Ballot
+    generation: _values_pb2.Generation
+    void: bool
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., void: _Optional[bool] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ("stamp", "ballot", "generation", "indexes")
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    INDEXES_FIELD_NUMBER: _ClassVar[int]
+    stamp: _values_pb2.Stamp
+    ballot: _values_pb2.Ballot
+    generation: _values_pb2.Generation
+    indexes: bytes
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., indexes: _Optional[bytes] = ...) -> None: ...
+
+class Round(_message.Message):
+    __slots__ = ("stamp", "ballot", "id", "contributions", "receivers", "holders", "voided")
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVERS_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    VOIDED_FIELD_NUMBER: _ClassVar[int]
+    stamp: _values_pb2.Stamp
+    ballot: _values_pb2.Ballot
+    id: _values_pb2.RoundId
+    contributions: _containers.RepeatedCompositeFieldContainer[_values_pb2.Contribution]
+    receivers: _containers.RepeatedScalarFieldContainer[str]
+    holders: _containers.RepeatedScalarFieldContainer[str]
+    voided: bytes
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., contributions: _Optional[_Iterable[_Union[_values_pb2.Contribution, _Mapping]]] = ..., receivers: _Optional[_Iterable[str]] = ..., holders: _Optional[_Iterable[str]] = ..., voided: _Optional[bytes] = ...) -> None: ...
+
+class Committed(_message.Message):
+    __slots__ = ("commit",)
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    commit: _values_pb2.Commit
+    def __init__(self, commit: _Optional[_Union[_values_pb2.Commit, _Mapping]] = ...) -> None: ...
+
+class Execute(_message.Message):
+    __slots__ = ("stamp", "ballot", "index")
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    stamp: _values_pb2.Stamp
+    ballot: _values_pb2.Ballot
+    index: int
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., index: _Optional[int] = ...) -> None: ...
+
+class Envelope(_message.Message):
+    __slots__ = ("heartbeat", "prepare", "claim", "granted", "moved", "report", "evicted", "release", "round", "committed", "execute")
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    EXECUTE_FIELD_NUMBER: _ClassVar[int]
+    heartbeat: Heartbeat
+    prepare: Prepare
+    claim: Claim
+    granted: Granted
+    moved: Moved
+    report: Report
+    evicted: Evicted
+    release: Release
+    round: Round
+    committed: Committed
+    execute: Execute
+    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., evicted: _Optional[_Union[Evicted, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., execute: _Optional[_Union[Execute, _Mapping]] = ...) -> None: ...

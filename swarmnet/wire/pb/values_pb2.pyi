@@ -1,0 +1,101 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Ballot(_message.Message):
+    __slots__ = ("number", "peer")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    peer: str
+    def __init__(self, number: _Optional[int] = ..., peer: _Optional[str] = ...) -> None: ...
+
+class RoundId(_message.Message):
+    __slots__ = ("ballot", "number")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    number: int
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
+
+class Generation(_message.Message):
+    __slots__ = ("incarnation", "number")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    number: int
+    def __init__(self, incarnation: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class Stamp(_message.Message):
+    __slots__ = ("step", "stage", "chain")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    stage: int
+    chain: bytes
+    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., chain: _Optional[bytes] = ...) -> None: ...
+
+class Contribution(_message.Message):
+    __slots__ = ("peer", "generation", "indexes")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    INDEXES_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    generation: Generation
+    indexes: bytes
+    def __init__(self, peer: _Optional[str] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., indexes: _Optional[bytes] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "contributions", "voided")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    GRAD_SQ_NORM_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    VOIDED_FIELD_NUMBER: _ClassVar[int]
+    id: RoundId
+    digest: bytes
+    num_tokens: int
+    loss_sum: float
+    grad_sq_norm: float
+    contributions: _containers.RepeatedCompositeFieldContainer[Contribution]
+    voided: bytes
+    def __init__(self, id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., voided: _Optional[bytes] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("stage", "step", "chain", "id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "voided")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    GRAD_SQ_NORM_FIELD_NUMBER: _ClassVar[int]
+    VOIDED_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    step: int
+    chain: bytes
+    id: RoundId
+    digest: bytes
+    num_tokens: int
+    loss_sum: float
+    grad_sq_norm: float
+    voided: bytes
+    def __init__(self, stage: _Optional[int] = ..., step: _Optional[int] = ..., chain: _Optional[bytes] = ..., id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., voided: _Optional[bytes] = ...) -> None: ...
+
+class Tensor(_message.Message):
+    __slots__ = ("codec", "shape", "length")
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    codec: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    length: int
+    def __init__(self, codec: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., length: _Optional[int] = ...) -> None: ...
