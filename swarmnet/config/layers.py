@@ -41,14 +41,14 @@ def merge(layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[Path, str]]:
     return data, origins
 
 
-def resolve(model: type[T], layers: Iterable[Layer]) -> T:
-    """Merge, then check. Raises UsageError in the name of the layer that set the wrong value."""
+def resolve(model: type[T], layers: Iterable[Layer], *, where: str) -> T:
+    """Merge, then check. Raises UsageError in the name of the layer that set the wrong value, else of `where`."""
     data, origins = merge(layers)
 
     def origin(path: Path) -> str:
         while path and path not in origins:
             path = path[:-1]
-        return origins.get(path, "peer config")
+        return origins.get(path, where)
 
     return check(model, data, origin=origin)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from swarmnet.config import toml
 from swarmnet.config.check import check
-from swarmnet.config.layers import layer, merge
+from swarmnet.config.layers import Layer, layer, resolve
 from swarmnet.manifest.schema import Manifest
 
 
@@ -33,8 +33,12 @@ def override(manifest: Manifest, assignments: Sequence[str], *, where: str = "--
     Raises UsageError in the name of the assignment.
     """
     changes = [layer(where, *toml.assignment(text, where=where)) for text in assignments]
-    data, _ = merge([layer("manifest", (), manifest.model_dump(mode="json")), *changes])
-    return check(Manifest, data, origin=lambda _: where)
+    return change(manifest, changes, where=where)
+
+
+def change(manifest: Manifest, changes: Sequence[Layer], *, where: str) -> Manifest:
+    """`manifest` with `changes` laid over it. Raises UsageError in the name of the change, or of `where`."""
+    return resolve(Manifest, [Layer(where, manifest.model_dump(mode="json")), *changes], where=where)
 
 
 def to_toml(manifest: Manifest) -> str:

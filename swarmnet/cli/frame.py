@@ -1,0 +1,106 @@
+"""The frame of the command line: which commands there are, and how an error becomes one line and an exit code.
+
+Errors we named are one line on standard error; anything else is a bug and keeps its traceback. Knows no command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+from swarmnet import __version__
+from swarmnet.errors import SwarmError, UsageError
+
+COMMANDS = ("init", "local", "peer", "trainer", "bootstrap", "status")
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+
+class Lazy(click.Group):
+    """A group whose command `x` is `swarmnet.cli.x.command`, imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which a newcomer types them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, or None if there is no such command."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"swarmnet.cli.{cmd_name}").command
+        assert isinstance(command, click.Command), cmd_name
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with a did-you-mean."""
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            import difflib
+
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            advice = f"did you mean {close[0]}?" if close else f"commands are {', '.join(COMMANDS)}"
+            raise UsageError(f"there is no command {args[0]!r}; {advice}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Lazy, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="swarmnet", message="%(prog)s %(version)s")
+@click.pass_context
+def swarmnet(ctx: click.Context) -> None:
+    """Train large language models on machines that strangers lend.
+
+    \b
+    Example, a whole swarm on this machine:
+      swarmnet local --stages 3 --replicas 2 --steps 60
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: the process's) and return its exit code. Prints errors, raises bugs."""
+    try:
+        code = swarmnet.main(args=None if argv is None else list(argv), prog_name="swarmnet", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except click.ClickException as error:
+        return _say(" ".join(error.format_message().split()), BAD_INPUT)
+    except SwarmError as error:
+        return _report(error)
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:                          # `swarmnet status | head`: nobody reads on, which is no error
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except BaseExceptionGroup as group:              # from a task group
+        found = list(_leaves(group))
+        if any(isinstance(error, KeyboardInterrupt) for error in found):
+            return INTERRUPTED
+        if all(isinstance(error, SwarmError) for error in found):
+            return max(_report(error) for error in found if isinstance(error, SwarmError))
+        raise
+
+
+def _report(error: SwarmError) -> int:
+    text = str(error) if error.message else f"{type(error).__name__}: {error}"
+    return _say(" ".join(text.split()), BAD_INPUT if isinstance(error, UsageError) else FAILED)
+
+
+def _say(line: str, code: int) -> int:
+    click.echo(f"swarmnet: error: {line}", err=True)
+    return code
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

@@ -1,0 +1,110 @@
+"""`swarmnet init`: write a run's manifest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from swarmnet.cli.settings import SETTINGS
+from swarmnet.errors import UsageError
+
+if TYPE_CHECKING:
+    from swarmnet.manifest.schema import Manifest
+
+EXISTS = "exists already; choose another name, or add --force to overwrite it"
+
+
+@click.command("init", context_settings=SETTINGS)
+@click.argument("path", type=click.Path(path_type=Path, dir_okay=False), default=Path("run.toml"), metavar="[FILE]")
+@click.option("--name", help="For people.  [my-run]")
+@click.option("--stages", type=int, metavar="N", help="Stages the model is cut into.  [3]")
+@click.option("--steps", type=int, metavar="N", help="Optimizer steps of the run.  [60]")
+@click.option("--seed", type=int, metavar="N", help="Of weights and data order.  [0]")
+@click.option("--data", default="stdlib", show_default=True, metavar="SOURCE",
+              help="Text (.txt, .jsonl, directory) or tokens (.bin, .npy); stdlib: source of Python's own library.")
+@click.option("--tokenizer", default="bytes", show_default=True, metavar="NAME", help="bytes, or a tokenizer.json.")
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", allow_from_autoenv=False,
+              help="Any field of the manifest, such as model.num_layers=12; repeatable.")
+@click.option("--force", is_flag=True, allow_from_autoenv=False, help="Overwrite FILE.")
+def command(
+    path: Path, name: str | None, stages: int | None, steps: int | None, seed: int | None, data: str, tokenizer: str,
+    assignments: tuple[str, ...], force: bool,
+) -> int:
+    """Write FILE (run.toml): a run's manifest, with every field and what it means.
+
+    \b
+    Example:
+      swarmnet init run.toml --data corpus.txt --stages 4 --set model.num_layers=12
+    """
+    if path.exists() and not force:
+        raise UsageError(f"{path}: {EXISTS}")
+
+    from swarmnet.manifest.canonical import run_id
+    from swarmnet.manifest.file import to_toml
+
+    flags = {
+        "--name": ("name", name), "--stages": ("cut.stages", stages), "--steps": ("training.total_steps", steps),
+        "--seed": ("training.seed", seed), "--data": ("data.source", _seen_from(path.parent, data)),
+        "--tokenizer": ("data.tokenizer", _seen_from(path.parent, tokenizer)),
+    }
+    manifest = _fill(_manifest(flags, assignments), base=path.parent, keep_vocab=any(
+        text.partition("=")[0].strip() == "model.vocab_size" for text in assignments
+    ))
+    _write(path, to_toml(manifest), force=force)
+    click.echo(f"wrote {path}: {manifest.data.num_tokens:,} tokens, {manifest.cut.stages} stages, "
+               f"{manifest.training.total_steps} steps")
+    click.echo(f"run id {run_id(manifest)}")
+    click.echo(f"next: swarmnet local --manifest {path}")
+    return 0
+
+
+def _seen_from(folder: Path, source: str) -> str:
+    """A relative path that exists here, as a path relative to the manifest's folder; anything else as it is."""
+    if Path(source).is_absolute() or not Path(source).exists():
+        return source
+    return Path(os.path.relpath(source, folder)).as_posix()
+
+
+def _manifest(flags: Mapping[str, tuple[str, object]], assignments: tuple[str, ...]) -> Manifest:
+    from swarmnet.config import toml
+    from swarmnet.config.layers import layer
+    from swarmnet.manifest.file import change
+    from swarmnet.manifest.schema import Manifest
+
+    changes = [layer(flag, tuple(key.split(".")), value) for flag, (key, value) in flags.items() if value is not None]
+    changes += [layer("--set", *toml.assignment(text)) for text in assignments]
+    return change(Manifest(), changes, where="manifest")
+
+
+def _fill(manifest: Manifest, *, base: Path, keep_vocab: bool) -> Manifest:
+    """`manifest` with what only the data can tell: length, digests and, unless `keep_vocab`, vocabulary size."""
+    from swarmnet.config.layers import Layer
+    from swarmnet.data.source import load_tokens
+    from swarmnet.manifest.file import change
+
+    tokens = load_tokens(manifest.data.source, manifest.data.tokenizer, base=base)
+    if keep_vocab and manifest.model.vocab_size < tokens.vocab_size:
+        raise UsageError(f"--set: model.vocab_size = {manifest.model.vocab_size}: must be at least "
+                         f"{tokens.vocab_size}, which the data need")
+    data = {
+        "num_tokens": tokens.num_tokens,
+        "tokens_sha256": tokens.sha256,
+        "tokenizer_sha256": tokens.tokenizer_sha256,
+    }
+    model = {} if keep_vocab else {"vocab_size": tokens.vocab_size}
+    return change(manifest, [Layer("data", {"data": data, "model": model})], where="data")
+
+
+def _write(path: Path, text: str, *, force: bool) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise UsageError(f"{path}: {EXISTS}") from error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error

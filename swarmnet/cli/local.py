@@ -1,0 +1,78 @@
+"""`swarmnet local`: a whole swarm as real processes on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import click
+from click.core import ParameterSource
+
+from swarmnet.cli.settings import LEVELS, SETTINGS
+from swarmnet.errors import UsageError
+
+_IN_MANIFEST = {"stages": "cut.stages", "steps": "training.total_steps", "seed": "training.seed"}
+
+
+@click.command("local", context_settings=SETTINGS)
+@click.option("--stages", type=int, default=3, show_default=True, help="Stages the model is cut into.")
+@click.option("--replicas", type=int, default=2, show_default=True, help="Peers per stage.")
+@click.option("--steps", type=int, default=60, show_default=True, help="Optimizer steps.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same curve.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Directory of the results.  [runs/local-SEED-TIME]")
+@click.option("--kill", multiple=True, metavar="STAGE@STEP",
+              help="SIGKILL a replica of STAGE in the middle of STEP; repeatable.")
+@click.option("--kill-every", type=float, metavar="S", help="SIGKILL some replica every S seconds.")
+@click.option("--oracle", is_flag=True, help="Run one process beside it; print the largest difference in loss.")
+@click.option("--trainers", type=int, default=1, show_default=True, help="Trainers.")
+@click.option("--data", default="stdlib", show_default=True, metavar="SOURCE", help="Text or token file, or directory.")
+@click.option("--manifest", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Run this manifest; --stages, --steps and --seed then change it.")
+@click.option("--numerics", type=click.Choice(["deterministic", "fp32"]), help="How gradients are summed.")
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", allow_from_autoenv=False,
+              help="Change a field of the manifest, such as training.microbatches=16; repeatable.")
+@click.option("--slots", type=int, default=4, show_default=True, help="Microbatches in flight per peer.")
+@click.option("--log-level", type=LEVELS, default="warning", show_default=True, help="The least to log.")
+@click.pass_context
+def command(
+    ctx: click.Context, /, stages: int, replicas: int, steps: int, seed: int, out: Path | None, kill: tuple[str, ...],
+    kill_every: float | None, oracle: bool, trainers: int, data: str, manifest: Path | None,
+    numerics: Literal["deterministic", "fp32"] | None, assignments: tuple[str, ...], slots: int, log_level: str,
+) -> int:
+    """Train a small model in a swarm of real processes on this machine.
+
+    \b
+    Examples:
+      swarmnet local --stages 3 --replicas 2 --steps 60
+      swarmnet local --kill 1@20 --kill 2@30 --oracle --out runs/churn
+    """
+    from swarmnet import telemetry
+    from swarmnet.local.options import LocalOptions, parse_kills
+
+    if manifest is not None:
+        typed = {name: value for name, value in (("stages", stages), ("steps", steps), ("seed", seed))
+                 if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
+        if ctx.get_parameter_source("data") is not ParameterSource.DEFAULT:
+            raise UsageError("--data: a manifest fixes its data by digest; make another with `swarmnet init --data`")
+        assignments = (*(f"{_IN_MANIFEST[name]}={value}" for name, value in typed.items()), *assignments)
+        stages, steps, seed, data = _from_manifest(manifest, assignments)
+    parse_kills(kill, stages=stages, steps=steps)
+    options = LocalOptions(
+        stages=stages, replicas=replicas, steps=steps, seed=seed, out=out, kill=kill, kill_every=kill_every,
+        oracle=oracle, trainers=trainers, data=data, manifest=manifest, numerics=numerics, set=assignments,
+        slots=slots, log_level=log_level,
+    )
+    telemetry.setup(log_level)  # type: ignore[arg-type]  # click has checked the choice
+
+    from swarmnet.local import run_local
+
+    return run_local(options)
+
+
+def _from_manifest(path: Path, assignments: tuple[str, ...]) -> tuple[int, int, int, str]:
+    """What `path` says about stages, steps, seed and data once `assignments` have changed it."""
+    from swarmnet.manifest.file import load, override
+
+    manifest = override(load(path), assignments)
+    return manifest.cut.stages, manifest.training.total_steps, manifest.training.seed, manifest.data.source

@@ -1,0 +1,38 @@
+"""`swarmnet peer`: serve one or several stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from swarmnet.cli.settings import SETTINGS, options, read_config, read_manifest
+from swarmnet.errors import UsageError
+
+
+@click.command("peer", context_settings=SETTINGS)
+@options("manifest", "stage", "gpus", "dir", "data", "host", "port", "dht_port", "announce", "bootstrap", "device",
+         "slots", "events", "log_level", "log_format")
+@click.pass_context
+def command(ctx: click.Context, /, **_: Any) -> int:
+    """Serve stages of a run's model.
+
+    \b
+    Example:
+      swarmnet peer --manifest run.toml --stage 0 \\
+          --bootstrap /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+
+    Every flag is also a variable: SWARMNET_DHT_PORT is --dht-port. A flag wins over a variable, a variable over
+    --config, and that over the default.
+    """
+    config = read_config(ctx, "stage")
+    if config.mesh.gpus > 1:
+        raise UsageError(f"--gpus {config.mesh.gpus}: tensor parallel groups come in a later release; "
+                         "until then start one peer per GPU, each with --gpus 1 and its own --dir")
+    manifest = read_manifest(config, "peer")
+    if not config.stages:
+        raise UsageError(f"`swarmnet peer` needs --stage: stages are 0 to {manifest.cut.stages - 1}, several are 0,1")
+
+    from swarmnet.peer import run_peer
+
+    return run_peer(config, manifest)

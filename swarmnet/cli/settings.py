@@ -1,0 +1,147 @@
+"""From flags, environment and `--config` to a `PeerConfig`: the options that peer, trainer and bootstrap share.
+
+click reads the flags and the variables (SWARMNET_ and the flag's name in capitals: `--dht-port` is SWARMNET_DHT_PORT);
+`config.layers` decides who wins. Imported by every command, so pydantic is imported only once a command runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from swarmnet.errors import UsageError
+
+if TYPE_CHECKING:
+    from swarmnet.config.layers import Layer
+    from swarmnet.config.peer import PeerConfig, Role
+    from swarmnet.manifest.schema import Manifest
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PREFIX = "SWARMNET"
+SETTINGS = {"auto_envvar_prefix": PREFIX, "help_option_names": ["-h", "--help"]}
+"""The context of every command: one variable per flag, the same one whatever the command."""
+
+LEVELS = click.Choice(["debug", "info", "warning", "error"])
+MULTIADDR = "MADDR"
+
+
+class Stages(click.ParamType):
+    """`0,3` as (0, 3)."""
+
+    name = "stages"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Split at commas."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r}: write stage numbers with commas, such as 0,3", param, ctx)
+
+
+# option -> (its place in PeerConfig, the option)
+_OPTIONS: dict[str, tuple[tuple[str, ...], Callable[[F], F]]] = {
+    "manifest": (("manifest",), click.option("--manifest", metavar="FILE", help="The run's manifest (run.toml).")),
+    "stage": (("stages",), click.option("--stage", type=Stages(), metavar="N[,N..]", help="Stages to serve.")),
+    "gpus": (("mesh", "gpus"), click.option("--gpus", type=int, metavar="N", help="GPUs of this peer.  [1]")),
+    "dir": (("dir",), click.option("--dir", metavar="DIR", help="Identity key and snapshots.  [~/.swarmnet/COMMAND]")),
+    "data": (("data",), click.option("--data", metavar="PATH", help="Where this machine has the run's tokens.")),
+    "host": (("host",), click.option("--host", metavar="ADDR", help="Address to listen on.  [0.0.0.0]")),
+    "port": (("port",), click.option("--port", type=int, metavar="N", help="Port of the data plane.  [any free]")),
+    "dht_port": (("dht_port",), click.option("--dht-port", type=int, metavar="N", help="Port of the DHT.  [any free]")),
+    "announce": (("announce",), click.option(
+        "--announce", multiple=True, metavar=MULTIADDR, help="Multiaddr to publish instead of --host's; repeatable.")),
+    "bootstrap": (("bootstrap",), click.option(
+        "--bootstrap", multiple=True, metavar=MULTIADDR, help="Multiaddr of a peer that is up; repeatable.")),
+    "device": (("device",), click.option(
+        "--device", type=click.Choice(["cpu", "cuda", "auto"]), help="Where to compute.  [auto]")),
+    "slots": (("slots",), click.option(
+        "--slots", type=int, metavar="N", help="Microbatches in flight per stage.  [4]")),
+    "events": (("events",), click.option("--events", metavar="FILE", help="Append events to FILE, one JSON a line.")),
+    "log_level": (("log", "level"), click.option("--log-level", type=LEVELS, help="The least to log.  [info]")),
+    "log_format": (("log", "format"), click.option(
+        "--log-format", type=click.Choice(["text", "json"]), help="Short lines or JSON.  [text]")),
+}
+
+
+def options(*names: str) -> Callable[[F], F]:
+    """Add the shared options `names`, then `--config` and `--set`, to a command, in this order."""
+    config = click.option("--config", metavar="FILE", help="Peer config file; flags and SWARMNET_* variables win.")
+    assignments = click.option(
+        "--set", "assignments", multiple=True, metavar="KEY=VALUE", envvar=f"{PREFIX}_SET",
+        help="Any other setting of the peer config, such as mesh.shard=1; repeatable.")
+
+    def decorate(command: F) -> F:
+        for option in reversed([*(_OPTIONS[name][1] for name in names), config, assignments]):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def read_config(ctx: click.Context, role: Role) -> PeerConfig:
+    """The peer config of the running command, checked, with logging set up by it.
+
+    Raises UsageError in the name of the flag, variable or file that is wrong.
+    """
+    from swarmnet import telemetry
+    from swarmnet.config.layers import resolve
+    from swarmnet.config.peer import PeerConfig
+
+    config = resolve(PeerConfig, _layers(ctx, role), where=ctx.params["config"] or "peer config")
+    if role not in config.roles:
+        raise UsageError(f"roles = {list(config.roles)} does not include {role!r}: "
+                         f"start it with `swarmnet {_command(config.roles[0])}`")
+    telemetry.setup(config.log.level, format=config.log.format)
+    return config
+
+
+def read_manifest(config: PeerConfig, command: str) -> Manifest:
+    """The manifest that `config` names; the stages it asks for exist. Raises UsageError."""
+    from swarmnet.manifest.file import load
+
+    if config.manifest is None:
+        raise UsageError(f"`swarmnet {command}` needs the run's manifest: add --manifest run.toml")
+    manifest = load(config.manifest)
+    for stage in config.stages:
+        if stage >= manifest.cut.stages:
+            raise UsageError(f"there is no stage {stage}: {config.manifest} has stages 0 to {manifest.cut.stages - 1}")
+    return manifest
+
+
+def _layers(ctx: click.Context, role: Role) -> list[Layer]:
+    """Weakest first: what the command implies, file, variables (SWARMNET_SET first), `--set`, flags."""
+    from swarmnet.config import toml
+    from swarmnet.config.layers import Layer, layer
+
+    layers = [Layer("default", {"roles": [role], "dir": f"~/.swarmnet/{_command(role)}"})]
+    if file := ctx.params["config"]:
+        layers.append(Layer(file, toml.read(Path(file).expanduser())))
+    for source in (ParameterSource.ENVIRONMENT, ParameterSource.COMMANDLINE):
+        if ctx.get_parameter_source("assignments") is source:
+            name = _origin(ctx, "assignments", source)
+            layers += [layer(name, *toml.assignment(text, where=name)) for text in ctx.params["assignments"]]
+        layers += [
+            layer(_origin(ctx, name, source), _OPTIONS[name][0], value)
+            for name, value in ctx.params.items()
+            if name in _OPTIONS and ctx.get_parameter_source(name) is source
+        ]
+    return layers
+
+
+def _origin(ctx: click.Context, name: str, source: ParameterSource) -> str:
+    """What the operator typed: `--dht-port`, or the variable `SWARMNET_DHT_PORT`."""
+    flag = next(param.opts[0] for param in ctx.command.params if param.name == name)
+    if source is ParameterSource.ENVIRONMENT:
+        return f"{PREFIX}_{flag.lstrip('-').replace('-', '_').upper()}"
+    return flag
+
+
+def _command(role: Role) -> str:
+    return "peer" if role == "stage" else role

@@ -1,0 +1,41 @@
+"""`swarmnet status`: what the swarm says of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from string import hexdigits
+
+import click
+
+from swarmnet.cli.settings import LEVELS, MULTIADDR, SETTINGS
+from swarmnet.errors import UsageError
+
+
+@click.command("status", context_settings=SETTINGS)
+@click.argument("run", metavar="RUN_OR_MANIFEST")
+@click.option("--bootstrap", multiple=True, required=True, metavar=MULTIADDR,
+              help="Multiaddr of a peer that is up; repeatable.")
+@click.option("--output", type=click.Choice(["table", "json"]), default="table", show_default=True,
+              help="How to print.")
+@click.option("--log-level", type=LEVELS, default="warning", show_default=True, help="The least to log.")
+def command(run: str, bootstrap: tuple[str, ...], output: str, log_level: str) -> int:
+    """Ask the DHT for stages, replicas, versions, load and loss of a run.
+
+    RUN_OR_MANIFEST is a manifest file or a run id (64 hex digits).
+
+    \b
+    Example:
+      swarmnet status run.toml --bootstrap /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+    """
+    if not _is_run_id(run) and not Path(run).is_file():
+        raise UsageError(f"{run}: neither a manifest file nor a run id (64 hex digits)")
+
+    from swarmnet import telemetry
+    from swarmnet.peer.status import run_status
+
+    telemetry.setup(log_level)  # type: ignore[arg-type]  # click has checked the choice
+    return run_status(run, bootstrap, output)
+
+
+def _is_run_id(text: str) -> bool:
+    return len(text) == 64 and set(text) <= set(hexdigits)
