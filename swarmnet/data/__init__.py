@@ -1,0 +1,1 @@
+"""Tokens: where they come from (`source`), what they are (`tokens`), and which ones a microbatch holds (`sampler`)."""

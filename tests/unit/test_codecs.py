@@ -168,7 +168,7 @@ def test_decode_into_fills_and_checks_the_target():
 
 
 def test_sizes_need_no_torch():
-    code = "import sys\nfrom swarmnet.wire import codecs\nprint(codecs.encoded_bytes('int8', (3,)), 'torch' in sys.modules)"
+    code = "from swarmnet.wire import codecs; print(codecs.encoded_bytes('int8', (3,)), 'torch' in codecs.sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() == ["7", "False"]
 
 
@@ -220,7 +220,8 @@ def test_non_finite_numbers_are_refused_on_the_way_out(name, bad, position):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_non_finite_numbers_are_refused_on_the_way_in_and_leave_the_sum_alone(name, bad):
     data = bytearray(codecs.encode(name, torch.ones(600)).data)
-    torch.frombuffer(data, dtype=torch.bfloat16 if name == "bf16" else torch.float32)[1] = bad          # for int8: the scale of the second block
+    stored = torch.bfloat16 if name == "bf16" else torch.float32
+    torch.frombuffer(data, dtype=stored)[1] = bad         # int8: the scale of the second block
     packed = Packed(name, (600,), data)
     accumulator = torch.ones(600)
     for attempt in (lambda: codecs.decode(packed), lambda: codecs.add_decoded(accumulator, packed)):
