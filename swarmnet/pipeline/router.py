@@ -80,6 +80,7 @@ class Router:
         self._first_ban_s, self._longest_ban_s = first_ban_s, longest_ban_s
         self._replicas: dict[PeerId, _Replica] = {}
         self._numbers = itertools.count()
+        self._level_ns = 0                # the least virtual time among the free at the last pick
 
     # ------------------------------------------------------------ who is there
 
@@ -107,8 +108,9 @@ class Router:
         """
         self._readmit(now)
         everybody = self._replicas.values()
-        free = [replica for replica in everybody if replica.peer not in exclude and replica.free(now)]
-        if not free:
+        free = [replica for replica in everybody if replica.free(now)]
+        eligible = [replica for replica in free if replica.peer not in exclude]
+        if not eligible:
             raise NoReplica(
                 known=len(everybody),
                 banned=sum(replica.ban_s > 0.0 and not replica.free(now) for replica in everybody),
@@ -117,7 +119,8 @@ class Router:
                 retry_at=self.next_chance(now),
             )
         costs = self._costs_ns(num_bytes)
-        best = min(free, key=lambda replica: (replica.time_ns + replica.queue * costs[replica.peer], replica.peer))
+        best = min(eligible, key=lambda replica: (replica.time_ns + replica.queue * costs[replica.peer], replica.peer))
+        self._level_ns = min(replica.time_ns for replica in free)
         pick = Pick(best.peer, next(self._numbers), num_bytes, now)
         best.charges[pick.number] = costs[best.peer]
         best.time_ns += costs[best.peer]
@@ -192,16 +195,15 @@ class Router:
         return replica, replica.charges.pop(pick.number)
 
     def _readmit(self, now: float) -> None:
-        """Let nobody use the time it was skipped as credit: back from busy it is level with the least loaded, back
+        """Let nobody use the time it was skipped as credit: back from busy it starts level with the least loaded, back
         from a ban with the most loaded."""
-        skipped = [replica for replica in self._replicas.values() if replica.skipped_until > _NEVER]
         steady = [replica.time_ns for replica in self._replicas.values() if replica.skipped_until == _NEVER]
-        for replica in skipped:
-            if replica.skipped_until > now:
-                continue
-            level = max if replica.banned_until > _NEVER else min
-            replica.time_ns = max(replica.time_ns, level(steady, default=replica.time_ns))
-            replica.busy_until = replica.banned_until = _NEVER
+        most_loaded_ns = max(steady, default=self._level_ns)
+        for replica in self._replicas.values():
+            if _NEVER < replica.skipped_until <= now:
+                level_ns = self._level_ns if replica.banned_until == _NEVER else most_loaded_ns
+                replica.time_ns = max(replica.time_ns, level_ns)
+                replica.busy_until = replica.banned_until = _NEVER
 
     def _costs_ns(self, num_bytes: int) -> dict[PeerId, int]:
         """Compute, plus what link and queue take beyond the typical replica. Who is unmeasured costs as the dearest.

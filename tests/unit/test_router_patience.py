@@ -1,0 +1,58 @@
+"""Patience follows the observed tail, within bounds, and doubles when it was wrong about everybody."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.pipeline.patience import Patience
+
+
+def after(silences: list[float]) -> Patience:
+    patience = Patience(floor_s=1.0, ceiling_s=60.0)
+    for silence_s in silences:
+        patience.heard(silence_s)
+    return patience
+
+
+def test_before_any_observation_it_is_generous() -> None:
+    assert Patience(floor_s=1.0, ceiling_s=60.0).seconds == 5.0
+    assert Patience(floor_s=1.0, ceiling_s=3.0).seconds == 3.0
+
+
+@given(st.lists(st.floats(0.0, 1000.0), max_size=300), st.integers(0, 2000))
+def test_it_stays_within_its_bounds(silences: list[float], expirations: int) -> None:
+    patience = after(silences)
+    for _ in range(expirations):
+        patience.expired()
+    assert 1.0 <= patience.seconds <= 60.0
+
+
+def test_it_is_four_times_the_tail() -> None:
+    assert after([i / 100 for i in range(1, 101)]).seconds == pytest.approx(4 * 0.95)
+
+
+def test_a_rare_stall_does_not_stretch_it() -> None:
+    assert after([0.5] * 95 + [50.0] * 5).seconds == pytest.approx(2.0)
+
+
+def test_the_window_slides() -> None:
+    assert after([10.0] * 500 + [0.5] * 128).seconds == pytest.approx(2.0)
+
+
+def test_it_doubles_until_somebody_answers() -> None:
+    patience = after([0.5] * 10)
+    seen = []
+    for _ in range(6):
+        patience.expired()
+        seen.append(patience.seconds)
+    assert seen == [4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    patience.heard(0.5)
+    assert patience.seconds == 2.0
+
+
+@pytest.mark.parametrize(("floor_s", "ceiling_s"), [(0.0, 1.0), (2.0, 1.0), (1.0, float("inf"))])
+def test_senseless_bounds_are_refused(floor_s: float, ceiling_s: float) -> None:
+    with pytest.raises(ValueError, match="floor_s"):
+        Patience(floor_s=floor_s, ceiling_s=ceiling_s)
