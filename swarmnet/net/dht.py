@@ -1,0 +1,258 @@
+"""Discovery: `Directory` on hivemind's Kademlia DHT, and the way back into the swarm when everybody known is gone.
+
+Finds peers; never proves that one is alive (open connections do). It decides when to renew, to look around and to
+re-join; how a node works is `dht_node`, what a record is `records`, what is genuine `dht_gate`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from swarmnet.errors import SwarmError, UsageError
+from swarmnet.ids import PeerId, RunId
+from swarmnet.net.address import Address
+from swarmnet.net.dht_daemon import Listen
+from swarmnet.net.dht_gate import RecordGate
+from swarmnet.net.dht_known import KnownPeers, peer_in
+from swarmnet.net.dht_node import Entry, Node, clock_ahead_s
+from swarmnet.net.directory import Record
+from swarmnet.net.identity import Identity
+from swarmnet.net.record_table import RecordTable, agreed_num_stages
+from swarmnet.net.records import MAX_ADDRESSES, TRAINERS, TTL_S, Announcement, dht_key, places_of, seal
+from swarmnet.telemetry.log import get
+
+READ_DEADLINE_S = 2.0
+PUBLISH_DEADLINE_S = 4.0
+UNKNOWN_NUM_STAGES_READ = 8         # how far to look when nobody has told the number of stages yet
+REJOIN_MIN_S = 0.5
+REJOIN_AT_ONCE = 16
+KNOWN_PEERS_FILE = "known_peers.json"
+
+log = get(__name__)
+
+
+class DhtDirectory:
+    """A peer's membership in the DHT. `run` must be running for renewal, refresh and recovery to happen.
+
+    With `run_id` None it is a plain node: it stores records of any run and has none of its own.
+    """
+
+    def __init__(
+        self, identity: Identity, run: RunId | None, *, num_stages: int, listen: Listen, bootstrap: Sequence[str],
+        state_dir: Path | None, ttl_s: float,
+    ) -> None:
+        self.peer = identity.peer
+        self._identity, self._run, self._num_stages = identity, run, num_stages
+        self._listen, self._ttl_s = listen, ttl_s
+        self._bootstrap = tuple(address for address in map(_named, bootstrap) if peer_in(address) != identity.peer)
+        self._known = KnownPeers(state_dir / KNOWN_PEERS_FILE if state_dir else None)
+        self._table = RecordTable(run)
+        self._gate = RecordGate(self._hear)
+        self._mine: Record | None = None
+        self._expiry_ms = 0
+        self._publish_again_at = 0.0
+        self._watchers: list[Callable[[tuple[Record, ...]], None]] = []
+        self._rng = random.Random()
+        self._node: Node
+
+    @classmethod
+    async def start(
+        cls, identity: Identity, run: RunId | None, *, num_stages: int, host: str = "127.0.0.1", port: int = 0,
+        bootstrap: Sequence[str] = (), state_dir: Path | None = None, ttl_s: float = TTL_S,
+        announce: Sequence[str] = (), client: bool = False,
+    ) -> DhtDirectory:
+        """Start a node and join through `bootstrap`, or through peers remembered in `state_dir`.
+
+        num_stages 0: not known yet, learned from the records. Without `bootstrap` (or if it names only ourselves) and
+        with nobody remembered alive, this is the first node. Raises UsageError if the address cannot be listened on,
+        `bootstrap` was given and nobody answers, or this machine's clock is off.
+        """
+        listen = Listen(host, port, tuple(announce), client)
+        self = cls(
+            identity, run, num_stages=num_stages, listen=listen, bootstrap=bootstrap, state_dir=state_dir, ttl_s=ttl_s
+        )
+        self._node = await self._open(listen)
+        try:
+            await self._join_first()
+        except BaseException:
+            await self._node.close()
+            raise
+        return self
+
+    @property
+    def maddrs(self) -> tuple[str, ...]:
+        """Multiaddrs with which others can bootstrap from this node."""
+        return self._announced()
+
+    @property
+    def num_stages(self) -> int:
+        """As told, or as most of the known records say; 0 while unknown."""
+        return self._num_stages or agreed_num_stages(self._table.fresh(now=time.time()))
+
+    @property
+    def neighbours(self) -> frozenset[PeerId]:
+        """Peers in the routing table."""
+        return self._node.neighbours()
+
+    async def publish(self, record: Record) -> None:
+        """Announce `record` everywhere it belongs, and renew it from now on. Network trouble is retried by `run`.
+
+        Raises UsageError if the record breaks the rules of `net.records`.
+        """
+        assert record.peer == self.peer and record.run == self._run
+        self._mine = record
+        await self._announce(record)
+
+    async def records(self) -> tuple[Record, ...]:
+        """Fresh, verified records of this run, newest per peer, my own among them. Never raises for network trouble."""
+        if self._run is not None and await self._ask(self._num_stages or UNKNOWN_NUM_STAGES_READ):
+            learned = self.num_stages
+            if not self._num_stages and learned > UNKNOWN_NUM_STAGES_READ:
+                await self._ask(learned)
+        return self.known()
+
+    def known(self) -> tuple[Record, ...]:
+        """As `records`, from memory alone."""
+        return tuple(found.record for found in self._table.fresh(now=time.time()))
+
+    def watch(self, callback: Callable[[tuple[Record, ...]], None]) -> None:
+        """Call back from `run` with all records whenever they changed."""
+        self._watchers.append(callback)
+
+    async def run(self) -> None:
+        """Renew, refresh, remember, re-join; until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._renew())
+            tasks.create_task(self._look_around())
+
+    async def close(self) -> None:
+        """Leave. What was published expires by itself."""
+        self._remember()
+        await self._node.close()
+
+    # ---------------------------------------------------------------- publishing
+
+    async def _announce(self, record: Record) -> None:
+        now = time.time()
+        self._expiry_ms = max(int((now + self._ttl_s) * 1000), self._expiry_ms + 1)
+        self._publish_again_at = now + self._rng.uniform(0.8, 1.2) * self._ttl_s / 3
+        dht = self._announced()[:MAX_ADDRESSES]
+        found = [Announcement(record, place, self._expiry_ms, self._num_stages, dht) for place in places_of(record)]
+        if not found:
+            return
+        entries = [Entry(a.key, self.peer, seal(a, self._identity.sign), self._expiry_ms / 1000) for a in found]
+        self._table.offer(found[0], now=now)
+        kept = await self._node.store(entries, deadline=asyncio.get_running_loop().time() + PUBLISH_DEADLINE_S)
+        if kept < len(entries):
+            self._publish_again_at = now + self._rng.uniform(0.8, 1.2) * self._ttl_s / 10
+            log.debug("publish_incomplete", places=len(entries), kept=kept)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(max(self._publish_again_at - time.time(), self._ttl_s / 30))
+            if self._mine is not None and time.time() >= self._publish_again_at:
+                await self._announce(self._mine)
+
+    def _announced(self) -> tuple[str, ...]:
+        if not self._listen.announce:
+            return self._node.maddrs
+        return tuple(a if peer_in(a) else f"{a}/p2p/{self.peer}" for a in self._listen.announce)
+
+    # ---------------------------------------------------------------- reading
+
+    def _hear(self, found: Announcement) -> None:
+        if found.record.peer == self.peer:
+            return
+        self._table.offer(found, now=time.time())
+        if found.record.run == self._run and found.dht:
+            self._known.met(found.dht)
+
+    async def _ask(self, num_stages: int) -> bool:
+        assert self._run is not None
+        deadline = asyncio.get_running_loop().time() + READ_DEADLINE_S
+        return await self._node.lookup(_keys(self._run, num_stages), deadline=deadline)
+
+    # ---------------------------------------------------------------- staying in the swarm
+
+    async def _open(self, listen: Listen) -> Node:
+        keys = _keys(self._run, self._num_stages) if self._run else ()
+        return await Node.open(self._identity, self._gate, listen, own_keys=keys)
+
+    async def _join_first(self) -> None:
+        met = await self._node.join(self._bootstrap)
+        if not met:
+            met = await self._node.join(self._strangers()[:REJOIN_AT_ONCE])
+        if self._bootstrap and not met:
+            raise UsageError(
+                f"no bootstrap peer answered; tried {', '.join(self._bootstrap)}: check that one of them is running "
+                "and reachable from here, or leave bootstrap empty to start a new swarm"
+            )
+        if met and abs(ahead := clock_ahead_s(met)) > self._ttl_s / 3:
+            raise UsageError(
+                f"this machine's clock is {abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} the swarm's: "
+                "set it (for example `timedatectl set-ntp true`) and start again"
+            )
+
+    def _strangers(self) -> list[str]:
+        """Known addresses, bootstrap first, of peers that are no neighbours now."""
+        near = self._node.neighbours() | {self.peer}
+        addresses = dict.fromkeys((*self._bootstrap, *self._known.addresses()))
+        return [address for address in addresses if peer_in(address) not in near]
+
+    async def _look_around(self) -> None:
+        """Refresh; while alone, try everybody remembered, with back-off; else greet one stranger (heals partitions)."""
+        period, alone_s, before = self._ttl_s / 3, REJOIN_MIN_S, self.known()
+        while True:
+            alone = not self._node.neighbours()
+            alone_s = min(alone_s * 2, period) if alone else REJOIN_MIN_S
+            await asyncio.sleep(self._rng.uniform(0.8, 1.2) * (alone_s if alone else period))
+            if self._node.broken:
+                await self._reopen()
+            strangers = self._strangers()
+            self._rng.shuffle(strangers)
+            await self._node.join(strangers[: 1 if self._node.neighbours() else REJOIN_AT_ONCE])
+            if self._run is None:
+                await self._node.lookup_near_us()
+            else:
+                await self.records()
+            self._known.met(await self._node.neighbour_addresses())
+            self._remember()
+            if (now_known := self.known()) != before:
+                before = now_known
+                for callback in self._watchers:
+                    callback(now_known)
+
+    async def _reopen(self) -> None:
+        """Replace a node whose daemon died, at the same port."""
+        log.warning("dht_daemon_lost", action="starting another")
+        port = next((Address.parse(address).port for address in self._node.maddrs), self._listen.port)
+        await self._node.close()
+        try:
+            self._node = await self._open(replace(self._listen, port=port))
+        except SwarmError as error:
+            log.warning("dht_daemon_failed", error=str(error))
+            return
+        if self._mine is not None:
+            self._publish_again_at = 0.0
+
+    def _remember(self) -> None:
+        try:
+            self._known.save()
+        except OSError as error:
+            log.warning("known_peers_not_saved", error=str(error))
+
+
+def _keys(run: RunId, num_stages: int) -> tuple[str, ...]:
+    return (*(dht_key(run, stage) for stage in range(num_stages)), dht_key(run, TRAINERS))
+
+
+def _named(address: str) -> str:
+    """A bootstrap address as given. Raises UsageError unless it says whom to expect there."""
+    if Address.parse(address).peer is None:
+        raise UsageError(f"{address!r} does not end in /p2p/<peer id>: copy the whole line that the peer printed")
+    return address

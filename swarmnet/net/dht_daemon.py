@@ -1,0 +1,182 @@
+"""The libp2p daemon (hivemind's `p2pd`) as a child process that cannot outlive us.
+
+Knows how to start, watch and end it; nothing of what is said through it. Started here and not by `hivemind.P2P` because
+that offers no way to tie the child's life to ours, to keep it out of the terminal's Ctrl+C, or to see it die.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from swarmnet.errors import SwarmError, UsageError
+from swarmnet.net.identity import Identity
+
+START_TIMEOUT_S = 15.0
+STOP_TIMEOUT_S = 2.0
+
+# The kernel kills the daemon when we die, by whatever signal (prctl PR_SET_PDEATHSIG survives exec). A launcher of its
+# own and not `preexec_fn`: that would fork a process full of gRPC and torch threads.
+_LAUNCH = """
+import os, sys
+if sys.platform == "linux":
+    import ctypes, signal
+    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != int(sys.argv[1]):
+        os._exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where a node listens. announce: multiaddrs to tell others instead. client: ask only, listen nowhere."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    announce: tuple[str, ...] = ()
+    client: bool = False
+
+
+class DaemonFailed(SwarmError):
+    """The libp2p daemon did not start."""
+
+
+class Daemon(asyncio.SubprocessProtocol):
+    """A running p2pd. `control` is its control socket; `exited` is set when the process is gone."""
+
+    def __init__(self, directory: Path) -> None:
+        self.control = directory / "control.sock"
+        self.exited = asyncio.Event()
+        self._directory = directory
+        self._ready = asyncio.Event()
+        self._output = b""
+        self._transport: asyncio.SubprocessTransport | None = None
+
+    @classmethod
+    async def start(cls, identity: Identity, listen: Listen) -> Daemon:
+        """Start p2pd under `identity`.
+
+        Raises UsageError if the address cannot be listened on, DaemonFailed if p2pd does not come up.
+        """
+        if not listen.client:
+            _check_free(listen.host, listen.port)
+        self = cls(Path(tempfile.mkdtemp(prefix="swarmnet-dht-")))      # 0700: the socket gives command of the daemon
+        try:
+            await self._start(identity, listen)
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    async def _start(self, identity: Identity, listen: Listen) -> None:
+        key = self._directory / "key"
+        key.touch(0o600)
+        key.write_bytes(identity.to_bytes())
+        arguments = [
+            str(_binary()), f"-id={key}", f"-listen=/unix{self.control}", "-idleTimeout=30s",
+            "-natPortMap=0", "-autonat=0", "-autoRelay=0", "-relay=0", "-relayService=0",
+            *_listening(listen),
+        ]
+        environment = {**os.environ, "GOLOG_LOG_LEVEL": "fatal"}
+        loop = asyncio.get_running_loop()
+        await loop.subprocess_exec(
+            lambda: self, sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *arguments,
+            stdin=None, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environment,
+            start_new_session=True,
+        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await self._ready.wait()
+        key.unlink()
+        if self.exited.is_set() or not self._ready.is_set():
+            said = self._output.decode(errors="replace").strip()[-300:]
+            raise DaemonFailed("the libp2p daemon did not start", said=said)
+
+    async def stop(self) -> None:
+        """End the process and remove its directory. Returns once it is gone."""
+        if self._transport is not None and not self.exited.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                self._transport.terminate()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    await self.exited.wait()
+        self.kill()
+
+    def kill(self) -> None:
+        """End the process without waiting."""
+        if self._transport is not None:
+            if not self.exited.is_set():
+                with contextlib.suppress(ProcessLookupError):
+                    self._transport.kill()
+            self._transport.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    @property
+    def pid(self) -> int:
+        """Process id of p2pd."""
+        assert self._transport is not None
+        pid: int = self._transport.get_pid()
+        return pid
+
+    # asyncio calls these; draining the output here needs no task
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._transport = transport
+
+    def pipe_data_received(self, fd: int, data: bytes | str) -> None:
+        assert isinstance(data, bytes)
+        self._output = (self._output + data)[-4096:]
+        if b"Peer ID:" in self._output:
+            self._ready.set()
+
+    def process_exited(self) -> None:
+        self.exited.set()
+        self._ready.set()
+
+
+def _binary() -> Path:
+    """Where hivemind keeps its p2pd; found without importing hivemind."""
+    spec = find_spec("hivemind")
+    assert spec is not None and spec.origin is not None
+    path = Path(spec.origin).parent / "hivemind_cli" / "p2pd"
+    if not os.access(path, os.X_OK):
+        raise DaemonFailed("hivemind is installed without its libp2p daemon: reinstall it", path=str(path))
+    return path
+
+
+def _listening(listen: Listen) -> list[str]:
+    if listen.client:
+        return ["-noListenAddrs", "-dhtClient=1"]
+    kind = "ip6" if ":" in listen.host else "ip4"
+    arguments = [f"-hostAddrs=/{kind}/{listen.host}/tcp/{listen.port}", "-dhtServer=1"]
+    if listen.announce:
+        bare = (address.partition("/p2p/")[0] for address in listen.announce)
+        arguments.append(f"-announceAddrs={','.join(bare)}")
+    return arguments
+
+
+def _check_free(host: str, port: int) -> None:
+    """p2pd shares a taken port (SO_REUSEPORT) without a word, so look before. Raises UsageError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)      # a port in TIME_WAIT is free
+        try:
+            probe.bind((host, port))
+            probe.listen()                     # bind alone succeeds next to a listener that set SO_REUSEADDR only
+        except OSError as error:
+            advice = (
+                "choose another dht_port" if error.errno == errno.EADDRINUSE
+                else "host must be the IP address of one of this machine's interfaces, or 0.0.0.0"
+            )
+            raise UsageError(f"cannot listen on {host} port {port} ({error.strerror or error}): {advice}") from error

@@ -1,0 +1,219 @@
+"""One Kademlia node: hivemind's `DHTNode` over our own p2pd, in our event loop (arXiv: Maymounkov, Mazieres 2002).
+
+Adapter: what is private, fragile or exception-happy in hivemind is met here and nowhere else. It knows keys and sealed
+bytes, not what they mean. Lookups and stores are driven from here instead of by `DHTNode.get/store`: those forget what
+was already found when a deadline passes, and fail as a whole on one crafted answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hivemind.dht.crypto import RecordValidatorBase
+from hivemind.dht.node import DHTNode
+from hivemind.dht.routing import DHTID
+from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure, P2PDaemonError, P2PHandlerError
+from hivemind.proto import dht_pb2
+from hivemind.utils.logging import use_hivemind_log_handler
+from hivemind.utils.multiaddr import Multiaddr
+
+from swarmnet.ids import PeerId
+from swarmnet.net.dht_daemon import Daemon, Listen
+from swarmnet.net.dht_gate import BoundedStorage
+from swarmnet.net.dht_known import peer_in
+from swarmnet.net.identity import Identity
+
+RPC_TIMEOUT_S = 1.0                 # a silent node costs a lookup this once, then it is left alone for a while
+DIAL_TIMEOUT_S = 3.0
+NUM_COPIES = 5
+BUCKET_SIZE = 20
+
+_RPC_ERRORS = (P2PHandlerError, P2PDaemonError, ControlFailure, TimeoutError, OSError, asyncio.IncompleteReadError)
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A node that answered when we joined. clock_ahead_s: its clock against ours. reaches_us: it could call back."""
+
+    peer: PeerId
+    address: str
+    clock_ahead_s: float
+    reaches_us: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What to store: sealed bytes under a key and, beside other peers' entries, the peer's id. expiry: Unix seconds."""
+
+    key: str
+    subkey: PeerId
+    value: bytes
+    expiry: float
+
+
+class Node:
+    """A DHT node. `maddrs`: where others can reach it (empty for a client)."""
+
+    def __init__(self, daemon: Daemon, p2p: P2P, dht: DHTNode, maddrs: tuple[str, ...]) -> None:
+        self.daemon, self.maddrs = daemon, maddrs
+        self._p2p, self._dht = p2p, dht
+
+    @classmethod
+    async def open(
+        cls, identity: Identity, gate: RecordValidatorBase, listen: Listen, *, own_keys: Iterable[str]
+    ) -> Node:
+        """Start daemon and node; nobody is known to it yet. Raises UsageError, DaemonFailed."""
+        _quiet()
+        daemon = await Daemon.start(identity, listen)
+        try:
+            p2p = await P2P.replicate(Multiaddr(f"/unix{daemon.control}"))
+            dht = await DHTNode.create(
+                p2p=p2p, client_mode=listen.client, record_validator=gate,
+                bucket_size=BUCKET_SIZE, num_replicas=NUM_COPIES, wait_timeout=RPC_TIMEOUT_S,
+                cache_locally=False, cache_nearest=0, cache_on_store=False,
+                cache_refresh_before_expiry=0, reuse_get_requests=False,
+            )
+            favoured = frozenset(DHTID.generate(source=key) for key in own_keys)
+            dht.protocol.storage = BoundedStorage(favoured.__contains__)
+            dht.protocol.cache = BoundedStorage(favoured.__contains__)
+            maddrs = () if listen.client else tuple(str(address) for address in await p2p.get_visible_maddrs())
+        except BaseException:
+            daemon.kill()
+            raise
+        return cls(daemon, p2p, dht, maddrs)
+
+    async def close(self) -> None:
+        """Leave: the daemon ends, whatever was under way fails."""
+        self._dht.is_alive = False
+        self._p2p._terminate()          # not `shutdown`: it asks a daemon that may be dead, and has no deadline
+        await self.daemon.stop()
+
+    @property
+    def broken(self) -> bool:
+        """The daemon died, or hivemind's reader of its answers did (it ends on an answer to a just cancelled call)."""
+        return self.daemon.exited.is_set() or self._p2p._client.control._read_task.done()
+
+    def neighbours(self) -> frozenset[PeerId]:
+        """Peers in the routing table."""
+        return frozenset(PeerId(peer.to_base58()) for peer in self._dht.protocol.routing_table.peer_id_to_uid)
+
+    async def neighbour_addresses(self) -> tuple[str, ...]:
+        """Multiaddrs of neighbours that are connected right now, for finding them again."""
+        neighbours = self.neighbours()
+        try:
+            async with asyncio.timeout(RPC_TIMEOUT_S):
+                connected = await self._p2p.list_peers()
+        except _RPC_ERRORS:
+            return ()
+        return tuple(
+            f"{address}/p2p/{peer}"
+            for info in connected if (peer := info.peer_id.to_base58()) in neighbours
+            for address in info.addrs
+        )
+
+    async def join(self, addresses: Sequence[str]) -> tuple[Met, ...]:
+        """Dial `addresses` at once; whoever answers becomes a neighbour, and then whoever they know near us."""
+        met: list[Met] = []
+        async with asyncio.TaskGroup() as dials:
+            for address in addresses:
+                dials.create_task(self._meet(address, met))
+        if met:
+            await self.lookup_near_us()
+        return tuple(met)
+
+    async def _meet(self, address: str, met: list[Met]) -> None:
+        named = peer_in(address)
+        if named is None:
+            return
+        peer, protocol = PeerID.from_base58(named), self._dht.protocol
+        try:
+            async with asyncio.timeout(DIAL_TIMEOUT_S):
+                await self._p2p._client.connect(peer, [Multiaddr(address).decapsulate(Multiaddr(f"/p2p/{named}"))])
+                request = dht_pb2.PingRequest(peer=protocol.node_info, validate=not protocol.client_mode)
+                asked = time.time()
+                answer = await protocol.get_stub(peer).rpc_ping(request, timeout=None)
+                node_id = DHTID.from_bytes(answer.peer.node_id)
+        except (*_RPC_ERRORS, ValueError, AssertionError):
+            return
+        self._dht.blacklist.register_success(peer)
+        await protocol.update_routing_table(node_id, peer, responded=True)
+        met.append(Met(named, address, answer.dht_time - (asked + time.time()) / 2, answer.available))
+
+    async def lookup_near_us(self) -> None:
+        """Fill the routing table around our own id."""
+        await self._nearest([self._dht.node_id], deadline=asyncio.get_running_loop().time() + 2 * RPC_TIMEOUT_S)
+
+    async def lookup(self, keys: Sequence[str], *, deadline: float) -> bool:
+        """Ask the nodes nearest to `keys`; the gate hears what they hold. False if the deadline cut it short."""
+        return await self._nearest([DHTID.generate(source=key) for key in keys], deadline=deadline) is not None
+
+    async def store(self, entries: Sequence[Entry], *, deadline: float) -> int:
+        """Keep each entry at the nodes nearest to its key. Returns how many are kept somewhere."""
+        ids = [DHTID.generate(source=entry.key) for entry in entries]
+        half_way = (asyncio.get_running_loop().time() + deadline) / 2
+        nearest = await self._nearest(ids, deadline=half_way) or {}
+        kept: set[int] = set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline), asyncio.TaskGroup() as stores:
+                for number, (key_id, entry) in enumerate(zip(ids, entries, strict=True)):
+                    for node_id, peer in self._candidates(key_id, nearest.get(key_id, {})):
+                        stores.create_task(self._store_at(node_id, peer, key_id, entry, number, kept))
+        return len(kept)
+
+    def _candidates(self, key_id: DHTID, found: dict[DHTID, PeerID]) -> list[tuple[DHTID, PeerID]]:
+        """The nearest nodes we know to a key, found just now or not, ourselves included."""
+        table = self._dht.protocol.routing_table.get_nearest_neighbors(key_id, k=NUM_COPIES)
+        known = {**found, **dict(table)}
+        if not self._dht.protocol.client_mode:
+            known[self._dht.node_id] = self._dht.peer_id
+        return sorted(known.items(), key=lambda item: key_id.xor_distance(item[0]))[: NUM_COPIES + 1]
+
+    async def _store_at(
+        self, node_id: DHTID, peer: PeerID, key_id: DHTID, entry: Entry, number: int, kept: set[int]
+    ) -> None:
+        if node_id == self._dht.node_id:
+            stored = self._dht.protocol.storage.store_subkey(key_id, entry.subkey, entry.value, entry.expiry)
+        else:
+            answer = await self._dht.protocol.call_store(peer, [key_id], [entry.value], [entry.expiry], [entry.subkey])
+            stored = bool(answer and answer[0])
+        if stored:
+            kept.add(number)
+
+    async def _nearest(self, ids: list[DHTID], *, deadline: float) -> dict[DHTID, dict[DHTID, PeerID]] | None:
+        try:
+            async with asyncio.timeout_at(deadline):
+                found: dict[DHTID, dict[DHTID, PeerID]] = await self._dht.find_nearest_nodes(ids)
+                return found
+        except (TimeoutError, AssertionError):        # the traversal asserts when an answer made one of its tasks fail
+            return None
+
+
+def clock_ahead_s(met: Sequence[Met]) -> float:
+    """How far the others' clocks run ahead of ours: the median of those who answered."""
+    return statistics.median(other.clock_ahead_s for other in met)
+
+
+class _NotOurs(logging.Filter):
+    """Drops asyncio's complaints about hivemind's unowned tasks (a stranger's crafted packet can cause them)."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "/hivemind/" not in record.getMessage()
+
+
+_NOT_OURS = _NotOurs()
+
+
+def _quiet() -> None:
+    """Not a word from hivemind unless we are debugging."""
+    use_hivemind_log_handler("nowhere")
+    debugging = logging.getLogger("swarmnet").isEnabledFor(logging.DEBUG)
+    logging.getLogger("hivemind").setLevel(logging.WARNING if debugging else logging.CRITICAL)
+    if not debugging:
+        logging.getLogger("asyncio").addFilter(_NOT_OURS)
