@@ -30,25 +30,18 @@ LEVELS = click.Choice(["debug", "info", "warning", "error"])
 MULTIADDR = "MADDR"
 
 
-class Stages(click.ParamType):
+def _stages(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
     """`0,3` as (0, 3)."""
-
-    name = "stages"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Split at commas."""
-        if isinstance(value, tuple):
-            return value
-        try:
-            return tuple(int(part) for part in str(value).split(","))
-        except ValueError:
-            self.fail(f"{value!r}: write stage numbers with commas, such as 0,3", param, ctx)
+    try:
+        return None if value is None else tuple(int(part) for part in value.split(","))
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r}: write stage numbers with commas, such as 0,3") from error
 
 
 # option -> (its place in PeerConfig, the option)
 _OPTIONS: dict[str, tuple[tuple[str, ...], Callable[[F], F]]] = {
     "manifest": (("manifest",), click.option("--manifest", metavar="FILE", help="The run's manifest (run.toml).")),
-    "stage": (("stages",), click.option("--stage", type=Stages(), metavar="N[,N..]", help="Stages to serve.")),
+    "stage": (("stages",), click.option("--stage", callback=_stages, metavar="N[,N..]", help="Stages to serve.")),
     "gpus": (("mesh", "gpus"), click.option("--gpus", type=int, metavar="N", help="GPUs of this peer.  [1]")),
     "dir": (("dir",), click.option("--dir", metavar="DIR", help="Identity key and snapshots.  [~/.swarmnet/COMMAND]")),
     "data": (("data",), click.option("--data", metavar="PATH", help="Where this machine has the run's tokens.")),

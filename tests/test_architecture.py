@@ -1,0 +1,164 @@
+"""The house: who may import whom, which modules are pure, which names are not ours. This table is the only one."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import swarmnet
+
+PACKAGE = Path(swarmnet.__file__).parent
+
+# Row by row from the ground. A module imports from rows below its own, and from its own room. The rooms of row 0
+# may use each other, without a cycle.
+ROWS = (
+    "config manifest ids errors messages telemetry",
+    "data model mesh wire",
+    "net",
+    "stage",
+    "pipeline averaging state",
+    "step",
+    "peer trainer",
+    "simulate local",
+    "cli",
+)
+ROW = {room: number for number, rooms in enumerate(ROWS) for room in rooms.split()}
+GROUND = frozenset(ROWS[0].split())
+
+# Decisions: the standard library, row 0 and each other. No clock, no socket, no torch.
+PURE = ("ids.py", "errors.py", "messages.py", "step/*.py", "pipeline/router.py", "data/sampler.py", "model/cut.py")
+DRIVER = "driver.py"          # modules of step/ whose name ends so perform the actions, and are not pure
+NOT_PURE = frozenset("asyncio logging socket subprocess threading time".split())
+
+FORBIDDEN = frozenset("expert server worker manager coordinator utils common core security".split())
+GENERATED = PACKAGE / "wire" / "pb"
+
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if GENERATED not in path.parents)
+
+
+def name_of(path: Path, package: Path = PACKAGE) -> str:
+    """`swarmnet.net.transport` for its file; a package for its `__init__.py`."""
+    parts = path.relative_to(package.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+NAMES = frozenset(name_of(path) for path in PACKAGE.rglob("*.py"))
+
+
+def room_of(module: str) -> str:
+    """`net` for `swarmnet.net.transport`. The package itself is ground, `python -m swarmnet` is the command line."""
+    parts = module.split(".")
+    return "cli" if module == "swarmnet.__main__" else parts[1] if len(parts) > 1 else "ids"
+
+
+def imports(source: str, names: frozenset[str] = NAMES) -> Iterator[tuple[str, int]]:
+    """(module, line) of every import anywhere in `source`; relative ones as written, with their dots."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            for alias in node.names:
+                inner = f"{module}.{alias.name}"
+                yield (inner if inner in names else module), node.lineno
+
+
+def breaches(module: str, source: str) -> Iterator[str]:
+    """Imports of `source` that the table does not allow."""
+    mine = room_of(module)
+    for target, line in imports(source):
+        if target.startswith("."):
+            yield f"{module}:{line} imports {target}: write it absolutely"
+        elif target.split(".")[0] == "swarmnet":
+            theirs = room_of(target)
+            if theirs not in ROW:
+                yield f"{module}:{line} imports {target}: {theirs} is in no row"
+            elif not (theirs == mine or ROW[theirs] < ROW[mine] or {mine, theirs} <= GROUND):
+                yield f"{module}:{line} imports {target}: {mine} (row {ROW[mine]}) may not see {theirs} ({ROW[theirs]})"
+
+
+def impurities(module: str, source: str, pure: frozenset[str]) -> Iterator[str]:
+    """Imports of a pure module that are neither the standard library, nor row 0, nor pure."""
+    for target, line in imports(source):
+        top = target.split(".")[0]
+        if top == "swarmnet":
+            allowed = room_of(target) in GROUND - {"telemetry"} or target in pure
+        else:
+            allowed = top in sys.stdlib_module_names and target not in NOT_PURE
+        if not allowed:
+            yield f"{module}:{line} imports {target}"
+
+
+def words(name: str) -> set[str]:
+    """`GrpcServer_pool` as {grpc, server, pool}."""
+    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
+
+
+def pure_modules() -> list[Path]:
+    found = {path for pattern in PURE for path in PACKAGE.glob(pattern) if not path.name.endswith(DRIVER)}
+    return sorted(found)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_are_absolute_and_point_down(path: Path) -> None:
+    module = name_of(path)
+    assert room_of(module) in ROW, f"{module} is in no room of the house"
+    assert not list(breaches(module, path.read_text(encoding="utf-8")))
+
+
+def test_the_ground_has_no_cycle() -> None:
+    below: dict[str, set[str]] = {room: set() for room in GROUND}
+    for path in MODULES:
+        if (room := room_of(name_of(path))) in GROUND and path != PACKAGE / "__init__.py":
+            seen = {room_of(target) for target, _ in imports(path.read_text()) if target.startswith("swarmnet.")}
+            below[room] |= seen - {room}
+    while free := [room for room, uses in below.items() if not uses & below.keys()]:
+        for room in free:
+            del below[room]
+    assert not below, f"a cycle: {below}"
+
+
+@pytest.mark.parametrize("path", pure_modules(), ids=name_of)
+def test_pure_modules_decide_and_do_nothing_else(path: Path) -> None:
+    pure = frozenset(name_of(each) for each in pure_modules()) | {"swarmnet.step"}
+    assert not list(impurities(name_of(path), path.read_text(encoding="utf-8"), pure))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_names_are_the_fields_own(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = {path.stem, path.parent.name} | {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    assert not {name for name in names if words(name) & FORBIDDEN}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_says_what_it_is_for(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree) or not tree.body, f"{name_of(path)} has no docstring"
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "finding"),
+    [
+        ("swarmnet.net.x", "from swarmnet.peer import run_peer", "may not see peer"),
+        ("swarmnet.data.x", "def f():\n    import swarmnet.model.cut", "may not see model"),
+        ("swarmnet.net.x", "from . import transport", "absolutely"),
+        ("swarmnet.net.x", "from swarmnet.attic import y", "in no row"),
+        ("swarmnet.errors", "from swarmnet.net import transport", "may not see net"),
+    ],
+)
+def test_the_table_can_be_broken(module: str, source: str, finding: str) -> None:
+    assert [line for line in breaches(module, source) if finding in line]
+
+
+@pytest.mark.parametrize("source", ["import torch", "from swarmnet.net import transport", "import time", "import grpc.aio"])
+def test_purity_can_be_broken(source: str) -> None:
+    assert list(impurities("swarmnet.step.x", source, frozenset()))
+
+
+def test_words_are_found_inside_names() -> None:
+    assert words("GrpcServer") & FORBIDDEN and words("io_utils") & FORBIDDEN and words("HTTPServer") & FORBIDDEN
+    assert not words("Observer") & FORBIDDEN and not words("scores") & FORBIDDEN

@@ -1,0 +1,42 @@
+"""`import swarmnet` and `swarmnet --help` stay light: what matters is what they do *not* import. Times are printed."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"torch", "hivemind", "grpc", "bitsandbytes", "numpy", "pydantic", "cryptography", "rich", "safetensors"}
+
+PROBE = """
+import json, sys, time
+began = time.perf_counter()
+{code}
+print(json.dumps([time.perf_counter() - began, sorted(sys.modules)]))
+"""
+
+
+def probe(code: str) -> set[str]:
+    """The modules that `code` leaves imported in a fresh interpreter."""
+    done = subprocess.run([sys.executable, "-c", PROBE.format(code=code)], capture_output=True, text=True, check=True)
+    seconds, modules = json.loads(done.stdout.splitlines()[-1])
+    print(f"{seconds:.3f} s: {code}")
+    return set(modules)
+
+
+COMMANDS = ("init", "local", "peer", "trainer", "bootstrap", "status")
+HELP = "from swarmnet.cli.frame import run; assert run({argv!r}) == 0"
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    assert not probe("import swarmnet") & (HEAVY | {"click"})
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
+def test_help_imports_nothing_heavy(argv: list[str]) -> None:
+    assert not probe(HELP.format(argv=argv)) & HEAVY
+
+
+def test_a_manifest_is_read_without_torch() -> None:
+    modules = probe("from swarmnet.manifest.file import load; from swarmnet.config import PeerConfig; PeerConfig()")
+    assert "pydantic" in modules and not modules & (HEAVY - {"pydantic"})
