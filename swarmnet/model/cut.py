@@ -7,6 +7,7 @@ one with the smallest sum of squared costs is taken, which evens out the other s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from swarmnet.manifest.schema import Cut, Model
@@ -91,4 +92,4 @@ def _least_squares(prefix: Sequence[int], parts: int, limit: int) -> tuple[range
                     longer[stop] = candidate
         best = longer
     edges = best[total][1]
-    return tuple(range(start, stop) for start, stop in zip(edges[:-1], edges[1:], strict=True))
+    return tuple(range(start, stop) for start, stop in itertools.pairwise(edges))

@@ -76,7 +76,8 @@ class Attention(nn.Module):
         )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         y_BHTC = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-        return self.o_proj(y_BHTC.transpose(1, 2).reshape(batch, length, -1), tape)
+        y_BTD: Tensor = self.o_proj(y_BHTC.transpose(1, 2).reshape(batch, length, -1), tape)
+        return y_BTD
 
 
 class MLP(nn.Module):
@@ -89,7 +90,8 @@ class MLP(nn.Module):
         self.down_proj = Linear(model.intermediate_size, model.hidden_size)
 
     def forward(self, x: Tensor, tape: Tape | None) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x, tape)) * self.up_proj(x, tape), tape)
+        y: Tensor = self.down_proj(F.silu(self.gate_proj(x, tape)) * self.up_proj(x, tape), tape)
+        return y
 
 
 class Layer(nn.Module):
@@ -104,7 +106,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, tape: Tape | None) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x, tape), cos, sin, tape)
-        return x + self.mlp(self.post_attention_layernorm(x, tape), tape)
+        y: Tensor = x + self.mlp(self.post_attention_layernorm(x, tape), tape)
+        return y
 
 
 class Trunk(nn.Module):

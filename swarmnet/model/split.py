@@ -2,7 +2,7 @@
 
 The neighbour waits for the input gradient only, and a replica that may not count a microbatch needs nothing else. So
 linear, scale (of RMSNorm) and embedding answer backward with the gradient of their input and leave what the gradient
-of their parameter needs on a `Tape`; `Tape.weight_pass` finishes the work with the same kernels that autograd would have
+of their parameter needs on a `Tape`; `Tape.weight_pass` finishes the work with the kernels that autograd would have
 used, on the same operands, so the bits are those of an ordinary backward. Autograd runs once.
 
 Without a tape the three functions are torch's own. Knows no model and no accumulator.
@@ -115,14 +115,19 @@ class _Embedding(torch.autograd.Function):
 
 def linear(x: Tensor, weight: Parameter, bias: Parameter | None, tape: Tape | None) -> Tensor:
     """x [..., I] times weight [O, I] transposed, plus bias [O]. With a tape, weight gradients are owed."""
-    return F.linear(x, weight, bias) if tape is None else _Linear.apply(x, weight, bias, tape)
+    return F.linear(x, weight, bias) if tape is None else _apply(_Linear, x, weight, bias, tape)
 
 
 def scale(x: Tensor, weight: Parameter, tape: Tape | None) -> Tensor:
     """x [..., D] times weight [D], elementwise. With a tape, the weight gradient is owed."""
-    return x * weight if tape is None else _Scale.apply(x, weight, tape)
+    return x * weight if tape is None else _apply(_Scale, x, weight, tape)
 
 
 def embedding(ids: Tensor, weight: Parameter, tape: Tape | None) -> Tensor:
     """Rows `ids` of weight [V, D]. With a tape, the weight gradient is owed."""
-    return F.embedding(ids, weight) if tape is None else _Embedding.apply(ids, weight, tape)
+    return F.embedding(ids, weight) if tape is None else _apply(_Embedding, ids, weight, tape)
+
+
+def _apply(function: type[torch.autograd.Function], *arguments: object) -> Tensor:
+    y: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
+    return y

@@ -1,0 +1,190 @@
+"""The single process a swarm is measured against: the whole model, one loop, the same manifest.
+
+Plain autograd on the uncut model, the same microbatches in the same shapes. In fp32 mode nothing of the swarm is in the
+loop: `.backward()` accumulates, `clip_grad_norm_` clips, `torch.optim.AdamW` steps. In deterministic mode the grid is
+part of what the manifest means, so the oracle uses the product's accumulator and update arithmetic on its own
+gradients, and adds squared norms per stage, as the commits do; a swarm's losses and weights are then the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from swarmnet.data.sampler import Sampler
+from swarmnet.data.tokens import Tokens
+from swarmnet.manifest.schema import Manifest
+from swarmnet.model.cut import cut_layers
+from swarmnet.model.decoder import StageModule, loss_sum
+from swarmnet.stage.accumulator import Accumulator
+from swarmnet.stage.optimizer import StageOptimizer, average, square_norm
+from swarmnet.stage.schedule import gradient_scale, learning_rate
+
+OnStep = Callable[[int, float, int], None]
+"""Called after every step with its number, mean loss and number of tokens."""
+
+
+@dataclass(slots=True)
+class OracleResult:
+    """losses: mean loss in nats per token before each update; tokens: per step; weights: after the last one.
+
+    evals: mean held-out loss by version, at the versions the manifest evaluates.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    evals: dict[int, float] = field(default_factory=dict)
+
+
+class _Update(Protocol):
+    def count(self, index: int) -> None:
+        """Take in the gradients that one microbatch's backward left in `.grad`."""
+        ...
+
+    def step(self, step: int, num_tokens: int) -> None:
+        """Update the weights."""
+        ...
+
+
+def run_oracle(
+    manifest: Manifest, tokens: Tokens, *, steps: int | None = None, on_step: OnStep | None = None
+) -> OracleResult:
+    """Train for `steps` steps (all of the manifest's by default) on the CPU. `tokens` must be the manifest's stream."""
+    training = manifest.training
+    sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
+    module = StageModule(manifest.model, range(manifest.model.num_layers), first=True, last=True)
+    module.reset(seed=training.seed)
+    exact = manifest.numerics.mode == "deterministic"
+    update: _Update = _Exact(manifest, module) if exact else _Plain(manifest, module)
+    result = OracleResult()
+    with _threads(1 if exact else torch.get_num_threads()):
+        _evaluate(manifest, module, sampler, tokens, 0, result)
+        for step in range(training.total_steps if steps is None else steps):
+            total, num_tokens = 0.0, 0
+            for index in range(training.microbatches):
+                batch = tokens.microbatch(
+                    sampler.positions(step * training.microbatches + index), training.sequence_length
+                )
+                loss = loss_sum(module(batch[:, :-1]), batch[:, 1:])
+                loss.backward()  # type: ignore[no-untyped-call]
+                update.count(index)
+                total += loss.item()
+                num_tokens += batch[:, 1:].numel()
+            update.step(step, num_tokens)
+            result.losses.append(total / num_tokens)
+            result.tokens.append(num_tokens)
+            if on_step is not None:
+                on_step(step, total / num_tokens, num_tokens)
+            _evaluate(manifest, module, sampler, tokens, step + 1, result)
+    result.weights = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    return result
+
+
+class _Plain:
+    """torch's own way."""
+
+    def __init__(self, manifest: Manifest, module: StageModule) -> None:
+        self._manifest, self._parameters = manifest, list(module.parameters())
+        table = manifest.optimizer
+        self._adamw = torch.optim.AdamW(
+            [
+                {"params": [p for p in self._parameters if p.ndim >= 2], "weight_decay": table.weight_decay},
+                {"params": [p for p in self._parameters if p.ndim < 2], "weight_decay": 0.0},
+            ],
+            lr=table.learning_rate, betas=(table.beta1, table.beta2), eps=table.eps,
+        )
+
+    def count(self, index: int) -> None:
+        """Backward has added to `.grad` already."""
+
+    def step(self, step: int, num_tokens: int) -> None:
+        table = self._manifest.optimizer
+        for parameter in self._parameters:
+            assert parameter.grad is not None
+            parameter.grad.div_(num_tokens)
+        torch.nn.utils.clip_grad_norm_(self._parameters, table.clip_norm)
+        for group in self._adamw.param_groups:
+            group["lr"] = learning_rate(table, step, total_steps=self._manifest.training.total_steps)
+        self._adamw.step()
+        self._adamw.zero_grad()
+
+
+class _Exact:
+    """The product's fixed-point sum and update, on the uncut model."""
+
+    def __init__(self, manifest: Manifest, module: StageModule) -> None:
+        self._manifest, self._parameters = manifest, list(module.parameters())
+        self._edges = [0, *itertools.accumulate(p.numel() for p in self._parameters)]
+        self._stage_of = stage_of_parameters(manifest)
+        self._names = [name for name, _ in module.named_parameters()]
+        self._optimizer = StageOptimizer(self._parameters, manifest.optimizer)
+        self._accumulator = Accumulator(
+            self._edges[-1], manifest.numerics, max_microbatches=manifest.training.microbatches,
+            device=torch.device("cpu"),
+        )
+        self._step = 0
+
+    def count(self, index: int) -> None:
+        gradients = []
+        for parameter in self._parameters:
+            assert parameter.grad is not None
+            gradients.append(parameter.grad.contiguous())
+            parameter.grad = None
+        self._accumulator.add(gradients, step=self._step, index=index, voids=0)
+
+    def step(self, step: int, num_tokens: int) -> None:
+        total, numerics, table = self._accumulator.read(step), self._manifest.numerics, self._manifest.optimizer
+        pieces = [total[start:stop] for start, stop in itertools.pairwise(self._edges)]
+        squares = [0.0] * self._manifest.cut.stages
+        for name, piece in zip(self._names, pieces, strict=True):
+            squares[self._stage_of[name]] += square_norm(piece, numerics=numerics)
+        scale = gradient_scale(squares, num_tokens=num_tokens, clip_norm=table.clip_norm)
+        gradients = [torch.empty_like(p, requires_grad=False) for p in self._parameters]
+        for piece, gradient in zip(pieces, gradients, strict=True):
+            average(piece, gradient.view(-1), scale=scale, numerics=numerics)
+        rate = learning_rate(table, step, total_steps=self._manifest.training.total_steps)
+        self._optimizer.step(gradients, learning_rate=rate)
+        self._step += 1
+
+
+def stage_of_parameters(manifest: Manifest) -> dict[str, int]:
+    """Which stage of the manifest's cut holds each parameter, by name."""
+    ranges = cut_layers(manifest.model, manifest.cut, manifest.training.sequence_length)
+    with torch.device("meta"):
+        modules = [
+            StageModule(manifest.model, layers, first=stage == 0, last=stage == len(ranges) - 1)
+            for stage, layers in enumerate(ranges)
+        ]
+    return {name: stage for stage, module in enumerate(modules) for name, _ in module.named_parameters()}
+
+
+@torch.no_grad()
+def _evaluate(
+    manifest: Manifest, module: StageModule, sampler: Sampler, tokens: Tokens, version: int, result: OracleResult
+) -> None:
+    training = manifest.training
+    if not training.eval_every or not version or version % training.eval_every:
+        return
+    total, num_tokens = 0.0, 0
+    for index in range(training.eval_microbatches):
+        batch = tokens.microbatch(sampler.eval_positions(index), training.sequence_length)
+        total += loss_sum(module(batch[:, :-1]), batch[:, 1:]).item()
+        num_tokens += batch[:, 1:].numel()
+    result.evals[version] = total / num_tokens
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

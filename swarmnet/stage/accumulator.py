@@ -1,0 +1,125 @@
+"""The sum of a step's gradients in one replica, and what may enter it.
+
+Two modes. *deterministic*: each microbatch's gradient is rounded to the grid 2^-grid_bits and summed in int64, so the
+sum does not depend on order or grouping. *fp32*: plain float sums. In both a gradient enters whole or not at all: it is
+checked before the first element is added.
+
+A sum cannot lose a term again, so it is void whole (docs/protocol.md, I3 and rule 5). The content carries the (step,
+void count) it belongs to; `void` moves the count and nothing else, and whoever finds content of another count starts
+from zero. So voiding never waits for an addition, and an addition that was overtaken has added to nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from swarmnet.errors import BadMessage, Overflow, RejectCode
+from swarmnet.manifest.schema import Numerics
+
+MAX_SUM = 1 << 62
+"""No fixed-point sum of a whole step exceeds this in absolute value, whoever adds it in whatever grouping."""
+
+_CPU_CHUNK, _DEVICE_CHUNK = 1 << 16, 1 << 24
+
+
+def chunk_elements(device: torch.device) -> int:
+    """How many elements to treat at once where temporaries arise: what fits a core's cache, or a launch's worth."""
+    return _CPU_CHUNK if device.type == "cpu" else _DEVICE_CHUNK
+
+
+class Accumulator:
+    """A flat sum over microbatches. `void` and `voids` from any thread, all else from the compute thread.
+
+    max_microbatches: of one step. In deterministic mode one gradient's elements are limited to MAX_SUM divided by it,
+    so whether a microbatch overflows depends on that microbatch alone.
+    """
+
+    def __init__(
+        self, num_elements: int, numerics: Numerics, *, max_microbatches: int, device: torch.device
+    ) -> None:
+        self.fixed_point = numerics.mode == "deterministic"
+        self._grid = 2.0**numerics.grid_bits
+        self._limit = float(MAX_SUM // max_microbatches)
+        self._sum = torch.zeros(num_elements, dtype=sum_dtype(numerics), device=device)
+        self._lock = threading.Lock()
+        self._voids = 0
+        self._epoch = (-1, -1)
+        self._indexes: set[int] = set()
+
+    @property
+    def voids(self) -> int:
+        """How often the sum has been voided."""
+        with self._lock:
+            return self._voids
+
+    def void(self) -> None:
+        """Make the sum empty. An addition now running adds to nothing and returns False."""
+        with self._lock:
+            self._voids += 1
+
+    def add(self, gradients: Sequence[Tensor], *, step: int, index: int, voids: int) -> bool:
+        """Add one microbatch's gradients: fp32, contiguous, in canonical order, sums over tokens.
+
+        voids: the void count when the work on this microbatch began. False if it has moved since, or if `index` is
+        in the sum already. Raises BadMessage(NON_FINITE) or Overflow; the sum is unchanged then.
+        """
+        if voids != self.voids:
+            return False
+        self._check(gradients, index)
+        self._enter(step, voids)
+        if index in self._indexes:
+            return False
+        self._indexes.add(index)
+        start = 0
+        for gradient in gradients:
+            self._add_flat(self._sum[start : start + gradient.numel()], gradient.view(-1))
+            start += gradient.numel()
+        if start != self._sum.numel():
+            raise ValueError(f"gradients have {start} elements, the sum has {self._sum.numel()}")
+        return voids == self.voids
+
+    def read(self, step: int) -> Tensor:
+        """The flat sum of `step`: zeros if nothing was added. Valid until the next `add`; do not change it."""
+        self._enter(step, self.voids)
+        return self._sum
+
+    def _enter(self, step: int, voids: int) -> None:
+        if self._epoch != (step, voids):
+            self._sum.zero_()
+            self._indexes.clear()
+            self._epoch = (step, voids)
+
+    def _check(self, gradients: Sequence[Tensor], index: int) -> None:
+        largest = largest_magnitude(gradients)
+        if not math.isfinite(largest):
+            raise BadMessage(RejectCode.NON_FINITE, "the gradient of a microbatch is not finite", index=index)
+        if self.fixed_point and largest * self._grid > self._limit:
+            raise Overflow("a gradient does not fit the grid: lower numerics.grid_bits or the learning rate",
+                           index=index, largest=largest)
+
+    def _add_flat(self, total: Tensor, gradient: Tensor) -> None:
+        if not self.fixed_point:
+            total.add_(gradient)
+            return
+        size = chunk_elements(total.device)
+        for part, piece in zip(torch.split(total, size), torch.split(gradient, size), strict=True):
+            part.add_((piece * self._grid).round_().to(torch.int64))     # the product is exact: a power of two
+
+
+def sum_dtype(numerics: Numerics) -> torch.dtype:
+    """The dtype sums travel and rest in."""
+    return torch.int64 if numerics.mode == "deterministic" else torch.float32
+
+
+def largest_magnitude(tensors: Sequence[Tensor]) -> float:
+    """The largest absolute value of all; NaN or infinity if there is one. One pass, one synchronisation."""
+    extremes = [torch.stack(torch.aminmax(tensor)) for tensor in tensors if tensor.numel()]
+    if not extremes:
+        return 0.0
+    low, high = torch.stack(extremes).unbind(1)
+    return max(high.max().item(), -low.min().item())     # Python's numbers: -(-2^63) is not an int64

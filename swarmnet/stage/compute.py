@@ -1,0 +1,161 @@
+"""The compute thread: one job at a time, and which one next.
+
+Live tensors and autograd belong to this thread. One of it serves all stages of a peer. Order:
+
+1. averaging and apply: every replica of the stage, then every stage, waits for them;
+2. backward: it frees memory, and the stage before waits for it;
+3. forward;
+4. weight passes: nobody waits for one alone (zero bubble, arXiv:2401.10241), but the step waits for all. They run when
+   nothing above is queued - which must happen, since a step has finitely many microbatches and the next one cannot
+   begin without them. Each holds activations meanwhile, so once more than `max_deferred` are queued the first of them
+   goes before the next forward: memory is bounded, and none starves;
+5. snapshots for others.
+
+Inside a class: older step, then later stage, then lower index, then first come. `JobQueue` decides, purely.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import heapq
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+J = TypeVar("J")
+
+MAX_DEFERRED = 4
+"""Weight passes that may wait while forwards go first."""
+
+
+class Work(enum.IntEnum):
+    """What a job is, the most urgent first."""
+
+    ROUND = 0
+    BACKWARD = 1
+    FORWARD = 2
+    WEIGHTS = 3
+    BACKGROUND = 4
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Turn:
+    """When a job runs: compared field by field, the lowest first. `later_stage` is the stage's number, negated."""
+
+    work: Work
+    step: int
+    later_stage: int
+    index: int
+
+
+class JobQueue(Generic[J]):
+    """Queued jobs in the order of the module's docstring. Not thread safe."""
+
+    def __init__(self, *, max_deferred: int = MAX_DEFERRED) -> None:
+        self._max_deferred = max_deferred
+        self._ticket = itertools.count()
+        self._jobs: list[tuple[Turn, int, J]] = []
+        self._weights: list[tuple[Turn, int, J]] = []
+
+    def __len__(self) -> int:
+        return len(self._jobs) + len(self._weights)
+
+    def push(self, turn: Turn, job: J) -> None:
+        """Queue a job."""
+        heapq.heappush(self._weights if turn.work is Work.WEIGHTS else self._jobs, (turn, next(self._ticket), job))
+
+    def pop(self) -> J:
+        """Take out the next job. Raises IndexError if there is none."""
+        if not self._weights:
+            return heapq.heappop(self._jobs)[2]
+        limit = Work.FORWARD if len(self._weights) > self._max_deferred else Work.WEIGHTS
+        if self._jobs and self._jobs[0][0].work < limit:
+            return heapq.heappop(self._jobs)[2]
+        return heapq.heappop(self._weights)[2]
+
+    def clear(self) -> list[J]:
+        """Take out all jobs."""
+        jobs = [job for _, _, job in (*self._jobs, *self._weights)]
+        self._jobs, self._weights = [], []
+        return jobs
+
+
+@dataclass(slots=True)
+class _Job(Generic[T]):
+    call: Callable[[], T]
+    loop: asyncio.AbstractEventLoop
+    outcome: asyncio.Future[tuple[T | None, BaseException | None]]
+
+    def finish(self, pair: tuple[T | None, BaseException | None]) -> None:
+        """Hand the outcome over; in the waiting loop's thread."""
+        if not self.outcome.done():
+            self.outcome.set_result(pair)
+
+    def tell(self, action: Callable[[], object]) -> None:
+        """Run `action` in the waiting loop, unless that was closed meanwhile."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(action)
+
+
+class ComputeThread:
+    """Owns the device. `run` from an event loop, `close` when all stages are done."""
+
+    def __init__(self, *, max_deferred: int = MAX_DEFERRED) -> None:
+        self._queue: JobQueue[_Job[Any]] = JobQueue(max_deferred=max_deferred)
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="compute", daemon=True)
+        self._thread.start()
+
+    async def run(self, turn: Turn, call: Callable[[], T]) -> T:
+        """Run `call` on the compute thread when its turn comes; returns or raises what it does.
+
+        Cancelling drops a queued job; a running one finishes and its result is dropped. CancelledError if closed.
+        """
+        loop = asyncio.get_running_loop()
+        job = _Job(call, loop, loop.create_future())
+        with self._changed:
+            if self._closed:
+                raise asyncio.CancelledError("the compute thread is closed")
+            self._queue.push(turn, job)
+            self._changed.notify()
+        value, error = await job.outcome
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value]  # None only if T is
+
+    def close(self) -> None:
+        """Finish the running job, cancel the queued ones, end the thread. Idempotent."""
+        with self._changed:
+            self._closed = True
+            dropped = self._queue.clear()
+            self._changed.notify()
+        for job in dropped:
+            job.tell(job.outcome.cancel)
+        self._thread.join()
+
+    def _next(self) -> _Job[Any] | None:
+        with self._changed:
+            while not self._queue and not self._closed:
+                self._changed.wait()
+            return None if self._closed else self._queue.pop()
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            if not job.outcome.cancelled():
+                self._do(job)
+            del job                                      # the closure holds activations
+
+    @staticmethod
+    def _do(job: _Job[Any]) -> None:
+        pair: tuple[Any, BaseException | None]
+        try:
+            pair = job.call(), None
+        except BaseException as error:                   # not swallowed: raised again where the job is awaited
+            pair = None, error
+        job.tell(lambda: job.finish(pair))

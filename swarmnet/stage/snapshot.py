@@ -1,0 +1,78 @@
+"""A stage's state as safetensors bytes: weights under their own names, optimizer moments under `optimizer.<moment>.`.
+
+Everything is fp32 and in full layout, whatever the donor's device; the version stands in the metadata. Reading trusts
+nothing: names, shapes, dtypes, finiteness and version are checked before a caller sees a tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.stage.accumulator import largest_magnitude
+
+FORMAT = "swarmnet.stage.1"
+_MAX_HEADER_BYTES = 100_000_000
+
+
+def moment_name(moment: str, parameter: str) -> str:
+    """Name of an optimizer moment of `parameter`."""
+    return f"optimizer.{moment}.{parameter}"
+
+
+def pack(tensors: Mapping[str, Tensor], *, stage: int, version: int) -> bytes:
+    """Serialise; the same state gives the same bytes."""
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return safetensors.torch.save(
+        on_cpu, metadata={"format": FORMAT, "stage": str(stage), "version": str(version)}
+    )
+
+
+def unpack(
+    data: bytes | memoryview, shapes: Mapping[str, torch.Size], *, stage: int, version: int
+) -> dict[str, Tensor]:
+    """The tensors of a snapshot of (stage, version): exactly the names and shapes asked for, fp32, finite.
+
+    Raises BadMessage: MALFORMED (not safetensors, or of another stage, version or format), BAD_SHAPE, NON_FINITE.
+    """
+    raw = bytes(data)
+    expected = {"format": FORMAT, "stage": str(stage), "version": str(version)}
+    found = _metadata(raw)
+    if found != expected:
+        raise BadMessage(RejectCode.MALFORMED, "not the snapshot asked for", found=str(found)[:200], expected=expected)
+    try:
+        tensors = safetensors.torch.load(raw)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise BadMessage(RejectCode.MALFORMED, "not a snapshot", error=str(error)[:200]) from error
+    if tensors.keys() != shapes.keys():
+        strange = sorted(tensors.keys() ^ shapes.keys())[:4]
+        raise BadMessage(RejectCode.BAD_SHAPE, "a snapshot of other parameters", differing=strange)
+    for name, tensor in tensors.items():
+        if tensor.shape != shapes[name] or tensor.dtype != torch.float32:
+            raise BadMessage(
+                RejectCode.BAD_SHAPE, "a snapshot of other shapes", name=name, shape=tuple(tensor.shape),
+                dtype=str(tensor.dtype), expected=tuple(shapes[name]),
+            )
+        if not math.isfinite(largest_magnitude([tensor])):
+            raise BadMessage(RejectCode.NON_FINITE, "NaN or infinity in a snapshot", name=name)
+    return tensors
+
+
+def _metadata(raw: bytes) -> Any:
+    """What the header says of itself; the loader returns tensors only."""
+    length = int.from_bytes(raw[:8], "little")
+    if not 0 < length <= min(len(raw) - 8, _MAX_HEADER_BYTES):
+        raise BadMessage(RejectCode.MALFORMED, "not a snapshot", num_bytes=len(raw))
+    try:
+        header = json.loads(raw[8 : 8 + length])
+    except (ValueError, RecursionError) as error:
+        raise BadMessage(RejectCode.MALFORMED, "not a snapshot", error=str(error)[:200]) from error
+    return header.get("__metadata__") if isinstance(header, dict) else None

@@ -1,0 +1,331 @@
+"""The engine of `stage.engine` in torch: one stage, one device, its jobs on the shared compute thread.
+
+Checks every payload before it computes, and computes on nothing that the optimizer has changed since: a stash belongs
+to the weights it was made on, and afterwards it is refused (backward) or not counted (weight pass). An activation or
+gradient that *we* found non-finite, from finite input, raises BadMessage(NON_FINITE) with the fact `ours=True`: nobody
+is to blame for the value of a pure function. Knows no peers, no rounds, no slots.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
+from swarmnet.manifest.schema import Manifest
+from swarmnet.messages import Commit, Packed
+from swarmnet.model.decoder import loss_sum
+from swarmnet.model.split import Tape
+from swarmnet.stage.accumulator import MAX_SUM, Accumulator, largest_magnitude, sum_dtype
+from swarmnet.stage.compute import ComputeThread, Turn, Work
+from swarmnet.stage.engine import Stash
+from swarmnet.stage.replica_state import ReplicaState
+from swarmnet.wire import codecs
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class _Saved:
+    """What a forward leaves behind. Backward turns `leaf` and `output` into a full `tape`; the weight pass takes it."""
+
+    epoch: int
+    leaf: Tensor | None
+    output: Tensor | None
+    tape: Tape | None
+    added: bool | None = None
+
+
+class TorchEngine:
+    """`stage.engine.Engine` for one stage of `manifest` on `device` ("cpu", "cuda", "cuda:1"). Begins at version 0.
+
+    Besides the contract's errors: Refused(STALE) from forward and backward if the weights are past the step, or are no
+    longer those the stash was made on; Refused(NOT_READY) from forward if they are before it. `accumulate` may be
+    asked again after a cancellation and gives the same answer.
+    """
+
+    def __init__(
+        self, manifest: Manifest, stage: int, compute: ComputeThread, *, device: str | torch.device = "cpu"
+    ) -> None:
+        self._manifest, self._stage, self._compute = manifest, stage, compute
+        self._device = torch.device(device)
+        self._exact = manifest.numerics.mode == "deterministic"
+        self._state = ReplicaState(manifest, stage, device=self._device)
+        elements = self._state.num_elements
+        self._accumulator = Accumulator(
+            elements, manifest.numerics, max_microbatches=manifest.training.microbatches, device=self._device
+        )
+        self._sum = torch.zeros(elements, dtype=sum_dtype(manifest.numerics), device=self._device)
+        self._sum_version = -1               # the version the finished sum leads on from
+        self._epoch = 0                      # counts changes of the weights
+        self._job_lock = threading.Lock()    # one job or reset at a time
+        self.reset_to_seed()
+
+    # ------------------------------------------------------------ what others may read at any time
+
+    @property
+    def num_elements(self) -> int:
+        """Length of the flat gradient."""
+        return self._state.num_elements
+
+    @property
+    def voids(self) -> int:
+        """How often the accumulator has been voided."""
+        return self._accumulator.voids
+
+    @property
+    def version(self) -> int:
+        """Version of the weights."""
+        return self._state.version
+
+    def void(self) -> None:
+        """Empty the accumulator and move the void counter. Never waits for the compute thread."""
+        self._accumulator.void()
+
+    # ------------------------------------------------------------ microbatches
+
+    async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
+        """Run the stage on one microbatch."""
+        voids = self.voids                   # before the job is queued: a void while it waits counts too
+        return await self._run(Work.FORWARD, step, index, lambda: self._forward(step, index, voids, payload, train))
+
+    async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
+        """The input gradient. Once per stash."""
+        return await self._run(Work.BACKWARD, stash.step, stash.index, lambda: self._backward(stash, gradient))
+
+    async def accumulate(self, stash: Stash) -> bool:
+        """The weight pass."""
+        added = await self._run(Work.WEIGHTS, stash.step, stash.index, lambda: self._accumulate(stash))
+        return added and stash.voids == self.voids       # here, in the caller's thread, nothing can void in between
+
+    def _forward(self, step: int, index: int, voids: int, payload: Sequence[Packed], train: bool) -> Stash:
+        began = time.perf_counter()
+        if step != self.version:
+            code = RejectCode.STALE if step < self.version else RejectCode.NOT_READY
+            raise Refused(code, "other weights", step=step, version=self.version)
+        tokens, hidden = self._unpack(payload)
+        stash = Stash(step, index, voids)
+        with torch.set_grad_enabled(train), self._kernels():
+            tape = Tape() if train else None
+            leaf = None if hidden is None else hidden.requires_grad_(train)
+            output = self._state.module(tokens[:, :-1].to(self._device) if leaf is None else leaf, tape)
+            if self._state.last:
+                output = loss_sum(output, tokens[:, 1:].to(self._device))
+        if self._state.last:
+            stash.loss_sum, stash.num_tokens = output.item(), tokens[:, 1:].numel()
+            if not math.isfinite(stash.loss_sum):
+                raise BadMessage(RejectCode.NON_FINITE, "the loss is not finite", ours=True, index=index)
+        else:
+            stash.output = codecs.encode("int32", tokens), self._encode(self._manifest.wire.activations, output)
+        if train:
+            stash.saved = _Saved(self._epoch, leaf, output, tape)
+        stash.compute_s += time.perf_counter() - began
+        return stash
+
+    def _backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
+        began = time.perf_counter()
+        saved = _saved(stash)
+        if saved.epoch != self._epoch:
+            raise Refused(RejectCode.STALE, "the weights have changed since forward", step=stash.step)
+        if saved.output is None:
+            raise ValueError(f"backward of microbatch {stash.step}/{stash.index} has run already")
+        self._expect(gradient, 0 if self._state.last else 1)
+        grad = None if self._state.last else self._activation(gradient[0], self._manifest.wire.gradients)
+        output, leaf, saved.output, saved.leaf = saved.output, saved.leaf, None, None
+        with self._kernels():
+            torch.autograd.backward(output, grad)
+        answer: tuple[Packed, ...] = ()
+        if leaf is not None:
+            assert leaf.grad is not None
+            answer = (self._encode(self._manifest.wire.gradients, leaf.grad),)
+        stash.compute_s += time.perf_counter() - began
+        return answer
+
+    def _accumulate(self, stash: Stash) -> bool:
+        began = time.perf_counter()
+        saved = _saved(stash)
+        if saved.added is not None:
+            return saved.added
+        if saved.output is not None or saved.tape is None:
+            raise ValueError(f"no gradient to add: microbatch {stash.step}/{stash.index}")
+        tape, saved.tape, saved.added = saved.tape, None, False
+        if saved.epoch != self._epoch or stash.voids != self.voids:
+            return False
+        saved.added = self._accumulator.add(
+            self._state.gradients(tape), step=stash.step, index=stash.index, voids=stash.voids
+        )
+        stash.compute_s += time.perf_counter() - began
+        return saved.added
+
+    # ------------------------------------------------------------ averaging
+
+    async def contribution(self, start: int, stop: int) -> Packed:
+        """Elements [start, stop) of the accumulator under the averaging codec."""
+        return await self._round(lambda: self._piece(
+            self._manifest.averaging.codec, self._accumulator.read(self.version), start, stop
+        ))
+
+    async def reduce(self, contributions: Sequence[Packed], num_elements: int) -> Packed:
+        """Sum contributions in the order given, on the CPU: they come from the network and return to it."""
+        return await self._round(lambda: self._reduce(contributions, num_elements))
+
+    async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
+        """Decode the reduced parts into the sum buffer."""
+        return await self._round(lambda: self._install(parts))
+
+    async def finished_sum(self, start: int, stop: int) -> Packed:
+        """Elements [start, stop) of the sum buffer, losslessly."""
+        return await self._round(lambda: self._piece(self._lossless, self._sum, start, stop))
+
+    @property
+    def _lossless(self) -> str:
+        return "int64" if self._exact else "fp32"
+
+    def _piece(self, codec: str, flat: Tensor, start: int, stop: int) -> Packed:
+        if not 0 <= start <= stop <= self.num_elements:
+            raise BadMessage(RejectCode.BAD_SHAPE, "no such part", start=start, stop=stop, num_elements=flat.numel())
+        return codecs.encode(codec, flat[start:stop].clone())      # a Packed may view its tensor, and this one moves on
+
+    def _reduce(self, contributions: Sequence[Packed], num_elements: int) -> Packed:
+        codec = self._manifest.averaging.codec
+        total = torch.zeros(num_elements, dtype=self._sum.dtype)
+        for packed in contributions:
+            self._expect_codec(packed, codec)
+            piece = codecs.decode(packed, expect_shape=(num_elements,))
+            self._check_range(piece)
+            total.add_(piece)
+            if self._exact and largest_magnitude([total]) > MAX_SUM:
+                raise Overflow("contributions exceed what a step's microbatches can sum to")
+        return self._encode(codec, total)
+
+    def _install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
+        sizes = [math.prod(packed.shape) for packed in parts]
+        if sum(sizes) != self.num_elements:
+            raise BadMessage(RejectCode.BAD_SHAPE, "parts do not cover the sum", sizes=sizes[:16])
+        decoded = []
+        for packed, size in zip(parts, sizes, strict=True):
+            self._expect_codec(packed, self._manifest.averaging.codec, self._lossless)
+            decoded.append(codecs.decode(packed, expect_shape=(size,)))
+            self._check_range(decoded[-1])
+        digest = hashlib.sha256()
+        start = 0
+        for piece in decoded:
+            digest.update(piece.numpy().data)
+            self._sum[start : start + piece.numel()].copy_(piece)
+            start += piece.numel()
+        self._sum_version = self.version
+        return digest.digest(), self._state.square_norm(self._sum)
+
+    def _check_range(self, piece: Tensor) -> None:
+        if self._exact and piece.numel() and largest_magnitude([piece]) > MAX_SUM:
+            raise BadMessage(RejectCode.MALFORMED, "a fixed-point sum outside its range")
+
+    # ------------------------------------------------------------ versions
+
+    async def apply(self, commits: Sequence[Commit]) -> None:
+        """One optimizer step on the sum buffer."""
+        await self._round(lambda: self._apply(commits))
+
+    async def snapshot(self) -> bytes:
+        """Weights and optimizer state of this version."""
+        return await self._run(Work.BACKGROUND, self.version, 0, self._state.pack)
+
+    async def restore(self, data: bytes | memoryview, *, version: int) -> None:
+        """Take over a snapshot's state."""
+        await self._round(lambda: self._restore(data, version))
+
+    def reset_to_seed(self) -> None:
+        """Back to the weights of version 0. Waits for a running job; call it before traffic."""
+        with self._job_lock:
+            self._state.reset_to_seed()
+            self._changed()
+
+    async def weights(self) -> dict[str, Tensor]:
+        """Copies of the weights by name, on the CPU."""
+        return await self._run(Work.BACKGROUND, self.version, 0, self._state.weights)
+
+    def _apply(self, commits: Sequence[Commit]) -> None:
+        if self._sum_version != self.version:
+            raise ValueError(f"no finished sum of version {self.version} is installed")
+        self._state.apply(self._sum, commits)
+        self._epoch += 1                     # the accumulator's content is of the version before: it reads as empty
+
+    def _restore(self, data: bytes | memoryview, version: int) -> None:
+        self._state.restore(data, version=version)
+        self._changed()
+
+    def _changed(self) -> None:
+        """Other weights than the ones the accumulator and the finished sum grew from."""
+        self._epoch += 1
+        self._sum_version = -1
+        self._accumulator.void()
+
+    # ------------------------------------------------------------ jobs and payloads
+
+    async def _round(self, job: Callable[[], T]) -> T:
+        return await self._run(Work.ROUND, self.version, 0, job)
+
+    async def _run(self, work: Work, step: int, index: int, job: Callable[[], T]) -> T:
+        def guarded() -> T:
+            with self._job_lock:
+                if self._exact and self._device.type == "cpu" and torch.get_num_threads() != 1:
+                    torch.set_num_threads(1)             # sums inside kernels depend on how many threads share them
+                return job()
+
+        return await self._compute.run(Turn(work, step, -self._stage, index), guarded)
+
+    def _kernels(self) -> contextlib.AbstractContextManager[object]:
+        """Attention kernels with a reproducible backward; on the CPU all are."""
+        if self._exact and self._device.type == "cuda":
+            return sdpa_kernel(SDPBackend.MATH)
+        return contextlib.nullcontext()
+
+    def _unpack(self, payload: Sequence[Packed]) -> tuple[Tensor, Tensor | None]:
+        """tokens [B, T + 1] int32 on the CPU, hidden [B, T, D] on the device (None in stage 0)."""
+        self._expect(payload, 1 if self._state.first else 2)
+        training = self._manifest.training
+        self._expect_codec(payload[0], "int32")
+        shape = (training.microbatch_size, training.sequence_length + 1)
+        tokens = codecs.decode(payload[0], expect_shape=shape)
+        low, high = (int(extreme) for extreme in torch.aminmax(tokens))
+        if low < 0 or high >= self._manifest.model.vocab_size:
+            raise BadMessage(RejectCode.MALFORMED, "a token id outside the vocabulary", low=low, high=high)
+        return tokens, None if self._state.first else self._activation(payload[1], self._manifest.wire.activations)
+
+    def _activation(self, packed: Packed, codec: str) -> Tensor:
+        """[B, T, D], fp32, finite, fresh memory on the device."""
+        training = self._manifest.training
+        shape = (training.microbatch_size, training.sequence_length, self._manifest.model.hidden_size)
+        self._expect_codec(packed, codec)
+        return codecs.decode(packed, expect_shape=shape, device=self._device)
+
+    def _expect(self, payload: Sequence[Packed], count: int) -> None:
+        if len(payload) != count:
+            raise BadMessage(RejectCode.BAD_SHAPE, "wrong number of tensors", found=len(payload), expected=count)
+
+    def _expect_codec(self, packed: Packed, *allowed: str) -> None:
+        if packed.codec not in allowed:
+            raise BadMessage(RejectCode.MALFORMED, "not the run's codec", found=packed.codec[:32], expected=allowed)
+
+    def _encode(self, codec: str, own: Tensor) -> Packed:
+        """Encode what we computed ourselves."""
+        try:
+            return codecs.encode(codec, own)
+        except BadMessage as error:
+            raise BadMessage(error.code, "our own result is not finite", ours=True, stage=self._stage) from error
+
+
+def _saved(stash: Stash) -> _Saved:
+    if not isinstance(stash.saved, _Saved):
+        raise ValueError(f"nothing is stashed of microbatch {stash.step}/{stash.index}: it was an evaluation")
+    return stash.saved
