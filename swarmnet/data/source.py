@@ -1,0 +1,150 @@
+"""Load the token stream a source names: text through a tokenizer, or a file of token ids.
+
+    stdlib            the running Python's standard library
+    corpus:small      text inside this package, equal on every machine
+    FILE.txt, folder  text, any file name
+    FILE.jsonl        field "text" of each line
+    FILE.bin, .npy    token ids: .u8.bin, .u16.bin, .u32.bin little endian, plain .bin is u16; .npy says its own type
+
+Documents come in sorted order (`documents`) and each ends with the tokenizer's end token. Knows no run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from swarmnet.data import documents
+from swarmnet.data.tokenizer import Bytes, HuggingFace, Tokenizer, smallest_dtype
+from swarmnet.data.tokens import Tokens
+from swarmnet.errors import UsageError
+
+Progress = Callable[[int, int], None]
+"""Called after every document with how many documents and tokens there are so far."""
+
+MAX_VOCAB = 1 << 31
+"""Ids travel as int32."""
+
+_CHUNK = 1 << 20
+
+
+def load_tokens(
+    source: str, tokenizer: str = "bytes", *, base: Path | None = None, progress: Progress | None = None
+) -> Tokens:
+    """Load the stream `source` names. Paths are relative to `base` (the manifest's folder), else to the current one.
+
+    tokenizer: "bytes", the path of a tokenizer.json, or, for files of token ids only, "ids": nothing is known about
+    them but the largest. Raises UsageError for whatever is missing, empty, unreadable or out of range.
+    """
+    path = _resolve(source, base)
+    if path is not None and path.name.endswith((".bin", ".npy")) and path.is_file():
+        return _load_ids(path, source, tokenizer, base)
+    if tokenizer == "ids":
+        raise UsageError(f'tokenizer "ids" is for files of token ids (.bin, .npy), and {source!r} is text: use "bytes"')
+    encoder = _tokenizer(tokenizer, base)
+    texts = _documents(source, path)
+    pieces = list(_reported(encoder.encode(texts), progress))
+    if not any(len(piece) for piece in pieces):
+        raise UsageError(f"data source {source!r} holds no text")
+    ids = np.concatenate(pieces)
+    return Tokens(ids, vocab_size=encoder.vocab_size, source=source, tokenizer_sha256=encoder.sha256)
+
+
+def _resolve(source: str, base: Path | None) -> Path | None:
+    """The path of a source that is one."""
+    if source == "stdlib" or source.startswith("corpus:"):
+        return None
+    path = (base or Path()) / Path(source).expanduser()
+    if not source or not path.exists():
+        raise UsageError(
+            f'data source {source!r} does not exist ({path.absolute()}): give a text file, a folder, a .jsonl, .bin or'
+            ' .npy file, "stdlib" or "corpus:small"'
+        )
+    return path
+
+
+def _documents(source: str, path: Path | None) -> Iterable[bytes]:
+    if path is None:
+        if source == "stdlib":
+            return documents.standard_library()
+        if source == "corpus:small":
+            return documents.small_corpus()
+        raise UsageError(f'unknown data source {source!r}: the only corpus is "corpus:small"')
+    if path.is_dir():
+        return documents.folder(path)
+    return documents.json_lines(path) if path.suffix == ".jsonl" else documents.file(path)
+
+
+def _tokenizer(name: str, base: Path | None) -> Tokenizer:
+    if name == "bytes":
+        return Bytes()
+    if not name.endswith(".json"):
+        raise UsageError(f'unknown tokenizer {name!r}: "bytes", or the path of a tokenizer.json')
+    return HuggingFace((base or Path()) / Path(name).expanduser())
+
+
+def _reported(pieces: Iterator[np.ndarray], progress: Progress | None) -> Iterator[np.ndarray]:
+    num_tokens = 0
+    for count, piece in enumerate(pieces, start=1):
+        yield piece
+        num_tokens += len(piece)
+        if progress is not None:
+            progress(count, num_tokens)
+
+
+# ---------------------------------------------------------------- files of token ids
+
+
+def _load_ids(path: Path, source: str, tokenizer: str, base: Path | None) -> Tokens:
+    ids = _map_npy(path) if path.suffix == ".npy" else _map_bin(path)
+    if not len(ids):
+        raise UsageError(f"{path} holds no tokens")
+    if tokenizer == "ids":
+        vocab_size, digest = _largest(ids) + 1, hashlib.sha256(b"ids").hexdigest()
+    else:
+        encoder = _tokenizer(tokenizer, base)
+        vocab_size, digest = encoder.vocab_size, encoder.sha256
+        if np.iinfo(ids.dtype).max >= vocab_size and (largest := _largest(ids)) >= vocab_size:
+            raise UsageError(
+                f"{path} holds token id {largest}, but tokenizer {tokenizer!r} knows only {vocab_size}: name the"
+                ' tokenizer.json that made it, or "ids" if it is not known'
+            )
+    if vocab_size > MAX_VOCAB:
+        raise UsageError(f"{path} holds token id {vocab_size - 1}: ids must be below 2^31 (is its type right?)")
+    return Tokens(ids, vocab_size=vocab_size, source=source, tokenizer_sha256=digest)
+
+
+def _map_bin(path: Path) -> np.ndarray:
+    kind = path.name.removesuffix(".bin").rpartition(".")[2]
+    dtype = np.dtype({"u8": "u1", "u32": "<u4"}.get(kind, "<u2"))
+    num_bytes = os.path.getsize(path)
+    if num_bytes % dtype.itemsize:
+        raise UsageError(
+            f"{path} is {num_bytes} bytes long, which is no whole number of {dtype.itemsize}-byte ids: name it"
+            " .u8.bin, .u16.bin or .u32.bin after what it holds"
+        )
+    return np.memmap(path, dtype=dtype, mode="r") if num_bytes else np.empty(0, dtype)
+
+
+def _map_npy(path: Path) -> np.ndarray:
+    try:
+        ids: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise UsageError(f"{path} is not a .npy file: {error}") from error
+    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "ui":
+        raise UsageError(f"{path} must hold one array of integers in one dimension")
+    if not len(ids) or ids.dtype in (np.uint8, np.uint16, np.uint32):
+        return ids
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= MAX_VOCAB:
+        raise UsageError(f"{path} holds token id {low if low < 0 else high}: ids must be in [0, 2^31)")
+    narrow: np.ndarray = ids.astype(smallest_dtype(high + 1))
+    return narrow
+
+
+def _largest(ids: np.ndarray) -> int:
+    return max(int(ids[start : start + _CHUNK].max()) for start in range(0, len(ids), _CHUNK))

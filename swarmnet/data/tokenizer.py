@@ -1,0 +1,85 @@
+"""Text to token ids: bytes as they are, or any Hugging Face `tokenizer.json`.
+
+A tokenizer encodes documents one by one and ends each with its end token. The digest names the tokenizer, so that peers
+can tell whether they mean the same ids. Knows no sources.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from swarmnet.errors import UsageError
+
+END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>", "<EOS>")
+"""What ends a document, by a tokenizer's vocabulary: the first of these it holds; without any, nothing does."""
+
+_BATCH = 256
+
+
+class Tokenizer(Protocol):
+    """Two implementations: `Bytes` and `HuggingFace`."""
+
+    vocab_size: int
+    sha256: str
+
+    def encode(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
+        """The ids of UTF-8 documents in order, in pieces of any size; dtype is `smallest_dtype(vocab_size)`."""
+        ...
+
+
+class Bytes:
+    """A token is a byte; a document ends with a zero byte."""
+
+    vocab_size = 256
+    sha256 = hashlib.sha256(b"bytes").hexdigest()
+
+    def encode(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
+        """See `Tokenizer`."""
+        for document in documents:
+            yield np.frombuffer(document + b"\0", dtype=np.uint8)
+
+
+class HuggingFace:
+    """A `tokenizer.json`, by the `tokenizers` library. No special token is added but the end token."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises UsageError if the library or the file is missing, or the file is no tokenizer."""
+        try:
+            import tokenizers
+        except ImportError as error:
+            raise UsageError(
+                f"tokenizer {str(path)!r} needs the tokenizers library: pip install 'swarmnet[tokenizers]'"
+            ) from error
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise UsageError(f"cannot read tokenizer {str(path)!r}: {error.strerror}") from error
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
+        except Exception as error:        # the library raises bare Exception for every malformed file
+            raise UsageError(f"{str(path)!r} is not a tokenizer.json: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.sha256 = hashlib.sha256(content).hexdigest()
+        vocabulary = self._tokenizer.get_vocab()
+        self.vocab_size = max(vocabulary.values(), default=0) + 1
+        self._end = [vocabulary[token] for token in END_TOKENS if token in vocabulary][:1]
+
+    def encode(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
+        """See `Tokenizer`."""
+        dtype = smallest_dtype(self.vocab_size)
+        texts = (document.decode() for document in documents)
+        while batch := list(islice(texts, _BATCH)):
+            for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+                yield np.array(encoding.ids + self._end, dtype=dtype)
+
+
+def smallest_dtype(vocab_size: int) -> type[np.unsignedinteger]:
+    """The smallest unsigned integer that holds every id."""
+    return np.uint8 if vocab_size <= 1 << 8 else np.uint16 if vocab_size <= 1 << 16 else np.uint32
