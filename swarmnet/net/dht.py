@@ -19,7 +19,7 @@ from swarmnet.net.address import Address
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.dht_gate import RecordGate
 from swarmnet.net.dht_known import KnownPeers, peer_in
-from swarmnet.net.dht_node import Entry, Node, clock_ahead_s
+from swarmnet.net.dht_node import Entry, Node, NobodyAnswered, clock_ahead_s
 from swarmnet.net.directory import Record
 from swarmnet.net.identity import Identity
 from swarmnet.net.record_table import RecordTable, agreed_num_stages
@@ -188,7 +188,7 @@ class DhtDirectory:
         if not met:
             met = await self._node.join(self._strangers()[:REJOIN_AT_ONCE])
         if self._bootstrap and not met:
-            raise UsageError(
+            raise NobodyAnswered(
                 f"no bootstrap peer answered; tried {', '.join(self._bootstrap)}: check that one of them is running "
                 "and reachable from here, or leave bootstrap empty to start a new swarm"
             )

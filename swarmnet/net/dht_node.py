@@ -24,6 +24,7 @@ from hivemind.proto import dht_pb2
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 
+from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId
 from swarmnet.net.dht_daemon import Daemon, Listen
 from swarmnet.net.dht_gate import BoundedStorage
@@ -36,6 +37,10 @@ NUM_COPIES = 5
 BUCKET_SIZE = 20
 
 _RPC_ERRORS = (P2PHandlerError, P2PDaemonError, ControlFailure, TimeoutError, OSError, asyncio.IncompleteReadError)
+
+
+class NobodyAnswered(UsageError):
+    """Told to join, and none of the given addresses answered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,228 @@
+"""Records: what is sealed comes back, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.errors import BadMessage, RejectCode, UsageError
+from swarmnet.ids import Chain, PeerId, RunId, first_chain
+from swarmnet.net.directory import Record, StageStatus
+from swarmnet.net.identity import Identity
+from swarmnet.net.record_table import RecordTable, agreed_num_stages
+from swarmnet.net.records import (
+    MAX_AHEAD_S,
+    MAX_BYTES,
+    MAX_STAGES_PER_PEER,
+    TRAINERS,
+    Announcement,
+    dht_key,
+    places_of,
+    seal,
+    unseal,
+)
+
+NOW = 1_800_000_000.0
+RUN = RunId("ab" * 32)
+ME = Identity.from_bytes(Identity.generate().to_bytes())
+OTHER = Identity.generate()
+DHT = f"/ip4/127.0.0.1/tcp/4001/p2p/{ME.peer}"
+
+
+def status(stage: int, version: int = 7) -> StageStatus:
+    return StageStatus(stage, version, first_chain(RUN, stage), synced=True, queue=1, slots=4)
+
+
+def record(*stages: int, who: Identity = ME, **changes: object) -> Record:
+    plain = Record(RUN, who.peer, 5, ("/ip4/127.0.0.1/tcp/4000",), tuple(map(status, stages)), loss=(6, 2.5))
+    return replace(plain, **changes)
+
+
+def announcement(*stages: int, ahead_s: float = 30.0, **changes: object) -> Announcement:
+    mine = record(*(stages or (0,)), **changes)
+    return Announcement(mine, places_of(mine)[0], int((NOW + ahead_s) * 1000), 4, (DHT,))
+
+
+def forged(by: Identity = ME, **fields: object) -> bytes:
+    """Well signed bytes whose fields nobody checked before signing."""
+    payload = json.loads(seal(announcement(), ME.sign)[64:])
+    raw = json.dumps({**payload, **fields}).encode()
+    return by.sign(b"swarmnet record 1\0" + raw) + raw
+
+
+finite = st.floats(-1e30, 1e30)
+counts = st.integers(0, 2**31)
+statuses = st.builds(
+    StageStatus, stage=st.integers(0, 1023), version=st.integers(0, 2**53),
+    chain=st.binary(min_size=32, max_size=32).map(lambda raw: Chain(raw.hex())),
+    synced=st.booleans(), queue=counts, slots=counts,
+)
+ports = st.integers(1, 65535)
+addresses = st.one_of(
+    st.builds("/ip4/{}/tcp/{}".format, st.ip_addresses(v=4), ports),
+    st.builds("/ip6/{}/tcp/{}".format, st.ip_addresses(v=6), ports),
+    st.builds("/dns4/{}/tcp/{}".format, st.from_regex(r"[a-z]{1,20}(\.[a-z]{1,9})?", fullmatch=True), ports),
+)
+records = st.builds(
+    Record, run=st.just(RUN), peer=st.just(ME.peer), incarnation=st.integers(0, 2**64 - 1),
+    addresses=st.lists(addresses, max_size=4).map(tuple),
+    stages=st.lists(statuses, min_size=1, max_size=8, unique_by=lambda s: s.stage).map(tuple),
+    trainer=st.booleans(), numerics=st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=60),
+    loss=st.none() | st.tuples(st.integers(0, 2**53), finite),
+    eval_loss=st.none() | st.tuples(st.integers(0, 2**53), finite),
+    tokens_per_second=st.floats(0, 1e15), finished=st.booleans(),
+)
+
+
+@given(records, st.data())
+def test_every_record_survives_the_round_trip(original: Record, data: st.DataObject) -> None:
+    place = data.draw(st.sampled_from(places_of(original)))
+    sent = Announcement(original, place, int(NOW * 1000) + 1, 1024, (DHT,))
+    assert unseal(seal(sent, ME.sign), now=NOW) == sent
+
+
+@given(st.binary(max_size=MAX_BYTES + 10))
+def test_arbitrary_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(BadMessage):
+        unseal(data, now=NOW)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+FIELD_NAMES = sorted(json.loads(seal(announcement(), ME.sign)[64:]))
+
+
+@given(st.sampled_from(FIELD_NAMES), json_values)
+def test_any_value_in_any_field_gives_a_record_or_a_refusal(name: str, value: object) -> None:
+    try:
+        found = unseal(forged(**{name: value}), now=NOW)
+    except BadMessage:
+        return
+    assert unseal(seal(found, ME.sign), now=NOW) == found      # whatever passes is something we would say ourselves
+
+
+@given(st.data())
+def test_a_flipped_bit_is_noticed(data: st.DataObject) -> None:
+    sealed = bytearray(seal(announcement(), ME.sign))
+    at = data.draw(st.integers(0, len(sealed) * 8 - 1))
+    sealed[at // 8] ^= 1 << at % 8
+    with pytest.raises(BadMessage):
+        unseal(bytes(sealed), now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"place": 1}, RejectCode.NOT_SERVED),
+        ({"place": TRAINERS}, RejectCode.NOT_SERVED),
+        ({"place": False}, RejectCode.NOT_SERVED),
+        ({"peer": OTHER.peer, "dht": []}, RejectCode.UNKNOWN_IDENTITY),
+        ({"peer": "12D3KooW" + "0" * 44, "dht": []}, RejectCode.UNKNOWN_IDENTITY),
+        ({"loss": [3, float("nan")]}, RejectCode.NON_FINITE),
+        ({"tokens_per_second": float("inf")}, RejectCode.NON_FINITE),
+        ({"tokens_per_second": 1e300}, RejectCode.NON_FINITE),
+        ({"loss": [3, 10**400]}, RejectCode.NON_FINITE),
+        ({"loss": [3]}, RejectCode.MALFORMED),
+        ({"incarnation": -1}, RejectCode.MALFORMED),
+        ({"incarnation": True}, RejectCode.MALFORMED),
+        ({"run": "AB" * 32}, RejectCode.MALFORMED),
+        ({"addresses": ["/ip4/127.0.0.1/udp/1"]}, RejectCode.MALFORMED),
+        ({"addresses": ["/ip4/127.0.0.1/tcp/99999"]}, RejectCode.MALFORMED),
+        ({"addresses": ["/dns4/" + "a" * 60 + "!/tcp/1"]}, RejectCode.MALFORMED),
+        ({"addresses": ["/dns4/" + "a" * 60 + ".-/tcp/1"]}, RejectCode.MALFORMED),
+        ({"addresses": [f"/ip4/127.0.0.1/tcp/1/p2p/{OTHER.peer}"]}, RejectCode.MALFORMED),
+        ({"addresses": ["/ip4/127.0.0.1/tcp/1"] * 9}, RejectCode.MALFORMED),
+        ({"dht": ["/ip4/127.0.0.1/tcp/1"]}, RejectCode.MALFORMED),
+        ({"stages": [[4, 0, "0" * 64, True, 0, 0]], "place": 4}, RejectCode.MALFORMED),       # of four stages
+        ({"stages": [[0, 0, "0" * 64, True, 0, 0]] * 2}, RejectCode.MALFORMED),
+        ({"num_stages": 10**9}, RejectCode.MALFORMED),
+        ({"numerics": "\x1b[31m"}, RejectCode.MALFORMED),
+        ({"surprise": 1}, RejectCode.MALFORMED),
+    ],
+)
+def test_each_rule_has_its_refusal(fields: dict[str, object], code: RejectCode) -> None:
+    with pytest.raises(BadMessage) as refusal:
+        unseal(forged(**fields), now=NOW)
+    assert refusal.value.code is code
+
+
+def test_only_the_peer_itself_can_announce_it() -> None:
+    with pytest.raises(BadMessage) as refusal:
+        unseal(forged(by=OTHER), now=NOW)
+    assert refusal.value.code is RejectCode.UNKNOWN_IDENTITY
+
+
+def test_size_is_checked_before_parsing() -> None:
+    with pytest.raises(BadMessage) as refusal:
+        unseal(b"[" * (MAX_BYTES + 1), now=NOW)
+    assert refusal.value.code is RejectCode.TOO_LARGE
+    with pytest.raises(BadMessage):
+        unseal(b"x" * 64 + b"[" * (MAX_BYTES - 64), now=NOW)       # nested as deep as fits
+
+
+def test_expired_and_far_future_records_are_refused() -> None:
+    for ahead_s, ok in ((1, True), (MAX_AHEAD_S, True), (MAX_AHEAD_S + 1, False), (0, False), (-5, False)):
+        sealed = seal(announcement(ahead_s=ahead_s), ME.sign)
+        if ok:
+            unseal(sealed, now=NOW)
+        else:
+            with pytest.raises(BadMessage) as refusal:
+                unseal(sealed, now=NOW)
+            assert refusal.value.code is RejectCode.CLOCK
+    unseal(seal(announcement(ahead_s=-5), ME.sign), now=NOW, grace_s=10)
+
+
+def test_an_ordinary_record_is_below_a_kilobyte() -> None:
+    assert len(seal(announcement(3, numerics="cpu/torch-2.13/1"), ME.sign)) < 1024
+
+
+def test_a_record_that_nobody_would_accept_is_not_sealed() -> None:
+    for bad in (record(0, addresses=("nowhere",)), record(*range(MAX_STAGES_PER_PEER + 1)), record(9)):
+        with pytest.raises(UsageError):
+            seal(Announcement(bad, 0, int(NOW * 1000), 4), ME.sign)
+
+
+def test_a_diverged_run_still_announces_itself() -> None:
+    sent = announcement(loss=(3, float("nan")), tokens_per_second=float("inf"))
+    found = unseal(seal(sent, ME.sign), now=NOW).record
+    assert found.loss is None and found.tokens_per_second == 0.0
+
+
+def test_a_record_is_announced_under_each_stage_and_as_trainer() -> None:
+    assert places_of(record(0, 3, trainer=True)) == (0, 3, TRAINERS)
+    assert dht_key(RUN, 3) == f"{RUN}.stage.3" and dht_key(RUN, TRAINERS) == f"{RUN}.trainers"
+
+
+def test_the_table_keeps_the_newest_until_it_expires() -> None:
+    table = RecordTable(RUN)
+    old, new = announcement(ahead_s=10), announcement(ahead_s=20, incarnation=9)
+    assert table.offer(new, now=NOW) and not table.offer(old, now=NOW)
+    assert not table.offer(replace(new, expiry_ms=new.expiry_ms + 1), now=NOW)      # renewed, nothing new in it
+    assert [found.record.incarnation for found in table.fresh(now=NOW + 19)] == [9]
+    assert table.fresh(now=NOW + 21) == ()
+    assert not table.offer(announcement(run=RunId("cd" * 32)), now=NOW)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 60)), max_size=40))
+def test_the_table_is_bounded_and_order_does_not_matter_below_the_bound(offers: list[tuple[int, int]]) -> None:
+    def fill(sequence: list[tuple[int, int]], bound: int) -> dict[str, int]:
+        table = RecordTable(RUN, max_peers=bound)
+        for peer, ahead_s in sequence:
+            table.offer(announcement(peer=PeerId(str(peer)), ahead_s=ahead_s), now=NOW)
+        return {found.record.peer: found.expiry_ms for found in table.fresh(now=NOW)}
+
+    assert fill(offers, 10) == fill(offers[::-1], 10)
+    assert len(fill(offers, 3)) <= 3
+
+
+def test_the_number_of_stages_is_what_most_say() -> None:
+    honest, liar = announcement(), replace(announcement(), num_stages=1000)
+    assert agreed_num_stages([honest, liar, honest]) == 4
+    assert agreed_num_stages([]) == 0
