@@ -1,0 +1,6 @@
+"""A whole swarm as real processes on this machine: `run_local(LocalOptions(...))`."""
+
+from swarmnet.local.options import LocalOptions
+from swarmnet.local.run import run_local
+
+__all__ = ["LocalOptions", "run_local"]

@@ -125,12 +125,12 @@ def compare(losses: Sequence[float], oracle: Sequence[float], *, exact: bool, lo
                    for mine, other in zip(losses, oracle, strict=True)]
     largest = max(differences)
     at_step = differences.index(largest)
-    problem = ""
+    early, problem = max(differences[:FP32_STEPS]), ""
     if exact and lossless:
         if largest != 0.0:
             problem = f"losses differ from one process by up to {largest:.3g} (step {at_step}), not bit-equal"
-    elif lossless and max(differences[:FP32_STEPS]) > FP32_TOLERANCE:
-        problem = f"losses of the first {FP32_STEPS} steps differ from one process by {max(differences[:FP32_STEPS]):.3g}"
+    elif lossless and early > FP32_TOLERANCE:
+        problem = f"losses of the first {FP32_STEPS} steps differ from one process by {early:.3g}"
     elif largest == math.inf or differences[-1] > FINAL_TOLERANCE * abs(oracle[-1]):
         problem = f"the final loss {losses[-1]:.6g} is more than 1 % from one process's {oracle[-1]:.6g}"
     return Comparison(largest, at_step, largest == 0.0, problem)

@@ -27,9 +27,10 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The process of `name` has ended, whoever ended it."""
+    """The process of `name` was killed, whoever did it. back: it is to be started again."""
 
     name: str
+    back: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +113,11 @@ class Churn:
         match event:
             case At(name, version):
                 self._at(name, version, now)
-            case Gone(name):
+            case Gone(name, back):
                 self._replicas[name].version = None
                 self._down.add(name)
-                self._returns.setdefault(name, now + self._restart_s)
+                if back:
+                    self._returns.setdefault(name, now + self._restart_s)
         self._schedule_timed(now)
         return [*self._restarts(now), *self._kills(now)]
 

@@ -110,7 +110,7 @@ Event = Listening | Synced | Committed | Applied | Rerouted | Executed | Evaluat
 
 def _committed(record: Mapping[str, Any]) -> Committed:
     return Committed(
-        stage=record["stage"], step=record["step"], loss_sum=record["loss_sum"], num_tokens=record["num_tokens"],
+        stage=record["stage"], step=record["step"], loss_sum=float(record["loss_sum"]), num_tokens=record["num_tokens"],
         digest=str(record["digest"]),
         contributions=tuple((peer, tuple(indexes)) for peer, indexes in record["contributions"]),
         voided=frozenset(record["voided"]),
@@ -124,7 +124,7 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any]], Event]] = {
     "applied": lambda r: Applied(r["stage"], r["step"], r["version"]),
     "rerouted": lambda r: Rerouted(r["stage"], r["step"], r["index"]),
     "executed": lambda r: Executed(r["stage"], r["executions"]),
-    "evaluated": lambda r: Evaluated(r["step"], r["loss"], r["num_tokens"]),
+    "evaluated": lambda r: Evaluated(r["step"], float(r["loss"]), r["num_tokens"]),
     "finished": lambda r: Finished(r["stage"], r["version"], r["weights_sha256"]),
     "stopped": lambda r: Stopped(str(r.get("reason", ""))),
 }
@@ -134,6 +134,6 @@ def parse(record: Mapping[str, Any]) -> Event:
     """One JSON object as a value. Raises BadEvent when a field of the contract is missing or of the wrong form."""
     kind = str(record.get("event", ""))
     try:
-        return _PARSERS.get(kind, lambda _: Noted(kind))(record)
+        return _PARSERS[kind](record) if kind in _PARSERS else Noted(kind)
     except (KeyError, TypeError, ValueError) as error:
         raise BadEvent(f"event {kind!r} lacks or garbles {error}", record=dict(record)) from error

@@ -1,6 +1,6 @@
 """The children of a local swarm: start, tail, kill, stop. Knows process ids, directories and logs; decides nothing.
 
-Each start of a child writes its own events file (a SIGKILL may leave half a line behind) and appends to one log.
+A child that is started again appends to the same events file and the same log as before.
 Children run in their own session, so Ctrl+C in the terminal reaches the supervisor alone, and they are on a leash:
 when the supervisor dies, however, so do they.
 """
@@ -59,16 +59,15 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
 class Child:
     """One running process."""
 
-    def __init__(self, spec: ChildSpec, argv: Sequence[str]) -> None:
-        """Start it. Raises OSError if that is impossible."""
+    def __init__(self, spec: ChildSpec, argv: Sequence[str], reader: EventReader) -> None:
+        """Start it. `reader` follows its events file. Raises OSError if starting is impossible."""
         self.spec = spec
         self.log = spec.directory / "log.txt"
         spec.directory.mkdir(parents=True, exist_ok=True)
-        spec.events.touch()
         with self.log.open("ab") as log:
             self._log_from = log.tell()
             self._process = self._start(argv, log)
-        self._reader = EventReader(spec.events)
+        self._reader = reader
 
     def _start(self, argv: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
         leash = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid())]

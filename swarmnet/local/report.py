@@ -16,9 +16,10 @@ from rich.console import Console
 from swarmnet.local.audit import Comparison, Verdict
 from swarmnet.local.progress import Progress
 from swarmnet.local.table import duration
+from swarmnet.telemetry.jsonline import encode, plain
 
 
-class EventLog:
+class MergedLog:
     """events.jsonl: every child's events in the order they were read, with the child's name; ours under "local"."""
 
     def __init__(self, path: Path) -> None:
@@ -33,7 +34,7 @@ class EventLog:
 
     def child(self, name: str, record: Mapping[str, Any]) -> None:
         """One event as the child wrote it."""
-        self._file.write(json.dumps({"name": name, **record}) + "\n")
+        self._file.write(encode({"name": name, **record}) + "\n")
 
     def ours(self, event: str, **fields: Any) -> None:
         """One event of the supervisor: kill, restart, postponed, crashed."""
@@ -109,7 +110,8 @@ def write(outcome: Outcome, directory: Path) -> str:
         rows.writerow(("step", "loss", "tokens", "seconds"))
         rows.writerows((point.step, repr(point.loss), point.tokens, f"{point.seconds:.3f}")
                        for point in outcome.progress.points)
-    (directory / "summary.json").write_text(json.dumps(summary(outcome), indent=2) + "\n", encoding="utf-8")
+    text = json.dumps(plain(summary(outcome)), indent=2, allow_nan=False)
+    (directory / "summary.json").write_text(text + "\n", encoding="utf-8")
     return draw(outcome, directory / "loss.png")
 
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from swarmnet.local import churn
 from swarmnet.local.audit import Audit
 from swarmnet.local.churn import Churn
-from swarmnet.local.events import Applied, Committed, Finished, Noted, Synced, parse
+from swarmnet.local.events import Applied, BadEvent, Committed, Finished, Noted, Synced, parse
 from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop
 from swarmnet.local.progress import Progress
-from swarmnet.local.report import EventLog
+from swarmnet.local.report import MergedLog
 from swarmnet.local.table import Screen
+from swarmnet.telemetry.events import EventReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +76,18 @@ class Supervisor:
     """One swarm. `run` once."""
 
     def __init__(self, layout: Layout, *, progress: Progress, audit: Audit, churn: Churn, command: ChildCommand,
-                 screen: Screen, log: EventLog, interrupt: Interrupt, timing: Timing = Timing()) -> None:
+                 screen: Screen, log: MergedLog, interrupt: Interrupt, timing: Timing) -> None:
         self.layout, self.progress, self.audit, self.churn = layout, progress, audit, churn
         self.command, self.screen, self.log, self.interrupt, self.timing = command, screen, log, interrupt, timing
         self.crashes: list[str] = []
         self._children: dict[str, Child] = {}
+        self._readers: dict[str, EventReader] = {}      # outlive their children
         self._waiting: list[str] = []                   # not started yet: no address to bootstrap from
         self._back_at: dict[str, float] = {}            # trainers killed from outside
         self._starts: dict[str, int] = {}
         self._killed: set[str] = set()                  # by us, not reaped yet
         self._complete_at: float | None = None
-        self._warned_at = 0.0
+        self._warned_at = float("-inf")
         self._problem = ""
 
     def run(self) -> str:
@@ -104,6 +105,8 @@ class Supervisor:
                 time.sleep(self.timing.poll_s)
                 now = time.monotonic()
                 self._turn(now)
+        except BadEvent as error:
+            self._problem = str(error)
         finally:
             forced = stop(self._children.values(), grace_s=self.timing.grace_s, hurry=lambda: self.interrupt.again)
             for name in list(self._children):
@@ -145,10 +148,11 @@ class Supervisor:
         directory = self.layout.out / "peers" / name
         spec = ChildSpec(
             name=name, stage=self.layout.replicas.get(name), manifest=self.layout.manifest, directory=directory,
-            events=directory / ("events.jsonl" if number == 1 else f"events-{number}.jsonl"),
+            events=directory / "events.jsonl",
             bootstrap=self.progress.bootstrap(but=name), slots=self.layout.slots, log_level=self.layout.log_level,
         )
-        child = self._children[name] = Child(spec, self.command(spec))
+        reader = self._readers.setdefault(name, EventReader(spec.events))
+        child = self._children[name] = Child(spec, self.command(spec), reader)
         self.progress.started(name, now=now)
         self.log.ours("started", child=name, pid=child.pid, start=number)
 
@@ -172,27 +176,34 @@ class Supervisor:
         self._read(name, now=now)
         del self._children[name]
         self.progress.ended(name)
-        if self._complete_at is not None or (name in self.layout.trainers and code == 0):
+        if (done := self._complete_at is not None) and code in (0, -signal.SIGKILL):
             return
+        if name in self.layout.trainers and code == 0:
+            return
+        ours = name in self._killed
+        self._killed.discard(name)
         if code == -signal.SIGKILL:
-            if name not in self._killed:
+            if not ours:
                 self._note_kill(name, by="from outside", now=now)
-            self._killed.discard(name)
             if name in self.layout.replicas:
                 self._act(churn.Gone(name), now=now)
             else:
                 self._back_at[name] = now + self.timing.restart_s
         else:
-            self._crashed(child, code)
+            self._crashed(child, code, done=done, now=now)
 
-    def _crashed(self, child: Child, code: int) -> None:
+    def _crashed(self, child: Child, code: int, *, done: bool, now: float) -> None:
         name = child.spec.name
+        if name in self.layout.replicas:
+            self._act(churn.Gone(name, back=False), now=now)
         how = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
         self.crashes.append(f"{name} {how}")
         self.log.ours("crashed", child=name, code=code)
         lines = child.last_lines() or ["(it wrote nothing)"]
         self.screen.note("\n".join([f"{name} {how}; the end of {child.log}:", *(f"    {line}" for line in lines)]))
         stage = self.layout.replicas.get(name)
+        if done:
+            return
         if self.progress.training_at is None:
             self._problem = f"{name} {how} before training began, see {child.log}"
         elif stage is not None and not self.progress.alive(stage):
@@ -228,11 +239,11 @@ class Supervisor:
     def _watch(self, now: float) -> None:
         still = now - self.progress.moved_at
         if still < self.timing.stalled_s or self._complete_at is not None:
-            self._warned_at = now
+            self._warned_at = float("-inf")
             return
         if still >= self.timing.give_up_s:
             self._problem = f"no progress for {still:.0f} s: {self._missing()}"
-        elif now - self._warned_at >= self.timing.stalled_s or self._warned_at < self.progress.moved_at:
+        elif now - self._warned_at >= self.timing.stalled_s:
             self._warned_at = now
             self.screen.note(f"no progress for {still:.0f} s: {self._missing()}")
 

@@ -33,9 +33,9 @@ class Screen(Protocol):
         ...
 
 
-def screen(console: Console, *, title: str) -> Screen:
+def screen(console: Console) -> Screen:
     """The one that suits the console."""
-    return LiveScreen(console, title=title) if console.is_terminal else PlainScreen(console)
+    return LiveScreen(console) if console.is_terminal else PlainScreen(console)
 
 
 def duration(seconds: float | None) -> str:
@@ -86,8 +86,7 @@ def stages(progress: Progress) -> Table:
 class LiveScreen:
     """A table that redraws itself in place, a few times a second at most."""
 
-    def __init__(self, console: Console, *, title: str) -> None:
-        self._title = title
+    def __init__(self, console: Console) -> None:
         self._drawn_at = float("-inf")
         self._live = Live(console=console, auto_refresh=False)
 
@@ -104,8 +103,7 @@ class LiveScreen:
         if now - self._drawn_at < REFRESH_S:
             return
         self._drawn_at = now
-        self._live.update(Group(Text(self._title, style="bold"), Text(headline(progress, now=now)), stages(progress)),
-                          refresh=True)
+        self._live.update(Group(Text(headline(progress, now=now)), stages(progress)), refresh=True)
 
     def note(self, text: str) -> None:
         """Print above the table."""
@@ -130,7 +128,8 @@ class PlainScreen:
         """Print the steps not printed yet."""
         for point in progress.points[self._shown:]:
             replicas = " ".join(f"{progress.alive(stage)}" for stage in range(progress.stages))
-            self.note(f"step {point.step:>4}  loss {point.loss:.4f}  {progress.recent_tokens_per_second():>9,.0f} tokens/s"
+            pace = f"{progress.recent_tokens_per_second():>9,.0f} tokens/s"
+            self.note(f"step {point.step:>4}  loss {point.loss:.4f}  {pace}"
                       f"  replicas {replicas}  reroutes {progress.reroutes}  kills {len(progress.kills)}"
                       f"  {duration(point.seconds)}")
         self._shown = len(progress.points)

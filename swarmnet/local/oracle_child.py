@@ -1,0 +1,32 @@
+"""The single process, as a child: runs the oracle on a manifest and writes each step's loss as an event.
+
+`python -m swarmnet.local.oracle_child RUN.toml EVENTS`. Writes `oracle_step {step, loss, tokens}` lines, floats as
+shortest decimals that read back to the same bits.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from swarmnet.telemetry.events import EventLog
+
+ORACLE_STEP = "oracle_step"
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0 when every step has been written."""
+    # Here, not above: it imports torch, and the parent imports this module for ORACLE_STEP.
+    from swarmnet.local.oracle import run_oracle
+    from swarmnet.local.prepare import read_manifest, read_tokens
+
+    manifest = read_manifest(Path(argv[0]))
+    result = run_oracle(manifest, read_tokens(manifest))
+    with EventLog(Path(argv[1])) as log:
+        for step, (loss, tokens) in enumerate(zip(result.losses, result.tokens, strict=True)):
+            log.emit(ORACLE_STEP, step=step, loss=float(loss), tokens=int(tokens))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,119 @@
+"""Turn options into a manifest on disk: build or load it, lay `--set` over it, fill in the data's digests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarmnet.data.source import load_tokens
+from swarmnet.data.tokens import Tokens, verify
+from swarmnet.errors import UsageError
+from swarmnet.ids import RunId
+from swarmnet.local.options import LocalOptions
+from swarmnet.manifest import file
+from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.schema import Cut, Data, Manifest, Model, Training
+
+SMALL_PARAMETERS = 50_000_000
+"""Below this many parameters exact sums cost little on a CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The manifest of one local run, as every child will read it."""
+
+    manifest: Manifest
+    run_id: RunId
+    path: Path
+
+    @property
+    def exact(self) -> bool:
+        """Deterministic mode: only bit-equality with one process will do."""
+        return self.manifest.numerics.mode == "deterministic"
+
+    @property
+    def lossless(self) -> bool:
+        """No codec rounds what crosses the wire."""
+        wire = self.manifest.wire
+        return (wire.activations, wire.gradients) == ("fp32", "fp32") and \
+            self.manifest.averaging.codec in ("int64", "fp32")
+
+
+def num_parameters(model: Model) -> int:
+    """Parameters of the whole model."""
+    attention = model.hidden_size * model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads)
+    if model.attention_bias:
+        attention += model.head_dim * (model.num_heads + 2 * model.num_kv_heads)
+    layer = attention + 3 * model.hidden_size * model.intermediate_size + 2 * model.hidden_size
+    ends = model.vocab_size * model.hidden_size * (1 if model.tie_embeddings else 2) + model.hidden_size
+    return model.num_layers * layer + ends
+
+
+def choose(options: LocalOptions) -> Manifest:
+    """The manifest the options ask for, data digests not filled in yet. Raises UsageError.
+
+    A manifest file keeps its own stages, steps, seed, data and numerics; `--numerics` and `--set` go over it.
+    """
+    if options.manifest is not None:
+        manifest = file.load(options.manifest)
+    else:
+        manifest = Manifest(
+            name="local", model=Model(num_layers=max(Model().num_layers, options.stages)),
+            cut=Cut(stages=options.stages), data=Data(source=options.data),
+            training=Training(seed=options.seed, total_steps=options.steps),
+        )
+    mode = options.numerics
+    if mode is None and options.manifest is None and not any(_is_numeric(text) for text in options.set):
+        small = num_parameters(file.override(manifest, options.set).model) < SMALL_PARAMETERS
+        mode = "deterministic" if small else "fp32"
+    if mode is None:
+        return file.override(manifest, options.set)
+    codec = "int64" if mode == "deterministic" else "fp32"
+    return file.override(manifest, (f"numerics.mode={mode}", f"averaging.codec={codec}", *options.set))
+
+
+def _is_numeric(assignment: str) -> bool:
+    return assignment.partition("=")[0].strip() in ("numerics.mode", "averaging.codec")
+
+
+def prepare(options: LocalOptions, directory: Path) -> Prepared:
+    """Write `directory`/run.toml. Raises UsageError for bad options, an unreadable file, or other data than agreed."""
+    manifest = with_data(choose(options), base=options.manifest.parent if options.manifest else Path())
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "run.toml"
+    path.write_text(file.to_toml(manifest), encoding="utf-8")
+    return Prepared(manifest, run_id(manifest), path)
+
+
+def with_data(manifest: Manifest, *, base: Path) -> Manifest:
+    """`manifest` with its data found, paths made absolute (children read the copy in another directory) and digests
+    filled in where they are empty. Raises UsageError for data that is not there, not the one the digests name, or
+    has more tokens than the model's vocabulary.
+    """
+    source, tokenizer = (_absolute(text, base) for text in (manifest.data.source, manifest.data.tokenizer))
+    tokens = load_tokens(source, tokenizer)
+    if manifest.data.tokens_sha256:
+        verify(tokens, manifest.data)
+    if tokens.vocab_size > manifest.model.vocab_size:
+        raise UsageError(f"the tokenizer knows {tokens.vocab_size} tokens, the model {manifest.model.vocab_size}: "
+                         f"add --set model.vocab_size={tokens.vocab_size}")
+    data = Data(source=source, tokenizer=tokenizer, num_tokens=tokens.num_tokens, tokens_sha256=tokens.sha256,
+                tokenizer_sha256=tokens.tokenizer_sha256)
+    return manifest.model_copy(update={"data": data})
+
+
+def _absolute(name: str, base: Path) -> str:
+    path = base / Path(name).expanduser()
+    return str(path.resolve()) if path.exists() else name
+
+
+def read_manifest(path: Path) -> Manifest:
+    """What `prepare` wrote."""
+    return file.load(path)
+
+
+def read_tokens(manifest: Manifest) -> Tokens:
+    """The token stream of a manifest that `prepare` wrote. Raises UsageError if it has changed since."""
+    tokens = load_tokens(manifest.data.source, manifest.data.tokenizer)
+    verify(tokens, manifest.data)
+    return tokens

@@ -1,0 +1,100 @@
+"""The audit: exactly once, equal digests, equal weights; and the comparison with one process."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.local.audit import Audit, compare, multiplicity
+from swarmnet.local.events import Applied, BadEvent, Committed, Finished, Listening, Noted, parse
+
+M = 8
+GOOD = Committed(stage=0, step=0, loss_sum=0.0, num_tokens=16, digest="d", voided=frozenset(),
+                 contributions=(("a", (0, 2, 4, 6)), ("b", (1, 3, 5, 7))))
+
+
+def audit(*events: Committed | Finished) -> Audit:
+    judge = Audit(stages=1, steps=1, microbatches=M)
+    for event in events:
+        judge.on(event)
+    return judge
+
+
+def test_a_good_commit_said_by_two_members() -> None:
+    verdict = audit(GOOD, GOOD, Finished(0, 1, "w"), Finished(0, 1, "w")).verdict()
+    assert (verdict.lost, verdict.doubled, verdict.voided) == (0, 0, 0)
+    assert verdict.problems == ()
+
+
+@pytest.mark.parametrize(("contributions", "voided", "lost", "doubled"), [
+    ((("a", (0, 1, 2, 3, 4, 5, 6)),), (), 1, 0),
+    ((("a", tuple(range(8))), ("b", (3,))), (), 0, 1),
+    ((("a", (0, 0, *range(1, 8))),), (), 0, 1),
+    ((("a", (0, 0, 0, 2, 3, 4, 5, 6, 7)),), (), 1, 2),
+    ((("a", tuple(range(7))),), (7,), 0, 0),
+    ((("a", tuple(range(8))),), (7,), 0, 1),           # voided, yet counted
+    ((("a", tuple(range(9))),), (), 0, 1),             # no such index
+    ((), (), 8, 0),
+])
+def test_multiplicity(contributions: tuple[tuple[str, tuple[int, ...]], ...], voided: tuple[int, ...],
+                      lost: int, doubled: int) -> None:
+    commit = replace(GOOD, contributions=contributions, voided=frozenset(voided))
+    assert multiplicity(commit, M) == (lost, doubled)
+    verdict = audit(commit).verdict()
+    assert (verdict.lost, verdict.doubled, verdict.voided) == (lost, doubled, len(voided))
+    assert bool(verdict.problems) == bool(lost or doubled)
+
+
+@given(st.lists(st.integers(0, M - 1), min_size=M, max_size=M), st.sets(st.integers(0, M - 1)))
+def test_any_split_among_peers_is_fine_and_any_duplicate_is_not(owners: list[int], doubled: set[int]) -> None:
+    shares = tuple((str(owner), tuple(i for i in range(M) if owners[i] == owner)) for owner in set(owners))
+    assert multiplicity(replace(GOOD, contributions=shares), M) == (0, 0)
+    assert multiplicity(replace(GOOD, contributions=(*shares, ("x", tuple(doubled)))), M) == (0, len(doubled))
+
+
+def test_members_who_disagree() -> None:
+    assert audit(GOOD, replace(GOOD, digest="e")).verdict().conflicts == ((0, 0),)
+    worse = replace(GOOD, contributions=(("a", (0,)),))
+    assert audit(GOOD, worse).verdict().lost == 7
+    assert audit(GOOD, Finished(0, 1, "w"), Finished(0, 1, "v")).verdict().split_stages == (0,)
+
+
+def test_a_step_without_a_commit_is_not_passed_over() -> None:
+    verdict = audit().verdict()
+    assert verdict.unaudited == ((0, 0),) and verdict.problems
+
+
+def test_compare() -> None:
+    curve = [3.0 - 0.01 * step for step in range(40)]
+    nearly = [loss + 2e-6 for loss in curve]
+    late = curve[:20] + [loss + 1e-3 for loss in curve[20:]]
+    assert compare(curve, curve, exact=True, lossless=True).bit_equal
+    assert compare(curve, curve, exact=True, lossless=True).problem == ""
+    assert compare(nearly, curve, exact=True, lossless=True).problem
+    assert not compare(nearly, curve, exact=False, lossless=True).problem
+    assert not compare(late, curve, exact=False, lossless=True).problem
+    assert compare([loss + 1e-4 for loss in curve], curve, exact=False, lossless=True).problem
+    assert not compare([loss + 1e-4 for loss in curve], curve, exact=True, lossless=False).problem
+    assert compare([*curve[:-1], curve[-1] * 1.02], curve, exact=False, lossless=True).problem
+    assert compare([*curve[:-5], math.nan, *curve[-4:]], curve, exact=False, lossless=True).problem
+    assert compare(curve[:-1], curve, exact=False, lossless=True).problem
+    assert compare([], [], exact=True, lossless=True).problem
+    assert compare(late, curve, exact=False, lossless=True).at_step >= 20
+
+
+def test_events_parse() -> None:
+    record = {"t": 1.0, "event": "committed", "stage": 2, "step": 5, "loss_sum": 1.5, "num_tokens": 4, "digest": "ab",
+              "contributions": [["p", [0, 1]], ["q", []]], "voided": [2]}
+    assert parse(record) == Committed(2, 5, 1.5, 4, "ab", (("p", (0, 1)), ("q", ())), frozenset({2}))
+    assert parse({"t": 1, "event": "listening", "peer": "p", "dht": ["/ip4"], "addresses": [], "incarnation": 1}) \
+        == Listening("p", ("/ip4",))
+    assert parse({"event": "applied", "stage": 0, "step": 1, "version": 2, "lr": 0.1}) == Applied(0, 1, 2)
+    assert parse({"event": "evicted", "peer": "p"}) == Noted("evicted")
+    assert math.isnan(parse(record | {"loss_sum": "nan"}).loss_sum)            # type: ignore[union-attr]
+    for broken in ({"event": "applied", "stage": 0}, {"event": "committed"}, record | {"contributions": 3}):
+        with pytest.raises(BadEvent, match=broken["event"]):
+            parse(broken)

@@ -1,0 +1,85 @@
+"""From options to a manifest on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swarmnet.errors import UsageError
+from swarmnet.local.options import LocalOptions
+from swarmnet.local.prepare import choose, num_parameters, prepare, read_manifest, read_tokens
+from swarmnet.manifest.file import to_toml
+from swarmnet.manifest.schema import Model
+
+
+def test_small_models_are_exact_and_large_ones_are_not() -> None:
+    small = choose(LocalOptions(stages=2, steps=7, seed=3))
+    assert (small.numerics.mode, small.averaging.codec) == ("deterministic", "int64")
+    assert (small.cut.stages, small.training.total_steps, small.training.seed) == (2, 7, 3)
+    wide = ("model.hidden_size=1024", "model.intermediate_size=4096")
+    large = choose(LocalOptions(set=wide))
+    assert (large.numerics.mode, large.averaging.codec) == ("fp32", "fp32")
+    assert choose(LocalOptions(set=wide, numerics="deterministic")).averaging.codec == "int64"
+    assert choose(LocalOptions(numerics="fp32")).averaging.codec == "fp32"
+    assert choose(LocalOptions(set=("numerics.mode=fp32", "averaging.codec=bf16"))).averaging.codec == "bf16"
+
+
+def test_more_stages_than_layers_get_more_layers() -> None:
+    assert choose(LocalOptions(stages=9)).model.num_layers == 9
+    assert choose(LocalOptions(stages=2)).model.num_layers == Model().num_layers
+
+
+def test_num_parameters_counts_every_tensor() -> None:
+    model = Model(vocab_size=10, hidden_size=8, intermediate_size=12, num_layers=2, num_heads=2, num_kv_heads=1,
+                  head_dim=4)
+    attention = 8 * 8 + 8 * 4 + 8 * 4 + 8 * 8                      # q, k, v, o
+    assert num_parameters(model) == 2 * (attention + 3 * 8 * 12 + 2 * 8) + 2 * 10 * 8 + 8
+    biased = model.model_copy(update={"attention_bias": True, "tie_embeddings": True})
+    assert num_parameters(biased) == num_parameters(model) + 2 * (8 + 4 + 4) - 10 * 8
+
+
+def test_what_children_read_is_the_run(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the quick brown fox " * 200)
+    options = LocalOptions(data=str(tmp_path / "text.txt"), set=("training.microbatches=5",))
+    prepared = prepare(options, tmp_path / "out")
+    assert prepared.exact and prepared.lossless
+    assert read_manifest(prepared.path) == prepared.manifest
+    assert prepared.manifest.training.microbatches == 5
+    tokens = read_tokens(prepared.manifest)
+    assert prepared.manifest.data.num_tokens == tokens.num_tokens and len(tokens.sha256) == 64
+    assert prepare(options, tmp_path / "again").run_id == prepared.run_id
+
+
+def test_a_manifest_file_keeps_its_own_run(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("abc " * 2000)
+    theirs = choose(LocalOptions(stages=4, steps=9, seed=5, data="text.txt", numerics="fp32"))
+    (tmp_path / "theirs.toml").write_text(to_toml(theirs))
+    options = LocalOptions(manifest=tmp_path / "theirs.toml", set=("wire.activations=bf16",))
+    prepared = prepare(options, tmp_path / "out")
+    manifest = prepared.manifest
+    assert (manifest.cut.stages, manifest.training.total_steps, manifest.training.seed) == (4, 9, 5)
+    assert manifest.numerics.mode == "fp32" and not prepared.lossless and not prepared.exact
+    assert manifest.data.source == str(tmp_path / "text.txt")      # relative to the file that named it
+
+
+def test_other_data_than_agreed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("abc " * 2000)
+    prepared = prepare(LocalOptions(data=str(tmp_path / "text.txt")), tmp_path / "out")
+    (tmp_path / "text.txt").write_text("abd " * 2000)
+    with pytest.raises(UsageError):
+        read_tokens(prepared.manifest)
+    with pytest.raises(UsageError):
+        prepare(LocalOptions(manifest=prepared.path), tmp_path / "again")
+
+
+def test_a_vocabulary_larger_than_the_models_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("abc " * 2000)
+    with pytest.raises(UsageError, match=r"--set model\.vocab_size=256"):
+        prepare(LocalOptions(data=str(tmp_path / "text.txt"), set=("model.vocab_size=100",)), tmp_path / "out")
+
+
+def test_bad_settings_name_themselves(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nonsense"):
+        prepare(LocalOptions(set=("training.nonsense=1",)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

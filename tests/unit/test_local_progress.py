@@ -1,0 +1,122 @@
+"""The fold over events, and what the table says about it."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from swarmnet.local.events import Applied, Committed, Evaluated, Executed, Finished, Listening, Rerouted, Synced
+from swarmnet.local.progress import Progress, ReplicaView
+from swarmnet.local.table import LiveScreen, PlainScreen, duration, headline, screen
+
+
+def fresh(steps: int = 3) -> Progress:
+    progress = Progress(steps=steps, replicas={f"s{s}-r{r}": ReplicaView(s) for s in range(2) for r in range(2)})
+    for name in progress.replicas:
+        progress.started(name, now=0.0)
+    return progress
+
+
+def commit(step: int, *, stage: int = 1, tokens: int = 10) -> Committed:
+    return Committed(stage, step, (5.0 - step) * tokens, tokens, f"d{step}", (("a", (0,)),), frozenset())
+
+
+def sync(progress: Progress, now: float = 1.0) -> None:
+    for name, replica in progress.replicas.items():
+        progress.on(name, Synced(replica.stage, 0, "seed", 0.0), now=now)
+
+
+def test_the_curve_is_the_last_stages_first_word_in_step_order() -> None:
+    progress = fresh()
+    sync(progress)
+    progress.on("s0-r0", commit(0, stage=0), now=2.0)
+    assert progress.points == []
+    progress.on("s1-r0", commit(1), now=4.0)
+    assert progress.points == []                                   # step 0 is not there yet
+    progress.on("s1-r1", commit(0), now=4.5)
+    progress.on("s1-r0", commit(0), now=5.0)                       # said already
+    assert [(point.step, point.loss, point.seconds) for point in progress.points] == [(0, 5.0, 4.5), (1, 4.0, 4.0)]
+
+
+def test_throughput_counts_from_when_every_stage_was_there() -> None:
+    progress = fresh(steps=30)
+    sync(progress, now=10.0)
+    for step in range(20):
+        progress.on("s1-r0", commit(step), now=10.0 + 2 * (step + 1))
+    assert progress.tokens_per_second() == 5.0 == progress.recent_tokens_per_second()
+    assert progress.eta_s() == 20.0
+
+
+def test_executions_add_up_over_restarts() -> None:
+    progress = fresh()
+    progress.on("s0-r0", Executed(0, 5), now=1.0)
+    progress.on("s0-r0", Executed(0, 7), now=1.0)
+    progress.ended("s0-r0")
+    progress.started("s0-r0", now=2.0)
+    progress.on("s0-r0", Executed(0, 2), now=3.0)
+    progress.on("s0-r1", Executed(0, 1), now=3.0)
+    assert progress.executions == 10
+
+
+def test_the_dead_are_neither_synced_nor_bootstrap_nodes() -> None:
+    progress = fresh()
+    for name in progress.replicas:
+        progress.on(name, Listening(f"id-{name}", (f"/{name}", "/other")), now=0.5)
+    sync(progress)
+    progress.ended("s0-r0")
+    assert progress.alive(0) == 1 and progress.synced(0) == [0]
+    assert progress.bootstrap() == ("/s0-r1", "/s1-r0", "/s1-r1")
+    assert progress.bootstrap(but="s1-r0", most=1) == ("/s0-r1",)
+    progress.ended("s0-r1")
+    assert progress.waiting_for() == "no replica of stage 0 runs"
+    progress.started("s0-r1", now=3.0)
+    assert progress.waiting_for() == "stage 0 has no synced replica"
+
+
+def test_complete_means_every_loss_and_every_stage_at_the_end() -> None:
+    progress = fresh(steps=1)
+    sync(progress)
+    assert progress.waiting_for() == "stage 0, 1 to apply step 0"
+    progress.on("s1-r0", commit(0), now=2.0)
+    progress.on("s1-r0", Applied(1, 0, 1), now=2.0)
+    assert progress.waiting_for() == "stage 0 to apply step 0"
+    progress.on("s0-r0", Finished(0, 1, "w"), now=3.0)
+    assert not progress.complete
+    progress.on("s1-r0", Finished(1, 1, "w"), now=3.0)
+    assert progress.complete and not progress.all_finished
+    assert progress.waiting_for() == "final snapshots of s0-r1, s1-r1"
+    progress.ended("s0-r1")
+    progress.on("s1-r1", Finished(1, 1, "w"), now=3.0)
+    assert progress.all_finished
+
+
+def test_durations() -> None:
+    assert [duration(s) for s in (None, 0, 59.6, 187, 3765)] == ["–", "0:00", "1:00", "3:07", "1:02:45"]
+
+
+def test_a_terminal_gets_a_table_and_a_pipe_gets_lines() -> None:
+    progress = fresh()
+    sync(progress)
+    progress.on("s1-r0", commit(0), now=2.0)
+    progress.on("s1-r0", Rerouted(1, 0, 3), now=2.0)
+    progress.on("t", Evaluated(0, 5.5, 10), now=2.0)
+    progress.ended("s0-r1")
+    line = headline(progress, now=62.0)
+    assert line == ("step 1/3  loss 5.0000  held-out 5.5000 (step 0)  10 tokens/s  reroutes 1  kills 0"
+                    "  elapsed 1:02  ETA –")
+    pipe = io.StringIO()
+    with screen(Console(file=pipe, width=40)) as plain:
+        assert isinstance(plain, PlainScreen)
+        for _ in range(2):
+            plain.update(progress, now=3.0)
+        plain.note("[not] markup")
+    assert pipe.getvalue() == ("step    0  loss 5.0000         10 tokens/s  replicas 1 2  reroutes 1  kills 0  0:02\n"
+                               "[not] markup\n")
+    terminal = io.StringIO()
+    with screen(Console(file=terminal, force_terminal=True, width=120)) as live:
+        assert isinstance(live, LiveScreen)
+        live.update(progress, now=3.0)
+        live.note("[a note]")
+    shown = terminal.getvalue()
+    assert "[a note]" in shown and "s0-r0 0   s0-r1 down" in shown and "1/2" in shown

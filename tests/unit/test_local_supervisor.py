@@ -1,0 +1,312 @@
+"""The supervisor with real processes: small scripts that write the events a peer would, and meet through files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from swarmnet.errors import UsageError
+from swarmnet.local import LocalOptions, run_local
+from swarmnet.local.prepare import Prepared, choose
+from swarmnet.local.processes import ChildSpec, child_environment, swarmnet_command
+from swarmnet.local.run import Kit
+from swarmnet.local.supervisor import Timing
+from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.file import to_toml
+
+STAGES, REPLICAS, STEPS, M = 3, 2, 6, 4
+FAST = Timing(poll_s=0.002, restart_s=0.01, stalled_s=5.0, give_up_s=30.0, settle_s=5.0, grace_s=2.0)
+
+# A peer: steps once every stage has reached its version. At step `hold` it waits until somebody was started again.
+PEER = """
+import json, os, pathlib, signal, sys, time
+name, stage, events, board, mode, hold, stages, replicas, steps, M = sys.argv[1:]
+stage, hold, stages, replicas, steps, M = map(int, (stage, hold, stages, replicas, steps, M))
+board = pathlib.Path(board)
+def emit(event, **fields):
+    with open(events, "a") as file:
+        file.write(json.dumps({"t": time.time(), "event": event, **fields}) + "\\n")
+def until(condition):
+    while not condition():
+        time.sleep(0.002)
+def at(stage, version):
+    return board / f"at-{stage}-{version}"
+def crash():
+    print("out of luck", file=sys.stderr)
+    sys.exit(3)
+if mode == f"crash-at-start:{name}":
+    crash()
+starts = len(list(board.glob(f"start-{name}-*")))
+(board / f"start-{name}-{os.getpid()}").touch()
+emit("listening", peer=f"id-{name}", dht=[f"/dht/{name}"], addresses=[], incarnation=os.getpid())
+until(lambda: len(list(board.glob("start-s*"))) >= stages * replicas)
+version = max(v for v in range(steps + 1) if v == 0 or at(stage, v).exists()) if starts else 0
+emit("synced", stage=stage, version=version, how="snapshot" if starts else "seed", seconds=0.0, bytes=0)
+at(stage, version).touch()
+while version < steps:
+    until(lambda: all(at(s, version).exists() for s in range(stages)))
+    if version == hold:
+        until(lambda: len(list(board.glob("start-s*"))) > stages * replicas)
+    if version == 2 and mode == f"crash:{name}":
+        crash()
+    indexes = list(range(M))
+    if mode == "double" and version == 2 and stage == 1:
+        indexes.append(0)
+    if mode == "lose" and version == 2 and stage == 1:
+        indexes.pop()
+    emit("executed", stage=stage, executions=version * 2)
+    emit("committed", stage=stage, step=version, loss_sum=(3.0 - 0.1 * version) * 8, num_tokens=8,
+         digest=f"{stage}-{version}", contributions=[["a", indexes], ["b", []]], voided=[])
+    version += 1
+    emit("applied", stage=stage, step=version - 1, version=version, chain="c", lr=0.1, grad_norm=1.0)
+    at(stage, version).touch()
+weights = name if mode == f"split:{name}" else f"w{stage}"
+emit("finished", stage=stage, version=version, weights_sha256=weights)
+signal.pause()
+"""
+TRAINER = """
+import json, pathlib, sys, time
+events, board, mode, stages, steps = sys.argv[1:]
+with open(events, "a") as file:
+    file.write(json.dumps({"t": 0, "event": "listening", "peer": "id-t", "dht": [], "addresses": []}) + "\\n")
+    file.write(json.dumps({"t": 0, "event": "evaluated", "step": 0, "loss": 3.1, "num_tokens": 8}) + "\\n")
+while not all((pathlib.Path(board) / f"at-{s}-{steps}").exists() for s in range(int(stages))):
+    time.sleep(0.002)
+"""
+ORACLE = """
+import json, sys
+events, slope = sys.argv[1:]
+with open(events, "a") as file:
+    for step in range(6):
+        loss = (3.0 - float(slope) * step) * 8 / 8
+        file.write(json.dumps({"t": 0, "event": "oracle_step", "step": step, "loss": loss, "tokens": 8}) + "\\n")
+"""
+
+
+def kit(board: Path, *, mode: str = "", hold: int = -1, replicas: int = REPLICAS, slope: float = 0.1,
+        console: Console | None = None, timing: Timing = FAST) -> Kit:
+    board.mkdir(parents=True)
+
+    def child(spec: ChildSpec) -> list[str]:
+        numbers = [str(value) for value in (STAGES, replicas, STEPS, M)]
+        python = [sys.executable, "-I", "-S", "-c"]
+        if spec.stage is None:
+            return [*python, TRAINER, str(spec.events), str(board), mode, str(STAGES), str(STEPS)]
+        assert spec.bootstrap or (spec.name == "s0-r0" and not spec.events.exists())
+        return [*python, PEER, spec.name, str(spec.stage), str(spec.events), str(board), mode, str(hold), *numbers]
+
+    def oracle(spec: ChildSpec) -> list[str]:
+        return [sys.executable, "-I", "-S", "-c", ORACLE, str(spec.events), str(slope)]
+
+    def prepare(options: LocalOptions, directory: Path) -> Prepared:
+        manifest = choose(options)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "run.toml").write_text(to_toml(manifest))
+        return Prepared(manifest, run_id(manifest), directory / "run.toml")
+
+    return Kit(child=child, oracle=oracle, prepare=prepare, timing=timing,
+               console=console or Console(file=io.StringIO(), width=500))
+
+
+def options(tmp_path: Path, **changes: object) -> LocalOptions:
+    base: dict[str, object] = {"stages": STAGES, "replicas": REPLICAS, "steps": STEPS, "out": tmp_path / "out",
+                               "set": (f"training.microbatches={M}",)}
+    return LocalOptions(**(base | changes))                                    # type: ignore[arg-type]
+
+
+def said(kit: Kit) -> str:
+    assert kit.console is not None and isinstance(kit.console.file, io.StringIO)
+    return kit.console.file.getvalue()
+
+
+def summary(tmp_path: Path) -> dict[str, object]:
+    return json.loads((tmp_path / "out" / "summary.json").read_text())
+
+
+def test_an_undisturbed_run_leaves_its_files(tmp_path: Path) -> None:
+    tools = kit(tmp_path / "board")
+    assert run_local(options(tmp_path, oracle=True), tools) == 0
+    found = summary(tmp_path)
+    assert found["steps"] == STEPS and found["final_loss"] == (3.0 - 0.1 * 5) * 8 / 8
+    assert (found["lost"], found["doubled"], found["voided"], found["kills"], found["postponed_kills"]) == (0,) * 5
+    assert found["oracle_max_difference"] == 0.0 and found["oracle_bit_equal"] is True
+    assert found["eval_loss"] == 3.1 and found["ok"] is True
+    assert {"run_id", "seed", "seconds", "tokens_per_second", "reroutes", "executions_per_index"} <= found.keys()
+    with (tmp_path / "out" / "loss.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == list(range(STEPS))
+    assert [float(row["loss"]) for row in rows] == [(3.0 - 0.1 * step) * 8 / 8 for step in range(STEPS)]
+    assert {row["tokens"] for row in rows} == {"8"}
+    merged = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
+    assert sum(record["event"] == "committed" for record in merged) == STAGES * REPLICAS * STEPS
+    assert {record["name"] for record in merged} == {"local", "trainer-0", *(
+        f"s{stage}-r{number}" for stage in range(STAGES) for number in range(REPLICAS))}
+    assert "bit-equal" in said(tools) and "FAILED" not in said(tools)
+    pytest.importorskip("matplotlib")
+    assert (tmp_path / "out" / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_kill_in_the_middle_and_a_return_by_snapshot(tmp_path: Path) -> None:
+    tools = kit(tmp_path / "board", hold=3)                # nobody gets past step 3 before someone came back
+    assert run_local(options(tmp_path, kill=("1@3",)), tools) == 0
+    assert summary(tmp_path)["kills"] == 1
+    merged = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
+    (killed,) = [record for record in merged if record["event"] == "killed"]
+    assert killed["child"] in ("s1-r0", "s1-r1") and killed["by"] == "order 1@3, step 3"
+    returned = [record for record in merged if record.get("how") == "snapshot"]
+    assert [(record["name"], record["version"]) for record in returned] == [(killed["child"], 3)]
+
+
+def test_the_first_peer_may_die_too_and_comes_back_through_another(tmp_path: Path) -> None:
+    """Kill stage 0 until its first replica was hit: it must be started with somebody else's address."""
+    for seed in range(8):
+        place = tmp_path / str(seed)
+        assert run_local(options(place, kill=("0@2",), seed=seed), kit(place / "board", hold=2)) == 0
+        if '"child":"s0-r0","by"' in (place / "out" / "events.jsonl").read_text():
+            return
+    pytest.fail("eight seeds never chose the first replica")
+
+
+def test_a_kill_of_the_last_replica_is_postponed_and_reported(tmp_path: Path) -> None:
+    tools = kit(tmp_path / "board", replicas=1)
+    assert run_local(options(tmp_path, replicas=1, kill=("1@2",)), tools) == 0
+    found = summary(tmp_path)
+    assert (found["kills"], found["postponed_kills"], found["kills_not_done"]) == (0, 1, ["1@2"])
+    assert "kill 1@2 is postponed: 1 synced replica in stage 1" in said(tools)
+    assert "not carried out: 1@2" in said(tools)
+
+
+@pytest.mark.parametrize(("mode", "problem"), [
+    ("double", "1 microbatches counted twice"),
+    ("lose", "1 microbatches lost"),
+    ("split:s2-r1", "replicas ended with different weights in stage 2"),
+])
+def test_a_broken_promise_is_a_failure(tmp_path: Path, mode: str, problem: str) -> None:
+    tools = kit(tmp_path / "board", mode=mode)
+    assert run_local(options(tmp_path), tools) == 1
+    assert f"FAILED: {problem}\n" in said(tools)
+    assert summary(tmp_path)["problem"] == problem
+
+
+def test_an_oracle_that_disagrees_is_a_failure(tmp_path: Path) -> None:
+    tools = kit(tmp_path / "board", slope=0.1000001)
+    assert run_local(options(tmp_path, oracle=True), tools) == 1
+    assert "not bit-equal" in said(tools)
+
+
+def test_a_child_that_fails_at_its_start_ends_the_run(tmp_path: Path) -> None:
+    tools = kit(tmp_path / "board", mode="crash-at-start:s1-r1")
+    assert run_local(options(tmp_path), tools) == 1
+    assert "    out of luck\n" in said(tools)
+    assert "FAILED: s1-r1 ended with exit code 3 before training began, see " in said(tools)
+
+
+def test_a_child_that_fails_later_costs_the_green_light(tmp_path: Path) -> None:
+    tools = kit(tmp_path / "board", mode="crash:s1-r1")
+    assert run_local(options(tmp_path), tools) == 1
+    assert "    out of luck\n" in said(tools) and "FAILED: s1-r1 ended with exit code 3\n" in said(tools)
+    found = summary(tmp_path)
+    assert (found["steps"], found["lost"], found["crashes"]) == (STEPS, 0, ["s1-r1 ended with exit code 3"])
+
+
+def test_a_child_that_fails_as_the_last_of_its_stage_ends_the_run(tmp_path: Path) -> None:
+    tools = kit(tmp_path / "board", mode="crash:s1-r0", replicas=1)
+    assert run_local(options(tmp_path, replicas=1), tools) == 1
+    assert "it was the last replica of stage 1" in said(tools)
+
+
+def test_a_swarm_that_stands_still_says_what_it_waits_for(tmp_path: Path) -> None:
+    timing = Timing(poll_s=0.002, stalled_s=0.3, give_up_s=1.0, grace_s=2.0)
+    tools = kit(tmp_path / "board", hold=4, timing=timing)                     # nobody is killed, so nobody moves on
+    assert run_local(options(tmp_path), tools) == 1
+    assert "waiting for stage 0, 1, 2 to apply step 4; logs are in" in said(tools)
+    assert "FAILED: no progress for 1 s" in said(tools)
+
+
+def test_a_directory_with_a_run_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "out" / "peers").mkdir(parents=True)
+    with pytest.raises(UsageError, match="already holds a run"):
+        run_local(options(tmp_path), kit(tmp_path / "board"))
+
+
+def test_what_children_are_told(tmp_path: Path) -> None:
+    spec = ChildSpec("s1-r0", 1, tmp_path / "run.toml", tmp_path / "d", tmp_path / "e", ("/a", "/b"), 4, "warning")
+    argv = swarmnet_command(spec)
+    assert argv[1:6] == ["-m", "swarmnet", "peer", "--stage", "1"]
+    assert argv[-4:] == ["--bootstrap", "/a", "--bootstrap", "/b"]
+    assert child_environment({"SWARMNET_PORT": "1", "HOME": "/h", "OMP_NUM_THREADS": "8"}) == \
+        {"HOME": "/h", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+# ---------------------------------------------------------------- the supervisor itself is interrupted or dies
+
+WHOLE = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from rich.console import Console
+from test_local_supervisor import kit, options
+from swarmnet.local import run_local
+place = Path(sys.argv[2])
+sys.exit(run_local(options(place), kit(place / "board", hold=4, console=Console())))
+"""
+
+
+def interrupted(tmp_path: Path, end: Callable[[subprocess.Popen[str]], None]) -> tuple[int, str, list[int]]:
+    """Start a swarm that stands still at step 4, end its supervisor. Returns exit code, output, children's pids once
+    all children are gone (the pipe they all hold open has no writer any more)."""
+    argv = [sys.executable, "-c", textwrap.dedent(WHOLE), str(Path(__file__).parent), str(tmp_path)]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    output = ""
+    for line in process.stdout:
+        output += line
+        if "step    3" in line:
+            break
+    started = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()
+               if '"event":"started"' in line]
+    handles = [os.pidfd_open(record["pid"]) for record in started]
+    end(process)
+    output += process.stdout.read()
+    code = process.wait(timeout=30)
+    for handle in handles:
+        assert select.select([handle], [], [], 30)[0], "a child outlived its supervisor"
+        os.close(handle)
+    return code, output, [record["pid"] for record in started]
+
+
+def test_ctrl_c_ends_everything_and_writes_the_files(tmp_path: Path) -> None:
+    code, output, pids = interrupted(tmp_path, lambda process: process.send_signal(signal.SIGINT))
+    assert code == 130 and len(pids) == STAGES * REPLICAS + 1
+    found = summary(tmp_path)
+    assert (found["steps"], found["problem"]) == (4, "interrupted")
+    assert "FAILED: interrupted" in output
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the leash is a Linux promise")
+def test_children_do_not_outlive_a_killed_supervisor(tmp_path: Path) -> None:
+    code, _, pids = interrupted(tmp_path, lambda process: process.kill())
+    assert code == -signal.SIGKILL and len(pids) == STAGES * REPLICAS + 1
+
+
+def test_a_replica_killed_by_hand_comes_back(tmp_path: Path) -> None:
+    def end(process: subprocess.Popen[str]) -> None:
+        records = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
+        (pid,) = [record["pid"] for record in records if record.get("child") == "s2-r1"]
+        os.kill(pid, signal.SIGKILL)
+
+    code, output, _ = interrupted(tmp_path, end)
+    assert code == 0 and "s2-r1 was killed (from outside)" in output
+    assert summary(tmp_path)["kills"] == 1
