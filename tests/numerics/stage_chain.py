@@ -1,0 +1,152 @@
+"""A whole swarm's arithmetic without a swarm: stage engines chained in one process, payloads through the codecs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Sequence
+
+import numpy as np
+import torch
+
+from swarmnet.data.sampler import Sampler
+from swarmnet.data.tokens import Tokens
+from swarmnet.ids import Ballot, Chain, PeerId, RoundId
+from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Optimizer, Training
+from swarmnet.messages import Commit, Packed
+from swarmnet.stage.compute import ComputeThread
+from swarmnet.stage.engine import Stash
+from swarmnet.stage.torch_engine import TorchEngine
+from swarmnet.wire import codecs
+
+MODEL = Model(
+    vocab_size=61, hidden_size=32, intermediate_size=56, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=8
+)
+
+
+def tiny(stages: int = 2, *, mode: str = "deterministic", model: Model = MODEL, microbatches: int = 4,
+         layers: str | tuple[int, ...] = "auto", **optimizer: object) -> Manifest:
+    """A run of seconds: 20 steps, sequences of 16 tokens."""
+    return Manifest(
+        model=model,
+        cut=Cut(stages=stages, layers=layers),
+        training=Training(
+            seed=3, total_steps=20, microbatches=microbatches, microbatch_size=2, sequence_length=16, eval_every=10
+        ),
+        optimizer=Optimizer(warmup_steps=4, **optimizer),
+        numerics=Numerics(mode=mode),
+        averaging=Averaging(codec="int64" if mode == "deterministic" else "fp32"),
+    )
+
+
+def text(vocab_size: int = 61) -> Tokens:
+    """A stream with something to learn: a noisy walk."""
+    walk = np.random.default_rng(5).integers(0, 3, 6000).cumsum() % vocab_size
+    return Tokens(walk.astype(np.uint8), vocab_size=vocab_size, source="walk", tokenizer_sha256="0" * 64)
+
+
+def batch_of(manifest: Manifest, tokens: Tokens, step: int, index: int) -> Packed:
+    """Microbatch (step, index) as it travels."""
+    training = manifest.training
+    sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
+    positions = sampler.positions(step * training.microbatches + index)
+    return codecs.encode("int32", tokens.microbatch(positions, training.sequence_length))
+
+
+class StageChain:
+    """stages x replicas engines; `step` trains one step with every index at some replica of each stage."""
+
+    def __init__(self, manifest: Manifest, compute: ComputeThread, *, replicas: int = 1, device: str = "cpu") -> None:
+        self.manifest, self.tokens = manifest, text(manifest.model.vocab_size)
+        self.engines = [
+            [TorchEngine(manifest, stage, compute, device=device) for _ in range(replicas)]
+            for stage in range(manifest.cut.stages)
+        ]
+        self.step_number = 0
+
+    async def forward(self, route: Sequence[TorchEngine], index: int, *, train: bool = True) -> list[Stash]:
+        """One microbatch forward through the engines of `route`."""
+        payload: tuple[Packed, ...] = (batch_of(self.manifest, self.tokens, self.step_number, index),)
+        stashes = []
+        for engine in route:
+            stashes.append(await engine.forward(self.step_number, index, payload, train=train))
+            payload = stashes[-1].output
+        return stashes
+
+    async def travel(self, route: Sequence[TorchEngine], index: int) -> list[Stash]:
+        """Forward and the input gradients back; weight gradients still owed."""
+        stashes = await self.forward(route, index)
+        gradient: tuple[Packed, ...] = ()
+        for engine, stash in zip(reversed(route), reversed(stashes), strict=True):
+            gradient = await engine.backward(stash, gradient)
+        assert gradient == ()
+        return stashes
+
+    async def step(self, rng: random.Random, *, parts: int = 1) -> float:
+        """Train one step, indexes in random order, at random replicas; returns the step's mean loss."""
+        indexes = list(range(self.manifest.training.microbatches))
+        rng.shuffle(indexes)
+        losses: dict[int, tuple[float, int]] = {}
+        owed = []
+        for index in indexes:
+            route = [rng.choice(replicas) for replicas in self.engines]
+            stashes = await self.travel(route, index)
+            losses[index] = stashes[-1].loss_sum, stashes[-1].num_tokens
+            owed += zip(route, stashes, strict=True)
+        rng.shuffle(owed)
+        for engine, stash in owed:
+            assert await engine.accumulate(stash)
+        loss, tokens = 0.0, 0
+        for index in sorted(losses):
+            loss += losses[index][0]
+            tokens += losses[index][1]
+        await self.finish(loss, tokens, parts=parts)
+        return loss / tokens
+
+    async def finish(self, loss: float, num_tokens: int, *, parts: int = 1) -> None:
+        """Average every stage's accumulators, commit, apply everywhere."""
+        commits = []
+        for stage, replicas in enumerate(self.engines):
+            installed = {await engine.install(await self.reduced(replicas, parts)) for engine in replicas}
+            assert len(installed) == 1
+            digest, square = installed.pop()
+            commits.append(commit(stage, self.step_number, digest, loss, num_tokens, square))
+        for replicas in self.engines:
+            for engine in replicas:
+                await engine.apply(commits)
+        self.step_number += 1
+
+    async def reduced(self, replicas: Sequence[TorchEngine], parts: int) -> list[Packed]:
+        """The all-reduce of one stage's accumulators, in `parts` parts."""
+        elements = replicas[0].num_elements
+        edges = [elements * part // parts for part in range(parts + 1)]
+        return [
+            await replicas[part % len(replicas)].reduce(
+                [await engine.contribution(start, stop) for engine in replicas], stop - start
+            )
+            for part, (start, stop) in enumerate(zip(edges[:-1], edges[1:], strict=True))
+        ]
+
+    async def weights(self, replica: int = 0) -> dict[str, torch.Tensor]:
+        """All weights of the run, from the given replica of each stage."""
+        found: dict[str, torch.Tensor] = {}
+        for replicas in self.engines:
+            found |= await replicas[replica].weights()
+        return found
+
+
+def commit(stage: int, step: int, digest: bytes, loss: float, num_tokens: int, square: float) -> Commit:
+    """A commit as the protocol would have made it."""
+    round_id = RoundId(Ballot(0, PeerId("peer")), 0)
+    return Commit(stage, step, Chain(""), round_id, digest, num_tokens, loss, square)
+
+
+@contextlib.asynccontextmanager
+async def compute_thread() -> AsyncIterator[ComputeThread]:
+    """A compute thread for one test."""
+    compute = ComputeThread()
+    try:
+        yield compute
+    finally:
+        await asyncio.to_thread(compute.close)
