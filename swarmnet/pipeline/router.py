@@ -102,7 +102,7 @@ class Router:
     # ------------------------------------------------------------ choose
 
     def pick(self, *, num_bytes: int, now: float, exclude: frozenset[PeerId] = frozenset()) -> Pick:
-        """Choose a replica for `num_bytes` of work and charge it. Ties go to the lower peer id.
+        """Choose a replica for a payload of `num_bytes` and charge it. Ties go to the lower peer id.
 
         Raises NoReplica with the counts of `known, banned, busy, excluded` and `retry_at` (see `next_chance`).
         """
@@ -195,14 +195,10 @@ class Router:
         return replica, replica.charges.pop(pick.number)
 
     def _readmit(self, now: float) -> None:
-        """Let nobody use the time it was skipped as credit: back from busy it starts level with the least loaded, back
-        from a ban with the most loaded."""
-        steady = [replica.time_ns for replica in self._replicas.values() if replica.skipped_until == _NEVER]
-        most_loaded_ns = max(steady, default=self._level_ns)
+        """Let nobody use the time it was skipped as credit: it starts again level with the least loaded."""
         for replica in self._replicas.values():
             if _NEVER < replica.skipped_until <= now:
-                level_ns = self._level_ns if replica.banned_until == _NEVER else most_loaded_ns
-                replica.time_ns = max(replica.time_ns, level_ns)
+                replica.time_ns = max(replica.time_ns, self._level_ns)
                 replica.busy_until = replica.banned_until = _NEVER
 
     def _costs_ns(self, num_bytes: int) -> dict[PeerId, int]:
