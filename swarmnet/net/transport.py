@@ -5,7 +5,7 @@ A transport knows who is calling (proved, not claimed) and nothing of what is sa
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol
 
 from swarmnet.ids import PeerId
@@ -24,7 +24,7 @@ class Transport(Protocol):
 
     def call(
         self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncGenerator[Answer, None]:
         """Call and iterate over the answers; the last one carries the result. `deadline` is absolute loop time.
 
         Leaving the iteration early cancels the call. Raises PeerGone (refused or broken), PeerTimeout (deadline),
@@ -40,7 +40,7 @@ class Service(Protocol):
         """Handle a one-way message. Must not block."""
         ...
 
-    def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+    def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
         """Answer a call. A raised BadMessage or Refused becomes `Rejected`; cancellation means the caller left."""
         ...
 

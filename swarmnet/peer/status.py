@@ -196,7 +196,7 @@ def _forks(replicas: Sequence[ReplicaLine]) -> Iterator[tuple[int, list[str]]]:
 
 
 async def _ask(run: RunId, num_stages: int, bootstrap: tuple[str, ...]) -> Assessment:
-    from swarmnet.net.dht import DhtDirectory                    # hivemind takes a second to import
+    from swarmnet.net.dht import DhtDirectory  # hivemind takes a second to import
     from swarmnet.net.dht_node import NobodyAnswered
     from swarmnet.net.identity import Identity
 

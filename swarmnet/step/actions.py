@@ -26,10 +26,9 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The index is mine to count: add its weight gradient if the void counter still is `voids` (rule 5)."""
+    """The index is mine to count: add its weight gradient, fenced by the void counter as it is now (rule 5)."""
 
     index: int
-    voids: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,11 +56,11 @@ class Member:
         self.generation = Generation(incarnation, 0)
         self.version, self.chain, self.term_chain = 0, chain, chain
         self.synced = False
-        self.voids = 0
         self.progress = 0
         self.queue = 0
         self.draining = False
         self.last_commits: tuple[Commit, ...] = ()
+        self.last_finished: Finished | None = None
         self._resync_at = -1e9
         self._behind_since: float | None = None
         self._begin(now)
@@ -94,6 +94,13 @@ class Member:
         """The run has reached its last version."""
         return self.version >= self.shape.total_steps
 
+    def sum_of(self, round_id: RoundId) -> Finished | None:
+        """The finished sum with that id, if the sum buffer holds it (it does until the next round installs one)."""
+        for finished in (self.finished, self.last_finished if self.finished is None else None):
+            if finished is not None and finished.id == round_id:
+                return finished
+        return None
+
     def heartbeat(self, to: PeerId | None = None) -> Heartbeat:
         """My heartbeat, with the last step's commits if `to` is not known to have applied them."""
         behind = to is None or self.view.everyone().get(to, -1) < self.version
@@ -116,9 +123,8 @@ class Member:
     ) -> list[Action]:
         """State of `version` is in place (seed or snapshot), with the step's finished sum if there is one."""
         self.generation = self.generation.next()
-        self.voids += 1
         self.version, self.chain, self.term_chain, self.synced = version, chain, term_chain, True
-        self.last_commits, self._behind_since = (), None
+        self.last_commits, self.last_finished, self._behind_since = (), None, None
         self._begin(now)
         self.finished = finished
         for commit in commits:
@@ -128,7 +134,7 @@ class Member:
     def claim(self, index: int, *, now: float) -> list[Action]:
         """Work on `index` has begun: ask to count it (rule 3)."""
         if index in self.granted:
-            return [act.Granted(index, self.voids)]
+            return [act.Granted(index)]
         self.asked.add(index)
         return self._ask(index)
 
@@ -138,10 +144,10 @@ class Member:
         if index not in self.summed:
             self.granted.discard(index)
 
-    def add(self, index: int, voids: int, *, now: float) -> list[Action]:
-        """The weight gradient of `index` is in the accumulator, added under void counter `voids`."""
+    def add(self, index: int, *, now: float) -> list[Action]:
+        """The weight gradient of `index` is in the accumulator, which has not been voided since."""
         self.progress += 1
-        if voids != self.voids or index not in self.granted:
+        if index not in self.granted:
             return []
         self.summed.add(index)
         return self._join_round(now) if self.round is not None else []
@@ -170,7 +176,7 @@ class Member:
     def applied(self, *, now: float) -> list[Action]:
         """The optimizer step is done: the next version begins."""
         assert self.applying and self.barrier.complete
-        self.last_commits = self.barrier.known
+        self.last_commits, self.last_finished = self.barrier.known, self.finished
         self.chain = next_chain(self.chain, evidence(self.last_commits))
         self.version += 1
         if self.version % self.shape.keeper_term_steps == 0:
@@ -322,7 +328,7 @@ class Member:
             return []  # the keeper hears of it by Release (A1)
         self.asked.discard(granted.index)
         self.granted.add(granted.index)
-        return [act.Granted(granted.index, self.voids)]
+        return [act.Granted(granted.index)]
 
     def _on_moved(self, moved: Moved) -> list[Action]:
         if moved.ballot != self.promised or moved.generation != self.generation or moved.index not in self.asked:
@@ -336,7 +342,6 @@ class Member:
         self.generation = self.generation.next()  # always: grants in flight for the old one are dead (A2)
         actions = self._drop_round()
         if evicted.void:
-            self.voids += 1
             self.granted.clear()
             self.summed.clear()
             actions.append(act.Void())

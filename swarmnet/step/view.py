@@ -95,9 +95,12 @@ class View:
         return seen is not None and not seen.dead and now - seen.heard_at <= self.silence_limit(seen)
 
     def live(self, stage: int, *, now: float) -> list[PeerId]:
-        """Synced live replicas of a stage, sorted; of my own stage too, me excluded."""
+        """Synced live replicas of a stage, sorted; in my own stage without me."""
         seen = self._seen.get(stage, {})
-        return sorted(p for p, s in seen.items() if s.synced and p != self.me and self.alive(p, now=now, stage=stage))
+        return sorted(
+            peer for peer, s in seen.items()
+            if s.synced and (stage, peer) != (self.stage, self.me) and self.alive(peer, now=now, stage=stage)
+        )
 
     def mates(self) -> Iterator[tuple[PeerId, Seen]]:
         """All known replicas of my stage but me, dead ones included."""

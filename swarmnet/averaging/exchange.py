@@ -1,0 +1,246 @@
+"""One round: sum the contributions of a group and end up, everywhere, with the same whole sum.
+
+A direct all-reduce in one group, pulled by the receiver: member r of n reduces the r-th part (it fetches that part from
+every contributor), then everybody fetches every reduced part from its reducer. Fetches are idempotent, so a lost or
+repeated one changes nothing, and whoever gives up leaves accumulators untouched. Everybody, the reducer too, decodes
+what was encoded, so replicas end up with equal bits under any codec.
+
+It knows no ledger: which contributions belong to a round, and whether it goes on, is the step machine's word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
+from swarmnet.ids import Generation, PeerId, RoundId
+from swarmnet.messages import (
+    Accepted,
+    Answer,
+    Finished,
+    Indexes,
+    Packed,
+    Part,
+    PartData,
+    Rejected,
+    Round,
+    Running,
+)
+from swarmnet.net.transport import Transport
+from swarmnet.stage.engine import Engine
+
+Losses = dict[int, tuple[float, int]]
+
+STALL_S = 10.0
+"""Silence after which a member asked for a part is asked again."""
+
+_PAUSE_S = 0.05
+
+
+def even_parts(num_elements: int, num_members: int) -> list[tuple[int, int]]:
+    """Cut [0, num_elements) into one contiguous part per member, sizes equal to within one."""
+    edges = [num_elements * place // num_members for place in range(num_members + 1)]
+    return list(itertools.pairwise(edges))
+
+
+@dataclass(slots=True)
+class _Open:
+    """The round this replica takes part in, as others may see it."""
+
+    round: Round
+    losses: Losses
+    contributes: bool
+    reduced: asyncio.Future[tuple[Packed, Losses]] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class Exchange:
+    """Takes part in rounds of one (peer, stage) and serves its parts to the others.
+
+    finished(id) gives the description of a sum this replica holds in the engine's sum buffer, or None.
+    """
+
+    def __init__(
+        self, me: PeerId, engine: Engine, transport: Transport, finished: Callable[[RoundId], Finished | None],
+        *, running_s: float = 0.5,
+    ) -> None:
+        self.me, self._engine, self._transport, self._finished = me, engine, transport, finished
+        self._running_s = running_s
+        self._open: _Open | None = None
+        self._opened = asyncio.Event()
+
+    # ------------------------------------------------------------ my part in a round
+
+    async def sum(self, current: Round, losses: Mapping[int, tuple[float, int]]) -> Finished:
+        """Take part until the whole sum is in the engine's sum buffer. Cancel to abandon.
+
+        losses: of the indexes in my accumulator, which must not change meanwhile.
+        """
+        contributors = [peer for peer, _, indexes in current.contributions if indexes]
+        reducers = list(current.receivers)
+        mine = _Open(current, dict(losses), self.me in contributors)
+        self._open = mine
+        self._opened.set()
+        self._opened = asyncio.Event()
+        parts = dict(zip(reducers, even_parts(self._engine.num_elements, len(reducers)), strict=True))
+        async with asyncio.TaskGroup() as group:
+            if self.me in parts:
+                group.create_task(self._reduce(mine, contributors, *parts[self.me]))
+            tasks = [group.create_task(self._reduced_part(mine, peer, *parts[peer])) for peer in reducers]
+        collected = [task.result() for task in tasks]
+        all_losses = collected[0][1]
+        _check_losses(all_losses, current.contributions)
+        digest, sq_norm = await self._engine.install([packed for packed, _ in collected])
+        return _describe(current, digest, sq_norm, all_losses)
+
+    async def collect(self, current: Round) -> Finished:
+        """Fetch the finished sum `current.id` from one of its holders, whichever answers. Cancel to abandon."""
+        while True:
+            for holder in current.holders:
+                try:
+                    return await self._collect_from(current, holder)
+                except (PeerGone, PeerTimeout, BadMessage, Refused):
+                    continue
+            await asyncio.sleep(_PAUSE_S)
+
+    def close(self) -> None:
+        """The round is over or abandoned: serve its contribution no more."""
+        self._open = None
+
+    # ------------------------------------------------------------ serving
+
+    async def serve(self, request: Part) -> AsyncGenerator[Answer, None]:
+        """Answer one `Part` call: wait for the round to open here, then for the part."""
+        if not 0 <= request.start <= request.stop <= self._engine.num_elements:
+            raise BadMessage(RejectCode.BAD_SHAPE, f"part [{request.start}, {request.stop}) of "
+                             f"{self._engine.num_elements} elements")
+        if request.kind == "sum":
+            finished = self._finished(request.id)
+            if finished is None:
+                yield Rejected(RejectCode.NOT_FOUND, "that sum is not here")
+                return
+            yield PartData((await self._engine.finished_sum(request.start, request.stop),), finished=finished)
+            return
+        yield Accepted()
+        current = self._open
+        if current is None or current.round.id != request.id:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._running_s):
+                    await self._opened.wait()
+            current = self._open
+        if current is None or current.round.id != request.id:
+            yield Rejected(RejectCode.NOT_READY, "that round is not open here")
+            return
+        if request.kind == "contribution":
+            if not current.contributes:
+                yield Rejected(RejectCode.NOT_FOUND, "I contribute nothing to that round")
+                return
+            packed = await self._engine.contribution(request.start, request.stop)
+            # The round may have been abandoned while the compute thread was busy: then this is another accumulator.
+            if self._open is current:
+                yield PartData((packed,), current.losses)
+            else:
+                yield Rejected(RejectCode.NOT_READY, "that round was abandoned")
+            return
+        while not current.reduced.done():
+            await asyncio.wait([current.reduced], timeout=self._running_s)
+            if not current.reduced.done():
+                if self._open is not current:
+                    yield Rejected(RejectCode.NOT_READY, "that round was abandoned")
+                    return
+                yield Running()
+        packed, losses = current.reduced.result()
+        yield PartData((packed,), losses)
+
+    # ------------------------------------------------------------ inside
+
+    async def _reduce(self, mine: _Open, contributors: list[PeerId], start: int, stop: int) -> None:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._contribution(mine, peer, start, stop)) for peer in contributors]
+        losses: Losses = {}
+        for task in tasks:
+            losses |= task.result()[1]
+        packed = await self._engine.reduce([task.result()[0] for task in tasks], stop - start)
+        if not mine.reduced.done():
+            mine.reduced.set_result((packed, losses))
+
+    async def _contribution(self, mine: _Open, peer: PeerId, start: int, stop: int) -> tuple[Packed, Losses]:
+        if peer == self.me:
+            return await self._engine.contribution(start, stop), mine.losses
+        return await self._pull(mine, peer, "contribution", start, stop)
+
+    async def _reduced_part(self, mine: _Open, peer: PeerId, start: int, stop: int) -> tuple[Packed, Losses]:
+        if peer == self.me:
+            return await asyncio.shield(mine.reduced)
+        return await self._pull(mine, peer, "reduced", start, stop)
+
+    async def _pull(self, mine: _Open, peer: PeerId, kind: str, start: int, stop: int) -> tuple[Packed, Losses]:
+        """Ask until the part is there: only the step machine (by cancelling) decides that a member is lost."""
+        while True:
+            try:
+                data = await self._ask(peer, Part(mine.round.stamp, mine.round.id, kind, start, stop))
+                return data.payload[0], dict(data.losses)
+            except (PeerGone, PeerTimeout, BadMessage, Refused):
+                await asyncio.sleep(_PAUSE_S)
+
+    async def _ask(self, peer: PeerId, request: Part) -> PartData:
+        loop = asyncio.get_running_loop()
+        answers = self._transport.call(peer, request, deadline=loop.time() + 3600.0)
+        try:
+            async with contextlib.aclosing(answers):
+                while True:
+                    async with asyncio.timeout(STALL_S):
+                        answer = await anext(answers)
+                    match answer:
+                        case Accepted() | Running():
+                            continue
+                        case Rejected():
+                            raise Refused(answer.code, answer.reason, peer=peer)
+                        case PartData() if len(answer.payload) == 1:
+                            shape = answer.payload[0].shape
+                            if shape != (request.stop - request.start,):
+                                raise BadMessage(RejectCode.BAD_SHAPE, f"part of shape {shape}", peer=peer)
+                            return answer
+                        case _:
+                            raise BadMessage(RejectCode.MALFORMED, "not an answer to Part", peer=peer)
+        except TimeoutError as error:
+            raise PeerTimeout("silent", peer=peer) from error
+        except StopAsyncIteration as error:
+            raise PeerGone("the call ended without an answer", peer=peer) from error
+
+    async def _collect_from(self, current: Round, holder: PeerId) -> Finished:
+        size = self._engine.num_elements
+        data = await self._ask(holder, Part(current.stamp, current.id, "sum", 0, size))
+        finished = data.finished
+        if finished is None or finished.id != current.id:
+            raise BadMessage(RejectCode.MALFORMED, "a sum without its description", peer=holder)
+        digest, sq_norm = await self._engine.install(data.payload)
+        if digest != finished.digest or sq_norm != finished.grad_sq_norm:
+            raise BadMessage(RejectCode.MALFORMED, "the sum does not have its digest", peer=holder)
+        return finished
+
+
+def _check_losses(losses: Losses, contributions: Iterable[tuple[PeerId, Generation, Indexes]]) -> None:
+    named = {index for _, _, indexes in contributions for index in indexes}
+    if losses.keys() != named:
+        raise Refused(RejectCode.MALFORMED, "the round's losses are not of the round's indexes")
+
+
+def _describe(current: Round, digest: bytes, sq_norm: float, losses: Losses) -> Finished:
+    loss_sum, num_tokens = 0.0, 0
+    for index in sorted(losses):  # in index order: the same fp64 bits everywhere
+        loss_sum += losses[index][0]
+        num_tokens += losses[index][1]
+    return Finished(
+        id=current.id,
+        digest=digest,
+        num_tokens=num_tokens,
+        loss_sum=loss_sum,
+        grad_sq_norm=sq_norm,
+        contributions=current.contributions,
+    )

@@ -1,0 +1,301 @@
+"""A peer on the network: its replicas, what it knows of others, and how it starts.
+
+The same class runs over gRPC and the DHT in production and over memory in the simulator. It parses no configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from swarmnet.errors import PeerGone, Refused, RejectCode
+from swarmnet.ids import PeerId, RunId
+from swarmnet.manifest.schema import Manifest
+from swarmnet.messages import (
+    Answer,
+    Committed,
+    Control,
+    Fetch,
+    Heartbeat,
+    ManifestData,
+    ManifestRequest,
+    Packed,
+    Part,
+    Process,
+    Request,
+    SnapshotRequest,
+)
+from swarmnet.net.directory import Directory, Record, StageStatus
+from swarmnet.net.transport import ReadPayload, Transport
+from swarmnet.peer.loopback import Loopback
+from swarmnet.peer.replica import Replica, Surroundings, timers_of
+from swarmnet.stage.engine import Engine
+
+Tokens = Callable[[int, int], tuple[Packed, ...] | None]
+OnEvent = Callable[[str, dict[str, object]], None]
+
+_PUBLISH_S, _LOOK_S = 2.0, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """What the operator allows: microbatches in flight per stage, bytes remembered per stage."""
+
+    slots: int = 4
+    memo_bytes: int = 1 << 30
+
+
+class Peer:
+    """One identity with its replicas. Implements Service and Listener."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        run: RunId,
+        manifest: Manifest,
+        engines: Mapping[int, Engine],
+        *,
+        transport: Transport,
+        directory: Directory,
+        record: Record,
+        tokens: Tokens,
+        on_event: OnEvent,
+        caps: Caps,
+        manifest_toml: str = "",
+    ) -> None:
+        self.me, self.run_id, self.manifest = me, run, manifest
+        self._engines, self._directory, self._record = engines, directory, record
+        self._transport = Loopback(me, self, transport)
+        self._tokens, self._on_event, self._caps, self._toml = tokens, on_event, caps, manifest_toml
+        self._timers = timers_of(manifest)
+        self.replicas: dict[int, Replica] = {}
+        self.records: dict[PeerId, Record] = {}
+        self._group: asyncio.TaskGroup | None = None
+        self._look = asyncio.Event()
+        self._loss: tuple[int, float] | None = None
+        self.finished = asyncio.Event()
+        self._done_stages: set[int] = set()
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            around = Surroundings(
+                self.me, self.run_id, self._record.incarnation, self.manifest, self._transport, self, group.create_task,
+                self._token_holders, self._tokens,
+            )
+            for stage, engine in self._engines.items():
+                self.replicas[stage] = Replica(
+                    stage, engine, around, slots=self._caps.slots, memo_bytes=self._caps.memo_bytes
+                )
+            await self._refresh()
+            group.create_task(self._looking())
+            group.create_task(self._publishing())
+            group.create_task(self._ticking())
+            for replica in self.replicas.values():
+                group.create_task(self._bring_up(replica))
+
+    # ------------------------------------------------------------ Service: what others ask
+
+    def on_tell(self, caller: PeerId, message: Control) -> None:
+        """See Service.on_tell."""
+        if caller != self.me and caller not in self.records:
+            self._look.set()
+        self._dispatch(caller, message)
+
+    async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
+        """See Service.on_call."""
+        if isinstance(request, ManifestRequest):
+            yield ManifestData(self._toml)
+            return
+        answers = self._answers(caller, request, payload)
+        async with contextlib.aclosing(answers):
+            async for answer in answers:
+                yield answer
+
+    def on_gone(self, peer: PeerId, *, definite: bool) -> None:
+        """See Service.on_gone."""
+        for replica in self.replicas.values():
+            replica.gone(peer, definite=definite)
+
+    def _answers(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
+        training = self.manifest.training
+        match request:
+            case Process():
+                if not 0 <= request.index < self._num_indexes(request):
+                    raise Refused(RejectCode.MALFORMED, f"index {request.index} of {training.microbatches}")
+                if request.step >= training.total_steps:
+                    raise Refused(RejectCode.FINISHED, f"the run ends after step {training.total_steps - 1}")
+                return self._serving(request.stage).process(caller, request, payload)
+            case Fetch():
+                if not 0 <= request.index < training.microbatches:
+                    raise Refused(RejectCode.MALFORMED, f"index {request.index} of {training.microbatches}")
+                return self._serving(max(request.stage, 0)).execution.fetch(request)
+            case Part():
+                return self._serving(request.stamp.stage).exchange.serve(request)
+            case SnapshotRequest():
+                return self._serving(request.stage).donor.serve(self._timers.heartbeat_s)
+            case _:
+                raise Refused(RejectCode.MALFORMED, "not a request")
+
+    def _num_indexes(self, request: Process) -> int:
+        training = self.manifest.training
+        return training.eval_microbatches if request.purpose == "eval" else training.microbatches
+
+    def _serving(self, stage: int) -> Replica:
+        replica = self.replicas.get(stage)
+        if replica is None:
+            raise Refused(RejectCode.NOT_SERVED, f"stage {stage} is not served here")
+        return replica
+
+    def _dispatch(self, caller: PeerId, message: Control) -> None:
+        if isinstance(message, Heartbeat | Committed):
+            for stage, replica in self.replicas.items():
+                mine = isinstance(message, Heartbeat) and caller == self.me and message.stamp.stage == stage
+                if not mine:
+                    replica.driver.receive(caller, message)
+            return
+        replica = self.replicas.get(message.stamp.stage)
+        if replica is not None:
+            replica.driver.receive(caller, message)
+
+    # ------------------------------------------------------------ Listener: what my replicas say
+
+    def on_event(self, stage: int, event: str, fields: dict[str, object]) -> None:
+        """See Listener.on_event."""
+        self._on_event(event, {"stage": stage, **fields})
+        if event == "applied":
+            replica = self.replicas[stage]
+            self._on_event("executed", {"stage": stage, "executions": replica.execution.executions})
+            last = {commit.stage: commit for commit in replica.member.last_commits}.get(self.manifest.cut.stages - 1)
+            if last is not None and last.num_tokens:
+                self._loss = (last.step, last.loss_sum / last.num_tokens)
+            if replica.member.done and stage not in self._done_stages:
+                self._done_stages.add(stage)
+                if len(self._done_stages) == len(self.replicas):
+                    self.finished.set()
+
+    def on_resync(self, stage: int, donors: tuple[PeerId, ...]) -> None:
+        """See Listener.on_resync."""
+        self._spawn(self._resync(self.replicas[stage], donors))
+
+    def on_local(self, message: Control) -> None:
+        """See Listener.on_local."""
+        self._dispatch(self.me, message)
+
+    def neighbours(self, stage: int) -> Iterable[PeerId]:
+        """See Listener.neighbours."""
+        near = {stage - 1, stage, stage + 1}
+        found = {
+            peer for peer, record in self.records.items() if any(status.stage in near for status in record.stages)
+        }
+        view = self.replicas[stage].member.view
+        for other in near:
+            found.update(view.live(other, now=self._now()))
+        return found
+
+    def everyone(self) -> Iterable[PeerId]:
+        """See Listener.everyone."""
+        found = {peer for peer, record in self.records.items() if record.stages}
+        for replica in self.replicas.values():
+            found.update(replica.member.view.everyone())
+        return found
+
+    # ------------------------------------------------------------ tasks
+
+    async def _bring_up(self, replica: Replica) -> None:
+        """Take state from a mate; start from the seed only when nobody anywhere has got further than that."""
+        said = False
+        while True:
+            donors = self._donors(replica.stage)
+            if donors and await replica.restore_from(donors):
+                return
+            started = any(status.version > 0 for record in self.records.values() for status in record.stages)
+            if not started:
+                replica.start_from_seed()
+                return
+            if not donors and not said:
+                said = True
+                self._on_event("waiting", {
+                    "stage": replica.stage,
+                    "reason": f"the run has started, but no replica of stage {replica.stage} with its state is alive",
+                })
+            await asyncio.sleep(self._timers.heartbeat_s)
+            await self._refresh()
+
+    async def _resync(self, replica: Replica, donors: tuple[PeerId, ...]) -> None:
+        if not await replica.restore_from(donors) and not replica.member.synced:
+            replica.resume()
+
+    def _donors(self, stage: int) -> list[PeerId]:
+        """Mates that announce state beyond the seed, newest first."""
+        found = {
+            peer: status.version
+            for peer, record in self.records.items()
+            for status in record.stages
+            if status.stage == stage and status.synced and status.version > 0
+        }
+        view = self.replicas[stage].member.view
+        for peer, seen in view.mates():
+            if seen.synced and not seen.dead and seen.version > 0:
+                found[peer] = seen.version
+            elif seen.dead:
+                found.pop(peer, None)
+        return sorted(found, key=lambda peer: (-found[peer], peer))
+
+    def _token_holders(self) -> list[PeerId]:
+        """Who may have tokens: trainers first, then other stage-0 peers."""
+        trainers = sorted(peer for peer, record in self.records.items() if record.trainer)
+        return trainers + sorted(
+            peer for peer, record in self.records.items() if any(status.stage == 0 for status in record.stages)
+        )
+
+    async def _ticking(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            for replica in self.replicas.values():
+                replica.driver.tick()
+            due = max(due + self._timers.heartbeat_s, loop.time())
+            await asyncio.sleep(due - loop.time())
+
+    async def _looking(self) -> None:
+        """Look into the directory: regularly, and when a stranger spoke."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._look.wait()
+            self._look.clear()
+            await self._refresh()
+            await asyncio.sleep(0.1 * _LOOK_S)
+
+    async def _refresh(self) -> None:
+        found = await self._directory.records()
+        self.records = {record.peer: record for record in found if record.peer != self.me}
+
+    async def _publishing(self) -> None:
+        while True:
+            with contextlib.suppress(PeerGone):
+                await self._directory.publish(self._status())
+            await asyncio.sleep(_PUBLISH_S)
+
+    def _status(self) -> Record:
+        stages = tuple(
+            StageStatus(
+                stage, replica.member.version, replica.member.chain, replica.member.synced, replica.execution.queue,
+                self._caps.slots,
+            )
+            for stage, replica in self.replicas.items()
+        )
+        return replace(self._record, stages=stages, loss=self._loss, finished=self.finished.is_set())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._group is not None
+        self._group.create_task(work)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

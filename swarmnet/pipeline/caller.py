@@ -1,0 +1,176 @@
+"""One microbatch's call to the next stage, retried until it is answered. Trainers and replicas use the same one.
+
+It chooses by the router, follows `MovedTo`, waits out `Busy`, and goes elsewhere when a callee dies or falls silent.
+It does not know what the answer is for. A retry needs no permission: `Process` is idempotent (docs/protocol.md, I1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, replace
+
+from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode
+from swarmnet.ids import PeerId
+from swarmnet.messages import Accepted, Answer, Busy, Gradient, MovedTo, Packed, Process, Rejected, Running
+from swarmnet.net.transport import Transport
+from swarmnet.pipeline.router import Pick, Router
+
+_FINAL = frozenset({
+    RejectCode.STALE, RejectCode.BAD_SHAPE, RejectCode.NON_FINITE, RejectCode.TOO_LARGE, RejectCode.MALFORMED,
+    RejectCode.FINISHED,
+})
+"""Refusals that no other replica would answer differently."""
+
+_LONG = 3600.0
+"""Deadline of one attempt: hang detection (silence) ends calls, not their length."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One call to one replica. pick is None when an owner was followed."""
+
+    peer: PeerId
+    pick: Pick | None
+    began_at: float
+    heard_at: float
+    silence_s: float = 0.0
+
+    def sign_of_life(self, now: float) -> None:
+        self.silence_s = max(self.silence_s, now - self.heard_at)
+        self.heard_at = now
+
+
+class Caller:
+    """Calls `Process` on replicas of one stage.
+
+    candidates() gives the live replicas and their advertised queues; on_reroute(request, peer, reason) hears of every
+    microbatch that had to leave a replica.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        router: Router,
+        candidates: Callable[[], Mapping[PeerId, int]],
+        on_reroute: Callable[[Process, PeerId, str], None],
+    ) -> None:
+        self._transport, self._router = transport, router
+        self._candidates, self._on_reroute = candidates, on_reroute
+
+    def gone(self, peer: PeerId) -> None:
+        """The peer is definitely dead."""
+        self._router.gone(peer)
+
+    async def process(self, request: Process, payload: tuple[Packed, ...]) -> Gradient:
+        """Return the answer of whichever replica gives it. Cancel to give up.
+
+        Raises Refused with a code that is final everywhere (STALE, BAD_SHAPE, ...).
+        """
+        loop = asyncio.get_running_loop()
+        num_bytes = max(sum(packed.num_bytes for packed in payload), 1)
+        owner: PeerId | None = None
+        avoid: set[PeerId] = set()
+        while True:
+            self._router.update(self._candidates())
+            pick: Pick | None = None
+            if owner is None:
+                try:
+                    pick = self._router.pick(num_bytes=num_bytes, now=loop.time(), exclude=frozenset(avoid))
+                except NoReplica as none:
+                    avoid.clear()
+                    await asyncio.sleep(max(_retry_at(none) - loop.time(), 0.01))
+                    continue
+            attempt = _Attempt(pick.peer if pick else _known(owner), pick, loop.time(), loop.time())
+            owner = None
+            answer = await self._attempt(attempt, request, payload)
+            now = loop.time()
+            match answer:
+                case Gradient():
+                    if pick:
+                        self._router.done(
+                            pick, seconds=now - attempt.began_at, compute_s=answer.compute_s,
+                            silence_s=attempt.silence_s, now=now,
+                        )
+                    return answer
+                case MovedTo():
+                    self._settle(pick)
+                    if answer.owner in avoid or answer.owner not in self._candidates():
+                        # The owner is the one we just left, or nobody we can see: compute elsewhere, uncounted.
+                        request = replace(request, hedge=True)
+                        avoid.discard(attempt.peer)
+                    else:
+                        owner = answer.owner
+                case Busy():
+                    if pick:
+                        self._router.busy(pick, retry_after_s=answer.retry_after_s, now=now)
+                    else:
+                        await asyncio.sleep(answer.retry_after_s)
+                case Rejected():
+                    self._settle(pick)
+                    if answer.code in _FINAL:
+                        raise Refused(answer.code, answer.reason, peer=attempt.peer, version=answer.version)
+                    avoid.add(attempt.peer)
+                    self._on_reroute(request, attempt.peer, answer.code.value)
+                case PeerGone() | PeerTimeout() | BadMessage():
+                    hung = isinstance(answer, PeerTimeout)
+                    if pick:
+                        self._router.failed(pick, now=now, hung=hung)
+                    avoid.add(attempt.peer)
+                    if hung:
+                        request = replace(request, hedge=True)
+                    self._on_reroute(request, attempt.peer, type(answer).__name__)
+
+    async def _attempt(
+        self, attempt: _Attempt, request: Process, payload: tuple[Packed, ...]
+    ) -> Gradient | MovedTo | Busy | Rejected | PeerGone | PeerTimeout | BadMessage:
+        loop = asyncio.get_running_loop()
+        try:
+            async with contextlib.aclosing(
+                self._transport.call(attempt.peer, request, payload, deadline=loop.time() + _LONG)
+            ) as answers:
+                while True:
+                    patience = self._router.patience_s()
+                    try:
+                        async with asyncio.timeout(patience):
+                            answer: Answer = await anext(answers)
+                    except TimeoutError:
+                        return PeerTimeout("silent", peer=attempt.peer, patience_s=round(patience, 2))
+                    attempt.sign_of_life(loop.time())
+                    match answer:
+                        case Accepted() | Running():
+                            continue
+                        case Gradient() | MovedTo() | Busy() | Rejected():
+                            return answer
+                        case _:
+                            return BadMessage(RejectCode.MALFORMED, "not an answer to Process", peer=attempt.peer)
+        except StopAsyncIteration:
+            return PeerGone("the call ended without an answer", peer=attempt.peer)
+        except (PeerGone, PeerTimeout, BadMessage) as error:
+            return error
+
+    def _settle(self, pick: Pick | None) -> None:
+        if pick is not None:
+            self._router.cancelled(pick)
+
+
+def _known(peer: PeerId | None) -> PeerId:
+    assert peer is not None
+    return peer
+
+
+def _retry_at(error: NoReplica) -> float:
+    value = error.facts.get("retry_at", 0.0)
+    assert isinstance(value, float)
+    return value
+
+
+async def last(answers: AsyncIterator[Answer]) -> Answer:
+    """The last answer of a call: the one that carries its result. Raises PeerGone if there is none."""
+    result: Answer | None = None
+    async for answer in answers:
+        result = answer
+    if result is None:
+        raise PeerGone("the call ended without an answer")
+    return result

@@ -1,0 +1,395 @@
+"""Microbatches through one stage of this replica: accept, run, pass on, answer, and add what the keeper granted.
+
+Answers `Process` and `Fetch`; runs what the keeper orders. It asks the step machine (through `Claims`) who may count an
+index and obeys; it never counts by itself. Everything here is keyed by the current step and forgotten at the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from swarmnet.errors import BadMessage, Refused, RejectCode, SwarmError
+from swarmnet.ids import PeerId
+from swarmnet.messages import (
+    Accepted,
+    Answer,
+    Busy,
+    Fetch,
+    Fetched,
+    Gradient,
+    MovedTo,
+    Packed,
+    Process,
+    Rejected,
+    Running,
+)
+from swarmnet.net.transport import ReadPayload
+from swarmnet.pipeline.caller import Caller
+from swarmnet.pipeline.memo import Memo
+from swarmnet.pipeline.relay import Relay
+from swarmnet.pipeline.sources import Sources
+from swarmnet.pipeline.work import Slots, Work
+from swarmnet.stage.engine import Engine, Stash
+
+
+class Claims(Protocol):
+    """What the step machine does for the pipeline."""
+
+    def claim(self, index: int) -> None:
+        """Ask to count `index`; the word comes back through `Execution.granted` or `Execution.owned`."""
+        ...
+
+    def withdraw(self, index: int) -> None:
+        """The work on `index` was dropped."""
+        ...
+
+    def added(self, index: int, stash: Stash) -> None:
+        """The weight gradient of `index` was added under `stash.voids`."""
+        ...
+
+    def non_finite(self, index: int) -> None:
+        """`index` gave a non-finite value here."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """slots: microbatches in flight. running_s: pause between signs of life to callers, and how long a call that is
+    ahead of us may wait. wait_s: how long finished work waits for the keeper's word before its stash is dropped."""
+
+    slots: int = 4
+    running_s: float = 0.5
+    wait_s: float = 6.0
+    memo_bytes: int = 1 << 30
+
+
+class Execution:
+    """Executes the microbatches of one (peer, stage)."""
+
+    def __init__(
+        self,
+        stage: int,
+        num_stages: int,
+        *,
+        engine: Engine,
+        claims: Claims,
+        caller: Caller | None,
+        sources: Sources,
+        check: Callable[[tuple[Packed, ...]], None],
+        limits: Limits,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        self.stage, self.num_stages = stage, num_stages
+        self.engine, self._claims, self._caller, self._sources = engine, claims, caller, sources
+        self._check, self._limits, self._spawn = check, limits, spawn
+        self.version = -1
+        self.memo = Memo(limits.memo_bytes)
+        self.works: dict[int, Work] = {}
+        self.executions = 0
+        self.losses: dict[int, tuple[float, int]] = {}
+        self._tasks: dict[Work, asyncio.Task[None]] = {}
+        self._owners: dict[int, PeerId] = {}
+        self._alive: Callable[[PeerId], bool] = lambda peer: True
+        self._slots = Slots(limits.slots)
+        self._recompute = Slots(1)
+        self._begun = asyncio.Event()
+        self._waiting = 0
+
+    # ------------------------------------------------------------ what the step machine says
+
+    def begin(self, version: int, *, alive: Callable[[PeerId], bool]) -> None:
+        """The weights are those of `version`; everything older is void. Work is taken from now on."""
+        self.stop()
+        self.version, self._alive = version, alive
+        self._begun.set()
+        self._begun = asyncio.Event()
+
+    def stop(self) -> None:
+        """Drop all work and memory: the weights are about to change."""
+        self.version = -1
+        for task in self._tasks.values():
+            task.cancel()
+        for work in self.works.values():
+            work.finish(Refused(RejectCode.STALE, "the step was applied"))
+        self.works, self._tasks, self._owners, self.losses = {}, {}, {}, {}
+        self.memo.clear()
+        # Slots die with their step: tasks of the old one give back to the old object.
+        self._slots, self._recompute = Slots(self._limits.slots), Slots(1)
+
+    def granted(self, index: int, voids: int) -> None:
+        """This replica counts `index`."""
+        self._owners.pop(index, None)
+        work = self.works.get(index)
+        if work is None:
+            self._claims.withdraw(index)
+        else:
+            work.granted(voids)
+
+    def owned(self, index: int, owner: PeerId) -> None:
+        """Another replica counts `index`: before forward its callers are sent there, later it is not accumulated."""
+        self._owners[index] = owner
+        work = self.works.get(index)
+        if work is not None:
+            work.owned_by(owner)
+
+    def voided(self) -> None:
+        """The accumulator is empty again: what has not been added yet claims once more."""
+        self.losses = {}
+        for work in self.works.values():
+            if work.voids is not None:
+                work.undecided()
+                self._claims.claim(work.index)
+
+    def order(self, index: int) -> None:
+        """The keeper wants `index` executed here (rule 8)."""
+        work = self.works.get(index)
+        if work is None:
+            self._start(index, claims=True, patient=False)
+        elif not work.claims:
+            work.claims = True
+            self._claims.claim(index)
+
+    @property
+    def queue(self) -> int:
+        """Microbatches in flight."""
+        return self._slots.taken
+
+    # ------------------------------------------------------------ what other peers ask
+
+    async def process(self, caller: PeerId, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:
+        """Answer one `Process` call (rules 1 and 2)."""
+        if request.step > self.version:
+            await self._wait_for(request.step)
+        if request.step != self.version:
+            yield self._wrong_step(request.step)
+            return
+        if request.purpose == "eval":
+            async for answer in self._evaluate(request, read):
+                yield answer
+            return
+        known = self.memo.answer(request.index)
+        if known is not None:
+            yield known
+            return
+        work = self.works.get(request.index)
+        if work is None:
+            owner = self._owners.get(request.index)
+            if owner is not None and not request.hedge and self._alive(owner):
+                yield MovedTo(owner)
+                return
+            if not self._slots.try_take():
+                yield Busy(self._retry_after(), self.version)
+                return
+            work = self._start(request.index, claims=not request.hedge, patient=request.repair, has_slot=True, fed=True)
+        yield Accepted()
+        if not work.input.done():
+            await self._upload(work, read)
+        while not work.outcome.done():
+            await asyncio.wait([work.outcome], timeout=self._limits.running_s)
+            if not work.outcome.done():
+                yield Running()
+        outcome = work.outcome.result()
+        if isinstance(outcome, SwarmError):
+            raise outcome
+        yield outcome
+
+    async def fetch(self, request: Fetch) -> AsyncGenerator[Answer, None]:
+        """Answer one `Fetch` call (rule 6)."""
+        if request.step != self.version:
+            yield self._wrong_step(request.step) if request.step < self.version else Rejected(
+                RejectCode.NOT_READY, version=self.version
+            )
+            return
+        if request.kind == "gradient":
+            answer = self.memo.answer(request.index)
+            if answer is None:
+                yield Rejected(RejectCode.NOT_FOUND, "not memoised")
+            else:
+                yield Fetched(answer.payload, answer.loss_sum, answer.num_tokens)
+            return
+        if request.stage == -1:
+            tokens = self._sources.own_tokens(request.step, request.index)
+            yield Fetched(tokens) if tokens is not None else Rejected(RejectCode.NOT_FOUND, "no data here")
+            return
+        output = self.memo.output(request.index)
+        if output is None and request.cached:
+            yield Rejected(RejectCode.NOT_FOUND, "not memoised")
+            return
+        if output is None:
+            yield Accepted()
+            recomputed: Relay[tuple[Packed, ...]] = Relay(self._spawn, self._recompute_output(request))
+            async for sign in recomputed.signs(self._limits.running_s):
+                yield sign
+            output = recomputed.result()
+        yield Fetched(output)
+
+    # ------------------------------------------------------------ inside
+
+    def _wrong_step(self, step: int) -> Answer:
+        if 0 <= step < self.version:
+            return Rejected(RejectCode.STALE, f"step {step} is applied", self.version)
+        return Busy(self._retry_after(), self.version)
+
+    def _retry_after(self) -> float:
+        return 0.05 if self.version >= 0 else 0.1
+
+    async def _wait_for(self, step: int) -> None:
+        """Hold a call that is ahead of us for a moment: it takes no slot and its payload is not read (rule 1)."""
+        if self._waiting >= 4 * self._limits.slots:
+            return
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(self._limits.running_s):
+                while self.version < step:
+                    await self._begun.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._waiting -= 1
+
+    def _start(
+        self, index: int, *, claims: bool, patient: bool, has_slot: bool = False, fed: bool = False
+    ) -> Work:
+        loop = asyncio.get_running_loop()
+        work = Work(index, claims, patient, loop.create_future(), loop.create_future(), has_slot=has_slot)
+        if not fed:
+            work.starve()
+        self.works[index] = work
+        self._tasks[work] = self._spawn(self._run(work, self.version, self._slots))
+        if claims:
+            self._claims.claim(index)
+        return work
+
+    async def _upload(self, work: Work, read: ReadPayload) -> None:
+        """Take the input from this caller, unless another one is faster (H11: callers die while uploading)."""
+        work.uploads += 1
+        try:
+            payload = await read()
+            self._check(payload)
+            work.feed(payload)
+        finally:
+            work.uploads -= 1
+            if work.uploads == 0 and not work.input.done():
+                work.starve()
+
+    async def _obtain_input(self, work: Work, step: int, slots: Slots) -> tuple[Packed, ...]:
+        """Wait for an upload; without one, give the slot back (rule 7) and fetch from the stage before."""
+        await work.fed_or_starved.wait()
+        if not work.input.done():
+            if work.has_slot:
+                work.has_slot = False
+                slots.give()
+            work.feed(await self._sources.input(step, work.index))
+        return work.input.result()
+
+    async def _run(self, work: Work, step: int, slots: Slots) -> None:
+        try:
+            await self._run_stages(work, step, slots)
+        except SwarmError as error:
+            if isinstance(error, BadMessage) and error.code is RejectCode.NON_FINITE:
+                self._claims.non_finite(work.index)
+            self._claims.withdraw(work.index)
+            work.finish(error)
+        finally:
+            if work.has_slot:
+                work.has_slot = False
+                slots.give()
+            self._tasks.pop(work, None)
+            if self.works.get(work.index) is work:
+                del self.works[work.index]
+
+    async def _run_stages(self, work: Work, step: int, slots: Slots) -> None:
+        payload = await self._obtain_input(work, step, slots)
+        if work.patient:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.running_s):
+                    await work.decided.wait()
+        if work.owner is not None and self._alive(work.owner):
+            work.finish(MovedTo(work.owner))
+            return
+        if not work.has_slot:
+            await slots.take()
+            work.has_slot = True
+        work.computing = True
+        self.executions += 1
+        stash = await self.engine.forward(step, work.index, payload, train=True)
+        if self.stage + 1 < self.num_stages:
+            self.memo.keep_output(work.index, stash.output)
+            answer = await self._gradient_of(work, step, stash.output)
+        else:
+            answer = Gradient(stash.loss_sum, stash.num_tokens)
+        gradient = await self.engine.backward(stash, answer.payload)
+        mine = Gradient(answer.loss_sum, answer.num_tokens, stash.compute_s, gradient)
+        self.memo.keep_answer(work.index, mine)
+        work.finish(mine)
+        await self._count(work, stash, answer)
+
+    async def _gradient_of(self, work: Work, step: int, output: tuple[Packed, ...]) -> Gradient:
+        """The gradient of what this stage sent on: memoised there after a repair's order, else executed there."""
+        assert self._caller is not None
+        ordered = work.uploads == 0 and work.starved
+        if ordered:
+            found = await self._sources.gradient(step, work.index)
+            if found is not None:
+                return Gradient(found.loss_sum, found.num_tokens, 0.0, found.payload)
+        request = Process(step, self.stage + 1, work.index, repair=ordered)
+        return await self._caller.process(request, output)
+
+    async def _count(self, work: Work, stash: Stash, answer: Gradient) -> None:
+        """The weight pass, once granted (rule 5). Without the keeper's word the stash is dropped after a while."""
+        if not work.claims:
+            return
+        try:
+            async with asyncio.timeout(self._limits.wait_s):
+                await work.decided.wait()
+        except TimeoutError:
+            self._claims.withdraw(work.index)
+            return
+        if work.voids is None:
+            return
+        stash.voids = work.voids
+        if await self.engine.accumulate(stash):
+            last_stage = self.stage + 1 == self.num_stages
+            self.losses[work.index] = (answer.loss_sum if last_stage else 0.0, answer.num_tokens)
+            self._claims.added(work.index, stash)
+        else:
+            self._claims.withdraw(work.index)
+
+    async def _evaluate(self, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:
+        """Forward only: claims nothing, is not memoised."""
+        if not self._slots.try_take():
+            yield Busy(self._retry_after(), self.version)
+            return
+        slots = self._slots
+        try:
+            yield Accepted()
+            payload = await read()
+            self._check(payload)
+            stash = await self.engine.forward(request.step, request.index, payload, train=False)
+            if self._caller is None:
+                yield Gradient(stash.loss_sum, stash.num_tokens, stash.compute_s)
+                return
+            onward = Process(request.step, self.stage + 1, request.index, purpose="eval")
+            rest: Relay[Gradient] = Relay(self._spawn, self._caller.process(onward, stash.output))
+            async for sign in rest.signs(self._limits.running_s):
+                yield sign
+            yield replace(rest.result(), compute_s=stash.compute_s, payload=())
+        finally:
+            slots.give()
+
+    async def _recompute_output(self, request: Fetch) -> tuple[Packed, ...]:
+        """Forward only, uncounted, in a slot of its own so that a full replica can still repair others (rule 7)."""
+        line = self._recompute
+        await line.take()
+        try:
+            payload = await self._sources.input(request.step, request.index)
+            stash = await self.engine.forward(request.step, request.index, payload, train=False)
+            if request.step == self.version:
+                self.memo.keep_output(request.index, stash.output)
+            return stash.output
+        finally:
+            line.give()

@@ -1,0 +1,112 @@
+"""Where a replica gets what it lacks for a microbatch: inputs from the stage before, gradients from the one after.
+
+Rule 6 of docs/protocol.md: ask everybody for a memoised copy first; if nobody has one, have it recomputed (inputs) or
+executed (gradients). Nothing here is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+
+from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, RejectCode
+from swarmnet.ids import PeerId
+from swarmnet.messages import Accepted, Answer, Fetch, Fetched, Packed, Rejected, Running
+from swarmnet.net.transport import Transport
+
+ASK_S = 10.0
+"""Silence after which somebody asked for a memoised copy is given up."""
+
+_PAUSE_S = 0.2
+
+
+class Sources:
+    """Fetches inputs for and gradients of microbatches of one stage.
+
+    before() and after() list live replicas of the neighbour stages; holders() whoever may have tokens (stage 0 only);
+    tokens(step, index) is this peer's own data, or None without data.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        stage: int,
+        *,
+        before: Callable[[], Sequence[PeerId]],
+        after: Callable[[], Sequence[PeerId]],
+        holders: Callable[[], Sequence[PeerId]],
+        tokens: Callable[[int, int], tuple[Packed, ...] | None],
+        check: Callable[[tuple[Packed, ...]], None],
+    ) -> None:
+        self._transport, self._stage = transport, stage
+        self._before, self._after, self._holders = before, after, holders
+        self._tokens, self._check = tokens, check
+
+    def own_tokens(self, step: int, index: int) -> tuple[Packed, ...] | None:
+        """Tokens of a microbatch from this peer's own data."""
+        return self._tokens(step, index)
+
+    async def input(self, step: int, index: int) -> tuple[Packed, ...]:
+        """What stage `stage` needs to run the microbatch. Tries for ever; cancel to give up."""
+        while True:
+            if self._stage == 0:
+                own = self._tokens(step, index)
+                if own is not None:
+                    return own
+                peers = self._holders()
+            else:
+                peers = self._before()
+            request = Fetch(step, self._stage - 1, index, "input", cached=True)
+            found = await self._first(peers, request)
+            if found is None and self._stage > 0:
+                # Nobody remembers: one after the other is asked to recompute it.
+                for peer in peers:
+                    found = await self._ask(peer, Fetch(step, self._stage - 1, index, "input", cached=False))
+                    if found is not None:
+                        break
+            if found is not None:
+                return found.payload
+            await asyncio.sleep(_PAUSE_S)
+
+    async def gradient(self, step: int, index: int) -> Fetched | None:
+        """The answer stage `stage + 1` has memoised, if anybody there has."""
+        return await self._first(self._after(), Fetch(step, self._stage + 1, index, "gradient", cached=True))
+
+    async def _first(self, peers: Sequence[PeerId], request: Fetch) -> Fetched | None:
+        """Ask all at once; the first copy wins."""
+        tasks = set()
+        async with asyncio.TaskGroup() as group:
+            tasks = {group.create_task(self._ask(peer, request)) for peer in peers}
+            pending = set(tasks)
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    found = task.result()
+                    if found is not None:
+                        for other in pending:
+                            other.cancel()
+                        return found
+        return None
+
+    async def _ask(self, peer: PeerId, request: Fetch) -> Fetched | None:
+        loop = asyncio.get_running_loop()
+        answers = self._transport.call(peer, request, deadline=loop.time() + 3600.0)
+        try:
+            async with contextlib.aclosing(answers):
+                while True:
+                    async with asyncio.timeout(ASK_S):
+                        answer: Answer = await anext(answers)
+                    match answer:
+                        case Accepted() | Running():
+                            continue
+                        case Fetched():
+                            if request.kind == "input":
+                                self._check(answer.payload)
+                            return answer
+                        case Rejected():
+                            return None
+                        case _:
+                            raise BadMessage(RejectCode.MALFORMED, "not an answer to Fetch", peer=peer)
+        except (PeerGone, PeerTimeout, BadMessage, TimeoutError, StopAsyncIteration):
+            return None

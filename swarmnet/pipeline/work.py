@@ -1,0 +1,107 @@
+"""One microbatch at work in one stage of this replica: what has arrived, who may count it, how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from swarmnet.errors import SwarmError
+from swarmnet.ids import PeerId
+from swarmnet.messages import Gradient, MovedTo, Packed
+
+Outcome = Gradient | MovedTo | SwarmError
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """input and outcome are set once; `voids` (granted) and `owner` (counted by another) follow the keeper's word.
+
+    claims: it wants to be counted. patient: learn who owns it before computing (a repair's call).
+    uploads: callers sending the input right now.
+    """
+
+    index: int
+    claims: bool
+    patient: bool
+    input: asyncio.Future[tuple[Packed, ...]]
+    outcome: asyncio.Future[Outcome]
+    uploads: int = 0
+    has_slot: bool = False
+    computing: bool = False
+    voids: int | None = None
+    owner: PeerId | None = None
+    decided: asyncio.Event = field(default_factory=asyncio.Event)
+    starved: bool = False
+    fed_or_starved: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def granted(self, voids: int) -> None:
+        """This replica counts it, under void counter `voids`."""
+        self.voids, self.owner = voids, None
+        self.decided.set()
+
+    def owned_by(self, owner: PeerId) -> None:
+        """Another replica counts it."""
+        self.owner, self.voids = owner, None
+        self.decided.set()
+
+    def undecided(self) -> None:
+        """The grant is void; the claim is open again."""
+        self.voids = None
+        self.decided.clear()
+
+    def feed(self, payload: tuple[Packed, ...]) -> None:
+        """The input has arrived; the first one counts."""
+        if not self.input.done():
+            self.input.set_result(payload)
+            self.fed_or_starved.set()
+
+    def starve(self) -> None:
+        """Nobody is sending the input."""
+        self.starved = True
+        self.fed_or_starved.set()
+
+    def finish(self, outcome: Outcome) -> None:
+        """Tell everybody attached how it ended."""
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+
+
+class Slots:
+    """Bounds the microbatches that hold memory at once. Those who wait in line go before newcomers."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.taken = 0
+        self._line: list[asyncio.Future[None]] = []
+
+    def try_take(self) -> bool:
+        """Take a slot if one is free and nobody waits for it."""
+        if self.taken >= self.size or self._line:
+            return False
+        self.taken += 1
+        return True
+
+    async def take(self) -> None:
+        """Wait for a slot."""
+        if self.try_take():
+            return
+        ticket = asyncio.get_running_loop().create_future()
+        self._line.append(ticket)
+        try:
+            await ticket
+        except asyncio.CancelledError:
+            if ticket in self._line:
+                self._line.remove(ticket)
+            elif ticket.done() and not ticket.cancelled():
+                self.give()
+            raise
+
+    def give(self) -> None:
+        """Give a slot back, to the first in line if there is one."""
+        while self._line:
+            ticket = self._line.pop(0)
+            if not ticket.done():
+                ticket.set_result(None)
+                return
+        self.taken -= 1
+        assert self.taken >= 0

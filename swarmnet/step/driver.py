@@ -1,0 +1,246 @@
+"""Performs what a step machine asks for, and tells it what came of it. The only module of this room that awaits.
+
+One driver per (peer, stage). It owns no decision: claims, rounds and commits are the machine's, compute is the
+engine's, routes are the pipeline's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Protocol
+
+from swarmnet.averaging.exchange import Exchange
+from swarmnet.errors import SwarmError
+from swarmnet.ids import PeerId, RoundId
+from swarmnet.messages import Control, Finished, Heartbeat, Round
+from swarmnet.net.transport import Transport
+from swarmnet.pipeline.execution import Execution
+from swarmnet.stage.engine import Engine, Stash
+from swarmnet.step import actions as act
+from swarmnet.step.actions import Action
+from swarmnet.step.member import Member
+
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+
+class Listener(Protocol):
+    """Who hears of a replica's progress: logs, records, the peer itself."""
+
+    def on_event(self, stage: int, event: str, fields: dict[str, object]) -> None:
+        """Something worth a line."""
+        ...
+
+    def on_resync(self, stage: int, donors: tuple[PeerId, ...]) -> None:
+        """The replica is behind or forked: fetch a snapshot."""
+        ...
+
+    def on_local(self, message: Control) -> None:
+        """A message from this peer to itself: hand it to whichever of its stages it concerns."""
+        ...
+
+    def neighbours(self, stage: int) -> Iterable[PeerId]:
+        """Whom heartbeats of `stage` go to: its replicas, those of the stages beside it, and trainers for stage 0."""
+        ...
+
+    def everyone(self) -> Iterable[PeerId]:
+        """All known replicas of all stages."""
+        ...
+
+
+class StepDriver:
+    """Binds a Member to transport, engine, pipeline and averaging."""
+
+    def __init__(
+        self, member: Member, *, transport: Transport, engine: Engine, exchange: Exchange, listener: Listener,
+        spawn: Spawn,
+    ) -> None:
+        self.member = member
+        self._transport, self._engine, self._exchange = transport, engine, exchange
+        self._listener, self._spawn = listener, spawn
+        self._execution: Execution | None = None
+        self._inbox: deque[tuple[PeerId, Control]] = deque()
+        self._actions: deque[Action] = deque()
+        self._busy = False
+        self._round: asyncio.Task[None] | None = None
+
+    def attach(self, execution: Execution) -> None:
+        """Say which pipeline this replica runs (built after the driver, since it claims through it)."""
+        self._execution = execution
+
+    # ------------------------------------------------------------ events
+
+    def receive(self, peer: PeerId, message: Control) -> None:
+        """A message from another replica (or from this one)."""
+        self._inbox.append((peer, message))
+        self._perform([])
+
+    def tick(self) -> None:
+        """One heartbeat interval has passed."""
+        self.member.queue = self._pipeline.queue
+        self._beat(self._listener.neighbours(self.member.stage))
+        self._perform(self.member.tick(now=self._now()))
+
+    def gone(self, peer: PeerId, *, definite: bool) -> None:
+        """A connection broke."""
+        self._perform(self.member.gone(peer, definite=definite, now=self._now()))
+
+    def restored(self, *args: Any) -> None:
+        """State is in place; see Member.restored."""
+        actions = self.member.restored(*args, now=self._now())
+        self._begin()
+        self._perform(actions)
+
+    def suspend(self) -> None:
+        """State is about to be replaced: take part in nothing until `restored`."""
+        self.member.synced = False
+        self._stop_round()
+        self._pipeline.stop()
+        self._engine.void()
+
+    # Claims, for the pipeline
+
+    def claim(self, index: int) -> None:
+        """See Claims.claim."""
+        self._perform(self.member.claim(index, now=self._now()))
+
+    def withdraw(self, index: int) -> None:
+        """See Claims.withdraw."""
+        self.member.withdraw(index)
+
+    def added(self, index: int, stash: Stash) -> None:
+        """See Claims.added."""
+        if stash.voids == self._engine.voids:
+            self._perform(self.member.add(index, now=self._now()))
+
+    def non_finite(self, index: int) -> None:
+        """See Claims.non_finite."""
+        self._perform(self.member.found_non_finite(index, now=self._now()))
+
+    # ------------------------------------------------------------ performing
+
+    @property
+    def _pipeline(self) -> Execution:
+        assert self._execution is not None
+        return self._execution
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+    def _perform(self, actions: list[Action]) -> None:
+        """Perform actions in order; what they cause (messages to myself included) comes after them, never inside."""
+        self._actions.extend(actions)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._actions or self._inbox:
+                if self._actions:
+                    self._do(self._actions.popleft())
+                else:
+                    peer, message = self._inbox.popleft()
+                    self._actions.extend(self.member.receive(peer, message, now=self._now()))
+        finally:
+            self._busy = False
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case act.Send(peer, message):
+                self._send(peer, message)
+            case act.Broadcast(message):
+                if isinstance(message, Heartbeat):
+                    self._beat(self._listener.neighbours(self.member.stage))
+                else:
+                    for peer in {*self._listener.everyone(), self.member.me}:
+                        self._send(peer, message)
+            case act.Granted(index):
+                self._pipeline.granted(index, self._engine.voids)
+            case act.Owned(index, owner):
+                self._pipeline.owned(index, owner)
+            case act.Execute(index):
+                self._pipeline.order(index)
+            case act.Void():
+                self._engine.void()
+                self._pipeline.voided()
+            case act.Sum(current):
+                self._round = self._spawn(self._sum(current))
+            case act.CollectSum(current):
+                self._round = self._spawn(self._collect(current))
+            case act.StopSum():
+                self._stop_round()
+            case act.Apply():
+                self._pipeline.stop()
+                self._exchange.close()
+                self._spawn(self._apply(action))
+            case act.Resync(donors, _):
+                self._listener.on_resync(self.member.stage, donors)
+            case act.Note(event, fields):
+                self._listener.on_event(self.member.stage, event, dict(fields))
+
+    def _send(self, peer: PeerId, message: Control) -> None:
+        if peer == self.member.me:
+            self._listener.on_local(message)
+        else:
+            self._transport.tell(peer, message)
+
+    def _beat(self, peers: Iterable[PeerId]) -> None:
+        for peer in peers:
+            self._send(peer, self.member.heartbeat(peer))
+
+    def _stop_round(self) -> None:
+        if self._round is not None:
+            self._round.cancel()
+            self._round = None
+        self._exchange.close()
+
+    async def _sum(self, current: Round) -> None:
+        await self._whole(current.id, self._exchange.sum(current, self._pipeline.losses))
+
+    async def _collect(self, current: Round) -> None:
+        await self._whole(current.id, self._exchange.collect(current))
+
+    async def _whole(self, round_id: RoundId, exchange: Coroutine[Any, Any, Finished]) -> None:
+        try:
+            finished = await exchange
+        except (SwarmError, ExceptionGroup) as error:
+            if isinstance(error, ExceptionGroup):
+                named, bugs = error.split(SwarmError)
+                if bugs is not None:
+                    raise bugs from error
+                assert named is not None
+                reason = str(named.exceptions[0])
+            else:
+                reason = str(error)
+            self._listener.on_event(self.member.stage, "sum_failed", {"reason": reason})
+            self._perform(self.member.sum_failed(round_id, now=self._now()))
+            return
+        self._perform(self.member.sum_whole(finished, now=self._now()))
+
+    async def _apply(self, apply: act.Apply) -> None:
+        member = self.member
+        step, finished = member.version, member.finished
+        assert finished is not None
+        commit = apply.commits[member.stage]
+        self._listener.on_event(member.stage, "committed", {
+            "step": step,
+            "loss_sum": commit.loss_sum,
+            "num_tokens": commit.num_tokens,
+            "digest": commit.digest.hex(),
+            "contributions": [[peer, sorted(indexes)] for peer, _, indexes in finished.contributions],
+            "voided": sorted(commit.voided),
+        })
+        await self._engine.apply(apply.commits)
+        actions = member.applied(now=self._now())
+        self._listener.on_event(member.stage, "applied", {
+            "step": step, "version": member.version, "chain": member.chain,
+        })
+        self._begin()
+        self._perform(actions)
+
+    def _begin(self) -> None:
+        member = self.member
+        self._pipeline.begin(
+            member.version, alive=lambda peer: member.view.alive(peer, now=asyncio.get_running_loop().time())
+        )
