@@ -21,10 +21,9 @@ def main(argv: list[str]) -> int:
     from swarmnet.local.prepare import read_manifest, read_tokens
 
     manifest = read_manifest(Path(argv[0]))
-    result = run_oracle(manifest, read_tokens(manifest))
     with EventLog(Path(argv[1])) as log:
-        for step, (loss, tokens) in enumerate(zip(result.losses, result.tokens, strict=True)):
-            log.emit(ORACLE_STEP, step=step, loss=float(loss), tokens=int(tokens))
+        run_oracle(manifest, read_tokens(manifest), on_step=lambda step, loss, tokens: log.emit(
+            ORACLE_STEP, step=step, loss=loss, tokens=tokens))
     return 0
 
 

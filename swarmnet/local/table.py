@@ -96,14 +96,14 @@ class LiveScreen:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
+        self._live.refresh()
         self._live.__exit__(kind, error, trace)
 
     def update(self, progress: Progress, *, now: float) -> None:
-        """Redraw if the last drawing is old enough."""
-        if now - self._drawn_at < REFRESH_S:
-            return
-        self._drawn_at = now
-        self._live.update(Group(Text(headline(progress, now=now)), stages(progress)), refresh=True)
+        """Redraw if the last drawing is old enough; the newest state is drawn at the end in any case."""
+        due = now - self._drawn_at >= REFRESH_S
+        self._drawn_at = now if due else self._drawn_at
+        self._live.update(Group(Text(headline(progress, now=now)), stages(progress)), refresh=due)
 
     def note(self, text: str) -> None:
         """Print above the table."""
