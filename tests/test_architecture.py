@@ -29,7 +29,10 @@ ROW = {room: number for number, rooms in enumerate(ROWS) for room in rooms.split
 GROUND = frozenset(ROWS[0].split())
 
 # Decisions: the standard library, row 0 and each other. No clock, no socket, no torch.
-PURE = ("ids.py", "errors.py", "messages.py", "step/*.py", "pipeline/router.py", "data/sampler.py", "model/cut.py")
+PURE = (
+    "ids.py", "errors.py", "messages.py", "step/*.py", "pipeline/router.py", "pipeline/patience.py",
+    "data/sampler.py", "model/cut.py",
+)
 DRIVER = "driver.py"          # modules of step/ whose name ends so perform the actions, and are not pure
 NOT_PURE = frozenset("asyncio logging socket subprocess threading time".split())
 

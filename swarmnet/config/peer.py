@@ -81,7 +81,9 @@ class PeerConfig(Table):
         default=("stage",), description="what the peer does; must include what the command asks"
     )
     stages: tuple[Count, ...] = Field(default=(), description="the stages it serves, such as [0, 3]")
-    dir: Home = Field(default=Path("~/.swarmnet/peer"), validate_default=True, description="identity key and snapshots")
+    dir: Home = Field(
+        default_factory=lambda: _home(Path("~/.swarmnet/peer")), description="identity key and snapshots"
+    )
     data: str | None = Field(default=None, description="where this machine has the run's tokens, if not at data.source")
     host: str = Field(default="0.0.0.0", min_length=1, description="address to listen on")
     port: Port = Field(default=0, description="port of the data plane; 0: any free one")

@@ -1,0 +1,146 @@
+"""The peer config: examples that load, limits, and one precedence."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.config import PeerConfig, toml
+from swarmnet.config.check import check, dotted, leaves
+from swarmnet.config.layers import Layer, layer, merge, resolve
+from swarmnet.errors import UsageError
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "peer_configs").glob("*.toml"))
+
+
+def read(text: str) -> PeerConfig:
+    return check(PeerConfig, toml.parse(text, where="peer.toml"), origin=lambda _: "peer.toml")
+
+
+def test_there_is_an_example_for_everyone() -> None:
+    assert {path.stem for path in EXAMPLES} == {
+        "bootstrap", "eight_gpu_tensor_parallel", "local_cpu", "one_gpu_volunteer", "trainer"
+    }
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_load_and_say_how_they_are_started(path: Path) -> None:
+    config = check(PeerConfig, toml.read(path), origin=lambda _: str(path))
+    command = {"stage": "peer", "trainer": "trainer", "bootstrap": "bootstrap"}[config.roles[0]]
+    assert f"#   swarmnet {command} --config peer_configs/{path.name}" in path.read_text(encoding="utf-8")
+    assert (config.manifest is None) == (command == "bootstrap")
+    assert bool(config.stages) == (command == "peer")
+    assert "~" not in str(config.dir)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_what_an_example_leaves_in_comments_is_valid_too(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    text = "\n".join(line.removeprefix("# ") if line.startswith("# ") and " = " in line else line for line in lines)
+    assert read(text.replace("12D3KooW...", "12D3KooWabc"))
+
+
+def test_eight_gpus_split_every_layer() -> None:
+    config = read((ROOT / "peer_configs/eight_gpu_tensor_parallel.toml").read_text(encoding="utf-8"))
+    assert (config.mesh.gpus, config.mesh.tensor_ranks, config.mesh.shard) == (8, 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("prt = 1", "peer.toml: prt: unknown key; did you mean port?"),
+        ("memo_bytes = 1", "peer.toml: memo_bytes: unknown key; did you mean caps.memo_bytes?"),
+        ("port = 65536", "peer.toml: port = 65536: must be at most 65535"),
+        ("port = -1", "peer.toml: port = -1: must be at least 0"),
+        ('host = ""', 'peer.toml: host = "": must not be empty'),
+        ("stages = 3", "peer.toml: stages = 3: must be a list in [ ]"),
+        ("stages = [1, 1]", "peer.toml: stages = [1, 1] names a stage twice"),
+        ("stages = [-1]", "peer.toml: stages = [-1]: must be at least 0"),
+        ('roles = ["cook"]', "peer.toml: roles = [\"cook\"]: must be 'stage', 'trainer' or 'bootstrap'"),
+        ("roles = []", "peer.toml: roles must name at least one"),
+        ('device = "tpu"', "peer.toml: device = \"tpu\": must be 'cpu', 'cuda' or 'auto'"),
+        ("manifest = 3", "peer.toml: manifest = 3: must be a string in quotes"),
+        ('manifest = "~nobody-of-this-name/x"', 'peer.toml: manifest = "~nobody-of-this-name/x": ~nobody-of-this-name'),
+        ('bootstrap = ["1.2.3.4:5"]', 'peer.toml: bootstrap = ["1.2.3.4:5"]: must be a multiaddr'),
+        ('mesh = 8', "peer.toml: mesh = 8: must be a table"),
+        ("[mesh]\ngpus = 8\ntensor = 3", "peer.toml: mesh: tensor x shard = 3 x 1 must be gpus = 8"),
+        ('device = "cpu"\n[mesh]\ngpus = 2', "peer.toml: mesh.gpus = 2 needs device"),
+    ],
+)
+def test_bad_values(text: str, line: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(text)
+    assert str(caught.value).startswith(line)
+
+
+def test_mesh_axes_multiply_to_the_gpus() -> None:
+    assert read("[mesh]\ngpus = 8").mesh.tensor_ranks == 8
+    assert read("[mesh]\ngpus = 8\nshard = 4").mesh.tensor_ranks == 2
+    with pytest.raises(UsageError, match="tensor x shard"):
+        read("[mesh]\ngpus = 8\nshard = 3")
+
+
+def test_a_config_is_frozen_and_writes_back() -> None:
+    config = read('stages = [0, 3]\nevents = "e.jsonl"\nthreads = 2')
+    with pytest.raises(ValueError, match="frozen"):
+        config.port = 1  # type: ignore[misc]
+    assert read(toml.write(config)) == config
+
+
+def test_every_setting_says_what_it_is() -> None:
+    assert not [dotted(path) for path, field in leaves(PeerConfig) if not field.description]
+
+
+def test_the_page_shows_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/you")
+    page = (ROOT / "docs/peer-config.md").read_text(encoding="utf-8")
+    assert f"```toml\n{toml.write(PeerConfig())}```" in page
+
+
+FLAG, SET, ENV, FILE = "--port", "--set", "SWARMNET_PORT", "peer.toml"
+
+
+@given(st.lists(st.sampled_from([FILE, ENV, SET, FLAG]), unique=True))
+def test_the_last_layer_wins(origins: list[str]) -> None:
+    layers = [layer(origin, ("port",), number) for number, origin in enumerate(origins, start=1)]
+    assert resolve(PeerConfig, layers, where="").port == len(origins)
+
+
+def test_layers_meet_inside_tables_and_errors_name_who_won() -> None:
+    layers = [
+        Layer(FILE, {"mesh": {"gpus": 4, "shard": 2}, "port": -1}),
+        layer(ENV, ("port",), 5),
+        layer(SET, ("mesh", "gpus"), 8),
+    ]
+    data, origins = merge(layers)
+    assert data == {"mesh": {"gpus": 8, "shard": 2}, "port": 5}
+    assert origins[("mesh", "gpus")] == SET and origins[("mesh", "shard")] == FILE and origins[("port",)] == ENV
+    for path, value, line in [
+        (("port",), 70000, "--x: port = 70000: must be at most 65535"),
+        (("mesh", "gpu"), 1, "--x: mesh.gpu: unknown key; did you mean mesh.gpus?"),
+        (("stages",), [2, 2], "config: stages = [2, 2] names a stage twice"),
+    ]:
+        with pytest.raises(UsageError) as caught:
+            resolve(PeerConfig, [*layers, layer("--x", path, value)], where="config")
+        assert str(caught.value).startswith(line)
+
+
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=3), max_leaves=5,
+), st.sampled_from([path for path, _ in leaves(PeerConfig)]))
+def test_any_value_anywhere_is_a_setting_or_one_line(value: object, path: tuple[str, ...]) -> None:
+    try:
+        config = resolve(PeerConfig, [layer("--set", path, value)], where="config")
+    except UsageError as error:
+        assert str(error).startswith(("--set: ", "config: ")) and "\n" not in str(error)
+    else:
+        assert isinstance(config, PeerConfig)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_any_string_is_written_as_toml(text: str) -> None:
+    assert tomllib.loads(toml.write(PeerConfig(data=text)))["data"] == text

@@ -1,0 +1,232 @@
+"""The manifest's file: complete, closed, commented, and errors that say what, where and what to do."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.config.check import dotted, leaves
+from swarmnet.config.table import LARGEST_INTEGER
+from swarmnet.errors import UsageError
+from swarmnet.manifest.canonical import canonical_bytes, run_id
+from swarmnet.manifest.file import load, override, to_toml
+from swarmnet.manifest.schema import (
+    Admission,
+    Averaging,
+    Cut,
+    Data,
+    Manifest,
+    Model,
+    Numerics,
+    Optimizer,
+    Protocol,
+    Training,
+    Wire,
+)
+
+DEFAULT = to_toml(Manifest())
+
+above0 = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+count = st.integers(0, LARGEST_INTEGER)
+positive = st.integers(1, LARGEST_INTEGER)
+text = st.text(st.characters(exclude_categories=["Cs"]))
+digest = st.just("") | st.text("0123456789abcdef", min_size=64, max_size=64)
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> Manifest:
+    layers = draw(st.just("auto") | st.lists(st.integers(0, 5), min_size=1, max_size=5).filter(any).map(tuple))
+    stages, num_layers = (2, 4) if layers == "auto" else (len(layers), sum(layers))
+    timers = sorted(draw(st.lists(above0, min_size=3, max_size=3, unique=True)))
+    exact = draw(st.booleans())
+    owner = draw(text)
+    return Manifest(
+        name=draw(text),
+        model=Model(num_layers=num_layers, rope_theta=draw(above0), attention_bias=draw(st.booleans())),
+        cut=Cut(stages=stages, layers=layers),
+        data=Data(source=draw(text), tokenizer=draw(text), num_tokens=draw(count), tokens_sha256=draw(digest)),
+        training=Training(seed=draw(count), total_steps=draw(positive), sequence_length=draw(positive)),
+        optimizer=Optimizer(learning_rate=draw(above0), beta1=draw(st.floats(0, 1, exclude_max=True))),
+        numerics=Numerics(mode="deterministic" if exact else "fp32", grid_bits=draw(st.integers(8, 48))),
+        wire=Wire(activations=draw(st.sampled_from(["fp32", "bf16", "int8"]))),
+        averaging=Averaging(codec="int64" if exact else draw(st.sampled_from(["fp32", "bf16", "int8"]))),
+        protocol=Protocol(heartbeat_s=timers[0], suspect_s=timers[1], long_silence_s=timers[2]),
+        admission=Admission(policy="invite" if owner else "open", owner=owner),
+    )
+
+
+@given(manifests())
+def test_a_written_manifest_reads_back_equal(manifest: Manifest) -> None:
+    again = load(to_toml(manifest))
+    assert again == manifest
+    assert run_id(again) == run_id(manifest)
+
+
+@given(manifests(), manifests())
+def test_equal_manifests_and_only_they_share_a_run_id(one: Manifest, other: Manifest) -> None:
+    assert (one == other) == (run_id(one) == run_id(other))
+
+
+def test_the_run_id_of_the_default_manifest_is_what_it_was() -> None:
+    """A change here makes every manifest in the world another run."""
+    assert canonical_bytes(Manifest()).startswith(b'{"admission":{"owner":"","policy":"open"},"averaging":{')
+    assert run_id(Manifest()) == "acc5bbe1e33fbeda5fb2cc0e2813c7409b2fc3e543b6ee2c5b978b1a9f7a3409"
+
+
+@pytest.mark.parametrize("written", ["1", "1.0", "1e0", "1.00", "+1.0"])
+def test_a_float_may_be_written_in_any_way(written: str) -> None:
+    manifest = load(DEFAULT.replace("clip_norm = 1.0", f"clip_norm = {written}"))
+    assert run_id(manifest) == run_id(Manifest())
+
+
+def test_order_comments_and_layout_do_not_show_in_the_run_id() -> None:
+    data = tomllib.loads(DEFAULT)
+    lines = []
+    for name in sorted(data, key=lambda key: (isinstance(data[key], dict), key)):
+        if isinstance(data[name], dict):
+            lines.append(f"[{name}]")
+            lines += [f"{key} = {_toml(value)}" for key, value in sorted(data[name].items(), reverse=True)]
+        else:
+            lines.append(f"{name} = {_toml(data[name])}")
+    assert run_id(load("\n".join(lines) + "\n")) == run_id(Manifest())
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"'{value}'" if isinstance(value, str) else repr(value)
+
+
+@pytest.mark.parametrize("path", [path for path, _ in leaves(Manifest)], ids=dotted)
+def test_every_field_must_be_named(path: tuple[str, ...]) -> None:
+    section = "" if len(path) == 1 else f"[{path[0]}]"
+    lines, here = [], ""
+    for line in DEFAULT.splitlines():
+        here = line if line.startswith("[") else here
+        if not (here == section and line.startswith(f"{path[-1]} =")):
+            lines.append(line)
+    with pytest.raises(UsageError, match=f"^manifest: {dotted(path)}: missing, .* usual value is "):
+        load("\n".join(lines))
+
+
+@pytest.mark.parametrize("path,field", list(leaves(Manifest)), ids=lambda value: dotted(value) if type(value) is tuple else "")
+def test_every_field_says_what_it_is(path: tuple[str, ...], field: object) -> None:
+    description = getattr(field, "description", None)
+    assert description and f"{path[-1]} = " in DEFAULT and f"# {description}" in DEFAULT
+
+
+def test_a_written_file_fits_the_screen() -> None:
+    assert max(map(len, DEFAULT.splitlines())) <= 120
+
+
+BAD = [
+    ("learning_rate = 0.003", "learning_rat = 0.003",
+     "run.toml: optimizer.learning_rat: unknown key; did you mean optimizer.learning_rate?"),
+    ("[wire]", "[wir]", "run.toml: wir: unknown key; did you mean wire?"),
+    ("format = 1", "format = 1\nseed = 4", "run.toml: seed: unknown key; did you mean training.seed?"),
+    ("[wire]", "[wire]\nqqq = 1", "run.toml: wire.qqq: unknown key; known here: activations, gradients"),
+    ("total_steps = 60", "total_steps = 60.0", "run.toml: training.total_steps = 60.0: must be an integer (the run"),
+    ("total_steps = 60", 'total_steps = "60"', 'run.toml: training.total_steps = "60": must be an integer (the run'),
+    ("total_steps = 60", "total_steps = true", "run.toml: training.total_steps = true: must be an integer (the run"),
+    ("total_steps = 60", "total_steps = 0", "run.toml: training.total_steps = 0: must be above 0 (the run"),
+    ("total_steps = 60", "total_steps = 2024-01-01", 'run.toml: training.total_steps = "2024-01-01": must be an int'),
+    ("total_steps = 60", "total_steps = {a = 1}", 'run.toml: training.total_steps = {"a": 1}: must be a value'),
+    ("total_steps = 60", f"total_steps = {2**53}", f"run.toml: training.total_steps = {2**53}: must be at most {2**53 - 1}"),
+    ("eps = 1e-08", "eps = inf", "run.toml: optimizer.eps = Infinity: must be a finite number (added"),
+    ("eps = 1e-08", "eps = nan", "run.toml: optimizer.eps = NaN: must be a finite number (added"),
+    ("beta1 = 0.9", "beta1 = 1.0", "run.toml: optimizer.beta1 = 1.0: must be below 1.0 (decay"),
+    ('layers = "auto"', 'layers = "all"', "run.toml: cut.layers = \"all\": must be 'auto', or must be a list in [ ]"),
+    ('mode = "deterministic"', 'mode = "exact"', "run.toml: numerics.mode = \"exact\": must be 'deterministic' or 'fp32'"),
+    ('tokens_sha256 = ""', 'tokens_sha256 = "12"', 'run.toml: data.tokens_sha256 = "12": is malformed (digest'),
+    ("num_heads = 4", "num_heads = 3", "run.toml: model: num_heads = 3 must be a multiple of num_kv_heads = 2"),
+    ("stages = 3 ", "stages = 9 ", "run.toml: cut.stages = 9 is more than model.num_layers = 6"),
+    ('layers = "auto"', "layers = [1, 2]", "run.toml: cut.layers names 2 stages, cut.stages = 3"),
+    ('policy = "open"', 'policy = "invite"', 'run.toml: admission: policy = "invite" needs an owner'),
+    ("suspect_s = 3.0", "suspect_s = 0.1", "run.toml: protocol: heartbeat_s = 0.5 < suspect_s = 0.1"),
+    ('codec = "int64"', 'codec = "fp32"', 'run.toml: averaging.codec = "int64" and numerics.mode'),
+    ("format = 1", "format = 2", "run.toml: format = 2: must be 1"),
+    ("format = 1", "format = ", "run.toml: is not valid TOML: Invalid value (at line 3, column"),
+]
+
+
+@pytest.mark.parametrize(("good", "bad", "line"), BAD, ids=[bad for _, bad, _ in BAD])
+def test_bad_input_is_one_line_that_says_where_and_what(good: str, bad: str, line: str) -> None:
+    assert good in DEFAULT
+    with pytest.raises(UsageError) as caught:
+        load(DEFAULT.replace(good, bad, 1), where="run.toml")
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def test_several_missing_fields_are_named_at_once() -> None:
+    text = DEFAULT.replace("seed = 0", "").replace("\neps = 1e-08", "\n")
+    text = text[: text.index("[wire]")] + text[text.index("[averaging]"):]
+    with pytest.raises(UsageError, match=r"training\.seed: missing.*\(missing too: optimizer\.eps, wire\)"):
+        load(text)
+
+
+@pytest.mark.parametrize("text", ["[" * 5000 + "\n", "name = " + "[" * 5000 + "\n", "a." * 2000 + "b = 1\n", "\n", "\x00\n"])
+def test_hostile_text_is_refused_like_any_other(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load(text)
+    assert len(str(caught.value)) < 5000
+
+
+@given(st.text(max_size=50).map(lambda text: text + "\n"))
+def test_any_text_is_a_manifest_or_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError):
+        load(text)
+
+
+def test_files(tmp_path) -> None:
+    path = tmp_path / "run.toml"
+    with pytest.raises(UsageError, match=r"run\.toml: no such file"):
+        load(path)
+    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
+        load(str(tmp_path))
+    path.write_bytes(b"\xff")
+    with pytest.raises(UsageError, match="is not UTF-8"):
+        load(path)
+    path.write_text(DEFAULT, encoding="utf-8")
+    assert load(path) == load(str(path)) == Manifest()
+
+
+@pytest.mark.parametrize(
+    ("assignment", "path", "value"),
+    [
+        ("training.seed=7", ("training", "seed"), 7),
+        (" training.seed = 7", ("training", "seed"), 7),
+        ("cut.layers=[1, 2, 3]", ("cut", "layers"), (1, 2, 3)),
+        ("optimizer.learning_rate=1", ("optimizer", "learning_rate"), 1.0),
+        ("name=a plain = string", ("name",), "a plain = string"),
+        ('name="7"', ("name",), "7"),
+        ("model.attention_bias=true", ("model", "attention_bias"), True),
+    ],
+)
+def test_overrides(assignment: str, path: tuple[str, ...], value: object) -> None:
+    changed: object = override(Manifest(), [assignment])
+    for name in path:
+        changed = getattr(changed, name)
+    assert changed == value and type(changed) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "line"),
+    [
+        ("training.seed", "--set training.seed: write section.key=value"),
+        (".seed=1", "--set .seed=1: write section.key=value"),
+        ("training.sed=1", "--set: training.sed: unknown key; did you mean training.seed?"),
+        ("training=1", "--set: training = 1: must be a table"),
+        ("training.seed=1\nx=2", '--set: training.seed = "1\\nx=2": must be an integer'),
+        ("name=7", "--set: name = 7: must be a string in quotes"),
+    ],
+)
+def test_bad_overrides(assignment: str, line: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        override(Manifest(), [assignment])
+    assert str(caught.value).startswith(line)
+
+
+def test_the_page_shows_the_file() -> None:
+    page = (Path(__file__).parents[2] / "docs/manifest.md").read_text(encoding="utf-8")
+    assert f"```toml\n{DEFAULT}```" in page
