@@ -87,6 +87,7 @@ class Supervisor:
         self._starts: dict[str, int] = {}
         self._killed: set[str] = set()                  # by us, not reaped yet
         self._complete_at: float | None = None
+        self._ending = False                            # events are still read, nothing is done about them
         self._warned_at = float("-inf")
         self._problem = ""
 
@@ -108,6 +109,7 @@ class Supervisor:
         except BadEvent as error:
             self._problem = str(error)
         finally:
+            self._ending = True
             forced = stop(self._children.values(), grace_s=self.timing.grace_s, hurry=lambda: self.interrupt.again)
             for name in list(self._children):
                 self._read(name, now=time.monotonic())
@@ -208,12 +210,14 @@ class Supervisor:
             self._problem = f"{name} {how} before training began, see {child.log}"
         elif stage is not None and not self.progress.alive(stage):
             self._problem = f"{name} {how}, it was the last replica of stage {stage}, see {child.log}"
-        elif stage is None and not any(other in self._children for other in self.layout.trainers):
+        elif stage is None and not any(other in self._children or other in self._back_at for other in self.layout.trainers):
             self._problem = f"{name} {how}, no trainer is left, see {child.log}"
 
     # ---------------------------------------------------------------- churn
 
     def _act(self, event: churn.At | churn.Gone | churn.Tick, *, now: float) -> None:
+        if self._ending:
+            return
         for action in self.churn.on(event, now=now):
             match action:
                 case churn.Kill(name, _, step, order):
