@@ -67,7 +67,7 @@ def json_lines(path: Path) -> Iterator[bytes]:
 def _walk(root: Path, *, skipped: frozenset[str]) -> list[str]:
     """Relative paths with forward slashes, sorted by code point; hidden files and folders are left out."""
     found = []
-    for where, folders, files in os.walk(root):
+    for where, folders, files in os.walk(root, onerror=_refuse):
         folders[:] = [name for name in folders if name not in skipped and not name.startswith(".")]
         base = Path(where).relative_to(root)
         found += [(base / name).as_posix() for name in files if not name.startswith(".")]
@@ -86,6 +86,11 @@ def _read(path: Path) -> bytes:
             f"{path} is not UTF-8 text (byte {error.start}): convert it, or take it out of the source"
         ) from error
     return content
+
+
+def _refuse(error: OSError) -> None:
+    """A folder that cannot be listed is no empty folder: other peers would read it."""
+    raise _unreadable(Path(error.filename), error) from error
 
 
 def _unreadable(path: Path, error: OSError) -> UsageError:

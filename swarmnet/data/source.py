@@ -59,7 +59,11 @@ def _resolve(source: str, base: Path | None) -> Path | None:
     if source == "stdlib" or source.startswith("corpus:"):
         return None
     path = (base or Path()) / Path(source).expanduser()
-    if not source or not path.exists():
+    try:
+        exists = bool(source) and path.exists()
+    except OSError as error:             # a name too long, a folder that may not be entered
+        raise UsageError(f"cannot read data source {source!r}: {error.strerror}") from error
+    if not exists:
         raise UsageError(
             f'data source {source!r} does not exist ({path.absolute()}): give a text file, a folder, a .jsonl, .bin or'
             ' .npy file, "stdlib" or "corpus:small"'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import sysconfig
 from pathlib import Path
@@ -88,6 +89,26 @@ def test_text_that_is_not_utf8_is_named_with_its_place(tmp_path):
 def test_an_unknown_source_lists_what_there_is(tmp_path, source):
     with pytest.raises(UsageError, match="corpus:small"):
         load_tokens(source, base=tmp_path)
+
+
+def test_a_name_the_system_refuses_is_a_usage_error(tmp_path):
+    with pytest.raises(UsageError, match="cannot read data source"):
+        load_tokens("x" * 5000, base=tmp_path)
+
+
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(tmp_path, monkeypatch):
+    write(tmp_path / "a.txt", b"a")
+    write(tmp_path / "closed/b.txt", b"b")
+    scandir = os.scandir
+
+    def guarded(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    with pytest.raises(UsageError, match="cannot read .*closed.*: Permission denied"):
+        load_tokens(".", base=tmp_path)
 
 
 def test_an_empty_source_is_refused(tmp_path):
