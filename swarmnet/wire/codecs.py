@@ -72,9 +72,13 @@ def encoded_bytes(name: str, shape: Sequence[int]) -> int:
     return scales + total * _ELEMENT_BYTES[name]
 
 
-def check_packed(packed: Packed, *, expect_shape: Sequence[int] | None = None) -> None:
-    """Raise BadMessage unless codec, shape and length fit together and the shape is the expected one."""
+def check_packed(
+    packed: Packed, *, expect_shape: Sequence[int] | None = None, expect_codec: str | None = None
+) -> None:
+    """Raise BadMessage unless codec, shape and length fit together and are the expected ones, where any are."""
     expected = encoded_bytes(packed.codec, packed.shape)
+    if expect_codec is not None and packed.codec != expect_codec:
+        raise BadMessage(RejectCode.MALFORMED, "unexpected codec", codec=packed.codec, expected=expect_codec)
     if expect_shape is not None and tuple(packed.shape) != tuple(expect_shape):
         raise BadMessage(RejectCode.BAD_SHAPE, "unexpected shape", shape=packed.shape, expected=tuple(expect_shape))
     if packed.num_bytes != expected:
@@ -125,7 +129,11 @@ def _memory(tensor: torch.Tensor) -> memoryview:
 
 
 def decode(
-    packed: Packed, *, expect_shape: Sequence[int] | None = None, device: torch.device | str | None = None
+    packed: Packed,
+    *,
+    expect_shape: Sequence[int] | None = None,
+    expect_codec: str | None = None,
+    device: torch.device | str | None = None,
 ) -> torch.Tensor:
     """Decode into a fresh, contiguous tensor that shares no memory with `packed`.
 
@@ -134,7 +142,7 @@ def decode(
     """
     import torch
 
-    check_packed(packed, expect_shape=expect_shape)
+    check_packed(packed, expect_shape=expect_shape, expect_codec=expect_codec)
     dtype = torch.float32 if packed.codec in FLOATS else _dtype(packed.codec)
     out = torch.empty(packed.shape, dtype=dtype, device=device)
     _write(out.view(-1), packed)

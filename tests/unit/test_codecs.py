@@ -205,6 +205,14 @@ def test_an_unexpected_shape_is_refused():
     assert caught.value.code is RejectCode.BAD_SHAPE
 
 
+def test_an_unexpected_codec_is_refused():
+    packed = codecs.encode("fp32", torch.zeros(2))
+    assert codecs.decode(packed, expect_codec="fp32").tolist() == [0, 0]
+    with pytest.raises(BadMessage) as caught:
+        codecs.decode(packed, expect_codec="int32")
+    assert caught.value.code is RejectCode.MALFORMED
+
+
 @pytest.mark.parametrize("name", codecs.FLOATS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("position", [0, 255, 256, 299])

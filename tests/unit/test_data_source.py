@@ -107,7 +107,7 @@ def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(tmp_path, 
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", guarded)
-    with pytest.raises(UsageError, match="cannot read .*closed.*: Permission denied"):
+    with pytest.raises(UsageError, match=r"cannot read .*closed.*: Permission denied"):
         load_tokens(".", base=tmp_path)
 
 
