@@ -19,7 +19,7 @@ from swarmnet.net.address import Address
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.dht_gate import RecordGate
 from swarmnet.net.dht_known import KnownPeers, peer_in
-from swarmnet.net.dht_node import Entry, Node, NobodyAnswered, clock_ahead_s
+from swarmnet.net.dht_node import Entry, NobodyAnswered, Node, clock_ahead_s
 from swarmnet.net.directory import Record
 from swarmnet.net.identity import Identity
 from swarmnet.net.record_table import RecordTable, agreed_num_stages

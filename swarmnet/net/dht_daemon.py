@@ -22,6 +22,7 @@ from swarmnet.errors import SwarmError, UsageError
 from swarmnet.net.identity import Identity
 
 START_TIMEOUT_S = 15.0
+_PREFIX = "swarmnet-dht-"
 STOP_TIMEOUT_S = 2.0
 
 # The kernel kills the daemon when we die, by whatever signal (prctl PR_SET_PDEATHSIG survives exec). A launcher of its
@@ -70,7 +71,8 @@ class Daemon(asyncio.SubprocessProtocol):
         """
         if not listen.client:
             _check_free(listen.host, listen.port)
-        self = cls(Path(tempfile.mkdtemp(prefix="swarmnet-dht-")))      # 0700: the socket gives command of the daemon
+        _sweep()
+        self = cls(Path(tempfile.mkdtemp(prefix=_PREFIX)))              # 0700: the socket gives command of the daemon
         try:
             await self._start(identity, listen)
         except BaseException:
@@ -153,6 +155,19 @@ def _binary() -> Path:
     if not os.access(path, os.X_OK):
         raise DaemonFailed("hivemind is installed without its libp2p daemon: reinstall it", path=str(path))
     return path
+
+
+def _sweep() -> None:
+    """Remove directories of daemons that were killed: their socket is there, and nobody accepts on it."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(str(left / "control.sock"))
+            except ConnectionRefusedError:
+                shutil.rmtree(left, ignore_errors=True)
+            except OSError:             # not started yet, not ours, or busy: alive as far as we know
+                pass
 
 
 def _listening(listen: Listen) -> list[str]:

@@ -25,6 +25,7 @@ from swarmnet.net.records import (
     seal,
     unseal,
 )
+from swarmnet.peer.status import LossAt, assess
 
 NOW = 1_800_000_000.0
 RUN = RunId("ab" * 32)
@@ -38,7 +39,8 @@ def status(stage: int, version: int = 7) -> StageStatus:
 
 
 def record(*stages: int, who: Identity = ME, **changes: object) -> Record:
-    plain = Record(RUN, who.peer, 5, ("/ip4/127.0.0.1/tcp/4000",), tuple(map(status, stages)), loss=(6, 2.5))
+    at = ("/ip4/127.0.0.1/tcp/4000",)
+    plain = Record(RUN, who.peer, 5, at, tuple(map(status, stages)), numerics="cpu", loss=(6, 2.5))
     return replace(plain, **changes)
 
 
@@ -226,3 +228,42 @@ def test_the_number_of_stages_is_what_most_say() -> None:
     honest, liar = announcement(), replace(announcement(), num_stages=1000)
     assert agreed_num_stages([honest, liar, honest]) == 4
     assert agreed_num_stages([]) == 0
+
+
+# ---------------------------------------------------------------- what status makes of them
+
+
+def kinds(records: list[Record], num_stages: int = 1) -> list[tuple[str, int | None]]:
+    return [(problem.kind, problem.stage) for problem in assess(RUN, records, num_stages).problems]
+
+
+def test_a_healthy_run_has_no_problems() -> None:
+    peers = [record(0, 1, who=Identity.generate()) for _ in range(3)]
+    trainer = replace(record(who=OTHER), trainer=True, loss=(9, 1.5), eval_loss=(8, 1.75))
+    found = assess(RUN, [*peers, trainer], 2)
+    assert (found.seen, found.version, found.finished, found.problems) == (True, 7, False, ())
+    assert (found.loss, found.eval_loss) == (LossAt(9, 1.5), LossAt(8, 1.75))
+    assert [len(line.replicas) for line in found.stages] == [3, 3]
+
+
+def test_what_looks_wrong_is_named() -> None:
+    trainer = replace(record(who=OTHER), trainer=True)
+    one, two, three = (Identity.generate() for _ in range(3))
+    strayed = replace(status(0), chain=Chain("0" * 64))
+    asleep = replace(status(0), synced=False)
+    assert kinds([]) == [("nobody_seen", None)]
+    assert kinds([trainer]) == [("stage_empty", 0)]
+    assert kinds([record(0)]) == [("no_trainer", None), ("single_replica", 0)]
+    assert kinds([record(0, finished=True)]) == [("single_replica", 0)]
+    assert kinds([trainer, record(stages=(asleep,))]) == [("stage_not_synced", 0), ("single_replica", 0)]
+    assert kinds([trainer, record(0, who=one), record(0, who=two)]) == [("two_replicas", 0)]
+    others = [record(0, who=one), record(0, who=two, numerics="cuda")]
+    assert kinds([trainer, *others, record(who=three, stages=(strayed,))]) == [("fork", 0), ("mixed_numerics", 0)]
+    assert kinds([trainer, *others, record(who=three, stages=(replace(strayed, version=6),))]) == [("mixed_numerics", 0)]
+
+
+def test_the_runs_version_is_that_of_its_slowest_stage() -> None:
+    ahead = replace(record(), stages=(status(0, version=9),))
+    behind = replace(record(who=OTHER), stages=(status(1, version=8), replace(status(0), synced=False, version=3)))
+    assert assess(RUN, [ahead, behind], 2).version == 8
+    assert assess(RUN, [ahead], 2).version is None

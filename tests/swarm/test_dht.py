@@ -1,0 +1,453 @@
+"""Discovery over real DHT nodes on loopback: what is read, what is refused, and what survives whose death."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hivemind.dht.crypto import DHTRecord, RecordValidatorBase
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.p2p import PeerID
+
+from swarmnet.errors import UsageError
+from swarmnet.ids import RunId, first_chain
+from swarmnet.net.dht import KNOWN_PEERS_FILE, READ_DEADLINE_S, DhtDirectory
+from swarmnet.net.dht_daemon import Listen
+from swarmnet.net.dht_node import Node
+from swarmnet.net.directory import Record, StageStatus
+from swarmnet.net.identity import Identity
+from swarmnet.net.records import MAX_AHEAD_S, Announcement, dht_key, places_of, seal
+from swarmnet.peer.status import run_status
+from swarmnet.telemetry.events import EventReader
+
+RUN = RunId("ab" * 32)
+STAGES = 3
+PATIENCE_S = 15.0
+
+
+def record(who: Identity, *stages: int, **changes: Any) -> Record:
+    statuses = tuple(StageStatus(stage, 0, first_chain(RUN, stage), synced=True, slots=4) for stage in stages)
+    return replace(Record(RUN, who.peer, 1, ("/ip4/127.0.0.1/tcp/4000",), statuses), **changes)
+
+
+class Swarm:
+    """Starts directories and closes all of them; the first one is everybody's bootstrap."""
+
+    def __init__(self, stack: contextlib.AsyncExitStack) -> None:
+        self.stack = stack
+        self.directories: list[DhtDirectory] = []
+
+    async def start(self, who: Identity | None = None, **options: Any) -> tuple[Identity, DhtDirectory]:
+        who = who or Identity.generate()
+        options.setdefault("bootstrap", self.directories[0].maddrs if self.directories else ())
+        options.setdefault("num_stages", STAGES)
+        directory = await DhtDirectory.start(who, options.pop("run", RUN), **options)
+        self.stack.push_async_callback(directory.close)
+        self.directories.append(directory)
+        return who, directory
+
+
+@contextlib.asynccontextmanager
+async def swarm() -> AsyncIterator[Swarm]:
+    async with contextlib.AsyncExitStack() as stack:
+        yield Swarm(stack)
+
+
+@contextlib.asynccontextmanager
+async def running(*directories: DhtDirectory) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as tasks:
+        loops = [tasks.create_task(directory.run()) for directory in directories]
+        try:
+            yield
+        finally:
+            for loop in loops:
+                loop.cancel()
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not await holds():
+            await asyncio.sleep(0.05)
+
+
+async def peers_seen(directory: DhtDirectory) -> set[str]:
+    return {found.peer for found in await directory.records()}
+
+
+# ---------------------------------------------------------------- a child process to kill
+
+
+class Child:
+    """A bootstrap node as a real process."""
+
+    def __init__(self, directory: Path, *, bootstrap: tuple[str, ...] = ()) -> None:
+        self._events = EventReader(directory / "events.jsonl")
+        program = (
+            "import sys\n"
+            "from swarmnet.config.peer import PeerConfig\n"
+            "from swarmnet.peer.bootstrap import run_bootstrap\n"
+            "sys.exit(run_bootstrap(PeerConfig.model_validate_json(sys.argv[1])))\n"
+        )
+        config = {
+            "dir": str(directory), "host": "127.0.0.1", "events": str(directory / "events.jsonl"),
+            "bootstrap": bootstrap, "roles": ["bootstrap"],
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program, json.dumps(config)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    async def maddrs(self) -> tuple[str, ...]:
+        found: list[str] = []
+
+        async def listening() -> bool:
+            assert self.process.poll() is None, self.process.communicate()[0]
+            found.extend(a for event in self._events.read() if event["event"] == "listening" for a in event["dht"])
+            return bool(found)
+
+        await until(listening)
+        return tuple(found)
+
+    def daemon(self) -> int:
+        """Process id of its p2pd."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return next(int(pid) for pid in children if b"p2pd" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+@contextlib.contextmanager
+def child(directory: Path, **options: Any) -> Iterator[Child]:
+    started = Child(directory, **options)
+    try:
+        yield started
+    finally:
+        started.process.send_signal(signal.SIGCONT)
+        started.process.kill()
+        started.process.wait()
+        assert started.process.stdout is not None
+        started.process.stdout.close()
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended (a zombie has)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+# ---------------------------------------------------------------- reading and expiring
+
+
+def test_what_is_published_is_read_by_all() -> None:
+    async def story() -> None:
+        async with swarm() as nodes:
+            peers = [await nodes.start() for _ in range(4)]
+            for number, (who, directory) in enumerate(peers):
+                await directory.publish(record(who, number % STAGES, trainer=number == 3, loss=(number, 2.5)))
+            trainer, its_directory = peers[3]
+            await its_directory.publish(record(trainer, trainer=True, incarnation=7))      # left its stage
+            for _, directory in peers:
+                assert await peers_seen(directory) == {who.peer for who, _ in peers}
+                mine = {found.peer: found for found in await directory.records()}
+                assert mine[trainer.peer].stages == () and mine[trainer.peer].incarnation == 7
+
+    asyncio.run(story())
+
+
+def test_runs_share_a_dht_without_seeing_each_other() -> None:
+    async def story() -> None:
+        other_run = RunId("cd" * 32)
+        async with swarm() as nodes:
+            await nodes.start(run=None, num_stages=0)
+            one, reads_one = await nodes.start()
+            two, reads_two = await nodes.start(run=other_run)
+            _, learns = await nodes.start(num_stages=0, client=True)
+            await reads_one.publish(record(one, 2))
+            await reads_two.publish(record(two, 0, run=other_run))
+            assert await peers_seen(reads_one) == await peers_seen(learns) == {one.peer}
+            assert await peers_seen(reads_two) == {two.peer}
+            assert learns.num_stages == STAGES and learns.maddrs == ()
+
+    asyncio.run(story())
+
+
+def test_a_record_is_renewed_while_its_peer_runs_and_expires_after() -> None:
+    async def story() -> None:
+        async with swarm() as nodes:
+            _, reader = await nodes.start()
+            who, writer = await nodes.start(ttl_s=1.0)
+            changes: list[tuple[Record, ...]] = []
+            reader.watch(changes.append)
+            started = time.monotonic()
+            async with running(writer):
+                await writer.publish(record(who, 1))
+                while time.monotonic() < started + 2.0:                          # two lives long
+                    assert await peers_seen(reader) == {who.peer}
+                    await asyncio.sleep(0.1)
+
+            async def forgotten() -> bool:
+                return await peers_seen(reader) == set()
+
+            await until(forgotten)
+            assert reader.known() == ()
+
+    asyncio.run(story())
+
+
+def test_a_watcher_hears_of_changes() -> None:
+    async def story() -> None:
+        async with swarm() as nodes:
+            _, reader = await nodes.start(ttl_s=0.6)
+            who, writer = await nodes.start()
+            heard: asyncio.Queue[tuple[Record, ...]] = asyncio.Queue()
+            reader.watch(heard.put_nowait)
+            async with running(reader), asyncio.timeout(PATIENCE_S):
+                await writer.publish(record(who, 1))
+                assert [found.peer for found in await heard.get()] == [who.peer]
+
+    asyncio.run(story())
+
+
+# ---------------------------------------------------------------- attacks
+
+
+class Gullible(RecordValidatorBase):  # type: ignore[misc]
+    """The validator of an attacker's own node."""
+
+    def validate(self, record: DHTRecord) -> bool:
+        return True
+
+
+def test_nothing_forged_is_stored_and_an_evil_node_cannot_spoil_a_read() -> None:
+    async def story() -> None:
+        async with swarm() as nodes, contextlib.AsyncExitStack() as stack:
+            victim, directory = await nodes.start()
+            friend, friends = await nodes.start()
+            mallory = Identity.generate()
+            evil = await Node.open(mallory, Gullible(), Listen(), own_keys=())
+            stack.push_async_callback(evil.close)
+            assert await evil.join(directory.maddrs)
+            await directory.publish(record(victim, 0))
+            await friends.publish(record(friend, 0))
+
+            now_ms = int(time.time() * 1000)
+            key, soon_ms = dht_key(RUN, 0), now_ms + 60_000
+
+            def sealed(who: Identity, stage: int = 0, *, by: Identity | None = None, expiry_ms: int = soon_ms) -> bytes:
+                mine = record(who, stage)
+                return seal(Announcement(mine, places_of(mine)[0], expiry_ms, STAGES), (by or who).sign)
+
+            far_ms = now_ms + int(MAX_AHEAD_S * 1000) + 60_000
+            genuine = sealed(mallory)
+            attempts: dict[str, tuple[str, Any, Any, float]] = {
+                "unsigned": (key, victim.peer, sealed(victim)[64:], soon_ms / 1000),
+                "forged": (key, victim.peer, sealed(victim, by=mallory), soon_ms / 1000),
+                "under the victim's name": (key, victim.peer, genuine, soon_ms / 1000),
+                "without a subkey": (key, None, genuine, soon_ms / 1000),
+                "under another stage's key": (key, mallory.peer, sealed(mallory, 1), soon_ms / 1000),
+                "under a foreign key": ("anything", mallory.peer, genuine, soon_ms / 1000),
+                "oversize": (key, mallory.peer, genuine + b" " * 900_000, soon_ms / 1000),
+                "far future": (key, mallory.peer, sealed(mallory, expiry_ms=far_ms), far_ms / 1000),
+                "longer than signed": (key, mallory.peer, genuine, soon_ms / 1000 + 30),
+                "forever": (key, mallory.peer, genuine, float("inf")),
+            }
+            protocol, target = evil._dht.protocol, PeerID.from_base58(victim.peer)
+            for name, (at, subkey, value, expiry) in attempts.items():
+                answer = await protocol.call_store(target, [DHTID.generate(source=at)], [value], [expiry], [subkey])
+                assert answer == [False], name
+            answer = await protocol.call_store(
+                target, [DHTID.generate(source=key)], [genuine], [soon_ms / 1000], [mallory.peer]
+            )
+            assert answer == [True]                          # the same road is open to what is genuine
+
+            for name, (at, subkey, value, expiry) in attempts.items():      # now it serves them itself
+                if expiry != float("inf") and subkey is not None:
+                    protocol.storage.store_subkey(DHTID.generate(source=at), f"{subkey}{name}", value, expiry)
+            poison = DictionaryDHTValue()
+            poison.store(mallory.peer, b"x" * 900_000, soon_ms / 1000)
+            poison.maxsize = "many"
+            poison.frozen = True
+            protocol.storage.data[DHTID.generate(source=dht_key(RUN, 1))] = protocol.storage.data[
+                DHTID.generate(source=key)
+            ].__class__(poison, soon_ms / 1000)
+            for reader in (directory, friends):
+                seen = {found.peer: found for found in await reader.records()}
+                assert set(seen) == {victim.peer, friend.peer, mallory.peer}
+                assert seen[victim.peer].addresses == record(victim, 0).addresses
+
+    asyncio.run(story())
+
+
+# ---------------------------------------------------------------- deaths
+
+
+def test_the_swarm_outlives_its_bootstrap_node_and_leaves_no_orphan(tmp_path: Path) -> None:
+    async def story() -> None:
+        with child(tmp_path) as bootstrap:
+            dead = await bootstrap.maddrs()
+            async with swarm() as nodes:
+                one, first = await nodes.start(bootstrap=dead)
+                two, second = await nodes.start(bootstrap=dead)
+                await first.publish(record(one, 0))
+                daemon = bootstrap.daemon()
+                bootstrap.process.kill()
+
+                async def daemon_gone() -> bool:
+                    return gone(daemon)
+
+                await until(daemon_gone)
+                await second.publish(record(two, 1))
+                _, newcomer = await nodes.start(bootstrap=(*dead, *second.maddrs))
+                for directory in (first, second, newcomer):
+                    assert await peers_seen(directory) == {one.peer, two.peer}
+                with pytest.raises(UsageError, match="no bootstrap peer answered; tried " + dead[0]):
+                    await nodes.start(bootstrap=dead)
+
+    asyncio.run(story())
+
+
+def test_a_peer_that_lost_everybody_finds_the_swarm_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        state = tmp_path / "state"
+        async with swarm() as nodes:
+            _, hub = await nodes.start(run=None, num_stages=0)
+            other, there = await nodes.start()
+            me, here = await nodes.start(state_dir=state, ttl_s=0.9)
+            await there.publish(record(other, 0))
+            await here.publish(record(me, 1))
+            async with running(here):
+                assert other.peer in await peers_seen(here)
+
+                async def remembered() -> bool:
+                    file = state / KNOWN_PEERS_FILE
+                    return file.exists() and there.maddrs[0] in file.read_text()
+
+                await until(remembered)
+                await hub.close()
+                await there.close()
+
+                async def alone() -> bool:
+                    return not here.neighbours
+
+                await until(alone)
+                port = int(there.maddrs[0].split("/")[4])
+                _, back = await nodes.start(other, bootstrap=(), port=port)      # knows nobody itself
+
+                async def together() -> bool:
+                    return here.peer in back.neighbours and me.peer in await peers_seen(back)
+
+                await until(together)
+            await here.close()
+            _, again = await nodes.start(me, bootstrap=(), state_dir=state)     # a restart without being told
+            assert again.neighbours == {other.peer}
+
+    asyncio.run(story())
+
+
+def test_a_silent_neighbour_does_not_stall_reads(tmp_path: Path) -> None:
+    async def story() -> None:
+        with child(tmp_path) as silent:
+            async with swarm() as nodes:
+                maddrs = await silent.maddrs()
+                one, first = await nodes.start(bootstrap=maddrs)
+                two, second = await nodes.start(bootstrap=(*maddrs, *first.maddrs))
+                await first.publish(record(one, 0))
+                daemon = silent.daemon()
+                silent.process.send_signal(signal.SIGSTOP)
+                os.kill(daemon, signal.SIGSTOP)
+                started = time.monotonic()
+                assert await peers_seen(second) == {one.peer}
+                assert time.monotonic() - started < READ_DEADLINE_S + 2.0       # slack for a busy machine
+                await second.publish(record(two, 1))
+                assert await peers_seen(first) == {one.peer, two.peer}
+            os.kill(daemon, signal.SIGCONT)
+            silent.process.send_signal(signal.SIGCONT)
+            silent.process.terminate()                   # asked to leave, it goes in peace and has said no word too many
+            out, _ = silent.process.communicate()
+            assert silent.process.returncode == 0 and out.splitlines() == list(maddrs) and gone(daemon)
+
+    asyncio.run(story())
+
+
+def test_a_lost_daemon_is_replaced_at_the_same_address() -> None:
+    async def story() -> None:
+        async with swarm() as nodes:
+            _, other = await nodes.start()
+            me, here = await nodes.start(ttl_s=0.9)
+            await here.publish(record(me, 0))
+            async with running(here):
+                before, daemon = here.maddrs, here._node.daemon.pid
+                os.kill(daemon, signal.SIGKILL)
+
+                async def replaced() -> bool:
+                    return here._node.daemon.pid != daemon and me.peer in await peers_seen(other)
+
+                await until(replaced)
+                assert here.maddrs == before
+
+    asyncio.run(story())
+
+
+# ---------------------------------------------------------------- what the person at the keyboard sees
+
+
+def test_impossible_starts_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with swarm() as nodes:
+            who, first = await nodes.start()
+            port = int(first.maddrs[0].split("/")[4])
+            for options, words in (
+                ({"port": port}, "choose another dht_port"),
+                ({"host": "192.0.2.1"}, "interfaces"),
+                ({"bootstrap": ("/ip4/127.0.0.1/tcp/1",)}, "peer id"),
+                ({"bootstrap": ("nonsense",)}, "nonsense"),
+            ):
+                with pytest.raises(UsageError, match=words):
+                    await nodes.start(**options)
+            monkeypatch.setattr("hivemind.dht.protocol.get_dht_time", lambda: time.time() + 60)
+            with pytest.raises(UsageError, match="clock is 60 s behind"):
+                await nodes.start()
+
+    asyncio.run(story())
+
+
+def test_status_tells_what_it_sees_and_fails_when_nobody_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    async def status(run: str, bootstrap: tuple[str, ...], output: str = "json") -> tuple[int, str, str]:
+        code = await asyncio.to_thread(run_status, run, bootstrap, output)
+        return code, *capsys.readouterr()
+
+    async def story() -> None:
+        async with swarm() as nodes:
+            who, directory = await nodes.start()
+            await directory.publish(record(who, 0, loss=(4, 2.25), numerics="cpu"))
+            code, out, said = await status(RUN, directory.maddrs)
+            seen = json.loads(out)
+            assert (code, said) == (0, "")
+            assert (seen["run"], seen["num_stages"], seen["version"]) == (RUN, STAGES, None)
+            assert seen["loss"] == {"step": 4, "value": 2.25}
+            assert [replica["peer"] for replica in seen["stages"][0]["replicas"]] == [who.peer]
+
+            code, out, said = await status(RUN, directory.maddrs, "table")
+            assert code == 0 and who.peer[-8:] in out and "nobody serves stage 2" in out and "loss 2.2500 at step 4" in out
+
+            code, out, said = await status("cd" * 32, directory.maddrs)
+            assert code == 1 and not json.loads(out)["seen"] and "nobody announces run cdcdcdcdcdcd" in said
+
+            await directory.close()
+            code, out, said = await status(RUN, directory.maddrs)
+            assert code == 1 and "no bootstrap peer answered" in said
+            assert json.loads(out)["problems"][0]["kind"] == "no_bootstrap"
+
+    asyncio.run(story())
