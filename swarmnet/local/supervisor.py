@@ -210,7 +210,7 @@ class Supervisor:
             self._problem = f"{name} {how} before training began, see {child.log}"
         elif stage is not None and not self.progress.alive(stage):
             self._problem = f"{name} {how}, it was the last replica of stage {stage}, see {child.log}"
-        elif stage is None and not any(other in self._children or other in self._back_at for other in self.layout.trainers):
+        elif stage is None and not (self._children.keys() | self._back_at.keys()) & set(self.layout.trainers):
             self._problem = f"{name} {how}, no trainer is left, see {child.log}"
 
     # ---------------------------------------------------------------- churn

@@ -10,7 +10,6 @@ import select
 import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +47,11 @@ def at(stage, version):
 def crash():
     print("out of luck", file=sys.stderr)
     sys.exit(3)
+def farewell(*_):
+    emit("applied", stage=stage, step=4, version=5, chain="c", lr=0.1, grad_norm=1.0)
+    sys.exit(0)
+if mode == "farewell":
+    signal.signal(signal.SIGTERM, farewell)
 if mode == f"crash-at-start:{name}":
     crash()
 starts = len(list(board.glob(f"start-{name}-*")))
@@ -268,21 +272,23 @@ sys.path.insert(0, sys.argv[1])
 from rich.console import Console
 from test_local_supervisor import kit, options
 from swarmnet.local import run_local
-place = Path(sys.argv[2])
-sys.exit(run_local(options(place), kit(place / "board", hold=4, console=Console())))
+place, hold, mode, *kills = Path(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
+tools = kit(place / "board", hold=hold, mode=mode, console=Console())
+sys.exit(run_local(options(place, kill=tuple(kills)), tools))
 """
 
 
-def interrupted(tmp_path: Path, end: Callable[[subprocess.Popen[str]], None]) -> tuple[int, str, list[int]]:
-    """Start a swarm that stands still at step 4, end its supervisor. Returns exit code, output, children's pids once
-    all children are gone (the pipe they all hold open has no writer any more)."""
-    argv = [sys.executable, "-c", textwrap.dedent(WHOLE), str(Path(__file__).parent), str(tmp_path)]
+def interrupted(tmp_path: Path, end: Callable[[subprocess.Popen[str]], None], *, hold: int = 4,
+                mode: str = "", kill: tuple[str, ...] = ()) -> tuple[int, str, list[int]]:
+    """Start a swarm that stands still at step `hold`, then do `end` to its supervisor. Returns exit code, output and
+    pids of the children, once the supervisor and these children are gone."""
+    argv = [sys.executable, "-c", WHOLE, str(Path(__file__).parent), str(tmp_path), str(hold), mode, *kill]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     output = ""
     for line in process.stdout:
         output += line
-        if "step    3" in line:
+        if f"step    {hold - 1}" in line:
             break
     started = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()
                if '"event":"started"' in line]
@@ -302,6 +308,16 @@ def test_ctrl_c_ends_everything_and_writes_the_files(tmp_path: Path) -> None:
     found = summary(tmp_path)
     assert (found["steps"], found["problem"]) == (4, "interrupted")
     assert "FAILED: interrupted" in output
+
+
+def test_what_children_say_while_they_are_stopped_starts_nothing(tmp_path: Path) -> None:
+    """Their last words make a kill due: it must neither be carried out nor counted."""
+    code, _, pids = interrupted(tmp_path, lambda process: process.send_signal(signal.SIGINT), hold=3, mode="farewell",
+                                kill=("1@4",))
+    assert code == 130 and len(pids) == STAGES * REPLICAS + 1
+    merged = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
+    assert sum(record.get("version") == 5 for record in merged) == STAGES * REPLICAS
+    assert summary(tmp_path)["kills"] == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the leash is a Linux promise")
