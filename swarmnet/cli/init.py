@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 EXISTS = "exists already; choose another name, or add --force to overwrite it"
 
+NAMES = frozenset(["stdlib", "bytes", "ids"])
+"""Sources and tokenizers that are no paths, even where a file has that name."""
+
 
 @click.command("init", context_settings=SETTINGS)
 @click.argument("path", type=click.Path(path_type=Path, dir_okay=False), default=Path("run.toml"), metavar="[FILE]")
@@ -26,7 +29,7 @@ EXISTS = "exists already; choose another name, or add --force to overwrite it"
 @click.option("--seed", type=int, metavar="N", help="Of weights and data order.  [0]")
 @click.option("--data", default="stdlib", show_default=True, metavar="SOURCE",
               help="Text (.txt, .jsonl, directory) or tokens (.bin, .npy); stdlib: source of Python's own library.")
-@click.option("--tokenizer", default="bytes", show_default=True, metavar="NAME", help="bytes, or a tokenizer.json.")
+@click.option("--tokenizer", default="bytes", show_default=True, metavar="NAME", help="bytes, a tokenizer.json, or ids (token files).")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", allow_from_autoenv=False,
               help="Any field of the manifest, such as model.num_layers=12; repeatable.")
 @click.option("--force", is_flag=True, allow_from_autoenv=False, help="Overwrite FILE.")
@@ -64,7 +67,7 @@ def command(
 
 def _seen_from(folder: Path, source: str) -> str:
     """A relative path that exists here, as a path relative to the manifest's folder; anything else as it is."""
-    if Path(source).is_absolute() or not Path(source).exists():
+    if source in NAMES or Path(source).is_absolute() or not Path(source).exists():
         return source
     return Path(os.path.relpath(source, folder)).as_posix()
 
@@ -104,7 +107,7 @@ def _write(path: Path, text: str, *, force: bool) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
-    except FileExistsError as error:
-        raise UsageError(f"{path}: {EXISTS}") from error
     except OSError as error:
+        if isinstance(error, FileExistsError) and path.exists():
+            raise UsageError(f"{path}: {EXISTS}") from error
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from error

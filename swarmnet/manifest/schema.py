@@ -57,9 +57,9 @@ class Data(Table):
     """The token stream. `source` is a hint where to find it; the digests are what counts."""
 
     source: str = Field(
-        default="stdlib", description="\"stdlib\": source of Python's standard library; or a file or directory"
+        default="stdlib", description='"stdlib" (source of Python\'s library), "corpus:small", or a file or directory'
     )
-    tokenizer: str = Field(default="bytes", description='"bytes", or the path of a tokenizer.json')
+    tokenizer: str = Field(default="bytes", description='"bytes", a tokenizer.json, or "ids" for a file of token ids')
     num_tokens: Count = Field(default=0, description="length of the token stream; filled in by `swarmnet init`")
     tokens_sha256: Digest = Field(default="", description="digest of the token stream; filled in by `swarmnet init`")
     tokenizer_sha256: Digest = Field(default="", description="digest of the tokenizer; filled in by `swarmnet init`")

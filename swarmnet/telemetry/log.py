@@ -7,7 +7,6 @@ On a terminal a line is short; `format="json"` makes every line one object. Othe
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
 import sys
@@ -15,7 +14,7 @@ import time
 from collections.abc import MutableMapping
 from typing import Any, Literal, TextIO
 
-from swarmnet.telemetry.jsonline import encode
+from swarmnet.telemetry.jsonline import encode, plain
 
 Level = Literal["debug", "info", "warning", "error"]
 _KEYWORDS = frozenset(("exc_info", "stack_info", "stacklevel", "extra"))
@@ -110,15 +109,16 @@ class Json(logging.Formatter):
                 "event": record.getMessage()}
         if record.exc_info:
             head["traceback"] = self.formatException(record.exc_info)
-        return encode({**head, **{k: v for k, v in getattr(record, _FIELDS, {}).items() if k not in head}})
+        fields = getattr(record, _FIELDS, {})
+        return encode({**head, **{f"{key}_" if key in head else key: value for key, value in fields.items()}})
 
 
 def _shown(value: object) -> str:
     """Short where it can be: floats to 4 digits, text bare unless it could be misread."""
     if isinstance(value, float):
         return f"{value:.4g}"
-    text = _printable(str(value))
-    return text if text and not set(text) & set(' "=') else json.dumps(text, ensure_ascii=False)
+    text = _printable(value if isinstance(value, str) else str(plain(value)))
+    return text if text and not set(text) & set(' "=') else '"' + text.replace('"', '\\"') + '"'
 
 
 def _printable(text: str) -> str:

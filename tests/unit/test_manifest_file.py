@@ -109,10 +109,9 @@ def test_every_field_must_be_named(path: tuple[str, ...]) -> None:
         load("\n".join(lines))
 
 
-@pytest.mark.parametrize("path,field", list(leaves(Manifest)), ids=lambda value: dotted(value) if type(value) is tuple else "")
-def test_every_field_says_what_it_is(path: tuple[str, ...], field: object) -> None:
-    description = getattr(field, "description", None)
-    assert description and f"{path[-1]} = " in DEFAULT and f"# {description}" in DEFAULT
+def test_every_field_says_what_it_is() -> None:
+    for path, field in leaves(Manifest):
+        assert field.description and f"\n{path[-1]} = " in DEFAULT and f"# {field.description}\n" in DEFAULT, path
 
 
 def test_a_written_file_fits_the_screen() -> None:
@@ -131,12 +130,12 @@ BAD = [
     ("total_steps = 60", "total_steps = 0", "run.toml: training.total_steps = 0: must be above 0 (the run"),
     ("total_steps = 60", "total_steps = 2024-01-01", 'run.toml: training.total_steps = "2024-01-01": must be an int'),
     ("total_steps = 60", "total_steps = {a = 1}", 'run.toml: training.total_steps = {"a": 1}: must be a value'),
-    ("total_steps = 60", f"total_steps = {2**53}", f"run.toml: training.total_steps = {2**53}: must be at most {2**53 - 1}"),
+    ("total_steps = 60", f"total_steps = {2**53}", "run.toml: training.total_steps = 9007199254740992: must be at"),
     ("eps = 1e-08", "eps = inf", "run.toml: optimizer.eps = Infinity: must be a finite number (added"),
     ("eps = 1e-08", "eps = nan", "run.toml: optimizer.eps = NaN: must be a finite number (added"),
     ("beta1 = 0.9", "beta1 = 1.0", "run.toml: optimizer.beta1 = 1.0: must be below 1.0 (decay"),
     ('layers = "auto"', 'layers = "all"', "run.toml: cut.layers = \"all\": must be 'auto', or must be a list in [ ]"),
-    ('mode = "deterministic"', 'mode = "exact"', "run.toml: numerics.mode = \"exact\": must be 'deterministic' or 'fp32'"),
+    ('mode = "deterministic"', 'mode = "exact"', "run.toml: numerics.mode = \"exact\": must be 'deterministic' or"),
     ('tokens_sha256 = ""', 'tokens_sha256 = "12"', 'run.toml: data.tokens_sha256 = "12": is malformed (digest'),
     ("num_heads = 4", "num_heads = 3", "run.toml: model: num_heads = 3 must be a multiple of num_kv_heads = 2"),
     ("stages = 3 ", "stages = 9 ", "run.toml: cut.stages = 9 is more than model.num_layers = 6"),
@@ -165,10 +164,10 @@ def test_several_missing_fields_are_named_at_once() -> None:
         load(text)
 
 
-@pytest.mark.parametrize("text", ["[" * 5000 + "\n", "name = " + "[" * 5000 + "\n", "a." * 2000 + "b = 1\n", "\n", "\x00\n"])
+@pytest.mark.parametrize("text", ["[" * 5000, "name = " + "[" * 5000, "a." * 2000 + "b = 1", "", "\x00"])
 def test_hostile_text_is_refused_like_any_other(text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        load(text)
+        load(f"{text}\n")
     assert len(str(caught.value)) < 5000
 
 

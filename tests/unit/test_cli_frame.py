@@ -1,0 +1,104 @@
+"""The frame: errors are one line and an exit code, help is complete, nothing leaks."""
+
+import errno
+
+import click
+import pytest
+
+from swarmnet.cli import frame, main
+from swarmnet.cli.frame import COMMANDS, run
+from swarmnet.errors import NoReplica, PeerGone, UsageError
+
+
+@pytest.fixture
+def boom(monkeypatch: pytest.MonkeyPatch):
+    """A command that raises what it is given: `boom(error)` runs it."""
+
+    def start(error: BaseException) -> int:
+        @click.command("peer")
+        def command() -> None:
+            raise error
+
+        monkeypatch.setattr(frame.Lazy, "get_command", lambda *_: command)
+        return run(["peer"])
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UsageError("run.toml: x: unknown key"), 2, "swarmnet: error: run.toml: x: unknown key\n"),
+        (NoReplica(stage=3), 1, "swarmnet: error: NoReplica: stage=3\n"),
+        (PeerGone("nobody listens", peer="a\nb"), 1, "swarmnet: error: nobody listens definite=False peer='a\\nb'\n"),
+        (click.UsageError("two\nlines"), 2, "swarmnet: error: two lines\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (ExceptionGroup("tasks", [UsageError("bad"), ExceptionGroup("inner", [NoReplica("none")])]), 2,
+         "swarmnet: error: bad\nswarmnet: error: none\n"),
+        (BaseExceptionGroup("tasks", [NoReplica("none"), KeyboardInterrupt()]), 130, ""),
+    ],
+    ids=repr,
+)
+def test_an_expected_error_is_one_line_and_a_code(boom, capsys, error: BaseException, code: int, line: str) -> None:
+    assert boom(error) == code
+    captured = capsys.readouterr()
+    assert captured.err.lstrip("\n") == line and captured.out == ""    # click ends the line of the ^C
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), ExceptionGroup("tasks", [UsageError("x"), ValueError("a")])])
+def test_a_bug_keeps_its_traceback(boom, error: Exception) -> None:
+    with pytest.raises(type(error)) as caught:
+        boom(error)
+    assert caught.value is error
+
+
+def test_other_io_errors_are_not_mistaken_for_a_closed_pipe(boom) -> None:
+    with pytest.raises(OSError, match="disk"):
+        boom(OSError(errno.ENOSPC, "disk"))
+
+
+def test_main_exits_with_the_code(capsys) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0 and capsys.readouterr().out.startswith("swarmnet ")
+    with pytest.raises(SystemExit) as caught:
+        main(["pear"])
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]], ids=str)
+def test_help_lists_every_command(argv: list[str], capsys) -> None:
+    assert run(argv) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n  {name} " in out for name in COMMANDS) and "Example" in out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_help_has_an_example_that_parses(name: str, capsys) -> None:
+    assert run([name, "--help"]) == 0
+    lines = capsys.readouterr().out.replace("\\\n", " ").splitlines()
+    start = next(number for number, line in enumerate(lines) if line.strip().startswith("Example"))
+    examples = [line.split() for line in lines[start + 1:] if line.strip().startswith(f"swarmnet {name}")]
+    assert examples
+    for _, _, *args in examples:
+        command = frame.swarmnet.get_command(click.Context(frame.swarmnet), name)
+        assert command
+        command.make_context(name, args)
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["pear"], "there is no command 'pear'; did you mean peer?"),
+        (["zzz"], "there is no command 'zzz'; commands are init, local, peer, trainer, bootstrap, status"),
+        (["--bogus"], "No such option '--bogus'."),
+        (["peer", "--stge", "1"], "No such option '--stge'"),
+        (["peer", "--port", "x"], "Invalid value for '--port': 'x' is not a valid integer."),
+        (["peer", "--stage", "1;2"], "Invalid value for '--stage': '1;2': write stage numbers with commas"),
+        (["status", "x" * 64, "--bootstrap", "/a/b"], "x" * 64 + ": neither a manifest file nor a run id"),
+    ],
+)
+def test_bad_command_lines(argv: list[str], line: str, capsys) -> None:
+    assert run(argv) == 2
+    err = capsys.readouterr().err
+    assert line in err and err.startswith("swarmnet: error: ") and err.count("\n") == 1

@@ -1,0 +1,109 @@
+"""`swarmnet init`: a complete file, the data's digests in it, nothing overwritten."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from swarmnet.cli.frame import run
+from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.file import load
+
+
+def typed(line: str) -> int:
+    """Run `line` as if it had been typed after `swarmnet`."""
+    return run(line.split())
+
+
+@dataclass(frozen=True)
+class FakeTokens:
+    num_tokens: int = 1000
+    sha256: str = "a" * 64
+    tokenizer_sha256: str = "b" * 64
+    vocab_size: int = 300
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, str, Path | None]]:
+    """What was asked of the data, in an empty directory."""
+    made: list[tuple[str, str, Path | None]] = []
+    fake = ModuleType("swarmnet.data.source")
+    fake.load_tokens = lambda source, tokenizer, *, base: made.append((source, tokenizer, base)) or FakeTokens()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "swarmnet.data.source", fake)
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def test_it_writes_a_complete_file_and_says_what_is_next(asked, capsys) -> None:
+    assert run(["init"]) == 0
+    manifest = load("run.toml")
+    assert (manifest.data.num_tokens, manifest.data.tokens_sha256, manifest.data.tokenizer_sha256) == (
+        1000, "a" * 64, "b" * 64)
+    assert manifest.model.vocab_size == 300 and asked == [("stdlib", "bytes", Path())]
+    out = capsys.readouterr().out
+    assert f"run id {run_id(manifest)}\n" in out and "next: swarmnet local --manifest run.toml\n" in out
+
+
+def test_every_flag_arrives(asked) -> None:
+    assert typed("init deep/r.toml --name n --stages 2 --steps 5 --seed 7 --data d --tokenizer t "
+               "--set model.num_layers=2 --set optimizer.learning_rate=1") == 0
+    manifest = load("deep/r.toml")
+    assert (manifest.name, manifest.cut.stages, manifest.training.total_steps, manifest.training.seed) == ("n", 2, 5, 7)
+    assert (manifest.data.source, manifest.data.tokenizer, manifest.model.num_layers) == ("d", "t", 2)
+    assert manifest.optimizer.learning_rate == 1.0
+
+
+def test_a_path_that_is_here_is_written_as_the_manifest_sees_it(asked) -> None:
+    Path("corpus.txt").write_text("text")
+    assert typed("init deep/r.toml --data corpus.txt") == 0
+    assert load("deep/r.toml").data.source == "../corpus.txt"
+    assert asked == [("../corpus.txt", "bytes", Path("deep"))]
+    assert run(["init", "abs.toml", "--data", str(Path("corpus.txt").resolve())]) == 0
+    assert load("abs.toml").data.source == str(Path("corpus.txt").resolve())
+
+
+def test_nothing_is_overwritten_unless_forced(asked, capsys) -> None:
+    Path("run.toml").write_text("mine")
+    assert run(["init"]) == 2
+    assert Path("run.toml").read_text() == "mine" and not asked
+    assert capsys.readouterr().err == (
+        "swarmnet: error: run.toml: exists already; choose another name, or add --force to overwrite it\n")
+    assert run(["init", "--force"]) == 0
+    assert load("run.toml").data.num_tokens == 1000
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        ("--stages 0", "--stages: cut.stages = 0: must be above 0"),
+        ("--stages 9", "cut.stages = 9 is more than model.num_layers = 6"),
+        ("--seed -1", "--seed: training.seed = -1: must be at least 0"),
+        ("--set training.sed=1", "--set: training.sed: unknown key; did you mean training.seed?"),
+        ("--set model.vocab_size=256", "--set: model.vocab_size = 256: must be at least 300"),
+        ("--steps x", "'x' is not a valid integer"),
+    ],
+)
+def test_bad_input_writes_nothing(asked, capsys, argv: str, line: str) -> None:
+    assert run(["init", *argv.split()]) == 2
+    err = capsys.readouterr().err
+    assert line in err and err.count("\n") == 1 and not Path("run.toml").exists()
+
+
+def test_a_vocabulary_may_be_larger_than_the_data_need(asked) -> None:
+    assert typed("init --set model.vocab_size=512") == 0
+    assert load("run.toml").model.vocab_size == 512
+
+
+def test_a_place_that_cannot_be_written(asked, capsys) -> None:
+    Path("file").write_text("")
+    assert typed("init file/run.toml") == 2
+    assert "swarmnet: error: file/run.toml: cannot be written: " in capsys.readouterr().err
+
+
+def test_a_name_stays_a_name_where_a_file_has_it(asked) -> None:
+    Path("stdlib").mkdir()
+    Path("bytes").mkdir()
+    assert typed("init deep/r.toml") == 0
+    assert asked == [("stdlib", "bytes", Path("deep"))]

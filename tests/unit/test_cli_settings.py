@@ -1,0 +1,174 @@
+"""From the command line to what the commands call: one precedence, checked before anything starts."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import pytest
+
+from swarmnet import telemetry
+from swarmnet.cli import settings
+from swarmnet.cli.frame import COMMANDS, run, swarmnet
+from swarmnet.config import PeerConfig
+from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.file import load, to_toml
+from swarmnet.manifest.schema import Manifest
+
+ROOT = Path(__file__).parents[2]
+MADDR = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWx"
+
+
+def typed(line: str) -> int:
+    """Run `line` as if it had been typed after `swarmnet`."""
+    return run(line.split())
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, ...]]:
+    """What the commands called, instead of calling it; in an empty directory with a manifest, without variables."""
+    made: list[tuple[Any, ...]] = []
+    for module, name in (
+        ("swarmnet.peer", "run_peer"), ("swarmnet.trainer", "run_trainer"), ("swarmnet.local", "run_local"),
+        ("swarmnet.peer.bootstrap", "run_bootstrap"), ("swarmnet.peer.status", "run_status"),
+    ):
+        fake = ModuleType(module)
+        fake.__path__ = list(getattr(sys.modules.get(module), "__path__", [str(ROOT / module.replace(".", "/"))]))
+        setattr(fake, name, lambda *args, name=name: made.append((name, *args)) or 0)
+        monkeypatch.setitem(sys.modules, module, fake)
+    monkeypatch.setattr(telemetry, "setup", lambda *args, **kwargs: None)
+    for name in [name for name in __import__("os").environ if name.startswith("SWARMNET_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", "/home/you")
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text(to_toml(Manifest()), encoding="utf-8")
+    return made
+
+
+def peer(calls: list[tuple[Any, ...]], *argv: str) -> PeerConfig:
+    assert run(["peer", "--manifest", "run.toml", "--stage", "0", *argv]) == 0
+    name, config, manifest = calls.pop()
+    assert name == "run_peer" and manifest == Manifest() and isinstance(config, PeerConfig)
+    return config
+
+
+def test_every_flag_arrives(calls) -> None:
+    config = peer(calls, *(
+        f"--stage 0,2 --gpus 1 --dir d --data t --host 127.0.0.1 --port 1 --dht-port 2 --announce {MADDR} "
+        f"--bootstrap {MADDR} --bootstrap {MADDR}y --device cpu --slots 3 --events e --log-level error "
+        "--log-format json --set caps.memo_bytes=7 --set threads=2"
+    ).split())
+    assert config == PeerConfig.model_validate({
+        "manifest": Path("run.toml"), "roles": ("stage",), "stages": (0, 2), "dir": Path("d"), "data": "t",
+        "host": "127.0.0.1", "port": 1, "dht_port": 2, "announce": (MADDR,), "bootstrap": (MADDR, f"{MADDR}y"),
+        "device": "cpu", "threads": 2, "slots": 3, "events": Path("e"), "caps": {"memo_bytes": 7},
+        "log": {"level": "error", "format": "json"},
+    })
+
+
+def test_flag_over_set_over_variable_over_file_over_default(calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert peer(calls).port == 0
+    Path("peer.toml").write_text("port = 1\nslots = 9\n[log]\nlevel = 'error'\n")
+    file = ("--config", "peer.toml")
+    assert peer(calls, *file).port == 1
+    monkeypatch.setenv("SWARMNET_SET", "port=2 log.format=json")
+    assert peer(calls, *file).port == 2
+    monkeypatch.setenv("SWARMNET_PORT", "3")
+    assert peer(calls, *file).port == 3
+    assert peer(calls, *file, "--set", "port=4").port == 4
+    config = peer(calls, *file, "--set", "threads=2", "--port", "5")
+    assert (config.port, config.slots, config.threads, config.log.level) == (5, 9, 2, "error")
+
+
+def test_variables_hold_several_values(calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARMNET_BOOTSTRAP", f"{MADDR} {MADDR}y")
+    monkeypatch.setenv("SWARMNET_STAGE", "1,2")
+    monkeypatch.setenv("SWARMNET_MANIFEST", "run.toml")
+    monkeypatch.setenv("SWARMNET_CONFIG", str(ROOT / "peer_configs/local_cpu.toml"))
+    assert run(["peer"]) == 0
+    config = calls.pop()[1]
+    assert config.bootstrap == (MADDR, f"{MADDR}y") and config.stages == (1, 2) and config.slots == 2
+
+
+@pytest.mark.parametrize(("name", "role"), [("peer", "stage"), ("trainer", "trainer"), ("bootstrap", "bootstrap")])
+def test_roles_and_directories_follow_the_command(calls, name: str, role: str) -> None:
+    assert run([name, *([] if name == "bootstrap" else ["--manifest", "run.toml"]),
+                *(["--stage", "0"] if name == "peer" else [])]) == 0
+    called, config, *rest = calls.pop()
+    assert called == f"run_{name}" and config.roles == (role,) and rest == ([] if name == "bootstrap" else [Manifest()])
+    assert config.dir == Path(f"/home/you/.swarmnet/{name}")
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        ("peer", "`swarmnet peer` needs the run's manifest: add --manifest run.toml"),
+        ("peer --manifest no.toml", "no.toml: no such file"),
+        ("peer --manifest run.toml", "`swarmnet peer` needs --stage: stages are 0 to 2, several are 0,1"),
+        ("peer --manifest run.toml --stage 0,3", "there is no stage 3: run.toml has stages 0 to 2"),
+        ("peer --manifest run.toml --stage 0 --gpus 8", "--gpus 8: tensor parallel groups come in a later release"),
+        ("peer --port 70000", "--port: port = 70000: must be at most 65535"),
+        ("peer --set prt=1", "--set: prt: unknown key; did you mean port?"),
+        ("peer --set port", "--set port: write section.key=value"),
+        ("peer --bootstrap 1.2.3.4:5", '--bootstrap: bootstrap = ["1.2.3.4:5"]: must be a multiaddr'),
+        ("peer --config no.toml", "no.toml: no such file"),
+        (f"peer --config {ROOT}/peer_configs/trainer.toml",
+         "roles = ['trainer'] does not include 'stage': start it with `swarmnet trainer`"),
+        (f"trainer --config {ROOT}/peer_configs/bootstrap.toml", "start it with `swarmnet bootstrap`"),
+        (f"peer --config {ROOT}/peer_configs/eight_gpu_tensor_parallel.toml", "--gpus 8: tensor parallel groups"),
+        ("local --kill 1-20", "--kill 1-20: write STAGE@STEP, for example 1@20"),
+        ("local --kill 3@20", "--kill 3@20: there is no stage 3"),
+        ("local --manifest run.toml --kill 0@60", "--kill 0@60: there is no step 60"),
+        ("local --manifest run.toml --data x", "--data: a manifest fixes its data by digest"),
+        ("local --manifest run.toml --stages 9", "cut.stages = 9 is more than model.num_layers = 6"),
+        ("local --replicas 0", "--replicas must be at least 1"),
+        ("status nothing --bootstrap /a/b", "nothing: neither a manifest file nor a run id"),
+        ("status run.toml", "Missing option '--bootstrap'."),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(calls, capsys, argv: str, line: str) -> None:
+    assert typed(argv) == 2
+    err = capsys.readouterr().err
+    assert line in err and err.startswith("swarmnet: error: ") and err.count("\n") == 1 and not calls
+
+
+def test_a_wrong_variable_is_named(calls, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARMNET_DHT_PORT", "70000")
+    assert run(["bootstrap"]) == 2
+    assert "error: SWARMNET_DHT_PORT: dht_port = 70000" in capsys.readouterr().err
+
+
+def test_local_builds_its_options(calls) -> None:
+    assert typed("local --stages 4 --replicas 3 --steps 9 --seed 5 --out o --kill 1@2 --kill 3@8 --kill-every 1.5 "
+                 "--oracle --trainers 2 --data d --numerics fp32 --set a.b=c --slots 2 --log-level info") == 0
+    name, options = calls.pop()
+    assert name == "run_local" and (options.stages, options.replicas, options.steps, options.seed) == (4, 3, 9, 5)
+    assert options.out == Path("o") and options.kill == ("1@2", "3@8") and options.kill_every == 1.5 and options.oracle
+    assert (options.trainers, options.data, options.numerics, options.set) == (2, "d", "fp32", ("a.b=c",))
+    assert (options.slots, options.log_level, options.manifest) == (2, "info", None)
+
+
+def test_local_flags_change_the_manifest_it_is_given(calls) -> None:
+    Path("run.toml").write_text(to_toml(load("run.toml")).replace("stages = 3 ", "stages = 2 "), encoding="utf-8")
+    assert typed("local --manifest run.toml --steps 9 --set training.seed=4") == 0
+    options = calls.pop()[1]
+    assert (options.stages, options.steps, options.seed, options.data) == (2, 9, 4, "stdlib")
+    assert options.set == ("training.total_steps=9", "training.seed=4") and options.manifest == Path("run.toml")
+
+
+@pytest.mark.parametrize("run_or_file", ["run.toml", run_id(Manifest())])
+def test_status_takes_a_file_or_a_run_id(calls, run_or_file: str) -> None:
+    assert run(["status", run_or_file, "--bootstrap", MADDR, "--output", "json"]) == 0
+    assert calls.pop() == ("run_status", run_or_file, (MADDR,), "json")
+
+
+def test_one_flag_is_one_variable_whatever_the_command() -> None:
+    page = (ROOT / "docs/peer-config.md").read_text(encoding="utf-8")
+    group = click.Context(swarmnet)
+    for name in COMMANDS:
+        command = swarmnet.get_command(group, name)
+        assert command and command.context_settings["auto_envvar_prefix"] == "SWARMNET"
+    for name, (path, _) in settings._OPTIONS.items():
+        flag = name.replace("_", "-")
+        assert f"| `--{flag}` | `SWARMNET_{name.upper()}` | `{'.'.join(path)}` |" in page
