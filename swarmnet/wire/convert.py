@@ -21,9 +21,8 @@ from swarmnet.wire.convert_calls import (
     REJECTED,
     REQUESTS,
     TENSOR,
-    GreetFirst,
     Hello,
-    Pulse,
+    Signal,
     TensorHeader,
 )
 from swarmnet.wire.convert_control import CONTROL
@@ -83,7 +82,7 @@ def read_request(data: bytes) -> tuple[Request, tuple[TensorHeader, ...]]:
     return cast(Request, _read_one(header, "request", REQUESTS)), _DECLARED.read(header, "payload")
 
 
-def write_answer(answer: Answer | GreetFirst | Pulse) -> bytes:
+def write_answer(answer: Answer | Signal) -> bytes:
     """The header of an answer; it declares the answer's payload."""
     header = calls_pb2.AnswerHeader()
     if isinstance(answer, PAYLOAD_ANSWERS):
@@ -91,10 +90,10 @@ def write_answer(answer: Answer | GreetFirst | Pulse) -> bytes:
     return _write(header, ANSWERS, _ANSWER_NAMES[type(answer)], answer)
 
 
-def read_answer(data: bytes) -> tuple[Answer | GreetFirst | Pulse, tuple[TensorHeader, ...]]:
+def read_answer(data: bytes) -> tuple[Answer | Signal, tuple[TensorHeader, ...]]:
     """An answer without its payload, and what payload follows. Raises BadMessage."""
     header = _parse(calls_pb2.AnswerHeader(), data)
-    answer = cast(Answer | GreetFirst | Pulse, _read_one(header, "answer", ANSWERS))
+    answer = cast(Answer | Signal, _read_one(header, "answer", ANSWERS))
     declared = _DECLARED.read(header, "payload")
     if declared and not isinstance(answer, PAYLOAD_ANSWERS):
         raise malformed("an answer that has no payload declares one", answer=type(answer).__name__)

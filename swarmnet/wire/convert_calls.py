@@ -1,6 +1,6 @@
 """Requests, answers and greetings as protobuf, field by field. A payload is declared here and travels as raw chunks.
 
-`Hello`, `GreetFirst` and `Pulse` are said between the two ends of a transport and never reach a peer's own code.
+`Hello` and the signals are said between the two ends of a transport and never reach a peer's own code.
 """
 
 from __future__ import annotations
@@ -88,6 +88,15 @@ class GreetFirst:
 @dataclass(frozen=True, slots=True)
 class Pulse:
     """The callee is alive, its answer is not there yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """That was the last answer, and the payload was not wanted: leave."""
+
+
+Signal = GreetFirst | Pulse | Done
+"""What stands where an answer would, for the caller's transport alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +213,7 @@ ANSWERS: dict[str, Value] = {
         },
     ),
     "manifest": Value(ManifestData, pb.ManifestData, {"toml": Text(MAX_TOML_CHARS)}),
+    "done": Value(Done, pb.Done, {}),
     "greet_first": Value(GreetFirst, pb.GreetFirst, {}),
     "pulse": Value(Pulse, pb.Pulse, {}),
 }

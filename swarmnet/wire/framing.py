@@ -2,10 +2,10 @@
 
     header (protobuf)   chunk*   End { num_bytes }          no chunks and no End if the header declares no tensor
 
-Chunks are bare bytes, 1 MiB each but the last of a tensor; no tensor shares a chunk with the next. The declared length must be what codec and
-shape require, and the sum within the limit, before memory is taken; the chunks must then fill it exactly. The end of a
-stream proves nothing (a dying sender looks the same), only End does. TLS authenticates every byte, so End carries a
-count and no hash.
+Chunks are bare bytes, 1 MiB each but the last of a tensor; no tensor shares a chunk with the next. The declared length
+must be what codec and shape require, and the sum within the limit, before memory is taken; the chunks must then fill it
+exactly. The end of a stream proves nothing (a dying sender looks the same), only End does. TLS authenticates every
+byte, so End carries a count and no hash.
 
 Knows neither gRPC nor what the tensors mean: it is given a way to read the next message of a stream.
 """

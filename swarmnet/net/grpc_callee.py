@@ -1,0 +1,235 @@
+"""The callee's side: prove who calls, refuse strangers before their payload is read, hand the rest to the service.
+
+Refusals travel in band (an aborted upload reaches its sender as an internal error). While a service thinks, pulses tell
+the caller that this process is alive. A caller that dies in the middle of an upload looks like a clean end of stream;
+only the End message is believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+import grpc
+
+from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode
+from swarmnet.ids import PeerId
+from swarmnet.messages import Accepted, Answer, ManifestRequest, Packed, Rejected, Request
+from swarmnet.net.grpc_caller import METHODS
+from swarmnet.net.grpc_errors import SERVICE_FAILED
+from swarmnet.net.grpc_greeting import HELLO, Greeted, Greeter
+from swarmnet.net.grpc_options import GrpcConfig
+from swarmnet.net.tls import caller_of
+from swarmnet.net.transport import ReadPayload, Service
+from swarmnet.wire.convert import (
+    read_control,
+    read_hello,
+    read_request,
+    write_answer,
+    write_hello_reply,
+)
+from swarmnet.wire.convert_calls import Done, GreetFirst, Pulse, Signal, TensorHeader
+from swarmnet.wire.framing import check_declared, payload_messages, read_payload
+
+log = logging.getLogger(__name__)
+
+LINK = "/swarmnet.v1.Control/Link"
+
+_REQUESTS = {method: request for request, method in METHODS.items()}
+_NOBODY = Rejected(RejectCode.UNKNOWN_IDENTITY, "the certificate chain proves no peer id")
+_PULSES_PER_STALL = 4
+
+
+class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Answers every method of services.proto for one service."""
+
+    def __init__(
+        self,
+        greeter: Greeter,
+        greeted: Greeted,
+        service: Callable[[], Service],
+        link_ended: Callable[[PeerId], None],
+        config: GrpcConfig,
+    ) -> None:
+        self._greeter, self._greeted, self._service = greeter, greeted, service
+        self._link_ended, self._config = link_ended, config
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        """gRPC asks who answers a method."""
+        method = handler_call_details.method
+        if method == HELLO:
+            return grpc.unary_unary_rpc_method_handler(self._hello)
+        if method == LINK:
+            return grpc.stream_stream_rpc_method_handler(self._link)
+        if method in _REQUESTS:
+            return grpc.stream_stream_rpc_method_handler(functools.partial(self._call, _REQUESTS[method]))
+        return None
+
+    # ------------------------------------------------------------ hello, link
+
+    async def _hello(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        caller = caller_of(context.auth_context())
+        if caller is None:
+            return write_hello_reply(_NOBODY)
+        try:
+            hello = read_hello(data)
+        except BadMessage as error:
+            return write_hello_reply(Rejected(error.code, error.reason))
+        refusal = self._greeter.judge(hello)
+        if refusal is not None:
+            return write_hello_reply(refusal)
+        self._greeted.add(caller, hello)
+        return write_hello_reply(self._greeter.hello())
+
+    async def _link(self, _: object, context: grpc.aio.ServicerContext) -> None:
+        caller = caller_of(context.auth_context())
+        if caller is None:
+            await context.write(write_answer(_NOBODY))
+            return
+        if self._greeted.get(caller) is None:
+            await context.write(write_answer(GreetFirst()))
+            return
+        try:
+            await context.write(write_answer(Accepted()))
+            while (data := await context.read()) is not grpc.aio.EOF:
+                self._service().on_tell(caller, read_control(data))
+        except BadMessage as error:
+            log.warning("bad_control peer=%s error=%s", caller, error)
+            await context.write(write_answer(Rejected(error.code, error.reason)))
+        except Exception:
+            await _confess(context, "link", caller)
+        finally:
+            self._link_ended(caller)
+
+    # ------------------------------------------------------------ calls
+
+    async def _call(self, expected: type, _: object, context: grpc.aio.ServicerContext) -> None:
+        caller = caller_of(context.auth_context())
+        inbound = _Inbound(context, caller, self._config)
+        try:
+            if caller is None:
+                await inbound.answer(_NOBODY)
+            elif expected is not ManifestRequest and self._greeted.get(caller) is None:
+                await inbound.answer(GreetFirst())
+            else:
+                await self._serve(expected, caller, inbound)
+            await inbound.finish()
+        except PeerGone as error:
+            log.debug("caller_left peer=%s error=%s", caller, error)
+
+    async def _serve(self, expected: type, caller: PeerId, inbound: _Inbound) -> None:
+        try:
+            request, declared = read_request(await inbound.read())
+            if type(request) is not expected:
+                raise BadMessage(RejectCode.MALFORMED, "the request belongs to another method")
+            check_declared(declared, max_bytes=self._config.max_payload_bytes)
+        except BadMessage as error:
+            log.warning("bad_request peer=%s error=%s", caller, error)
+            await inbound.answer(Rejected(error.code, error.reason))
+            return
+        inbound.unread = bool(declared)
+        async with asyncio.TaskGroup() as group:
+            pulse = group.create_task(inbound.pulse())
+            try:
+                await self._answer(caller, request, inbound, inbound.payload_reader(declared))
+            finally:
+                pulse.cancel()
+
+    async def _answer(self, caller: PeerId, request: Request, inbound: _Inbound, payload: ReadPayload) -> None:
+        answers = self._service().on_call(caller, request, payload)
+        try:
+            async for answer in answers:
+                await inbound.answer(answer)
+        except (BadMessage, Refused) as error:
+            log.info("refused peer=%s request=%s error=%s", caller, type(request).__name__, error)
+            await inbound.answer_if_there(Rejected(error.code, error.reason))
+        except PeerGone as error:
+            log.debug("call_ended peer=%s error=%s", caller, error)
+        except Exception:
+            await _confess(inbound.context, type(request).__name__, caller)
+        finally:
+            if isinstance(answers, AsyncGenerator):
+                await answers.aclose()
+
+
+async def _confess(context: grpc.aio.ServicerContext, what: str, caller: PeerId) -> None:
+    """A bug of ours costs this call alone: it is logged in full and the caller learns that it was us."""
+    log.exception("service_failed request=%s peer=%s", what, caller)
+    context.set_code(grpc.StatusCode.INTERNAL)
+    context.set_details(SERVICE_FAILED)
+
+
+class _Inbound:
+    """One call being answered: its stream, guarded against callers that stop moving."""
+
+    def __init__(self, context: grpc.aio.ServicerContext, caller: PeerId | None, config: GrpcConfig) -> None:
+        self.context = context
+        self.unread = True                                   # the caller may still be sending
+        self._caller, self._config = caller, config
+        self._writing = asyncio.Lock()
+
+    async def read(self) -> bytes:
+        """The caller's next message. Raises PeerGone if there is none or it does not come."""
+        try:
+            async with asyncio.timeout(self._config.stall_s):
+                data: bytes = await self.context.read()
+        except TimeoutError as error:
+            raise PeerGone("the caller stalls", peer=self._caller) from error
+        if data is grpc.aio.EOF:
+            raise PeerGone("the caller left in the middle", peer=self._caller)
+        return data
+
+    def payload_reader(self, declared: Sequence[TensorHeader]) -> ReadPayload:
+        """Read what was declared, once."""
+        reading = False
+
+        async def payload() -> tuple[Packed, ...]:
+            nonlocal reading
+            assert not reading, "a payload can be read once"
+            reading = True
+            received = await read_payload(self.read, declared, max_bytes=self._config.max_payload_bytes)
+            self.unread = False
+            return received
+
+        return payload
+
+    async def answer(self, answer: Answer | Signal) -> None:
+        """Send one answer with its payload. Raises PeerGone if the caller is gone or does not take it."""
+        async with self._writing:
+            await self._write(write_answer(answer))
+            for message in payload_messages(getattr(answer, "payload", ())):
+                await self._write(message)
+
+    async def answer_if_there(self, answer: Answer) -> None:
+        """The same, but nobody minds if the caller has left."""
+        try:
+            await self.answer(answer)
+        except PeerGone as error:
+            log.debug("caller_left peer=%s error=%s", self._caller, error)
+
+    async def finish(self) -> None:
+        """After the last answer: a caller that may still be uploading is told to leave, and leaving cancels us here."""
+        if self.unread:
+            await self.answer(Done())
+            await asyncio.sleep(self._config.stall_s)
+
+    async def pulse(self) -> None:
+        """Until cancelled: let the caller know that we are alive."""
+        while True:
+            await asyncio.sleep(self._config.stall_s / _PULSES_PER_STALL)
+            if not self._writing.locked():
+                try:
+                    await self.answer(Pulse())
+                except PeerGone:
+                    return
+
+    async def _write(self, message: bytes) -> None:
+        try:
+            async with asyncio.timeout(self._config.stall_s):
+                await self.context.write(message)
+        except TimeoutError as error:
+            raise PeerGone("the caller does not read", peer=self._caller) from error
+        except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError) as error:
+            raise PeerGone("the caller left", peer=self._caller) from error

@@ -1,0 +1,152 @@
+"""The caller's side of one call: payload up, answers down, at the same time.
+
+The request and its payload are sent eagerly; a refusal stops the upload. A peer that moves nothing in either direction
+for `stall_s` has timed out, whatever the deadline: a callee whose service is merely slow sends pulses (`grpc_callee`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+from swarmnet.errors import BadMessage, PeerTimeout, RejectCode
+from swarmnet.messages import (
+    Answer,
+    Busy,
+    Fetch,
+    ManifestRequest,
+    MovedTo,
+    Packed,
+    Part,
+    Process,
+    Rejected,
+    Request,
+    SnapshotRequest,
+)
+from swarmnet.net.grpc_line import Lane, Line
+from swarmnet.net.grpc_options import GrpcConfig
+from swarmnet.wire.convert import declare, read_answer, with_payload, write_request
+from swarmnet.wire.convert_calls import Done, GreetFirst, Pulse
+from swarmnet.wire.framing import payload_messages, read_payload
+
+METHODS: dict[type, str] = {
+    Process: "/swarmnet.v1.Stage/Process",
+    Fetch: "/swarmnet.v1.Stage/Fetch",
+    Part: "/swarmnet.v1.Averaging/Part",
+    SnapshotRequest: "/swarmnet.v1.State/Snapshot",
+    ManifestRequest: "/swarmnet.v1.Run/Manifest",
+}
+
+_GREETINGS = 2
+"""Greet, and greet once more if the peer restarted since."""
+
+
+async def place_call(
+    line: Line, request: Request, payload: tuple[Packed, ...], *, deadline: float, config: GrpcConfig
+) -> AsyncIterator[Answer]:
+    """Greet if needed, call, and yield the answers; see `net.transport.Transport.call`."""
+    greets = not isinstance(request, ManifestRequest)
+    for _ in range(_GREETINGS):
+        refusal = await line.greet(deadline=deadline) if greets else None
+        if refusal is not None:
+            yield refusal
+            return
+        unknown = False
+        async with line.lane(bulk=greets) as lane:
+            call = _Call(line, lane, request, payload, deadline=deadline, config=config)
+            try:
+                while (answer := await call.next()) is not None:
+                    if isinstance(answer, GreetFirst):
+                        unknown = True
+                        break
+                    yield answer
+            finally:
+                call.leave()
+        if not unknown:
+            return
+        line.greet_again()
+    raise BadMessage(RejectCode.MALFORMED, "the peer greets and then does not know us", peer=line.peer)
+
+
+class _Call:
+    """One gRPC stream pair."""
+
+    def __init__(
+        self,
+        line: Line,
+        lane: Lane,
+        request: Request,
+        payload: tuple[Packed, ...],
+        *,
+        deadline: float,
+        config: GrpcConfig,
+    ) -> None:
+        self._line, self._lane, self._config = line, lane, config
+        self._loop = asyncio.get_running_loop()
+        self._deadline = deadline
+        self._moved = self._loop.time()
+        self._guard: asyncio.Timeout | None = None
+        self._refused = False
+        self._header = write_request(request, declare(payload))
+        method = lane.channel.stream_stream(METHODS[type(request)])
+        remaining = max(0.0, deadline - self._loop.time())
+        self._stream = method(self._upload(payload), timeout=remaining)
+
+    def leave(self) -> None:
+        """Cancel whatever is still under way."""
+        self._refused = True
+        self._stream.cancel()
+
+    async def next(self) -> Answer | GreetFirst | None:
+        """The next answer with its payload; None after the last one. Raises PeerGone, PeerTimeout, BadMessage."""
+        while (data := await self._read()) is not None:
+            answer, declared = read_answer(data)
+            if isinstance(answer, Pulse):
+                continue
+            if isinstance(answer, Done):
+                return None
+            if isinstance(answer, Busy | MovedTo | Rejected | GreetFirst):
+                self._refused = True
+            if isinstance(answer, GreetFirst):
+                return answer
+            payload = await read_payload(self._read_chunk, declared, max_bytes=self._config.max_payload_bytes)
+            return with_payload(answer, payload)
+        return None
+
+    def _upload(self, payload: tuple[Packed, ...]) -> Iterator[bytes]:
+        """What gRPC sends; it asks for the next message when the one before has left."""
+        yield self._header
+        for message in payload_messages(payload):
+            if self._refused:
+                return
+            self._advance()
+            yield message
+
+    def _advance(self) -> None:
+        self._moved = self._loop.time()
+        if self._guard is not None and not self._guard.expired():
+            self._guard.reschedule(self._patience())
+
+    def _patience(self) -> float:
+        return min(self._deadline, self._moved + self._config.stall_s)
+
+    async def _read_chunk(self) -> bytes:
+        data = await self._read()
+        if data is None:
+            raise BadMessage(RejectCode.MALFORMED, "the answer ends in the middle", peer=self._line.peer)
+        return data
+
+    async def _read(self) -> bytes | None:
+        """The next message, None at the end of a finished call."""
+        self._moved = self._loop.time()
+        try:
+            async with asyncio.timeout_at(self._patience()) as self._guard:
+                data = await self._line.read(self._stream, self._lane)
+        except TimeoutError as error:
+            reason = "no answer in time" if self._loop.time() >= self._deadline else "the peer stalls"
+            raise PeerTimeout(reason, peer=self._line.peer) from error
+        finally:
+            self._guard = None
+        self._line.alive()
+        return data
+

@@ -1,0 +1,70 @@
+"""Hello: the two ends of a line make sure they are in the same run, speak the same protocol and share a clock.
+
+Both judge. The callee remembers whom it has greeted, a bounded number of peers; whoever was forgotten is asked to greet
+again. The numerics class is announced, not refused: peers of one stage compare it (docs/protocol.md).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from swarmnet import PROTOCOL_VERSION
+from swarmnet.errors import RejectCode
+from swarmnet.ids import PeerId, RunId
+from swarmnet.messages import Rejected
+from swarmnet.wire.convert_calls import Hello
+
+HELLO = "/swarmnet.v1.Run/Hello"
+
+_REMEMBERED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Greeter:
+    """What I say in a Hello, and what I think of another's. `clock`: Unix seconds."""
+
+    run: RunId | None
+    numerics: str
+    max_clock_offset_s: float
+    version: tuple[int, int] = PROTOCOL_VERSION
+    clock: Callable[[], float] = time.time
+
+    def hello(self) -> Hello:
+        """My greeting, now."""
+        assert self.run is not None, "a peer without a run can only ask for a manifest"
+        return Hello(self.run, *self.version, self.numerics, self.clock())
+
+    def judge(self, hello: Hello, *, sent: float | None = None) -> Rejected | None:
+        """Why we cannot work together, or None. `sent`: when I asked, if this is an answer."""
+        if hello.major != self.version[0]:
+            ours, theirs = ".".join(map(str, self.version)), f"{hello.major}.{hello.minor}"
+            return Rejected(RejectCode.WRONG_VERSION, f"protocols differ, {theirs} and {ours}: update the older peer")
+        if hello.run != self.run:
+            ours = self.run[:12] if self.run else "none yet"
+            return Rejected(RejectCode.WRONG_RUN, f"runs differ, {hello.run[:12]} and {ours}: compare the manifests")
+        now = self.clock()
+        offset = max((now if sent is None else sent) - hello.clock, hello.clock - now)
+        if offset > self.max_clock_offset_s:
+            limit = f"{self.max_clock_offset_s:.0f} s"
+            return Rejected(RejectCode.CLOCK, f"clocks differ by {offset:.0f} s, more than {limit}: set both by NTP")
+        return None
+
+
+class Greeted:
+    """The callee's memory of who has greeted it."""
+
+    def __init__(self) -> None:
+        self._hellos: dict[PeerId, Hello] = {}
+
+    def add(self, peer: PeerId, hello: Hello) -> None:
+        """Remember the newest greeting; the oldest of too many is forgotten."""
+        self._hellos.pop(peer, None)
+        self._hellos[peer] = hello
+        if len(self._hellos) > _REMEMBERED:
+            del self._hellos[next(iter(self._hellos))]
+
+    def get(self, peer: PeerId) -> Hello | None:
+        """What `peer` said, if it is remembered."""
+        return self._hellos.get(peer)

@@ -1,0 +1,230 @@
+"""The line to one peer: its address, its channels, whether it was greeted, and whether it is gone.
+
+One control channel carries greetings and the link, so that small messages do not queue behind tensors; one to four bulk
+channels carry calls. All are opened when first used and replaced when they break. Knows nothing of messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+
+from swarmnet.errors import PeerGone, PeerTimeout, UsageError
+from swarmnet.ids import PeerId
+from swarmnet.messages import Rejected
+from swarmnet.net.address import Address
+from swarmnet.net.grpc_errors import is_break, nobody_listens, translate
+from swarmnet.net.grpc_greeting import HELLO, Greeter
+from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
+from swarmnet.net.tls import Leaf
+from swarmnet.wire.convert import read_hello_reply, write_hello
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Lane:
+    """One connection to a peer. A retired lane takes no new calls and closes with its last one."""
+
+    channel: grpc.aio.Channel
+    address: Address
+    users: int = 0
+    retired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dialling:
+    """What all lines of a transport share."""
+
+    leaf: Leaf
+    greeter: Greeter
+    config: GrpcConfig
+    lookup: Callable[[PeerId], Sequence[str]]
+    on_gone: Callable[[PeerId, bool], None]
+
+
+class Line:
+    """How to reach one peer."""
+
+    def __init__(self, peer: PeerId, dialling: Dialling) -> None:
+        self.peer = peer
+        self._dialling = dialling
+        self._control: Lane | None = None
+        self._bulk: list[Lane | None] = [None] * dialling.config.bulk_channels
+        self._failed: list[Address] = []                     # dialled in vain since the last success, oldest first
+        self._greeted = False
+        self._greeting = asyncio.Lock()
+        self._probing = asyncio.Lock()
+        self._verdict: tuple[float, bool] = (float("-inf"), False)
+        self._closed = False
+        self._told: bool | None = None                       # the last `definite` reported since it was alive
+
+    # ------------------------------------------------------------ channels
+
+    @asynccontextmanager
+    async def lane(self, *, bulk: bool) -> AsyncIterator[Lane]:
+        """A connection for one call: the control lane, or the bulk lane with the fewest calls. Raises PeerGone."""
+        lane = self._bulk_lane() if bulk else self._control_lane()
+        lane.users += 1
+        try:
+            yield lane
+        finally:
+            lane.users -= 1
+            if lane.retired and lane.users == 0:
+                await lane.channel.close()
+
+    def _control_lane(self) -> Lane:
+        if self._control is None:
+            self._control = self._open()
+        return self._control
+
+    def _bulk_lane(self) -> Lane:
+        slot = min(range(len(self._bulk)), key=lambda at: lane.users if (lane := self._bulk[at]) else 0)
+        lane = self._bulk[slot]
+        if lane is None:
+            lane = self._bulk[slot] = self._open()
+        return lane
+
+    def _open(self) -> Lane:
+        address = self._next_address()
+        credentials = self._dialling.leaf.channel_credentials(self.peer)
+        channel = grpc.aio.secure_channel(address.target, credentials, options=CHANNEL_OPTIONS)
+        return Lane(channel, address)
+
+    def addresses(self) -> list[Address]:
+        """Where the peer is said to listen; malformed and foreign entries are left out."""
+        found = []
+        for text in self._dialling.lookup(self.peer):
+            try:
+                address = Address.parse(text)
+            except UsageError as error:
+                log.debug("bad_address peer=%s error=%s", self.peer, error)
+                continue
+            if address.peer in (None, self.peer):
+                found.append(address)
+        return found
+
+    def _next_address(self) -> Address:
+        """The one that failed longest ago, untried ones first. Raises PeerGone if none is known."""
+        known = self.addresses()
+        if not known:
+            raise PeerGone("no address is known", peer=self.peer)
+        return min(known, key=lambda at: self._failed.index(at) + 1 if at in self._failed else 0)
+
+    # ------------------------------------------------------------ greeting
+
+    async def greet(self, *, deadline: float) -> Rejected | None:
+        """Say Hello unless that was done. Returns a refusal of either end. Raises PeerGone, PeerTimeout, BadMessage."""
+        async with self._greeting:
+            if self._greeted:
+                return None
+            refusal = await self._greet_any(deadline)
+            self._greeted = refusal is None
+            return refusal
+
+    def greet_again(self) -> None:
+        """The peer does not know us any more (it restarted)."""
+        self._greeted = False
+
+    async def _greet_any(self, deadline: float) -> Rejected | None:
+        for _ in range(len(self.addresses()) - 1):
+            try:
+                return await self._greet_once(deadline)
+            except PeerGone as error:
+                log.debug("greeting_failed peer=%s error=%s", self.peer, error)
+        return await self._greet_once(deadline)
+
+    async def _greet_once(self, deadline: float) -> Rejected | None:
+        loop, greeter = asyncio.get_running_loop(), self._dialling.greeter
+        deadline = min(deadline, loop.time() + self._dialling.config.stall_s)
+        async with self.lane(bulk=False) as lane:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    sent = greeter.clock()
+                    reply = await lane.channel.unary_unary(HELLO)(write_hello(greeter.hello()))
+            except TimeoutError as error:
+                self.retire(lane)
+                raise PeerTimeout("no answer to Hello", peer=self.peer, address=str(lane.address)) from error
+            except grpc.aio.AioRpcError as error:
+                raise await self.failed(error, lane) from error
+        answer = read_hello_reply(reply)
+        if isinstance(answer, Rejected):
+            return answer
+        self.alive()
+        return greeter.judge(answer, sent=sent)
+
+    # ------------------------------------------------------------ breaking
+
+    def alive(self) -> None:
+        """Something was heard on this line."""
+        self._told = None
+        self._failed.clear()
+
+    def retire(self, lane: Lane) -> None:
+        """Replace a broken lane at its next use."""
+        if not lane.retired:
+            lane.retired = True
+            self._failed = [at for at in self._failed if at != lane.address] + [lane.address]
+        if self._control is lane:
+            self._control = None
+        self._bulk = [None if other is lane else other for other in self._bulk]
+
+    async def read(self, stream: grpc.aio.StreamStreamCall, lane: Lane) -> bytes | None:
+        """The next message of a stream; None at its good end. Raises what `failed` finds."""
+        try:
+            data = await stream.read()
+        except grpc.aio.AioRpcError as error:
+            raise await self.failed(error, lane) from error
+        except asyncio.CancelledError as error:
+            if _we_are_cancelled():
+                raise
+            definite = not self._closed and await self.broke(lane)
+            raise PeerGone("the stream was cancelled", definite=definite, peer=self.peer) from error
+        return None if data is grpc.aio.EOF else data
+
+    async def failed(self, error: grpc.aio.AioRpcError, lane: Lane) -> Exception:
+        """Translate a failed call; a broken connection is classified and reported."""
+        definite = is_break(error) and await self.broke(lane)
+        return translate(error, self.peer, definite=definite)
+
+    async def broke(self, lane: Lane | None) -> bool:
+        """A connection broke: find out whether the process is gone, tell the service once, and say which."""
+        loop = asyncio.get_running_loop()
+        noticed = loop.time()
+        if lane is not None:
+            self.retire(lane)
+        async with self._probing:
+            if self._verdict[0] < noticed:                   # else: found out while we waited for the lock
+                self._verdict = loop.time(), await nobody_listens(self.addresses())
+                self._report(self._verdict[1])
+        return self._verdict[1]
+
+    def _report(self, definite: bool) -> None:
+        if definite:
+            self._greeted = False
+        news = self._told is None or (definite and not self._told)
+        if news and not self._closed:
+            self._told = definite
+            self._dialling.on_gone(self.peer, definite)
+
+    async def close(self) -> None:
+        """Cancel what is under way and close all connections."""
+        self._closed = True
+        for lane in (self._control, *self._bulk):
+            if lane is not None:
+                lane.retired = True
+                await lane.channel.close()
+        self._control, self._bulk = None, [None] * len(self._bulk)
+
+
+
+
+def _we_are_cancelled() -> bool:
+    """gRPC raises CancelledError for a stream the other side cancelled too; only a cancelled task may believe it."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0

@@ -1,0 +1,190 @@
+"""The gRPC transport: listens on one port and reaches every other peer over TLS pinned to its peer id.
+
+Composes the callee's side (`grpc_callee`), a line per peer (`grpc_line`), calls (`grpc_caller`) and links
+(`grpc_link`). Knows who is calling (proved) and nothing of what is said. Use it as a context manager,
+or `start` and `close` it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from types import TracebackType
+
+import grpc
+
+from swarmnet.errors import UsageError
+from swarmnet.ids import PeerId, RunId
+from swarmnet.messages import Answer, Control, Packed, Request
+from swarmnet.net.address import Address
+from swarmnet.net.grpc_callee import Callee
+from swarmnet.net.grpc_caller import place_call
+from swarmnet.net.grpc_greeting import Greeted, Greeter
+from swarmnet.net.grpc_line import Dialling, Line
+from swarmnet.net.grpc_link import Link
+from swarmnet.net.grpc_options import LISTENER_OPTIONS, GrpcConfig, tune_allocator
+from swarmnet.net.identity import Identity
+from swarmnet.net.tls import Admission, Leaf
+from swarmnet.net.transport import Service
+from swarmnet.wire.convert_calls import Hello
+
+log = logging.getLogger(__name__)
+
+
+class GrpcTransport:
+    """`net.transport.Transport` over gRPC.
+
+    run: None for somebody who joins and can only ask for a manifest. addresses: where a peer listens (multiaddrs),
+    asked at every dial. announce: hosts to publish instead of the one bound. `service` must be set before `start`.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        run: RunId | None,
+        *,
+        admission: Admission,
+        addresses: Callable[[PeerId], Sequence[str]],
+        service: Service | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        announce: Sequence[str] = (),
+        numerics: str = "",
+        config: GrpcConfig = GrpcConfig(),  # noqa: B008
+        greeter: Greeter | None = None,
+    ) -> None:
+        self.peer = identity.peer
+        self.service = service
+        self._host, self._port, self._announce = host, port, tuple(announce)
+        self._config = config
+        self._leaf = Leaf(identity, admission)
+        self._greeter = greeter or Greeter(run, numerics, config.max_clock_offset_s)
+        self._greeted = Greeted()
+        self._dialling = Dialling(self._leaf, self._greeter, config, addresses, self._tell_gone)
+        self._lines: dict[PeerId, Line] = {}
+        self._links: dict[PeerId, Link] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._group = asyncio.TaskGroup()
+        self._listener: grpc.aio.Server | None = None
+        self._closing = False
+
+    # ------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Bind the port and answer calls. Raises UsageError if the port cannot be bound."""
+        assert self.service is not None, "set the service before starting"
+        tune_allocator()
+        listener = grpc.aio.server(options=LISTENER_OPTIONS)
+        callee = Callee(self._greeter, self._greeted, self._the_service, self._link_ended, self._config)
+        listener.add_generic_rpc_handlers((callee,))
+        at = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+        try:
+            self._port = listener.add_secure_port(at, self._leaf.listener_credentials())
+        except RuntimeError as error:
+            raise UsageError(f"cannot listen on {at}: choose another --port, or 0 for a free one") from error
+        await listener.start()
+        self._listener = listener
+        await self._group.__aenter__()
+
+    async def close(self) -> None:
+        """Break all links and calls, both ways. Idempotent."""
+        await self.__aexit__(None, None, None)
+
+    async def __aenter__(self) -> GrpcTransport:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._closing or self._listener is None:
+            return
+        self._closing = True
+        for task in tuple(self._tasks):
+            task.cancel()
+        await self._listener.stop(grace=None)
+        for line in self._lines.values():
+            await line.close()
+        await self._group.__aexit__(kind, error, trace)
+
+    @property
+    def port(self) -> int:
+        """The port bound; 0 before `start` if any would do."""
+        return self._port
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Multiaddrs of this peer, after `start`."""
+        hosts = self._announce or (_outbound_host(self._host),)
+        return tuple(str(Address.of(host, self._port, self.peer)) for host in hosts)
+
+    def greeting_of(self, peer: PeerId) -> Hello | None:
+        """What `peer` said when it greeted us: its numerics class, its minor version."""
+        return self._greeted.get(peer)
+
+    # ------------------------------------------------------------ Transport
+
+    def tell(self, peer: PeerId, message: Control) -> None:
+        """See `net.transport.Transport`. A message that breaks the wire's own bounds is a bug and asserts."""
+        if self._closing or self._listener is None:
+            return
+        link = self._links.get(peer)
+        if link is None:
+            link = self._links[peer] = Link(self._line(peer), self._config)
+            self._spawn(link.run())
+        link.outbox.put(message)
+
+    def call(
+        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
+    ) -> AsyncIterator[Answer]:
+        """See `net.transport.Transport`."""
+        return place_call(self._line(peer), request, payload, deadline=deadline, config=self._config)
+
+    # ------------------------------------------------------------ inside
+
+    def _line(self, peer: PeerId) -> Line:
+        line = self._lines.get(peer)
+        if line is None:
+            line = self._lines[peer] = Line(peer, self._dialling)
+        return line
+
+    def _the_service(self) -> Service:
+        assert self.service is not None, "the service was taken away"
+        return self.service
+
+    def _tell_gone(self, peer: PeerId, definite: bool) -> None:
+        log.info("peer_gone peer=%s definite=%s", peer, definite)
+        self._the_service().on_gone(peer, definite=definite)
+
+    def _link_ended(self, peer: PeerId) -> None:
+        """A peer's link to us ended: it closed, or its connection broke."""
+        if not self._closing and self._dialling.lookup(peer):
+            self._spawn(self._examine(peer))
+
+    async def _examine(self, peer: PeerId) -> None:
+        await self._line(peer).broke(None)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = self._group.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _outbound_host(host: str) -> str:
+    """What to publish for a bound host: a wildcard becomes the address this machine sends from."""
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if not ip.is_unspecified:
+        return host
+    family, beyond = (socket.AF_INET, "192.0.2.1") if ip.version == 4 else (socket.AF_INET6, "2001:db8::1")
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((beyond, 9))                       # UDP: chooses a route, sends nothing
+        except OSError:
+            return "127.0.0.1" if ip.version == 4 else "::1"
+        return str(probe.getsockname()[0])

@@ -1,0 +1,277 @@
+"""What every `net.transport.Transport` must do. Run each of `CHECKS` on a fresh `Pair`, on whatever event loop.
+
+A pair is two connected ends, `a` and `b`, each with a `ScriptedService`. `kill_b` ends `b` the way a crash would:
+nobody listens at its address afterwards. Nothing here sleeps to synchronise; all waits end with an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import pytest
+
+from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
+from swarmnet.ids import Ballot, Chain, PeerId
+from swarmnet.messages import (
+    Accepted,
+    Answer,
+    Busy,
+    Control,
+    Execute,
+    Fetch,
+    Fetched,
+    Gradient,
+    Packed,
+    Process,
+    Rejected,
+    Request,
+    Running,
+    Stamp,
+)
+from swarmnet.net.transport import ReadPayload, Transport
+
+Answering = Callable[[PeerId, Request, ReadPayload], AsyncIterator[Answer]]
+
+LIMIT_S = 20.0
+"""Any wait longer than this is a failure."""
+
+
+async def _nothing(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+    yield Rejected(RejectCode.NOT_SERVED, "no script")
+
+
+@dataclass
+class ScriptedService:
+    """A `net.transport.Service` that records what it hears and answers as the test says."""
+
+    answering: Answering = _nothing
+    told: asyncio.Queue[tuple[PeerId, Control]] = field(default_factory=asyncio.Queue)
+    gone: asyncio.Queue[tuple[PeerId, bool]] = field(default_factory=asyncio.Queue)
+
+    def on_tell(self, caller: PeerId, message: Control) -> None:
+        self.told.put_nowait((caller, message))
+
+    def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+        return self.answering(caller, request, payload)
+
+    def on_gone(self, peer: PeerId, *, definite: bool) -> None:
+        self.gone.put_nowait((peer, definite))
+
+
+@dataclass
+class End:
+    """One end of a pair."""
+
+    peer: PeerId
+    transport: Transport
+    service: ScriptedService
+
+
+@dataclass
+class Pair:
+    """Two ends that can reach each other."""
+
+    a: End
+    b: End
+    kill_b: Callable[[], Awaitable[None]]
+
+    def call_b(self, request: Request, payload: tuple[Packed, ...] = (), *, limit_s: float = LIMIT_S):
+        """A call from a to b."""
+        deadline = asyncio.get_running_loop().time() + limit_s
+        return self.a.transport.call(self.b.peer, request, payload, deadline=deadline)
+
+
+PROCESS = Process(step=3, stage=1, index=7)
+FETCH = Fetch(step=3, stage=1, index=7, kind="input", cached=True)
+
+
+def packed(num_bytes: int, fill: int = 0) -> Packed:
+    """An opaque tensor whose bytes differ from place to place."""
+    pattern = bytes((fill + at) % 251 for at in range(251))
+    return Packed("uint8", (num_bytes,), (pattern * (num_bytes // 251 + 1))[:num_bytes])
+
+
+def same(received: tuple[Packed, ...], sent: tuple[Packed, ...]) -> bool:
+    """Whether two payloads are equal byte for byte."""
+    return [(x.codec, x.shape, bytes(x.data)) for x in received] == [(x.codec, x.shape, bytes(x.data)) for x in sent]
+
+
+def execute(index: int, sender: PeerId) -> Execute:
+    """A one-way message with a number."""
+    return Execute(stamp=Stamp(1, 0, Chain("0" * 64)), ballot=Ballot(0, sender), index=index)
+
+
+# ---------------------------------------------------------------- the contract
+
+
+async def tells_arrive_in_order(pair: Pair) -> None:
+    for index in range(200):
+        pair.a.transport.tell(pair.b.peer, execute(index, pair.a.peer))
+    heard = [await pair.b.service.told.get() for _ in range(200)]
+    assert [message.index for _, message in heard] == list(range(200))
+    assert {caller for caller, _ in heard} == {pair.a.peer}
+
+
+async def tells_go_both_ways(pair: Pair) -> None:
+    pair.a.transport.tell(pair.b.peer, execute(1, pair.a.peer))
+    pair.b.transport.tell(pair.a.peer, execute(2, pair.b.peer))
+    assert (await pair.b.service.told.get())[1].index == 1
+    assert (await pair.a.service.told.get())[1].index == 2
+
+
+async def a_call_carries_payload_and_answers(pair: Pair) -> None:
+    up, down = (packed(5_000_000), packed(0), packed(17, 3)), (packed(3_000_001, 9),)
+    seen: list[tuple[PeerId, Request, bool]] = []
+
+    async def answering(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+        yield Accepted()
+        yield Running()
+        seen.append((caller, request, same(await payload(), up)))
+        yield Gradient(loss_sum=1.5, num_tokens=4, compute_s=0.25, payload=down)
+
+    pair.b.service.answering = answering
+    answers = [answer async for answer in pair.call_b(PROCESS, up)]
+    assert answers[:2] == [Accepted(), Running()] and len(answers) == 3
+    result = answers[2]
+    assert isinstance(result, Gradient) and (result.loss_sum, result.num_tokens, result.compute_s) == (1.5, 4, 0.25)
+    assert same(result.payload, down)
+    assert seen == [(pair.a.peer, PROCESS, True)]
+
+
+async def answers_come_while_the_payload_still_goes_up(pair: Pair) -> None:
+    heard = asyncio.Event()
+
+    async def answering(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+        yield Accepted()
+        await heard.wait()
+        yield Gradient(0.0, sum(tensor.num_bytes for tensor in await payload()))
+
+    pair.b.service.answering = answering
+    async for answer in pair.call_b(PROCESS, (packed(12_000_000),)):
+        heard.set()
+        if isinstance(answer, Gradient):
+            assert answer.num_tokens == 12_000_000
+
+
+async def a_refusal_needs_no_payload(pair: Pair) -> None:
+    async def answering(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+        yield Busy(retry_after_s=0.5, version=2)
+
+    pair.b.service.answering = answering
+    tensor = packed(40_000_000)
+    for _ in range(5):
+        assert [answer async for answer in pair.call_b(PROCESS, (tensor,))] == [Busy(0.5, 2)]
+
+
+async def raised_refusals_become_answers(pair: Pair) -> None:
+    async def answering(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+        if isinstance(request, Process):
+            raise Refused(RejectCode.STALE, "step 3 is applied")
+        yield Accepted()
+        raise BadMessage(RejectCode.NON_FINITE, "a NaN")
+
+    pair.b.service.answering = answering
+    (stale,) = [answer async for answer in pair.call_b(PROCESS, (packed(100),))]
+    assert isinstance(stale, Rejected) and (stale.code, stale.reason) == (RejectCode.STALE, "step 3 is applied")
+    *_, bad = [answer async for answer in pair.call_b(FETCH)]
+    assert isinstance(bad, Rejected) and bad.code is RejectCode.NON_FINITE
+
+
+async def leaving_cancels_the_callee(pair: Pair) -> None:
+    cancelled = asyncio.Event()
+
+    async def answering(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+        try:
+            yield Accepted()
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    pair.b.service.answering = answering
+    async with aclosing(pair.call_b(PROCESS)) as answers:
+        async for answer in answers:
+            assert answer == Accepted()
+            break
+    await cancelled.wait()
+
+
+async def a_deadline_is_a_timeout(pair: Pair) -> None:
+    async def answering(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+        yield Accepted()
+        await asyncio.Event().wait()
+
+    pair.b.service.answering = answering
+    heard = []
+    with pytest.raises(PeerTimeout):
+        async for answer in pair.call_b(PROCESS, limit_s=0.5):
+            heard.append(answer)
+    assert heard == [Accepted()]
+
+
+async def calls_do_not_wait_for_each_other(pair: Pair) -> None:
+    release = asyncio.Event()
+
+    async def answering(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+        if isinstance(request, Process):
+            await release.wait()
+            yield Gradient(0.0, request.index)
+        else:
+            release.set()
+            yield Fetched()
+
+    async def process(index: int) -> list[Answer]:
+        return [answer async for answer in pair.call_b(Process(step=0, stage=0, index=index))]
+
+    pair.b.service.answering = answering
+    async with asyncio.TaskGroup() as group:
+        waiting = [group.create_task(process(index)) for index in range(8)]
+        assert [answer async for answer in pair.call_b(FETCH)] == [Fetched()]
+    assert [task.result() for task in waiting] == [[Gradient(0.0, index)] for index in range(8)]
+
+
+async def death_of_the_callee_is_definite(pair: Pair) -> None:
+    async def answering(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+        yield Accepted()
+        await asyncio.Event().wait()
+
+    pair.b.service.answering = answering
+    with pytest.raises(PeerGone) as caught:
+        async for answer in pair.call_b(PROCESS):
+            assert answer == Accepted()
+            await pair.kill_b()
+    assert caught.value.definite
+    assert await pair.a.service.gone.get() == (pair.b.peer, True)
+
+
+async def calling_the_dead_is_definite(pair: Pair) -> None:
+    await pair.kill_b()
+    with pytest.raises(PeerGone) as caught:
+        async for _ in pair.call_b(PROCESS):
+            raise AssertionError("the dead answered")
+    assert caught.value.definite
+
+
+async def death_breaks_a_link(pair: Pair) -> None:
+    pair.a.transport.tell(pair.b.peer, execute(0, pair.a.peer))
+    await pair.b.service.told.get()
+    await pair.kill_b()
+    assert await pair.a.service.gone.get() == (pair.b.peer, True)
+
+
+CHECKS: tuple[Callable[[Pair], Awaitable[None]], ...] = (
+    tells_arrive_in_order,
+    tells_go_both_ways,
+    a_call_carries_payload_and_answers,
+    answers_come_while_the_payload_still_goes_up,
+    a_refusal_needs_no_payload,
+    raised_refusals_become_answers,
+    leaving_cancels_the_callee,
+    a_deadline_is_a_timeout,
+    calls_do_not_wait_for_each_other,
+    death_of_the_callee_is_definite,
+    calling_the_dead_is_definite,
+    death_breaks_a_link,
+)
