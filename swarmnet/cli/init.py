@@ -29,7 +29,8 @@ NAMES = frozenset(["stdlib", "bytes", "ids"])
 @click.option("--seed", type=int, metavar="N", help="Of weights and data order.  [0]")
 @click.option("--data", default="stdlib", show_default=True, metavar="SOURCE",
               help="Text (.txt, .jsonl, directory) or tokens (.bin, .npy); stdlib: source of Python's own library.")
-@click.option("--tokenizer", default="bytes", show_default=True, metavar="NAME", help="bytes, a tokenizer.json, or ids (token files).")
+@click.option("--tokenizer", default="bytes", show_default=True, metavar="NAME",
+              help="bytes, a tokenizer.json, or ids (token files).")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", allow_from_autoenv=False,
               help="Any field of the manifest, such as model.num_layers=12; repeatable.")
 @click.option("--force", is_flag=True, allow_from_autoenv=False, help="Overwrite FILE.")
