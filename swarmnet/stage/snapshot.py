@@ -2,6 +2,9 @@
 
 Everything is fp32 and in full layout, whatever the donor's device; the version stands in the metadata. Reading trusts
 nothing: names, shapes, dtypes, finiteness and version are checked before a caller sees a tensor.
+
+Equal states give equal bytes, so donors can be compared by digest. Hence one metadata entry: safetensors writes several
+in an order that changes from call to call.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.stage.accumulator import largest_magnitude
 
 FORMAT = "swarmnet.stage.1"
+_KEY = "swarmnet"
 _MAX_HEADER_BYTES = 100_000_000
 
 
@@ -29,11 +33,9 @@ def moment_name(moment: str, parameter: str) -> str:
 
 
 def pack(tensors: Mapping[str, Tensor], *, stage: int, version: int) -> bytes:
-    """Serialise; the same state gives the same bytes."""
+    """Serialise."""
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return safetensors.torch.save(
-        on_cpu, metadata={"format": FORMAT, "stage": str(stage), "version": str(version)}
-    )
+    return safetensors.torch.save(on_cpu, metadata=_metadata(stage, version))
 
 
 def unpack(
@@ -44,8 +46,7 @@ def unpack(
     Raises BadMessage: MALFORMED (not safetensors, or of another stage, version or format), BAD_SHAPE, NON_FINITE.
     """
     raw = bytes(data)
-    expected = {"format": FORMAT, "stage": str(stage), "version": str(version)}
-    found = _metadata(raw)
+    expected, found = _metadata(stage, version), _read_metadata(raw)
     if found != expected:
         raise BadMessage(RejectCode.MALFORMED, "not the snapshot asked for", found=str(found)[:200], expected=expected)
     try:
@@ -66,7 +67,11 @@ def unpack(
     return tensors
 
 
-def _metadata(raw: bytes) -> Any:
+def _metadata(stage: int, version: int) -> dict[str, str]:
+    return {_KEY: f"{FORMAT} stage={stage} version={version}"}
+
+
+def _read_metadata(raw: bytes) -> Any:
     """What the header says of itself; the loader returns tensors only."""
     length = int.from_bytes(raw[:8], "little")
     if not 0 < length <= min(len(raw) - 8, _MAX_HEADER_BYTES):

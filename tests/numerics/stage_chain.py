@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
 
@@ -125,7 +126,7 @@ class StageChain:
             await replicas[part % len(replicas)].reduce(
                 [await engine.contribution(start, stop) for engine in replicas], stop - start
             )
-            for part, (start, stop) in enumerate(zip(edges[:-1], edges[1:], strict=True))
+            for part, (start, stop) in enumerate(itertools.pairwise(edges))
         ]
 
     async def weights(self, replica: int = 0) -> dict[str, torch.Tensor]:

@@ -1,0 +1,507 @@
+"""The torch engine as its contract says: what it refuses, what it counts, what a snapshot holds."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from stage_chain import MODEL, StageChain, batch_of, commit, compute_thread, text, tiny
+
+from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
+from swarmnet.local.oracle import run_oracle
+from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Wire
+from swarmnet.messages import Packed
+from swarmnet.model.decoder import StageModule, loss_sum
+from swarmnet.stage.engine import Engine, Stash
+from swarmnet.stage.torch_engine import TorchEngine
+from swarmnet.wire import codecs
+
+Scenario = Callable[[StageChain], Coroutine[Any, Any, None]]
+
+
+def run(scenario: Scenario, manifest: Manifest | None = None, *, replicas: int = 1) -> None:
+    async def whole() -> None:
+        async with compute_thread() as compute:
+            await scenario(StageChain(manifest or tiny(2), compute, replicas=replicas))
+
+    asyncio.run(whole())
+
+
+def packed(tensor: torch.Tensor, codec: str = "fp32") -> Packed:
+    return codecs.encode(codec, tensor)
+
+
+def raw(tensor: torch.Tensor, codec: str = "fp32") -> Packed:
+    """Bytes as a liar would send them: `encode` refuses NaN."""
+    return Packed(codec, tuple(tensor.shape), tensor.numpy().tobytes())
+
+
+def metadata(*, stage: int, version: int = 0) -> dict[str, str]:
+    return {"swarmnet": f"swarmnet.stage.1 stage={stage} version={version}"}
+
+
+async def refused(awaited: Awaitable[object], code: RejectCode) -> BadMessage:
+    with pytest.raises(BadMessage) as caught:
+        await awaited
+    assert caught.value.code is code
+    return caught.value
+
+
+async def the_sum(engine: TorchEngine) -> torch.Tensor:
+    return codecs.decode(await engine.contribution(0, engine.num_elements))
+
+
+# ---------------------------------------------------------------- gradients
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_every_parameter_gradient_is_the_oracles(stages: int) -> None:
+    """One microbatch, fp32 sums: the flat contribution of each stage against plain autograd on the whole."""
+    manifest = tiny(stages, mode="fp32")
+    module = StageModule(MODEL, range(MODEL.num_layers), first=True, last=True)
+    module.reset(seed=manifest.training.seed)
+    tokens = codecs.decode(batch_of(manifest, text(), 0, 2))
+    torch.set_num_threads(1)
+    loss_sum(module(tokens[:, :-1]), tokens[:, 1:]).backward()
+    expected = {name: parameter.grad for name, parameter in module.named_parameters()}
+
+    async def scenario(chain: StageChain) -> None:
+        seen: set[str] = set()
+        route = [replicas[0] for replicas in chain.engines]
+        for engine, stash in zip(route, await chain.travel(route, 2), strict=True):
+            assert await engine.accumulate(stash)
+            flat, start = await the_sum(engine), 0
+            for name in await engine.weights():
+                gradient = expected[name]
+                assert torch.equal(flat[start : start + gradient.numel()].view_as(gradient), gradient), name
+                start += gradient.numel()
+                seen.add(name)
+            assert start == engine.num_elements
+        assert seen == expected.keys()
+
+    run(scenario, manifest)
+
+
+def test_the_engine_meets_its_contract_by_type_too() -> None:
+    async def scenario(chain: StageChain) -> None:
+        engine: Engine = chain.engines[0][0]
+        assert engine.num_elements > 0 and engine.voids == chain.engines[0][0].voids
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+def test_lossy_wires_train(codec: str) -> None:
+    manifest = tiny(3).model_copy(update={"wire": Wire(activations=codec, gradients=codec)})
+
+    async def scenario(chain: StageChain) -> None:
+        rng = random.Random(1)
+        losses = [await chain.step(rng) for _ in range(10)]
+        expected = run_oracle(manifest, text(), steps=10).losses
+        assert losses != expected
+        assert losses == pytest.approx(expected, abs=0.05)
+
+    run(scenario, manifest)
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+def test_replicas_stay_equal_under_lossy_averaging(codec: str) -> None:
+    manifest = tiny(2, mode="fp32").model_copy(update={"averaging": Averaging(codec=codec)})
+
+    async def scenario(chain: StageChain) -> None:
+        rng = random.Random(1)
+        for _ in range(5):
+            await chain.step(rng, parts=2)
+        first, second = await chain.weights(0), await chain.weights(1)
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+    run(scenario, manifest, replicas=2)
+
+
+# ---------------------------------------------------------------- counting
+
+
+async def one_stash(chain: StageChain, index: int = 0) -> tuple[TorchEngine, Stash]:
+    """A microbatch of the first stage whose weight gradient is owed."""
+    route = [replicas[0] for replicas in chain.engines]
+    return route[0], (await chain.travel(route, index))[0]
+
+
+def test_a_stash_is_added_once_and_answers_the_same_again() -> None:
+    async def scenario(chain: StageChain) -> None:
+        engine, stash = await one_stash(chain)
+        assert await engine.accumulate(stash)
+        once = await the_sum(engine)
+        assert await engine.accumulate(stash)
+        assert torch.equal(await the_sum(engine), once)
+        _, again = await one_stash(chain)
+        assert not await engine.accumulate(again), "another stash of the same index"
+        assert torch.equal(await the_sum(engine), once)
+
+    run(scenario)
+
+
+def test_a_cancelled_weight_pass_that_ran_is_known_to_have_run() -> None:
+    async def scenario(chain: StageChain) -> None:
+        engine, stash = await one_stash(chain)
+        waiting = asyncio.ensure_future(engine.accumulate(stash))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert await engine.accumulate(stash)
+        _, other = await one_stash(chain, 1)
+        assert await engine.accumulate(other)
+        total = await the_sum(engine)
+        engine.void()
+        for index in (0, 1):
+            _, stash = await one_stash(chain, index)
+            assert await engine.accumulate(stash)
+        assert torch.equal(await the_sum(engine), total)
+
+    run(scenario)
+
+
+def test_a_void_empties_and_fences() -> None:
+    async def scenario(chain: StageChain) -> None:
+        engine, stash = await one_stash(chain)
+        _, late = await one_stash(chain, 1)
+        assert await engine.accumulate(stash)
+        engine.void()
+        assert engine.voids == stash.voids + 1
+        assert not await engine.accumulate(late)
+        assert not await engine.accumulate(stash), "its sum is gone"
+        assert not bool((await the_sum(engine)).any())
+        _, fresh = await one_stash(chain, 1)
+        assert await engine.accumulate(fresh)
+
+    run(scenario)
+
+
+def test_a_void_while_the_weight_pass_is_queued_or_running_is_seen_by_the_caller() -> None:
+    async def scenario(chain: StageChain) -> None:
+        for index in range(4):
+            engine, stash = await one_stash(chain, index)
+            adding = asyncio.ensure_future(engine.accumulate(stash))
+            for _ in range(index):
+                await asyncio.sleep(0)
+            engine.void()
+            assert not await adding
+            assert not bool((await the_sum(engine)).any())
+
+    run(scenario)
+
+
+def test_a_void_while_a_forward_is_queued_fences_that_forward() -> None:
+    async def scenario(chain: StageChain) -> None:
+        engine = chain.engines[0][0]
+        payload = (batch_of(chain.manifest, chain.tokens, 0, 0),)
+        forward = asyncio.ensure_future(engine.forward(0, 0, payload, train=True))
+        await asyncio.sleep(0)
+        engine.void()
+        assert (await forward).voids == engine.voids - 1
+
+    run(scenario)
+
+
+def test_overflow_is_refused_and_counts_nothing() -> None:
+    manifest = tiny(1).model_copy(update={"numerics": Numerics(mode="deterministic", grid_bits=48)})
+    manifest = manifest.model_copy(
+        update={"training": manifest.training.model_copy(update={"microbatches": 1 << 20})}
+    )
+
+    async def scenario(chain: StageChain) -> None:
+        engine, stash = await one_stash(chain)
+        with pytest.raises(Overflow):
+            await engine.accumulate(stash)
+        assert not bool((await the_sum(engine)).any())
+
+    run(scenario, manifest)
+
+
+def test_a_gradient_that_is_not_finite_counts_nothing() -> None:
+    """A stage-0 output gradient so large that its weight gradient leaves fp32."""
+    async def scenario(chain: StageChain) -> None:
+        engine = chain.engines[0][0]
+        stash = (await chain.forward([engine], 0))[0]
+        huge = torch.full((2, 16, MODEL.hidden_size), 3e38)
+        await engine.backward(stash, (packed(huge),))
+        await refused(engine.accumulate(stash), RejectCode.NON_FINITE)
+        assert not bool((await the_sum(engine)).any())
+
+    run(scenario)
+
+
+# ---------------------------------------------------------------- payloads
+
+
+def test_payloads_are_refused_for_what_is_wrong_with_them_and_the_engine_works_on() -> None:
+    async def scenario(chain: StageChain) -> None:
+        first, last = chain.engines[0][0], chain.engines[1][0]
+        tokens = batch_of(chain.manifest, chain.tokens, 0, 0)
+        hidden = (await first.forward(0, 0, (tokens,), train=True)).output[1]
+        ids = codecs.decode(tokens)
+        nan = torch.zeros(2, 16, MODEL.hidden_size)
+        nan[1, 3, 5] = torch.nan
+        cases: list[tuple[TorchEngine, tuple[Packed, ...], RejectCode]] = [
+            (first, (), RejectCode.BAD_SHAPE),
+            (first, (tokens, hidden), RejectCode.BAD_SHAPE),
+            (first, (packed(ids[:, :-1], "int32"),), RejectCode.BAD_SHAPE),
+            (first, (packed(ids.float()),), RejectCode.MALFORMED),
+            (first, (packed(ids + 61, "int32"),), RejectCode.MALFORMED),
+            (first, (packed(ids - 61, "int32"),), RejectCode.MALFORMED),
+            (first, (Packed("int32", (2, 17), bytes(tokens.data)[:-4]),), RejectCode.MALFORMED),
+            (last, (tokens,), RejectCode.BAD_SHAPE),
+            (last, (tokens, packed(torch.zeros(2, 16, 8))), RejectCode.BAD_SHAPE),
+            (last, (tokens, packed(torch.zeros(1, 16, MODEL.hidden_size))), RejectCode.BAD_SHAPE),
+            (last, (tokens, packed(torch.zeros(2, 16, MODEL.hidden_size), "bf16")), RejectCode.MALFORMED),
+            (last, (tokens, raw(nan)), RejectCode.NON_FINITE),
+            (last, (tokens, raw(nan + torch.inf)), RejectCode.NON_FINITE),
+        ]
+        for engine, payload, code in cases:
+            await refused(engine.forward(0, 0, payload, train=True), code)
+        assert await last.forward(0, 0, (tokens, hidden), train=True)
+
+    run(scenario)
+
+
+def test_a_refused_gradient_leaves_the_stash_good() -> None:
+    async def scenario(chain: StageChain) -> None:
+        first, last = chain.engines[0][0], chain.engines[1][0]
+        front, back = await chain.forward([first, last], 0)
+        (gradient,) = await last.backward(back, ())
+        await refused(first.backward(front, ()), RejectCode.BAD_SHAPE)
+        await refused(first.backward(front, (packed(torch.zeros(2, 16, 3)),)), RejectCode.BAD_SHAPE)
+        await refused(first.backward(front, (packed(torch.ones(2, 16, 32), "bf16"),)), RejectCode.MALFORMED)
+        await refused(first.backward(front, (raw(torch.full((2, 16, 32), torch.nan)),)), RejectCode.NON_FINITE)
+        assert await first.backward(front, (gradient,)) == ()
+        assert await first.accumulate(front)
+        with pytest.raises(ValueError, match="has run already"):
+            await first.backward(front, (gradient,))
+
+    run(scenario)
+
+
+def test_what_we_made_non_finite_ourselves_is_marked_as_ours() -> None:
+    async def scenario(chain: StageChain) -> None:
+        middle, last = chain.engines[1][0], chain.engines[2][0]
+        noise = torch.randn(2, 16, MODEL.hidden_size, generator=torch.Generator().manual_seed(0))
+        payload = batch_of(chain.manifest, chain.tokens, 0, 0), packed(noise * 1e-2)
+        stash = await middle.forward(0, 0, payload, train=True)
+        failed = [await refused(middle.backward(stash, (packed(noise.sign() * 3e38),)), RejectCode.NON_FINITE)]
+        weights = load(await last.snapshot())
+        weights["lm_head.weight"].mul_(1e38).add_(3e38)
+        await last.restore(save(weights, metadata=metadata(stage=2)), version=0)
+        failed.append(await refused(last.forward(0, 0, payload, train=True), RejectCode.NON_FINITE))
+        assert [error.facts["ours"] for error in failed] == [True, True]
+
+    run(scenario, tiny(3))
+
+
+def test_evaluation_keeps_nothing_and_its_loss_is_trainings() -> None:
+    async def scenario(chain: StageChain) -> None:
+        route = [replicas[0] for replicas in chain.engines]
+        trained, evaluated = await chain.forward(route, 0), await chain.forward(route, 0, train=False)
+        assert (trained[-1].loss_sum, trained[-1].num_tokens) == (evaluated[-1].loss_sum, evaluated[-1].num_tokens)
+        assert all(stash.saved is None for stash in evaluated)
+        with pytest.raises(ValueError, match="evaluation"):
+            await route[-1].backward(evaluated[-1], ())
+
+    run(scenario)
+
+
+# ---------------------------------------------------------------- averaging
+
+
+def test_parts_that_do_not_fit_are_refused_and_the_sum_stays() -> None:
+    async def scenario(chain: StageChain) -> None:
+        await chain.step(random.Random(0))
+        engine = chain.engines[0][0]
+        n = engine.num_elements
+        before = await engine.finished_sum(0, n)
+        half = packed(torch.zeros(n // 2, dtype=torch.int64), "int64")
+        beyond = packed(torch.full((n,), 1 << 62) + 1, "int64")
+        await refused(engine.install([half]), RejectCode.BAD_SHAPE)
+        await refused(engine.install([packed(torch.zeros(n))]), RejectCode.MALFORMED)
+        await refused(engine.install([beyond]), RejectCode.MALFORMED)
+        await refused(engine.reduce([beyond], n), RejectCode.MALFORMED)
+        await refused(engine.reduce([half], n), RejectCode.BAD_SHAPE)
+        await refused(engine.contribution(0, n + 1), RejectCode.BAD_SHAPE)
+        with pytest.raises(Overflow):
+            most = packed(torch.full((n,), 1 << 62), "int64")
+            await engine.reduce([most, most], n)
+        assert bytes((await engine.finished_sum(0, n)).data) == bytes(before.data)
+
+    run(scenario)
+
+
+def test_the_digest_is_that_of_the_decoded_sum_and_the_sum_can_be_handed_on() -> None:
+    async def scenario(chain: StageChain) -> None:
+        (one, two), _ = chain.engines
+        for engine, index in ((one, 0), (two, 1)):
+            stash = (await chain.travel([engine, chain.engines[1][0]], index))[0]
+            assert await engine.accumulate(stash)
+        parts = await chain.reduced([one, two], 3)
+        digest, square = await one.install(parts)
+        n = one.num_elements
+        assert digest == hashlib.sha256(b"".join(bytes(part.data) for part in parts)).digest()
+        assert digest == hashlib.sha256(bytes((await one.finished_sum(0, n)).data)).digest()
+        handed_on = [await one.finished_sum(0, 100), await one.finished_sum(100, n)]
+        assert await two.install(handed_on) == (digest, square)
+        total = (await the_sum(one) + await the_sum(two)).double() * 2.0**-32
+        assert square == pytest.approx(total.square().sum().item(), rel=1e-12)
+
+    run(scenario, replicas=2)
+
+
+def test_a_packed_piece_does_not_change_when_the_engine_moves_on() -> None:
+    async def scenario(chain: StageChain) -> None:
+        engine, stash = await one_stash(chain)
+        await engine.accumulate(stash)
+        piece = await engine.contribution(0, engine.num_elements)
+        before = bytes(piece.data)
+        engine.void()
+        _, other = await one_stash(chain, 1)
+        await engine.accumulate(other)
+        assert bytes(piece.data) == before
+
+    run(scenario)
+
+
+# ---------------------------------------------------------------- versions
+
+
+def test_work_of_another_version_is_refused() -> None:
+    async def scenario(chain: StageChain) -> None:
+        route = [replicas[0] for replicas in chain.engines]
+        only_forward = (await chain.forward(route, 0))[0]
+        owed = (await chain.travel(route, 1))[0]
+        gradient = (packed(torch.zeros(2, 16, MODEL.hidden_size)),)
+        payload = (batch_of(chain.manifest, chain.tokens, 0, 0),)
+        with pytest.raises(Refused) as early:
+            await route[0].forward(1, 0, payload, train=True)
+        assert early.value.code is RejectCode.NOT_READY
+        await chain.step(random.Random(0))
+        for late in (route[0].forward(0, 0, payload, train=True), route[0].backward(only_forward, gradient)):
+            with pytest.raises(Refused) as stale:
+                await late
+            assert stale.value.code is RejectCode.STALE
+        assert not await route[0].accumulate(owed)
+        assert not bool((await the_sum(route[0])).any())
+
+    run(scenario)
+
+
+def test_apply_needs_a_sum_of_this_version_and_all_commits_in_order() -> None:
+    async def scenario(chain: StageChain) -> None:
+        engine = chain.engines[0][0]
+        commits = [commit(stage, 0, b"", 1.0, 32, 1.0) for stage in range(2)]
+        with pytest.raises(ValueError, match="no finished sum"):
+            await engine.apply(commits)
+        await engine.install([await engine.contribution(0, engine.num_elements)])
+        for wrong in (commits[:1], commits[::-1], [commit(stage, 1, b"", 1.0, 32, 1.0) for stage in range(2)]):
+            with pytest.raises(ValueError, match="commit of each stage"):
+                await engine.apply(wrong)
+        await refused(engine.apply([commit(stage, 0, b"", 1.0, 0, 1.0) for stage in range(2)]), RejectCode.MALFORMED)
+        assert engine.version == 0
+        await engine.apply(commits)
+        assert engine.version == 1
+        with pytest.raises(ValueError, match="no finished sum"):
+            await engine.apply(commits)
+
+    run(scenario)
+
+
+def test_a_restored_engine_continues_with_the_same_bits() -> None:
+    async def scenario(chain: StageChain) -> None:
+        rng = random.Random(0)
+        for _ in range(6):
+            await chain.step(rng)
+        copies = [await replicas[0].snapshot() for replicas in chain.engines]
+        assert copies == [await replicas[0].snapshot() for replicas in chain.engines]
+        for replicas, data in zip(chain.engines, copies, strict=True):
+            replicas[1].reset_to_seed()
+            await replicas[1].restore(memoryview(data), version=6)
+            assert await replicas[1].snapshot() == data
+        for _ in range(6):
+            await chain.step(rng)
+        first, second = await chain.weights(0), await chain.weights(1)
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+    run(scenario, replicas=2)
+
+
+def test_restoring_voids_and_reset_goes_back_to_the_seed() -> None:
+    async def scenario(chain: StageChain) -> None:
+        engine, stash = await one_stash(chain)
+        begin = await engine.snapshot()
+        await engine.accumulate(stash)
+        _, late = await one_stash(chain, 1)
+        await engine.restore(begin, version=0)
+        assert not bool((await the_sum(engine)).any())
+        assert not await engine.accumulate(late)
+        await chain.step(random.Random(0))
+        assert engine.version == 1 and await engine.snapshot() != begin
+        engine.reset_to_seed()
+        assert engine.version == 0 and await engine.snapshot() == begin
+
+    run(scenario)
+
+
+def test_snapshots_that_do_not_fit_are_refused_and_change_nothing() -> None:
+    async def scenario(chain: StageChain) -> None:
+        engine = chain.engines[0][0]
+        good = await engine.snapshot()
+        other = await chain.engines[1][0].snapshot()
+        name = "model.embed_tokens.weight"
+
+        def changed(**tensors: torch.Tensor | None) -> bytes:
+            state = {key: value for key, value in {**load(good), **tensors}.items() if value is not None}
+            return save(state, metadata=metadata(stage=0))
+
+        weight = load(good)[name]
+        cases = [
+            (b"", RejectCode.MALFORMED), (good[:100], RejectCode.MALFORMED), (good[:-4], RejectCode.MALFORMED),
+            (b"\xff" * 64, RejectCode.MALFORMED), (b"\x02" + bytes(7) + b"[]", RejectCode.MALFORMED),
+            (other, RejectCode.MALFORMED), (save(load(good), metadata={}), RejectCode.MALFORMED),
+            (save(load(good), metadata=metadata(stage=0, version=1)), RejectCode.MALFORMED),
+            (changed(**{name: None}), RejectCode.BAD_SHAPE), (changed(extra=weight), RejectCode.BAD_SHAPE),
+            (changed(**{name: weight[:-1]}), RejectCode.BAD_SHAPE),
+            (changed(**{name: weight.double()}), RejectCode.BAD_SHAPE),
+            (changed(**{name: weight * torch.nan}), RejectCode.NON_FINITE),
+            (changed(**{f"optimizer.exp_avg_sq.{name}": weight - 1}), RejectCode.MALFORMED),
+        ]
+        for data, code in cases:
+            await refused(engine.restore(data, version=0), code)
+            assert await engine.snapshot() == good
+        await engine.restore(good, version=0)
+
+    run(scenario)
+
+
+# ---------------------------------------------------------------- a CUDA device
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_cuda_device_has_the_same_bits_in_any_order_and_the_oracles_curve(replicas: int) -> None:
+    manifest = tiny(2)
+    curves = []
+
+    async def train(seed: int) -> None:
+        async with compute_thread() as compute:
+            chain = StageChain(manifest, compute, replicas=replicas, device="cuda")
+            rng = random.Random(seed)
+            curves.append(([await chain.step(rng) for _ in range(10)], await chain.weights()))
+
+    for seed in (1, 2):
+        asyncio.run(train(seed))
+    assert curves[0][0] == curves[1][0]
+    assert all(torch.equal(curves[0][1][name], curves[1][1][name]) for name in curves[0][1])
+    assert curves[0][0] == pytest.approx(run_oracle(manifest, text(), steps=10).losses, abs=1e-3)

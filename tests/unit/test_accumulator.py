@@ -1,0 +1,144 @@
+"""The accumulator: exact at any order, whole or void, checked before the first element is added."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.errors import BadMessage, Overflow, RejectCode
+from swarmnet.manifest.schema import Numerics
+from swarmnet.stage.accumulator import MAX_SUM, Accumulator, largest_magnitude
+from swarmnet.stage.optimizer import average, square_norm
+
+CPU = torch.device("cpu")
+EXACT, FLOAT = Numerics(mode="deterministic", grid_bits=20), Numerics(mode="fp32")
+
+
+def accumulator(elements: int = 3, numerics: Numerics = EXACT, *, microbatches: int = 8) -> Accumulator:
+    return Accumulator(elements, numerics, max_microbatches=microbatches, device=CPU)
+
+
+def gradient(*values: float) -> list[torch.Tensor]:
+    return [torch.tensor(values, dtype=torch.float32)]
+
+
+finite = st.floats(-1e6, 1e6, width=32)
+
+
+rows_of_three = st.lists(st.lists(finite, min_size=3, max_size=3), min_size=1, max_size=8)
+
+
+@given(rows_of_three, st.integers(0, 2**32), st.integers(1, 3))
+def test_the_fixed_point_sum_is_that_of_rounded_terms_in_any_order_and_grouping(
+    rows: list[list[float]], seed: int, groups: int
+) -> None:
+    rng = random.Random(seed)
+    order = list(range(len(rows)))
+    rng.shuffle(order)
+    members = [accumulator() for _ in range(groups)]
+    for index in order:
+        assert rng.choice(members).add(gradient(*rows[index]), step=0, index=index, voids=0)
+    total = sum((member.read(0) for member in members), start=torch.zeros(3, dtype=torch.int64))
+    assert total.tolist() == [sum(round(row[column] * 2**20) for row in rows) for column in range(3)]
+
+
+@pytest.mark.parametrize("numerics", [EXACT, FLOAT])
+def test_an_index_is_added_once(numerics: Numerics) -> None:
+    acc = accumulator(1, numerics)
+    assert acc.add(gradient(1.0), step=0, index=4, voids=0)
+    before = acc.read(0).clone()
+    assert not acc.add(gradient(1.0), step=0, index=4, voids=0)
+    assert torch.equal(acc.read(0), before)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("numerics", [EXACT, FLOAT])
+def test_a_non_finite_gradient_leaves_no_trace(numerics: Numerics, bad: float) -> None:
+    acc = accumulator(4, numerics)
+    acc.add([torch.ones(2), torch.ones(2)], step=0, index=0, voids=0)
+    before = acc.read(0).clone()
+    with pytest.raises(BadMessage) as caught:
+        acc.add([torch.ones(2), torch.tensor([1.0, bad])], step=0, index=1, voids=0)
+    assert caught.value.code is RejectCode.NON_FINITE
+    assert torch.equal(acc.read(0), before)
+    assert acc.add([torch.ones(2), torch.ones(2)], step=0, index=1, voids=0), "the index was not counted"
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_overflow_is_refused_for_one_microbatch_and_so_cannot_happen_to_a_sum(sign: float) -> None:
+    acc = accumulator(1, microbatches=8)
+    largest = sign * MAX_SUM / 8 / 2**20
+    with pytest.raises(Overflow):
+        acc.add(gradient(largest * 1.001), step=0, index=0, voids=0)
+    assert acc.read(0).tolist() == [0]
+    for index in range(8):
+        assert acc.add(gradient(largest), step=0, index=index, voids=0)
+    assert acc.read(0).tolist() == [sign * MAX_SUM]
+
+
+def test_voided_work_adds_nothing_and_new_work_starts_from_zero() -> None:
+    acc = accumulator(1, FLOAT)
+    acc.add(gradient(5.0), step=0, index=0, voids=0)
+    acc.void()
+    assert acc.voids == 1
+    assert not acc.add(gradient(7.0), step=0, index=1, voids=0), "its work began before the void"
+    assert acc.read(0).tolist() == [0.0]
+    assert acc.add(gradient(3.0), step=0, index=0, voids=1)
+    assert acc.read(0).tolist() == [3.0]
+
+
+def test_another_step_starts_from_zero() -> None:
+    acc = accumulator(1, FLOAT)
+    acc.add(gradient(5.0), step=0, index=0, voids=0)
+    assert acc.read(1).tolist() == [0.0]
+    assert acc.add(gradient(2.0), step=1, index=0, voids=0)
+    assert acc.read(1).tolist() == [2.0]
+
+
+def test_a_void_during_an_addition_neither_waits_for_it_nor_lets_it_count() -> None:
+    """A gradient whose second tensor voids when it is first touched by the addition, after all checks."""
+    acc = accumulator(2, FLOAT)
+    voided_at: list[bool] = []
+
+    class Interrupting(torch.Tensor):
+        def view(self, *shape: int) -> torch.Tensor:       # type: ignore[override]
+            thread = threading.Thread(target=acc.void)
+            thread.start()
+            thread.join(timeout=10)
+            voided_at.append(not thread.is_alive())
+            return torch.ones(1)
+
+    second = torch.ones(1).as_subclass(Interrupting)
+    assert not acc.add([torch.ones(1), second], step=0, index=0, voids=0)
+    assert voided_at == [True]
+    assert acc.read(0).tolist() == [0.0, 0.0]
+
+
+def test_gradients_of_another_size_are_our_own_mistake() -> None:
+    with pytest.raises(ValueError, match="2 elements"):
+        accumulator(3).add([torch.ones(2)], step=0, index=0, voids=0)
+
+
+def test_large_gradients_pass_in_chunks() -> None:
+    values = torch.arange(200_001, dtype=torch.float32) - 100_000
+    acc = accumulator(200_001)
+    acc.add([values], step=0, index=0, voids=0)
+    assert torch.equal(acc.read(0), (values.double() * 2**20).long())
+    out = torch.empty(200_001)
+    average(acc.read(0), out, scale=0.5, numerics=EXACT)
+    assert torch.equal(out, values / 2)
+    assert square_norm(acc.read(0), numerics=EXACT) == values.double().square().sum().item()
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5))
+def test_largest_magnitude_knows_the_most_negative_integer(values: list[int]) -> None:
+    assert largest_magnitude([torch.tensor(values, dtype=torch.int64)]) == max(abs(value) for value in values)
+
+
+def test_largest_magnitude_of_nothing_is_zero() -> None:
+    assert largest_magnitude([torch.empty(0)]) == 0.0

@@ -1,0 +1,69 @@
+"""Learning rate and gradient scale."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.manifest.schema import Optimizer
+from swarmnet.stage.schedule import gradient_scale, learning_rate
+
+
+def rates(total: int, **fields: object) -> list[float]:
+    table = Optimizer(learning_rate=1.0, **fields)
+    return [learning_rate(table, step, total_steps=total) for step in range(total)]
+
+
+def test_warmup_starts_above_zero_and_ends_at_the_full_rate() -> None:
+    assert rates(8, schedule="constant", warmup_steps=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_no_warmup() -> None:
+    assert rates(3, schedule="constant", warmup_steps=0) == [1.0, 1.0, 1.0]
+
+
+def test_cosine_begins_at_the_peak_is_halfway_in_the_middle_and_ends_at_the_floor() -> None:
+    table = Optimizer(learning_rate=2.0, schedule="cosine", warmup_steps=10, min_lr_ratio=0.1)
+    assert learning_rate(table, 10, total_steps=110) == 2.0
+    assert learning_rate(table, 60, total_steps=110) == pytest.approx(2.0 * 0.55)
+    assert learning_rate(table, 110, total_steps=110) == pytest.approx(0.2)
+    assert learning_rate(table, 500, total_steps=110) == pytest.approx(0.2)
+
+
+def test_wsd_is_flat_and_then_falls_in_a_line() -> None:
+    found = rates(10, schedule="wsd", warmup_steps=2, decay_steps=4, min_lr_ratio=0.0)
+    assert found == pytest.approx([0.5, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25])
+
+
+def test_wsd_without_decay_stays_flat() -> None:
+    assert rates(4, schedule="wsd", warmup_steps=0, decay_steps=0) == [1.0] * 4
+
+
+@given(
+    st.sampled_from(["constant", "cosine", "wsd"]), st.integers(0, 40), st.integers(0, 60), st.integers(1, 60),
+    st.floats(0, 1),
+)
+def test_the_rate_rises_during_warmup_never_after_and_stays_in_bounds(
+    schedule: str, warmup: int, decay: int, total: int, floor: float
+) -> None:
+    found = rates(total, schedule=schedule, warmup_steps=warmup, decay_steps=decay, min_lr_ratio=floor)
+    assert all(0 <= rate <= 1 + 1e-12 for rate in found)
+    assert found[:warmup] == sorted(found[:warmup])
+    assert all(later <= earlier + 1e-12 for earlier, later in zip(found[warmup:], found[warmup + 1 :], strict=False))
+
+
+@given(st.lists(st.floats(0, 1e12), min_size=1, max_size=8), st.integers(1, 10**9), st.floats(1e-3, 1e3))
+def test_the_scaled_gradient_is_the_average_clipped(squares: list[float], tokens: int, clip: float) -> None:
+    scale = gradient_scale(squares, num_tokens=tokens, clip_norm=clip)
+    norm = math.sqrt(math.fsum(squares))
+    assert scale * norm <= clip * (1 + 1e-9)
+    if norm / tokens <= clip * 0.99 - 1e-5:
+        assert scale == 1.0 / tokens
+
+
+def test_tokens_are_needed() -> None:
+    with pytest.raises(ValueError, match="num_tokens = 0"):
+        gradient_scale([1.0], num_tokens=0, clip_norm=1.0)
