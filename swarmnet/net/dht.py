@@ -23,7 +23,7 @@ from swarmnet.net.dht_node import Entry, NobodyAnswered, Node, clock_ahead_s
 from swarmnet.net.directory import Record
 from swarmnet.net.identity import Identity
 from swarmnet.net.record_table import RecordTable, agreed_num_stages
-from swarmnet.net.records import MAX_ADDRESSES, TRAINERS, TTL_S, Announcement, dht_key, places_of, seal
+from swarmnet.net.records import MAX_ADDRESSES, MAX_AHEAD_S, TRAINERS, TTL_S, Announcement, dht_key, places_of, seal
 from swarmnet.telemetry.log import get
 
 READ_DEADLINE_S = 2.0
@@ -46,6 +46,7 @@ class DhtDirectory:
         self, identity: Identity, run: RunId | None, *, num_stages: int, listen: Listen, bootstrap: Sequence[str],
         state_dir: Path | None, ttl_s: float,
     ) -> None:
+        assert 0 < ttl_s <= MAX_AHEAD_S
         self.peer = identity.peer
         self._identity, self._run, self._num_stages = identity, run, num_stages
         self._listen, self._ttl_s = listen, ttl_s
@@ -138,24 +139,27 @@ class DhtDirectory:
     # ---------------------------------------------------------------- publishing
 
     async def _announce(self, record: Record) -> None:
-        now = time.time()
-        self._expiry_ms = max(int((now + self._ttl_s) * 1000), self._expiry_ms + 1)
+        wall, now = time.time(), asyncio.get_running_loop().time()
+        expiry_ms = int((wall + self._ttl_s) * 1000)
+        set_back = self._expiry_ms > expiry_ms + self._ttl_s * 1000        # this machine's clock was: start over
+        self._expiry_ms = expiry_ms if set_back else max(expiry_ms, self._expiry_ms + 1)
         self._publish_again_at = now + self._rng.uniform(0.8, 1.2) * self._ttl_s / 3
         dht = self._announced()[:MAX_ADDRESSES]
         found = [Announcement(record, place, self._expiry_ms, self._num_stages, dht) for place in places_of(record)]
         if not found:
             return
         entries = [Entry(a.key, self.peer, seal(a, self._identity.sign), self._expiry_ms / 1000) for a in found]
-        self._table.offer(found[0], now=now)
-        kept = await self._node.store(entries, deadline=asyncio.get_running_loop().time() + PUBLISH_DEADLINE_S)
+        self._table.offer(found[0], now=wall)
+        kept = await self._node.store(entries, deadline=now + PUBLISH_DEADLINE_S)
         if kept < len(entries):
             self._publish_again_at = now + self._rng.uniform(0.8, 1.2) * self._ttl_s / 10
             log.debug("publish_incomplete", places=len(entries), kept=kept)
 
     async def _renew(self) -> None:
+        clock = asyncio.get_running_loop().time
         while True:
-            await asyncio.sleep(max(self._publish_again_at - time.time(), self._ttl_s / 30))
-            if self._mine is not None and time.time() >= self._publish_again_at:
+            await asyncio.sleep(max(self._publish_again_at - clock(), self._ttl_s / 30))
+            if self._mine is not None and clock() >= self._publish_again_at:
                 await self._announce(self._mine)
 
     def _announced(self) -> tuple[str, ...]:

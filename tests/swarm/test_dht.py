@@ -78,7 +78,9 @@ async def running(*directories: DhtDirectory) -> AsyncIterator[None]:
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while not await holds():
+        while True:
+            if await holds():
+                return
             await asyncio.sleep(0.05)
 
 
@@ -187,13 +189,11 @@ def test_a_record_is_renewed_while_its_peer_runs_and_expires_after() -> None:
     async def story() -> None:
         async with swarm() as nodes:
             _, reader = await nodes.start()
-            who, writer = await nodes.start(ttl_s=1.0)
-            changes: list[tuple[Record, ...]] = []
-            reader.watch(changes.append)
+            who, writer = await nodes.start(ttl_s=1.5)
             started = time.monotonic()
             async with running(writer):
                 await writer.publish(record(who, 1))
-                while time.monotonic() < started + 2.0:                          # two lives long
+                while time.monotonic() < started + 2.5:                          # well beyond one life
                     assert await peers_seen(reader) == {who.peer}
                     await asyncio.sleep(0.1)
 
@@ -374,7 +374,7 @@ def test_a_silent_neighbour_does_not_stall_reads(tmp_path: Path) -> None:
                 assert await peers_seen(first) == {one.peer, two.peer}
             os.kill(daemon, signal.SIGCONT)
             silent.process.send_signal(signal.SIGCONT)
-            silent.process.terminate()                   # asked to leave, it goes in peace and has said no word too many
+            silent.process.terminate()                   # asked to leave, it goes, and has said no word too many
             out, _ = silent.process.communicate()
             assert silent.process.returncode == 0 and out.splitlines() == list(maddrs) and gone(daemon)
 
@@ -406,7 +406,7 @@ def test_a_lost_daemon_is_replaced_at_the_same_address() -> None:
 def test_impossible_starts_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         async with swarm() as nodes:
-            who, first = await nodes.start()
+            _, first = await nodes.start()
             port = int(first.maddrs[0].split("/")[4])
             for options, words in (
                 ({"port": port}, "choose another dht_port"),
@@ -440,7 +440,8 @@ def test_status_tells_what_it_sees_and_fails_when_nobody_is_there(capsys: pytest
             assert [replica["peer"] for replica in seen["stages"][0]["replicas"]] == [who.peer]
 
             code, out, said = await status(RUN, directory.maddrs, "table")
-            assert code == 0 and who.peer[-8:] in out and "nobody serves stage 2" in out and "loss 2.2500 at step 4" in out
+            assert code == 0
+            assert all(words in out for words in (who.peer[-8:], "nobody serves stage 2", "loss 2.2500 at step 4"))
 
             code, out, said = await status("cd" * 32, directory.maddrs)
             assert code == 1 and not json.loads(out)["seen"] and "nobody announces run cdcdcdcdcdcd" in said

@@ -259,7 +259,8 @@ def test_what_looks_wrong_is_named() -> None:
     assert kinds([trainer, record(0, who=one), record(0, who=two)]) == [("two_replicas", 0)]
     others = [record(0, who=one), record(0, who=two, numerics="cuda")]
     assert kinds([trainer, *others, record(who=three, stages=(strayed,))]) == [("fork", 0), ("mixed_numerics", 0)]
-    assert kinds([trainer, *others, record(who=three, stages=(replace(strayed, version=6),))]) == [("mixed_numerics", 0)]
+    elsewhere = replace(strayed, version=6)
+    assert kinds([trainer, *others, record(who=three, stages=(elsewhere,))]) == [("mixed_numerics", 0)]
 
 
 def test_the_runs_version_is_that_of_its_slowest_stage() -> None:
