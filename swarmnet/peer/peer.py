@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mappi
 from dataclasses import dataclass, replace
 from typing import Any
 
-from swarmnet.errors import PeerGone, Refused, RejectCode
+from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import (
@@ -38,6 +38,7 @@ Tokens = Callable[[int, int], tuple[Packed, ...] | None]
 OnEvent = Callable[[str, dict[str, object]], None]
 
 _PUBLISH_S, _LOOK_S = 2.0, 1.0
+"""How often a peer tells the directory about itself, and looks into it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Peer:
         self.replicas: dict[int, Replica] = {}
         self.records: dict[PeerId, Record] = {}
         self._group: asyncio.TaskGroup | None = None
-        self._look = asyncio.Event()
+        self._look, self._news = asyncio.Event(), asyncio.Event()
         self._loss: tuple[int, float] | None = None
         self.finished = asyncio.Event()
         self._done_stages: set[int] = set()
@@ -158,15 +159,17 @@ class Peer:
                 if not mine:
                     replica.driver.receive(caller, message)
             return
-        replica = self.replicas.get(message.stamp.stage)
-        if replica is not None:
-            replica.driver.receive(caller, message)
+        concerned = self.replicas.get(message.stamp.stage)
+        if concerned is not None:
+            concerned.driver.receive(caller, message)
 
     # ------------------------------------------------------------ Listener: what my replicas say
 
     def on_event(self, stage: int, event: str, fields: dict[str, object]) -> None:
         """See Listener.on_event."""
         self._on_event(event, {"stage": stage, **fields})
+        if event == "synced":
+            self._news.set()
         if event == "applied":
             replica = self.replicas[stage]
             self._on_event("executed", {"stage": stage, "executions": replica.execution.executions})
@@ -278,9 +281,11 @@ class Peer:
 
     async def _publishing(self) -> None:
         while True:
-            with contextlib.suppress(PeerGone):
-                await self._directory.publish(self._status())
-            await asyncio.sleep(_PUBLISH_S)
+            self._news.clear()
+            await self._directory.publish(self._status())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PUBLISH_S):
+                    await self._news.wait()
 
     def _status(self) -> Record:
         stages = tuple(

@@ -1,0 +1,1 @@
+"""Feeds a run: microbatches in, losses out. Holds no weights."""

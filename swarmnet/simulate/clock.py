@@ -1,0 +1,113 @@
+"""An event loop whose time jumps to the next timer, and in which single processes can be stopped or killed.
+
+Each simulated process runs in a context of its own: every callback of its tasks carries it. Stopping a process
+(SIGSTOP) holds its callbacks back, continuing it releases them in order; killing it (SIGKILL) drops them for good, so
+that no `finally` block runs, exactly as in a real process. Time goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import selectors
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Process:
+    """A simulated process: running, stopped or dead."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.stopped = self.dead = False
+        self.held: list[Callable[[], None]] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.context = contextvars.copy_context()
+        self.context.run(_process.set, self)
+
+
+_process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+
+class _Jump(selectors.DefaultSelector):
+    """Never waits: moves the clock to the next timer."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready:
+            if timeout is None:
+                raise RuntimeError("deadlock: every task waits and no timer is set")
+            self.now += max(timeout, 0.0)
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """asyncio on virtual time with stoppable processes. Deterministic; no threads inside."""
+
+    def __init__(self) -> None:
+        self._jump = _Jump()
+        super().__init__(self._jump)
+        # Tasks of killed processes are never finished; that is what being killed means.
+        self.set_exception_handler(self._on_exception)
+        self.failure: BaseException | None = None
+
+    def time(self) -> float:
+        """Virtual seconds since the loop was made."""
+        return self._jump.now
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        """See asyncio; the callback runs only while its process does."""
+        context = context or contextvars.copy_context()
+        return super().call_soon(self._gated(callback, context), *args, context=context)
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        """See asyncio; a timer of a stopped process fires when it continues."""
+        context = context or contextvars.copy_context()
+        return super().call_at(when, self._gated(callback, context), *args, context=context)
+
+    def start(self, process: Process, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run a coroutine inside a process."""
+        task = self.create_task(work, context=process.context)
+        process.tasks.append(task)
+        return task
+
+    def stop_process(self, process: Process) -> None:
+        """SIGSTOP."""
+        process.stopped = True
+
+    def continue_process(self, process: Process) -> None:
+        """SIGCONT."""
+        process.stopped = False
+        held, process.held = process.held, []
+        for callback in held:
+            super().call_soon(callback, context=process.context)
+
+    def kill_process(self, process: Process) -> None:
+        """SIGKILL."""
+        process.dead = True
+        process.held.clear()
+
+    @staticmethod
+    def _gated(callback: Callable[..., None], context: contextvars.Context) -> Callable[..., None]:
+        process = context.get(_process)
+        if process is None:
+            return callback
+
+        def run(*args: Any) -> None:
+            if process.dead:
+                return
+            if process.stopped:
+                process.held.append(lambda: run(*args))
+                return
+            callback(*args)
+
+        return run
+
+    def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if error is not None and not isinstance(error, asyncio.CancelledError):
+            self.failure = self.failure or error

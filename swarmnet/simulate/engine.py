@@ -1,0 +1,230 @@
+"""Emulated compute: a stage whose every value is a hash of what it depends on, at the speed asked for.
+
+Activations, gradients, sums and weights are small integers derived from (weights, input), so an execution on wrong
+weights, a lost index or a doubled one shows in every later value. No torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import heapq
+import itertools
+import json
+import struct
+from collections.abc import Sequence
+
+from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.messages import Commit, Packed
+from swarmnet.stage.engine import Stash
+from swarmnet.step.barrier import evidence
+
+NUM_ELEMENTS = 4
+
+
+def _hash(*parts: object) -> int:
+    text = "/".join(part.hex() if isinstance(part, bytes) else str(part) for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
+
+
+def tokens_of(number: int) -> tuple[Packed, ...]:
+    """Tokens of microbatch `number`: [1, 2] int32."""
+    return (Packed("int32", (1, 2), struct.pack("<ii", number % 251, number % 241)),)
+
+
+def _hidden(value: int) -> Packed:
+    return Packed("fp32", (1, 1, 1), struct.pack("<f", float(value % (1 << 24))))
+
+
+class Arithmetic:
+    """The pure functions of one stage; the oracle uses them without any engine."""
+
+    def __init__(self, stage: int, num_stages: int) -> None:
+        self.stage, self.last = stage, stage + 1 == num_stages
+
+    def seed(self) -> int:
+        """Weights of version 0."""
+        return _hash("seed", self.stage)
+
+    def forward(self, weights: int, payload: Sequence[Packed]) -> tuple[Packed, ...]:
+        """(tokens, hidden) for the next stage."""
+        return (payload[0], _hidden(_hash("forward", weights, *(bytes(p.data) for p in payload))))
+
+    def loss(self, weights: int, payload: Sequence[Packed]) -> float:
+        """The last stage's loss."""
+        return _hash("loss", weights, *(bytes(p.data) for p in payload)) % 1000 / 8
+
+    def backward(self, weights: int, payload: Sequence[Packed], gradient: Sequence[Packed]) -> tuple[Packed, ...]:
+        """Input gradient; () for stage 0."""
+        if self.stage == 0:
+            return ()
+        data = [bytes(p.data) for p in (*payload, *gradient)]
+        return (_hidden(_hash("backward", weights, *data)),)
+
+    def weight_gradient(self, weights: int, payload: Sequence[Packed], gradient: Sequence[Packed]) -> list[int]:
+        """What is added to the accumulator."""
+        data = [bytes(p.data) for p in (*payload, *gradient)]
+        return [_hash("weight", weights, place, *data) for place in range(NUM_ELEMENTS - 1)] + [1]
+
+    @staticmethod
+    def digest(total: Sequence[int]) -> tuple[bytes, float]:
+        """(digest, squared norm) of a sum."""
+        return hashlib.sha256(json.dumps(list(total)).encode()).digest(), float(sum(total))
+
+    @staticmethod
+    def apply(weights: int, total: Sequence[int], commits: Sequence[Commit]) -> int:
+        """The next version's weights."""
+        return _hash("apply", weights, json.dumps(list(total)), evidence(commits))
+
+
+class Device:
+    """One compute thread: a job at a time, lowest priority first. speed: seconds of a forward; others in proportion."""
+
+    def __init__(self, forward_s: float) -> None:
+        self.forward_s = forward_s
+        self.busy_s = 0.0
+        self._line: list[tuple[tuple[int, ...], int, asyncio.Future[None]]] = []
+        self._tickets = itertools.count()
+        self._running = False
+
+    async def run(self, seconds: float, priority: tuple[int, ...]) -> None:
+        """Occupy the device."""
+        if self._running:
+            ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._line, (priority, next(self._tickets), ticket))
+            try:
+                await ticket
+            except asyncio.CancelledError:
+                if ticket.done() and not ticket.cancelled():
+                    self._next()
+                raise
+        self._running = True
+        try:
+            await asyncio.sleep(seconds)
+            self.busy_s += seconds
+        finally:
+            self._next()
+
+    def _next(self) -> None:
+        while self._line:
+            ticket = heapq.heappop(self._line)[2]
+            if not ticket.done():
+                ticket.set_result(None)
+                return
+        self._running = False
+
+
+class SimulatedEngine:
+    """An Engine on virtual time. Records what it adds, for the invariants."""
+
+    def __init__(self, stage: int, num_stages: int, device: Device) -> None:
+        self.stage, self.arithmetic, self.device = stage, Arithmetic(stage, num_stages), device
+        self.weights, self.version = 0, 0
+        self.added: list[int] = []
+        self.live_stashes = 0
+        self._voids = 0
+        self._sum = [0] * NUM_ELEMENTS
+        self._buffer = [0] * NUM_ELEMENTS
+
+    @property
+    def num_elements(self) -> int:
+        """See Engine."""
+        return NUM_ELEMENTS
+
+    @property
+    def voids(self) -> int:
+        """See Engine."""
+        return self._voids
+
+    async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
+        """See Engine."""
+        seconds = self.device.forward_s
+        await self.device.run(seconds, (1, step, -self.stage, index))
+        if step != self.version:
+            raise BadMessage(RejectCode.STALE, f"forward of step {step} on weights {self.version}")
+        stash = Stash(step, index, self._voids, compute_s=seconds)
+        if self.arithmetic.last:
+            stash.loss_sum, stash.num_tokens = self.arithmetic.loss(self.weights, payload), 1
+        else:
+            stash.output = self.arithmetic.forward(self.weights, payload)
+        stash.saved = [tuple(payload), None]
+        return stash
+
+    async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
+        """See Engine."""
+        await self.device.run(self.device.forward_s, (0, stash.step, -self.stage, stash.index))
+        stash.compute_s += self.device.forward_s
+        assert isinstance(stash.saved, list)
+        stash.saved[1] = tuple(gradient)
+        return self.arithmetic.backward(self.weights, stash.saved[0], gradient)
+
+    async def accumulate(self, stash: Stash) -> bool:
+        """See Engine."""
+        await self.device.run(self.device.forward_s, (2, stash.step, -self.stage, stash.index))
+        if stash.voids != self._voids or stash.step != self.version:
+            return False
+        assert isinstance(stash.saved, list)
+        payload, gradient = stash.saved
+        self.added.append(stash.index)
+        delta = self.arithmetic.weight_gradient(self.weights, payload, gradient)
+        self._sum = [a + b for a, b in zip(self._sum, delta, strict=True)]
+        return True
+
+    def void(self) -> None:
+        """See Engine."""
+        self._voids += 1
+        self._sum, self.added = [0] * NUM_ELEMENTS, []
+
+    async def contribution(self, start: int, stop: int) -> Packed:
+        """See Engine."""
+        return _pack(self._sum[start:stop])
+
+    async def reduce(self, contributions: Sequence[Packed], num_elements: int) -> Packed:
+        """See Engine."""
+        total = [0] * num_elements
+        for packed in contributions:
+            total = [a + b for a, b in zip(total, _unpack(packed), strict=True)]
+        return _pack(total)
+
+    async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
+        """See Engine."""
+        await asyncio.sleep(0.001)
+        self._buffer = [value for packed in parts for value in _unpack(packed)]
+        return Arithmetic.digest(self._buffer)
+
+    async def finished_sum(self, start: int, stop: int) -> Packed:
+        """See Engine."""
+        return _pack(self._buffer[start:stop])
+
+    async def apply(self, commits: Sequence[Commit]) -> None:
+        """See Engine."""
+        await self.device.run(self.device.forward_s, (0, self.version, -self.stage, 0))
+        self.weights = Arithmetic.apply(self.weights, self._buffer, commits)
+        self.version += 1
+        self.void()
+
+    async def snapshot(self) -> bytes:
+        """See Engine."""
+        await asyncio.sleep(0.01)
+        return json.dumps([self.version, self.weights]).encode()
+
+    async def restore(self, data: bytes | memoryview, *, version: int) -> None:
+        """See Engine."""
+        found, weights = json.loads(bytes(data))
+        if found != version:
+            raise BadMessage(RejectCode.MALFORMED, "another version's snapshot")
+        self.version, self.weights = found, weights
+        self.void()
+
+    def reset_to_seed(self) -> None:
+        """See Engine."""
+        self.version, self.weights = 0, self.arithmetic.seed()
+        self.void()
+
+
+def _pack(values: Sequence[int]) -> Packed:
+    return Packed("int64", (len(values),), struct.pack(f"<{len(values)}q", *values))
+
+
+def _unpack(packed: Packed) -> list[int]:
+    return list(struct.unpack(f"<{packed.shape[0]}q", bytes(packed.data)))

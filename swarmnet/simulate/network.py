@@ -1,0 +1,231 @@
+"""A network in memory, with the faults of a real one injected below the code under test.
+
+One-way messages may be delayed, lost, doubled and overtaken; calls are delayed and may break. Death of a process is
+seen by everybody connected to it, its silence (a stopped process) by nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter, deque
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused
+from swarmnet.ids import PeerId
+from swarmnet.messages import Answer, Control, Packed, Rejected, Request
+from swarmnet.net.transport import Service
+from swarmnet.simulate.clock import Process, VirtualLoop
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """latency_s: one way, plus up to as much jitter. loss, double: of one-way messages. late: share of messages held up
+    for up to a second (so that others overtake them). broken: share of calls whose connection breaks."""
+
+    latency_s: float = 0.005
+    loss: float = 0.0
+    double: float = 0.0
+    late: float = 0.0
+    broken: float = 0.0
+    bytes_per_s: float = 1e9
+
+
+class _Call:
+    """One call as both ends see it. Answers arrive in order."""
+
+    def __init__(self, caller: PeerId, callee: PeerId) -> None:
+        self.caller, self.callee = caller, callee
+        self.answers: deque[Answer | BaseException | None] = deque()
+        self.arrived = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+        self.over = False
+        self.last_at = 0.0
+
+    def put(self, answer: Answer | BaseException | None) -> None:
+        self.answers.append(answer)
+        self.arrived.set()
+
+
+@dataclass(slots=True)
+class _Node:
+    peer: PeerId
+    process: Process
+    service: Service
+
+
+class MemoryNetwork:
+    """Connects the transports of simulated processes."""
+
+    def __init__(self, loop: VirtualLoop, links: Links, seed: int) -> None:
+        self.loop, self.links, self.rng = loop, links, random.Random(seed)
+        self.sent: Counter[str] = Counter()
+        self._nodes: dict[PeerId, _Node] = {}
+        self._calls: set[_Call] = set()
+
+    def attach(self, peer: PeerId, process: Process, service: Service) -> None:
+        """A process listens under this id; an older one of the same id is forgotten."""
+        self._nodes[peer] = _Node(peer, process, service)
+
+    def transport(self, peer: PeerId) -> MemoryTransport:
+        """The transport of one peer."""
+        return MemoryTransport(self, peer)
+
+    def kill(self, peer: PeerId) -> None:
+        """SIGKILL the process behind this id: its connections break, everybody connected notices."""
+        node = self._nodes.pop(peer)
+        self.loop.kill_process(node.process)
+        for call in [call for call in self._calls if peer in (call.caller, call.callee)]:
+            self.break_call(call)
+        for other in list(self._nodes.values()):
+            self._at(other, self.delay(), other.service.on_gone, peer, True)
+
+    def stop(self, peer: PeerId) -> None:
+        """SIGSTOP."""
+        self.loop.stop_process(self._nodes[peer].process)
+
+    def resume(self, peer: PeerId) -> None:
+        """SIGCONT."""
+        self.loop.continue_process(self._nodes[peer].process)
+
+    # ------------------------------------------------------------ for the transports
+
+    def delay(self, num_bytes: int = 0) -> float:
+        """Seconds a message takes."""
+        wait = self.links.latency_s * (1 + self.rng.random()) + num_bytes / self.links.bytes_per_s
+        return wait + (self.rng.random() if self.rng.random() < self.links.late else 0.0)
+
+    def tell(self, sender: PeerId, peer: PeerId, message: Control) -> None:
+        """One-way message."""
+        self.sent[type(message).__name__] += 1
+        node = self._nodes.get(peer)
+        if node is None:
+            mine = self._nodes.get(sender)
+            if mine is not None:
+                self._at(mine, self.delay(), mine.service.on_gone, peer, True)
+            return
+        for _ in range(1 + (self.rng.random() < self.links.double)):
+            if self.rng.random() >= self.links.loss:
+                self._at(node, self.delay(), self._hand_over, node, sender, message)
+
+    def _hand_over(self, node: _Node, sender: PeerId, message: Control) -> None:
+        node.service.on_tell(sender, message)
+
+    def open(self, sender: PeerId, peer: PeerId, request: Request, payload: tuple[Packed, ...]) -> _Call:
+        """Begin a call."""
+        self.sent[type(request).__name__] += 1
+        call = _Call(sender, peer)
+        node = self._nodes.get(peer)
+        mine = self._nodes.get(sender)
+        if node is None:
+            if mine is not None:
+                self._at(mine, self.delay(), call.put, PeerGone("refused", definite=True, peer=peer))
+            return call
+        self._calls.add(call)
+        self._at(node, self.delay(), self._accept, node, call, request, payload)
+        if self.rng.random() < self.links.broken:
+            self.loop.call_later(self.rng.random(), self.break_call, call)
+        return call
+
+    def close(self, call: _Call) -> None:
+        """The caller has left."""
+        if call in self._calls:
+            self._calls.discard(call)
+            call.over = True
+            node = self._nodes.get(call.callee)
+            if node is not None:
+                self._at(node, self.delay(), self._cancel, call)
+
+    def break_call(self, call: _Call) -> None:
+        """The connection of a call breaks: both ends notice."""
+        if call not in self._calls:
+            return
+        self._calls.discard(call)
+        call.over = True
+        caller, callee = self._nodes.get(call.caller), self._nodes.get(call.callee)
+        if caller is not None:
+            self._at(caller, self.delay(), call.put, PeerGone("broken", definite=callee is None, peer=call.callee))
+        if callee is not None:
+            self._at(callee, self.delay(), self._cancel, call)
+
+    # ------------------------------------------------------------ inside
+
+    def _at(self, node: _Node, delay: float, callback: object, *args: object) -> None:
+        """Run something in a node's process after a while."""
+        if callback == node.service.on_gone:
+            peer, definite = args
+            self.loop.call_later(
+                delay, lambda: node.service.on_gone(peer, definite=definite), context=node.process.context  # type: ignore[arg-type]
+            )
+        else:
+            self.loop.call_later(delay, callback, *args, context=node.process.context)  # type: ignore[arg-type]
+
+    @staticmethod
+    def _cancel(call: _Call) -> None:
+        if call.task is not None:
+            call.task.cancel()
+
+    def _accept(self, node: _Node, call: _Call, request: Request, payload: tuple[Packed, ...]) -> None:
+        if call.over:
+            return
+        call.task = self.loop.start(node.process, self._serve(node, call, request, payload))
+
+    async def _serve(self, node: _Node, call: _Call, request: Request, payload: tuple[Packed, ...]) -> None:
+        async def read() -> tuple[Packed, ...]:
+            await asyncio.sleep(self.delay(sum(packed.num_bytes for packed in payload)))
+            if call.over:
+                raise PeerGone("the caller died while uploading", peer=call.caller)
+            return payload
+
+        try:
+            async for answer in node.service.on_call(call.caller, request, read):
+                self._answer(call, answer)
+        except (BadMessage, Refused) as error:
+            self._answer(call, Rejected(error.code, error.reason))
+        except PeerGone:
+            pass
+        self._answer(call, None)
+
+    def _answer(self, call: _Call, answer: Answer | None) -> None:
+        caller = self._nodes.get(call.caller)
+        if call.over or caller is None:
+            return
+        call.last_at = max(call.last_at + 1e-6, self.loop.time() + self.delay())     # a stream keeps its order
+        self.loop.call_at(call.last_at, call.put, answer, context=caller.process.context)
+        if answer is None:
+            self._calls.discard(call)
+
+
+class MemoryTransport:
+    """A Transport over a MemoryNetwork."""
+
+    def __init__(self, network: MemoryNetwork, me: PeerId) -> None:
+        self._network, self._me = network, me
+
+    def tell(self, peer: PeerId, message: Control) -> None:
+        """See Transport.tell."""
+        self._network.tell(self._me, peer, message)
+
+    async def call(
+        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
+    ) -> AsyncGenerator[Answer, None]:
+        """See Transport.call."""
+        call = self._network.open(self._me, peer, request, payload)
+        try:
+            while True:
+                while not call.answers:
+                    call.arrived.clear()
+                    try:
+                        async with asyncio.timeout_at(deadline):
+                            await call.arrived.wait()
+                    except TimeoutError:
+                        raise PeerTimeout("deadline", peer=peer) from None
+                answer = call.answers.popleft()
+                if answer is None:
+                    return
+                if isinstance(answer, BaseException):
+                    raise answer
+                yield answer
+        finally:
+            self._network.close(call)

@@ -1,0 +1,355 @@
+"""A whole swarm on virtual time, and what must hold in it.
+
+Production peers, trainers, drivers and machines over memory. Invariants are checked whenever a replica commits or
+applies: every index summed exactly once per stage and step, all replicas the same sum, and that sum the one a single
+process would have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from swarmnet.ids import PeerId, RunId
+from swarmnet.manifest.schema import Cut, Limits, Manifest, Model, Protocol, Training
+from swarmnet.messages import Commit, Packed
+from swarmnet.net.directory import Record
+from swarmnet.peer.peer import Caps, Peer
+from swarmnet.simulate.clock import Process, VirtualLoop
+from swarmnet.simulate.directory import MemoryDirectory
+from swarmnet.simulate.engine import Arithmetic, Device, SimulatedEngine, tokens_of
+from swarmnet.simulate.network import Links, MemoryNetwork
+from swarmnet.trainer.trainer import Trainer
+
+RUN = RunId("0" * 64)
+
+
+class Broken(AssertionError):
+    """An invariant does not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to simulate. forward_s: seconds of a forward (backward and weight pass take as long)."""
+
+    stages: int = 2
+    replicas: int = 2
+    microbatches: int = 4
+    steps: int = 3
+    trainers: int = 1
+    slots: int = 4
+    memo_bytes: int = 1 << 20
+    forward_s: float = 0.02
+    data_at_peers: bool = True
+    eval_every: int = 0
+    links: Links = field(default_factory=Links)
+    protocol: Protocol = field(default_factory=Protocol)
+    served: tuple[tuple[int, ...], ...] | None = None  # stages of each peer; default: `replicas` of each stage
+
+
+def manifest_of(plan: Plan) -> Manifest:
+    """The smallest manifest with the plan's shape."""
+    return Manifest(
+        name="simulated",
+        model=Model(
+            vocab_size=256, hidden_size=1, intermediate_size=1, num_layers=plan.stages, num_heads=1, num_kv_heads=1,
+            head_dim=2,
+        ),
+        cut=Cut(stages=plan.stages),
+        training=Training(
+            total_steps=plan.steps, microbatches=plan.microbatches, microbatch_size=1, sequence_length=1,
+            eval_every=plan.eval_every, eval_microbatches=1,
+        ),
+        protocol=plan.protocol,
+        limits=Limits(),
+    )
+
+
+class Oracle:
+    """What one process would compute: the digest of every stage's sum of every step, and the final weights."""
+
+    def __init__(self, plan: Plan) -> None:
+        stages = [Arithmetic(stage, plan.stages) for stage in range(plan.stages)]
+        weights = [stage.seed() for stage in stages]
+        self.digests: list[list[bytes]] = []
+        self.losses: list[float] = []
+        for step in range(plan.steps):
+            sums = [[0, 0, 0, 0] for _ in stages]
+            loss_sum = 0.0
+            for index in range(plan.microbatches):
+                inputs = [tokens_of(step * plan.microbatches + index)]
+                for stage, at in zip(stages[:-1], weights[:-1], strict=True):
+                    inputs.append(stage.forward(at, inputs[-1]))
+                loss_sum += stages[-1].loss(weights[-1], inputs[-1])
+                gradient: tuple[Packed, ...] = ()
+                for place in reversed(range(plan.stages)):
+                    delta = stages[place].weight_gradient(weights[place], inputs[place], gradient)
+                    sums[place] = [a + b for a, b in zip(sums[place], delta, strict=True)]
+                    gradient = stages[place].backward(weights[place], inputs[place], gradient)
+            described = [Arithmetic.digest(total) for total in sums]
+            self.digests.append([digest for digest, _ in described])
+            self.losses.append(loss_sum)
+            commits = [self._commit(plan, place, step, *described[place], loss_sum) for place in range(plan.stages)]
+            weights = [Arithmetic.apply(at, total, commits) for at, total in zip(weights, sums, strict=True)]
+        self.weights = weights
+
+    @staticmethod
+    def _commit(plan: Plan, stage: int, step: int, digest: bytes, norm: float, loss_sum: float) -> Commit:
+        from swarmnet.ids import NO_CHAIN, Ballot, RoundId
+
+        return Commit(
+            stage, step, NO_CHAIN, RoundId(Ballot(0, PeerId("")), 0), digest, plan.microbatches,
+            loss_sum if stage + 1 == plan.stages else 0.0, norm,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One simulated peer process."""
+
+    peer_id: PeerId
+    stages: tuple[int, ...]
+    process: Process
+    peer: Peer
+    engines: dict[int, SimulatedEngine]
+    up: bool = True
+
+
+class Swarm:
+    """Builds and runs the plan; faults are called on it."""
+
+    def __init__(self, plan: Plan, seed: int) -> None:
+        self.plan, self.seed = plan, seed
+        self.loop = VirtualLoop()
+        self.rng = random.Random(seed)
+        self.network = MemoryNetwork(self.loop, plan.links, seed + 1)
+        self.directory = MemoryDirectory(self.loop)
+        self.manifest = manifest_of(plan)
+        self.oracle = Oracle(plan)
+        self.nodes: list[Node] = []
+        self.trainers: dict[PeerId, Process] = {}
+        self.events: list[tuple[float, PeerId, str, dict[str, object]]] = []
+        self.counts: Counter[str] = Counter()
+        self.committed: dict[tuple[int, int], dict[PeerId, str]] = {}
+        self.hooks: list[Callable[[PeerId, str, dict[str, object]], None]] = []
+        self.slowdown: dict[PeerId, float] = {}
+        self._graveyard: list[Node] = []
+
+    # ------------------------------------------------------------ building
+
+    def add(self, stages: Iterable[int], name: str | None = None) -> Node:
+        """Start a peer process that serves these stages; the same name is the same identity again."""
+        plan, served = self.plan, tuple(stages)
+        peer_id = PeerId(name or f"s{'-'.join(map(str, served))}.{len(self.nodes)}")
+        process = Process(peer_id)
+        device = Device(plan.forward_s * self.slowdown.get(peer_id, 1.0))
+        engines = {stage: SimulatedEngine(stage, plan.stages, device) for stage in served}
+
+        def own_tokens(step: int, index: int) -> tuple[Packed, ...] | None:
+            return tokens_of(step * plan.microbatches + index) if plan.data_at_peers else None
+
+        incarnation = self.rng.getrandbits(62)
+        peer = Peer(
+            peer_id, RUN, self.manifest, engines,
+            transport=self.network.transport(peer_id), directory=self.directory,
+            record=Record(RUN, peer_id, incarnation, ("memory",), ()),
+            tokens=own_tokens,
+            on_event=lambda event, fields: self._on_event(peer_id, event, fields),
+            caps=Caps(plan.slots, plan.memo_bytes),
+        )
+        node = Node(peer_id, served, process, peer, engines)
+        self.nodes.append(node)
+        self.network.attach(peer_id, process, peer)
+        self.loop.start(process, self._guard(peer.run()))
+        return node
+
+    def add_trainer(self, name: str | None = None) -> PeerId:
+        """Start a trainer process."""
+        peer_id = PeerId(name or f"trainer.{len(self.trainers)}")
+        process = Process(peer_id)
+        trainer = Trainer(
+            peer_id, self.manifest,
+            transport=self.network.transport(peer_id), directory=self.directory,
+            record=Record(RUN, peer_id, self.rng.getrandbits(62), ("memory",), ()),
+            tokens=tokens_of, eval_tokens=lambda number: tokens_of(10_000 + number),
+            on_event=lambda event, fields: self._on_event(peer_id, event, fields),
+        )
+        self.trainers[peer_id] = process
+        self.network.attach(peer_id, process, trainer)
+        self.loop.start(process, self._guard(trainer.run()))
+        return peer_id
+
+    async def _guard(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self.loop.failure = self.loop.failure or error
+            raise
+
+    # ------------------------------------------------------------ faults
+
+    def kill(self, node: Node) -> None:
+        """SIGKILL."""
+        assert node.up
+        node.up = False
+        self.counts["kills"] += 1
+        self._graveyard.append(node)
+        self.network.kill(node.peer_id)
+
+    def kill_trainer(self, peer: PeerId) -> None:
+        """SIGKILL a trainer."""
+        self.trainers.pop(peer)
+        self.network.kill(peer)
+
+    def stop(self, node: Node) -> None:
+        """SIGSTOP."""
+        self.network.stop(node.peer_id)
+
+    def resume(self, node: Node) -> None:
+        """SIGCONT."""
+        self.network.resume(node.peer_id)
+
+    def replicas(self, stage: int) -> list[Node]:
+        """Live peers that serve a stage."""
+        return [node for node in self.nodes if node.up and stage in node.stages]
+
+    def may_die(self, node: Node) -> bool:
+        """Would every stage keep a replica that holds whatever this one holds? (docs/protocol.md, premise of I4)"""
+        for stage in node.stages:
+            mine = node.peer.replicas[stage].member if stage in node.peer.replicas else None
+            others = [
+                other.peer.replicas[stage].member
+                for other in self.replicas(stage)
+                if other is not node and stage in other.peer.replicas and not other.process.stopped
+            ]
+            if mine is None or not any(
+                other.synced and (other.version > mine.version or (
+                    other.version == mine.version and (other.finished is not None or mine.finished is None)))
+                for other in others
+            ):
+                return False
+        return True
+
+    # ------------------------------------------------------------ running
+
+    def run(self, *, until_s: float = 600.0, script: Callable[[Swarm], Awaitable[None]] | None = None) -> None:
+        """Start everything, run the script beside it, end when all live replicas are done. Raises Broken."""
+        plan = self.plan
+        served = plan.served or tuple((stage,) for stage in range(plan.stages) for _ in range(plan.replicas))
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_until_complete(self._run(served, until_s, script))
+        finally:
+            asyncio.set_event_loop(None)
+            self._bury()
+        if self.loop.failure is not None:
+            raise self.loop.failure
+
+    async def _run(
+        self, served: Sequence[Sequence[int]], until_s: float, script: Callable[[Swarm], Awaitable[None]] | None
+    ) -> None:
+        for number, stages in enumerate(served):
+            self.add(stages, f"s{'-'.join(map(str, stages))}.{number}")
+        for _ in range(self.plan.trainers):
+            self.add_trainer()
+        acting = asyncio.ensure_future(script(self)) if script else None
+        while not (self.done and (acting is None or acting.done())):
+            await asyncio.sleep(0.25)
+            if self.loop.failure is not None:
+                raise self.loop.failure
+            if self.loop.time() > until_s:
+                raise Broken(f"no end after {until_s} virtual seconds\n{self.describe()}")
+        if acting is not None:
+            await acting
+        self.check_end()
+
+    @property
+    def done(self) -> bool:
+        """Every live replica has reached the last version."""
+        return all(
+            stage in node.peer.replicas and node.peer.replicas[stage].member.done
+            for node in self.nodes if node.up for stage in node.stages
+        )
+
+    def check_end(self) -> None:
+        """All stages complete, weights equal to the single process's."""
+        for step in range(self.plan.steps):
+            for stage in range(self.plan.stages):
+                if (stage, step) not in self.committed:
+                    raise Broken(f"stage {stage} never committed step {step}")
+        for node in self.nodes:
+            if node.up:
+                for stage, engine in node.engines.items():
+                    if engine.weights != self.oracle.weights[stage]:
+                        raise Broken(f"{node.peer_id}: weights of stage {stage} differ from the single process")
+
+    def _on_event(self, peer: PeerId, event: str, fields: dict[str, object]) -> None:
+        self.counts[event] += 1
+        self.events.append((self.loop.time(), peer, event, fields))
+        if event == "committed":
+            self._check_commit(peer, fields)
+        for hook in self.hooks:
+            hook(peer, event, fields)
+
+    def _check_commit(self, peer: PeerId, fields: dict[str, object]) -> None:
+        stage, step = fields["stage"], fields["step"]
+        assert isinstance(stage, int) and isinstance(step, int)
+        contributions = fields["contributions"]
+        assert isinstance(contributions, list)
+        seen = Counter(index for _, indexes in contributions for index in indexes)
+        if seen != Counter(range(self.plan.microbatches)):
+            raise Broken(f"stage {stage} step {step}: contributed {dict(seen)}")
+        digest = fields["digest"]
+        if digest != self.oracle.digests[step][stage].hex():
+            raise Broken(f"stage {stage} step {step}: {peer} holds another sum than the single process")
+        self.committed.setdefault((stage, step), {})[peer] = str(digest)
+
+    def check_now(self) -> None:
+        """What must hold at any moment: no accumulator counts an index twice, memory is bounded."""
+        for node in self.nodes:
+            if not node.up:
+                continue
+            for stage, engine in node.engines.items():
+                if len(engine.added) != len(set(engine.added)):
+                    raise Broken(f"{node.peer_id} stage {stage} added {engine.added}")
+                replica = node.peer.replicas.get(stage)
+                if replica is None:
+                    continue
+                if replica.execution.queue > self.plan.slots:
+                    raise Broken(f"{node.peer_id} stage {stage} holds {replica.execution.queue} microbatches")
+                if replica.execution.memo.num_bytes > self.plan.memo_bytes:
+                    raise Broken(f"{node.peer_id} stage {stage} remembers {replica.execution.memo.num_bytes} bytes")
+
+    def describe(self) -> str:
+        """Where everybody stands, for a failure's message."""
+        lines = [f"seed {self.seed} at {self.loop.time():.2f}s"]
+        for node in self.nodes:
+            for stage, replica in node.peer.replicas.items():
+                m = replica.member
+                lines.append(
+                    f"{node.peer_id}{'' if node.up else ' DEAD'}{' STOPPED' if node.process.stopped else ''} "
+                    f"stage {stage} v{m.version} synced={m.synced} promised={m.promised} gen={m.generation.number} "
+                    f"asked={sorted(m.asked)} granted={sorted(m.granted)} summed={sorted(m.summed)} "
+                    f"round={m.round and m.round.id} exchange={m.exchange} R={m.finished and m.finished.id} "
+                    f"commits={[c.stage for c in m.barrier.known]} applying={m.applying} "
+                    f"works={sorted(replica.execution.works)} queue={replica.execution.queue} "
+                    + (f"keeper(members={sorted(m.keeper.members)} owners={m.keeper.ledger.owners} "
+                       f"acks={sorted(m.keeper.acks)} commit={m.keeper.commit is not None})" if m.keeper else "")
+                )
+        return "\n".join(lines)
+
+    def _bury(self) -> None:
+        """End what still runs, without letting dead processes act."""
+        self.loop.failure = self.loop.failure
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        self.loop.set_exception_handler(lambda loop, context: None)
+        for _ in range(20):
+            self.loop.call_soon(self.loop.stop)
+            self.loop.run_forever()
+        self.loop.close()

@@ -1,0 +1,192 @@
+"""Feeds microbatches into stage 0 and holds no weights. Any number of trainers may run; none is needed for safety.
+
+Keeps a window of microbatches in flight, is at most one step ahead, and measures the held-out loss when it is due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import replace
+
+from swarmnet.errors import Refused, RejectCode
+from swarmnet.ids import PeerId
+from swarmnet.manifest.schema import Manifest
+from swarmnet.messages import Answer, Control, Fetch, Fetched, Packed, Process, Rejected, Request
+from swarmnet.net.directory import Directory, Record
+from swarmnet.net.transport import ReadPayload, Transport
+from swarmnet.pipeline.caller import Caller
+from swarmnet.pipeline.patience import Patience
+from swarmnet.pipeline.router import Router
+from swarmnet.trainer.split import feeder, my_indexes
+
+Tokens = Callable[[int], tuple[Packed, ...]]
+"""Number of a microbatch in its stream -> its tokens, (tokens,) int32 [B, T + 1]."""
+
+_PUBLISH_S, _LOOK_S = 2.0, 0.5
+
+
+class Trainer:
+    """One trainer. Implements Service: it hands out tokens to peers that have no data.
+
+    tokens(number) of training microbatch `step * M + index`; eval_tokens(number) of held-out microbatch `number`.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        manifest: Manifest,
+        *,
+        transport: Transport,
+        directory: Directory,
+        record: Record,
+        tokens: Tokens,
+        eval_tokens: Tokens,
+        on_event: Callable[[str, dict[str, object]], None],
+    ) -> None:
+        self.me, self._manifest, self._directory = me, manifest, directory
+        self._record = replace(record, trainer=True)
+        self._tokens, self._eval_tokens, self._on_event = tokens, eval_tokens, on_event
+        self._records: dict[PeerId, Record] = {}
+        self._looked = asyncio.Event()
+        self._dead: dict[PeerId, int] = {}  # peer -> the incarnation that is gone
+        patience = Patience(
+            floor_s=manifest.protocol.suspect_s,
+            ceiling_s=max(2 * manifest.protocol.long_silence_s, manifest.protocol.suspect_s),
+        )
+        self._caller = Caller(transport, Router(patience), self._candidates, self._rerouted)
+        self.step = 0
+        self._eval_loss: tuple[int, float] | None = None
+
+    async def run(self) -> None:
+        """Feed until the last step is done."""
+        total = self._manifest.training.total_steps
+        async with asyncio.TaskGroup() as group:
+            looking = group.create_task(self._looking())
+            publishing = group.create_task(self._publishing())
+            await self._refresh()
+            self.step = self._newest_version()
+            while self.step < total:
+                await self._feed(self.step)
+                self.step = max(self.step + 1, self._newest_version())
+            looking.cancel()
+            publishing.cancel()
+        self._on_event("done", {"step": total})
+
+    # ------------------------------------------------------------ Service
+
+    def on_tell(self, caller: PeerId, message: Control) -> None:
+        """Trainers take no part in the step protocol."""
+
+    async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
+        """Hand out the tokens of a microbatch; everything else is not served here."""
+        training = self._manifest.training
+        if not isinstance(request, Fetch) or request.kind != "input" or request.stage != -1:
+            yield Rejected(RejectCode.NOT_SERVED, "a trainer serves tokens only")
+        elif not (0 <= request.step < training.total_steps and 0 <= request.index < training.microbatches):
+            yield Rejected(RejectCode.MALFORMED, "no such microbatch")
+        else:
+            yield Fetched(self._tokens(request.step * training.microbatches + request.index))
+
+    def on_gone(self, peer: PeerId, *, definite: bool) -> None:
+        """See Service.on_gone."""
+        if definite and peer in self._records:
+            self._dead[peer] = self._records[peer].incarnation
+            self._caller.gone(peer)
+
+    # ------------------------------------------------------------ one step
+
+    async def _feed(self, step: int) -> None:
+        """Send my share of the step, a window at a time; an index ends on its loss or on STALE."""
+        training = self._manifest.training
+        trainers = [peer for peer, record in self._records.items() if record.trainer]
+        due = training.eval_every and step % training.eval_every == 0
+        if due and feeder([*trainers, self.me], step, -1) == self.me:
+            await self._evaluate(step)
+        mine = my_indexes(self.me, trainers, step, training.microbatches)
+        window = asyncio.Semaphore(self._window())
+        async with asyncio.TaskGroup() as group:
+            for index in mine:
+                await window.acquire()
+                group.create_task(self._send(step, index, window))
+        if not mine:
+            # Nothing of this step is mine: the next one begins when others have fed it.
+            while self._newest_version() <= step:
+                await self._looked.wait()
+
+    async def _send(self, step: int, index: int, window: asyncio.Semaphore) -> None:
+        tokens = self._tokens(step * self._manifest.training.microbatches + index)
+        try:
+            await self._caller.process(Process(step, 0, index), tokens)
+        except Refused as refused:
+            if refused.code is not RejectCode.STALE:
+                self._on_event("refused", {"step": step, "index": index, "code": refused.code.value,
+                                           "reason": refused.reason})
+        finally:
+            window.release()
+
+    async def _evaluate(self, step: int) -> None:
+        """Held-out loss of weights `step`, before this step's own microbatches can move them."""
+        training = self._manifest.training
+        async with asyncio.TaskGroup() as group:
+            numbers = range(training.eval_microbatches)
+            tasks = [group.create_task(self._evaluate_one(step, number)) for number in numbers]
+        results = [task.result() for task in tasks]
+        measured = [result for result in results if result is not None]
+        if len(measured) < len(results):
+            return  # the weights moved on before all were measured
+        loss_sum, num_tokens = sum(loss for loss, _ in measured), sum(count for _, count in measured)
+        self._eval_loss = (step, loss_sum / num_tokens)
+        self._on_event("evaluated", {"step": step, "loss": loss_sum / num_tokens, "num_tokens": num_tokens})
+
+    async def _evaluate_one(self, step: int, number: int) -> tuple[float, int] | None:
+        try:
+            answer = await self._caller.process(
+                Process(step, 0, number, purpose="eval"), self._eval_tokens(number)
+            )
+        except Refused:
+            return None
+        return answer.loss_sum, answer.num_tokens
+
+    # ------------------------------------------------------------ whom I know
+
+    def _candidates(self) -> Mapping[PeerId, int]:
+        found: dict[PeerId, int] = {}
+        for peer, record in self._records.items():
+            if self._dead.get(peer) == record.incarnation:
+                continue
+            for status in record.stages:
+                if status.stage == 0 and status.synced:
+                    found[peer] = status.queue
+        return found
+
+    def _newest_version(self) -> int:
+        versions = [s.version for record in self._records.values() for s in record.stages if s.stage == 0 and s.synced]
+        return max(versions, default=0)
+
+    def _window(self) -> int:
+        """Microbatches in flight: what stage 0 says it has room for, and one waiting in front of each replica."""
+        slots = [s.slots + 1 for record in self._records.values() for s in record.stages if s.stage == 0]
+        return max(sum(slots), 2)
+
+    def _rerouted(self, request: Process, peer: PeerId, reason: str) -> None:
+        self._on_event("rerouted", {
+            "stage": -1, "step": request.step, "index": request.index, "from": peer, "reason": reason,
+        })
+
+    async def _looking(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await self._refresh()
+            self._looked.set()
+            self._looked = asyncio.Event()
+
+    async def _refresh(self) -> None:
+        self._records = {record.peer: record for record in await self._directory.records() if record.peer != self.me}
+
+    async def _publishing(self) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                await self._directory.publish(replace(self._record, eval_loss=self._eval_loss))
+            await asyncio.sleep(_PUBLISH_S)
