@@ -105,7 +105,7 @@ def run_status(manifest_or_run_id: str, bootstrap: tuple[str, ...], output: str)
     assessment = asyncio.run(_ask(run, num_stages, bootstrap))
     if output == "json":
         print(json.dumps(asdict(assessment), indent=2))
-    else:
+    elif assessment.seen:
         _show(assessment)
     if not assessment.seen:
         print(f"swarmnet status: {assessment.problems[0].text}", file=sys.stderr)
@@ -204,8 +204,9 @@ async def _ask(run: RunId, num_stages: int, bootstrap: tuple[str, ...]) -> Asses
         directory = await DhtDirectory.start(
             Identity.generate(), run, num_stages=num_stages, bootstrap=bootstrap, client=True
         )
-    except NobodyAnswered as error:
-        problem = Problem("error", "no_bootstrap", error.message)
+    except NobodyAnswered:
+        text = f"no bootstrap peer answered; tried {', '.join(bootstrap)}: check that one is running and reachable from here"
+        problem = Problem("error", "no_bootstrap", text)
         return Assessment(run, False, num_stages, None, False, None, None, (), (), (problem,))
     try:
         for attempt in range(READS):
@@ -250,21 +251,20 @@ def _show(assessment: Assessment) -> None:
     evaluated = f", held-out {assessment.eval_loss.value:.4f}" if assessment.eval_loss else ""
     state = "finished" if assessment.finished else f"version {'?' if (v := assessment.version) is None else v}"
     console.print(f"run {assessment.run[:12]}: {state}{loss}{evaluated}", markup=False)
-    if assessment.seen:
-        table = Table("stage", "peer", "version", "synced", "load", "numerics")
-        for line in assessment.stages:
-            for replica in line.replicas:
-                table.add_row(
-                    str(line.stage), _short(replica.peer), str(replica.version), "yes" if replica.synced else "no",
-                    f"{replica.queue}/{replica.slots}", replica.numerics.replace("[", r"\["),
-                )
-            if not line.replicas:
-                table.add_row(str(line.stage), "nobody", "", "", "", "")
-        console.print(table)
-        names = ", ".join(_short(trainer.peer) for trainer in assessment.trainers) or "none"
-        console.print(f"trainers: {names}", markup=False)
-        for problem in assessment.problems:
-            console.print(f"{problem.severity}: {problem.text}", markup=False)
+    table = Table("stage", "peer", "version", "synced", "load", "numerics")
+    for line in assessment.stages:
+        for replica in line.replicas:
+            table.add_row(
+                str(line.stage), _short(replica.peer), str(replica.version), "yes" if replica.synced else "no",
+                f"{replica.queue}/{replica.slots}", replica.numerics.replace("[", r"\["),
+            )
+        if not line.replicas:
+            table.add_row(str(line.stage), "nobody", "", "", "", "")
+    console.print(table)
+    names = ", ".join(_short(trainer.peer) for trainer in assessment.trainers) or "none"
+    console.print(f"trainers: {names}", markup=False)
+    for problem in assessment.problems:
+        console.print(f"{problem.severity}: {problem.text}", markup=False)
 
 
 def _short(peer: PeerId) -> str:
