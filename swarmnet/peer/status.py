@@ -205,7 +205,8 @@ async def _ask(run: RunId, num_stages: int, bootstrap: tuple[str, ...]) -> Asses
             Identity.generate(), run, num_stages=num_stages, bootstrap=bootstrap, client=True
         )
     except NobodyAnswered:
-        text = f"no bootstrap peer answered; tried {', '.join(bootstrap)}: check that one is running and reachable from here"
+        tried = ", ".join(bootstrap)
+        text = f"no bootstrap peer answered; tried {tried}: check that one is running and reachable from here"
         problem = Problem("error", "no_bootstrap", text)
         return Assessment(run, False, num_stages, None, False, None, None, (), (), (problem,))
     try:
