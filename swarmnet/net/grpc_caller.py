@@ -7,7 +7,7 @@ for `stall_s` has timed out, whatever the deadline: a callee whose service is me
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 
 from swarmnet.errors import BadMessage, PeerTimeout, RejectCode
 from swarmnet.messages import (
@@ -43,7 +43,7 @@ _GREETINGS = 2
 
 async def place_call(
     line: Line, request: Request, payload: tuple[Packed, ...], *, deadline: float, config: GrpcConfig
-) -> AsyncIterator[Answer]:
+) -> AsyncGenerator[Answer, None]:
     """Greet if needed, call, and yield the answers; see `net.transport.Transport.call`."""
     greets = not isinstance(request, ManifestRequest)
     for _ in range(_GREETINGS):

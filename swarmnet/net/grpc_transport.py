@@ -11,7 +11,7 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from types import TracebackType
 
 import grpc
@@ -139,7 +139,7 @@ class GrpcTransport:
 
     def call(
         self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncGenerator[Answer, None]:
         """See `net.transport.Transport`."""
         return place_call(self._line(peer), request, payload, deadline=deadline, config=self._config)
 

@@ -50,7 +50,10 @@ class Caps:
 
 
 class Peer:
-    """One identity with its replicas. Implements Service and Listener."""
+    """One identity with its replicas. Implements Service and Listener.
+
+    record() is what the peer announces of itself, stages apart; asked once the port is bound.
+    """
 
     def __init__(
         self,
@@ -61,14 +64,16 @@ class Peer:
         *,
         transport: Transport,
         directory: Directory,
-        record: Record,
+        incarnation: int,
+        record: Callable[[], Record],
         tokens: Tokens,
         on_event: OnEvent,
         caps: Caps,
         manifest_toml: str = "",
     ) -> None:
         self.me, self.run_id, self.manifest = me, run, manifest
-        self._engines, self._directory, self._record = engines, directory, record
+        self._engines, self._directory = engines, directory
+        self._incarnation, self._record = incarnation, record
         self._transport = Loopback(me, self, transport)
         self._tokens, self._on_event, self._caps, self._toml = tokens, on_event, caps, manifest_toml
         self._timers = timers_of(manifest)
@@ -85,7 +90,7 @@ class Peer:
         async with asyncio.TaskGroup() as group:
             self._group = group
             around = Surroundings(
-                self.me, self.run_id, self._record.incarnation, self.manifest, self._transport, self, group.create_task,
+                self.me, self.run_id, self._incarnation, self.manifest, self._transport, self, group.create_task,
                 self._token_holders, self._tokens,
             )
             for stage, engine in self._engines.items():
@@ -295,7 +300,7 @@ class Peer:
             )
             for stage, replica in self.replicas.items()
         )
-        return replace(self._record, stages=stages, loss=self._loss, finished=self.finished.is_set())
+        return replace(self._record(), stages=stages, loss=self._loss, finished=self.finished.is_set())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         assert self._group is not None

@@ -84,7 +84,11 @@ class Caller:
                     continue
             attempt = _Attempt(pick.peer if pick else _known(owner), pick, loop.time(), loop.time())
             owner = None
-            answer = await self._attempt(attempt, request, payload)
+            try:
+                answer = await self._attempt(attempt, request, payload)
+            except asyncio.CancelledError:
+                self._settle(pick)
+                raise
             now = loop.time()
             match answer:
                 case Gradient():

@@ -59,12 +59,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Virtual seconds since the loop was made."""
         return self._jump.now
 
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
         """See asyncio; the callback runs only while its process does."""
         context = context or contextvars.copy_context()
         return super().call_soon(self._gated(callback, context), *args, context=context)
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
         """See asyncio; a timer of a stopped process fires when it continues."""
         context = context or contextvars.copy_context()
         return super().call_at(when, self._gated(callback, context), *args, context=context)

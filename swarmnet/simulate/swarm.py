@@ -155,7 +155,7 @@ class Swarm:
         peer = Peer(
             peer_id, RUN, self.manifest, engines,
             transport=self.network.transport(peer_id), directory=self.directory,
-            record=Record(RUN, peer_id, incarnation, ("memory",), ()),
+            incarnation=incarnation, record=lambda: Record(RUN, peer_id, incarnation, ("memory",), ()),
             tokens=own_tokens,
             on_event=lambda event, fields: self._on_event(peer_id, event, fields),
             caps=Caps(plan.slots, plan.memo_bytes),
@@ -170,10 +170,11 @@ class Swarm:
         """Start a trainer process."""
         peer_id = PeerId(name or f"trainer.{len(self.trainers)}")
         process = Process(peer_id)
+        incarnation = self.rng.getrandbits(62)
         trainer = Trainer(
             peer_id, self.manifest,
             transport=self.network.transport(peer_id), directory=self.directory,
-            record=Record(RUN, peer_id, self.rng.getrandbits(62), ("memory",), ()),
+            record=lambda: Record(RUN, peer_id, incarnation, ("memory",), ()),
             tokens=tokens_of, eval_tokens=lambda number: tokens_of(10_000 + number),
             on_event=lambda event, fields: self._on_event(peer_id, event, fields),
         )

@@ -40,13 +40,13 @@ class Trainer:
         *,
         transport: Transport,
         directory: Directory,
-        record: Record,
+        record: Callable[[], Record],
         tokens: Tokens,
         eval_tokens: Tokens,
         on_event: Callable[[str, dict[str, object]], None],
     ) -> None:
         self.me, self._manifest, self._directory = me, manifest, directory
-        self._record = replace(record, trainer=True)
+        self._record = record
         self._tokens, self._eval_tokens, self._on_event = tokens, eval_tokens, on_event
         self._records: dict[PeerId, Record] = {}
         self._looked = asyncio.Event()
@@ -188,5 +188,5 @@ class Trainer:
     async def _publishing(self) -> None:
         while True:
             with contextlib.suppress(OSError):
-                await self._directory.publish(replace(self._record, eval_loss=self._eval_loss))
+                await self._directory.publish(replace(self._record(), trainer=True, eval_loss=self._eval_loss))
             await asyncio.sleep(_PUBLISH_S)

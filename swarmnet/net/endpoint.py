@@ -1,0 +1,96 @@
+"""One identity on the network: its place in the DHT and its gRPC port, opened and closed together.
+
+Peers and trainers stand on it. It knows the run's id and nothing of what is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+from swarmnet.config.peer import PeerConfig
+from swarmnet.ids import PeerId, RunId
+from swarmnet.manifest.schema import Manifest
+from swarmnet.net.address import Address
+from swarmnet.net.dht import DhtDirectory
+from swarmnet.net.directory import Record
+from swarmnet.net.grpc_options import GrpcConfig
+from swarmnet.net.grpc_transport import GrpcTransport
+from swarmnet.net.identity import Identity
+from swarmnet.net.tls import open_authority
+from swarmnet.net.transport import Service
+
+IDENTITY_FILE = "identity.key"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An open endpoint. `serve` must be entered before anything is heard or said."""
+
+    identity: Identity
+    directory: DhtDirectory
+    transport: GrpcTransport
+    incarnation: int
+    numerics: str
+    run: RunId
+
+    @property
+    def me(self) -> PeerId:
+        """Who I am."""
+        return self.identity.peer
+
+    def record(self) -> Record:
+        """What I announce, stages apart. Call it after `serve` has bound the port."""
+        return Record(
+            run=self.run, peer=self.me, incarnation=self.incarnation, addresses=self.transport.addresses, stages=(),
+            numerics=self.numerics,
+        )
+
+    @contextlib.asynccontextmanager
+    async def serve(self, service: Service) -> AsyncGenerator[None, None]:
+        """Answer others as `service`, and keep my place in the DHT."""
+        self.transport.service = service
+        async with self.transport, asyncio.TaskGroup() as group:
+            keeping = group.create_task(self.directory.run())
+            try:
+                yield
+            finally:
+                keeping.cancel()
+
+
+@contextlib.asynccontextmanager
+async def open_endpoint(
+    config: PeerConfig, manifest: Manifest, run: RunId, *, numerics: str
+) -> AsyncGenerator[Endpoint, None]:
+    """Load or create the identity and join the DHT. Raises UsageError with what to do."""
+    identity = Identity.load_or_create(config.dir / IDENTITY_FILE)
+    hosts = [Address.parse(address).host for address in config.announce]
+    directory = await DhtDirectory.start(
+        identity, run, num_stages=manifest.cut.stages, host=config.host, port=config.dht_port,
+        bootstrap=config.bootstrap, state_dir=config.dir,
+        announce=[str(Address.of(host, config.dht_port)) for host in hosts] if config.dht_port else (),
+    )
+    try:
+        def addresses(peer: PeerId) -> Sequence[str]:
+            return next((record.addresses for record in directory.known() if record.peer == peer), ())
+
+        limits = manifest.limits
+        transport = GrpcTransport(
+            identity,
+            run,
+            admission=open_authority().admit(identity.peer),
+            addresses=addresses,
+            host=config.host,
+            port=config.port,
+            announce=hosts,
+            numerics=numerics,
+            config=GrpcConfig(
+                max_payload_bytes=limits.max_payload_mib << 20, max_clock_offset_s=limits.max_clock_offset_s
+            ),
+        )
+        yield Endpoint(identity, directory, transport, secrets.randbits(62), numerics, run)
+    finally:
+        await directory.close()

@@ -1,0 +1,141 @@
+"""`swarmnet peer` as a process: engines, endpoint, and the end of the run. Composes; decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from swarmnet import telemetry
+from swarmnet.config.peer import PeerConfig
+from swarmnet.data.sampler import Sampler
+from swarmnet.data.source import load_tokens
+from swarmnet.data.tokens import verify
+from swarmnet.errors import UsageError
+from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.file import to_toml
+from swarmnet.manifest.schema import Manifest
+from swarmnet.messages import Packed
+from swarmnet.net.endpoint import open_endpoint
+from swarmnet.peer.peer import Caps, OnEvent, Peer, Tokens
+from swarmnet.stage.engine import Engine
+from swarmnet.state.disk import snapshot_path, write_snapshot
+from swarmnet.telemetry.events import EventLog
+
+log = telemetry.get(__name__)
+
+
+def run_peer(config: PeerConfig, manifest: Manifest) -> int:
+    """Serve the configured stages until Ctrl+C or SIGTERM. Returns the exit code. Raises UsageError."""
+    import torch
+
+    from swarmnet.stage.compute import ComputeThread
+    from swarmnet.stage.torch_engine import TorchEngine
+
+    torch.set_num_threads(config.threads)
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    elif device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch sees no CUDA device here; use --device cpu, or auto")
+    tokens = own_tokens(config, manifest) if 0 in config.stages else no_tokens
+    compute = ComputeThread()
+    try:
+        engines = {stage: TorchEngine(manifest, stage, compute, device=device) for stage in config.stages}
+        numerics = f"{device}/torch-{'.'.join(torch.__version__.split('.')[:2])}/1"
+        with EventLog(config.events) as events:
+            return asyncio.run(_serve(config, manifest, engines, tokens, events, numerics))
+    finally:
+        compute.close()
+
+
+def own_tokens(config: PeerConfig, manifest: Manifest) -> Tokens:
+    """This machine's tokens of the run, or none (they then come from trainers), said in words."""
+    from swarmnet.wire.codecs import encode
+
+    training = manifest.training
+    try:
+        base = config.manifest.parent if config.manifest else None
+        data = load_tokens(config.data or manifest.data.source, manifest.data.tokenizer, base=base)
+        verify(data, manifest.data)
+    except UsageError as error:
+        if config.data is not None:
+            raise
+        log.warning("no_data", reason=str(error), then="tokens come from trainers")
+        return no_tokens
+    sampler = Sampler(training.seed, data.num_tokens, training.sequence_length, training.microbatch_size)
+
+    def tokens(step: int, index: int) -> tuple[Packed, ...]:
+        positions = sampler.positions(step * training.microbatches + index)
+        return (encode("int32", data.microbatch(positions, training.sequence_length)),)
+
+    return tokens
+
+
+def no_tokens(step: int, index: int) -> None:
+    """This machine has no data."""
+    return None
+
+
+async def _serve(
+    config: PeerConfig,
+    manifest: Manifest,
+    engines: Mapping[int, Engine],
+    tokens: Tokens,
+    events: EventLog,
+    numerics: str,
+) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+
+    def on_event(event: str, fields: dict[str, object]) -> None:
+        events.emit(event, **fields)
+        log.event(event, **fields)
+
+    async with open_endpoint(config, manifest, run_id(manifest), numerics=numerics) as endpoint:
+        peer = Peer(
+            endpoint.me,
+            endpoint.run,
+            manifest,
+            engines,
+            transport=endpoint.transport,
+            directory=endpoint.directory,
+            incarnation=endpoint.incarnation,
+            record=endpoint.record,
+            tokens=tokens,
+            on_event=on_event,
+            caps=Caps(config.slots, config.caps.memo_bytes),
+            manifest_toml=to_toml(manifest),
+        )
+        async with endpoint.serve(peer), asyncio.TaskGroup() as group:
+            on_event("listening", {
+                "peer": endpoint.me, "dht": list(endpoint.directory.maddrs),
+                "addresses": list(endpoint.transport.addresses), "incarnation": endpoint.incarnation,
+            })
+            serving = group.create_task(peer.run())
+            ending = group.create_task(_keep_result(config.dir, peer, on_event))
+            await stop.wait()
+            serving.cancel()
+            ending.cancel()
+        on_event("stopped", {"reason": "asked to stop"})
+    return 0
+
+
+async def _keep_result(directory: Path, peer: Peer, on_event: OnEvent) -> None:
+    """At the last version: write the final snapshot and say so; the peer goes on serving it read-only."""
+    await peer.finished.wait()
+    for stage, replica in sorted(peer.replicas.items()):
+        data = await replica.engine.snapshot()
+        path = snapshot_path(directory, stage, replica.member.version)
+        try:
+            await asyncio.to_thread(write_snapshot, path, data)
+        except OSError as error:
+            log.warning("snapshot_not_written", path=str(path), reason=error.strerror)
+        digest = (await asyncio.to_thread(hashlib.sha256, data)).hexdigest()
+        on_event("finished", {
+            "stage": stage, "version": replica.member.version, "weights_sha256": digest, "path": str(path),
+        })

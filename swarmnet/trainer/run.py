@@ -1,0 +1,69 @@
+"""`swarmnet trainer` as a process. Composes; decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import torch
+
+from swarmnet import telemetry
+from swarmnet.config.peer import PeerConfig
+from swarmnet.data.sampler import Sampler
+from swarmnet.data.source import load_tokens
+from swarmnet.data.tokens import Tokens, verify
+from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.schema import Manifest
+from swarmnet.messages import Packed
+from swarmnet.net.endpoint import open_endpoint
+from swarmnet.telemetry.events import EventLog
+from swarmnet.trainer.trainer import Trainer
+from swarmnet.wire.codecs import encode
+
+log = telemetry.get(__name__)
+
+
+def run_trainer(config: PeerConfig, manifest: Manifest) -> int:
+    """Feed the run to its last step. Returns the exit code. Raises UsageError if the run's tokens are not here."""
+    torch.set_num_threads(config.threads)
+    base = config.manifest.parent if config.manifest else None
+    tokens = load_tokens(config.data or manifest.data.source, manifest.data.tokenizer, base=base)
+    verify(tokens, manifest.data)
+    with EventLog(config.events) as events:
+        return asyncio.run(_feed(config, manifest, tokens, events))
+
+
+async def _feed(config: PeerConfig, manifest: Manifest, tokens: Tokens, events: EventLog) -> int:
+    training = manifest.training
+    sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
+
+    def pack(positions: tuple[int, ...]) -> tuple[Packed, ...]:
+        return (encode("int32", tokens.microbatch(positions, training.sequence_length)),)
+
+    def on_event(event: str, fields: dict[str, object]) -> None:
+        events.emit(event, **fields)
+        log.event(event, **fields)
+
+    async with open_endpoint(config, manifest, run_id(manifest), numerics="trainer") as endpoint:
+        trainer = Trainer(
+            endpoint.me, manifest, transport=endpoint.transport, directory=endpoint.directory, record=endpoint.record,
+            tokens=lambda number: pack(sampler.positions(number)),
+            eval_tokens=lambda number: pack(sampler.eval_positions(number)),
+            on_event=on_event,
+        )
+        async with endpoint.serve(trainer):
+            on_event("listening", {
+                "peer": endpoint.me, "dht": list(endpoint.directory.maddrs),
+                "addresses": list(endpoint.transport.addresses), "incarnation": endpoint.incarnation,
+            })
+            feeding = asyncio.ensure_future(trainer.run())
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, feeding.cancel)
+            try:
+                await feeding
+                reason = "the run is complete"
+            except asyncio.CancelledError:
+                reason = "asked to stop"
+        on_event("stopped", {"reason": reason})
+    return 0
