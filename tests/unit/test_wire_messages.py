@@ -1,0 +1,331 @@
+"""Every message survives the wire; arbitrary bytes become a message or BadMessage; out-of-range fields are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.ids import Ballot, Generation, PeerId, RoundId, RunId
+from swarmnet.messages import (
+    Accepted,
+    Busy,
+    Claim,
+    Commit,
+    Committed,
+    Evicted,
+    Execute,
+    Fetch,
+    Fetched,
+    Finished,
+    Gradient,
+    Granted,
+    Heartbeat,
+    ManifestData,
+    ManifestRequest,
+    Moved,
+    MovedTo,
+    Packed,
+    Part,
+    PartData,
+    Prepare,
+    Process,
+    Rejected,
+    Release,
+    Report,
+    Round,
+    Running,
+    Snapshot,
+    SnapshotRequest,
+    Stamp,
+)
+from swarmnet.wire import convert
+from swarmnet.wire.convert_calls import ANSWERS, REQUESTS, Done, GreetFirst, Hello, Pulse, TensorHeader
+from swarmnet.wire.convert_control import CONTROL
+from swarmnet.wire.convert_fields import MAX_INDEXES, from_bitmap, peer_id_from_public_bytes, to_bitmap
+from swarmnet.wire.pb import calls_pb2, control_pb2
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+not_negative = st.floats(min_value=0.0, allow_nan=False, allow_infinity=False)
+counts = st.integers(0, (1 << 63) - 1)
+steps = st.integers(0, 1 << 53)
+stages = st.integers(0, (1 << 16) - 1)
+index = st.integers(0, MAX_INDEXES - 1)
+indexes = st.frozensets(st.integers(0, 300), max_size=20)
+hex32 = st.binary(min_size=32, max_size=32).map(bytes.hex)
+peers = st.binary(min_size=32, max_size=32).map(peer_id_from_public_bytes)
+digests = st.binary(min_size=1, max_size=64)
+ballots = st.builds(Ballot, steps, peers)
+rounds = st.builds(RoundId, ballots, steps)
+incarnations = st.integers(0, (1 << 64) - 1)
+generations = st.builds(Generation, incarnations, steps)
+stamps = st.builds(Stamp, steps, stages, hex32)
+
+
+@st.composite
+def shares(draw: st.DrawFn) -> dict[str, Any]:
+    """contributions and voided: disjoint, every peer once."""
+    everyone = draw(st.lists(peers, max_size=4, unique=True))
+    owner = draw(st.dictionaries(st.integers(0, 300), st.integers(0, len(everyone)), max_size=20))
+    sets = [frozenset(i for i, at in owner.items() if at == slot) for slot in range(len(everyone) + 1)]
+    parts = tuple((peer, draw(generations), held) for peer, held in zip(everyone, sets, strict=False))
+    return {"contributions": parts, "voided": sets[-1]}
+
+
+@st.composite
+def build(draw: st.DrawFn, kind: type, **fields: st.SearchStrategy) -> Any:
+    """A message whose contributions are consistent."""
+    return kind(**draw(shares()), **{name: draw(strategy) for name, strategy in fields.items()})
+
+
+sums = {"id": rounds, "digest": digests, "num_tokens": counts, "loss_sum": finite, "grad_sq_norm": not_negative}
+finished = build(Finished, **sums)
+commits = st.builds(Commit, stage=stages, step=steps, chain=hex32, voided=indexes, **sums)
+several = st.lists(commits, max_size=3).map(tuple)
+many_peers = st.lists(peers, max_size=4).map(tuple)
+
+kept = {"stamp": stamps, "ballot": ballots}
+fenced = {**kept, "generation": generations}
+controls: dict[type, st.SearchStrategy] = {
+    Heartbeat: st.builds(
+        Heartbeat, stamps, incarnations, st.booleans(), st.none() | ballots, several, several, counts, st.booleans()
+    ),
+    Prepare: st.builds(Prepare, **kept),
+    Claim: st.builds(Claim, **fenced, index=index),
+    Granted: st.builds(Granted, **fenced, index=index),
+    Moved: st.builds(Moved, **fenced, index=index, owner=peers),
+    Report: st.builds(
+        Report, **fenced, owned=indexes, summed=indexes, finished=st.none() | finished, commit=st.none() | commits,
+        progress=counts, non_finite=indexes,
+    ),
+    Evicted: st.builds(Evicted, **fenced, void=st.booleans()),
+    Release: st.builds(Release, **fenced, indexes=indexes),
+    Round: build(Round, **kept, id=rounds, receivers=many_peers, holders=many_peers),
+    Committed: st.builds(Committed, commits),
+    Execute: st.builds(Execute, **kept, index=index),
+}  # fmt: skip
+spans = st.tuples(st.integers(0, 1 << 48), st.integers(0, 1 << 48)).map(sorted)
+requests: dict[type, st.SearchStrategy] = {
+    Process: st.builds(
+        Process, steps, stages, index, st.sampled_from(["train", "eval"]), st.booleans(), st.booleans()
+    ),
+    Fetch: st.builds(
+        Fetch, steps, st.integers(-1, 100), index, st.sampled_from(["input", "gradient"]), st.booleans()
+    ),
+    Part: st.builds(
+        lambda stamp, id, kind, span: Part(stamp, id, kind, *span),
+        stamps, rounds, st.sampled_from(["contribution", "reduced", "sum"]), spans,
+    ),
+    SnapshotRequest: st.builds(SnapshotRequest, stages),
+    ManifestRequest: st.builds(ManifestRequest),
+}  # fmt: skip
+versions = st.integers(-1, 1 << 53)
+losses = st.dictionaries(index, st.tuples(finite, counts), max_size=5)
+answers: dict[type, st.SearchStrategy] = {
+    Accepted: st.builds(Accepted),
+    Running: st.builds(Running),
+    Busy: st.builds(Busy, st.floats(0, 3600), versions),
+    MovedTo: st.builds(MovedTo, peers),
+    Rejected: st.builds(Rejected, st.sampled_from(RejectCode), st.text(max_size=50), versions),
+    Gradient: st.builds(Gradient, finite, counts, not_negative),
+    Fetched: st.builds(Fetched, st.just(()), finite, counts),
+    PartData: st.builds(PartData, st.just(()), losses, st.none() | finished),
+    Snapshot: st.builds(
+        Snapshot, stages, steps, hex32, hex32, st.binary(min_size=32, max_size=32), st.none() | finished, several
+    ),
+    ManifestData: st.builds(ManifestData, st.text(max_size=100)),
+    GreetFirst: st.builds(GreetFirst),
+    Pulse: st.builds(Pulse),
+    Done: st.builds(Done),
+}
+tensors = st.lists(
+    st.builds(TensorHeader, st.text(max_size=8), st.lists(st.integers(0, 99), max_size=8).map(tuple), counts.map(
+        lambda n: n >> 16
+    )), max_size=4,
+).map(tuple)  # fmt: skip
+hellos = st.builds(Hello, hex32, st.integers(0, 99), st.integers(0, 99), st.text(max_size=20), st.floats(0, 1e12))
+
+
+def test_the_strategies_know_every_message() -> None:
+    assert {value.make for value in CONTROL.values()} == set(controls)
+    assert len(REQUESTS) == len(requests) and len(ANSWERS) == len(answers)
+
+
+@pytest.mark.parametrize("table", [CONTROL, REQUESTS, ANSWERS], ids=["control", "requests", "answers"])
+def test_tables_name_every_field_of_dataclass_and_protobuf(table: dict) -> None:
+    for value in table.values():
+        assert set(value.fields) == set(value.mirror.DESCRIPTOR.fields_by_name)
+        if isinstance(value.make, type):
+            assert set(value.fields) == {field.name for field in dataclasses.fields(value.make)} - {"payload"}
+
+
+def test_tables_name_every_kind_on_the_wire() -> None:
+    assert set(CONTROL) == {f.name for f in control_pb2.Envelope.DESCRIPTOR.oneofs[0].fields}
+    assert set(REQUESTS) == {f.name for f in calls_pb2.CallHeader.DESCRIPTOR.oneofs[0].fields}
+    assert set(ANSWERS) == {f.name for f in calls_pb2.AnswerHeader.DESCRIPTOR.oneofs[0].fields}
+
+
+@given(st.one_of(*controls.values()))
+def test_control_survives_the_wire(message: Any) -> None:
+    assert convert.read_control(convert.write_control(message)) == message
+
+
+@given(st.one_of(*requests.values()), tensors)
+def test_requests_survive_the_wire(request: Any, payload: tuple[TensorHeader, ...]) -> None:
+    assert convert.read_request(convert.write_request(request, payload)) == (request, payload)
+
+
+@given(st.one_of(*answers.values()))
+def test_answers_survive_the_wire(answer: Any) -> None:
+    assert convert.read_answer(convert.write_answer(answer)) == (answer, ())
+
+
+@given(st.one_of(hellos, answers[Rejected]))
+def test_greetings_survive_the_wire(reply: Any) -> None:
+    assert convert.read_hello_reply(convert.write_hello_reply(reply)) == reply
+    if isinstance(reply, Hello):
+        assert convert.read_hello(convert.write_hello(reply)) == reply
+
+
+def test_an_answer_declares_its_payload() -> None:
+    tensor = Packed("fp32", (2, 3), b"\0" * 24)
+    answer, declared = convert.read_answer(convert.write_answer(Gradient(0.0, 1, payload=(tensor,))))
+    assert declared == (TensorHeader("fp32", (2, 3), 24),)
+    assert convert.with_payload(answer, (tensor,)) == Gradient(0.0, 1, payload=(tensor,))
+
+
+READERS = [
+    convert.read_control, convert.read_request, convert.read_answer, convert.read_hello, convert.read_hello_reply,
+    convert.read_end,
+]  # fmt: skip
+
+
+@given(st.binary(max_size=200), st.sampled_from(READERS))
+def test_arbitrary_bytes_are_read_or_refused(data: bytes, read: Any) -> None:
+    try:
+        read(data)
+    except BadMessage as error:
+        assert error.code is RejectCode.MALFORMED
+
+
+@given(st.one_of(*controls.values()).map(convert.write_control), st.data())
+def test_damaged_control_is_read_or_refused(data: bytes, draw: st.DataObject) -> None:
+    damaged = bytearray(data)
+    for _ in range(draw.draw(st.integers(1, 4))):
+        damaged[draw.draw(st.integers(0, len(damaged) - 1))] = draw.draw(st.integers(0, 255))
+    try:
+        convert.write_control(convert.read_control(bytes(damaged)))      # what is read can be said again
+    except BadMessage as error:
+        assert error.code is RejectCode.MALFORMED
+
+
+@given(st.one_of(*answers.values()).map(convert.write_answer), st.data())
+def test_cut_answers_are_read_or_refused(data: bytes, draw: st.DataObject) -> None:
+    try:
+        convert.read_answer(data[: draw.draw(st.integers(0, len(data)))])
+    except BadMessage as error:
+        assert error.code is RejectCode.MALFORMED
+
+
+def test_a_message_that_is_too_long_is_not_parsed() -> None:
+    with pytest.raises(BadMessage) as caught:
+        convert.read_control(bytes(convert.MAX_MESSAGE_BYTES + 1))
+    assert caught.value.code is RejectCode.TOO_LARGE
+
+
+@given(st.frozensets(index, max_size=50))
+def test_bitmaps_hold_any_set(held: frozenset[int]) -> None:
+    assert from_bitmap(to_bitmap(held)) == held
+    assert len(to_bitmap(held)) <= MAX_INDEXES // 8
+
+
+def test_a_bitmap_that_is_too_long_is_refused() -> None:
+    with pytest.raises(BadMessage):
+        from_bitmap(bytes(MAX_INDEXES // 8 + 1))
+
+
+def _claim(**changes: Any) -> control_pb2.Envelope:
+    peer = peer_id_from_public_bytes(bytes(32))
+    message = Claim(Stamp(1, 2, "00" * 32), Ballot(3, peer), Generation(4, 5), 6)
+    envelope = control_pb2.Envelope.FromString(convert.write_control(message))
+    for path, value in changes.items():
+        *outer, name = path.split("__")
+        target = envelope.claim
+        for part in outer:
+            target = getattr(target, part)
+        setattr(target, name, value)
+    return envelope
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"index": -1}, {"index": MAX_INDEXES}, {"stamp__step": -1}, {"stamp__stage": -1}, {"stamp__stage": 1 << 20},
+        {"stamp__chain": b"short"}, {"ballot__number": -1}, {"ballot__peer": ""}, {"ballot__peer": "QmNotEd25519"},
+        {"ballot__peer": "1" * 52}, {"ballot__peer": "12D3KooW" + "l" * 44}, {"generation__number": -1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_fields_out_of_range_are_refused(changes: dict[str, Any]) -> None:
+    convert.read_control(_claim().SerializeToString())
+    with pytest.raises(BadMessage):
+        convert.read_control(_claim(**changes).SerializeToString())
+
+
+def test_a_missing_part_is_refused() -> None:
+    envelope = _claim()
+    envelope.claim.ClearField("ballot")
+    with pytest.raises(BadMessage, match="ballot is missing"):
+        convert.read_control(envelope.SerializeToString())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_are_refused(value: float) -> None:
+    header = calls_pb2.AnswerHeader(gradient=calls_pb2.Gradient(loss_sum=value))
+    with pytest.raises(BadMessage):
+        convert.read_answer(header.SerializeToString())
+    with pytest.raises(BadMessage):
+        convert.read_answer(calls_pb2.AnswerHeader(busy=calls_pb2.Busy(retry_after_s=value)).SerializeToString())
+
+
+def test_an_index_contributed_twice_is_refused() -> None:
+    peer = [PeerId(peer_id_from_public_bytes(bytes([n] * 32))) for n in range(2)]
+    part = [(p, Generation(0, 0), frozenset({7})) for p in peer]
+    ballot = Ballot(0, peer[0])
+    stamp = Stamp(0, 0, "00" * 32)
+    none, seven = frozenset(), frozenset({7})
+    for contributions, voided in [(tuple(part), none), ((part[0],), seven), ((part[0],) * 2, none)]:
+        message = Round(stamp, ballot, RoundId(ballot, 0), contributions, (), (), voided)
+        with pytest.raises(BadMessage):
+            convert.read_control(convert.write_control(message))
+
+
+def test_losses_need_one_entry_per_index() -> None:
+    header = calls_pb2.AnswerHeader(part=calls_pb2.PartData(losses=calls_pb2.Losses(indexes=b"\x03", loss_sum=[1.0])))
+    with pytest.raises(BadMessage, match="one entry per index"):
+        convert.read_answer(header.SerializeToString())
+
+
+def test_a_refusal_may_hold_any_words() -> None:
+    reason = "caf\udce9 " * 1000
+    answer, _ = convert.read_answer(convert.write_answer(Rejected(RejectCode.STALE, reason)))
+    assert isinstance(answer, Rejected) and 0 < len(answer.reason) <= 1000
+
+
+def test_an_answer_without_payload_cannot_declare_one() -> None:
+    header = calls_pb2.AnswerHeader(accepted=calls_pb2.Accepted())
+    header.payload.add(codec="fp32", length=0)
+    with pytest.raises(BadMessage):
+        convert.read_answer(header.SerializeToString())
+
+
+def test_our_own_bad_values_are_our_bug() -> None:
+    with pytest.raises(AssertionError):
+        convert.write_request(Process(-1, 0, 0))
+    with pytest.raises(AssertionError):
+        convert.write_hello(Hello(RunId("nonsense"), 1, 0, "", 0.0))
