@@ -349,10 +349,10 @@ class Execution:
         except TimeoutError:
             self._claims.withdraw(work.index)
             return
-        if work.voids is None:
-            return
+        if work.voids is None or work.index in self.losses:
+            return  # another's, or counted here before (the memo forgot the answer)
         stash.voids = work.voids
-        if await self.engine.accumulate(stash):
+        if await self.engine.accumulate(stash) and stash.voids == self.engine.voids:
             last_stage = self.stage + 1 == self.num_stages
             self.losses[work.index] = (answer.loss_sum if last_stage else 0.0, answer.num_tokens)
             self._claims.added(work.index, stash)

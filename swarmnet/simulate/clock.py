@@ -1,7 +1,7 @@
 """An event loop whose time jumps to the next timer, and in which single processes can be stopped or killed.
 
 Each simulated process runs in a context of its own: every callback of its tasks carries it. Stopping a process
-(SIGSTOP) holds its callbacks back, continuing it releases them in order; killing it (SIGKILL) drops them for good, so
+(SIGSTOP) holds its callbacks back, continuing it releases them in order; killing it (SIGKILL) holds them back for good, so
 that no `finally` block runs, exactly as in a real process. Time goes on meanwhile.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import selectors
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -23,7 +24,8 @@ class Process:
         self.name = name
         self.stopped = self.dead = False
         self.held: list[Callable[[], None]] = []
-        self.tasks: list[asyncio.Task[Any]] = []
+        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        self.remains: list[asyncio.Task[Any]] = []  # of the dead: collecting them would run their `finally` blocks
         self.context = contextvars.copy_context()
         self.context.run(_process.set, self)
 
@@ -73,8 +75,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def start(self, process: Process, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a coroutine inside a process."""
-        task = self.create_task(work, context=process.context)
-        process.tasks.append(task)
+        return self.create_task(work, context=process.context)
+
+    def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> asyncio.Task[Any]:
+        """See asyncio; a process knows its tasks."""
+        context = context or contextvars.copy_context()
+        task = super().create_task(coro, name=name, context=context)
+        process = context.get(_process)
+        if process is not None:
+            process.tasks.add(task)
         return task
 
     def stop_process(self, process: Process) -> None:
@@ -91,7 +100,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def kill_process(self, process: Process) -> None:
         """SIGKILL."""
         process.dead = True
-        process.held.clear()
+        process.remains = list(process.tasks)
+
+    def bury_process(self, process: Process) -> None:
+        """Clean up after a dead or stopped process, once nobody can be harmed by its last acts: end its tasks."""
+        process.dead = False
+        process.remains = []
+        self.continue_process(process)
+        for task in list(process.tasks):
+            task.cancel()
 
     @staticmethod
     def _gated(callback: Callable[..., None], context: contextvars.Context) -> Callable[..., None]:
@@ -100,9 +117,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             return callback
 
         def run(*args: Any) -> None:
-            if process.dead:
-                return
-            if process.stopped:
+            if process.stopped or process.dead:
                 process.held.append(lambda: run(*args))
                 return
             callback(*args)

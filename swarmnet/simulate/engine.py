@@ -161,7 +161,7 @@ class SimulatedEngine:
     async def accumulate(self, stash: Stash) -> bool:
         """See Engine."""
         await self.device.run(self.device.forward_s, (2, stash.step, -self.stage, stash.index))
-        if stash.voids != self._voids or stash.step != self.version:
+        if stash.voids != self._voids or stash.step != self.version or stash.index in self.added:
             return False
         assert isinstance(stash.saved, list)
         payload, gradient = stash.saved

@@ -89,6 +89,11 @@ class MemoryNetwork:
         """SIGCONT."""
         self.loop.continue_process(self._nodes[peer].process)
 
+    def cut_off(self) -> None:
+        """Nothing reaches anybody from now on."""
+        self._nodes.clear()
+        self._calls.clear()
+
     # ------------------------------------------------------------ for the transports
 
     def delay(self, num_bytes: int = 0) -> float:

@@ -136,7 +136,8 @@ class Swarm:
         self.committed: dict[tuple[int, int], dict[PeerId, str]] = {}
         self.hooks: list[Callable[[PeerId, str, dict[str, object]], None]] = []
         self.slowdown: dict[PeerId, float] = {}
-        self._graveyard: list[Node] = []
+        self._over = False
+        self._processes: list[Process] = []
 
     # ------------------------------------------------------------ building
 
@@ -145,6 +146,7 @@ class Swarm:
         plan, served = self.plan, tuple(stages)
         peer_id = PeerId(name or f"s{'-'.join(map(str, served))}.{len(self.nodes)}")
         process = Process(peer_id)
+        self._processes.append(process)
         device = Device(plan.forward_s * self.slowdown.get(peer_id, 1.0))
         engines = {stage: SimulatedEngine(stage, plan.stages, device) for stage in served}
 
@@ -170,6 +172,7 @@ class Swarm:
         """Start a trainer process."""
         peer_id = PeerId(name or f"trainer.{len(self.trainers)}")
         process = Process(peer_id)
+        self._processes.append(process)
         incarnation = self.rng.getrandbits(62)
         trainer = Trainer(
             peer_id, self.manifest,
@@ -199,7 +202,6 @@ class Swarm:
         assert node.up
         node.up = False
         self.counts["kills"] += 1
-        self._graveyard.append(node)
         self.network.kill(node.peer_id)
 
     def kill_trainer(self, peer: PeerId) -> None:
@@ -290,12 +292,17 @@ class Swarm:
                         raise Broken(f"{node.peer_id}: weights of stage {stage} differ from the single process")
 
     def _on_event(self, peer: PeerId, event: str, fields: dict[str, object]) -> None:
+        if self._over:
+            return
         self.counts[event] += 1
         self.events.append((self.loop.time(), peer, event, fields))
-        if event == "committed":
-            self._check_commit(peer, fields)
-        for hook in self.hooks:
-            hook(peer, event, fields)
+        try:
+            if event == "committed":
+                self._check_commit(peer, fields)
+            for hook in self.hooks:
+                hook(peer, event, fields)
+        except Broken as broken:  # ends the run, not the peer that happened to speak
+            self.loop.failure = self.loop.failure or broken
 
     def _check_commit(self, peer: PeerId, fields: dict[str, object]) -> None:
         stage, step = fields["stage"], fields["step"]
@@ -345,11 +352,14 @@ class Swarm:
         return "\n".join(lines)
 
     def _bury(self) -> None:
-        """End what still runs, without letting dead processes act."""
-        self.loop.failure = self.loop.failure
+        """End what still runs, the dead included; nothing of it is seen or heard any more."""
+        self._over = True
+        self.network.cut_off()
+        self.loop.set_exception_handler(lambda loop, context: None)
+        for process in self._processes:
+            self.loop.bury_process(process)
         for task in asyncio.all_tasks(self.loop):
             task.cancel()
-        self.loop.set_exception_handler(lambda loop, context: None)
         for _ in range(20):
             self.loop.call_soon(self.loop.stop)
             self.loop.run_forever()

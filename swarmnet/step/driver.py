@@ -107,7 +107,7 @@ class StepDriver:
 
     def withdraw(self, index: int) -> None:
         """See Claims.withdraw."""
-        self.member.withdraw(index)
+        self._perform(self.member.withdraw(index))
 
     def added(self, index: int, stash: Stash) -> None:
         """See Claims.added."""

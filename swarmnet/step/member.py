@@ -21,6 +21,7 @@ from swarmnet.messages import (
     Finished,
     Granted,
     Heartbeat,
+    Indexes,
     Moved,
     Prepare,
     Release,
@@ -138,25 +139,27 @@ class Member:
         self.asked.add(index)
         return self._ask(index)
 
-    def withdraw(self, index: int) -> None:
-        """The work was dropped: a grant that still comes is ignored, the keeper hears of it by Release."""
+    def withdraw(self, index: int) -> list[Action]:
+        """The work was dropped. A grant that still comes is ignored; the keeper hears of it by Release, now or later."""
         self.asked.discard(index)
-        if index not in self.summed:
-            self.granted.discard(index)
+        if index not in self.granted or index in self.summed:
+            return []
+        self.granted.discard(index)
+        return self._release(frozenset({index}))
 
     def add(self, index: int, *, now: float) -> list[Action]:
         """The weight gradient of `index` is in the accumulator, which has not been voided since."""
         self.progress += 1
         if index not in self.granted:
-            return []
+            return self._void_myself()
         self.summed.add(index)
         return self._join_round(now) if self.round is not None else []
 
     def found_non_finite(self, index: int, *, now: float) -> list[Action]:
         """`index` gave a non-finite value here."""
-        self.withdraw(index)
+        actions = self.withdraw(index)
         self.non_finite.add(index)
-        return self._report()
+        return [*actions, *self._report()]
 
     def sum_whole(self, finished: Finished, *, now: float) -> list[Action]:
         """The exchange of a round, or the collection of a finished sum, is complete and digest-checked."""
@@ -324,11 +327,12 @@ class Member:
 
     def _on_granted(self, granted: Granted) -> list[Action]:
         ours = granted.ballot == self.promised and granted.generation == self.generation
-        if not ours or granted.index not in self.asked or self._frozen:
+        if not ours or granted.index not in self.asked or self.finished is not None or self.applying:
             return []  # the keeper hears of it by Release (A1)
         self.asked.discard(granted.index)
         self.granted.add(granted.index)
-        return [act.Granted(granted.index)]
+        # Who grants has no open round: what I take part in was given up. Whoever finishes it all the same wins.
+        return [*self._drop_round(), act.Granted(granted.index)]
 
     def _on_moved(self, moved: Moved) -> list[Action]:
         if moved.ballot != self.promised or moved.generation != self.generation or moved.index not in self.asked:
@@ -351,8 +355,11 @@ class Member:
     def _on_round(self, message: Round, now: float) -> list[Action]:
         if message.ballot != self.promised:
             return []
+        actions: list[Action] = []
+        if self.exchange is not None and self.exchange != message.id:
+            actions = self._drop_round()  # the keeper has given that one up; its set need not be mine any more
         self.round = message
-        return self._join_round(now)
+        return actions + self._join_round(now)
 
     def _on_fork(self, peer: PeerId, beat: Heartbeat, now: float) -> list[Action]:
         """Rule 19: the lower of (has a commit, chain) resyncs; one with a commit never yields to one without."""
@@ -381,11 +388,6 @@ class Member:
         return [act.Resync(donors, reason), Note("resync", {"reason": reason, "version": self.version})]
 
     # ------------------------------------------------------------ inside
-
-    @property
-    def _frozen(self) -> bool:
-        """From my contribution to the end of the round the accumulator does not change (rule 15)."""
-        return self.exchange is not None or self.finished is not None or self.applying
 
     def _wanted_sum(self) -> RoundId | None:
         mine = self.barrier.of(self.stage)
@@ -417,6 +419,18 @@ class Member:
             return []
         return [Send(self.promised.peer, self._make_report())]
 
+    def _release(self, indexes: Indexes) -> list[Action]:
+        if self.promised is None:
+            return []
+        return [Send(self.promised.peer, Release(self.stamp, self.promised, self.generation, indexes))]
+
+    def _void_myself(self) -> list[Action]:
+        """The accumulator holds what nobody granted: it is worth nothing (I3)."""
+        self.generation = self.generation.next()
+        self.granted.clear()
+        self.summed.clear()
+        return [*self._drop_round(), act.Void(), Note("voided_myself", {"step": self.version}), *self._report()]
+
     def _drop_round(self) -> list[Action]:
         self.round = None
         if self.exchange is None:
@@ -441,8 +455,7 @@ class Member:
         if mine:
             missing = mine[0] - self.granted - self.summed
             if missing:
-                release = Release(self.stamp, current.ballot, self.generation, missing)
-                return [Send(current.ballot.peer, release)]
+                return self._release(missing)
             if not (self.summed == self.granted == mine[0]):
                 return []
         elif self.granted or self.summed:
