@@ -8,6 +8,7 @@ alignment, so a parameter's gradient must not depend on what precedes it in the 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import torch
@@ -72,8 +73,8 @@ class ReplicaState:
         if stages != [(stage, self.version) for stage in range(self.manifest.cut.stages)]:
             raise ValueError(f"version {self.version} needs a commit of each stage, in order; got {stages}")
         num_tokens = commits[-1].num_tokens
-        if num_tokens <= 0:
-            raise BadMessage(RejectCode.MALFORMED, "a commit without tokens", step=self.version)
+        if num_tokens <= 0 or not all(0 <= commit.grad_sq_norm < math.inf for commit in commits):
+            raise BadMessage(RejectCode.MALFORMED, "a commit without tokens or norm", step=self.version)
         table, training = self.manifest.optimizer, self.manifest.training
         scale = gradient_scale(
             [commit.grad_sq_norm for commit in commits], num_tokens=num_tokens, clip_norm=table.clip_norm

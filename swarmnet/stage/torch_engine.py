@@ -198,13 +198,13 @@ class TorchEngine:
 
     def _reduce(self, contributions: Sequence[Packed], num_elements: int) -> Packed:
         codec = self._manifest.averaging.codec
-        total = torch.zeros(num_elements, dtype=self._sum.dtype)
+        total, bound = torch.zeros(num_elements, dtype=self._sum.dtype), 0.0
         for packed in contributions:
             self._expect_codec(packed, codec)
             piece = codecs.decode(packed, expect_shape=(num_elements,))
-            self._check_range(piece)
+            bound += self._check_range(piece)
             total.add_(piece)
-            if self._exact and largest_magnitude([total]) > MAX_SUM:
+            if bound > MAX_SUM and largest_magnitude([total]) > MAX_SUM:     # the second only where the first touches
                 raise Overflow("contributions exceed what a step's microbatches can sum to")
         return self._encode(codec, total)
 
@@ -226,9 +226,12 @@ class TorchEngine:
         self._sum_version = self.version
         return digest.digest(), self._state.square_norm(self._sum)
 
-    def _check_range(self, piece: Tensor) -> None:
-        if self._exact and piece.numel() and largest_magnitude([piece]) > MAX_SUM:
+    def _check_range(self, piece: Tensor) -> float:
+        """The largest magnitude of a piece of a fixed-point sum; 0 in fp32 mode, where decoding has checked enough."""
+        largest = largest_magnitude([piece]) if self._exact else 0.0
+        if largest > MAX_SUM:
             raise BadMessage(RejectCode.MALFORMED, "a fixed-point sum outside its range")
+        return largest
 
     # ------------------------------------------------------------ versions
 

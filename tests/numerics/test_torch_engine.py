@@ -407,7 +407,9 @@ def test_apply_needs_a_sum_of_this_version_and_all_commits_in_order() -> None:
         for wrong in (commits[:1], commits[::-1], [commit(stage, 1, b"", 1.0, 32, 1.0) for stage in range(2)]):
             with pytest.raises(ValueError, match="commit of each stage"):
                 await engine.apply(wrong)
-        await refused(engine.apply([commit(stage, 0, b"", 1.0, 0, 1.0) for stage in range(2)]), RejectCode.MALFORMED)
+        for tokens, square in ((0, 1.0), (32, float("nan")), (32, float("inf")), (32, -1.0)):
+            false = [commit(stage, 0, b"", 1.0, tokens, square) for stage in range(2)]
+            await refused(engine.apply(false), RejectCode.MALFORMED)
         assert engine.version == 0
         await engine.apply(commits)
         assert engine.version == 1

@@ -89,7 +89,10 @@ def test_voided_work_adds_nothing_and_new_work_starts_from_zero() -> None:
     assert not acc.add(gradient(7.0), step=0, index=1, voids=0), "its work began before the void"
     assert acc.read(0).tolist() == [0.0]
     assert acc.add(gradient(3.0), step=0, index=0, voids=1)
+    assert not acc.add(gradient(7.0), step=0, index=2, voids=0), "late, and it must not touch the new content"
     assert acc.read(0).tolist() == [3.0]
+    assert acc.add(gradient(1.0), step=0, index=1, voids=1)
+    assert acc.read(0).tolist() == [4.0]
 
 
 def test_another_step_starts_from_zero() -> None:
