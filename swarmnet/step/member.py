@@ -140,7 +140,7 @@ class Member:
         return self._ask(index)
 
     def withdraw(self, index: int) -> list[Action]:
-        """The work was dropped. A grant that still comes is ignored; the keeper hears of it by Release, now or later."""
+        """The work was dropped. A grant that still comes is ignored; the keeper hears of it, now or later."""
         self.asked.discard(index)
         if index not in self.granted or index in self.summed:
             return []
@@ -196,7 +196,7 @@ class Member:
 
     def gone(self, peer: PeerId, *, definite: bool, now: float) -> list[Action]:
         """A connection to `peer` broke."""
-        if definite and self.view.gone(peer):
+        if definite and self.view.gone(peer, now=now):
             return self._advance(now)
         return []
 

@@ -36,6 +36,7 @@ class Seen:
     queue: int = 0
     draining: bool = False
     dead: bool = False
+    dead_at: float = 0.0
     gap_s: float = 0.0
 
 
@@ -50,6 +51,8 @@ class View:
         """Take in a heartbeat. Returns True if the peer is new, newly alive, or a new incarnation of itself."""
         stage = self._seen.setdefault(beat.stamp.stage, {})
         seen = stage.get(peer)
+        if seen is not None and seen.incarnation == beat.incarnation and self._last_words(seen, now):
+            return False
         fresh = seen is None or seen.dead or seen.incarnation != beat.incarnation
         if seen is None or seen.incarnation != beat.incarnation:
             seen = stage[peer] = Seen(heard_at=now, incarnation=beat.incarnation)
@@ -65,13 +68,18 @@ class View:
             if peer in stage and not stage[peer].dead:
                 self._alive(stage[peer], now)
 
-    def gone(self, peer: PeerId) -> bool:
+    def gone(self, peer: PeerId, *, now: float) -> bool:
         """The peer is definitely dead (nobody listens there). Returns True if that is news."""
         news = False
         for stage in self._seen.values():
             if peer in stage and not stage[peer].dead:
                 stage[peer].dead = news = True
+                stage[peer].dead_at = now
         return news
+
+    def _last_words(self, seen: Seen, now: float) -> bool:
+        """Was this still under way when the peer died? Later it means that the death was an error."""
+        return seen.dead and now - seen.dead_at < self.timers.suspect_s
 
     def forget_silent(self, *, now: float) -> None:
         """Drop what has been dead or silent for ten long silences; a comeback is then a new acquaintance."""
