@@ -181,10 +181,10 @@ class Peer:
             last = {commit.stage: commit for commit in replica.member.last_commits}.get(self.manifest.cut.stages - 1)
             if last is not None and last.num_tokens:
                 self._loss = (last.step, last.loss_sum / last.num_tokens)
-            if replica.member.done and stage not in self._done_stages:
-                self._done_stages.add(stage)
-                if len(self._done_stages) == len(self.replicas):
-                    self.finished.set()
+        if event in ("applied", "synced") and self.replicas[stage].member.done:
+            self._done_stages.add(stage)
+            if len(self._done_stages) == len(self.replicas):
+                self.finished.set()
 
     def on_resync(self, stage: int, donors: tuple[PeerId, ...]) -> None:
         """See Listener.on_resync."""
@@ -203,14 +203,14 @@ class Peer:
         view = self.replicas[stage].member.view
         for other in near:
             found.update(view.live(other, now=self._now()))
-        return found
+        return sorted(found)
 
     def everyone(self) -> Iterable[PeerId]:
         """See Listener.everyone."""
         found = {peer for peer, record in self.records.items() if record.stages}
         for replica in self.replicas.values():
             found.update(replica.member.view.everyone())
-        return found
+        return sorted(found)
 
     # ------------------------------------------------------------ tasks
 

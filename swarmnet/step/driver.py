@@ -153,7 +153,7 @@ class StepDriver:
                 if isinstance(message, Heartbeat):
                     self._beat(self._listener.neighbours(self.member.stage))
                 else:
-                    for peer in {*self._listener.everyone(), self.member.me}:
+                    for peer in sorted({*self._listener.everyone(), self.member.me}):
                         self._send(peer, message)
             case act.Granted(index):
                 self._pipeline.granted(index, self._engine.voids)

@@ -29,10 +29,15 @@ from swarmnet.step.view import View
 
 
 class Keeper:
-    """One term of office. Discard it when a higher ballot is promised or the step is over."""
+    """One term of office. Discard it when a higher ballot is promised or the step is over.
 
-    def __init__(self, stamp: Stamp, ballot: Ballot, num_indexes: int, view: View, *, now: float) -> None:
-        self.stamp, self.ballot, self.view = stamp, ballot, view
+    idle_s: how long nothing may be claimed before what is free is executed on the keeper's order.
+    """
+
+    def __init__(
+        self, stamp: Stamp, ballot: Ballot, num_indexes: int, view: View, *, idle_s: float, now: float
+    ) -> None:
+        self.stamp, self.ballot, self.view, self._idle_s = stamp, ballot, view, idle_s
         self.ledger = Ledger(num_indexes)
         self.members: dict[PeerId, Generation] = {}
         self.round: Round | None = None
@@ -238,14 +243,14 @@ class Keeper:
 
         What an evicted owner leaves behind is ordered at once, the rest only when nothing has flowed for a while.
         """
-        stagnant = now - self._flow_at > self.view.timers.idle_index_s
+        stagnant = now - self._flow_at > self._idle_s
         actions: list[Action] = []
         members = sorted(self.members)
         load = {peer: len(self.ledger.of(peer)) for peer in members}
         for index in self.ledger.free():
             if index not in self.ledger.freed and not stagnant:
                 continue
-            if now - self._ordered.get(index, -1e9) <= self.view.timers.idle_index_s:
+            if now - self._ordered.get(index, -1e9) <= max(self._idle_s, self.view.timers.suspect_s):
                 continue
             first = index not in self._ordered
             self._ordered[index] = now

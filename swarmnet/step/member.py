@@ -62,12 +62,15 @@ class Member:
         self.draining = False
         self.last_commits: tuple[Commit, ...] = ()
         self.last_finished: Finished | None = None
+        self._claimed_at: float | None = None
+        self._claim_gap_s: float | None = None
         self._resync_at = -1e9
         self._behind_since: float | None = None
         self._begin(now)
 
     def _begin(self, now: float) -> None:
         self.began_at = now
+        self._claimed_at = None
         self.promised: Ballot | None = None
         self.promised_at = now
         self.keeper: Keeper | None = None
@@ -136,6 +139,9 @@ class Member:
         """Work on `index` has begun: ask to count it (rule 3)."""
         if index in self.granted:
             return [act.Granted(index)]
+        if self._claimed_at is not None:
+            self._claim_gap_s = max(0.9 * (self._claim_gap_s or 0.0), now - self._claimed_at)
+        self._claimed_at = now
         self.asked.add(index)
         return self._ask(index)
 
@@ -389,6 +395,13 @@ class Member:
 
     # ------------------------------------------------------------ inside
 
+    @property
+    def _idle_limit_s(self) -> float:
+        """How long nothing may be claimed before idle indexes are ordered: a multiple of the pauses between claims."""
+        if self._claim_gap_s is None:
+            return self.timers.idle_index_s
+        return max(2 * self.timers.heartbeat_s, 4 * self._claim_gap_s)
+
     def _wanted_sum(self) -> RoundId | None:
         mine = self.barrier.of(self.stage)
         if mine is not None:
@@ -512,7 +525,9 @@ class Member:
             return []
         actions = self._drop_round()
         self.promised, self.promised_at = ballot, now
-        self.keeper = Keeper(self.stamp, ballot, self.shape.num_microbatches, self.view, now=now)
+        self.keeper = Keeper(
+            self.stamp, ballot, self.shape.num_microbatches, self.view, idle_s=self._idle_limit_s, now=now
+        )
         actions.append(Note("keeper", {"step": self.version, "ballot": number}))
         actions += self._report()
         for index in sorted(self.asked):
