@@ -7,6 +7,7 @@ Only the TCP subset the gRPC data plane needs. Resolves nothing, dials nothing.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class Address:
     peer: PeerId | None = None
 
     @classmethod
+    @functools.lru_cache(maxsize=4096)  # noqa: B019  (keeps the class alive, not an instance)
     def parse(cls, text: str) -> Address:
         """Read a multiaddr. Raises UsageError with what is wrong about it."""
         match text.split("/"):

@@ -147,6 +147,6 @@ class _Call:
             raise PeerTimeout(reason, peer=self._line.peer) from error
         finally:
             self._guard = None
-        self._line.alive()
+        self._line.alive(self._lane)
         return data
 

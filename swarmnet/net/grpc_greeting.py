@@ -68,3 +68,7 @@ class Greeted:
     def get(self, peer: PeerId) -> Hello | None:
         """What `peer` said, if it is remembered."""
         return self._hellos.get(peer)
+
+    def forget(self, peer: PeerId) -> None:
+        """As if this process had just started, for one peer."""
+        self._hellos.pop(peer, None)

@@ -56,7 +56,8 @@ class Line:
         self._dialling = dialling
         self._control: Lane | None = None
         self._bulk: list[Lane | None] = [None] * dialling.config.bulk_channels
-        self._failed: list[Address] = []                     # dialled in vain since the last success, oldest first
+        self._retired: list[Lane] = []                       # replaced, but still in use
+        self._failed: list[Address] = []                     # dialled in vain, oldest first
         self._greeted = False
         self._greeting = asyncio.Lock()
         self._probing = asyncio.Lock()
@@ -69,14 +70,32 @@ class Line:
     @asynccontextmanager
     async def lane(self, *, bulk: bool) -> AsyncIterator[Lane]:
         """A connection for one call: the control lane, or the bulk lane with the fewest calls. Raises PeerGone."""
+        self._leave_old_addresses()
         lane = self._bulk_lane() if bulk else self._control_lane()
         lane.users += 1
         try:
+            await self._close_idle()
             yield lane
         finally:
             lane.users -= 1
-            if lane.retired and lane.users == 0:
-                await lane.channel.close()
+            await self._close_idle()
+
+    def _lanes(self) -> list[Lane]:
+        return [lane for lane in (self._control, *self._bulk) if lane is not None]
+
+    def _leave_old_addresses(self) -> None:
+        """A peer that restarted listens elsewhere; one whose record expired keeps its connections."""
+        known = self.addresses()
+        for lane in self._lanes():
+            if known and lane.address not in known:
+                self.retire(lane)
+
+    async def _close_idle(self) -> None:
+        """Close the retired lanes that nobody uses any more."""
+        idle = [lane for lane in self._retired if lane.users == 0]
+        self._retired = [lane for lane in self._retired if lane.users > 0]
+        for lane in idle:
+            await lane.channel.close()
 
     def _control_lane(self) -> Lane:
         if self._control is None:
@@ -114,6 +133,7 @@ class Line:
         known = self.addresses()
         if not known:
             raise PeerGone("no address is known", peer=self.peer)
+        self._failed = [at for at in self._failed if at in known]
         return min(known, key=lambda at: self._failed.index(at) + 1 if at in self._failed else 0)
 
     # ------------------------------------------------------------ greeting
@@ -155,20 +175,22 @@ class Line:
         answer = read_hello_reply(reply)
         if isinstance(answer, Rejected):
             return answer
-        self.alive()
+        self.alive(lane)
         return greeter.judge(answer, sent=sent)
 
     # ------------------------------------------------------------ breaking
 
-    def alive(self) -> None:
-        """Something was heard on this line."""
+    def alive(self, lane: Lane) -> None:
+        """Something was heard on this lane."""
         self._told = None
-        self._failed.clear()
+        if self._failed:
+            self._failed = [at for at in self._failed if at != lane.address]
 
     def retire(self, lane: Lane) -> None:
         """Replace a broken lane at its next use."""
         if not lane.retired:
             lane.retired = True
+            self._retired.append(lane)
             self._failed = [at for at in self._failed if at != lane.address] + [lane.address]
         if self._control is lane:
             self._control = None
@@ -207,6 +229,8 @@ class Line:
     def _report(self, definite: bool) -> None:
         if definite:
             self._greeted = False
+            for lane in self._lanes():
+                self.retire(lane)
         news = self._told is None or (definite and not self._told)
         if news and not self._closed:
             self._told = definite
@@ -215,11 +239,10 @@ class Line:
     async def close(self) -> None:
         """Cancel what is under way and close all connections."""
         self._closed = True
-        for lane in (self._control, *self._bulk):
-            if lane is not None:
-                lane.retired = True
-                await lane.channel.close()
-        self._control, self._bulk = None, [None] * len(self._bulk)
+        for lane in self._lanes():
+            self.retire(lane)
+        for lane in self._retired:
+            await lane.channel.close()
 
 
 

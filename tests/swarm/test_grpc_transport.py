@@ -3,17 +3,55 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import os
+import signal
+import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
+import grpc
 import pytest
 
+from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, RejectCode, UsageError
 from swarmnet.ids import PeerId, RunId
-from swarmnet.net.grpc_options import GrpcConfig
+from swarmnet.messages import (
+    Accepted,
+    Answer,
+    Fetched,
+    Gradient,
+    ManifestData,
+    ManifestRequest,
+    Packed,
+    Process,
+    Rejected,
+    Request,
+)
+from swarmnet.net import tls
+from swarmnet.net.address import Address
+from swarmnet.net.grpc_callee import LINK
+from swarmnet.net.grpc_caller import METHODS
+from swarmnet.net.grpc_greeting import HELLO, Greeter
+from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
-from swarmnet.net.tls import open_authority
-from tests.contracts.transport_contract import CHECKS, LIMIT_S, End, Pair, ScriptedService
+from swarmnet.net.tls import Authority, Leaf, open_authority, trust_anchor
+from swarmnet.net.transport import ReadPayload
+from swarmnet.wire.convert import read_answer, write_end, write_hello, write_request
+from swarmnet.wire.convert_calls import GreetFirst, Hello, TensorHeader
+from tests.contracts.transport_contract import (
+    CHECKS,
+    FETCH,
+    LIMIT_S,
+    PROCESS,
+    End,
+    Pair,
+    ScriptedService,
+    execute,
+    packed,
+)
 
 RUN = RunId("ab" * 32)
 
@@ -47,5 +85,597 @@ def test_contract(check: Callable[[Pair], Awaitable[None]]) -> None:
     async def main() -> None:
         async with asyncio.timeout(LIMIT_S), grpc_pair() as pair:
             await check(pair)
+
+    asyncio.run(main())
+
+
+def run(scenario: Callable[[Pair], Awaitable[None]], config: GrpcConfig = GrpcConfig()) -> None:  # noqa: B008
+    """Play a scenario on a fresh pair."""
+
+    async def main() -> None:
+        async with asyncio.timeout(LIMIT_S), grpc_pair(config) as pair:
+            await scenario(pair)
+
+    asyncio.run(main())
+
+
+# ---------------------------------------------------------------- greetings
+
+
+def refusal_of(greeter_a: Greeter, greeter_b: Greeter) -> Rejected:
+    """What a call from one greeter to the other is answered."""
+
+    async def main() -> Answer:
+        book: dict[PeerId, tuple[str, ...]] = {}
+        a, _ = make_transport(book, greeter=greeter_a)
+        b, service = make_transport(book, greeter=greeter_b)
+        service.answering = never_asked
+        async with asyncio.timeout(LIMIT_S), a, b:
+            book |= {b.peer: b.addresses}
+            (answer,) = [answer async for answer in a.call(b.peer, PROCESS, (packed(10_000_000),), deadline=in_s(10))]
+            return answer
+
+    answer = asyncio.run(main())
+    assert isinstance(answer, Rejected)
+    return answer
+
+
+async def never_asked(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+    raise AssertionError("a stranger's call reached the service")
+    yield
+
+
+def in_s(seconds: float) -> float:
+    return asyncio.get_running_loop().time() + seconds
+
+
+GREETER = Greeter(RUN, "cpu/test", 60.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"run": RunId("cd" * 32)}, RejectCode.WRONG_RUN),
+        ({"run": None}, RejectCode.WRONG_RUN),
+        ({"version": (2, 0)}, RejectCode.WRONG_VERSION),
+        ({"clock": lambda: time.time() + 75}, RejectCode.CLOCK),
+        ({"clock": lambda: time.time() - 75}, RejectCode.CLOCK),
+    ],
+    ids=["run", "no-run", "version", "clock-ahead", "clock-behind"],
+)
+def test_peers_that_do_not_fit_are_refused_in_words(changes: dict, code: RejectCode) -> None:
+    odd = dataclasses.replace(GREETER, **changes)
+    refusals = [refusal_of(GREETER, odd)] + ([refusal_of(odd, GREETER)] if odd.run else [])
+    for refusal in refusals:
+        assert refusal.code is code and len(refusal.reason) > 20
+
+
+def test_either_end_refuses() -> None:
+    """A callee that greets everybody is refused by the caller."""
+    hello = Hello(RunId("cd" * 32), 1, 0, "", time.time())
+    refusal = GREETER.judge(hello, sent=time.time())
+    assert refusal is not None and refusal.code is RejectCode.WRONG_RUN
+    hello = dataclasses.replace(hello, run=RUN)
+    assert GREETER.judge(hello, sent=time.time()) is None
+    late = dataclasses.replace(hello, clock=time.time() - 70)
+    assert GREETER.judge(late, sent=time.time() - 20) is None           # 20 s of it may have been the journey
+    assert GREETER.judge(late) is not None
+
+
+def test_minor_versions_work_together_and_numerics_are_announced() -> None:
+    async def main() -> None:
+        book: dict[PeerId, tuple[str, ...]] = {}
+        a, _ = make_transport(book, greeter=dataclasses.replace(GREETER, version=(1, 7)))
+        b, service = make_transport(book)
+        service.answering = fetched
+        async with a, b:
+            book |= {b.peer: b.addresses}
+            assert [answer async for answer in a.call(b.peer, FETCH, deadline=in_s(10))] == [Fetched()]
+            hello = b.greeting_of(a.peer)
+            assert hello is not None and (hello.minor, hello.numerics) == (7, "cpu/test")
+            assert a.greeting_of(b.peer) is None
+
+    asyncio.run(main())
+
+
+async def fetched(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+    yield Fetched()
+
+
+def test_a_manifest_needs_no_greeting() -> None:
+    async def manifest(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+        yield ManifestData("format = 1")
+
+    async def main() -> None:
+        book: dict[PeerId, tuple[str, ...]] = {}
+        joiner, _ = make_transport(book, run=None)
+        b, service = make_transport(book)
+        service.answering = manifest
+        async with joiner, b:
+            book |= {b.peer: b.addresses}
+            answers = [answer async for answer in joiner.call(b.peer, ManifestRequest(), deadline=in_s(10))]
+            assert answers == [ManifestData("format = 1")]
+
+    asyncio.run(main())
+
+
+def test_a_restarted_callee_is_greeted_again() -> None:
+    """The new process at the old address does not know the caller; the caller notices and repeats by itself."""
+
+    async def main() -> None:
+        book: dict[PeerId, tuple[str, ...]] = {}
+        a, heard = make_transport(book)
+        b, service = make_transport(book)
+        service.answering = fetched
+        async with a, b:
+            book |= {b.peer: b.addresses}
+            assert [x async for x in a.call(b.peer, FETCH, deadline=in_s(10))] == [Fetched()]
+            b._greeted.forget(a.peer)
+            assert [x async for x in a.call(b.peer, FETCH, deadline=in_s(10))] == [Fetched()]
+            b._greeted.forget(a.peer)
+            a.tell(b.peer, execute(5, a.peer))
+            assert (await service.told.get())[1].index == 5
+            assert heard.gone.empty()
+
+    asyncio.run(main())
+
+
+def test_several_addresses_are_tried() -> None:
+    async def main() -> None:
+        book: dict[PeerId, tuple[str, ...]] = {}
+        a, heard = make_transport(book)
+        b, service = make_transport(book)
+        service.answering = fetched
+        async with a, b:
+            book |= {b.peer: ("/ip4/127.0.0.1/tcp/1", "/nonsense", *b.addresses)}
+            assert [x async for x in a.call(b.peer, FETCH, deadline=in_s(10))] == [Fetched()]
+            while not heard.gone.empty():
+                assert not heard.gone.get_nowait()[1], "one of its addresses listens"
+
+    asyncio.run(main())
+
+
+def test_a_peer_without_address_is_gone_for_now() -> None:
+    async def main() -> None:
+        a, _ = make_transport({})
+        async with a:
+            with pytest.raises(PeerGone) as caught:
+                async for _ in a.call(Identity.generate().peer, FETCH, deadline=in_s(10)):
+                    raise AssertionError("nobody answered")
+            assert not caught.value.definite
+
+    asyncio.run(main())
+
+
+def test_a_taken_port_is_a_usage_error() -> None:
+    async def main() -> None:
+        a, _ = make_transport({})
+        async with a:
+            b, _ = make_transport({}, port=a.port)
+            with pytest.raises(UsageError, match="--port"):
+                await b.start()
+
+    asyncio.run(main())
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@asynccontextmanager
+async def raw_channel(target: GrpcTransport, key: bytes, chain: bytes) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel of somebody who speaks gRPC, but not through our transport."""
+    credentials = grpc.ssl_channel_credentials(trust_anchor(target.peer), key, chain)
+    where = Address.parse(target.addresses[0]).target
+    async with grpc.aio.secure_channel(where, credentials, options=CHANNEL_OPTIONS) as channel:
+        yield channel
+
+
+def hostile(identity: Identity | None = None) -> Leaf:
+    """TLS material of an admitted peer."""
+    identity = identity or Identity.generate()
+    return Leaf(identity, open_authority().admit(identity.peer))
+
+
+async def say_hello(channel: grpc.aio.Channel) -> None:
+    await channel.unary_unary(HELLO)(write_hello(GREETER.hello()), timeout=5)
+
+
+async def first_answer(channel: grpc.aio.Channel, *messages: bytes, method: str = METHODS[Process]) -> Answer:
+    """What the callee says to these messages of one stream."""
+    stream = channel.stream_stream(method)(timeout=5)
+    for message in messages:
+        await stream.write(message)
+    answer, _ = read_answer(await stream.read())
+    stream.cancel()
+    return answer
+
+
+def with_victim(scenario: Callable[[GrpcTransport, ScriptedService], Awaitable[None]], **options) -> None:
+    """Play a scenario against one transport, which must still serve afterwards."""
+
+    async def main() -> None:
+        book: dict[PeerId, tuple[str, ...]] = {}
+        victim, service = make_transport(book, **options)
+        friend, _ = make_transport(book)
+        async with asyncio.timeout(LIMIT_S), victim, friend:
+            book |= {victim.peer: victim.addresses}
+            await scenario(victim, service)
+            service.answering = fetched
+            assert [x async for x in friend.call(victim.peer, FETCH, deadline=in_s(10))] == [Fetched()], "unharmed"
+
+    asyncio.run(main())
+
+
+def test_strangers_are_told_to_greet_before_their_payload() -> None:
+    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+        service.answering = never_asked
+        leaf = hostile()
+        async with raw_channel(victim, leaf.key, leaf.chain) as channel:
+            header = write_request(PROCESS, (TensorHeader("uint8", (1 << 20,), 1 << 20),))
+            assert await first_answer(channel, header) == GreetFirst()
+            assert await first_answer(channel, method=LINK) == GreetFirst()
+
+    with_victim(scenario)
+
+
+BIG = 1 << 40
+
+
+@pytest.mark.parametrize(
+    ("messages", "code"),
+    [
+        ((b"\xff\xff\xff",), RejectCode.MALFORMED),
+        ((b"",), RejectCode.MALFORMED),
+        ((write_request(FETCH),), RejectCode.MALFORMED),
+        ((write_request(PROCESS, (TensorHeader("uint8", (BIG,), BIG),)),), RejectCode.TOO_LARGE),
+        ((write_request(PROCESS, (TensorHeader("uint8", (2**20 + 1,), 2**20 + 1),)),), RejectCode.TOO_LARGE),
+        ((write_request(PROCESS, (TensorHeader("fp32", (4,), 15),)),), RejectCode.BAD_SHAPE),
+        ((write_request(PROCESS, (TensorHeader("zip", (4,), 4),)),), RejectCode.MALFORMED),
+        ((write_request(PROCESS, (TensorHeader("uint8", (4,), 4),)), b"12345"), RejectCode.MALFORMED),
+        ((write_request(PROCESS, (TensorHeader("uint8", (4,), 4),)), b"1234", write_end(5)), RejectCode.MALFORMED),
+        ((write_request(PROCESS, (TensorHeader("uint8", (4,), 4),)), b"1234", b"\xff"), RejectCode.MALFORMED),
+    ],
+    ids=["junk", "empty", "other-method", "huge", "oversize", "length", "codec", "chunk", "count", "end"],
+)
+def test_bad_calls_are_refused(messages: tuple[bytes, ...], code: RejectCode) -> None:
+    async def reading(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+        yield Gradient(0.0, len(await payload()))
+
+    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+        service.answering = reading
+        leaf = hostile()
+        async with raw_channel(victim, leaf.key, leaf.chain) as channel:
+            await say_hello(channel)
+            answer = await first_answer(channel, *messages)
+            assert isinstance(answer, Rejected) and answer.code is code
+
+    with_victim(scenario, config=GrpcConfig(max_payload_bytes=1 << 20))
+
+
+def test_a_message_over_the_frame_limit_fails_alone() -> None:
+    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+        leaf = hostile()
+        async with raw_channel(victim, leaf.key, leaf.chain) as channel:
+            await say_hello(channel)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await first_answer(channel, bytes(8 << 20))
+            assert caught.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
+
+    with_victim(scenario)
+
+
+def test_junk_on_a_link_closes_it_with_a_reason() -> None:
+    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+        leaf = hostile()
+        async with raw_channel(victim, leaf.key, leaf.chain) as channel:
+            await say_hello(channel)
+            stream = channel.stream_stream(LINK)(timeout=5)
+            assert read_answer(await stream.read())[0] == Accepted()
+            await stream.write(b"\xff\xff")
+            answer, _ = read_answer(await stream.read())
+            assert isinstance(answer, Rejected) and answer.code is RejectCode.MALFORMED
+            assert service.told.empty()
+
+    with_victim(scenario)
+
+
+def test_a_caller_that_ends_its_upload_early_is_gone() -> None:
+    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+        outcome: asyncio.Queue[Exception] = asyncio.Queue()
+
+        async def reading(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+            try:
+                await payload()
+            except PeerGone as error:
+                outcome.put_nowait(error)
+                raise
+            yield Fetched()
+
+        service.answering = reading
+        leaf = hostile()
+        async with raw_channel(victim, leaf.key, leaf.chain) as channel:
+            await say_hello(channel)
+            stream = channel.stream_stream(METHODS[Process])(timeout=5)
+            await stream.write(write_request(PROCESS, (TensorHeader("uint8", (2 << 20,), 2 << 20),)))
+            await stream.write(bytes(1 << 20))
+            await stream.done_writing()                      # what a dying caller looks like
+            assert isinstance(await outcome.get(), PeerGone)
+
+    with_victim(scenario)
+
+
+def test_a_caller_that_stops_uploading_times_out() -> None:
+    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+        outcome: asyncio.Queue[Exception] = asyncio.Queue()
+
+        async def reading(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+            try:
+                await payload()
+            except PeerGone as error:
+                outcome.put_nowait(error)
+                raise
+            yield Fetched()
+
+        service.answering = reading
+        leaf = hostile()
+        async with raw_channel(victim, leaf.key, leaf.chain) as channel:
+            await say_hello(channel)
+            stream = channel.stream_stream(METHODS[Process])(timeout=10)
+            await stream.write(write_request(PROCESS, (TensorHeader("uint8", (2 << 20,), 2 << 20),)))
+            assert "stalls" in str(await outcome.get())
+            stream.cancel()
+
+    with_victim(scenario, config=GrpcConfig(stall_s=0.4))
+
+
+def test_a_bug_in_the_service_costs_one_call() -> None:
+    async def buggy(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+        yield Accepted()
+        raise KeyError("a bug")
+
+    async def scenario(pair: Pair) -> None:
+        pair.b.service.answering = buggy
+        with pytest.raises(PeerGone) as caught:
+            async for answer in pair.call_b(PROCESS):
+                assert answer == Accepted()
+        assert not caught.value.definite
+        pair.b.service.answering = fetched
+        assert [answer async for answer in pair.call_b(FETCH)] == [Fetched()]
+        assert pair.a.service.gone.empty()
+
+    run(scenario)
+
+
+def test_bad_answers_are_bad_messages() -> None:
+    """The callee's declared answer is checked like a caller's payload."""
+
+    async def large(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+        yield Gradient(0.0, 1, payload=(packed(2 << 20),))
+
+    async def nonsense(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+        yield Gradient(0.0, 1, payload=(Packed("fp32", (3,), b"12345"),))
+
+    async def main() -> None:
+        book: dict[PeerId, tuple[str, ...]] = {}
+        a, _ = make_transport(book, config=GrpcConfig(max_payload_bytes=1 << 20))
+        b, service = make_transport(book)
+        async with a, b:
+            book |= {b.peer: b.addresses}
+            for answering, code in [(large, RejectCode.TOO_LARGE), (nonsense, RejectCode.BAD_SHAPE)]:
+                service.answering = answering
+                with pytest.raises(BadMessage) as caught:
+                    async for _ in a.call(b.peer, PROCESS, deadline=in_s(10)):
+                        raise AssertionError("a bad answer was believed")
+                assert caught.value.code is code
+
+    asyncio.run(main())
+
+
+def test_a_slow_service_is_not_a_stalled_peer() -> None:
+    async def slow(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+        yield Accepted()
+        await asyncio.sleep(1.0)                             # more than three stalls long
+        yield Gradient(0.0, (await payload())[0].num_bytes)
+
+    async def scenario(pair: Pair) -> None:
+        pair.b.service.answering = slow
+        answers = [answer async for answer in pair.call_b(PROCESS, (packed(20_000_000),))]
+        assert answers == [Accepted(), Gradient(0.0, 20_000_000)]
+
+    run(scenario, GrpcConfig(stall_s=0.3))
+
+
+# ---------------------------------------------------------------- identity inside the channel
+
+
+def _certificate(**parts) -> bytes:
+    """A certificate of the attacker's own making."""
+    return tls._pem(tls._certificate(**parts))
+
+
+def test_impostors_and_outsiders_do_not_get_in() -> None:
+    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+        async def refused(key: bytes, chain: bytes) -> bool:
+            async with raw_channel(victim, key, chain) as channel:
+                try:
+                    await say_hello(channel)
+                except grpc.aio.AioRpcError as error:
+                    return error.code() is grpc.StatusCode.UNAVAILABLE
+            return False
+
+        alice, mallory = Identity.generate(), Identity.generate()
+        leaf = hostile(mallory)
+        valid = tls._window(time.time(), 3600.0)
+        alices_pass = open_authority().admit(alice.peer).intermediate
+        session = leaf._session
+        forged = _certificate(
+            subject=tls.TLS_NAME, subject_key=session.public_key(), issuer=alice.peer, key=mallory.key,
+            is_ca=False, valid=valid, dns_name=tls.TLS_NAME,
+        )
+        outsider_authority = Authority("somebody else", session)
+        outsider = Leaf(mallory, outsider_authority.admit(mallory.peer))
+        expired = Leaf(mallory, open_authority().admit(mallory.peer), clock=lambda: time.time() - 30 * 24 * 3600)
+        assert not await refused(leaf.key, leaf.chain)
+        assert await refused(leaf.key, forged + alices_pass), "a leaf the identity key did not sign"
+        assert await refused(outsider.key, outsider.chain), "another admission authority"
+        assert await refused(expired.key, expired.chain), "an expired leaf"
+        async with grpc.aio.secure_channel(
+            Address.parse(victim.addresses[0]).target,
+            grpc.ssl_channel_credentials(trust_anchor(victim.peer)), options=CHANNEL_OPTIONS,
+        ) as anonymous:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await say_hello(anonymous)
+
+    with_victim(scenario)
+
+
+def test_a_stuffed_chain_names_the_attacker_or_nobody() -> None:
+    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+        callers: list[PeerId] = []
+
+        async def who(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+            callers.append(caller)
+            yield Fetched()
+
+        service.answering = who
+        alice, mallory = Identity.generate(), Identity.generate()
+        leaf = hostile(mallory)
+        own_leaf, own_pass = (part + b"-----END CERTIFICATE-----\n" for part in leaf.chain.split(
+            b"-----END CERTIFICATE-----\n"
+        )[:2])
+        alices_pass = open_authority().admit(alice.peer).intermediate
+        async with raw_channel(victim, leaf.key, own_leaf + alices_pass + own_pass) as channel:
+            await say_hello(channel)
+            assert await first_answer(channel, write_request(FETCH), method=METHODS[type(FETCH)]) == Fetched()
+        assert callers == [mallory.peer]
+        valid = tls._window(time.time(), 3600.0)
+        as_alice = {"issuer": alice.peer, "key": mallory.key, "is_ca": False, "valid": valid}
+        evil_leaf = _certificate(
+            subject=tls.TLS_NAME, subject_key=leaf._session.public_key(), dns_name=tls.TLS_NAME, **as_alice
+        )
+        evil_pass = _certificate(
+            subject=alice.peer, subject_key=mallory.key.public_key(), issuer=open_authority()._name,
+            key=open_authority()._key, is_ca=True, valid=valid, path_length=0,
+        )
+        async with raw_channel(victim, leaf.key, evil_leaf + evil_pass + alices_pass) as channel:
+            answer = await first_answer(channel, write_request(FETCH), method=METHODS[type(FETCH)])
+            assert isinstance(answer, Rejected) and answer.code is RejectCode.UNKNOWN_IDENTITY
+        assert callers == [mallory.peer]
+
+    with_victim(scenario)
+
+
+def test_another_peer_at_the_address_is_not_talked_to() -> None:
+    async def main() -> None:
+        book: dict[PeerId, tuple[str, ...]] = {}
+        a, _ = make_transport(book)
+        b, service = make_transport(book)
+        service.answering = never_asked
+        expected = Identity.generate().peer
+        async with a, b:
+            book |= {expected: (str(Address.of("127.0.0.1", b.port)),)}
+            with pytest.raises(PeerGone) as caught:
+                async for _ in a.call(expected, PROCESS, deadline=in_s(10)):
+                    raise AssertionError("an impostor answered")
+            assert not caught.value.definite
+
+    asyncio.run(main())
+
+
+# ---------------------------------------------------------------- real processes
+
+
+@asynccontextmanager
+async def child(tmp_path: Path, *, port: int = 0, stall_s: float = 10.0) -> AsyncIterator[tuple]:
+    """A peer in its own process: (process, peer id, addresses)."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(Path(__file__).with_name("grpc_child.py")), RUN, str(tmp_path / "key"), str(port),
+        str(stall_s), stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    try:
+        assert process.stdout is not None
+        peer, *addresses = (await process.stdout.readline()).decode().split()
+        yield process, PeerId(peer), tuple(addresses)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def test_sigkill_is_definite_and_fast(tmp_path: Path) -> None:
+    async def main() -> None:
+        book: dict[PeerId, tuple[str, ...]] = {}
+        a, heard = make_transport(book)
+        async with a, child(tmp_path) as (process, peer, addresses):
+            book[peer] = addresses
+            a.tell(peer, execute(0, a.peer))
+            with pytest.raises(PeerGone) as caught:
+                async for answer in a.call(peer, PROCESS, (packed(100),), deadline=in_s(20)):
+                    assert answer == Accepted()
+                    process.send_signal(signal.SIGKILL)
+                    killed = time.perf_counter()
+            seconds = time.perf_counter() - killed
+            assert caught.value.definite
+            assert await heard.gone.get() == (peer, True)
+            print(f"SIGKILL of the callee was definite after {seconds:.3f} s")
+            with pytest.raises(PeerGone) as caught:
+                async for _ in a.call(peer, FETCH, deadline=in_s(20)):
+                    raise AssertionError("the dead answered")
+            assert caught.value.definite
+            assert heard.gone.empty(), "said once"
+
+    asyncio.run(main())
+
+
+def test_a_stopped_process_is_a_timeout_and_comes_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        book: dict[PeerId, tuple[str, ...]] = {}
+        a, heard = make_transport(book, config=GrpcConfig(stall_s=0.5))
+        async with a, child(tmp_path, stall_s=0.5) as (process, peer, addresses):
+            book[peer] = addresses
+            with pytest.raises(PeerTimeout, match="stalls"):
+                async for answer in a.call(peer, PROCESS, (packed(40_000_000),), deadline=in_s(20)):
+                    assert answer == Accepted()
+                    process.send_signal(signal.SIGSTOP)
+            with pytest.raises(PeerTimeout, match="stalls"):
+                async for _ in a.call(peer, FETCH, deadline=in_s(20)):
+                    raise AssertionError("a stopped process answered")
+            process.send_signal(signal.SIGCONT)
+            assert [answer async for answer in a.call(peer, FETCH, deadline=in_s(20))] == [Fetched()]
+            assert heard.gone.empty(), "silence is not death"
+
+    asyncio.run(main())
+
+
+def test_a_restarted_process_is_found_at_its_new_address(tmp_path: Path) -> None:
+    async def main() -> None:
+        book: dict[PeerId, tuple[str, ...]] = {}
+        a, heard = make_transport(book)
+        async with a:
+            peers = []
+            for _ in range(2):
+                async with child(tmp_path) as (process, peer, addresses):
+                    peers.append(peer)
+                    book[peer] = addresses
+                    assert [answer async for answer in a.call(peer, FETCH, deadline=in_s(20))] == [Fetched()]
+                    a.tell(peer, execute(0, a.peer))
+                    process.kill()
+                    assert (await heard.gone.get())[1] or (await heard.gone.get())[1]
+            assert peers[0] == peers[1]
+
+    asyncio.run(main())
+
+
+def test_the_libp2p_daemon_runs_under_the_same_peer_id(tmp_path: Path) -> None:
+    from hivemind.p2p import P2P
+
+    async def main() -> None:
+        identity = Identity.load_or_create(tmp_path / "identity.key")
+        p2p = await P2P.create(identity_path=str(tmp_path / "identity.key"), host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+        try:
+            assert str(p2p.peer_id) == identity.peer
+        finally:
+            await p2p.shutdown()
 
     asyncio.run(main())
