@@ -75,16 +75,15 @@ class Sources:
 
     async def _first(self, peers: Sequence[PeerId], request: Fetch) -> Fetched | None:
         """Ask all at once; the first copy wins."""
-        tasks = set()
         async with asyncio.TaskGroup() as group:
-            tasks = {group.create_task(self._ask(peer, request)) for peer in peers}
+            tasks = [group.create_task(self._ask(peer, request)) for peer in peers]
             pending = set(tasks)
             while pending:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
+                for task in [task for task in tasks if task in done]:
                     found = task.result()
                     if found is not None:
-                        for other in pending:
+                        for other in tasks:
                             other.cancel()
                         return found
         return None

@@ -1,7 +1,7 @@
 """An event loop whose time jumps to the next timer, and in which single processes can be stopped or killed.
 
 Each simulated process runs in a context of its own: every callback of its tasks carries it. Stopping a process
-(SIGSTOP) holds its callbacks back, continuing it releases them in order; killing it (SIGKILL) holds them back for good, so
+(SIGSTOP) holds its callbacks back, continuing it releases them in order; killing it (SIGKILL) holds them for good, so
 that no `finally` block runs, exactly as in a real process. Time goes on meanwhile.
 """
 

@@ -62,7 +62,8 @@ class MemoryNetwork:
         self.loop, self.links, self.rng = loop, links, random.Random(seed)
         self.sent: Counter[str] = Counter()
         self._nodes: dict[PeerId, _Node] = {}
-        self._calls: set[_Call] = set()
+        self._last_at: dict[tuple[PeerId, PeerId], float] = {}
+        self._calls: dict[_Call, None] = {}  # in order: a run is the same in every process
 
     def attach(self, peer: PeerId, process: Process, service: Service) -> None:
         """A process listens under this id; an older one of the same id is forgotten."""
@@ -98,8 +99,12 @@ class MemoryNetwork:
 
     def delay(self, num_bytes: int = 0) -> float:
         """Seconds a message takes."""
-        wait = self.links.latency_s * (1 + self.rng.random()) + num_bytes / self.links.bytes_per_s
+        wait = self.latency() + num_bytes / self.links.bytes_per_s
         return wait + (self.rng.random() if self.rng.random() < self.links.late else 0.0)
+
+    def latency(self) -> float:
+        """Seconds an empty message takes that nothing holds up."""
+        return self.links.latency_s * (1 + self.rng.random())
 
     def tell(self, sender: PeerId, peer: PeerId, message: Control) -> None:
         """One-way message."""
@@ -112,7 +117,17 @@ class MemoryNetwork:
             return
         for _ in range(1 + (self.rng.random() < self.links.double)):
             if self.rng.random() >= self.links.loss:
-                self._at(node, self.delay(), self._hand_over, node, sender, message)
+                self._at(node, self._in_order(sender, peer), self._hand_over, node, sender, message)
+
+    def _in_order(self, sender: PeerId, peer: PeerId) -> float:
+        """Seconds a one-way message takes: never less than the one before it on this link, unless that was late."""
+        delay = self.latency()
+        if self.rng.random() < self.links.late:
+            return delay + self.rng.random()
+        now = self.loop.time()
+        arrives = max(now + delay, self._last_at.get((sender, peer), 0.0) + 1e-6)
+        self._last_at[sender, peer] = arrives
+        return arrives - now
 
     def _hand_over(self, node: _Node, sender: PeerId, message: Control) -> None:
         node.service.on_tell(sender, message)
@@ -127,7 +142,7 @@ class MemoryNetwork:
             if mine is not None:
                 self._at(mine, self.delay(), call.put, PeerGone("refused", definite=True, peer=peer))
             return call
-        self._calls.add(call)
+        self._calls[call] = None
         self._at(node, self.delay(), self._accept, node, call, request, payload)
         if self.rng.random() < self.links.broken:
             self.loop.call_later(self.rng.random(), self.break_call, call)
@@ -136,23 +151,23 @@ class MemoryNetwork:
     def close(self, call: _Call) -> None:
         """The caller has left."""
         if call in self._calls:
-            self._calls.discard(call)
+            self._calls.pop(call, None)
             call.over = True
             node = self._nodes.get(call.callee)
             if node is not None:
-                self._at(node, self.delay(), self._cancel, call)
+                self._at(node, self.links.latency_s, self._cancel, call)
 
     def break_call(self, call: _Call) -> None:
         """The connection of a call breaks: both ends notice."""
         if call not in self._calls:
             return
-        self._calls.discard(call)
+        self._calls.pop(call, None)
         call.over = True
         caller, callee = self._nodes.get(call.caller), self._nodes.get(call.callee)
         if caller is not None:
             self._at(caller, self.delay(), call.put, PeerGone("broken", definite=callee is None, peer=call.callee))
         if callee is not None:
-            self._at(callee, self.delay(), self._cancel, call)
+            self._at(callee, self.links.latency_s, self._cancel, call)
 
     # ------------------------------------------------------------ inside
 
@@ -199,7 +214,7 @@ class MemoryNetwork:
         call.last_at = max(call.last_at + 1e-6, self.loop.time() + self.delay())     # a stream keeps its order
         self.loop.call_at(call.last_at, call.put, answer, context=caller.process.context)
         if answer is None:
-            self._calls.discard(call)
+            self._calls.pop(call, None)
 
 
 class MemoryTransport:
