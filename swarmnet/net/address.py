@@ -31,7 +31,7 @@ class Address:
     peer: PeerId | None = None
 
     @classmethod
-    @functools.lru_cache(maxsize=4096)  # noqa: B019  (keeps the class alive, not an instance)
+    @functools.lru_cache(maxsize=4096)
     def parse(cls, text: str) -> Address:
         """Read a multiaddr. Raises UsageError with what is wrong about it."""
         match text.split("/"):
