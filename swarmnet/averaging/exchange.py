@@ -71,6 +71,7 @@ class Exchange:
     ) -> None:
         self.me, self._engine, self._transport, self._finished = me, engine, transport, finished
         self._running_s = running_s
+        self._held: RoundId | None = None
         self._open: _Open | None = None
         self._opened = asyncio.Event()
 
@@ -95,7 +96,9 @@ class Exchange:
         collected = [task.result() for task in tasks]
         all_losses = collected[0][1]
         _check_losses(all_losses, current.contributions)
+        self._held = None
         digest, sq_norm = await self._engine.install([packed for packed, _ in collected])
+        self._held = current.id
         return _describe(current, digest, sq_norm, all_losses)
 
     async def collect(self, current: Round) -> Finished:
@@ -103,10 +106,28 @@ class Exchange:
         while True:
             for holder in current.holders:
                 try:
-                    return await self._collect_from(current, holder)
+                    return await self.collect_from(current, holder)
                 except (PeerGone, PeerTimeout, BadMessage, Refused):
                     continue
             await asyncio.sleep(_PAUSE_S)
+
+    async def collect_from(self, current: Round, holder: PeerId) -> Finished:
+        """Fetch the finished sum `current.id` from this holder. Raises PeerGone, PeerTimeout, Refused, BadMessage."""
+        size = self._engine.num_elements
+        data = await self._ask(holder, Part(current.stamp, current.id, "sum", 0, size))
+        finished = data.finished
+        if finished is None or finished.id != current.id:
+            raise BadMessage(RejectCode.MALFORMED, "a sum without its description", peer=holder)
+        self._held = None
+        digest, sq_norm = await self._engine.install(data.payload)
+        if digest != finished.digest or sq_norm != finished.grad_sq_norm:
+            raise BadMessage(RejectCode.MALFORMED, "the sum does not have its digest", peer=holder)
+        self._held = finished.id
+        return finished
+
+    def holds(self, round_id: RoundId) -> bool:
+        """Is the sum buffer's content, whole and checked, the sum of that round?"""
+        return self._held == round_id
 
     def close(self) -> None:
         """The round is over or abandoned: serve its contribution no more."""
@@ -121,10 +142,15 @@ class Exchange:
                              f"{self._engine.num_elements} elements")
         if request.kind == "sum":
             finished = self._finished(request.id)
-            if finished is None:
+            if finished is None or not self.holds(request.id):
                 yield Rejected(RejectCode.NOT_FOUND, "that sum is not here")
                 return
-            yield PartData((await self._engine.finished_sum(request.start, request.stop),), finished=finished)
+            packed = await self._engine.finished_sum(request.start, request.stop)
+            # Another sum may have come into the buffer while the compute thread was busy.
+            if self.holds(request.id):
+                yield PartData((packed,), finished=finished)
+            else:
+                yield Rejected(RejectCode.NOT_FOUND, "that sum is gone")
             return
         yield Accepted()
         current = self._open
@@ -212,17 +238,6 @@ class Exchange:
             raise PeerTimeout("silent", peer=peer) from error
         except StopAsyncIteration as error:
             raise PeerGone("the call ended without an answer", peer=peer) from error
-
-    async def _collect_from(self, current: Round, holder: PeerId) -> Finished:
-        size = self._engine.num_elements
-        data = await self._ask(holder, Part(current.stamp, current.id, "sum", 0, size))
-        finished = data.finished
-        if finished is None or finished.id != current.id:
-            raise BadMessage(RejectCode.MALFORMED, "a sum without its description", peer=holder)
-        digest, sq_norm = await self._engine.install(data.payload)
-        if digest != finished.digest or sq_norm != finished.grad_sq_norm:
-            raise BadMessage(RejectCode.MALFORMED, "the sum does not have its digest", peer=holder)
-        return finished
 
 
 def _check_losses(losses: Losses, contributions: Iterable[tuple[PeerId, Generation, Indexes]]) -> None:

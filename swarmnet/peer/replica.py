@@ -154,8 +154,7 @@ class Replica:
         if finished is not None:
             # A member must hold the step's sum as well, or its commit would have one holder less (rule 18).
             wanted = Round(member.stamp, finished.id.ballot, finished.id, (), (), (donor,))
-            async with asyncio.timeout(60.0):
-                finished = await self.exchange.collect(wanted)
+            finished = await self.exchange.collect_from(wanted, donor)
         self.driver.restored(snapshot.version, snapshot.chain, snapshot.term_chain, finished, commits)
         return len(data)
 

@@ -52,18 +52,24 @@ class Keeper:
         self._progress: dict[PeerId, tuple[int, float]] = {}
         self._told: dict[PeerId, Round] = {}
         self._prepared: set[PeerId] = set()
+        self._early: dict[tuple[PeerId, int], Claim] = {}
 
     # ------------------------------------------------------------ messages
 
     def on_claim(self, peer: PeerId, claim: Claim, *, now: float) -> list[Action]:
         """Grant a free index, or say who owns it; silent when ballot, generation or phase is wrong (rule 3)."""
-        if claim.ballot != self.ballot or self.members.get(peer) != claim.generation:
+        if claim.ballot != self.ballot:
             return []
         if claim.index >= len(self.ledger.owners):
             return [Note("bad_claim", {"peer": peer, "index": claim.index})]
+        if self.current_id is None and not self._everybody_reported(now):
+            self._early[peer, claim.index] = claim
+            return []
+        if self.members.get(peer) != claim.generation:
+            return []
         held = self.ledger.owners[claim.index]
         if held is None:
-            if self.round or self.adopted or not self._everybody_reported(now):
+            if self.current_id is not None:
                 return []
             held = self.ledger.claim((peer, claim.generation), claim.index)
             self._flow_at = now
@@ -118,6 +124,9 @@ class Keeper:
             return actions + ([Broadcast(Committed(self.commit))] if resend else [])
         if not self._everybody_reported(now):
             return actions
+        early, self._early = self._early, {}
+        for (peer, _), claim in early.items():
+            actions += self.on_claim(peer, claim, now=now)
         if self.adopted and not self.acks and now - self._held_at > 2 * self.view.timers.suspect_s:
             # Whoever held the adopted sum is gone (A6): rebuild from the ledger.
             self.adopted, self._adopted_commit, self.round, self._held_at = None, False, None, now

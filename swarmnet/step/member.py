@@ -458,6 +458,8 @@ class Member:
             return []
         if current.holders:
             return self._collect(current, [holder for holder in current.holders if holder != self.me])
+        if self.finished is not None:
+            return self._report()  # mine is whole, that one is not: the keeper adopts it (A5)
         if self.exchange == current.id or not current.contributions:
             return []
         mine = [indexes for peer, generation, indexes in current.contributions
