@@ -1,0 +1,145 @@
+"""Who is alive, who may be evicted, who keeps: rule 12 and 13's arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.ids import Chain, PeerId
+from swarmnet.messages import Heartbeat, Stamp
+from swarmnet.step.view import Timers, View, keeper_rank
+
+TIMERS = Timers(heartbeat_s=0.5, suspect_s=3.0, long_silence_s=15.0, idle_index_s=5.0)
+ME, B, C, D = (PeerId(name) for name in "ABCD")
+CHAIN = Chain("0" * 64)
+
+
+def beat(*, stage=0, version=0, incarnation=1, synced=True, **more):
+    return Heartbeat(Stamp(version, stage, CHAIN), incarnation, synced, None, **more)
+
+
+def view_of(*mates: PeerId, at: float = 0.0) -> View:
+    view = View(ME, 0, TIMERS)
+    for mate in mates:
+        view.hear(mate, beat(), now=at)
+    return view
+
+
+def keep_hearing(view: View, *mates: PeerId, until: float) -> None:
+    now = 0.0
+    while now < until:
+        now += 0.5
+        for mate in mates:
+            view.hear(mate, beat(), now=now)
+
+
+def test_hear_says_who_is_new_revived_or_reborn():
+    view = view_of()
+    assert view.hear(B, beat(), now=0.0)
+    assert not view.hear(B, beat(), now=0.5)
+    assert view.hear(B, beat(incarnation=2), now=1.0)
+    view.gone(B, now=1.2)
+    assert view.hear(B, beat(incarnation=3), now=1.5)
+
+
+def test_last_words_do_not_revive_the_dead_but_a_wrong_verdict_is_undone():
+    view = view_of(B)
+    view.gone(B, now=1.0)
+    assert not view.hear(B, beat(), now=1.1) and not view.alive(B, now=1.1)
+    assert view.hear(B, beat(), now=4.1) and view.alive(B, now=4.1)
+
+
+def test_silence_beyond_the_limit_is_suspicion_and_a_word_ends_it():
+    view = view_of(B)
+    assert view.alive(B, now=3.0) and not view.alive(B, now=3.1)
+    view.touch(B, now=3.2)
+    assert view.alive(B, now=3.3)
+
+
+def test_the_limit_follows_the_longest_pause_and_is_bounded():
+    view = view_of(B)
+    view.hear(B, beat(), now=2.0)
+    assert view.silence_limit(view.get(B)) == pytest.approx(8.0)
+    view.hear(B, beat(), now=14.0)
+    assert view.silence_limit(view.get(B)) == TIMERS.long_silence_s
+
+
+def test_the_longest_pause_fades():
+    view = view_of(B)
+    view.hear(B, beat(), now=2.0)
+    for number in range(60):
+        view.hear(B, beat(), now=2.5 + number / 2)
+    assert view.silence_limit(view.get(B)) == TIMERS.suspect_s
+
+
+@given(st.lists(st.floats(0.0, 100.0), min_size=1, max_size=30))
+def test_the_limit_is_always_between_its_bounds(pauses):
+    view, now = view_of(B), 0.0
+    for pause in pauses:
+        now += pause
+        view.hear(B, beat(), now=now)
+        assert TIMERS.suspect_s <= view.silence_limit(view.get(B)) <= TIMERS.long_silence_s
+
+
+def test_with_two_replicas_silence_is_not_death_until_long_silence():
+    view = view_of(B)
+    assert not view.lost(B, 0, now=14.9)
+    assert view.lost(B, 0, now=15.1)
+
+
+def test_a_majority_that_still_hears_each_other_evicts_the_silent_one():
+    view = view_of(B, C)
+    keep_hearing(view, C, until=3.5)
+    assert view.lost(B, 0, now=3.6)
+    assert not view.lost(C, 0, now=3.6)
+
+
+def test_half_of_four_is_no_majority():
+    view = view_of(B, C, D)
+    keep_hearing(view, D, until=4.0)
+    assert not view.lost(B, 0, now=4.1) and not view.lost(C, 0, now=4.1)
+    assert view.lost(B, 0, now=15.1)
+
+
+def test_definite_death_needs_no_waiting():
+    view = view_of(B)
+    assert view.gone(B, now=0.1) and not view.gone(B, now=0.2)
+    assert view.lost(B, 0, now=0.2)
+
+
+def test_who_is_unknown_is_lost():
+    assert view_of().lost(B, 0, now=0.0)
+
+
+def test_live_lists_synced_replicas_of_a_stage_without_me_in_mine():
+    view = view_of(C, B)
+    view.hear(ME, beat(), now=0.0)
+    view.hear(D, beat(synced=False), now=0.0)
+    view.hear(ME, beat(stage=1), now=0.0)
+    assert view.live(0, now=0.1) == [B, C]
+    assert view.live(1, now=0.1) == [ME]
+
+
+def test_everybody_computes_the_same_order_of_keepers():
+    orders = []
+    for me in (ME, B, C):
+        view = View(me, 0, TIMERS)
+        for mate in {ME, B, C} - {me}:
+            view.hear(mate, beat(), now=0.0)
+        orders.append(view.keeper_order(CHAIN, now=0.1))
+    assert orders[0] == orders[1] == orders[2] == sorted("ABC", key=lambda p: keeper_rank(CHAIN, 0, p))
+
+
+def test_the_order_changes_with_the_chain():
+    firsts = {min((ME, B, C, D), key=lambda p: keeper_rank(Chain(f"{n:064d}"), 0, p)) for n in range(40)}
+    assert firsts == {ME, B, C, D}
+
+
+def test_what_was_silent_for_long_is_forgotten():
+    view = view_of(B)
+    view.forget_silent(now=150.0)
+    assert view.get(B) is not None
+    view.forget_silent(now=150.1)
+    assert view.get(B) is None
+    assert view.hear(B, beat(), now=151.0)
