@@ -1,0 +1,213 @@
+"""Step machines of one stage around a table: the test decides which message arrives when.
+
+Stands in for driver, transport and engine. An accumulator is the list of indexes added to it, a sum the list of what
+was contributed, so losses and doubles are visible as such.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from swarmnet.ids import Chain, PeerId
+from swarmnet.messages import Committed, Control, Finished, Heartbeat, Prepare, Round
+from swarmnet.step import actions as act
+from swarmnet.step.actions import Action, Broadcast, Note, Send
+from swarmnet.step.member import Member, Shape
+from swarmnet.step.view import Timers
+
+CHAIN = Chain("1" * 64)
+TIMERS = Timers(heartbeat_s=0.5, suspect_s=3.0, long_silence_s=15.0, idle_index_s=5.0)
+Wish = Callable[[PeerId, PeerId, Control], bool]
+
+
+def anything(sender: PeerId, receiver: PeerId, message: Control) -> bool:
+    return True
+
+
+def kind(*kinds: type, to: str | None = None) -> Wish:
+    """Messages of these kinds (to this member)."""
+    return lambda sender, receiver, message: isinstance(message, kinds) and to in (None, receiver)
+
+
+class Table:
+    """Members by name. The highest name keeps at first: all begin alone, and its ballot is the highest."""
+
+    def __init__(self, *names: str, microbatches: int = 2, stages: int = 1) -> None:
+        self.now, self.shape = 0.0, Shape(stages, microbatches, 10)
+        self.members: dict[str, Member] = {}
+        self.sums: dict[str, list[int]] = {}
+        self.rounds: dict[str, Round | None] = {}
+        self.collects: dict[str, Round | None] = {}
+        self.applies: list[str] = []
+        self.did: list[tuple[str, Action]] = []
+        self.wire: list[tuple[PeerId, PeerId, Control]] = []
+        self.starts = 0
+        for name in names:
+            self.start(name)
+        self.settle()
+
+    def start(self, name: str) -> None:
+        """Start a process (again): nothing of an older one of that name is left but messages under way."""
+        self.starts += 1
+        member = Member(PeerId(name), 0, self.shape, TIMERS, incarnation=self.starts, chain=CHAIN, now=self.now)
+        self.members[name], self.sums[name], self.rounds[name], self.collects[name] = member, [], None, None
+        self.do(name, member.restored(0, CHAIN, CHAIN, None, (), now=self.now))
+
+    def kill(self, name: str) -> None:
+        """Everybody left hears that the process is gone."""
+        dead = self.members.pop(name)
+        for other, member in self.members.items():
+            self.do(other, member.gone(dead.me, definite=True, now=self.now))
+
+    # ------------------------------------------------------------ performing
+
+    def do(self, name: str, actions: list[Action]) -> None:
+        """Perform a member's actions."""
+        member = self.members[name]
+        for action in actions:
+            match action:
+                case Send(peer, message):
+                    self.wire.append((member.me, peer, message))
+                case Broadcast(message):
+                    to_all = [other for other in self.members if other != name or isinstance(message, Committed)]
+                    self.wire += [(member.me, PeerId(other), message) for other in to_all]
+                case act.Void():
+                    self.sums[name] = []
+                case act.Sum(current):
+                    self.rounds[name] = current
+                case act.CollectSum(current):
+                    self.collects[name] = current
+                case act.StopSum():
+                    self.rounds[name] = self.collects[name] = None
+                case act.Apply():
+                    self.applies.append(name)
+                case _:
+                    self.did.append((name, action))
+
+    def claim(self, name: str, index: int) -> None:
+        self.do(name, self.members[name].claim(index, now=self.now))
+
+    def add(self, name: str, index: int) -> None:
+        """The weight pass of `index` has ended at `name`, whatever was granted."""
+        self.sums[name].append(index)
+        self.do(name, self.members[name].add(index, now=self.now))
+
+    def execute(self, name: str, *indexes: int) -> None:
+        """Claim, be granted, add."""
+        for index in indexes:
+            self.claim(name, index)
+        self.settle()
+        for index in indexes:
+            self.add(name, index)
+        self.settle()
+
+    def finish(self, name: str) -> Finished:
+        """The exchange of `name` is whole: what the others hold now is what they contributed."""
+        current = self.rounds[name]
+        assert current is not None, f"{name} takes part in no round"
+        counted: list[int] = []
+        for peer, _, indexes in current.contributions:
+            contributing = self.rounds[peer]
+            assert contributing is not None and contributing.id == current.id, f"{peer} does not contribute"
+            assert sorted(self.sums[peer]) == sorted(indexes), f"{peer} contributes {self.sums[peer]}, not {indexes}"
+            counted += self.sums[peer]
+        assert sorted(counted) == list(range(self.shape.num_microbatches)), f"summed {counted}"
+        digest = hashlib.sha256(str(sorted(counted)).encode()).digest()
+        finished = Finished(current.id, digest, len(counted), 0.0, 1.0, current.contributions)
+        self.do(name, self.members[name].sum_whole(finished, now=self.now))
+        return finished
+
+    def collect(self, name: str) -> None:
+        """`name` fetches the sum it was told to collect."""
+        current = self.collects[name]
+        assert current is not None, f"{name} collects nothing"
+        found = [self.members[h].sum_of(current.id) for h in current.holders if h in self.members]
+        whole = [finished for finished in found if finished is not None]
+        assert whole, f"nobody of {current.holders} holds {current.id}"
+        self.do(name, self.members[name].sum_whole(whole[0], now=self.now))
+
+    # ------------------------------------------------------------ messages and time
+
+    def take(self, wish: Wish) -> list[tuple[PeerId, PeerId, Control]]:
+        """Take messages off the wire, to lose them or to deliver them later."""
+        taken = [entry for entry in self.wire if wish(*entry)]
+        self.wire = [entry for entry in self.wire if entry not in taken]
+        return taken
+
+    def put(self, entries: list[tuple[PeerId, PeerId, Control]]) -> None:
+        """Deliver now what was taken off the wire (or a copy of it)."""
+        for sender, receiver, message in entries:
+            if receiver in self.members:
+                self.do(receiver, self.members[receiver].receive(sender, message, now=self.now))
+
+    def settle(self, wish: Wish = anything) -> None:
+        """Deliver what is on the wire, and what that causes, as long as it is wished for."""
+        for _ in range(1000):
+            arriving = next((entry for entry in self.wire if wish(*entry)), None)
+            if arriving is None:
+                return
+            self.wire.remove(arriving)
+            self.put([arriving])
+        raise AssertionError(f"no rest: {self.wire[:5]}")
+
+    def tick(self, seconds: float = 0.5, *, silent: tuple[str, ...] = ()) -> None:
+        """Let time pass, heartbeat by heartbeat; who is silent neither speaks nor hears."""
+        end = self.now + seconds
+        while self.now < end - 1e-9:
+            self.now += 0.5
+            for name, member in list(self.members.items()):
+                if name in silent:
+                    continue
+                beat = member.heartbeat()
+                self.wire += [(member.me, PeerId(other), beat) for other in self.members if other != name]
+                self.do(name, member.tick(now=self.now))
+            if silent:
+                self.take(lambda sender, receiver, _: sender in silent or receiver in silent)
+            self.settle()
+
+    # ------------------------------------------------------------ looking
+
+    @property
+    def keeper(self) -> str:
+        """Who keeps, if exactly one does."""
+        (name,) = [name for name, member in self.members.items() if member.keeper is not None]
+        return name
+
+    def orders(self) -> list[tuple[str, int]]:
+        """(member, index) the keeper has had executed since last asked."""
+        found = [(name, action.index) for name, action in self.did if isinstance(action, act.Execute)]
+        self.did = [(name, action) for name, action in self.did if not isinstance(action, act.Execute)]
+        return found
+
+    def notes(self) -> list[str]:
+        return [action.event for _, action in self.did if isinstance(action, Note)]
+
+    def work_until_summed(self, *, rounds: int = 60) -> None:
+        """Obey orders and pass time until a round is open for all members."""
+        for _ in range(rounds):
+            for name, index in self.orders():
+                if name in self.members and index not in self.members[name].summed:
+                    self.claim(name, index)
+                    self.settle()
+            for name, member in self.members.items():
+                for index in sorted(member.granted - member.summed):
+                    self.add(name, index)
+            self.settle()
+            if all(self.rounds[name] is not None for name in self.members):
+                return
+            self.tick()
+        raise AssertionError("no round: " + "; ".join(
+            f"{n}: granted={m.granted} summed={m.summed} gen={m.generation} keeper={m.keeper and m.keeper.ledger.owners}"
+            for n, m in self.members.items()))
+
+    def finish_all(self) -> None:
+        """Everybody ends its round, commits and applies."""
+        for name in list(self.members):
+            self.finish(name)
+        self.settle()
+        assert sorted(self.applies) == sorted(self.members)
+
+
+def is_beat(sender: PeerId, receiver: PeerId, message: Control) -> bool:
+    return isinstance(message, Heartbeat | Prepare)

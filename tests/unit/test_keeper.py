@@ -1,0 +1,285 @@
+"""One term of a keeper: what it grants, evicts, opens, adopts and commits. Traces by their names in docs/protocol.md."""
+
+from __future__ import annotations
+
+from swarmnet.ids import Ballot, Generation, PeerId, RoundId
+from swarmnet.messages import (
+    Claim,
+    Commit,
+    Committed,
+    Evicted,
+    Execute,
+    Finished,
+    Granted,
+    Heartbeat,
+    Moved,
+    Prepare,
+    Release,
+    Report,
+    Round,
+    Stamp,
+)
+from swarmnet.step.actions import Action, Broadcast, Send
+from swarmnet.step.keeper import Keeper
+from swarmnet.step.view import View
+from stage_table import CHAIN, TIMERS
+
+ME, B, C = PeerId("A"), PeerId("B"), PeerId("C")
+STAMP = Stamp(3, 0, CHAIN)
+BALLOT = Ballot(1, ME)
+
+
+def gen(number: int, incarnation: int = 1) -> Generation:
+    return Generation(incarnation, number)
+
+
+class Office:
+    """A keeper with members that have reported nothing yet."""
+
+    def __init__(self, *mates: PeerId, microbatches: int = 2) -> None:
+        self.view = View(ME, 0, TIMERS)
+        for mate in mates:
+            self.beat(mate, 0.0)
+        self.keeper = Keeper(STAMP, BALLOT, microbatches, self.view, idle_s=5.0, now=0.0)
+
+    def beat(self, mate: PeerId, now: float, incarnation: int = 1) -> None:
+        self.view.hear(mate, Heartbeat(STAMP, incarnation, True, None), now=now)
+
+    def report(
+        self, peer: PeerId, owned=(), summed=(), *, generation=None, finished=None, commit=None, now=0.1, progress=0
+    ) -> list[Action]:
+        message = Report(
+            STAMP, BALLOT, generation or gen(0), frozenset(owned) | frozenset(summed), frozenset(summed), finished,
+            commit, progress,
+        )
+        return self.keeper.on_report(peer, message, now=now) + self.keeper.advance(now=now, resend=False)
+
+    def claim(self, peer: PeerId, index: int, *, generation=None, ballot=BALLOT, now=0.2) -> list[Action]:
+        return self.keeper.on_claim(peer, Claim(STAMP, ballot, generation or gen(0), index), now=now)
+
+    def everybody_reports(self, *mates: PeerId) -> None:
+        for peer in (ME, *mates):
+            self.report(peer)
+
+
+def told(actions: list[Action], kind: type, peer: PeerId | None = None) -> list:
+    return [a.message for a in actions if isinstance(a, Send) and isinstance(a.message, kind) and peer in (None, a.peer)]
+
+
+def sum_of(round_: Round, digest: bytes = b"d") -> Finished:
+    return Finished(round_.id, digest, 2, 0.0, 1.0, round_.contributions)
+
+
+def opened(office: Office) -> Round:
+    assert office.keeper.round is not None
+    return office.keeper.round
+
+
+def test_nothing_is_granted_before_everybody_has_reported_and_then_at_once():
+    office = Office(B)
+    office.report(ME)
+    assert office.claim(ME, 0) == []
+    assert told(office.report(B), Granted) == [Granted(STAMP, BALLOT, gen(0), 0)]
+
+
+def test_a_claim_is_granted_once_and_again_to_the_same_owner_and_moved_to_others():
+    office = Office(B)
+    office.everybody_reports(B)
+    assert told(office.claim(B, 0), Granted, B) == told(office.claim(B, 0), Granted, B) != []
+    assert told(office.claim(ME, 0), Moved, ME) == [Moved(STAMP, BALLOT, gen(0), 0, B)]
+
+
+def test_claims_under_another_ballot_or_generation_are_not_heard():
+    office = Office(B)
+    office.everybody_reports(B)
+    assert office.claim(B, 0, ballot=Ballot(0, B)) == []
+    assert office.claim(B, 0, generation=gen(1)) == []
+    assert office.keeper.ledger.owners == [None, None]
+
+
+def test_a_dead_owner_loses_its_indexes_and_they_are_ordered_at_once():
+    office = Office(B)
+    office.everybody_reports(B)
+    office.claim(B, 0)
+    office.view.gone(B, now=0.5)
+    actions = office.keeper.advance(now=0.5, resend=False)
+    assert [m.index for m in told(actions, Execute, ME)] == [0]
+
+
+def test_what_nobody_sends_is_ordered_when_nothing_flows():
+    office = Office(B)
+    office.everybody_reports(B)
+    assert told(office.keeper.advance(now=4.9, resend=True), Execute) == []
+    office.beat(B, 5.0)
+    assert sorted(m.index for m in told(office.keeper.advance(now=5.2, resend=True), Execute)) == [0, 1]
+
+
+def test_h12_a_restart_under_the_same_name_loses_what_its_predecessor_had():
+    office = Office(B)
+    office.everybody_reports(B)
+    office.claim(B, 0)
+    office.report(B, summed={0})
+    actions = office.report(B, generation=gen(0, incarnation=2))
+    assert office.keeper.ledger.owners == [None, None]
+    assert [m.index for m in told(actions, Execute)] == [0]
+    stale = office.report(B, summed={0})  # a report of the old process, late
+    assert told(stale, Evicted, B) and office.keeper.ledger.owners[0] is None
+
+
+def test_a2_an_evicted_generation_never_owns_again():
+    office = Office(B)
+    office.everybody_reports(B)
+    office.claim(B, 0)
+    office.view.gone(B, now=0.5)
+    office.keeper.advance(now=0.5, resend=False)
+    actions = office.report(B, summed={0}, now=0.6)
+    assert told(actions, Evicted, B) == [Evicted(STAMP, BALLOT, gen(0), void=False)]
+    assert office.keeper.ledger.owners[0] is None and B not in office.keeper.members
+    office.beat(B, 4.0)
+    office.report(B, summed={0}, generation=gen(1), now=4.1)  # the same work, offered again
+    assert office.keeper.ledger.owners[0] == (B, gen(1))
+
+
+def test_h2_overlap_voids_whoever_reports_later():
+    office = Office(B)
+    office.everybody_reports(B)
+    office.claim(ME, 0)
+    actions = office.report(B, summed={0, 1})
+    assert told(actions, Evicted, B) == [Evicted(STAMP, BALLOT, gen(0), void=True)]
+    assert office.keeper.ledger.owners == [(ME, gen(0)), None]
+
+
+def test_a_complete_ledger_opens_a_round_with_disjoint_sets_for_everybody():
+    office = Office(B)
+    office.everybody_reports(B)
+    office.claim(ME, 0)
+    office.claim(B, 1)
+    actions = office.keeper.advance(now=0.3, resend=False)
+    assert opened(office).contributions == ((ME, gen(0), frozenset({0})), (B, gen(0), frozenset({1})))
+    assert opened(office).receivers == (ME, B)
+    assert told(actions, Round, ME) == told(actions, Round, B) == [opened(office)]
+
+
+def complete(office: Office) -> Round:
+    office.everybody_reports(B)
+    office.claim(ME, 0)
+    office.claim(B, 1)
+    office.keeper.advance(now=0.3, resend=False)
+    return opened(office)
+
+
+def test_a1_release_frees_the_index_and_ends_the_round():
+    office = Office(B)
+    first = complete(office)
+    office.keeper.on_release(B, Release(STAMP, BALLOT, gen(0), frozenset({1})), now=0.4)
+    actions = office.keeper.advance(now=0.4, resend=False)
+    assert office.keeper.round is None and [m.index for m in told(actions, Execute)] == [1]
+    office.claim(ME, 1)
+    office.keeper.advance(now=0.5, resend=False)
+    assert opened(office).id == RoundId(BALLOT, 1) > first.id
+
+
+def test_release_of_another_generation_or_of_somebody_elses_index_changes_nothing():
+    office = Office(B)
+    first = complete(office)
+    office.keeper.on_release(B, Release(STAMP, BALLOT, gen(1), frozenset({1})), now=0.4)
+    office.keeper.on_release(B, Release(STAMP, BALLOT, gen(0), frozenset({0})), now=0.4)
+    assert opened(office) == first
+
+
+def test_commit_needs_the_ack_of_every_member():
+    office = Office(B)
+    first = complete(office)
+    office.report(ME, summed={0}, finished=sum_of(first))
+    assert office.keeper.commit is None
+    actions = office.report(B, summed={1}, finished=sum_of(first))
+    (commit,) = [a.message.commit for a in actions if isinstance(a, Broadcast) and isinstance(a.message, Committed)]
+    assert (commit.id, commit.digest, commit.step) == (first.id, b"d", 3)
+
+
+def test_differing_digests_commit_nothing():
+    office = Office(B)
+    first = complete(office)
+    office.report(ME, summed={0}, finished=sum_of(first))
+    office.report(B, summed={1}, finished=sum_of(first, b"e"))
+    assert office.keeper.commit is None
+
+
+def test_before_the_first_ack_death_of_a_contributor_costs_its_indexes_only():
+    office = Office(B)
+    complete(office)
+    office.view.gone(B, now=0.5)
+    office.keeper.advance(now=0.5, resend=False)
+    assert office.keeper.round is None and office.keeper.ledger.owners == [(ME, gen(0)), None]
+
+
+def test_after_the_first_ack_the_round_is_never_aborted():
+    office = Office(B, C)
+    office.everybody_reports(B, C)
+    office.claim(ME, 0)
+    office.claim(B, 1)
+    office.keeper.advance(now=0.3, resend=False)
+    first = opened(office)
+    office.report(ME, summed={0}, finished=sum_of(first))
+    office.view.gone(B, now=0.5)
+    actions = office.keeper.advance(now=0.5, resend=True)
+    (word,) = told(actions, Round, C)
+    assert word.id == first.id and word.holders == (ME,)
+    office.report(C, finished=sum_of(first), now=0.6)
+    assert office.keeper.commit is not None
+
+
+def test_a5_a_finished_sum_beats_the_round_this_keeper_has_just_opened():
+    office = Office(B)
+    mine = complete(office)
+    older = Finished(RoundId(Ballot(0, B), 0), b"d", 2, 0.0, 1.0, mine.contributions)
+    actions = office.report(B, summed={1}, finished=older)
+    assert office.keeper.round is None and office.keeper.current_id == older.id
+    (word,) = told(actions, Round, ME)
+    assert word.holders == (B,) and word.contributions == ()
+
+
+def test_of_two_finished_sums_the_higher_is_adopted_and_a_committed_one_beats_all():
+    office = Office(B, C)
+    low = Finished(RoundId(Ballot(0, B), 0), b"d", 2, 0.0, 1.0, ())
+    high = Finished(RoundId(Ballot(0, C), 0), b"d", 2, 0.0, 1.0, ())
+    office.report(ME)
+    office.report(B, finished=high)
+    office.report(C, finished=low)
+    assert office.keeper.current_id == high.id
+    commit = Commit(0, 3, CHAIN, low.id, b"d", 2, 0.0, 1.0)
+    office.report(C, finished=low, commit=commit)
+    assert office.keeper.current_id == low.id
+
+
+def test_a6_adoption_ends_when_no_holder_is_left():
+    office = Office(B)
+    sum_ = Finished(RoundId(Ballot(0, B), 0), b"d", 2, 0.0, 1.0, ())
+    office.report(ME)
+    office.report(B, finished=sum_)
+    office.view.gone(B, now=0.5)
+    office.keeper.advance(now=0.5, resend=True)
+    assert office.keeper.current_id == sum_.id
+    actions = office.keeper.advance(now=10.0, resend=True)
+    assert office.keeper.current_id is None and told(actions, Prepare, ME)
+
+
+def test_a8_after_a_commit_nothing_is_opened_again():
+    office = Office(B)
+    first = complete(office)
+    office.report(ME, summed={0}, finished=sum_of(first))
+    office.report(B, summed={1}, finished=sum_of(first))
+    office.view.gone(B, now=0.5)
+    actions = office.keeper.advance(now=1.0, resend=True)
+    assert not told(actions, Execute) and not told(actions, Round)
+    assert office.keeper.commit is not None and office.keeper.commit.id == first.id
+
+
+def test_silence_of_one_of_two_evicts_after_the_long_limit_only():
+    office = Office(B)
+    office.everybody_reports(B)
+    office.claim(B, 0)
+    office.keeper.advance(now=14.9, resend=True)
+    assert office.keeper.ledger.owners[0] == (B, gen(0))
+    office.keeper.advance(now=15.2, resend=True)
+    assert office.keeper.ledger.owners[0] is None
