@@ -22,6 +22,7 @@ from swarmnet.net.grpc_errors import SERVICE_FAILED
 from swarmnet.net.grpc_greeting import HELLO, Greeted, Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.tls import caller_of
+from swarmnet.net.traffic import Flow, Traffic
 from swarmnet.net.transport import ReadPayload, Service
 from swarmnet.wire.convert import (
     read_control,
@@ -52,9 +53,10 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         service: Callable[[], Service],
         link_ended: Callable[[PeerId], None],
         config: GrpcConfig,
+        traffic: Traffic,
     ) -> None:
         self._greeter, self._greeted, self._service = greeter, greeted, service
-        self._link_ended, self._config = link_ended, config
+        self._link_ended, self._config, self._traffic = link_ended, config, traffic
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         """gRPC asks who answers a method."""
@@ -107,7 +109,9 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _call(self, expected: type, _: object, context: grpc.aio.ServicerContext) -> None:
         caller = caller_of(context.auth_context())
-        inbound = _Inbound(context, caller, self._config)
+        # Strangers are refused and leave no trace in the counters.
+        flow = self._traffic.flow(caller, expected) if caller and self._greeted.get(caller) else Flow()
+        inbound = _Inbound(context, caller, self._config, flow)
         try:
             if caller is None:
                 await inbound.answer(_NOBODY)
@@ -164,10 +168,12 @@ async def _confess(context: grpc.aio.ServicerContext, what: str, caller: PeerId)
 class _Inbound:
     """One call being answered: its stream, guarded against callers that stop moving."""
 
-    def __init__(self, context: grpc.aio.ServicerContext, caller: PeerId | None, config: GrpcConfig) -> None:
+    def __init__(
+        self, context: grpc.aio.ServicerContext, caller: PeerId | None, config: GrpcConfig, flow: Flow
+    ) -> None:
         self.context = context
         self.unread = True                                   # the caller may still be sending
-        self._caller, self._config = caller, config
+        self._caller, self._config, self._flow = caller, config, flow
         self._writing = asyncio.Lock()
 
     async def read(self) -> bytes:
@@ -179,6 +185,7 @@ class _Inbound:
             raise PeerGone("the caller stalls", peer=self._caller) from error
         if data is grpc.aio.EOF:
             raise PeerGone("the caller left in the middle", peer=self._caller)
+        self._flow.received += len(data)
         return data
 
     def payload_reader(self, declared: Sequence[TensorHeader]) -> ReadPayload:
@@ -229,6 +236,7 @@ class _Inbound:
         try:
             async with asyncio.timeout(self._config.stall_s):
                 await self.context.write(message)
+                self._flow.sent += len(message)
         except TimeoutError as error:
             raise PeerGone("the caller does not read", peer=self._caller) from error
         except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError) as error:

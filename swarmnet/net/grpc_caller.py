@@ -25,6 +25,7 @@ from swarmnet.messages import (
 )
 from swarmnet.net.grpc_line import Lane, Line
 from swarmnet.net.grpc_options import GrpcConfig
+from swarmnet.net.traffic import Flow
 from swarmnet.wire.convert import declare, read_answer, with_payload, write_request
 from swarmnet.wire.convert_calls import Done, GreetFirst, Pulse
 from swarmnet.wire.framing import payload_messages, read_payload
@@ -42,7 +43,7 @@ _GREETINGS = 2
 
 
 async def place_call(
-    line: Line, request: Request, payload: tuple[Packed, ...], *, deadline: float, config: GrpcConfig
+    line: Line, request: Request, payload: tuple[Packed, ...], *, deadline: float, config: GrpcConfig, flow: Flow
 ) -> AsyncGenerator[Answer, None]:
     """Greet if needed, call, and yield the answers; see `net.transport.Transport.call`."""
     greets = not isinstance(request, ManifestRequest)
@@ -53,7 +54,7 @@ async def place_call(
             return
         unknown = False
         async with line.lane(bulk=greets) as lane:
-            call = _Call(line, lane, request, payload, deadline=deadline, config=config)
+            call = _Call(line, lane, request, payload, deadline=deadline, config=config, flow=flow)
             try:
                 while (answer := await call.next()) is not None:
                     if isinstance(answer, GreetFirst):
@@ -80,8 +81,9 @@ class _Call:
         *,
         deadline: float,
         config: GrpcConfig,
+        flow: Flow,
     ) -> None:
-        self._line, self._lane, self._config = line, lane, config
+        self._line, self._lane, self._config, self._flow = line, lane, config, flow
         self._loop = asyncio.get_running_loop()
         self._deadline = deadline
         self._moved = self._loop.time()
@@ -115,11 +117,13 @@ class _Call:
 
     def _upload(self, payload: tuple[Packed, ...]) -> Iterator[bytes]:
         """What gRPC sends; it asks for the next message when the one before has left."""
+        self._flow.sent += len(self._header)
         yield self._header
         for message in payload_messages(payload):
             if self._refused:
                 return
             self._advance()
+            self._flow.sent += len(message)
             yield message
 
     def _advance(self) -> None:
@@ -148,5 +152,6 @@ class _Call:
         finally:
             self._guard = None
         self._line.alive(self._lane)
+        self._flow.received += len(data or b"")
         return data
 

@@ -28,6 +28,7 @@ from swarmnet.net.grpc_link import Link
 from swarmnet.net.grpc_options import LISTENER_OPTIONS, GrpcConfig, tune_allocator
 from swarmnet.net.identity import Identity
 from swarmnet.net.tls import Admission, Leaf
+from swarmnet.net.traffic import Traffic
 from swarmnet.net.transport import Service
 from swarmnet.wire.convert_calls import Hello
 
@@ -58,6 +59,7 @@ class GrpcTransport:
     ) -> None:
         self.peer = identity.peer
         self.service = service
+        self.traffic = Traffic()
         self._host, self._port, self._announce = host, port, tuple(announce)
         self._config = config
         self._leaf = Leaf(identity, admission)
@@ -78,7 +80,7 @@ class GrpcTransport:
         assert self.service is not None, "set the service before starting"
         tune_allocator()
         listener = grpc.aio.server(options=LISTENER_OPTIONS)
-        callee = Callee(self._greeter, self._greeted, self._the_service, self._link_ended, self._config)
+        callee = Callee(self._greeter, self._greeted, self._the_service, self._link_ended, self._config, self.traffic)
         listener.add_generic_rpc_handlers((callee,))
         at = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
         try:
@@ -141,7 +143,8 @@ class GrpcTransport:
         self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
     ) -> AsyncGenerator[Answer, None]:
         """See `net.transport.Transport`."""
-        return place_call(self._line(peer), request, payload, deadline=deadline, config=self._config)
+        flow = self.traffic.flow(peer, type(request))
+        return place_call(self._line(peer), request, payload, deadline=deadline, config=self._config, flow=flow)
 
     # ------------------------------------------------------------ inside
 

@@ -121,6 +121,7 @@ async def _serve(
             await stop.wait()
             serving.cancel()
             ending.cancel()
+        on_event("traffic", {"calls": endpoint.transport.traffic.rows()})
         on_event("stopped", {"reason": "asked to stop"})
     return 0
 

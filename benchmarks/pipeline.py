@@ -1,0 +1,388 @@
+"""Tokens per second of a two-stage swarm beside torch's own pipeline and a single process, all in one run.
+
+    python benchmarks/pipeline.py [--json FILE] [--turns N] [--steps N] [--quick]
+
+The same decoder, cut, microbatches, clipping and AdamW in every way:
+
+    swarm           two peers and a trainer as real processes: DHT, gRPC over TLS on loopback; fp32 sums, fp32 wire
+    swarm exact     the same in deterministic mode (fixed-point int64 sums)
+    1f1b            torch.distributed.pipelining, Schedule1F1B, two gloo ranks
+    single          one process with two threads
+
+Swarm and 1f1b have one compute thread per stage, so everybody gets two cores. A turn starts fresh processes, lets
+`--warmup` steps pass and times the `--steps` after them, from the end of one optimizer step to the end of another.
+Turns are interleaved, and a ratio is the median over turns of what two ways did in the same turn, so that a noisy
+moment hits both. `vs_1f1b` and `vs_single` are of `swarm`, which does the arithmetic the other two do.
+
+The last turn runs the swarm with int8 on the wire and counts what crosses the boundary per microbatch, headers
+included: activation and tokens down, gradient up. The least an exchange of one byte an element can do is 2E.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+from swarmnet.data.sampler import Sampler
+from swarmnet.local.prepare import read_tokens, with_data
+from swarmnet.local.processes import Child, ChildSpec, stop, swarmnet_command
+from swarmnet.manifest.file import load, to_toml
+from swarmnet.manifest.schema import Averaging, Cut, Data, Manifest, Model, Numerics, Optimizer, Training, Wire
+from swarmnet.model.cut import cut_layers
+from swarmnet.model.decoder import StageModule, loss_sum
+from swarmnet.telemetry.events import EventReader
+
+PATIENCE_S = 300.0
+"""A turn that takes longer has failed."""
+
+LARGE = Model(vocab_size=256, hidden_size=512, intermediate_size=1408, num_layers=8, num_heads=8, num_kv_heads=4,
+              head_dim=64)
+SMALL = Model(vocab_size=256, hidden_size=64, intermediate_size=176, num_layers=2, num_heads=2, num_kv_heads=2,
+              head_dim=32)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much of everything. slots: microbatches a peer holds at once."""
+
+    model: Model
+    microbatches: int
+    microbatch_size: int
+    sequence_length: int
+    warmup: int
+    steps: int
+    turns: int
+    slots: int
+
+    @property
+    def tokens(self) -> int:
+        """Per step."""
+        return self.microbatches * self.microbatch_size * self.sequence_length
+
+    def manifest(self, *, exact: bool = False, codec: str = "fp32") -> Manifest:
+        """The run, long enough for one turn."""
+        return with_data(Manifest(
+            name="benchmark", model=self.model, cut=Cut(stages=2), data=Data(source="corpus:small"),
+            training=Training(
+                total_steps=self.warmup + self.steps, microbatches=self.microbatches,
+                microbatch_size=self.microbatch_size, sequence_length=self.sequence_length, eval_every=0,
+            ),
+            optimizer=Optimizer(learning_rate=3e-4, schedule="constant", warmup_steps=0),
+            numerics=Numerics(mode="deterministic" if exact else "fp32"),
+            averaging=Averaging(codec="int64" if exact else "fp32"),
+            wire=Wire(activations=codec, gradients=codec),  # type: ignore[arg-type]
+        ), base=Path())
+
+
+# ---------------------------------------------------------------- the swarm
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmTurn:
+    """What one swarm did: seconds per step, bytes over the boundary per microbatch, loss of the last step."""
+
+    step_s: float
+    boundary_bytes: float
+    loss: float
+
+
+def run_swarm(plan: Plan, manifest: Manifest, directory: Path) -> SwarmTurn:
+    """Start two peers and a trainer, let them train to the end, and read their events."""
+    path = directory / "run.toml"
+    path.write_text(to_toml(manifest), encoding="utf-8")
+    children: list[Child] = []
+
+    def start(name: str, stage: int | None, bootstrap: tuple[str, ...]) -> Child:
+        spec = ChildSpec(
+            name=name, stage=stage, manifest=path, directory=directory / name,
+            events=directory / name / "events.jsonl", bootstrap=bootstrap, slots=plan.slots, log_level="warning",
+        )
+        children.append(Child(spec, swarmnet_command(spec), EventReader(spec.events)))
+        return children[-1]
+
+    try:
+        first = start("first", 0, ())
+        seen = _until(first, "listening")
+        bootstrap = tuple(_last(seen, "listening")["dht"])
+        second = start("second", 1, bootstrap)
+        start("trainer", None, bootstrap)
+        _until(first, "finished", seen)
+        later = _until(second, "finished")
+    finally:
+        stop(children, grace_s=20.0)
+    events = {"first": seen + first.read(), "second": later + second.read()}
+    ends: dict[int, float] = {}                              # of a step: when the last stage has applied it
+    for record in events["first"] + events["second"]:
+        if record["event"] == "applied":
+            ends[record["step"]] = max(record["t"], ends.get(record["step"], 0.0))
+    last = _last(events["second"], "committed")
+    crossed = _boundary_bytes(events["first"], _last(events["second"], "listening")["peer"])
+    return SwarmTurn(
+        (ends[plan.warmup + plan.steps - 1] - ends[plan.warmup - 1]) / plan.steps,
+        crossed / (len(ends) * plan.microbatches),
+        last["loss_sum"] / last["num_tokens"],
+    )
+
+
+def _until(child: Child, event: str, events: list[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
+    """Follow a child until it says `event`; returns (and adds to) what it said."""
+    events = [] if events is None else events
+    deadline = time.monotonic() + PATIENCE_S
+    while not any(record["event"] == event for record in events):
+        if child.returncode() is not None or time.monotonic() > deadline:
+            sys.exit("\n".join([f"{child.spec.name} failed:", *child.last_lines()]))
+        time.sleep(0.1)
+        events += child.read()
+    return events
+
+
+def _last(events: list[dict[str, Any]], event: str) -> dict[str, Any]:
+    return [record for record in events if record["event"] == event][-1]
+
+
+def _boundary_bytes(events: list[dict[str, Any]], peer: str) -> int:
+    """Bytes of `Process` calls between the peer whose events these are and `peer`, both ways."""
+    rows = _last(events, "traffic")["calls"]
+    return sum(row["sent"] + row["received"] for row in rows if row["peer"] == peer and row["request"] == "Process")
+
+
+# ---------------------------------------------------------------- the others
+
+
+class Batches:
+    """The run's tokens, a whole step at a time: inputs and labels [M B, T]."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._training, self._tokens = manifest.training, read_tokens(manifest)
+        training = self._training
+        self._sampler = Sampler(
+            training.seed, self._tokens.num_tokens, training.sequence_length, training.microbatch_size
+        )
+
+    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
+        """The microbatches of `step`, one after the other."""
+        first, length = step * self._training.microbatches, self._training.sequence_length
+        batch = torch.cat([
+            self._tokens.microbatch(self._sampler.positions(first + index), length)
+            for index in range(self._training.microbatches)
+        ])
+        return batch[:, :-1], batch[:, 1:]
+
+
+def make_update(manifest: Manifest, module: nn.Module, *, ranks: int) -> Callable[[int], None]:
+    """Average over tokens, clip by the norm over all ranks, one fused AdamW step: what a peer does after a round."""
+    table = manifest.optimizer
+    parameters = list(module.parameters())
+    adamw = torch.optim.AdamW(
+        [
+            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": table.weight_decay},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        ],
+        lr=table.learning_rate, betas=(table.beta1, table.beta2), eps=table.eps, fused=True,
+    )
+
+    def update(num_tokens: int) -> None:
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        square = torch.stack(torch._foreach_norm(gradients)).square().sum()
+        if ranks > 1:
+            dist.all_reduce(square)
+        norm = square.sqrt().item() / num_tokens
+        torch._foreach_mul_(gradients, min(1.0, table.clip_norm / (norm + 1e-6)) / num_tokens)
+        adamw.step()
+        adamw.zero_grad(set_to_none=False)
+
+    return update
+
+
+Step = Callable[[int], float]
+"""Train one step, by number; returns its mean loss."""
+
+
+def run_single(pipe: Connection, path: Path, plan: Plan) -> None:
+    """Send (seconds per step, last loss) of one process with two threads."""
+    torch.set_num_threads(2)
+    manifest = load(path)
+    module = StageModule(manifest.model, range(manifest.model.num_layers), first=True, last=True)
+    module.reset(seed=manifest.training.seed)
+    update, batches, size = make_update(manifest, module, ranks=1), Batches(manifest), plan.microbatch_size
+
+    def step(number: int) -> float:
+        inputs, labels = batches(number)
+        total = 0.0
+        for x, y in zip(inputs.split(size), labels.split(size), strict=True):
+            loss = loss_sum(module(x), y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        update(labels.numel())
+        return total / labels.numel()
+
+    pipe.send(_timed(step, plan))
+
+
+def run_rank(pipe: Connection, path: Path, plan: Plan, rank: int, store: str) -> None:
+    """One rank of two under Schedule1F1B; the last one sends (seconds per step, last loss)."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    manifest = load(path)
+    ranges = cut_layers(manifest.model, manifest.cut, manifest.training.sequence_length)
+    module = StageModule(manifest.model, ranges[rank], first=rank == 0, last=rank == 1)
+    module.reset(seed=manifest.training.seed)
+    stage = PipelineStage(module, rank, 2, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, plan.microbatches, loss_fn=loss_sum, scale_grads=False)
+    update, batches = make_update(manifest, module, ranks=2), Batches(manifest)
+
+    def step(number: int) -> float:
+        inputs, labels = batches(number)
+        losses: list[Tensor] = []
+        if rank == 0:
+            schedule.step(inputs)
+        else:
+            schedule.step(target=labels, losses=losses)
+        update(labels.numel())
+        return sum(loss.item() for loss in losses) / labels.numel()
+
+    result = _timed(step, plan)
+    if rank == 1:
+        pipe.send(result)
+        with contextlib.suppress(EOFError):
+            pipe.recv()                                      # until the parent has it and closes its end
+    os._exit(0)                                              # gloo's destructors may abort a finished process
+
+
+def _timed(step: Step, plan: Plan) -> tuple[float, float]:
+    loss = 0.0
+    for number in range(plan.warmup + plan.steps):
+        if number == plan.warmup:
+            began = time.perf_counter()
+        loss = step(number)
+    return (time.perf_counter() - began) / plan.steps, loss
+
+
+def run_beside(plan: Plan, manifest: Manifest, directory: Path, way: str) -> tuple[float, float]:
+    """(seconds per step, last loss) of "1f1b" or "single" in processes of their own."""
+    path = directory / "run.toml"
+    path.write_text(to_toml(manifest), encoding="utf-8")
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    if way == "single":
+        jobs = [context.Process(target=run_single, args=(there, path, plan))]
+    else:
+        store = str(directory / "store")
+        jobs = [context.Process(target=run_rank, args=(there, path, plan, rank, store)) for rank in range(2)]
+    for job in jobs:
+        job.start()
+    there.close()
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not here.poll(0.1):
+            if time.monotonic() > deadline:
+                sys.exit(f"{way} hangs")
+        result: tuple[float, float] = here.recv()
+    except EOFError:
+        sys.exit(f"{way} failed")
+    finally:
+        here.close()
+        for job in jobs:
+            job.join(10.0)
+            job.kill()
+    return result
+
+
+# ---------------------------------------------------------------- turns
+
+
+WAYS = ("swarm", "swarm exact", "1f1b", "single")
+
+
+@contextlib.contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Children inherit it; `single` asks for its two threads itself."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+def measure(plan: Plan) -> tuple[dict[str, list[float]], dict[str, float], float]:
+    """Seconds per step by way and turn, last loss by way, and boundary bytes over 2E with int8."""
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    losses: dict[str, float] = {}
+    for turn in range(plan.turns):
+        for way in WAYS[turn % len(WAYS) :] + WAYS[: turn % len(WAYS)]:    # nobody always goes first
+            manifest = plan.manifest(exact=way == "swarm exact")
+            with tempfile.TemporaryDirectory() as name:
+                if way.startswith("swarm"):
+                    swarm = run_swarm(plan, manifest, Path(name))
+                    step_s, losses[way] = swarm.step_s, swarm.loss
+                else:
+                    step_s, losses[way] = run_beside(plan, manifest, Path(name), way)
+            seconds[way].append(step_s)
+            load = os.getloadavg()[0]
+            print(f"  turn {turn + 1}  {way:12} {plan.tokens / step_s:9.0f} tokens/s   load {load:.1f}", flush=True)
+    elements = plan.microbatch_size * plan.sequence_length * plan.model.hidden_size
+    with tempfile.TemporaryDirectory() as name:
+        crossed = run_swarm(plan, plan.manifest(codec="int8"), Path(name)).boundary_bytes
+    return seconds, losses, crossed / (2 * elements)
+
+
+def main() -> None:
+    """Measure, print the table, write the figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=10, help="timed steps of a turn")
+    parser.add_argument("--warmup", type=int, default=3, help="steps of a turn before the timed ones")
+    parser.add_argument("--microbatches", type=int, default=8, help="of one step")
+    parser.add_argument("--slots", type=int, default=4, help="microbatches a peer of the swarm holds at once")
+    parser.add_argument("--quick", action="store_true", help="a tiny model, one short turn: that it runs, not how fast")
+    asked = parser.parse_args()
+    if asked.quick:
+        plan = Plan(SMALL, microbatches=4, microbatch_size=2, sequence_length=32, warmup=1, steps=2, turns=1, slots=4)
+    else:
+        plan = Plan(LARGE, asked.microbatches, microbatch_size=2, sequence_length=128, warmup=asked.warmup,
+                    steps=asked.steps, turns=asked.turns, slots=asked.slots)
+    with _one_thread_each():
+        seconds, losses, bytes_vs_2e = measure(plan)
+
+    def ratio(way: str, beside: str) -> float:
+        return statistics.median(b / a for a, b in zip(seconds[way], seconds[beside], strict=True))
+
+    print(f"\n{'':12} {'s/step':>8} {'tokens/s':>10} {'vs 1f1b':>8} {'vs single':>10} {'last loss':>11}")
+    for way in WAYS:
+        middle = statistics.median(seconds[way])
+        print(f"{way:12} {middle:8.3f} {plan.tokens / middle:10.0f} {ratio(way, '1f1b'):8.2f}"
+              f" {ratio(way, 'single'):10.2f} {losses[way]:11.6f}")
+    print(f"\nbytes over the boundary per microbatch, int8: {bytes_vs_2e:.3f} of 2E")
+    figures = {
+        "vs_1f1b": ratio("swarm", "1f1b"), "vs_single": ratio("swarm", "single"), "bytes_vs_2e": bytes_vs_2e,
+        "exact_vs_1f1b": ratio("swarm exact", "1f1b"), "exact_vs_single": ratio("swarm exact", "single"),
+        "seconds_per_step": seconds, "tokens_per_step": plan.tokens,
+    }
+    if asked.json:
+        asked.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Bytes of calls, by peer, direction and kind of request: what really crossed, headers and refusals included.
+
+Counts the messages a transport hands to its carrier (gRPC's and TLS's own framing is not in it). Pure bookkeeping in
+the event loop's thread; knows no carrier.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from swarmnet.ids import PeerId
+
+MAX_ROWS = 4096
+"""Rows kept; beyond it those that have been idle longest are forgotten."""
+
+
+@dataclass(slots=True)
+class Flow:
+    """Bytes of one kind of request between us and one peer, whoever called."""
+
+    sent: int = 0
+    received: int = 0
+
+
+class Traffic:
+    """The counters of one transport."""
+
+    def __init__(self) -> None:
+        self._flows: OrderedDict[tuple[PeerId, str], Flow] = OrderedDict()
+
+    def flow(self, peer: PeerId, request: type) -> Flow:
+        """The counter to add to for one call."""
+        key = (peer, request.__name__)
+        flow = self._flows.setdefault(key, Flow())
+        self._flows.move_to_end(key)
+        if len(self._flows) > MAX_ROWS:
+            self._flows.popitem(last=False)
+        return flow
+
+    def rows(self) -> list[dict[str, object]]:
+        """One row per peer and kind of request: peer, request, sent, received."""
+        return [
+            {"peer": peer, "request": request, "sent": flow.sent, "received": flow.received}
+            for (peer, request), flow in sorted(self._flows.items())
+        ]
