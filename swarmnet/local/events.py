@@ -11,6 +11,9 @@ from typing import Any
 
 from swarmnet.errors import SwarmError
 
+ORACLE_STEP = "oracle_step"
+"""What the single process writes after each step: `step`, `loss`, `tokens`."""
+
 
 class BadEvent(SwarmError):
     """A child wrote an event that lacks a field of the contract: a bug of ours, shown with the line."""

@@ -1,7 +1,8 @@
-"""Tie a child to its parent's life, then become the child's real command. Run as a script, standard library only.
+"""Tie a child to its parent's life, then become the child's real command. Standard library only.
 
-`python -I -S leash.py PARENT_PID COMMAND...`: asks Linux to SIGKILL this process when the parent dies, makes sure the
-parent has not died before that, and replaces itself. The process id stays. Elsewhere the child runs untied.
+As a script, `python -I -S leash.py PARENT_PID COMMAND...`: asks Linux to SIGKILL this process when the parent dies,
+makes sure the parent has not died before that, and replaces itself. The process id stays. Elsewhere the child runs
+untied.
 """
 
 import ctypes
@@ -12,14 +13,19 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def main() -> None:
-    """Never returns."""
-    parent, command = int(sys.argv[1]), sys.argv[2:]
+def tie(parent: int) -> None:
+    """From now on this process dies with `parent`, which must be its parent. Ends the process if that is too late."""
     if sys.platform == "linux":
         if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
             sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
         if os.getppid() != parent:
             sys.exit("the parent is gone")
+
+
+def main() -> None:
+    """Never returns."""
+    parent, command = int(sys.argv[1]), sys.argv[2:]
+    tie(parent)
     os.execvp(command[0], command)
 
 

@@ -9,17 +9,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from swarmnet.local.events import ORACLE_STEP
+from swarmnet.local.oracle import run_oracle
+from swarmnet.local.prepare import read_manifest, read_tokens
 from swarmnet.telemetry.events import EventLog
-
-ORACLE_STEP = "oracle_step"
 
 
 def main(argv: list[str]) -> int:
     """Exit code 0 when every step has been written."""
-    # Here, not above: it imports torch, and the parent imports this module for ORACLE_STEP.
-    from swarmnet.local.oracle import run_oracle
-    from swarmnet.local.prepare import read_manifest, read_tokens
-
     manifest = read_manifest(Path(argv[0]))
     with EventLog(Path(argv[1])) as log:
         run_oracle(manifest, read_tokens(manifest), on_step=lambda step, loss, tokens: log.emit(

@@ -77,11 +77,17 @@ def _is_numeric(assignment: str) -> bool:
 
 
 def prepare(options: LocalOptions, directory: Path) -> Prepared:
-    """Write `directory`/run.toml. Raises UsageError for bad options, an unreadable file, or other data than agreed."""
+    """Write `directory`/run.toml. Raises UsageError for bad options, an unreadable file, or other data than agreed.
+
+    Also for a directory that cannot be written.
+    """
     manifest = with_data(choose(options), base=options.manifest.parent if options.manifest else Path())
-    directory.mkdir(parents=True, exist_ok=True)
     path = directory / "run.toml"
-    path.write_text(file.to_toml(manifest), encoding="utf-8")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        path.write_text(file.to_toml(manifest), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written ({error.strerror}): choose another --out") from error
     return Prepared(manifest, run_id(manifest), path)
 
 

@@ -1,25 +1,21 @@
-"""The children of a local swarm: start, tail, kill, stop. Knows process ids, directories and logs; decides nothing.
+"""The children of a local swarm: what each is told, its events and log, and how all are stopped. Decides nothing.
 
-A child that is started again appends to the same events file and the same log as before.
-Children run in their own session, so Ctrl+C in the terminal reaches the supervisor alone, and they are on a leash:
-when the supervisor dies, however, so do they.
+A child that is started again appends to the same events file and the same log as before. How a process comes to life
+is `starter`'s business.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from swarmnet.local.starter import Starter
 from swarmnet.telemetry.events import EventReader
-
-LEASH = Path(__file__).with_name("leash.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,42 +33,32 @@ class ChildSpec:
 
 
 ChildCommand = Callable[[ChildSpec], Sequence[str]]
-"""Turns a spec into argv. Tests put scripts in that write the same events."""
+"""Turns a spec into what follows `python`. Tests put scripts in that write the same events."""
 
 
 def swarmnet_command(spec: ChildSpec) -> list[str]:
-    """The real thing: `python -m swarmnet peer|trainer ...`."""
-    role = ["trainer"] if spec.stage is None else ["peer", "--stage", str(spec.stage), "--slots", str(spec.slots)]
+    """The real thing: `-m swarmnet peer|trainer ...`. Peers compute on the CPU, as the single process beside them."""
+    role = ["trainer"] if spec.stage is None else [
+        "peer", "--stage", str(spec.stage), "--slots", str(spec.slots), "--device", "cpu"]
     return [
-        sys.executable, "-m", "swarmnet", *role, "--manifest", str(spec.manifest), "--dir", str(spec.directory),
+        "-m", "swarmnet", *role, "--manifest", str(spec.manifest), "--dir", str(spec.directory),
         "--events", str(spec.events), "--host", "127.0.0.1", "--port", "0", "--dht-port", "0",
         "--log-level", spec.log_level, *(part for address in spec.bootstrap for part in ("--bootstrap", address)),
     ]
 
 
-def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a child inherits: one thread per process (more spin against each other), no SWARMNET_* setting of ours."""
-    kept = {key: value for key, value in environment.items() if not key.startswith("SWARMNET_")}
-    return kept | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-
-
 class Child:
     """One running process."""
 
-    def __init__(self, spec: ChildSpec, argv: Sequence[str], reader: EventReader) -> None:
-        """Start it. `reader` follows its events file. Raises OSError if starting is impossible."""
+    def __init__(self, spec: ChildSpec, call: Sequence[str], reader: EventReader, starter: Starter) -> None:
+        """Start it. `reader` follows its events file. Raises OSError if starting is impossible, StarterLost."""
         self.spec = spec
         self.log = spec.directory / "log.txt"
         spec.directory.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._log_from = log.tell()
-            self._process = self._start(argv, log)
         self._reader = reader
-
-    def _start(self, argv: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-        leash = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid())]
-        return subprocess.Popen([*leash, *argv], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                env=child_environment(os.environ), start_new_session=True)
+        self._process = starter.start(call, name=spec.name, log=self.log)
 
     @property
     def pid(self) -> int:
@@ -81,7 +67,7 @@ class Child:
 
     def returncode(self) -> int | None:
         """None while it runs; -9 after SIGKILL."""
-        return self._process.poll()
+        return self._process.returncode()
 
     def read(self) -> list[dict[str, Any]]:
         """Whole events written since the last call."""
@@ -89,11 +75,11 @@ class Child:
 
     def send(self, number: signal.Signals) -> None:
         """A signal to this one process, if it still runs."""
-        self._process.send_signal(number)
+        self._process.send(number)
 
-    def wait(self) -> int:
-        """Reap it after SIGKILL."""
-        return self._process.wait()
+    def wait(self) -> None:
+        """Until it has ended, after SIGKILL."""
+        self._process.returncode(wait=True)
 
     def last_lines(self, count: int = 15) -> list[str]:
         """The end of what this start wrote to its log."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,12 +14,13 @@ from rich.console import Console
 from swarmnet.errors import UsageError
 from swarmnet.local.audit import Audit, compare
 from swarmnet.local.churn import Churn
+from swarmnet.local.events import ORACLE_STEP
 from swarmnet.local.options import LocalOptions, parse_kills
-from swarmnet.local.oracle_child import ORACLE_STEP
 from swarmnet.local.prepare import Prepared, prepare
 from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop, swarmnet_command
 from swarmnet.local.progress import Progress, ReplicaView
 from swarmnet.local.report import MergedLog, Outcome, print_summary, write
+from swarmnet.local.starter import Starter, best_starter
 from swarmnet.local.supervisor import Interrupt, Layout, Supervisor, Timing
 from swarmnet.local.table import screen
 from swarmnet.telemetry.events import EventReader
@@ -27,7 +28,7 @@ from swarmnet.telemetry.events import EventReader
 
 def oracle_command(spec: ChildSpec) -> list[str]:
     """The real single process."""
-    return [sys.executable, "-m", "swarmnet.local.oracle_child", str(spec.manifest), str(spec.events)]
+    return ["-m", "swarmnet.local.oracle_child", str(spec.manifest), str(spec.events)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Kit:
 
     child: ChildCommand = swarmnet_command
     oracle: ChildCommand = oracle_command
+    starter: Callable[[], Starter] = best_starter
     prepare: Callable[[LocalOptions, Path], Prepared] = prepare
     timing: Timing = field(default_factory=Timing)
     console: Console | None = None
@@ -45,48 +47,58 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
     """Run a swarm on this machine; main thread only. The exit code: 0 if every step was done, every microbatch counted
     exactly once, no child failed, and the oracle, if asked for, agrees; 1 if not; 130 after Ctrl+C.
 
-    Raises UsageError before anything is started.
+    Raises UsageError before any child is started.
     """
     kit = kit or Kit()
     console = kit.console or Console()
     out = _directory(options)
-    prepared = kit.prepare(options, out)
-    manifest = prepared.manifest
-    stages, steps = manifest.cut.stages, manifest.training.total_steps
-    kills = parse_kills(options.kill, stages=stages, steps=steps)
-    replicas = {f"s{stage}-r{number}": stage for number in range(options.replicas) for stage in range(stages)}
-    layout = Layout(out=out, manifest=prepared.path, replicas=replicas, slots=options.slots,
-                    trainers=tuple(f"trainer-{number}" for number in range(options.trainers)),
-                    log_level=options.log_level)
-    progress = Progress(steps=steps, replicas={name: ReplicaView(stage) for name, stage in replicas.items()})
-    audit = Audit(stages=stages, steps=steps, microbatches=manifest.training.microbatches)
-    churn = Churn(kills, replicas=replicas, steps=steps, every_s=options.kill_every, restart_s=kit.timing.restart_s,
-                  rng=random.Random(f"{manifest.training.seed}/churn"))
-    title = (f"swarmnet local: {stages} stages × {options.replicas} replicas, {manifest.numerics.mode}, "
-             f"run {prepared.run_id[:12]}, files in {out}")
-    console.print(title, markup=False, highlight=False, soft_wrap=True)
-    began = time.monotonic()
-    with Interrupt() as interrupt, MergedLog(out / "events.jsonl") as log:
-        with screen(console) as shown:
-            supervisor = Supervisor(layout, progress=progress, audit=audit, churn=churn, command=kit.child,
-                                    screen=shown, log=log, interrupt=interrupt, timing=kit.timing)
-            problem = supervisor.run()
-        outcome = Outcome(
-            run_id=prepared.run_id, seed=manifest.training.seed, microbatches=manifest.training.microbatches,
-            numerics=manifest.numerics.mode, progress=progress, verdict=audit.verdict(),
-            seconds=time.monotonic() - began, problem=problem, not_killed=churn.pending,
-            crashes=tuple(supervisor.crashes),
-        )
-        if not problem and not interrupt.count:
-            outcome = replace(outcome, problem=_judge(outcome))
-            if options.oracle:
-                outcome = _beside(outcome, prepared, layout, kit=kit, console=console, interrupt=interrupt)
+    with contextlib.closing(kit.starter()) as starter:      # first of all: it imports while we read the data
+        prepared = kit.prepare(options, out)
+        manifest = prepared.manifest
+        console.print(
+            f"swarmnet local: {manifest.cut.stages} stages × {options.replicas} replicas, {manifest.numerics.mode}, "
+            f"run {prepared.run_id[:12]}, files in {out}", markup=False, highlight=False, soft_wrap=True)
+        with Interrupt() as interrupt:
+            outcome = _swarm(options, prepared, out, kit=kit, starter=starter, console=console, interrupt=interrupt)
     if interrupt.count:
         outcome = replace(outcome, problem="interrupted")
     if note := write(outcome, out):
         console.print(note, markup=False, highlight=False)
     print_summary(outcome, out, console)
     return interrupt.exit_code or (1 if outcome.problem else 0)
+
+
+def _swarm(options: LocalOptions, prepared: Prepared, out: Path, *, kit: Kit, starter: Starter, console: Console,
+           interrupt: Interrupt) -> Outcome:
+    """The swarm from its first process to its verdict, and the single process after it."""
+    began, manifest = time.monotonic(), prepared.manifest
+    stages, steps = manifest.cut.stages, manifest.training.total_steps
+    kills = parse_kills(options.kill, stages=stages, steps=steps)
+    replicas = {f"s{stage}-r{number}": stage for number in range(options.replicas) for stage in range(stages)}
+    trainers = tuple(f"trainer-{number}" for number in range(options.trainers))
+    layout = Layout(out=out, manifest=prepared.path, replicas=replicas, trainers=trainers, slots=options.slots,
+                    log_level=options.log_level)
+    progress = Progress(steps=steps, replicas={name: ReplicaView(stage) for name, stage in replicas.items()},
+                        trainers=frozenset(trainers))
+    audit = Audit(stages=stages, steps=steps, microbatches=manifest.training.microbatches)
+    churn = Churn(kills, replicas=replicas, steps=steps, every_s=options.kill_every, restart_s=kit.timing.restart_s,
+                  rng=random.Random(f"{manifest.training.seed}/churn"))
+    with MergedLog(out / "events.jsonl") as log, screen(console) as shown:
+        supervisor = Supervisor(layout, progress=progress, audit=audit, churn=churn, starter=starter,
+                                command=kit.child, screen=shown, log=log, interrupt=interrupt, timing=kit.timing)
+        problem = supervisor.run()
+    outcome = Outcome(
+        run_id=prepared.run_id, seed=manifest.training.seed, microbatches=manifest.training.microbatches,
+        numerics=manifest.numerics.mode, progress=progress, verdict=audit.verdict(),
+        seconds=time.monotonic() - began, problem=problem, not_killed=churn.pending,
+        crashes=tuple(supervisor.crashes),
+    )
+    if problem or interrupt.count:
+        return outcome
+    outcome = replace(outcome, problem=_judge(outcome))
+    if not options.oracle:
+        return outcome
+    return _beside(outcome, prepared, layout, kit=kit, starter=starter, console=console, interrupt=interrupt)
 
 
 def _directory(options: LocalOptions) -> Path:
@@ -108,14 +120,14 @@ def _judge(outcome: Outcome) -> str:
     return "; ".join([*found, *outcome.crashes])
 
 
-def _beside(outcome: Outcome, prepared: Prepared, layout: Layout, *, kit: Kit, console: Console,
-            interrupt: Interrupt) -> Outcome:
+def _beside(outcome: Outcome, prepared: Prepared, layout: Layout, *, kit: Kit, starter: Starter,
+            console: Console, interrupt: Interrupt) -> Outcome:
     """The outcome with the single process's curve beside it. It runs now, when the swarm has left the machine."""
     console.print("the same manifest in one process, after the swarm ...", highlight=False)
     directory = layout.out / "oracle"
     spec = ChildSpec(name="oracle", stage=None, manifest=prepared.path, directory=directory, slots=0, bootstrap=(),
                      events=directory / "events.jsonl", log_level=layout.log_level)
-    child = Child(spec, kit.oracle(spec), EventReader(spec.events))
+    child = Child(spec, kit.oracle(spec), EventReader(spec.events), starter)
     try:
         while (code := child.returncode()) is None and not interrupt.count:
             time.sleep(kit.timing.poll_s)

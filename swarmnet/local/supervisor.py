@@ -18,6 +18,7 @@ from swarmnet.local.events import Applied, BadEvent, Committed, Finished, Noted,
 from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop
 from swarmnet.local.progress import Progress
 from swarmnet.local.report import MergedLog
+from swarmnet.local.starter import Starter, StarterLost
 from swarmnet.local.table import Screen
 from swarmnet.telemetry.events import EventReader
 
@@ -75,14 +76,15 @@ class Interrupt:
 class Supervisor:
     """One swarm. `run` once."""
 
-    def __init__(self, layout: Layout, *, progress: Progress, audit: Audit, churn: Churn, command: ChildCommand,
-                 screen: Screen, log: MergedLog, interrupt: Interrupt, timing: Timing) -> None:
+    def __init__(self, layout: Layout, *, progress: Progress, audit: Audit, churn: Churn, starter: Starter,
+                 command: ChildCommand, screen: Screen, log: MergedLog, interrupt: Interrupt, timing: Timing) -> None:
         self.layout, self.progress, self.audit, self.churn = layout, progress, audit, churn
-        self.command, self.screen, self.log, self.interrupt, self.timing = command, screen, log, interrupt, timing
+        self.starter, self.command = starter, command
+        self.screen, self.log, self.interrupt, self.timing = screen, log, interrupt, timing
         self.crashes: list[str] = []
         self._children: dict[str, Child] = {}
         self._readers: dict[str, EventReader] = {}      # outlive their children
-        self._waiting: list[str] = []                   # not started yet: no address to bootstrap from
+        self._waiting: list[str] = []                   # not started yet
         self._back_at: dict[str, float] = {}            # trainers killed from outside
         self._starts: dict[str, int] = {}
         self._killed: set[str] = set()                  # by us, not reaped yet
@@ -98,15 +100,13 @@ class Supervisor:
         """
         now = time.monotonic()
         self.progress.started_at = self.progress.moved_at = now
-        first, *rest = self.layout.replicas
-        self._waiting = [*rest, *self.layout.trainers]
+        self._waiting = [*self.layout.replicas, *self.layout.trainers]
         try:
-            self._start(first, now=now)
             while not self._over(now):
                 time.sleep(self.timing.poll_s)
                 now = time.monotonic()
                 self._turn(now)
-        except BadEvent as error:
+        except (BadEvent, StarterLost) as error:
             self._problem = str(error)
         finally:
             self._ending = True
@@ -126,10 +126,8 @@ class Supervisor:
         for name in [name for name, at in self._back_at.items() if now >= at]:
             del self._back_at[name]
             self._start(name, now=now)
-        if self._waiting and self.progress.bootstrap():
-            waiting, self._waiting = self._waiting, []
-            for name in waiting:
-                self._start(name, now=now)
+        if self._waiting and self.starter.ready():
+            self._start_waiting(now)
         self.screen.update(self.progress, now=now)
         self._watch(now)
 
@@ -145,6 +143,15 @@ class Supervisor:
 
     # ---------------------------------------------------------------- children
 
+    def _start_waiting(self, now: float) -> None:
+        """The first replica alone, as there must be a DHT node to join; all others as soon as it has an address."""
+        if not self._starts:
+            self._start(self._waiting.pop(0), now=now)
+        elif self.progress.bootstrap():
+            waiting, self._waiting = self._waiting, []
+            for name in waiting:
+                self._start(name, now=now)
+
     def _start(self, name: str, *, now: float) -> None:
         number = self._starts[name] = self._starts.get(name, 0) + 1
         directory = self.layout.out / "peers" / name
@@ -154,7 +161,7 @@ class Supervisor:
             bootstrap=self.progress.bootstrap(but=name), slots=self.layout.slots, log_level=self.layout.log_level,
         )
         reader = self._readers.setdefault(name, EventReader(spec.events))
-        child = self._children[name] = Child(spec, self.command(spec), reader)
+        child = self._children[name] = Child(spec, self.command(spec), reader, self.starter)
         self.progress.started(name, now=now)
         self.log.ours("started", child=name, pid=child.pid, start=number)
 

@@ -20,8 +20,9 @@ from swarmnet.errors import UsageError
 from swarmnet.local import LocalOptions, run_local
 from swarmnet.local.prepare import Prepared, choose
 from swarmnet.local.prepare import prepare as real_prepare
-from swarmnet.local.processes import ChildSpec, child_environment, swarmnet_command
+from swarmnet.local.processes import ChildSpec, swarmnet_command
 from swarmnet.local.run import Kit, oracle_command
+from swarmnet.local.starter import FreshInterpreter, child_environment
 from swarmnet.local.supervisor import Timing
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import to_toml
@@ -109,14 +110,14 @@ def kit(board: Path, *, mode: str = "", hold: int = -1, replicas: int = REPLICAS
 
     def child(spec: ChildSpec) -> list[str]:
         numbers = [str(value) for value in (STAGES, replicas, STEPS, M)]
-        python = [sys.executable, "-I", "-S", "-c"]
+        python = ["-I", "-S", "-c"]
         if spec.stage is None:
             return [*python, TRAINER, str(spec.events), str(board), mode, str(STAGES), str(STEPS)]
         assert spec.bootstrap or (spec.name == "s0-r0" and not spec.events.exists())
         return [*python, PEER, spec.name, str(spec.stage), str(spec.events), str(board), mode, str(hold), *numbers]
 
     def oracle(spec: ChildSpec) -> list[str]:
-        return [sys.executable, "-I", "-S", "-c", ORACLE, str(spec.events), str(slope)]
+        return ["-I", "-S", "-c", ORACLE, str(spec.events), str(slope)]
 
     def prepare(options: LocalOptions, directory: Path) -> Prepared:
         manifest = choose(options)
@@ -124,7 +125,7 @@ def kit(board: Path, *, mode: str = "", hold: int = -1, replicas: int = REPLICAS
         (directory / "run.toml").write_text(to_toml(manifest))
         return Prepared(manifest, run_id(manifest), directory / "run.toml")
 
-    return Kit(child=child, oracle=oracle, prepare=prepare, timing=timing,
+    return Kit(child=child, oracle=oracle, starter=FreshInterpreter, prepare=prepare, timing=timing,
                console=console or Console(file=io.StringIO(), width=500))
 
 
@@ -242,10 +243,10 @@ def test_a_directory_with_a_run_in_it_is_left_alone(tmp_path: Path) -> None:
 def test_what_children_are_told(tmp_path: Path) -> None:
     spec = ChildSpec("s1-r0", 1, tmp_path / "run.toml", tmp_path / "d", tmp_path / "e", ("/a", "/b"), 4, "warning")
     argv = swarmnet_command(spec)
-    assert argv[1:6] == ["-m", "swarmnet", "peer", "--stage", "1"]
+    assert argv[:5] == ["-m", "swarmnet", "peer", "--stage", "1"]
     assert argv[-4:] == ["--bootstrap", "/a", "--bootstrap", "/b"]
     assert child_environment({"SWARMNET_PORT": "1", "HOME": "/h", "OMP_NUM_THREADS": "8"}) == \
-        {"HOME": "/h", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        {"HOME": "/h", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def test_the_real_oracle_child_writes_its_curve(tmp_path: Path) -> None:
@@ -255,7 +256,8 @@ def test_the_real_oracle_child_writes_its_curve(tmp_path: Path) -> None:
     options = LocalOptions(steps=3, data=str(tmp_path / "text.txt"), set=tiny)
     prepared = real_prepare(options, tmp_path / "out")
     spec = ChildSpec("oracle", None, prepared.path, tmp_path, tmp_path / "events.jsonl", (), 0, "warning")
-    done = subprocess.run(oracle_command(spec), env=child_environment(os.environ), capture_output=True, text=True)
+    done = subprocess.run([sys.executable, *oracle_command(spec)], env=child_environment(os.environ),
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     records = EventReader(spec.events).read()
     assert [(record["event"], record["step"], record["tokens"]) for record in records] == \
