@@ -80,6 +80,7 @@ class Member:
         self.non_finite: set[int] = set()
         self.round: Round | None = None
         self.exchange: RoundId | None = None
+        self.collecting = False
         self.finished: Finished | None = None
         self.barrier = Barrier(self.version, self.shape.num_stages)
         self.applying = False
@@ -263,7 +264,7 @@ class Member:
             return []
         match message:
             case Claim():
-                return self.keeper.on_claim(peer, message, now=now)
+                actions = self.keeper.on_claim(peer, message, now=now)
             case Release():
                 actions = self.keeper.on_release(peer, message, now=now)
             case Report():
@@ -478,14 +479,14 @@ class Member:
         return self._start(current.id, act.Sum(current))
 
     def _collect(self, current: Round, holders: list[PeerId]) -> list[Action]:
-        if not holders or self.exchange == current.id:
-            return []
+        if not holders or (self.exchange == current.id and self.collecting):
+            return []  # taking part in the round itself may wait for a contribution that is void by now
         message = Round(current.stamp, current.ballot, current.id, (), (), tuple(holders))
         return self._start(current.id, act.CollectSum(message))
 
     def _start(self, round_id: RoundId, action: Action) -> list[Action]:
         stop: list[Action] = [act.StopSum()] if self.exchange is not None else []
-        self.exchange = round_id
+        self.exchange, self.collecting = round_id, isinstance(action, act.CollectSum)
         return [*stop, action]
 
     def _advance(self, now: float, *, resend: bool = False) -> list[Action]:
@@ -541,7 +542,7 @@ class Member:
         commit = self.barrier.of(self.stage)
         if commit is None or (self.finished is not None and self.finished.id == commit.id):
             return []
-        if self.exchange == commit.id:
+        if self.exchange == commit.id and self.collecting:
             return []
         holders = sorted(p for p, seen in self.view.mates() if seen.synced and not seen.dead)
         if not holders or self.promised is None:

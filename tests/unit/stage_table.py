@@ -60,6 +60,10 @@ class Table:
         for other, member in self.members.items():
             self.do(other, member.gone(dead.me, definite=True, now=self.now))
 
+    def suspect(self, name: str, *, by: str) -> None:
+        """`by` is told, wrongly, that `name` is dead."""
+        self.do(by, self.members[by].gone(PeerId(name), definite=True, now=self.now))
+
     # ------------------------------------------------------------ performing
 
     def do(self, name: str, actions: list[Action]) -> None:
@@ -194,12 +198,19 @@ class Table:
                 for index in sorted(member.granted - member.summed):
                     self.add(name, index)
             self.settle()
-            if all(self.rounds[name] is not None for name in self.members):
-                return
+            keepers = [member.keeper for member in self.members.values() if member.keeper is not None]
+            if len(keepers) == 1 and keepers[0].round is not None:
+                current = keepers[0].round.id
+                if all(joined is not None and joined.id == current for _, joined in self._joined()):
+                    return
             self.tick()
         raise AssertionError("no round: " + "; ".join(
-            f"{n}: granted={m.granted} summed={m.summed} gen={m.generation} keeper={m.keeper and m.keeper.ledger.owners}"
-            for n, m in self.members.items()))
+            f"{name}: granted={member.granted} summed={member.summed} "
+            f"owners={member.keeper and member.keeper.ledger.owners}" for name, member in self.members.items()
+        ))
+
+    def _joined(self) -> list[tuple[str, Round | None]]:
+        return [(name, self.rounds[name]) for name in self.members]
 
     def finish_all(self) -> None:
         """Everybody ends its round, commits and applies."""

@@ -1,6 +1,8 @@
-"""One term of a keeper: what it grants, evicts, opens, adopts and commits. Traces by their names in docs/protocol.md."""
+"""One term of a keeper: what it grants, evicts, opens, adopts and commits. Traces as named in docs/protocol.md."""
 
 from __future__ import annotations
+
+from stage_table import CHAIN, TIMERS
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import (
@@ -22,7 +24,6 @@ from swarmnet.messages import (
 from swarmnet.step.actions import Action, Broadcast, Send
 from swarmnet.step.keeper import Keeper
 from swarmnet.step.view import View
-from stage_table import CHAIN, TIMERS
 
 ME, B, C = PeerId("A"), PeerId("B"), PeerId("C")
 STAMP = Stamp(3, 0, CHAIN)
@@ -63,7 +64,8 @@ class Office:
 
 
 def told(actions: list[Action], kind: type, peer: PeerId | None = None) -> list:
-    return [a.message for a in actions if isinstance(a, Send) and isinstance(a.message, kind) and peer in (None, a.peer)]
+    sent = [action for action in actions if isinstance(action, Send) and isinstance(action.message, kind)]
+    return [action.message for action in sent if peer in (None, action.peer)]
 
 
 def sum_of(round_: Round, digest: bytes = b"d") -> Finished:
