@@ -203,6 +203,8 @@ class Peer:
         view = self.replicas[stage].member.view
         for other in near:
             found.update(view.live(other, now=self._now()))
+        if any(other in self.replicas for other in near - {stage}):
+            found.add(self.me)  # my other stages have views of their own
         return sorted(found)
 
     def everyone(self) -> Iterable[PeerId]:

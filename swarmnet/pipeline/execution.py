@@ -149,6 +149,7 @@ class Execution:
         work = self.works.get(index)
         if work is None:
             self._start(index, claims=True, patient=False)
+            self._claims.claim(index)
         elif not work.claims:
             work.claims = True
             self._claims.claim(index)
@@ -260,8 +261,6 @@ class Execution:
             work.starve()
         self.works[index] = work
         self._tasks[work] = self._spawn(self._run(work, self.version, self._slots))
-        if claims:
-            self._claims.claim(index)
         return work
 
     async def _upload(self, work: Work, read: ReadPayload) -> None:
@@ -271,20 +270,40 @@ class Execution:
             payload = await read()
             self._check(payload)
             work.feed(payload)
+        except BadMessage:
+            if work.uploads == 1 and not work.input.done() and not work.starved:
+                self._drop(work)  # begun for this sender alone
+            raise
         finally:
             work.uploads -= 1
             if work.uploads == 0 and not work.input.done():
                 work.starve()
 
+    def _drop(self, work: Work) -> None:
+        """Forget a work that has no input and no honest caller."""
+        self._tasks[work].cancel()
+        self._claims.withdraw(work.index)
+        del self.works[work.index]
+
     async def _obtain_input(self, work: Work, step: int, slots: Slots) -> tuple[Packed, ...]:
-        """Wait for an upload; without one, give the slot back (rule 7) and fetch from the stage before."""
+        """Wait for an upload; without one, give the slot back (rule 7) and fetch from the stage before.
+
+        Whatever comes first counts: a caller may still attach and send it.
+        """
         await work.fed_or_starved.wait()
         if not work.input.done():
             if work.has_slot:
                 work.has_slot = False
                 slots.give()
-            work.feed(await self._sources.input(step, work.index))
+            fetching = self._spawn(self._fetch_input(work, step))
+            try:
+                await asyncio.wait([work.input])
+            finally:
+                fetching.cancel()
         return work.input.result()
+
+    async def _fetch_input(self, work: Work, step: int) -> None:
+        work.feed(await self._sources.input(step, work.index))
 
     async def _run(self, work: Work, step: int, slots: Slots) -> None:
         try:
@@ -304,6 +323,8 @@ class Execution:
 
     async def _run_stages(self, work: Work, step: int, slots: Slots) -> None:
         payload = await self._obtain_input(work, step, slots)
+        if work.claims and not work.decided.is_set():
+            self._claims.claim(work.index)  # only now: what is malformed never claims
         if work.patient:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.running_s):

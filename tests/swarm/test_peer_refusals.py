@@ -1,0 +1,151 @@
+"""A real peer over real gRPC refuses what it must, each with its own code, and goes on serving."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from swarmnet.config.peer import PeerConfig
+from swarmnet.errors import RejectCode
+from swarmnet.ids import Ballot, Chain, PeerId, RoundId
+from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.schema import Cut, Data, Manifest, Model, Training
+from swarmnet.messages import Answer, Fetch, Gradient, Packed, Part, Process, Rejected, Request, SnapshotRequest, Stamp
+from swarmnet.net.endpoint import Endpoint, open_endpoint
+from swarmnet.net.identity import Identity
+from swarmnet.peer.peer import Caps, Peer
+from swarmnet.stage.compute import ComputeThread
+from swarmnet.stage.torch_engine import TorchEngine
+from swarmnet.wire.codecs import encode
+
+B, T, D, V = 2, 8, 16, 64
+
+MANIFEST = Manifest(
+    model=Model(
+        vocab_size=V, hidden_size=D, intermediate_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8
+    ),
+    cut=Cut(stages=2),
+    data=Data(num_tokens=1000),
+    training=Training(total_steps=2, microbatches=1, microbatch_size=B, sequence_length=T, eval_every=0),
+)
+
+
+def tokens(fill: int = 1, shape: tuple[int, ...] = (B, T + 1)) -> Packed:
+    return encode("int32", torch.full(shape, fill, dtype=torch.int32))
+
+
+def hidden(fill: float = 0.5, shape: tuple[int, ...] = (B, T, D)) -> Packed:
+    packed = encode("fp32", torch.zeros(shape))
+    return Packed(packed.codec, packed.shape, torch.full(shape, fill).numpy().tobytes())
+
+
+class Silent:
+    """A caller that serves nothing."""
+
+    def on_tell(self, caller, message):
+        pass
+
+    async def on_call(self, caller, request, payload):
+        yield Rejected(RejectCode.NOT_SERVED)
+
+    def on_gone(self, peer, *, definite):
+        pass
+
+
+def config(directory: Path, *bootstrap: str) -> PeerConfig:
+    return PeerConfig(dir=directory, host="127.0.0.1", bootstrap=bootstrap, device="cpu")
+
+
+@contextlib.asynccontextmanager
+async def peer_and_caller(tmp_path: Path):
+    """(ask, peer): a peer that serves both stages, and a stranger's way to call it."""
+    compute = ComputeThread()
+    engines = {stage: TorchEngine(MANIFEST, stage, compute) for stage in (0, 1)}
+    run = run_id(MANIFEST)
+    applied = asyncio.Event()
+
+    def on_event(event: str, fields: dict[str, object]) -> None:
+        if event == "applied" and fields["stage"] == 1:
+            applied.set()
+
+    async with open_endpoint(config(tmp_path / "peer"), MANIFEST, run, numerics="cpu") as end:
+        peer = Peer(
+            end.me, run, MANIFEST, engines, transport=end.transport, directory=end.directory,
+            incarnation=end.incarnation, record=end.record, tokens=lambda step, index: None, on_event=on_event,
+            caps=Caps(),
+        )
+        async with end.serve(peer), asyncio.TaskGroup() as group:
+            serving = group.create_task(peer.run())
+            boot = config(tmp_path / "caller", *end.directory.maddrs)
+            async with open_endpoint(boot, MANIFEST, run, numerics="caller") as stranger, stranger.serve(Silent()):
+                await found(stranger, end.me)
+
+                async def ask(request: Request, *payload: Packed) -> Answer:
+                    loop = asyncio.get_running_loop()
+                    last = None
+                    async with contextlib.aclosing(
+                        stranger.transport.call(end.me, request, payload, deadline=loop.time() + 20)
+                    ) as answers:
+                        async for answer in answers:
+                            last = answer
+                    assert last is not None
+                    return last
+
+                yield ask, applied
+            serving.cancel()
+    compute.close()
+
+
+async def found(endpoint: Endpoint, peer: PeerId) -> None:
+    async with asyncio.timeout(20):
+        while not any(record.peer == peer for record in await endpoint.directory.records()):
+            pass  # every look is a round of the network
+
+
+def test_each_bad_call_is_refused_with_its_own_code(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with peer_and_caller(tmp_path) as (ask, applied):
+            async def code(request: Request, *payload: Packed) -> RejectCode:
+                answer = await ask(request, *payload)
+                assert isinstance(answer, Rejected), answer
+                return answer.code
+
+            last = Process(0, 1, 0)
+            assert await code(last, tokens(), hidden(shape=(B, T, D + 1))) is RejectCode.BAD_SHAPE
+            assert await code(last, tokens()) is RejectCode.BAD_SHAPE
+            assert await code(last, tokens(), tokens()) is RejectCode.BAD_SHAPE
+            assert await code(Process(0, 0, 0), tokens(shape=(B, T))) is RejectCode.BAD_SHAPE
+            assert await code(last, tokens(), hidden(float("nan"))) is RejectCode.NON_FINITE
+            assert await code(Process(0, 0, 0), tokens(V)) in (RejectCode.BAD_SHAPE, RejectCode.MALFORMED)
+            assert await code(Process(0, 0, 1), tokens()) is RejectCode.MALFORMED
+            assert await code(Process(2, 0, 0), tokens()) is RejectCode.FINISHED
+            assert await code(Process(0, 7, 0), tokens()) is RejectCode.NOT_SERVED
+            assert await code(SnapshotRequest(7)) is RejectCode.NOT_SERVED
+            assert await code(Fetch(0, 0, 0, "input", cached=True)) is RejectCode.NOT_FOUND
+            assert await code(Fetch(0, 0, 9, "input", cached=True)) is RejectCode.MALFORMED
+
+            # Unharmed: the same peer takes a good microbatch through both stages and applies the step ...
+            answer = await ask(Process(0, 0, 0), tokens())
+            assert isinstance(answer, Gradient) and answer.num_tokens == B * T
+            async with asyncio.timeout(20):
+                await applied.wait()
+            # ... after which the step is stale.
+            assert await code(Process(0, 0, 0), tokens()) is RejectCode.STALE
+            evaluated = await ask(Process(1, 1, 0, purpose="eval"), tokens(), hidden())
+            assert isinstance(evaluated, Gradient) and evaluated.payload == ()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("start,stop", [(0, 1 << 40), (5, 4)])
+def test_parts_outside_the_gradient_are_refused(tmp_path: Path, start: int, stop: int) -> None:
+    async def main() -> None:
+        async with peer_and_caller(tmp_path) as (ask, _):
+            ballot = Ballot(0, Identity.generate().peer)
+            answer = await ask(Part(Stamp(0, 1, Chain("0" * 64)), RoundId(ballot, 0), "sum", start, stop))
+            assert isinstance(answer, Rejected)
+            assert answer.code in (RejectCode.BAD_SHAPE, RejectCode.MALFORMED)
+
+    asyncio.run(main())
