@@ -26,6 +26,7 @@ import json
 import multiprocessing
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -42,7 +43,6 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from swarmnet.data.sampler import Sampler
 from swarmnet.local.prepare import read_tokens, with_data
-from swarmnet.local.processes import Child, ChildSpec, stop, swarmnet_command
 from swarmnet.manifest.file import load, to_toml
 from swarmnet.manifest.schema import Averaging, Cut, Data, Manifest, Model, Numerics, Optimizer, Training, Wire
 from swarmnet.model.cut import cut_layers
@@ -103,64 +103,77 @@ class SwarmTurn:
     loss: float
 
 
+class Child:
+    """One `swarmnet peer|trainer` on loopback and the events it writes."""
+
+    def __init__(self, role: list[str], directory: Path, bootstrap: list[str]) -> None:
+        directory.mkdir()
+        self._log, events = directory / "log.txt", directory / "events.jsonl"
+        self._reader = EventReader(events)
+        self.events: list[dict[str, Any]] = []
+        argv = [
+            sys.executable, "-m", "swarmnet", *role, "--manifest", str(directory.parent / "run.toml"),
+            "--dir", str(directory), "--events", str(events), "--log-level", "warning",
+            "--host", "127.0.0.1", "--port", "0", "--dht-port", "0",
+            *(part for address in bootstrap for part in ("--bootstrap", address)),
+        ]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def last(self, event: str) -> dict[str, Any] | None:
+        """The newest event of that name."""
+        self.events += self._reader.read()
+        return next((record for record in reversed(self.events) if record["event"] == event), None)
+
+    def wait_for(self, event: str) -> dict[str, Any]:
+        """The newest event of that name, once there is one. Ends the benchmark if the child does."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (found := self.last(event)) is None:
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                sys.exit(f"the swarm failed: no {event!r}\n{self._log.read_text(encoding='utf-8')[-2000:]}")
+            time.sleep(0.1)
+        return found
+
+    def stop(self) -> None:
+        """Ask it to stop and wait until it has."""
+        self._process.terminate()
+        try:
+            self._process.wait(20.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
 def run_swarm(plan: Plan, manifest: Manifest, directory: Path) -> SwarmTurn:
     """Start two peers and a trainer, let them train to the end, and read their events."""
-    path = directory / "run.toml"
-    path.write_text(to_toml(manifest), encoding="utf-8")
-    children: list[Child] = []
+    (directory / "run.toml").write_text(to_toml(manifest), encoding="utf-8")
+    with contextlib.ExitStack() as stack:
+        def start(name: str, role: list[str], bootstrap: list[str]) -> Child:
+            child = Child(role, directory / name, bootstrap)
+            stack.callback(child.stop)
+            return child
 
-    def start(name: str, stage: int | None, bootstrap: tuple[str, ...]) -> Child:
-        spec = ChildSpec(
-            name=name, stage=stage, manifest=path, directory=directory / name,
-            events=directory / name / "events.jsonl", bootstrap=bootstrap, slots=plan.slots, log_level="warning",
-        )
-        children.append(Child(spec, swarmnet_command(spec), EventReader(spec.events)))
-        return children[-1]
-
-    try:
-        first = start("first", 0, ())
-        seen = _until(first, "listening")
-        bootstrap = tuple(_last(seen, "listening")["dht"])
-        second = start("second", 1, bootstrap)
-        start("trainer", None, bootstrap)
-        _until(first, "finished", seen)
-        later = _until(second, "finished")
-    finally:
-        stop(children, grace_s=20.0)
-    events = {"first": seen + first.read(), "second": later + second.read()}
+        slots = ["--slots", str(plan.slots)]
+        first = start("first", ["peer", "--stage", "0", *slots], [])
+        bootstrap = first.wait_for("listening")["dht"]
+        second = start("second", ["peer", "--stage", "1", *slots], bootstrap)
+        start("trainer", ["trainer"], bootstrap)
+        first.wait_for("finished")
+        second.wait_for("finished")
+    traffic, beyond = first.wait_for("traffic")["calls"], second.wait_for("listening")["peer"]
+    crossed = sum(
+        row["sent"] + row["received"] for row in traffic if row["peer"] == beyond and row["request"] == "Process"
+    )
     ends: dict[int, float] = {}                              # of a step: when the last stage has applied it
-    for record in events["first"] + events["second"]:
+    for record in first.events + second.events:
         if record["event"] == "applied":
             ends[record["step"]] = max(record["t"], ends.get(record["step"], 0.0))
-    last = _last(events["second"], "committed")
-    crossed = _boundary_bytes(events["first"], _last(events["second"], "listening")["peer"])
+    commit = second.wait_for("committed")
     return SwarmTurn(
         (ends[plan.warmup + plan.steps - 1] - ends[plan.warmup - 1]) / plan.steps,
         crossed / (len(ends) * plan.microbatches),
-        last["loss_sum"] / last["num_tokens"],
+        commit["loss_sum"] / commit["num_tokens"],
     )
-
-
-def _until(child: Child, event: str, events: list[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
-    """Follow a child until it says `event`; returns (and adds to) what it said."""
-    events = [] if events is None else events
-    deadline = time.monotonic() + PATIENCE_S
-    while not any(record["event"] == event for record in events):
-        if child.returncode() is not None or time.monotonic() > deadline:
-            sys.exit("\n".join([f"{child.spec.name} failed:", *child.last_lines()]))
-        time.sleep(0.1)
-        events += child.read()
-    return events
-
-
-def _last(events: list[dict[str, Any]], event: str) -> dict[str, Any]:
-    return [record for record in events if record["event"] == event][-1]
-
-
-def _boundary_bytes(events: list[dict[str, Any]], peer: str) -> int:
-    """Bytes of `Process` calls between the peer whose events these are and `peer`, both ways."""
-    rows = _last(events, "traffic")["calls"]
-    return sum(row["sent"] + row["received"] for row in rows if row["peer"] == peer and row["request"] == "Process")
 
 
 # ---------------------------------------------------------------- the others
