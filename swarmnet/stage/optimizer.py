@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from swarmnet.manifest.schema import Numerics, Optimizer
 from swarmnet.stage.accumulator import chunk_elements
@@ -18,58 +19,50 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class StageOptimizer:
-    """AdamW over named parameters, its state laid out from the start so that a snapshot of version 0 is complete."""
+    """AdamW over named parameters, its state laid out from the start so that a snapshot of version 0 is complete.
+
+    Calls torch's function and not its class, whose constructor imports the compiler: a second of CPU per process.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter], table: Optimizer) -> None:
-        self._parameters = list(parameters)
-        groups = [
-            {"params": [p for p in self._parameters if p.ndim >= 2], "weight_decay": table.weight_decay},
-            {"params": [p for p in self._parameters if p.ndim < 2], "weight_decay": 0.0},
-        ]
-        groups = [group for group in groups if group["params"]]
-        self._adamw = (
-            torch.optim.AdamW(
-                groups, lr=table.learning_rate, betas=(table.beta1, table.beta2), eps=table.eps, fused=True
-            )
-            if groups
-            else None
-        )
+        self._parameters, self._table = list(parameters), table
+        self._moments: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
+        self._steps: dict[nn.Parameter, Tensor] = {}
         self.reset()
 
     def reset(self) -> None:
         """Back to version 0: no moments, no steps."""
-        if self._adamw is None:
-            return
         for parameter in self._parameters:
-            self._adamw.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                **{name: torch.zeros_like(parameter, requires_grad=False) for name in MOMENTS},
-            }
+            self._moments[parameter] = (
+                torch.zeros_like(parameter, requires_grad=False), torch.zeros_like(parameter, requires_grad=False)
+            )
+            self._steps[parameter] = torch.zeros((), dtype=torch.float32, device=parameter.device)
 
     def moments(self, parameter: nn.Parameter) -> tuple[Tensor, Tensor]:
         """First and second moment of one parameter, the live tensors."""
-        assert self._adamw is not None
-        state = self._adamw.state[parameter]
-        return state["exp_avg"], state["exp_avg_sq"]
+        return self._moments[parameter]
 
     def set_num_steps(self, steps: int) -> None:
         """How many steps the moments have seen (bias correction)."""
-        for parameter in self._parameters:
-            assert self._adamw is not None
-            self._adamw.state[parameter]["step"].fill_(float(steps))
+        for seen in self._steps.values():
+            seen.fill_(float(steps))
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], *, learning_rate: float) -> None:
         """Update every parameter in place. gradients: fp32, averaged and clipped, in the parameters' order."""
-        if self._adamw is None:
-            return
-        for group in self._adamw.param_groups:
-            group["lr"] = learning_rate
-        for parameter, gradient in zip(self._parameters, gradients, strict=True):
-            parameter.grad = gradient
-        self._adamw.step()
-        for parameter in self._parameters:
-            parameter.grad = None
+        pairs = list(zip(self._parameters, gradients, strict=True))
+        self._update([pair for pair in pairs if pair[0].ndim >= 2], learning_rate, self._table.weight_decay)
+        self._update([pair for pair in pairs if pair[0].ndim < 2], learning_rate, 0.0)
+
+    def _update(self, pairs: Sequence[tuple[nn.Parameter, Tensor]], learning_rate: float, weight_decay: float) -> None:
+        parameters = [parameter for parameter, _ in pairs]
+        firsts, seconds = ([self._moments[p][number] for p in parameters] for number in (0, 1))
+        adamw(
+            list(parameters), [gradient for _, gradient in pairs], firsts, seconds, [],
+            [self._steps[p] for p in parameters], fused=True, amsgrad=False, maximize=False,
+            beta1=self._table.beta1, beta2=self._table.beta2, lr=learning_rate, weight_decay=weight_decay,
+            eps=self._table.eps,
+        )
 
 
 def average(total: Tensor, out: Tensor, *, scale: float, numerics: Numerics) -> None:
