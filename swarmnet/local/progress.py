@@ -173,6 +173,31 @@ class Progress:
             return None
         return (self.steps - len(self.points)) * (window[-1].seconds - window[0].seconds) / (len(window) - 1)
 
+    @property
+    def starting(self) -> str:
+        """What goes on before the first step, in words; "" from then on."""
+        if self.points:
+            return ""
+        total = len(self.replicas) + len(self.trainers)
+        if not self._starts:
+            return f"importing torch and hivemind, once for {total} processes"
+        up = sum(bool(replica.dht) for replica in self.replicas.values()) + len(self.trainer_dht)
+        if up < total:
+            return f"starting processes, {up} of {total} are up"
+        synced = sum(len(self.synced(stage)) for stage in range(self.stages))
+        if synced < len(self.replicas):
+            return f"{total} processes are up, {synced} of {len(self.replicas)} replicas hold their weights"
+        return f"{total} processes are up, the first step is under way"
+
+    def state_of(self, name: str) -> str:
+        """A replica in a word: the version it holds, or what it is doing instead."""
+        replica = self.replicas[name]
+        if not replica.alive:
+            return "down" if self._starts[name] else "to come"
+        if replica.version is not None:
+            return f"{replica.version}"
+        return "joining" if replica.dht else "starting"
+
     def waiting_for(self) -> str:
         """In words: what would have to happen next."""
         empty = [stage for stage in range(self.stages) if not self.alive(stage)]

@@ -14,6 +14,7 @@ from rich.text import Text
 from swarmnet.local.progress import Progress
 
 REFRESH_S = 0.25
+STARTING_S = 1.0
 
 
 class Screen(Protocol):
@@ -48,11 +49,12 @@ def duration(seconds: float | None) -> str:
 
 
 def headline(progress: Progress, *, now: float) -> str:
-    """Step, loss, throughput, what went wrong so far, time."""
-    last = progress.points[-1] if progress.points else None
+    """Step, loss, throughput, what went wrong so far, time; before the first step, how far the start is."""
+    if progress.starting:
+        return f"{progress.starting}  elapsed {duration(now - progress.started_at)}"
     parts = [
         f"step {len(progress.points)}/{progress.steps}",
-        f"loss {last.loss:.4f}" if last else "loss –",
+        f"loss {progress.points[-1].loss:.4f}",
         f"{progress.recent_tokens_per_second():,.0f} tokens/s",
         f"reroutes {progress.reroutes}",
         f"kills {len(progress.kills)}",
@@ -76,8 +78,7 @@ def stages(progress: Progress) -> Table:
         cells = []
         for name, replica in sorted(progress.replicas.items()):
             if replica.stage == stage:
-                held = "down" if not replica.alive else "joining" if replica.version is None else str(replica.version)
-                cells.append(f"{name} {held}" + (" ✓" if replica.finished and replica.alive else ""))
+                cells.append(f"{name} {progress.state_of(name)}" + (" ✓" if replica.finished and replica.alive else ""))
         style = "" if alive == total else "yellow" if alive else "red"
         table.add_row(str(stage), Text(f"{alive}/{total}", style=style), "   ".join(cells))
     return table
@@ -116,6 +117,7 @@ class PlainScreen:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._shown = 0
+        self._said, self._said_at = "", float("-inf")
 
     def __enter__(self) -> Self:
         return self
@@ -125,7 +127,10 @@ class PlainScreen:
         return None
 
     def update(self, progress: Progress, *, now: float) -> None:
-        """Print the steps not printed yet."""
+        """Print the steps not printed yet; before the first one, once a second how far the start is."""
+        if progress.starting not in ("", self._said) and now - self._said_at >= STARTING_S:
+            self._said, self._said_at = progress.starting, now
+            self.note(progress.starting)
         for point in progress.points[self._shown:]:
             replicas = " ".join(f"{progress.alive(stage)}" for stage in range(progress.stages))
             pace = f"{progress.recent_tokens_per_second():>9,.0f} tokens/s"
