@@ -105,9 +105,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def bury_process(self, process: Process) -> None:
         """Clean up after a dead or stopped process, once nobody can be harmed by its last acts: end its tasks."""
         process.dead = False
-        process.remains = []
+        process.remains = list(process.tasks)
         self.continue_process(process)
-        for task in list(process.tasks):
+        for task in process.remains:
             task.cancel()
 
     @staticmethod

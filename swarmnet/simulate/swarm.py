@@ -136,7 +136,7 @@ class Swarm:
         self.committed: dict[tuple[int, int], dict[PeerId, str]] = {}
         self.hooks: list[Callable[[PeerId, str, dict[str, object]], None]] = []
         self.slowdown: dict[PeerId, float] = {}
-        self._over = False
+        self.over = False
         self._processes: list[Process] = []
 
     # ------------------------------------------------------------ building
@@ -265,6 +265,8 @@ class Swarm:
             await asyncio.sleep(0.25)
             if self.loop.failure is not None:
                 raise self.loop.failure
+            if acting is not None and acting.done():
+                acting.result()  # a script that fails ends the run
             if self.loop.time() > until_s:
                 raise Broken(f"no end after {until_s} virtual seconds\n{self.describe()}")
         if acting is not None:
@@ -292,7 +294,7 @@ class Swarm:
                         raise Broken(f"{node.peer_id}: weights of stage {stage} differ from the single process")
 
     def _on_event(self, peer: PeerId, event: str, fields: dict[str, object]) -> None:
-        if self._over:
+        if self.over:
             return
         self.counts[event] += 1
         self.events.append((self.loop.time(), peer, event, fields))
@@ -353,14 +355,16 @@ class Swarm:
 
     def _bury(self) -> None:
         """End what still runs, the dead included; nothing of it is seen or heard any more."""
-        self._over = True
+        self.over = True
         self.network.cut_off()
         self.loop.set_exception_handler(lambda loop, context: None)
         for process in self._processes:
             self.loop.bury_process(process)
         for task in asyncio.all_tasks(self.loop):
             task.cancel()
-        for _ in range(20):
+        for _ in range(1000):
+            if not asyncio.all_tasks(self.loop):
+                break
             self.loop.call_soon(self.loop.stop)
             self.loop.run_forever()
         self.loop.close()

@@ -401,7 +401,8 @@ class Member:
         """How long nothing may be claimed before idle indexes are ordered: a multiple of the pauses between claims."""
         if self._claim_gap_s is None:
             return self.timers.idle_index_s
-        return max(2 * self.timers.heartbeat_s, 4 * self._claim_gap_s)
+        # One step that was stuck must not make the next ones wait four times as long, and so on.
+        return min(max(2 * self.timers.heartbeat_s, 4 * self._claim_gap_s), self.timers.long_silence_s)
 
     def _wanted_sum(self) -> RoundId | None:
         mine = self.barrier.of(self.stage)

@@ -1,0 +1,88 @@
+"""Faults at exact points of a step: a trap springs when a matching event, message or call passes by.
+
+Everything is watched from below or beside the product: events it reports, messages it sends, calls it opens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from swarmnet.ids import PeerId
+from swarmnet.messages import Control, Request
+from swarmnet.simulate.swarm import Node, Plan, Swarm
+
+OnTell = Callable[[PeerId, PeerId, Control], bool | None]
+OnOpen = Callable[[PeerId, PeerId, Request], None]
+
+
+def watch_messages(swarm: Swarm, on_tell: OnTell) -> None:
+    """Call `on_tell(sender, receiver, message)` before each one-way message; False loses it."""
+    tell = swarm.network.tell
+
+    def watched(sender: PeerId, receiver: PeerId, message: Control) -> None:
+        if on_tell(sender, receiver, message) is not False:
+            tell(sender, receiver, message)
+
+    swarm.network.tell = watched  # type: ignore[method-assign]
+
+
+def watch_calls(swarm: Swarm, on_open: OnOpen) -> None:
+    """Call `on_open(caller, callee, request)` when a call has been opened."""
+    opened = swarm.network.open
+
+    def watched(caller, callee, request, payload):
+        call = opened(caller, callee, request, payload)
+        on_open(caller, callee, request)
+        return call
+
+    swarm.network.open = watched  # type: ignore[method-assign]
+
+
+def node_of(swarm: Swarm, peer: PeerId) -> Node | None:
+    """The live peer process of that name."""
+    return next((node for node in swarm.nodes if node.up and node.peer_id == peer), None)
+
+
+def member_of(swarm: Swarm, peer: PeerId, stage: int):
+    """The step machine of a live replica."""
+    node = node_of(swarm, peer)
+    return node.peer.replicas[stage].member if node is not None and stage in node.peer.replicas else None
+
+
+def keeper_of(swarm: Swarm, stage: int) -> Node | None:
+    """Whoever keeps a stage under the highest ballot."""
+    keeping = [
+        (member.keeper.ballot, node)
+        for node in swarm.replicas(stage)
+        if stage in node.peer.replicas and (member := node.peer.replicas[stage].member).keeper is not None
+    ]
+    return max(keeping, key=lambda entry: entry[0])[1] if keeping else None
+
+
+def soon(swarm: Swarm, act: Callable[[], object]) -> None:
+    """Do it right after the callback that runs now: the process has done this and nothing more."""
+    swarm.loop.call_soon(act)
+
+
+def kill_and_restart(swarm: Swarm, node: Node | None, *, after_s: float | None = 1.0) -> None:
+    """SIGKILL, and the same name again after a while (None: never)."""
+    if node is None or not node.up:
+        return
+    swarm.kill(node)
+    if after_s is not None:
+        swarm.loop.call_later(after_s, lambda: swarm.over or swarm.add(node.stages, node.peer_id))
+
+
+def watched(plan: Plan, seed: int = 1) -> Swarm:
+    """A swarm whose invariants are checked at every event and every 50 virtual milliseconds."""
+    swarm = Swarm(plan, seed)
+    swarm.hooks.append(lambda peer, event, fields: swarm.check_now())
+    return swarm
+
+
+async def check_always(swarm: Swarm) -> None:
+    """A script that only checks."""
+    while not swarm.done:
+        swarm.check_now()
+        await asyncio.sleep(0.05)
