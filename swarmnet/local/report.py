@@ -60,6 +60,11 @@ class Outcome:
     comparison: Comparison | None = None
 
 
+def shape(stages: int, replicas: int) -> str:
+    """3 stages × 2 replicas, in good English."""
+    return f"{stages} stage{'' if stages == 1 else 's'} × {replicas} replica{'' if replicas == 1 else 's'}"
+
+
 def executions_per_index(outcome: Outcome) -> float:
     """Training forwards per (stage, step, index): 1.0 when nothing was computed twice."""
     done = outcome.progress.stages * len(outcome.progress.points) * outcome.microbatches
@@ -140,7 +145,7 @@ def draw(outcome: Outcome, path: Path) -> str:
         axes.annotate(name, (step, 1.0), xycoords=("data", "axes fraction"), rotation=90, fontsize=7,
                       va="top", ha="right", color="tab:red")
     axes.set(xlabel="step", ylabel="loss (nats per token)",
-             title=f"{progress.stages} stages × {len(progress.replicas) // progress.stages} replicas, "
+             title=f"{shape(progress.stages, len(progress.replicas) // progress.stages)}, "
                    f"{outcome.numerics}, run {outcome.run_id[:12]}")
     axes.grid(alpha=0.3)
     axes.legend()

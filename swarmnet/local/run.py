@@ -19,7 +19,7 @@ from swarmnet.local.options import LocalOptions, parse_kills
 from swarmnet.local.prepare import Prepared, prepare
 from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop, swarmnet_command
 from swarmnet.local.progress import Progress, ReplicaView
-from swarmnet.local.report import MergedLog, Outcome, print_summary, write
+from swarmnet.local.report import MergedLog, Outcome, print_summary, shape, write
 from swarmnet.local.starter import Starter, best_starter
 from swarmnet.local.supervisor import Interrupt, Layout, Supervisor, Timing
 from swarmnet.local.table import screen
@@ -56,7 +56,7 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
         prepared = kit.prepare(options, out)
         manifest = prepared.manifest
         console.print(
-            f"swarmnet local: {manifest.cut.stages} stages × {options.replicas} replicas, {manifest.numerics.mode}, "
+            f"swarmnet local: {shape(manifest.cut.stages, options.replicas)}, {manifest.numerics.mode}, "
             f"run {prepared.run_id[:12]}, files in {out}", markup=False, highlight=False, soft_wrap=True)
         with Interrupt() as interrupt:
             outcome = _swarm(options, prepared, out, kit=kit, starter=starter, console=console, interrupt=interrupt)

@@ -88,6 +88,7 @@ class Supervisor:
         self._back_at: dict[str, float] = {}            # trainers killed from outside
         self._starts: dict[str, int] = {}
         self._killed: set[str] = set()                  # by us, not reaped yet
+        self._away: dict[str, float] = {}               # killed replicas that have not synced again: since when
         self._complete_at: float | None = None
         self._ending = False                            # events are still read, nothing is done about them
         self._warned_at = float("-inf")
@@ -173,6 +174,10 @@ class Supervisor:
                 continue
             self.progress.on(name, event, now=now)
             match event:
+                case Synced(version=version, how=how) if name in self._away and name not in self._killed:
+                    self.screen.note(f"{name} is back at version {version} by {how}, "
+                                     f"{now - self._away.pop(name):.1f} s after it was killed")
+                    self._act(churn.At(name, version), now=now)
                 case Synced(version=version) | Applied(version=version) if name in self.layout.replicas:
                     self._act(churn.At(name, version), now=now)
                 case Committed() | Finished():
@@ -241,6 +246,7 @@ class Supervisor:
 
     def _note_kill(self, name: str, *, by: str, now: float) -> None:
         step = len(self.progress.points)
+        self._away[name] = now
         self.progress.kills.append((name, step, now - self.progress.started_at))
         self.screen.note(f"{name} was killed ({by})")
         self.log.ours("killed", child=name, by=by, step=step)
