@@ -7,7 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from swarmnet.simulate.swarm import Plan, Swarm
+from swarmnet.simulate.swarm import Node, Swarm
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Chaos:
                     swarm.stop(node)
                     group.create_task(self._resume(swarm, node, rng.uniform(0.5, self.longest_stop_s)))
 
-    async def _resume(self, swarm: Swarm, node, after_s: float) -> None:
+    async def _resume(self, swarm: Swarm, node: Node, after_s: float) -> None:
         await asyncio.sleep(after_s)
         swarm.resume(node)
 
@@ -79,10 +79,3 @@ class Chaos:
                 swarm.kill_trainer(trainer)
                 await asyncio.sleep(rng.expovariate(0.5))
                 swarm.add_trainer(trainer if rng.random() < 0.5 else f"trainer.{rng.getrandbits(30)}")
-
-
-def watched(plan: Plan, seed: int) -> Swarm:
-    """A swarm whose invariants are checked at every event."""
-    swarm = Swarm(plan, seed)
-    swarm.hooks.append(lambda peer, event, fields: swarm.check_now())
-    return swarm

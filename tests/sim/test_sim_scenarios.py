@@ -41,7 +41,7 @@ POINTS: dict[str, Predicate] = {
     "after_gradient": lambda swarm, node, stage: bool(
         {i for kind, i in node.peer.replicas[stage].execution.memo._entries if kind == "up"} - state(node, stage).summed
     ),
-    "after_summed": lambda swarm, node, stage: len(state(node, stage).summed) > 1,
+    "after_summed": lambda swarm, node, stage: bool(state(node, stage).summed),
     "in_round_before_ack": lambda swarm, node, stage: state(node, stage).exchange is not None
     and not holds_sum(swarm, stage),
     "in_round_after_ack": lambda swarm, node, stage: holds_sum(swarm, stage),

@@ -1,0 +1,96 @@
+"""A stopped process (SIGSTOP) answers nothing and breaks nothing: the swarm must route around it by itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from strike import watch_calls, watched
+
+from swarmnet.messages import Process
+from swarmnet.pipeline.router import Router
+from swarmnet.simulate.swarm import Node, Plan, Swarm
+
+WINDOW_S = 120.0
+PLAN = Plan(stages=2, microbatches=32, steps=4000, forward_s=0.05, served=((0,), (0,), (0,), (0,), (1,), (1,), (1,), (1,)))
+
+
+class Enough(Exception):
+    """The measurement is over."""
+
+
+def steps_within(swarm: Swarm, begin: float, end: float) -> int:
+    """Steps that were committed by everybody's first commit, in [begin, end)."""
+    first: dict[object, float] = {}
+    for at, _, event, fields in swarm.events:
+        if event == "committed" and fields["stage"] == 0:
+            first.setdefault(fields["step"], at)
+    return sum(begin <= at < end for at in first.values())
+
+
+def measure(*, stage: int | None, seed: int = 3) -> tuple[int, float, Swarm]:
+    """Steps in the window, and how long it took until a step begun after the stop was committed."""
+    swarm = watched(PLAN, seed)
+
+    async def script(swarm: Swarm) -> None:
+        await asyncio.sleep(20.0)
+        if stage is not None:
+            victim = max(
+                (node for node in swarm.replicas(stage)), key=lambda node: node.peer.replicas[stage].execution.queue
+            )
+            swarm.stop(victim)
+        await asyncio.sleep(WINDOW_S)
+        raise Enough
+
+    with pytest.raises(Enough):
+        swarm.run(until_s=200.0, script=script)
+    steps = steps_within(swarm, 20.0, 20.0 + WINDOW_S)
+    first = min(at for at, _, event, _ in swarm.events if event == "committed" and at > 20.0)
+    return steps, first - 20.0, swarm
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_one_hung_replica_of_four_costs_less_than_30_percent(stage: int) -> None:
+    healthy, _, _ = measure(stage=None)
+    hung, around_s, _ = measure(stage=stage)
+    assert hung >= 0.7 * healthy, f"{hung} of {healthy} steps"
+    assert around_s <= 5.0
+
+
+def test_it_is_routed_around_and_rejoins_with_equal_weights() -> None:
+    swarm = watched(Plan(stages=2, replicas=4, microbatches=16, steps=60, forward_s=0.02), seed=5)
+    calls: list[tuple[float, str]] = []
+    watch_calls(
+        swarm,
+        lambda caller, callee, request: calls.append((swarm.loop.time(), callee))
+        if isinstance(request, Process) else None,
+    )
+    stopped: list[Node] = []
+
+    async def script(swarm: Swarm) -> None:
+        await asyncio.sleep(4.0)
+        stopped.append(swarm.replicas(1)[2])
+        swarm.stop(stopped[0])
+        await asyncio.sleep(12.0)
+        swarm.resume(stopped[0])
+
+    swarm.run(until_s=200.0, script=script)  # ends only when everybody, the stopped one too, has the oracle's weights
+    name = stopped[0].peer_id
+    while_stopped = [at for at, callee in calls if callee == name and 9.0 < at < 16.0]
+    assert len(while_stopped) <= 4, "it is tried again now and then, nothing more"
+
+
+def test_busy_never_bans() -> None:
+    failures: list[str] = []
+    failed = Router.failed
+
+    def counted(self, pick, *, now, hung):
+        failures.append(pick.peer)
+        failed(self, pick, now=now, hung=hung)
+
+    swarm = watched(Plan(stages=2, replicas=2, microbatches=12, steps=4, slots=1, forward_s=0.1, trainers=2))
+    swarm.slowdown = {f"s1.{number}": 6.0 for number in (2, 3)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Router, "failed", counted)
+        swarm.run(until_s=200.0)
+    assert failures == [] and swarm.counts["rerouted"] == 0

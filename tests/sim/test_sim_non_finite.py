@@ -1,0 +1,41 @@
+"""A microbatch without a finite gradient: left out alike by every stage, and too many of them stop the run in words."""
+
+import asyncio
+
+import pytest
+
+from swarmnet.simulate.swarm import Broken, Plan, Swarm
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_a_non_finite_microbatch_is_left_out_everywhere(stage: int, replicas: int) -> None:
+    plan = Plan(stages=3, replicas=replicas, microbatches=4, steps=3, poison=frozenset({(stage, 1, 2)}))
+    swarm = Swarm(plan, seed=stage)
+    swarm.run(until_s=120)                    # checks sums, voided sets and final weights against the oracle
+    found_by = {peer for _, peer, event, fields in swarm.events if event == "voided"}
+    assert found_by and all(fields["index"] == 2 for _, _, event, fields in swarm.events if event == "voided")
+
+
+def test_the_keeper_s_death_does_not_bring_it_back() -> None:
+    swarm = Swarm(Plan(stages=2, replicas=3, microbatches=4, steps=3, poison=frozenset({(0, 1, 0)})), seed=4)
+
+    async def script(swarm: Swarm) -> None:
+        voided = asyncio.Event()
+        swarm.hooks.append(lambda peer, event, fields: voided.set() if event == "voided" else None)
+        await voided.wait()
+        keeper = next(peer for _, peer, event, _ in swarm.events if event == "voided")
+        swarm.kill(next(node for node in swarm.nodes if node.peer_id == keeper))
+
+    swarm.run(until_s=120, script=script)
+    assert swarm.counts["kills"] == 1
+
+
+def test_too_many_stop_the_run_with_words() -> None:
+    poison = frozenset({(1, 1, 0), (1, 1, 2)})
+    swarm = Swarm(Plan(stages=2, replicas=2, microbatches=4, steps=3, max_void=1, poison=poison), seed=1)
+    with pytest.raises(Broken, match="no end"):
+        swarm.run(until_s=60)
+    reasons = {fields["reason"] for _, _, event, fields in swarm.events if event == "halted"}
+    assert any("2 microbatches of step 1" in reason and "max_void = 1" in reason for reason in reasons)
+    assert max(step for _, step in swarm.committed) == 0
