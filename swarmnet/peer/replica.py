@@ -66,7 +66,7 @@ class Replica:
             around.me,
             stage,
             Shape(num_stages, manifest.training.microbatches, manifest.training.total_steps,
-                  manifest.protocol.keeper_term_steps),
+                  manifest.protocol.keeper_term_steps, manifest.training.max_void),
             timers,
             incarnation=around.incarnation,
             chain=self._first_chain,

@@ -172,20 +172,11 @@ class Execution:
             async for answer in self._evaluate(request, read):
                 yield answer
             return
-        known = self.memo.answer(request.index)
-        if known is not None:
-            yield known
+        admitted = await self._admit(request)
+        if not isinstance(admitted, Work):
+            yield admitted
             return
-        work = self.works.get(request.index)
-        if work is None:
-            owner = self._owners.get(request.index)
-            if owner is not None and not request.hedge and self._alive(owner):
-                yield MovedTo(owner)
-                return
-            if not self._slots.try_take():
-                yield Busy(self._retry_after(), self.version)
-                return
-            work = self._start(request.index, claims=not request.hedge, patient=request.repair, has_slot=True, fed=True)
+        work = admitted
         yield Accepted()
         if not work.input.done():
             await self._upload(work, read)
@@ -229,6 +220,37 @@ class Execution:
         yield Fetched(output)
 
     # ------------------------------------------------------------ inside
+
+    async def _admit(self, request: Process) -> Work | Answer:
+        """The work a call attaches to, begun if need be; or its answer right away.
+
+        A caller told to come back sends its payload again, so with all slots taken it first waits at the door.
+        """
+        slots = self._slots
+        found = self._ready_answer(request) or self.works.get(request.index)
+        if found is not None:
+            return found
+        has_slot = await slots.enter(patience_s=self._limits.running_s)
+        found = self._ready_answer(request) or self.works.get(request.index)     # the world may have moved on
+        if has_slot and found is None and slots is self._slots:
+            return self._start(
+                request.index, claims=not request.hedge, patient=request.repair, has_slot=True, fed=True
+            )
+        if has_slot:
+            slots.give()
+        return found or Busy(self._retry_after(), self.version)
+
+    def _ready_answer(self, request: Process) -> Answer | None:
+        """What a call gets without any work here: the memoised answer, the owner, or that its step is over."""
+        if request.step != self.version:
+            return self._wrong_step(request.step)
+        known = self.memo.answer(request.index)
+        if known is not None or request.index in self.works:
+            return known
+        owner = self._owners.get(request.index)
+        if owner is not None and not request.hedge and self._alive(owner):
+            return MovedTo(owner)
+        return None
 
     def _wrong_step(self, step: int) -> Answer:
         if 0 <= step < self.version:
@@ -303,13 +325,17 @@ class Execution:
         return work.input.result()
 
     async def _fetch_input(self, work: Work, step: int) -> None:
-        work.feed(await self._sources.input(step, work.index))
+        try:
+            work.feed(await self._sources.input(step, work.index))
+        except SwarmError as error:
+            if not work.input.done():
+                work.input.set_exception(error)
 
     async def _run(self, work: Work, step: int, slots: Slots) -> None:
         try:
             await self._run_stages(work, step, slots)
         except SwarmError as error:
-            if isinstance(error, BadMessage) and error.code is RejectCode.NON_FINITE:
+            if _ours_not_finite(error):
                 self._claims.non_finite(work.index)
             self._claims.withdraw(work.index)
             work.finish(error)
@@ -373,7 +399,12 @@ class Execution:
         if work.voids is None or work.index in self.losses:
             return  # another's, or counted here before (the memo forgot the answer)
         stash.voids = work.voids
-        if await self.engine.accumulate(stash) and stash.voids == self.engine.voids:
+        try:
+            added = await self.engine.accumulate(stash)
+        except BadMessage:
+            self._claims.non_finite(work.index)  # the answer was finite, the weight gradient is not
+            return
+        if added and stash.voids == self.engine.voids:
             last_stage = self.stage + 1 == self.num_stages
             self.losses[work.index] = (answer.loss_sum if last_stage else 0.0, answer.num_tokens)
             self._claims.added(work.index, stash)
@@ -414,3 +445,10 @@ class Execution:
             return stash.output
         finally:
             line.give()
+
+
+def _ours_not_finite(error: SwarmError) -> bool:
+    """Did this microbatch give a non-finite value here or further on? A NaN somebody sent us proves nothing."""
+    if isinstance(error, Refused):
+        return error.code is RejectCode.NON_FINITE
+    return isinstance(error, BadMessage) and error.code is RejectCode.NON_FINITE and error.facts.get("ours") is True

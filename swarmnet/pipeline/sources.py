@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 
-from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, RejectCode
+from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Fetch, Fetched, Packed, Rejected, Running
 from swarmnet.net.transport import Transport
@@ -48,7 +48,10 @@ class Sources:
         return self._tokens(step, index)
 
     async def input(self, step: int, index: int) -> tuple[Packed, ...]:
-        """What stage `stage` needs to run the microbatch. Tries for ever; cancel to give up."""
+        """What stage `stage` needs to run the microbatch. Tries for ever; cancel to give up.
+
+        Raises Refused(NON_FINITE) if the stage before computed it and it is not finite.
+        """
         while True:
             if self._stage == 0:
                 own = self._tokens(step, index)
@@ -103,6 +106,8 @@ class Sources:
                             if request.kind == "input":
                                 self._check(answer.payload)
                             return answer
+                        case Rejected(RejectCode.NON_FINITE):
+                            raise Refused(answer.code, answer.reason, peer=peer)
                         case Rejected():
                             return None
                         case _:

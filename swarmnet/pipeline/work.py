@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass, field
 
 from swarmnet.errors import SwarmError
@@ -67,41 +68,58 @@ class Work:
 
 
 class Slots:
-    """Bounds the microbatches that hold memory at once. Those who wait in line go before newcomers."""
+    """Bounds the microbatches that hold memory at once. Work that waits in line goes before calls at the door."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.taken = 0
-        self._line: list[asyncio.Future[None]] = []
+        self._line: deque[asyncio.Future[None]] = deque()
+        self._door: deque[asyncio.Future[None]] = deque()
 
     def try_take(self) -> bool:
         """Take a slot if one is free and nobody waits for it."""
-        if self.taken >= self.size or self._line:
+        if self.taken >= self.size or self._line or self._door:
             return False
         self.taken += 1
         return True
 
     async def take(self) -> None:
-        """Wait for a slot."""
+        """Wait for a slot, in line."""
+        if not self.try_take():
+            await self._wait(self._line)
+
+    async def enter(self, *, patience_s: float) -> bool:
+        """Wait at the door for at most `patience_s`, unless as many wait there as there are slots. False: none got."""
         if self.try_take():
-            return
-        ticket = asyncio.get_running_loop().create_future()
-        self._line.append(ticket)
+            return True
+        if len(self._door) >= self.size:
+            return False
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._wait(self._door)
+        except TimeoutError:
+            return False
+        return True
+
+    def give(self) -> None:
+        """Give a slot back, to the first who waits if anybody does."""
+        for queue in (self._line, self._door):
+            while queue:
+                ticket = queue.popleft()
+                if not ticket.done():
+                    ticket.set_result(None)
+                    return
+        self.taken -= 1
+        assert self.taken >= 0
+
+    async def _wait(self, queue: deque[asyncio.Future[None]]) -> None:
+        ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue.append(ticket)
         try:
             await ticket
         except asyncio.CancelledError:
-            if ticket in self._line:
-                self._line.remove(ticket)
+            if ticket in queue:
+                queue.remove(ticket)
             elif ticket.done() and not ticket.cancelled():
                 self.give()
             raise
-
-    def give(self) -> None:
-        """Give a slot back, to the first in line if there is one."""
-        while self._line:
-            ticket = self._line.pop(0)
-            if not ticket.done():
-                ticket.set_result(None)
-                return
-        self.taken -= 1
-        assert self.taken >= 0

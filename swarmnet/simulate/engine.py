@@ -115,10 +115,16 @@ class Device:
 
 
 class SimulatedEngine:
-    """An Engine on virtual time. Records what it adds, for the invariants."""
+    """An Engine on virtual time. Records what it adds, for the invariants.
 
-    def __init__(self, stage: int, num_stages: int, device: Device) -> None:
+    poison: (stage, step, index) whose forward is not finite.
+    """
+
+    def __init__(
+        self, stage: int, num_stages: int, device: Device, poison: frozenset[tuple[int, int, int]] = frozenset()
+    ) -> None:
         self.stage, self.arithmetic, self.device = stage, Arithmetic(stage, num_stages), device
+        self._poison = poison
         self.weights, self.version = 0, 0
         self.added: list[int] = []
         self.live_stashes = 0
@@ -142,6 +148,8 @@ class SimulatedEngine:
         await self.device.run(seconds, (1, step, -self.stage, index))
         if step != self.version:
             raise BadMessage(RejectCode.STALE, f"forward of step {step} on weights {self.version}")
+        if (self.stage, step, index) in self._poison:
+            raise BadMessage(RejectCode.NON_FINITE, "our own result is not finite", ours=True)
         stash = Stash(step, index, self._voids, compute_s=seconds)
         if self.arithmetic.last:
             stash.loss_sum, stash.num_tokens = self.arithmetic.loss(self.weights, payload), 1

@@ -33,7 +33,8 @@ class Broken(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to simulate. forward_s: seconds of a forward (backward and weight pass take as long)."""
+    """What to simulate. forward_s: seconds of a forward (backward and weight pass take as long). poison: (stage, step,
+    index) whose forward is not finite, which leaves the index out in every stage."""
 
     stages: int = 2
     replicas: int = 2
@@ -45,9 +46,15 @@ class Plan:
     forward_s: float = 0.02
     data_at_peers: bool = True
     eval_every: int = 0
+    max_void: int = 1
+    poison: frozenset[tuple[int, int, int]] = frozenset()
     links: Links = field(default_factory=Links)
     protocol: Protocol = field(default_factory=Protocol)
     served: tuple[tuple[int, ...], ...] | None = None  # stages of each peer; default: `replicas` of each stage
+
+    def voided(self, step: int) -> frozenset[int]:
+        """Indexes of a step that no stage can count."""
+        return frozenset(index for _, at, index in self.poison if at == step)
 
 
 def manifest_of(plan: Plan) -> Manifest:
@@ -61,7 +68,7 @@ def manifest_of(plan: Plan) -> Manifest:
         cut=Cut(stages=plan.stages),
         training=Training(
             total_steps=plan.steps, microbatches=plan.microbatches, microbatch_size=1, sequence_length=1,
-            eval_every=plan.eval_every, eval_microbatches=1,
+            eval_every=plan.eval_every, eval_microbatches=1, max_void=plan.max_void,
         ),
         protocol=plan.protocol,
         limits=Limits(),
@@ -79,7 +86,8 @@ class Oracle:
         for step in range(plan.steps):
             sums = [[0, 0, 0, 0] for _ in stages]
             loss_sum = 0.0
-            for index in range(plan.microbatches):
+            voided = plan.voided(step)
+            for index in [index for index in range(plan.microbatches) if index not in voided]:
                 inputs = [tokens_of(step * plan.microbatches + index)]
                 for stage, at in zip(stages[:-1], weights[:-1], strict=True):
                     inputs.append(stage.forward(at, inputs[-1]))
@@ -101,8 +109,9 @@ class Oracle:
         from swarmnet.ids import NO_CHAIN, Ballot, RoundId
 
         return Commit(
-            stage, step, NO_CHAIN, RoundId(Ballot(0, PeerId("")), 0), digest, plan.microbatches,
-            loss_sum if stage + 1 == plan.stages else 0.0, norm,
+            stage, step, NO_CHAIN, RoundId(Ballot(0, PeerId("")), 0), digest,
+            plan.microbatches - len(plan.voided(step)),
+            loss_sum if stage + 1 == plan.stages else 0.0, norm, plan.voided(step),
         )
 
 
@@ -148,7 +157,7 @@ class Swarm:
         process = Process(peer_id)
         self._processes.append(process)
         device = Device(plan.forward_s * self.slowdown.get(peer_id, 1.0))
-        engines = {stage: SimulatedEngine(stage, plan.stages, device) for stage in served}
+        engines = {stage: SimulatedEngine(stage, plan.stages, device, plan.poison) for stage in served}
 
         def own_tokens(step: int, index: int) -> tuple[Packed, ...] | None:
             return tokens_of(step * plan.microbatches + index) if plan.data_at_peers else None
@@ -312,7 +321,8 @@ class Swarm:
         contributions = fields["contributions"]
         assert isinstance(contributions, list)
         seen = Counter(index for _, indexes in contributions for index in indexes)
-        if seen != Counter(range(self.plan.microbatches)):
+        voided = self.plan.voided(step)
+        if seen != Counter(set(range(self.plan.microbatches)) - voided) or fields["voided"] != sorted(voided):
             raise Broken(f"stage {stage} step {step}: contributed {dict(seen)}")
         digest = fields["digest"]
         if digest != self.oracle.digests[step][stage].hex():

@@ -7,6 +7,8 @@ any member reports.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import (
     Claim,
@@ -31,13 +33,23 @@ from swarmnet.step.view import View
 class Keeper:
     """One term of office. Discard it when a higher ballot is promised or the step is over.
 
-    idle_s: how long nothing may be claimed before what is free is executed on the keeper's order.
+    idle_s: how long nothing may be claimed before what is free is executed on the keeper's order. max_void: how many
+    non-finite indexes a step may leave out; with more it does not end.
     """
 
     def __init__(
-        self, stamp: Stamp, ballot: Ballot, num_indexes: int, view: View, *, idle_s: float, now: float
+        self,
+        stamp: Stamp,
+        ballot: Ballot,
+        num_indexes: int,
+        view: View,
+        *,
+        idle_s: float,
+        max_void: int,
+        now: float,
     ) -> None:
-        self.stamp, self.ballot, self.view, self._idle_s = stamp, ballot, view, idle_s
+        self.stamp, self.ballot, self.view = stamp, ballot, view
+        self._idle_s, self._max_void = idle_s, max_void
         self.ledger = Ledger(num_indexes)
         self.members: dict[PeerId, Generation] = {}
         self.round: Round | None = None
@@ -53,6 +65,8 @@ class Keeper:
         self._told: dict[PeerId, Round] = {}
         self._prepared: set[PeerId] = set()
         self._early: dict[tuple[PeerId, int], Claim] = {}
+        self._non_finite: dict[int, set[PeerId]] = {}
+        self._halted = False
 
     # ------------------------------------------------------------ messages
 
@@ -66,6 +80,8 @@ class Keeper:
             self._early[peer, claim.index] = claim
             return []
         if self.members.get(peer) != claim.generation:
+            return []
+        if claim.index in self.ledger.voided:
             return []
         held = self.ledger.owners[claim.index]
         if held is None:
@@ -92,6 +108,8 @@ class Keeper:
         if owner in self.ledger.closed and report.finished is None:
             return [Send(peer, Evicted(self.stamp, self.ballot, report.generation, void=False))]
         self._note_progress(peer, report, now)
+        for index in report.non_finite:
+            self._non_finite.setdefault(index, set()).add(peer)
         self._adopt(report)
         current = self.current_id
         if current is not None:
@@ -131,6 +149,9 @@ class Keeper:
             # Whoever held the adopted sum is gone (A6): rebuild from the ledger.
             self.adopted, self._adopted_commit, self.round, self._held_at = None, False, None, now
         if self.current_id is None:
+            actions += self._void_non_finite()
+            if self._halted:
+                return actions
             if self.ledger.complete:
                 self._open_round()
             else:
@@ -263,11 +284,28 @@ class Keeper:
                 continue
             first = index not in self._ordered
             self._ordered[index] = now
-            peer = min(members, key=lambda p: (load[p], p))
+            failed = self._non_finite.get(index, set())
+            peer = min(members, key=lambda p: (p in failed, load[p], p))
             load[peer] += 1
             actions.append(Send(peer, Execute(self.stamp, self.ballot, index)))
             if first:
                 actions.append(Note("ordered", {"index": index, "peer": peer, "step": self.stamp.step}))
+        return actions
+
+    def _void_non_finite(self) -> list[Action]:
+        """Leave out what two members, or all there are, found non-finite: a pure function has no second opinion."""
+        actions: list[Action] = []
+        for index, found_by in self._non_finite.items():
+            confirmed = len(found_by) >= 2 or found_by >= self.members.keys()
+            if confirmed and index not in self.ledger.voided and self.ledger.void(index):
+                actions.append(Note("voided", {"step": self.stamp.step, "index": index}))
+        if len(self.ledger.voided) > self._max_void and not self._halted:
+            self._halted = True
+            actions.append(Note("halted", {
+                "step": self.stamp.step,
+                "reason": f"{len(self.ledger.voided)} microbatches of step {self.stamp.step} gave no finite gradient "
+                          f"(training.max_void = {self._max_void}): lower the learning rate and start again",
+            }))
         return actions
 
     def _open_round(self) -> None:
@@ -278,6 +316,7 @@ class Keeper:
             contributions=self.ledger.contributions(),
             receivers=tuple(sorted(self.members)),
             holders=(),
+            voided=frozenset(self.ledger.voided),
         )
         self._num_rounds += 1
         self._told = {}
@@ -291,7 +330,7 @@ class Keeper:
             base = self.round
             if holders:
                 # After the first ack a round is never aborted: whoever lacks the sum fetches it (rule 16).
-                base = Round(self.stamp, self.ballot, base.id, base.contributions, base.receivers, holders)
+                base = replace(base, holders=holders)
         actions: list[Action] = []
         for peer in sorted(self.members):
             if peer in self.acks:

@@ -18,16 +18,17 @@ class Ledger:
     def __init__(self, num_indexes: int) -> None:
         self.owners: list[Owner | None] = [None] * num_indexes
         self.closed: set[Owner] = set()
+        self.voided: set[int] = set()
         self.freed: set[int] = set()
 
     @property
     def complete(self) -> bool:
-        """Every index has an owner."""
-        return all(owner is not None for owner in self.owners)
+        """Every index has an owner, or is left out on purpose."""
+        return all(owner is not None or index in self.voided for index, owner in enumerate(self.owners))
 
     def free(self) -> list[int]:
-        """Indexes nobody owns."""
-        return [index for index, owner in enumerate(self.owners) if owner is None]
+        """Indexes nobody owns, though somebody should."""
+        return [index for index, owner in enumerate(self.owners) if owner is None and index not in self.voided]
 
     def of(self, peer: PeerId) -> list[int]:
         """Indexes a peer owns, under any generation."""
@@ -66,6 +67,12 @@ class Ledger:
             self.owners[index] = None
             self.freed.add(index)
         return bool(mine)
+
+    def void(self, index: int) -> bool:
+        """Leave an index out: its gradient is not finite. False if somebody owns it (and so found it finite)."""
+        if self.owners[index] is None:
+            self.voided.add(index)
+        return index in self.voided
 
     def contributions(self) -> tuple[tuple[PeerId, Generation, Indexes], ...]:
         """Disjoint sets per owner, sorted by peer: what a round is opened with."""

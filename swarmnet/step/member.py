@@ -44,6 +44,7 @@ class Shape:
     num_microbatches: int
     total_steps: int
     keeper_term_steps: int = 16
+    max_void: int = 0
 
 
 class Member:
@@ -530,7 +531,8 @@ class Member:
         actions = self._drop_round()
         self.promised, self.promised_at = ballot, now
         self.keeper = Keeper(
-            self.stamp, ballot, self.shape.num_microbatches, self.view, idle_s=self._idle_limit_s, now=now
+            self.stamp, ballot, self.shape.num_microbatches, self.view, idle_s=self._idle_limit_s,
+            max_void=self.shape.max_void, now=now,
         )
         actions.append(Note("keeper", {"step": self.version, "ballot": number}))
         actions += self._report()
