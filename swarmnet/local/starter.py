@@ -68,9 +68,13 @@ class Starter(Protocol):
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a child inherits: one thread per process (more spin against each other), no SWARMNET_* setting of ours."""
+    """What a child inherits: no SWARMNET_* setting of ours; one thread per process, as more spin against each other.
+
+    A crash in native code leaves the stacks of all threads in the child's log.
+    """
     kept = {key: value for key, value in environment.items() if not key.startswith("SWARMNET_")}
-    return kept | {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")}
+    one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")}
+    return kept | one_thread | {"PYTHONFAULTHANDLER": "1"}
 
 
 def _leashed(*command: str) -> list[str]:

@@ -246,7 +246,8 @@ def test_what_children_are_told(tmp_path: Path) -> None:
     assert argv[:5] == ["-m", "swarmnet", "peer", "--stage", "1"]
     assert argv[-4:] == ["--bootstrap", "/a", "--bootstrap", "/b"]
     assert child_environment({"SWARMNET_PORT": "1", "HOME": "/h", "OMP_NUM_THREADS": "8"}) == \
-        {"HOME": "/h", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        {"HOME": "/h", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+         "PYTHONFAULTHANDLER": "1"}
 
 
 def test_the_real_oracle_child_writes_its_curve(tmp_path: Path) -> None:
