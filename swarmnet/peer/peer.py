@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -82,6 +83,7 @@ class Peer:
         self._group: asyncio.TaskGroup | None = None
         self._look, self._news = asyncio.Event(), asyncio.Event()
         self._loss: tuple[int, float] | None = None
+        self._pace: deque[tuple[float, int, int]] = deque(maxlen=20)
         self.finished = asyncio.Event()
         self._done_stages: set[int] = set()
 
@@ -181,6 +183,7 @@ class Peer:
             last = {commit.stage: commit for commit in replica.member.last_commits}.get(self.manifest.cut.stages - 1)
             if last is not None and last.num_tokens:
                 self._loss = (last.step, last.loss_sum / last.num_tokens)
+                self._pace.append((self._now(), last.step, last.num_tokens))
         if event in ("applied", "synced") and self.replicas[stage].member.done:
             self._done_stages.add(stage)
             if len(self._done_stages) == len(self.replicas):
@@ -302,7 +305,17 @@ class Peer:
             )
             for stage, replica in self.replicas.items()
         )
-        return replace(self._record(), stages=stages, loss=self._loss, finished=self.finished.is_set())
+        return replace(
+            self._record(), stages=stages, loss=self._loss, tokens_per_second=self._tokens_per_second(),
+            finished=self.finished.is_set(),
+        )
+
+    def _tokens_per_second(self) -> float:
+        """Of the whole run, over the last steps that this peer applied."""
+        if len(self._pace) < 2 or self._pace[-1][0] == self._pace[0][0]:
+            return 0.0
+        (began, first, _), (ended, newest, num_tokens) = self._pace[0], self._pace[-1]
+        return round(num_tokens * max(newest - first, 0) / (ended - began), 1)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         assert self._group is not None

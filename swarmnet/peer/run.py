@@ -23,6 +23,7 @@ from swarmnet.peer.peer import Caps, OnEvent, Peer, Tokens
 from swarmnet.stage.engine import Engine
 from swarmnet.state.disk import snapshot_path, write_snapshot
 from swarmnet.telemetry.events import EventLog
+from swarmnet.telemetry.journal import Journal
 
 log = telemetry.get(__name__)
 
@@ -92,10 +93,7 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
 
-    def on_event(event: str, fields: dict[str, object]) -> None:
-        events.emit(event, **fields)
-        log.event(event, **fields)
-
+    on_event = Journal(events, log)
     async with open_endpoint(config, manifest, run_id(manifest), numerics=numerics) as endpoint:
         peer = Peer(
             endpoint.me,

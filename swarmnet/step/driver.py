@@ -7,6 +7,7 @@ engine's, routes are the pipeline's.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import SwarmError
 from swarmnet.ids import PeerId, RoundId
-from swarmnet.messages import Control, Finished, Heartbeat, Round
+from swarmnet.messages import Commit, Control, Finished, Heartbeat, Round
 from swarmnet.net.transport import Transport
 from swarmnet.pipeline.execution import Execution
 from swarmnet.stage.engine import Engine, Stash
@@ -234,7 +235,7 @@ class StepDriver:
         await self._engine.apply(apply.commits)
         actions = member.applied(now=self._now())
         self._listener.on_event(member.stage, "applied", {
-            "step": step, "version": member.version, "chain": member.chain,
+            "step": step, "version": member.version, "chain": member.chain, **_measures(apply.commits),
         })
         self._begin()
         self._perform(actions)
@@ -244,3 +245,10 @@ class StepDriver:
         self._pipeline.begin(
             member.version, alive=lambda peer: member.view.alive(peer, now=asyncio.get_running_loop().time())
         )
+
+
+def _measures(commits: tuple[Commit, ...]) -> dict[str, object]:
+    """The step's mean loss and the norm of its average gradient, as the optimizer saw them."""
+    num_tokens = max(commits[-1].num_tokens, 1)
+    norm = math.sqrt(math.fsum(commit.grad_sq_norm for commit in commits)) / num_tokens
+    return {"loss": commits[-1].loss_sum / num_tokens, "grad_norm": norm}

@@ -31,6 +31,10 @@ class Log(logging.LoggerAdapter[logging.Logger]):
         """Log `name` with `fields`, which may bear any name, at level info."""
         self.logger.info(name, extra={_FIELDS: fields}, stacklevel=2)
 
+    def at(self, level: int, name: str, fields: dict[str, object]) -> None:
+        """Log `name` with `fields` at a level of logging's."""
+        self.logger.log(level, name, extra={_FIELDS: fields}, stacklevel=2)
+
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """Move the fields out of logging's own keywords."""
         fields = {key: value for key, value in kwargs.items() if key not in _KEYWORDS}

@@ -17,6 +17,7 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Packed
 from swarmnet.net.endpoint import open_endpoint
 from swarmnet.telemetry.events import EventLog
+from swarmnet.telemetry.journal import Journal
 from swarmnet.trainer.trainer import Trainer
 from swarmnet.wire.codecs import encode
 
@@ -40,10 +41,7 @@ async def _feed(config: PeerConfig, manifest: Manifest, tokens: Tokens, events: 
     def pack(positions: tuple[int, ...]) -> tuple[Packed, ...]:
         return (encode("int32", tokens.microbatch(positions, training.sequence_length)),)
 
-    def on_event(event: str, fields: dict[str, object]) -> None:
-        events.emit(event, **fields)
-        log.event(event, **fields)
-
+    on_event = Journal(events, log)
     async with open_endpoint(config, manifest, run_id(manifest), numerics="trainer") as endpoint:
         trainer = Trainer(
             endpoint.me, manifest, transport=endpoint.transport, directory=endpoint.directory, record=endpoint.record,

@@ -1,0 +1,38 @@
+"""What a process does, told twice: everything to the events file, and what a person wants to see to the log.
+
+Knows which events are worth a line and which of their fields fit on one; the rest is logged at debug.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from swarmnet.telemetry.events import EventLog
+from swarmnet.telemetry.log import Log
+
+_LEVELS = {
+    **dict.fromkeys(("listening", "synced", "applied", "evaluated", "evicted", "finished", "stopped", "done", "resync",
+                     "voided"), logging.INFO),
+    **dict.fromkeys(("halted", "waiting", "refused", "digest_differs"), logging.WARNING),
+}
+_LONG = frozenset(("contributions", "digest", "chain", "weights_sha256", "incarnation"))
+"""Fields for programs."""
+
+
+class Journal:
+    """Call it with an event's name and fields."""
+
+    def __init__(self, events: EventLog, log: Log) -> None:
+        self._events, self._log = events, log
+
+    def __call__(self, event: str, fields: dict[str, object]) -> None:
+        """Write to the events file; log at the level the event deserves."""
+        self._events.emit(event, **fields)
+        level = _LEVELS.get(event, logging.DEBUG)
+        if self._log.isEnabledFor(level):
+            shown = {key: _short(value) for key, value in fields.items() if key not in _LONG or level < logging.INFO}
+            self._log.at(level, event, shown)
+
+
+def _short(value: object) -> object:
+    return round(value, 4) if isinstance(value, float) else value
