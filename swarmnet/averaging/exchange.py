@@ -29,6 +29,7 @@ from swarmnet.messages import (
     Rejected,
     Round,
     Running,
+    Stamp,
 )
 from swarmnet.net.transport import Transport
 from swarmnet.stage.engine import Engine
@@ -62,16 +63,17 @@ class _Open:
 class Exchange:
     """Takes part in rounds of one (peer, stage) and serves its parts to the others.
 
-    finished(id) gives the description of a sum this replica holds in the engine's sum buffer, or None.
+    finished(stamp, id) gives the description of a sum this replica has finished and not forgotten, or None. Round ids
+    repeat from step to step: a round is named by stamp and id.
     """
 
     def __init__(
-        self, me: PeerId, engine: Engine, transport: Transport, finished: Callable[[RoundId], Finished | None],
+        self, me: PeerId, engine: Engine, transport: Transport, finished: Callable[[Stamp, RoundId], Finished | None],
         *, running_s: float = 0.5,
     ) -> None:
         self.me, self._engine, self._transport, self._finished = me, engine, transport, finished
         self._running_s = running_s
-        self._held: RoundId | None = None
+        self._held: tuple[Stamp, RoundId] | None = None
         self._open: _Open | None = None
         self._opened = asyncio.Event()
 
@@ -98,7 +100,7 @@ class Exchange:
         _check_losses(all_losses, current.contributions)
         self._held = None
         digest, sq_norm = await self._engine.install([packed for packed, _ in collected])
-        self._held = current.id
+        self._held = (current.stamp, current.id)
         return _describe(current, digest, sq_norm, all_losses)
 
     async def collect(self, current: Round) -> Finished:
@@ -122,12 +124,12 @@ class Exchange:
         digest, sq_norm = await self._engine.install(data.payload)
         if digest != finished.digest or sq_norm != finished.grad_sq_norm:
             raise BadMessage(RejectCode.MALFORMED, "the sum does not have its digest", peer=holder)
-        self._held = finished.id
+        self._held = (current.stamp, current.id)
         return finished
 
-    def holds(self, round_id: RoundId) -> bool:
+    def holds(self, stamp: Stamp, round_id: RoundId) -> bool:
         """Is the sum buffer's content, whole and checked, the sum of that round?"""
-        return self._held == round_id
+        return self._held == (stamp, round_id)
 
     def close(self) -> None:
         """The round is over or abandoned: serve its contribution no more."""
@@ -141,25 +143,25 @@ class Exchange:
             raise BadMessage(RejectCode.BAD_SHAPE, f"part [{request.start}, {request.stop}) of "
                              f"{self._engine.num_elements} elements")
         if request.kind == "sum":
-            finished = self._finished(request.id)
-            if finished is None or not self.holds(request.id):
+            finished = self._finished(request.stamp, request.id)
+            if finished is None or not self.holds(request.stamp, request.id):
                 yield Rejected(RejectCode.NOT_FOUND, "that sum is not here")
                 return
             packed = await self._engine.finished_sum(request.start, request.stop)
             # Another sum may have come into the buffer while the compute thread was busy.
-            if self.holds(request.id):
+            if self.holds(request.stamp, request.id):
                 yield PartData((packed,), finished=finished)
             else:
                 yield Rejected(RejectCode.NOT_FOUND, "that sum is gone")
             return
         yield Accepted()
-        current = self._open
-        if current is None or current.round.id != request.id:
+        current = self._opened_as(request)
+        if current is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._running_s):
                     await self._opened.wait()
-            current = self._open
-        if current is None or current.round.id != request.id:
+            current = self._opened_as(request)
+        if current is None:
             yield Rejected(RejectCode.NOT_READY, "that round is not open here")
             return
         if request.kind == "contribution":
@@ -184,6 +186,12 @@ class Exchange:
         yield PartData((packed,), losses)
 
     # ------------------------------------------------------------ inside
+
+    def _opened_as(self, request: Part) -> _Open | None:
+        current = self._open
+        if current is None or (current.round.stamp, current.round.id) != (request.stamp, request.id):
+            return None
+        return current
 
     async def _reduce(self, mine: _Open, contributors: list[PeerId], start: int, stop: int) -> None:
         async with asyncio.TaskGroup() as group:

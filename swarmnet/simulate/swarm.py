@@ -81,6 +81,7 @@ class Oracle:
     def __init__(self, plan: Plan) -> None:
         stages = [Arithmetic(stage, plan.stages) for stage in range(plan.stages)]
         weights = [stage.seed() for stage in stages]
+        self.history = [weights]
         self.digests: list[list[bytes]] = []
         self.losses: list[float] = []
         for step in range(plan.steps):
@@ -102,6 +103,7 @@ class Oracle:
             self.losses.append(loss_sum)
             commits = [self._commit(plan, place, step, *described[place], loss_sum) for place in range(plan.stages)]
             weights = [Arithmetic.apply(at, total, commits) for at, total in zip(weights, sums, strict=True)]
+            self.history.append(weights)
         self.weights = weights
 
     @staticmethod
@@ -310,10 +312,19 @@ class Swarm:
         try:
             if event == "committed":
                 self._check_commit(peer, fields)
+            if event in ("applied", "synced"):
+                self._check_weights(peer, fields)
             for hook in self.hooks:
                 hook(peer, event, fields)
         except Broken as broken:  # ends the run, not the peer that happened to speak
             self.loop.failure = self.loop.failure or broken
+
+    def _check_weights(self, peer: PeerId, fields: dict[str, object]) -> None:
+        stage, version = fields["stage"], fields["version"]
+        assert isinstance(stage, int) and isinstance(version, int)
+        for node in self.nodes:
+            if node.up and node.peer_id == peer and node.engines[stage].weights != self.oracle.history[version][stage]:
+                raise Broken(f"{peer}: weights {version} of stage {stage} are not those of the single process")
 
     def _check_commit(self, peer: PeerId, fields: dict[str, object]) -> None:
         stage, step = fields["stage"], fields["step"]

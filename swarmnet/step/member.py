@@ -63,6 +63,7 @@ class Member:
         self.draining = False
         self.last_commits: tuple[Commit, ...] = ()
         self.last_finished: Finished | None = None
+        self._last_stamp: Stamp | None = None
         self._claimed_at: float | None = None
         self._claim_gap_s: float | None = None
         self._resync_at = -1e9
@@ -100,12 +101,10 @@ class Member:
         """The run has reached its last version."""
         return self.version >= self.shape.total_steps
 
-    def sum_of(self, round_id: RoundId) -> Finished | None:
-        """The finished sum with that id, if the sum buffer holds it (it does until the next round installs one)."""
-        for finished in (self.finished, self.last_finished if self.finished is None else None):
-            if finished is not None and finished.id == round_id:
-                return finished
-        return None
+    def sum_of(self, stamp: Stamp, round_id: RoundId) -> Finished | None:
+        """The finished sum of that round of this step or the last one. Round ids repeat from step to step."""
+        finished = {self.stamp: self.finished, self._last_stamp: self.last_finished}.get(stamp)
+        return finished if finished is not None and finished.id == round_id else None
 
     def heartbeat(self, to: PeerId | None = None) -> Heartbeat:
         """My heartbeat, with the last step's commits if `to` is not known to have applied them."""
@@ -173,7 +172,9 @@ class Member:
         """The exchange of a round, or the collection of a finished sum, is complete and digest-checked."""
         self.exchange = None
         wanted = self._wanted_sum()
-        if wanted is None or finished.id != wanted:
+        mine = self.barrier.of(self.stage)
+        foreign = mine is not None and finished.digest != mine.digest  # not what my stage has committed
+        if wanted is None or finished.id != wanted or foreign:
             return self._join_round(now) if self.round else []
         self.finished = finished
         return [*self._report(), *self._advance(now)]
@@ -187,7 +188,7 @@ class Member:
     def applied(self, *, now: float) -> list[Action]:
         """The optimizer step is done: the next version begins."""
         assert self.applying and self.barrier.complete
-        self.last_commits, self.last_finished = self.barrier.known, self.finished
+        self.last_commits, self.last_finished, self._last_stamp = self.barrier.known, self.finished, self.stamp
         self.chain = next_chain(self.chain, evidence(self.last_commits))
         self.version += 1
         if self.version % self.shape.keeper_term_steps == 0:

@@ -15,9 +15,9 @@ from strike import check_always, keeper_of, kill_and_restart, member_of, soon, w
 from swarmnet.messages import Accepted, Committed, Gradient, Process
 from swarmnet.simulate.swarm import Node, Plan, Swarm
 
-PLAN = Plan(stages=3, replicas=2, microbatches=6, steps=4)
+PLAN = Plan(stages=3, replicas=2, microbatches=6, steps=5)
 STEP = 1
-"""The step that is struck; the one before it has shown that all is well."""
+"""The first step that may be struck; the one before it has shown that all is well."""
 
 Predicate = Callable[[Swarm, Node, int], bool]
 
@@ -27,10 +27,8 @@ def state(node: Node, stage: int):
 
 
 def holds_sum(swarm: Swarm, stage: int) -> bool:
-    return any(
-        state(node, stage).finished is not None and state(node, stage).version == STEP
-        for node in swarm.replicas(stage)
-    )
+    members = [state(node, stage) for node in swarm.replicas(stage) if stage in node.peer.replicas]
+    return any(member.finished is not None and member.version >= STEP for member in members)
 
 
 POINTS: dict[str, Predicate] = {
@@ -50,7 +48,7 @@ POINTS: dict[str, Predicate] = {
 
 
 class Trap:
-    """Springs once, on the first replica of the stage that is at the point in the struck step."""
+    """Springs once, on the first replica of the stage that is at the point, not before step STEP."""
 
     def __init__(
         self, swarm: Swarm, stage: int, point: str, *, keeper: bool, strike: Callable[[Node], None]
@@ -65,7 +63,7 @@ class Trap:
             return
         keeper = keeper_of(self.swarm, self.stage)
         for node in self.swarm.replicas(self.stage):
-            ready = self.stage in node.peer.replicas and state(node, self.stage).version == STEP
+            ready = self.stage in node.peer.replicas and state(node, self.stage).version >= STEP
             if ready and (node is keeper) == self.keeper and self.reached(self.swarm, node, self.stage):
                 self.sprung = True
                 soon(self.swarm, lambda node=node: self.strike(node))

@@ -126,7 +126,7 @@ class Table:
         """`name` fetches the sum it was told to collect."""
         current = self.collects[name]
         assert current is not None, f"{name} collects nothing"
-        found = [self.members[h].sum_of(current.id) for h in current.holders if h in self.members]
+        found = [self.members[h].sum_of(current.stamp, current.id) for h in current.holders if h in self.members]
         whole = [finished for finished in found if finished is not None]
         assert whole, f"nobody of {current.holders} holds {current.id}"
         self.do(name, self.members[name].sum_whole(whole[0], now=self.now))
