@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -38,7 +39,6 @@ class ReplicaLine:
     queue: int
     slots: int
     numerics: str
-    tokens_per_second: float
     finished: bool
     addresses: tuple[str, ...]
 
@@ -56,7 +56,6 @@ class TrainerLine:
     """A trainer."""
 
     peer: PeerId
-    tokens_per_second: float
     addresses: tuple[str, ...]
 
 
@@ -80,7 +79,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """A run at a glance. version: the weights that every stage has at a synced replica, None while one has none."""
+    """A run at a glance. version: the weights that every stage has at a synced replica, None while one has none.
+
+    tokens_per_second: of the whole run, the median of what its peers measure.
+    """
 
     run: RunId
     seen: bool
@@ -89,6 +91,7 @@ class Assessment:
     finished: bool
     loss: LossAt | None
     eval_loss: LossAt | None
+    tokens_per_second: float
     stages: tuple[StageLine, ...]
     trainers: tuple[TrainerLine, ...]
     problems: tuple[Problem, ...]
@@ -116,7 +119,7 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int) -> Assessment
     """Arrange `records` of `run` by stage and say what looks wrong. num_stages 0: unknown."""
     stages = tuple(StageLine(stage, tuple(_replicas(stage, records))) for stage in range(num_stages))
     synced = [[replica.version for replica in line.replicas if replica.synced] for line in stages]
-    trainers = tuple(TrainerLine(r.peer, r.tokens_per_second, r.addresses) for r in records if r.trainer)
+    trainers = tuple(TrainerLine(r.peer, r.addresses) for r in records if r.trainer)
     finished = bool(stages) and all(any(replica.finished for replica in line.replicas) for line in stages)
     if records:
         problems = (*_run_problems(trainers, finished), *(p for line in stages for p in _stage_problems(line)))
@@ -130,6 +133,7 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int) -> Assessment
         finished=finished,
         loss=_newest([record.loss for record in records]),
         eval_loss=_newest([record.eval_loss for record in records]),
+        tokens_per_second=statistics.median([r.tokens_per_second for r in records if r.tokens_per_second] or [0.0]),
         stages=stages,
         trainers=trainers,
         problems=tuple(sorted(problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
@@ -208,7 +212,7 @@ async def _ask(run: RunId, num_stages: int, bootstrap: tuple[str, ...]) -> Asses
         tried = ", ".join(bootstrap)
         text = f"no bootstrap peer answered; tried {tried}: check that one is running and reachable from here"
         problem = Problem("error", "no_bootstrap", text)
-        return Assessment(run, False, num_stages, None, False, None, None, (), (), (problem,))
+        return Assessment(run, False, num_stages, None, False, None, None, 0.0, (), (), (problem,))
     try:
         for attempt in range(READS):
             if attempt:
@@ -234,7 +238,7 @@ def _replicas(stage: int, records: Sequence[Record]) -> Iterator[ReplicaLine]:
             if status.stage == stage:
                 yield ReplicaLine(
                     record.peer, status.version, status.chain, status.synced, status.queue, status.slots,
-                    record.numerics, record.tokens_per_second, record.finished, record.addresses,
+                    record.numerics, record.finished, record.addresses,
                 )
 
 
@@ -251,7 +255,8 @@ def _show(assessment: Assessment) -> None:
     loss = f", loss {assessment.loss.value:.4f} at step {assessment.loss.step}" if assessment.loss else ""
     evaluated = f", held-out {assessment.eval_loss.value:.4f}" if assessment.eval_loss else ""
     state = "finished" if assessment.finished else f"version {'?' if (v := assessment.version) is None else v}"
-    console.print(f"run {assessment.run[:12]}: {state}{loss}{evaluated}", markup=False)
+    pace = f", {assessment.tokens_per_second:,.0f} tokens/s" if assessment.tokens_per_second else ""
+    console.print(f"run {assessment.run[:12]}: {state}{loss}{evaluated}{pace}", markup=False)
     table = Table("stage", "peer", "version", "synced", "load", "numerics")
     for line in assessment.stages:
         for replica in line.replicas:
