@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.contracts.transport_contract import CHECKS, End, Pair, ScriptedService
 
 from swarmnet.ids import PeerId
 from swarmnet.simulate.clock import Process, VirtualLoop
 from swarmnet.simulate.network import Links, MemoryNetwork
+from tests.contracts.transport_contract import CHECKS, End, Pair, ScriptedService
 
 
 @pytest.fixture

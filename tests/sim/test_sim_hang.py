@@ -12,7 +12,7 @@ from swarmnet.pipeline.router import Router
 from swarmnet.simulate.swarm import Node, Plan, Swarm
 
 WINDOW_S = 120.0
-PLAN = Plan(stages=2, microbatches=32, steps=4000, forward_s=0.05, served=((0,), (0,), (0,), (0,), (1,), (1,), (1,), (1,)))
+PLAN = Plan(stages=2, replicas=4, microbatches=16, steps=400, forward_s=0.1)
 
 
 class Enough(Exception):

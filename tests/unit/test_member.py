@@ -268,6 +268,21 @@ def test_who_waits_for_a_contribution_that_is_void_collects_from_a_holder():
     assert sorted(table.applies) == ["A", "B", "K"]
 
 
+def test_a_round_id_repeats_from_step_to_step_and_names_another_sum_then():
+    """Found by seed 1027 of tests/sim: a laggard was handed the next step's sum under the same round id."""
+    table = Table("A", "K")
+    table.execute("A", 0)
+    table.execute("K", 1)
+    stamp = table.members["A"].stamp
+    finished = table.finish("A")
+    table.finish("K")
+    table.settle()
+    member = table.members["A"]
+    table.do("A", member.applied(now=table.now))
+    assert member.sum_of(stamp, finished.id) == finished
+    assert member.sum_of(member.stamp, finished.id) is None
+
+
 def test_grants_of_an_old_ballot_or_of_another_step_change_nothing():
     table = Table("A", "K")
     table.claim("A", 0)
