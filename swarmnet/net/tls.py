@@ -101,13 +101,27 @@ class Leaf:
         return grpc.ssl_channel_credentials(trust_anchor(callee), self.key, self.chain)
 
     def listener_credentials(self) -> grpc.ServerCredentials:
-        """Credentials that demand an admitted certificate from every caller and follow the reissued leaf."""
+        """Credentials that demand an admitted certificate from every caller and follow the reissued leaf.
 
-        def configuration() -> grpc.ServerCertificateConfiguration:
-            return grpc.ssl_server_certificate_configuration([(self.key, self.chain)], self._admission.anchor)
+        gRPC asks at every connection, before it knows who calls, and frees what it had when it is given something
+        new, without regard to a handshake that begins at that moment: answered each time, anybody who opens a few
+        connections at once crashes the process (seen with 1.85). So it is given the leaf only when it has changed.
+        """
+
+        def configuration(chain: bytes) -> grpc.ServerCertificateConfiguration:
+            return grpc.ssl_server_certificate_configuration([(self.key, chain)], self._admission.anchor)
+
+        in_use = self.chain
+
+        def reissued() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal in_use
+            if self.chain == in_use:
+                return None
+            in_use = self.chain
+            return configuration(in_use)
 
         return grpc.dynamic_ssl_server_credentials(
-            configuration(), configuration, require_client_authentication=True
+            configuration(in_use), reissued, require_client_authentication=True
         )
 
     def _issue(self) -> tuple[float, bytes]:
