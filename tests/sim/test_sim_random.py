@@ -38,7 +38,8 @@ KINDS: dict[str, tuple[Plan, Chaos]] = {
 }
 
 GROUPS = {
-    "crashes_3x2": (4, 7), "crashes_2x3": (4, 7), "noise_3x2": (2, 6), "tangle_2x3": (4, 5), "one_slot_no_memo_3x2": (2, 6)
+    "crashes_3x2": (4, 7), "crashes_2x3": (4, 7), "noise_3x2": (2, 6), "tangle_2x3": (4, 5),
+    "one_slot_no_memo_3x2": (2, 6),
 }
 """Kind -> (number of groups, seeds in each)."""
 
@@ -54,7 +55,9 @@ def run(kind: str, seed: int) -> None:
         raise
 
 
-@pytest.mark.parametrize("kind,group", [(kind, group) for kind, (groups, _) in GROUPS.items() for group in range(groups)])
+@pytest.mark.parametrize(
+    ("kind", "group"), [(kind, group) for kind, (groups, _) in GROUPS.items() for group in range(groups)]
+)
 def test_random_faults(kind: str, group: int) -> None:
     size = GROUPS[kind][1]
     for seed in range(1000 + group * size, 1000 + (group + 1) * size):
@@ -72,7 +75,9 @@ def test_the_set_is_large_enough() -> None:
         assert commits >= 10_000
 
 
-@pytest.mark.parametrize(("kind", "seed"), [("crashes_3x2", 148), ("tangle_2x3", 50), ("crashes_2x3", 34), ("crashes_2x3", 1027)])
+@pytest.mark.parametrize(
+    ("kind", "seed"), [("crashes_3x2", 148), ("tangle_2x3", 50), ("crashes_2x3", 34), ("crashes_2x3", 1027)]
+)
 def test_one_seed(kind: str, seed: int) -> None:
     run(kind, seed)
 

@@ -4,6 +4,8 @@ Each run ends with the weights of the single process; every commit on the way wa
 index counted once. Invariants are checked at every event and every 50 virtual milliseconds.
 """
 
+# ruff: noqa: ASYNC110  (on virtual time, looking again in two milliseconds costs nothing)
+
 from __future__ import annotations
 
 import asyncio
