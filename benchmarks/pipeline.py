@@ -47,6 +47,7 @@ from swarmnet.manifest.file import load, to_toml
 from swarmnet.manifest.schema import Averaging, Cut, Data, Manifest, Model, Numerics, Optimizer, Training, Wire
 from swarmnet.model.cut import cut_layers
 from swarmnet.model.decoder import StageModule, loss_sum
+from swarmnet.net.grpc_options import tune_allocator
 from swarmnet.telemetry.events import EventReader
 
 PATIENCE_S = 300.0
@@ -230,6 +231,7 @@ Step = Callable[[int], float]
 
 def run_single(pipe: Connection, path: Path, plan: Plan) -> None:
     """Send (seconds per step, last loss) of one process with two threads."""
+    tune_allocator()
     torch.set_num_threads(2)
     manifest = load(path)
     module = StageModule(manifest.model, range(manifest.model.num_layers), first=True, last=True)
@@ -251,6 +253,7 @@ def run_single(pipe: Connection, path: Path, plan: Plan) -> None:
 
 def run_rank(pipe: Connection, path: Path, plan: Plan, rank: int, store: str) -> None:
     """One rank of two under Schedule1F1B; the last one sends (seconds per step, last loss)."""
+    tune_allocator()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     manifest = load(path)
@@ -325,17 +328,16 @@ WAYS = ("swarm", "swarm exact", "1f1b", "single")
 
 
 @contextlib.contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Children inherit it; `single` asks for its two threads itself."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
+def _environment() -> Iterator[None]:
+    """What children inherit, in every way alike: one thread (`single` asks for its two itself), and the large pages
+    that peers ask for."""
+    before = dict(os.environ)
+    os.environ.update(OMP_NUM_THREADS="1", THP_MEM_ALLOC_ENABLE="1")
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def measure(plan: Plan) -> tuple[dict[str, list[float]], dict[str, float], float]:
@@ -376,7 +378,7 @@ def main() -> None:
     else:
         plan = Plan(LARGE, asked.microbatches, microbatch_size=2, sequence_length=128, warmup=asked.warmup,
                     steps=asked.steps, turns=asked.turns, slots=asked.slots)
-    with _one_thread_each():
+    with _environment():
         seconds, losses, bytes_vs_2e = measure(plan)
 
     def ratio(way: str, beside: str) -> float:

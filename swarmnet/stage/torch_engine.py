@@ -198,12 +198,12 @@ class TorchEngine:
 
     def _reduce(self, contributions: Sequence[Packed], num_elements: int) -> Packed:
         codec = self._manifest.averaging.codec
-        total, bound = torch.zeros(num_elements, dtype=self._sum.dtype), 0.0
-        for packed in contributions:
+        total, bound = torch.zeros(0 if contributions else num_elements, dtype=self._sum.dtype), 0.0
+        for place, packed in enumerate(contributions):
             self._expect_codec(packed, codec)
             piece = codecs.decode(packed, expect_shape=(num_elements,))
             bound += self._check_range(piece)
-            total.add_(piece)
+            total = total.add_(piece) if place else piece        # decoded into memory of its own
             if bound > MAX_SUM and largest_magnitude([total]) > MAX_SUM:     # the second only where the first touches
                 raise Overflow("contributions exceed what a step's microbatches can sum to")
         return self._encode(codec, total)
