@@ -20,7 +20,7 @@ from swarmnet.local.prepare import Prepared, prepare
 from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop, swarmnet_command
 from swarmnet.local.progress import Progress, ReplicaView
 from swarmnet.local.report import MergedLog, Outcome, print_summary, shape, write
-from swarmnet.local.starter import Starter, best_starter
+from swarmnet.local.starter import Starter, StarterLost, best_starter
 from swarmnet.local.supervisor import Interrupt, Layout, Supervisor, Timing
 from swarmnet.local.table import screen
 from swarmnet.telemetry.events import EventReader
@@ -127,7 +127,10 @@ def _beside(outcome: Outcome, prepared: Prepared, layout: Layout, *, kit: Kit, s
     directory = layout.out / "oracle"
     spec = ChildSpec(name="oracle", stage=None, manifest=prepared.path, directory=directory, slots=0, bootstrap=(),
                      events=directory / "events.jsonl", log_level=layout.log_level)
-    child = Child(spec, kit.oracle(spec), EventReader(spec.events), starter)
+    try:
+        child = Child(spec, kit.oracle(spec), EventReader(spec.events), starter)
+    except StarterLost as error:
+        return replace(outcome, problem=_also(outcome.problem, f"the oracle was not started: {error}"))
     try:
         while (code := child.returncode()) is None and not interrupt.count:
             time.sleep(kit.timing.poll_s)

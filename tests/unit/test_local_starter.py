@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnet.local.starter import PRELOAD, FreshInterpreter, Preloaded, Starter, StarterLost
+from swarmnet.local.starter import PRELOAD, FreshInterpreter, Preloaded, Process, Starter, StarterLost
 
 CHILD = """
 import json, os, signal, sys
@@ -59,7 +59,7 @@ def starter(request: pytest.FixtureRequest, place: Path) -> Iterator[Starter]:
     starter.close()
 
 
-def stay(starter: Starter, place: Path, name: str = "child") -> object:
+def stay(starter: Starter, place: Path, name: str = "child") -> Process:
     """A child that runs until it is ended, once it does run."""
     os.mkfifo(place / f"{name}.up")
     process = starter.start(["-m", "child_of_a_test", "stay", str(place / f"{name}.up")], name=name,

@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -22,7 +24,7 @@ from swarmnet.local.prepare import Prepared, choose
 from swarmnet.local.prepare import prepare as real_prepare
 from swarmnet.local.processes import ChildSpec, swarmnet_command
 from swarmnet.local.run import Kit, oracle_command
-from swarmnet.local.starter import FreshInterpreter, child_environment
+from swarmnet.local.starter import FreshInterpreter, Process, StarterLost, child_environment
 from swarmnet.local.supervisor import Timing
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import to_toml
@@ -224,6 +226,28 @@ def test_a_child_that_fails_as_the_last_of_its_stage_ends_the_run(tmp_path: Path
     tools = kit(tmp_path / "board", mode="crash:s1-r0", replicas=1)
     assert run_local(options(tmp_path, replicas=1), tools) == 1
     assert "it was the last replica of stage 1" in said(tools)
+
+
+class Tired(FreshInterpreter):
+    """Starts `left` children, then is lost."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def start(self, *args: Any, **named: Any) -> Process:
+        self.left -= 1
+        if self.left < 0:
+            raise StarterLost("no more children")
+        return super().start(*args, **named)
+
+
+@pytest.mark.parametrize(("left", "problem"), [(3, "no more children"),
+                                               (7, "the oracle was not started: no more children")])
+def test_when_nothing_can_be_started_any_more_the_run_ends_with_its_files(
+        tmp_path: Path, left: int, problem: str) -> None:
+    tools = replace(kit(tmp_path / "board"), starter=lambda: Tired(left))
+    assert run_local(options(tmp_path, oracle=True), tools) == 1
+    assert summary(tmp_path)["problem"] == problem and (tmp_path / "out" / "loss.csv").exists()
 
 
 def test_a_swarm_that_stands_still_says_what_it_waits_for(tmp_path: Path) -> None:
