@@ -42,6 +42,19 @@ STALL_S = 10.0
 _PAUSE_S = 0.05
 
 
+PIECE_ELEMENTS = 1 << 22
+"""A part travels in pieces of this many elements, so that no message grows with the model."""
+
+_AT_ONCE = 4
+"""Pieces asked for at a time."""
+
+
+def pieces(start: int, stop: int, size: int = PIECE_ELEMENTS) -> list[tuple[int, int]]:
+    """Cut [start, stop) into pieces of `size` elements; an empty range is one empty piece."""
+    edges = [*range(start, stop, size), stop] if start < stop else [start, stop]
+    return list(itertools.pairwise(edges))
+
+
 def even_parts(num_elements: int, num_members: int) -> list[tuple[int, int]]:
     """Cut [0, num_elements) into one contiguous part per member, sizes equal to within one."""
     edges = [num_elements * place // num_members for place in range(num_members + 1)]
@@ -55,9 +68,7 @@ class _Open:
     round: Round
     losses: Losses
     contributes: bool
-    reduced: asyncio.Future[tuple[Packed, Losses]] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    reduced: dict[tuple[int, int], asyncio.Future[tuple[Packed, Losses]]] = field(default_factory=dict)
 
 
 class Exchange:
@@ -87,14 +98,20 @@ class Exchange:
         contributors = [peer for peer, _, indexes in current.contributions if indexes]
         reducers = list(current.receivers)
         mine = _Open(current, dict(losses), self.me in contributors)
+        parts = dict(zip(reducers, even_parts(self._engine.num_elements, len(reducers)), strict=True))
+        loop = asyncio.get_running_loop()
+        if self.me in parts:
+            mine.reduced = {piece: loop.create_future() for piece in pieces(*parts[self.me])}
         self._open = mine
         self._opened.set()
         self._opened = asyncio.Event()
-        parts = dict(zip(reducers, even_parts(self._engine.num_elements, len(reducers)), strict=True))
         async with asyncio.TaskGroup() as group:
-            if self.me in parts:
-                group.create_task(self._reduce(mine, contributors, *parts[self.me]))
-            tasks = [group.create_task(self._reduced_part(mine, peer, *parts[peer])) for peer in reducers]
+            group.create_task(self._reduce(mine, contributors))
+            window = asyncio.Semaphore(_AT_ONCE)
+            tasks = [
+                group.create_task(self._reduced_piece(mine, peer, piece, window))
+                for peer in reducers for piece in pieces(*parts[peer])
+            ]
         collected = [task.result() for task in tasks]
         all_losses = collected[0][1]
         _check_losses(all_losses, current.contributions)
@@ -115,13 +132,15 @@ class Exchange:
 
     async def collect_from(self, current: Round, holder: PeerId) -> Finished:
         """Fetch the finished sum `current.id` from this holder. Raises PeerGone, PeerTimeout, Refused, BadMessage."""
-        size = self._engine.num_elements
-        data = await self._ask(holder, Part(current.stamp, current.id, "sum", 0, size))
-        finished = data.finished
+        collected = [
+            await self._ask(holder, Part(current.stamp, current.id, "sum", start, stop))
+            for start, stop in pieces(0, self._engine.num_elements)
+        ]
+        finished = collected[0].finished
         if finished is None or finished.id != current.id:
             raise BadMessage(RejectCode.MALFORMED, "a sum without its description", peer=holder)
         self._held = None
-        digest, sq_norm = await self._engine.install(data.payload)
+        digest, sq_norm = await self._engine.install([data.payload[0] for data in collected])
         if digest != finished.digest or sq_norm != finished.grad_sq_norm:
             raise BadMessage(RejectCode.MALFORMED, "the sum does not have its digest", peer=holder)
         self._held = (current.stamp, current.id)
@@ -175,14 +194,18 @@ class Exchange:
             else:
                 yield Rejected(RejectCode.NOT_READY, "that round was abandoned")
             return
-        while not current.reduced.done():
-            await asyncio.wait([current.reduced], timeout=self._running_s)
-            if not current.reduced.done():
+        reduced = current.reduced.get((request.start, request.stop))
+        if reduced is None:
+            yield Rejected(RejectCode.NOT_FOUND, "I do not reduce that piece")
+            return
+        while not reduced.done():
+            await asyncio.wait([reduced], timeout=self._running_s)
+            if not reduced.done():
                 if self._open is not current:
                     yield Rejected(RejectCode.NOT_READY, "that round was abandoned")
                     return
                 yield Running()
-        packed, losses = current.reduced.result()
+        packed, losses = reduced.result()
         yield PartData((packed,), losses)
 
     # ------------------------------------------------------------ inside
@@ -193,25 +216,29 @@ class Exchange:
             return None
         return current
 
-    async def _reduce(self, mine: _Open, contributors: list[PeerId], start: int, stop: int) -> None:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._contribution(mine, peer, start, stop)) for peer in contributors]
-        losses: Losses = {}
-        for task in tasks:
-            losses |= task.result()[1]
-        packed = await self._engine.reduce([task.result()[0] for task in tasks], stop - start)
-        if not mine.reduced.done():
-            mine.reduced.set_result((packed, losses))
+    async def _reduce(self, mine: _Open, contributors: list[PeerId]) -> None:
+        """Reduce my pieces, one after the other: each needs every contributor's piece in memory."""
+        for (start, stop), reduced in mine.reduced.items():
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._contribution(mine, peer, start, stop)) for peer in contributors]
+            losses: Losses = {}
+            for task in tasks:
+                losses |= task.result()[1]
+            packed = await self._engine.reduce([task.result()[0] for task in tasks], stop - start)
+            reduced.set_result((packed, losses))
 
     async def _contribution(self, mine: _Open, peer: PeerId, start: int, stop: int) -> tuple[Packed, Losses]:
         if peer == self.me:
             return await self._engine.contribution(start, stop), mine.losses
         return await self._pull(mine, peer, "contribution", start, stop)
 
-    async def _reduced_part(self, mine: _Open, peer: PeerId, start: int, stop: int) -> tuple[Packed, Losses]:
+    async def _reduced_piece(
+        self, mine: _Open, peer: PeerId, piece: tuple[int, int], window: asyncio.Semaphore
+    ) -> tuple[Packed, Losses]:
         if peer == self.me:
-            return await asyncio.shield(mine.reduced)
-        return await self._pull(mine, peer, "reduced", start, stop)
+            return await mine.reduced[piece]
+        async with window:
+            return await self._pull(mine, peer, "reduced", *piece)
 
     async def _pull(self, mine: _Open, peer: PeerId, kind: str, start: int, stop: int) -> tuple[Packed, Losses]:
         """Ask until the part is there: only the step machine (by cancelling) decides that a member is lost."""
