@@ -393,7 +393,7 @@ def main() -> None:
     figures = {
         "vs_1f1b": ratio("swarm", "1f1b"), "vs_single": ratio("swarm", "single"), "bytes_vs_2e": bytes_vs_2e,
         "exact_vs_1f1b": ratio("swarm exact", "1f1b"), "exact_vs_single": ratio("swarm exact", "single"),
-        "seconds_per_step": seconds, "tokens_per_step": plan.tokens,
+        "seconds_per_step": seconds, "tokens_per_step": plan.tokens, "last_loss": losses,
     }
     if asked.json:
         asked.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

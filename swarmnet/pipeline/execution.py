@@ -66,6 +66,12 @@ class Limits:
     wait_s: float = 6.0
     memo_bytes: int = 1 << 30
 
+    @property
+    def door_s(self) -> float:
+        """How long a call waits for a slot before it is told to come back: longer, and callers leave a replica that
+        is stuck behind a hung neighbour too late."""
+        return self.wait_s / 4
+
 
 class Execution:
     """Executes the microbatches of one (peer, stage)."""
@@ -172,9 +178,12 @@ class Execution:
             async for answer in self._evaluate(request, read):
                 yield answer
             return
-        admitted = await self._admit(request)
+        # A caller told to come back sends its payload again, so with all slots taken it first waits at the door.
+        patience = asyncio.get_running_loop().time() + self._limits.door_s
+        while (admitted := await self._admit(request)) is None and asyncio.get_running_loop().time() < patience:
+            yield Running()
         if not isinstance(admitted, Work):
-            yield admitted
+            yield admitted or Busy(self._retry_after(), self.version)
             return
         work = admitted
         yield Accepted()
@@ -221,15 +230,14 @@ class Execution:
 
     # ------------------------------------------------------------ inside
 
-    async def _admit(self, request: Process) -> Work | Answer:
-        """The work a call attaches to, begun if need be; or its answer right away.
-
-        A caller told to come back sends its payload again, so with all slots taken it first waits at the door.
-        """
+    async def _admit(self, request: Process) -> Work | Answer | None:
+        """The work a call attaches to, begun if need be; or its answer right away; None: no slot came free so far."""
         slots = self._slots
         found = self._ready_answer(request) or self.works.get(request.index)
         if found is not None:
             return found
+        if slots.crowded:
+            return Busy(self._retry_after(), self.version)
         has_slot = await slots.enter(patience_s=self._limits.running_s)
         found = self._ready_answer(request) or self.works.get(request.index)     # the world may have moved on
         if has_slot and found is None and slots is self._slots:
@@ -238,7 +246,7 @@ class Execution:
             )
         if has_slot:
             slots.give()
-        return found or Busy(self._retry_after(), self.version)
+        return found
 
     def _ready_answer(self, request: Process) -> Answer | None:
         """What a call gets without any work here: the memoised answer, the owner, or that its step is over."""

@@ -88,11 +88,16 @@ class Slots:
         if not self.try_take():
             await self._wait(self._line)
 
+    @property
+    def crowded(self) -> bool:
+        """As many wait at the door as there are slots: nobody else may."""
+        return len(self._door) >= self.size
+
     async def enter(self, *, patience_s: float) -> bool:
-        """Wait at the door for at most `patience_s`, unless as many wait there as there are slots. False: none got."""
+        """Wait at the door for at most `patience_s`. False: no slot came free, or the door is crowded."""
         if self.try_take():
             return True
-        if len(self._door) >= self.size:
+        if self.crowded:
             return False
         try:
             async with asyncio.timeout(patience_s):
