@@ -241,7 +241,7 @@ def run_single(pipe: Connection, path: Path, plan: Plan) -> None:
     def step(number: int) -> float:
         inputs, labels = batches(number)
         total = 0.0
-        for x, y in zip(inputs.split(size), labels.split(size), strict=True):
+        for x, y in zip(torch.split(inputs, size), torch.split(labels, size), strict=True):
             loss = loss_sum(module(x), y)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
