@@ -128,7 +128,7 @@ class Replica:
         self.driver.suspend()
         try:
             for donor in donors:
-                with contextlib.suppress(SwarmError, ExceptionGroup):
+                with contextlib.suppress(SwarmError):
                     num_bytes = await self._restore(donor)
                     self._event("synced", {
                         "version": self.member.version, "how": "snapshot", "donor": donor,
@@ -140,14 +140,14 @@ class Replica:
             self._restoring = False
 
     def resume(self) -> None:
-        """Nobody could hand over newer state: go on with what is here (it was not touched)."""
+        """Nobody could hand over newer state, or not all of it: go on with the weights that are here."""
         member = self.member
         self.driver.restored(member.version, member.chain, member.term_chain, None, ())
 
     async def _restore(self, donor: PeerId) -> int:
         snapshot = await fetch_snapshot(self._around.transport, donor, self.stage)
         data = snapshot.payload[0].data
-        await self.engine.restore(bytes(data), version=snapshot.version)
+        await self.engine.restore(memoryview(data), version=snapshot.version)
         member = self.member
         member.version, member.chain, member.term_chain = snapshot.version, snapshot.chain, snapshot.term_chain
         finished, commits = snapshot.finished, snapshot.commits
