@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from swarmnet.errors import BadMessage, Refused, RejectCode, SwarmError
@@ -19,7 +19,6 @@ from swarmnet.messages import (
     Answer,
     Busy,
     Fetch,
-    Fetched,
     Gradient,
     MovedTo,
     Packed,
@@ -30,8 +29,8 @@ from swarmnet.messages import (
 from swarmnet.net.transport import ReadPayload
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.memo import Memo
-from swarmnet.pipeline.relay import Relay
 from swarmnet.pipeline.sources import Sources
+from swarmnet.pipeline.uncounted import Uncounted
 from swarmnet.pipeline.work import Slots, Work
 from swarmnet.stage.engine import Engine, Stash
 
@@ -101,7 +100,10 @@ class Execution:
         self._owners: dict[int, PeerId] = {}
         self._alive: Callable[[PeerId], bool] = lambda peer: True
         self._slots = Slots(limits.slots)
-        self._recompute = Slots(1)
+        self._uncounted = Uncounted(
+            stage, engine=engine, memo=self.memo, caller=caller, sources=sources, check=check, spawn=spawn,
+            running_s=limits.running_s,
+        )
         self._begun = asyncio.Event()
         self._waiting = 0
 
@@ -124,7 +126,8 @@ class Execution:
         self.works, self._tasks, self._owners, self.losses = {}, {}, {}, {}
         self.memo.clear()
         # Slots die with their step: tasks of the old one give back to the old object.
-        self._slots, self._recompute = Slots(self._limits.slots), Slots(1)
+        self._slots = Slots(self._limits.slots)
+        self._uncounted.begin()
 
     def granted(self, index: int, voids: int) -> None:
         """This replica counts `index`."""
@@ -175,8 +178,15 @@ class Execution:
             yield self._wrong_step(request.step)
             return
         if request.purpose == "eval":
-            async for answer in self._evaluate(request, read):
-                yield answer
+            if not self._slots.try_take():
+                yield Busy(self._retry_after(), self.version)
+                return
+            slots = self._slots
+            try:
+                async for answer in self._uncounted.evaluate(request, read):
+                    yield answer
+            finally:
+                slots.give()
             return
         # A caller told to come back sends its payload again, so with all slots taken it first waits at the door.
         patience = asyncio.get_running_loop().time() + self._limits.door_s
@@ -200,33 +210,13 @@ class Execution:
 
     async def fetch(self, request: Fetch) -> AsyncGenerator[Answer, None]:
         """Answer one `Fetch` call (rule 6)."""
-        if request.step != self.version:
-            yield self._wrong_step(request.step) if request.step < self.version else Rejected(
-                RejectCode.NOT_READY, version=self.version
-            )
-            return
-        if request.kind == "gradient":
-            answer = self.memo.answer(request.index)
-            if answer is None:
-                yield Rejected(RejectCode.NOT_FOUND, "not memoised")
-            else:
-                yield Fetched(answer.payload, answer.loss_sum, answer.num_tokens)
-            return
-        if request.stage == -1:
-            tokens = self._sources.own_tokens(request.step, request.index)
-            yield Fetched(tokens) if tokens is not None else Rejected(RejectCode.NOT_FOUND, "no data here")
-            return
-        output = self.memo.output(request.index)
-        if output is None and request.cached:
-            yield Rejected(RejectCode.NOT_FOUND, "not memoised")
-            return
-        if output is None:
-            yield Accepted()
-            recomputed: Relay[tuple[Packed, ...]] = Relay(self._spawn, self._recompute_output(request))
-            async for sign in recomputed.signs(self._limits.running_s):
-                yield sign
-            output = recomputed.result()
-        yield Fetched(output)
+        if request.step < self.version:
+            yield self._wrong_step(request.step)
+        elif request.step > self.version:
+            yield Rejected(RejectCode.NOT_READY, version=self.version)
+        else:
+            async for answer in self._uncounted.fetch(request):
+                yield answer
 
     # ------------------------------------------------------------ inside
 
@@ -418,41 +408,6 @@ class Execution:
             self._claims.added(work.index, stash)
         else:
             self._claims.withdraw(work.index)
-
-    async def _evaluate(self, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:
-        """Forward only: claims nothing, is not memoised."""
-        if not self._slots.try_take():
-            yield Busy(self._retry_after(), self.version)
-            return
-        slots = self._slots
-        try:
-            yield Accepted()
-            payload = await read()
-            self._check(payload)
-            stash = await self.engine.forward(request.step, request.index, payload, train=False)
-            if self._caller is None:
-                yield Gradient(stash.loss_sum, stash.num_tokens, stash.compute_s)
-                return
-            onward = Process(request.step, self.stage + 1, request.index, purpose="eval")
-            rest: Relay[Gradient] = Relay(self._spawn, self._caller.process(onward, stash.output))
-            async for sign in rest.signs(self._limits.running_s):
-                yield sign
-            yield replace(rest.result(), compute_s=stash.compute_s, payload=())
-        finally:
-            slots.give()
-
-    async def _recompute_output(self, request: Fetch) -> tuple[Packed, ...]:
-        """Forward only, uncounted, in a slot of its own so that a full replica can still repair others (rule 7)."""
-        line = self._recompute
-        await line.take()
-        try:
-            payload = await self._sources.input(request.step, request.index)
-            stash = await self.engine.forward(request.step, request.index, payload, train=False)
-            if request.step == self.version:
-                self.memo.keep_output(request.index, stash.output)
-            return stash.output
-        finally:
-            line.give()
 
 
 def _ours_not_finite(error: SwarmError) -> bool:

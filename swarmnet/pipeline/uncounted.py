@@ -1,0 +1,101 @@
+"""What a replica computes or hands out without counting anything: repairs of other stages, and evaluation.
+
+Rule 6 of docs/protocol.md. The step is the caller's concern: everything here is of the current one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from swarmnet.errors import RejectCode
+from swarmnet.messages import Accepted, Answer, Fetch, Fetched, Gradient, Packed, Process, Rejected
+from swarmnet.net.transport import ReadPayload
+from swarmnet.pipeline.caller import Caller
+from swarmnet.pipeline.memo import Memo
+from swarmnet.pipeline.relay import Relay
+from swarmnet.pipeline.sources import Sources
+from swarmnet.pipeline.work import Slots
+from swarmnet.stage.engine import Engine
+
+
+class Uncounted:
+    """Answers `Fetch`, and `Process` with purpose "eval", for one (peer, stage)."""
+
+    def __init__(
+        self,
+        stage: int,
+        *,
+        engine: Engine,
+        memo: Memo,
+        caller: Caller | None,
+        sources: Sources,
+        check: Callable[[tuple[Packed, ...]], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        running_s: float,
+    ) -> None:
+        self._stage, self._engine, self._memo = stage, engine, memo
+        self._caller, self._sources, self._check = caller, sources, check
+        self._spawn, self._running_s = spawn, running_s
+        self._reserved = Slots(1)
+        self._epoch = 0
+
+    def begin(self) -> None:
+        """Another step: what still runs is of the old one."""
+        self._reserved = Slots(1)
+        self._epoch += 1
+
+    async def fetch(self, request: Fetch) -> AsyncGenerator[Answer, None]:
+        """Hand out what is remembered; recompute a missing input of the next stage unless only a copy is wanted."""
+        if request.kind == "gradient":
+            answer = self._memo.answer(request.index)
+            if answer is None:
+                yield Rejected(RejectCode.NOT_FOUND, "not memoised")
+            else:
+                yield Fetched(answer.payload, answer.loss_sum, answer.num_tokens)
+            return
+        if request.stage == -1:
+            tokens = self._sources.own_tokens(request.step, request.index)
+            yield Fetched(tokens) if tokens is not None else Rejected(RejectCode.NOT_FOUND, "no data here")
+            return
+        output = self._memo.output(request.index)
+        if output is None and request.cached:
+            yield Rejected(RejectCode.NOT_FOUND, "not memoised")
+            return
+        if output is None:
+            yield Accepted()
+            recomputed: Relay[tuple[Packed, ...]] = Relay(self._spawn, self._recompute(request))
+            async for sign in recomputed.signs(self._running_s):
+                yield sign
+            output = recomputed.result()
+        yield Fetched(output)
+
+    async def evaluate(self, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:
+        """Forward only, here and in all later stages: claims nothing, is not memoised."""
+        yield Accepted()
+        payload = await read()
+        self._check(payload)
+        stash = await self._engine.forward(request.step, request.index, payload, train=False)
+        if self._caller is None:
+            yield Gradient(stash.loss_sum, stash.num_tokens, stash.compute_s)
+            return
+        onward = Process(request.step, self._stage + 1, request.index, purpose="eval")
+        rest: Relay[Gradient] = Relay(self._spawn, self._caller.process(onward, stash.output))
+        async for sign in rest.signs(self._running_s):
+            yield sign
+        yield replace(rest.result(), compute_s=stash.compute_s, payload=())
+
+    async def _recompute(self, request: Fetch) -> tuple[Packed, ...]:
+        """Forward only, in a slot of its own so that a full replica can still repair others (rule 7)."""
+        reserved, epoch = self._reserved, self._epoch
+        await reserved.take()
+        try:
+            payload = await self._sources.input(request.step, request.index)
+            stash = await self._engine.forward(request.step, request.index, payload, train=False)
+            if epoch == self._epoch:
+                self._memo.keep_output(request.index, stash.output)
+            return stash.output
+        finally:
+            reserved.give()
