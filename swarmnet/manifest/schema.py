@@ -103,9 +103,6 @@ class Numerics(Table):
     grid_bits: Annotated[int, Field(ge=8, le=48)] = Field(
         default=32, description='"deterministic": gradients are rounded to multiples of 2^-grid_bits'
     )
-    resync_every: Count = Field(
-        default=0, description="steps between resyncs of replicas of different numerics classes; 0: never"
-    )
 
 
 class Wire(Table):
@@ -124,7 +121,6 @@ class Averaging(Table):
     codec: Literal["int64", "fp32", "bf16", "int8"] = Field(
         default="int64", description='"int64" (deterministic mode), "fp32", "bf16" or "int8"'
     )
-    group_size: Positive = Field(default=16, description="most members of one averaging group")
 
 
 class Protocol(Table):
@@ -151,18 +147,9 @@ class Protocol(Table):
 
 
 class Admission(Table):
-    """Who may join: anyone ("open"), or holders of an invite signed by `owner` (a peer id)."""
+    """Who may join."""
 
-    policy: Literal["open", "invite"] = Field(
-        default="open", description='"open": anyone; "invite": holders of an invite signed by `owner`'
-    )
-    owner: str = Field(default="", description='peer id; "" in open runs')
-
-    @model_validator(mode="after")
-    def _owned(self) -> Admission:
-        if (self.policy == "invite") != bool(self.owner):
-            raise ValueError('policy = "invite" needs an owner (a peer id), and "open" has none')
-        return self
+    policy: Literal["open"] = Field(default="open", description='"open": anyone')
 
 
 class Limits(Table):

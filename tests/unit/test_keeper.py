@@ -41,7 +41,7 @@ class Office:
         self.view = View(ME, 0, TIMERS)
         for mate in mates:
             self.beat(mate, 0.0)
-        self.keeper = Keeper(STAMP, BALLOT, microbatches, self.view, idle_s=5.0, now=0.0)
+        self.keeper = Keeper(STAMP, BALLOT, microbatches, self.view, idle_s=5.0, max_void=1, now=0.0)
 
     def beat(self, mate: PeerId, now: float, incarnation: int = 1) -> None:
         self.view.hear(mate, Heartbeat(STAMP, incarnation, True, None), now=now)

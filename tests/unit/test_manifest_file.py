@@ -13,7 +13,6 @@ from swarmnet.errors import UsageError
 from swarmnet.manifest.canonical import canonical_bytes, run_id
 from swarmnet.manifest.file import load, override, to_toml
 from swarmnet.manifest.schema import (
-    Admission,
     Averaging,
     Cut,
     Data,
@@ -41,7 +40,6 @@ def manifests(draw: st.DrawFn) -> Manifest:
     stages, num_layers = (2, 4) if layers == "auto" else (len(layers), sum(layers))
     timers = sorted(draw(st.lists(above0, min_size=3, max_size=3, unique=True)))
     exact = draw(st.booleans())
-    owner = draw(text)
     return Manifest(
         name=draw(text),
         model=Model(num_layers=num_layers, rope_theta=draw(above0), attention_bias=draw(st.booleans())),
@@ -53,7 +51,6 @@ def manifests(draw: st.DrawFn) -> Manifest:
         wire=Wire(activations=draw(st.sampled_from(["fp32", "bf16", "int8"]))),
         averaging=Averaging(codec="int64" if exact else draw(st.sampled_from(["fp32", "bf16", "int8"]))),
         protocol=Protocol(heartbeat_s=timers[0], suspect_s=timers[1], long_silence_s=timers[2]),
-        admission=Admission(policy="invite" if owner else "open", owner=owner),
     )
 
 
@@ -71,8 +68,8 @@ def test_equal_manifests_and_only_they_share_a_run_id(one: Manifest, other: Mani
 
 def test_the_run_id_of_the_default_manifest_is_what_it_was() -> None:
     """A change here makes every manifest in the world another run."""
-    assert canonical_bytes(Manifest()).startswith(b'{"admission":{"owner":"","policy":"open"},"averaging":{')
-    assert run_id(Manifest()) == "acc5bbe1e33fbeda5fb2cc0e2813c7409b2fc3e543b6ee2c5b978b1a9f7a3409"
+    assert canonical_bytes(Manifest()).startswith(b'{"admission":{"policy":"open"},"averaging":{')
+    assert run_id(Manifest()) == "fa7a644d61bb7e02caf1480776f69ccef001da4d340f0e99c0230c336afd45e5"
 
 
 @pytest.mark.parametrize("written", ["1", "1.0", "1e0", "1.00", "+1.0"])
@@ -140,7 +137,7 @@ BAD = [
     ("num_heads = 4", "num_heads = 3", "run.toml: model: num_heads = 3 must be a multiple of num_kv_heads = 2"),
     ("stages = 3 ", "stages = 9 ", "run.toml: cut.stages = 9 is more than model.num_layers = 6"),
     ('layers = "auto"', "layers = [1, 2]", "run.toml: cut.layers names 2 stages, cut.stages = 3"),
-    ('policy = "open"', 'policy = "invite"', 'run.toml: admission: policy = "invite" needs an owner'),
+    ('policy = "open"', 'policy = "invite"', "run.toml: admission.policy"),
     ("suspect_s = 3.0", "suspect_s = 0.1", "run.toml: protocol: heartbeat_s = 0.5 < suspect_s = 0.1"),
     ('codec = "int64"', 'codec = "fp32"', 'run.toml: averaging.codec = "int64" and numerics.mode'),
     ("format = 1", "format = 2", "run.toml: format = 2: must be 1"),
