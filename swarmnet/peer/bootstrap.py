@@ -12,12 +12,14 @@ from swarmnet.config.peer import PeerConfig
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.identity import Identity
 from swarmnet.telemetry.events import EventLog
+from swarmnet.telemetry.journal import loopback_last
 
 IDENTITY_FILE = "identity.key"
 
 
 def run_bootstrap(config: PeerConfig) -> int:
-    """Run a bootstrap node until Ctrl+C or SIGTERM; print its multiaddrs, one per line. Returns the exit code.
+    """Run a bootstrap node until Ctrl+C or SIGTERM; print its multiaddrs, one per line, those that only
+    this machine reaches last. Returns the exit code.
 
     Emits `listening` with `peer` and `dht` (multiaddrs) to the events file. Raises UsageError.
     """
@@ -32,7 +34,7 @@ async def _serve(config: PeerConfig) -> int:
             state_dir=config.dir, announce=config.announce,
         )
         try:
-            for address in directory.maddrs:
+            for address in loopback_last(directory.maddrs):
                 print(address, flush=True)
             events.emit("listening", peer=identity.peer, dht=directory.maddrs)
             async with asyncio.TaskGroup() as tasks:

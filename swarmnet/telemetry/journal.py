@@ -6,12 +6,13 @@ Knows which events are worth a line and which of their fields fit on one; the re
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.log import Log
 
 _LEVELS = {
-    **dict.fromkeys(("listening", "synced", "applied", "evaluated", "evicted", "finished", "stopped", "done", "resync",
+    **dict.fromkeys(("listening", "complete", "synced", "applied", "evaluated", "evicted", "finished", "stopped", "done", "resync",
                      "voided"), logging.INFO),
     **dict.fromkeys(("halted", "waiting", "refused", "digest_differs"), logging.WARNING),
 }
@@ -29,9 +30,24 @@ class Journal:
         """Write to the events file; log at the level the event deserves."""
         self._events.emit(event, **fields)
         level = _LEVELS.get(event, logging.DEBUG)
-        if self._log.isEnabledFor(level):
+        if event == "listening":
+            self._listening(fields)
+        elif self._log.isEnabledFor(level):
             shown = {key: _short(value) for key, value in fields.items() if key not in _LONG or level < logging.INFO}
             self._log.at(level, event, shown)
+
+    def _listening(self, fields: dict[str, object]) -> None:
+        """A line of its own for each address that others can join by, ready to be copied."""
+        self._log.event("listening", peer=fields["peer"])
+        dht = fields["dht"]
+        assert isinstance(dht, list | tuple)
+        for address in loopback_last(dht):
+            self._log.event(f"others join with --bootstrap {address}")
+
+
+def loopback_last(addresses: Iterable[str]) -> list[str]:
+    """Multiaddrs in the order in which to offer them: those of this machine alone come last."""
+    return sorted(addresses, key=lambda address: address.startswith(("/ip4/127.", "/ip6/::1/")))
 
 
 def _short(value: object) -> object:
