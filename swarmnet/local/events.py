@@ -102,13 +102,20 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
+class Halted:
+    """The run cannot go on."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Noted:
     """Anything else."""
 
     kind: str
 
 
-Event = Listening | Synced | Committed | Applied | Rerouted | Executed | Evaluated | Finished | Stopped | Noted
+Event = Listening | Synced | Committed | Applied | Rerouted | Executed | Evaluated | Finished | Stopped | Halted | Noted
 
 
 def _committed(record: Mapping[str, Any]) -> Committed:
@@ -128,6 +135,7 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any]], Event]] = {
     "rerouted": lambda r: Rerouted(r["stage"], r["step"], r["index"]),
     "executed": lambda r: Executed(r["stage"], r["executions"]),
     "evaluated": lambda r: Evaluated(r["step"], float(r["loss"]), r["num_tokens"]),
+    "halted": lambda r: Halted(str(r["reason"])),
     "finished": lambda r: Finished(r["stage"], r["version"], r["weights_sha256"]),
     "stopped": lambda r: Stopped(str(r.get("reason", ""))),
 }

@@ -14,7 +14,7 @@ from pathlib import Path
 from swarmnet.local import churn
 from swarmnet.local.audit import Audit
 from swarmnet.local.churn import Churn
-from swarmnet.local.events import Applied, BadEvent, Committed, Finished, Noted, Synced, parse
+from swarmnet.local.events import Applied, BadEvent, Committed, Finished, Halted, Noted, Synced, parse
 from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop
 from swarmnet.local.progress import Progress
 from swarmnet.local.report import MergedLog
@@ -182,6 +182,8 @@ class Supervisor:
                     self._act(churn.At(name, version), now=now)
                 case Committed() | Finished():
                     self.audit.on(event)
+                case Halted(reason):
+                    self._problem = reason
 
     def _reap(self, name: str, *, now: float) -> None:
         child = self._children[name]

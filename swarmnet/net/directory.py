@@ -28,7 +28,8 @@ class Record:
     """What a peer says of itself. Signed by the peer's identity key; `addresses` are multiaddrs of its gRPC port.
 
     incarnation: random per process start. numerics: the numerics class ("cpu/torch-2.13/1"). loss: (step, mean loss)
-    of the newest commit of the last stage this peer has seen. tokens_per_second: measured, informational.
+    of the newest commit of the last stage this peer has seen. tokens_per_second: of the whole run, measured.
+    halted: the step at which too many microbatches gave no finite gradient, if that stopped the run.
     """
 
     run: RunId
@@ -42,6 +43,7 @@ class Record:
     eval_loss: tuple[int, float] | None = None
     tokens_per_second: float = 0.0
     finished: bool = False
+    halted: int | None = None
 
 
 class Directory(Protocol):

@@ -39,7 +39,7 @@ _HEX_64 = re.compile(r"[0-9a-f]{64}")
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?")
 _FIELDS = frozenset(
     ("run", "peer", "place", "expiry_ms", "num_stages", "incarnation", "addresses", "dht", "stages", "trainer",
-     "numerics", "loss", "eval_loss", "tokens_per_second", "finished")
+     "numerics", "loss", "eval_loss", "tokens_per_second", "finished", "halted")
 )
 
 Place = int | str
@@ -97,6 +97,7 @@ def seal(announcement: Announcement, sign: Callable[[bytes], bytes]) -> bytes:
         "eval_loss": record.eval_loss,
         "tokens_per_second": record.tokens_per_second,
         "finished": record.finished,
+        "halted": record.halted,
     }
     payload = json.dumps(fields, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
     try:
@@ -154,6 +155,7 @@ def _announcement(fields: object) -> Announcement:
         eval_loss=_loss("eval_loss", fields["eval_loss"]),
         tokens_per_second=_number("tokens_per_second", fields["tokens_per_second"], 0.0, 1e15),
         finished=_flag("finished", fields["finished"]),
+        halted=None if fields["halted"] is None else _whole("halted", fields["halted"], 0, 2**53),
     )
     place = fields["place"]
     if type(place) not in (int, str) or place not in places_of(record):

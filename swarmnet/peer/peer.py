@@ -84,6 +84,8 @@ class Peer:
         self._look, self._news = asyncio.Event(), asyncio.Event()
         self._loss: tuple[int, float] | None = None
         self._pace: deque[tuple[float, int, int]] = deque(maxlen=20)
+        self._halted: int | None = None
+        self._missing: tuple[int, ...] = ()
         self.finished = asyncio.Event()
         self._done_stages: set[int] = set()
 
@@ -175,7 +177,9 @@ class Peer:
     def on_event(self, stage: int, event: str, fields: dict[str, object]) -> None:
         """See Listener.on_event."""
         self._on_event(event, {"stage": stage, **fields})
-        if event == "synced":
+        if event == "halted":
+            self._halted = self.replicas[stage].member.version
+        if event in ("synced", "halted"):
             self._news.set()
         if event == "applied":
             replica = self.replicas[stage]
@@ -283,7 +287,22 @@ class Peer:
                     await self._look.wait()
             self._look.clear()
             await self._refresh()
+            self._say_who_is_missing()
             await asyncio.sleep(0.1 * _LOOK_S)
+
+    def _say_who_is_missing(self) -> None:
+        """Once, and again when it changes: which stages nobody serves, so that no step can finish."""
+        served = {status.stage for record in self.records.values() for status in record.stages} | self.replicas.keys()
+        missing = tuple(sorted(set(range(self.manifest.cut.stages)) - served))
+        if missing == self._missing:
+            return
+        self._missing = missing
+        if missing:
+            stages = ", ".join(map(str, missing))
+            self._on_event("waiting", {"reason": f"nobody serves stage {stages} yet: start a peer with --stage {stages} "
+                                                 "and --bootstrap with an address of this one"})
+        else:
+            self._on_event("complete", {"peers": len(self.records) + 1})
 
     async def _refresh(self) -> None:
         found = await self._directory.records()
@@ -307,7 +326,7 @@ class Peer:
         )
         return replace(
             self._record(), stages=stages, loss=self._loss, tokens_per_second=self._tokens_per_second(),
-            finished=self.finished.is_set(),
+            finished=self.finished.is_set(), halted=self._halted,
         )
 
     def _tokens_per_second(self) -> float:

@@ -122,7 +122,8 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int) -> Assessment
     trainers = tuple(TrainerLine(r.peer, r.addresses) for r in records if r.trainer)
     finished = bool(stages) and all(any(replica.finished for replica in line.replicas) for line in stages)
     if records:
-        problems = (*_run_problems(trainers, finished), *(p for line in stages for p in _stage_problems(line)))
+        by_stage = (problem for line in stages for problem in _stage_problems(line))
+        problems = (*_halts(records), *_run_problems(trainers, finished), *by_stage)
     else:
         problems = (_nobody(run),)
     return Assessment(
@@ -149,6 +150,15 @@ def _nobody(run: RunId) -> Problem:
         "bootstrap from the same swarm, and that one has been up for a few seconds"
     )
     return Problem("error", "nobody_seen", text)
+
+
+def _halts(records: Sequence[Record]) -> Iterator[Problem]:
+    for step in sorted({record.halted for record in records if record.halted is not None}):
+        text = (
+            f"the run stopped at step {step}: more microbatches than training.max_void gave no finite gradient; start "
+            "a new run with a lower learning rate (`swarmnet init --set optimizer.learning_rate=...`)"
+        )
+        yield Problem("error", "halted", text)
 
 
 def _run_problems(trainers: Sequence[TrainerLine], finished: bool) -> Iterator[Problem]:

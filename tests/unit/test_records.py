@@ -76,7 +76,7 @@ records = st.builds(
     trainer=st.booleans(), numerics=st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=60),
     loss=st.none() | st.tuples(st.integers(0, 2**53), finite),
     eval_loss=st.none() | st.tuples(st.integers(0, 2**53), finite),
-    tokens_per_second=st.floats(0, 1e15), finished=st.booleans(),
+    tokens_per_second=st.floats(0, 1e15), finished=st.booleans(), halted=st.none() | st.integers(0, 2**53),
 )
 
 
