@@ -19,10 +19,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from swarmnet.errors import SwarmError, UsageError
+from swarmnet.net.hold import Hold
 from swarmnet.net.identity import Identity
 
 START_TIMEOUT_S = 15.0
-_PREFIX = "swarmnet-dht-"
+PREFIX = "swarmnet-p2pd-"
+"""How directories of daemons begin, in the system's directory for temporary files."""
+
 STOP_TIMEOUT_S = 2.0
 
 # The kernel kills the daemon when we die, by whatever signal (prctl PR_SET_PDEATHSIG survives exec). A launcher of its
@@ -55,10 +58,10 @@ class DaemonFailed(SwarmError):
 class Daemon(asyncio.SubprocessProtocol):
     """A running p2pd. `control` is its control socket; `exited` is set when the process is gone."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, hold: Hold) -> None:
         self.control = directory / "control.sock"
         self.exited = asyncio.Event()
-        self._directory = directory
+        self._directory, self._hold = directory, hold
         self._ready = asyncio.Event()
         self._output = b""
         self._transport: asyncio.SubprocessTransport | None = None
@@ -72,7 +75,7 @@ class Daemon(asyncio.SubprocessProtocol):
         if not listen.client:
             _check_free(listen.host, listen.port)
         _sweep()
-        self = cls(Path(tempfile.mkdtemp(prefix=_PREFIX)))              # 0700: the socket gives command of the daemon
+        self = cls(*_own_directory())
         try:
             await self._start(identity, listen)
         except BaseException:
@@ -122,6 +125,7 @@ class Daemon(asyncio.SubprocessProtocol):
                     self._transport.kill()
             self._transport.close()
         shutil.rmtree(self._directory, ignore_errors=True)
+        self._hold.release()
 
     @property
     def pid(self) -> int:
@@ -157,17 +161,23 @@ def _binary() -> Path:
     return path
 
 
+def _own_directory() -> tuple[Path, Hold]:
+    """A directory that is ours for as long as we live."""
+    while True:
+        directory = Path(tempfile.mkdtemp(prefix=PREFIX))               # 0700: the socket gives command of the daemon
+        with contextlib.suppress(FileNotFoundError):                    # another's sweep held it before we did
+            hold = Hold.directory(directory, wait=True)
+            assert hold is not None, "we waited for it"
+            return directory, hold
+
+
 def _sweep() -> None:
-    """Remove directories of daemons that were killed: their socket is there, and nobody accepts on it."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.setblocking(False)
-            try:
-                probe.connect(str(left / "control.sock"))
-            except ConnectionRefusedError:
+    """Remove directories whose process was killed: nobody holds them. A daemon that is only starting is held."""
+    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):                              # gone meanwhile, or another user's
+            if hold := Hold.directory(left, wait=False):
                 shutil.rmtree(left, ignore_errors=True)
-            except OSError:             # not started yet, not ours, or busy: alive as far as we know
-                pass
+                hold.release()
 
 
 def _listening(listen: Listen) -> list[str]:

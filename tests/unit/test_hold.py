@@ -1,0 +1,67 @@
+"""What a process holds alone: nobody else gets it, and the kernel gives it back."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from swarmnet.net import dht_daemon
+from swarmnet.net.hold import Hold
+
+
+def test_a_file_is_held_by_one_until_it_is_released(tmp_path: Path) -> None:
+    mine = Hold.file(tmp_path / "lock")
+    assert mine is not None and Hold.file(tmp_path / "lock") is None
+    mine.release()
+    mine.release()
+    assert Hold.file(tmp_path / "lock") is not None
+
+
+def test_who_waited_for_a_removed_directory_hears_of_it(tmp_path: Path) -> None:
+    directory = tmp_path / "d"
+    directory.mkdir()
+    first = Hold.directory(directory, wait=False)
+    assert first is not None and Hold.directory(directory, wait=False) is None
+    said: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            Hold.directory(directory, wait=True)
+        except FileNotFoundError as error:
+            said.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    shutil.rmtree(directory)
+    first.release()
+    waiting.join()
+    assert len(said) == 1
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_sweep_spares_a_daemon_that_is_only_starting(temporary: Path) -> None:
+    directory, hold = dht_daemon._own_directory()
+    with socket.socket(socket.AF_UNIX) as control:
+        control.bind(str(directory / "control.sock"))            # and does not listen yet: a connect is refused
+        dht_daemon._sweep()
+        assert (directory / "control.sock").exists()
+    hold.release()
+
+
+def test_a_sweep_removes_what_a_killed_process_left(temporary: Path) -> None:
+    directory, hold = dht_daemon._own_directory()
+    (directory / "key").touch()
+    (temporary / "not ours").mkdir()
+    hold.release()
+    dht_daemon._sweep()
+    assert [path.name for path in temporary.iterdir()] == ["not ours"]
