@@ -299,8 +299,10 @@ class Peer:
         self._missing = missing
         if missing:
             stages = ", ".join(map(str, missing))
-            self._on_event("waiting", {"reason": f"nobody serves stage {stages} yet: start a peer with --stage {stages} "
-                                                 "and --bootstrap with an address of this one"})
+            self._on_event("waiting", {
+                "reason": f"nobody serves stage {stages} yet: start a peer with --stage {stages} and --bootstrap with an "
+                          "address of this one",
+            })
         else:
             self._on_event("complete", {"peers": len(self.records) + 1})
 
