@@ -20,10 +20,9 @@ from swarmnet.net.directory import Record
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
+from swarmnet.net.own_dir import own_identity
 from swarmnet.net.tls import open_authority
 from swarmnet.net.transport import Service
-
-IDENTITY_FILE = "identity.key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,32 +64,32 @@ class Endpoint:
 async def open_endpoint(
     config: PeerConfig, manifest: Manifest, run: RunId, *, numerics: str
 ) -> AsyncGenerator[Endpoint, None]:
-    """Load or create the identity and join the DHT. Raises UsageError with what to do."""
-    identity = Identity.load_or_create(config.dir / IDENTITY_FILE)
-    hosts = [Address.parse(address).host for address in config.announce]
-    directory = await DhtDirectory.start(
-        identity, run, num_stages=manifest.cut.stages, host=config.host, port=config.dht_port,
-        bootstrap=config.bootstrap, state_dir=config.dir,
-        announce=[str(Address.of(host, config.dht_port)) for host in hosts] if config.dht_port else (),
-    )
-    try:
-        def addresses(peer: PeerId) -> Sequence[str]:
-            return next((record.addresses for record in directory.known() if record.peer == peer), ())
-
-        limits = manifest.limits
-        transport = GrpcTransport(
-            identity,
-            run,
-            admission=open_authority().admit(identity.peer),
-            addresses=addresses,
-            host=config.host,
-            port=config.port,
-            announce=hosts,
-            numerics=numerics,
-            config=GrpcConfig(
-                max_payload_bytes=limits.max_payload_mib << 20, max_clock_offset_s=limits.max_clock_offset_s
-            ),
+    """Take the identity, which nobody else may be meanwhile, and join the DHT. Raises UsageError with what to do."""
+    with own_identity(config.dir) as identity:
+        hosts = [Address.parse(address).host for address in config.announce]
+        directory = await DhtDirectory.start(
+            identity, run, num_stages=manifest.cut.stages, host=config.host, port=config.dht_port,
+            bootstrap=config.bootstrap, state_dir=config.dir,
+            announce=[str(Address.of(host, config.dht_port)) for host in hosts] if config.dht_port else (),
         )
-        yield Endpoint(identity, directory, transport, secrets.randbits(62), numerics, run)
-    finally:
-        await directory.close()
+        try:
+            def addresses(peer: PeerId) -> Sequence[str]:
+                return next((record.addresses for record in directory.known() if record.peer == peer), ())
+
+            limits = manifest.limits
+            transport = GrpcTransport(
+                identity,
+                run,
+                admission=open_authority().admit(identity.peer),
+                addresses=addresses,
+                host=config.host,
+                port=config.port,
+                announce=hosts,
+                numerics=numerics,
+                config=GrpcConfig(
+                    max_payload_bytes=limits.max_payload_mib << 20, max_clock_offset_s=limits.max_clock_offset_s
+                ),
+            )
+            yield Endpoint(identity, directory, transport, secrets.randbits(62), numerics, run)
+        finally:
+            await directory.close()

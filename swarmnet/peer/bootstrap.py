@@ -10,11 +10,9 @@ import signal
 
 from swarmnet.config.peer import PeerConfig
 from swarmnet.net.dht import DhtDirectory
-from swarmnet.net.identity import Identity
+from swarmnet.net.own_dir import own_identity
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import loopback_last
-
-IDENTITY_FILE = "identity.key"
 
 
 def run_bootstrap(config: PeerConfig) -> int:
@@ -27,8 +25,7 @@ def run_bootstrap(config: PeerConfig) -> int:
 
 
 async def _serve(config: PeerConfig) -> int:
-    identity = Identity.load_or_create(config.dir / IDENTITY_FILE)
-    with EventLog(config.events) as events:
+    with own_identity(config.dir) as identity, EventLog(config.events) as events:
         directory = await DhtDirectory.start(
             identity, None, num_stages=0, host=config.host, port=config.dht_port, bootstrap=config.bootstrap,
             state_dir=config.dir, announce=config.announce,

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from swarmnet.errors import UsageError
 from swarmnet.net import dht_daemon
 from swarmnet.net.hold import Hold
+from swarmnet.net.own_dir import own_identity
 
 
 def test_a_file_is_held_by_one_until_it_is_released(tmp_path: Path) -> None:
@@ -65,3 +67,21 @@ def test_a_sweep_removes_what_a_killed_process_left(temporary: Path) -> None:
     hold.release()
     dht_daemon._sweep()
     assert [path.name for path in temporary.iterdir()] == ["not ours"]
+
+
+def test_one_directory_is_one_process_s_identity(tmp_path: Path) -> None:
+    with own_identity(tmp_path / "peer") as first:
+        with pytest.raises(UsageError, match=r"in use by another process: give each peer its own --dir"), own_identity(
+            tmp_path / "peer"
+        ):
+            pass
+        with own_identity(tmp_path / "other") as other:
+            assert other.peer != first.peer
+    with own_identity(tmp_path / "peer") as again:
+        assert again.peer == first.peer
+
+
+def test_a_directory_that_cannot_be_locked_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(UsageError, match="choose a --dir"), own_identity(tmp_path):
+        pass
