@@ -85,8 +85,12 @@ def _manifest(flags: Mapping[str, tuple[str, object]], assignments: tuple[str, .
 
 
 def _fill(manifest: Manifest, *, base: Path, keep_vocab: bool) -> Manifest:
-    """`manifest` with what only the data can tell: length, digests and, unless `keep_vocab`, vocabulary size."""
+    """`manifest` with what only the data can tell: length, digests and, unless `keep_vocab`, vocabulary size.
+
+    Raises UsageError for data that cannot feed such a run.
+    """
     from swarmnet.config.layers import Layer
+    from swarmnet.data.sampler import Sampler
     from swarmnet.data.source import load_tokens
     from swarmnet.manifest.file import change
 
@@ -94,6 +98,8 @@ def _fill(manifest: Manifest, *, base: Path, keep_vocab: bool) -> Manifest:
     if keep_vocab and manifest.model.vocab_size < tokens.vocab_size:
         raise UsageError(f"--set: model.vocab_size = {manifest.model.vocab_size}: must be at least "
                          f"{tokens.vocab_size}, which the data need")
+    training = manifest.training
+    Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)  # refuses too few
     data = {
         "num_tokens": tokens.num_tokens,
         "tokens_sha256": tokens.sha256,

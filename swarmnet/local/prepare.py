@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from swarmnet.data.sampler import Sampler
 from swarmnet.data.source import load_tokens
 from swarmnet.data.tokens import Tokens, verify
 from swarmnet.errors import UsageError
@@ -93,8 +94,8 @@ def prepare(options: LocalOptions, directory: Path) -> Prepared:
 
 def with_data(manifest: Manifest, *, base: Path) -> Manifest:
     """`manifest` with its data found, paths made absolute (children read the copy in another directory) and digests
-    filled in where they are empty. Raises UsageError for data that is not there, not the one the digests name, or
-    has more tokens than the model's vocabulary.
+    filled in where they are empty. Raises UsageError for data that is not there, not the one the digests name, too
+    short for a microbatch, or has more tokens than the model's vocabulary.
     """
     source, tokenizer = (_absolute(text, base) for text in (manifest.data.source, manifest.data.tokenizer))
     tokens = load_tokens(source, tokenizer)
@@ -103,6 +104,8 @@ def with_data(manifest: Manifest, *, base: Path) -> Manifest:
     if tokens.vocab_size > manifest.model.vocab_size:
         raise UsageError(f"the tokenizer knows {tokens.vocab_size} tokens, the model {manifest.model.vocab_size}: "
                          f"add --set model.vocab_size={tokens.vocab_size}")
+    training = manifest.training
+    Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)  # refuses too few
     data = Data(source=source, tokenizer=tokenizer, num_tokens=tokens.num_tokens, tokens_sha256=tokens.sha256,
                 tokenizer_sha256=tokens.tokenizer_sha256)
     return manifest.model_copy(update={"data": data})

@@ -83,6 +83,7 @@ def test_nothing_is_overwritten_unless_forced(asked, capsys) -> None:
         ("--set training.sed=1", "--set: training.sed: unknown key; did you mean training.seed?"),
         ("--set model.vocab_size=256", "--set: model.vocab_size = 256: must be at least 300"),
         ("--steps x", "'x' is not a valid integer"),
+        ("--set training.sequence_length=100000", "the data holds 1000 tokens, too few for a microbatch of 4"),
     ],
 )
 def test_bad_input_writes_nothing(asked, capsys, argv: str, line: str) -> None:

@@ -79,6 +79,13 @@ def test_a_vocabulary_larger_than_the_models_is_refused(tmp_path: Path) -> None:
         prepare(LocalOptions(data=str(tmp_path / "text.txt"), set=("model.vocab_size=100",)), tmp_path / "out")
 
 
+def test_a_text_too_short_for_one_microbatch_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("abc " * 2000)
+    with pytest.raises(UsageError, match=r"too few for a microbatch .* lower\s+training\.sequence_length"):
+        prepare(LocalOptions(data=str(tmp_path / "text.txt"), set=("training.sequence_length=9000",)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_bad_settings_name_themselves(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nonsense"):
         prepare(LocalOptions(set=("training.nonsense=1",)), tmp_path / "out")
