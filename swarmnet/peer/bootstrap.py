@@ -6,11 +6,11 @@ It stores and hands out genuine records of any run; it has no run, no data plane
 from __future__ import annotations
 
 import asyncio
-import signal
 
 from swarmnet.config.peer import PeerConfig
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.own_dir import own_identity
+from swarmnet.net.stop import stopped_by_signal
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import loopback_last
 
@@ -25,7 +25,7 @@ def run_bootstrap(config: PeerConfig) -> int:
 
 
 async def _serve(config: PeerConfig) -> int:
-    with own_identity(config.dir) as identity, EventLog(config.events) as events:
+    with stopped_by_signal() as stop, own_identity(config.dir) as identity, EventLog(config.events) as events:
         directory = await DhtDirectory.start(
             identity, None, num_stages=0, host=config.host, port=config.dht_port, bootstrap=config.bootstrap,
             state_dir=config.dir, announce=config.announce,
@@ -36,15 +36,8 @@ async def _serve(config: PeerConfig) -> int:
             events.emit("listening", peer=identity.peer, dht=directory.maddrs)
             async with asyncio.TaskGroup() as tasks:
                 running = tasks.create_task(directory.run())
-                await _asked_to_stop()
+                await stop.wait()
                 running.cancel()
         finally:
             await directory.close()
     return 0
-
-
-async def _asked_to_stop() -> None:
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    await stop.wait()

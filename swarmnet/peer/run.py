@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Packed
 from swarmnet.net.endpoint import open_endpoint
+from swarmnet.net.stop import stopped_by_signal
 from swarmnet.peer.peer import Caps, OnEvent, Peer, Tokens
 from swarmnet.stage.engine import Engine
 from swarmnet.state.disk import snapshot_path, write_snapshot
@@ -92,13 +93,10 @@ async def _serve(
     events: EventLog,
     numerics: str,
 ) -> int:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-
     on_event = Journal(events, log)
-    async with open_endpoint(config, manifest, run_id(manifest), numerics=numerics) as endpoint:
+    async with contextlib.AsyncExitStack() as stack:
+        stop = stack.enter_context(stopped_by_signal())
+        endpoint = await stack.enter_async_context(open_endpoint(config, manifest, run_id(manifest), numerics=numerics))
         peer = Peer(
             endpoint.me,
             endpoint.run,
@@ -133,7 +131,7 @@ async def _keep_result(directory: Path, peer: Peer, on_event: OnEvent) -> None:
     await peer.finished.wait()
     for stage, replica in sorted(peer.replicas.items()):
         data = await replica.engine.snapshot()
-        path = snapshot_path(directory, stage, replica.member.version)
+        path = snapshot_path(directory, peer.run_id, stage, replica.member.version)
         try:
             await asyncio.to_thread(write_snapshot, path, data)
         except OSError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import signal
+import contextlib
 
 import torch
 
@@ -16,6 +16,7 @@ from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Packed
 from swarmnet.net.endpoint import open_endpoint
+from swarmnet.net.stop import stopped_by_signal
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import Journal
 from swarmnet.trainer.trainer import Trainer
@@ -42,26 +43,26 @@ async def _feed(config: PeerConfig, manifest: Manifest, tokens: Tokens, events: 
         return (encode("int32", tokens.microbatch(positions, training.sequence_length)),)
 
     on_event = Journal(events, log)
-    async with open_endpoint(config, manifest, run_id(manifest), numerics="trainer") as endpoint:
+    async with contextlib.AsyncExitStack() as stack:
+        stop = stack.enter_context(stopped_by_signal())
+        endpoint = await stack.enter_async_context(
+            open_endpoint(config, manifest, run_id(manifest), numerics="trainer")
+        )
         trainer = Trainer(
             endpoint.me, manifest, transport=endpoint.transport, directory=endpoint.directory, record=endpoint.record,
             tokens=lambda number: pack(sampler.positions(number)),
             eval_tokens=lambda number: pack(sampler.eval_positions(number)),
             on_event=on_event,
         )
-        async with endpoint.serve(trainer):
+        async with endpoint.serve(trainer), asyncio.TaskGroup() as group:
             on_event("listening", {
                 "peer": endpoint.me, "dht": list(endpoint.directory.maddrs),
                 "addresses": list(endpoint.transport.addresses), "incarnation": endpoint.incarnation,
             })
-            feeding = asyncio.ensure_future(trainer.run())
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, feeding.cancel)
-            try:
-                await feeding
-                reason = "the run is complete"
-            except asyncio.CancelledError:
-                reason = "asked to stop"
+            feeding = group.create_task(trainer.run())
+            feeding.add_done_callback(lambda _: stop.set())
+            await stop.wait()
+            reason = "the run is complete" if feeding.done() else "asked to stop"
+            feeding.cancel()
         on_event("stopped", {"reason": reason})
     return 0
