@@ -27,7 +27,9 @@ def command(run: str, bootstrap: tuple[str, ...], output: str, log_level: str) -
     Example:
       swarmnet status run.toml --bootstrap /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
-    if not _is_run_id(run) and not Path(run).is_file():
+    if _is_run_id(run):
+        run = run.lower()
+    elif not Path(run).is_file():
         raise UsageError(f"{run}: neither a manifest file nor a run id (64 hex digits)")
 
     from swarmnet import telemetry

@@ -122,7 +122,7 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int) -> Assessment
     trainers = tuple(TrainerLine(r.peer, r.addresses) for r in records if r.trainer)
     finished = bool(stages) and all(any(replica.finished for replica in line.replicas) for line in stages)
     if records:
-        by_stage = (problem for line in stages for problem in _stage_problems(line))
+        by_stage = (problem for line in stages for problem in _stage_problems(line, finished))
         problems = (*_halts(records), *_run_problems(trainers, finished), *by_stage)
     else:
         problems = (_nobody(run),)
@@ -163,10 +163,14 @@ def _halts(records: Sequence[Record]) -> Iterator[Problem]:
 
 def _run_problems(trainers: Sequence[TrainerLine], finished: bool) -> Iterator[Problem]:
     if not trainers and not finished:
-        yield Problem("warning", "no_trainer", "no trainer feeds the run: start one with `swarmnet trainer`")
+        text = (
+            "no trainer feeds the run: peers of stage 0 that hold the data feed it themselves, slowly; start one with "
+            "`swarmnet trainer`"
+        )
+        yield Problem("warning", "no_trainer", text)
 
 
-def _stage_problems(line: StageLine) -> Iterator[Problem]:
+def _stage_problems(line: StageLine, finished: bool) -> Iterator[Problem]:
     stage, replicas = line.stage, line.replicas
     if not replicas:
         text = f"nobody serves stage {stage}, so no step can finish: start a peer with `swarmnet peer --stage {stage}`"
@@ -184,6 +188,8 @@ def _stage_problems(line: StageLine) -> Iterator[Problem]:
     if len({replica.numerics for replica in replicas}) > 1:
         text = f"stage {stage} mixes numerics classes: its replicas agree up to rounding, not bit by bit"
         yield Problem("note", "mixed_numerics", text, stage)
+    if finished:                                     # nothing waits for anybody any more
+        return
     if len(replicas) == 1:
         text = f"stage {stage} has a single replica: if it goes, the run waits; start one more"
         yield Problem("note", "single_replica", text, stage)
@@ -263,7 +269,8 @@ def _show(assessment: Assessment) -> None:
 
     console = Console(soft_wrap=True, highlight=False)
     loss = f", loss {assessment.loss.value:.4f} at step {assessment.loss.step}" if assessment.loss else ""
-    evaluated = f", held-out {assessment.eval_loss.value:.4f}" if assessment.eval_loss else ""
+    held_out = assessment.eval_loss
+    evaluated = f", held-out {held_out.value:.4f} at version {held_out.step}" if held_out else ""
     state = "finished" if assessment.finished else f"version {'?' if (v := assessment.version) is None else v}"
     pace = f", {assessment.tokens_per_second:,.0f} tokens/s" if assessment.tokens_per_second else ""
     console.print(f"run {assessment.run[:12]}: {state}{loss}{evaluated}{pace}", markup=False)

@@ -163,6 +163,11 @@ def test_status_takes_a_file_or_a_run_id(calls, run_or_file: str) -> None:
     assert calls.pop() == ("run_status", run_or_file, (MADDR,), "json")
 
 
+def test_a_run_id_may_be_typed_in_capitals(calls) -> None:
+    assert run(["status", "AB" * 32, "--bootstrap", MADDR]) == 0
+    assert calls.pop() == ("run_status", "ab" * 32, (MADDR,), "table")
+
+
 def test_one_flag_is_one_variable_whatever_the_command() -> None:
     page = (ROOT / "docs/peer-config.md").read_text(encoding="utf-8")
     group = click.Context(swarmnet)

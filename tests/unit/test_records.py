@@ -254,7 +254,8 @@ def test_what_looks_wrong_is_named() -> None:
     assert kinds([]) == [("nobody_seen", None)]
     assert kinds([trainer]) == [("stage_empty", 0)]
     assert kinds([record(0)]) == [("no_trainer", None), ("single_replica", 0)]
-    assert kinds([record(0, finished=True)]) == [("single_replica", 0)]
+    assert kinds([record(0, finished=True)]) == []                  # nothing waits for anybody any more
+    assert kinds([record(0, who=one, finished=True), record(0, who=two)]) == []
     assert kinds([trainer, record(stages=(asleep,))]) == [("stage_not_synced", 0), ("single_replica", 0)]
     assert kinds([trainer, record(0, who=one), record(0, who=two)]) == [("two_replicas", 0)]
     others = [record(0, who=one), record(0, who=two, numerics="cuda")]
