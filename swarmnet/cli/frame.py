@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -65,6 +66,9 @@ def swarmnet(ctx: click.Context) -> None:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's) and return its exit code. Prints errors, raises bugs."""
+    for stream in (sys.stdout, sys.stderr):              # a terminal that cannot show a character shows a "?"
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         code = swarmnet.main(args=None if argv is None else list(argv), prog_name="swarmnet", standalone_mode=False)
         sys.stdout.flush()

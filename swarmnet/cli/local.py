@@ -24,7 +24,7 @@ _IN_MANIFEST = {"stages": "cut.stages", "steps": "training.total_steps", "seed":
 @click.option("--kill", multiple=True, metavar="STAGE@STEP",
               help="SIGKILL a replica of STAGE in the middle of STEP; repeatable.")
 @click.option("--kill-every", type=float, metavar="S", help="SIGKILL some replica every S seconds.")
-@click.option("--oracle", is_flag=True, help="Run one process beside it; print the largest difference in loss.")
+@click.option("--oracle", is_flag=True, help="Then train in one process, too; print the largest difference in loss.")
 @click.option("--trainers", type=int, default=1, show_default=True, help="Trainers.")
 @click.option("--data", default="stdlib", show_default=True, metavar="SOURCE", help="Text or token file, or directory.")
 @click.option("--manifest", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",

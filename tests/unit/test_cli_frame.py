@@ -1,6 +1,7 @@
 """The frame: errors are one line and an exit code, help is complete, nothing leaks."""
 
 import errno
+import io
 
 import click
 import pytest
@@ -102,3 +103,17 @@ def test_bad_command_lines(argv: list[str], line: str, capsys) -> None:
     assert run(argv) == 2
     err = capsys.readouterr().err
     assert line in err and err.startswith("swarmnet: error: ") and err.count("\n") == 1
+
+
+def test_a_terminal_that_knows_ascii_only_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", shown)
+
+    @click.command("peer")
+    def command() -> None:
+        print("loss 5.5 → 3.8, 3 × 2")
+
+    monkeypatch.setattr(frame.Lazy, "get_command", lambda *_: command)
+    assert run(["peer"]) == 0
+    shown.flush()
+    assert shown.buffer.getvalue() == b"loss 5.5 ? 3.8, 3 ? 2\n"
