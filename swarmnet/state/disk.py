@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from swarmnet.ids import RunId
 
-def snapshot_path(directory: Path, stage: int, version: int) -> Path:
-    """Where the snapshot of a stage at a version lies."""
-    return directory / "snapshots" / f"stage-{stage}-step-{version}.safetensors"
+
+def snapshot_path(directory: Path, run: RunId, stage: int, version: int) -> Path:
+    """Where the snapshot of a stage at a version lies: a peer may serve one run after another from its directory."""
+    return directory / "snapshots" / run[:12] / f"stage-{stage}-step-{version}.safetensors"
 
 
 def write_snapshot(path: Path, data: bytes | memoryview) -> None:
