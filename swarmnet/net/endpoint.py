@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from swarmnet.config.peer import PeerConfig
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.schema import Manifest
-from swarmnet.net.address import Address
+from swarmnet.net.announced import announced_at
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.directory import Record
 from swarmnet.net.grpc_options import GrpcConfig
@@ -66,11 +66,11 @@ async def open_endpoint(
 ) -> AsyncGenerator[Endpoint, None]:
     """Take the identity, which nobody else may be meanwhile, and join the DHT. Raises UsageError with what to do."""
     with own_identity(config.dir) as identity:
-        hosts = [Address.parse(address).host for address in config.announce]
+        announced = announced_at(config.announce, identity.peer, port=config.port, dht_port=config.dht_port)
         directory = await DhtDirectory.start(
             identity, run, num_stages=manifest.cut.stages, host=config.host, port=config.dht_port,
             bootstrap=config.bootstrap, state_dir=config.dir,
-            announce=[str(Address.of(host, config.dht_port)) for host in hosts] if config.dht_port else (),
+            announce=[str(address) for address in announced["dht_port"]],
         )
         try:
             def addresses(peer: PeerId) -> Sequence[str]:
@@ -84,7 +84,7 @@ async def open_endpoint(
                 addresses=addresses,
                 host=config.host,
                 port=config.port,
-                announce=hosts,
+                announce=announced["port"],
                 numerics=numerics,
                 config=GrpcConfig(
                     max_payload_bytes=limits.max_payload_mib << 20, max_clock_offset_s=limits.max_clock_offset_s

@@ -39,7 +39,7 @@ class GrpcTransport:
     """`net.transport.Transport` over gRPC.
 
     run: None for somebody who joins and can only ask for a manifest. addresses: where a peer listens (multiaddrs),
-    asked at every dial. announce: hosts to publish instead of the one bound. `service` must be set before `start`.
+    asked at every dial. announce: addresses to publish instead of the one bound. `service` must be set before `start`.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class GrpcTransport:
         service: Service | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
-        announce: Sequence[str] = (),
+        announce: Sequence[Address] = (),
         numerics: str = "",
         config: GrpcConfig = GrpcConfig(),  # noqa: B008
         greeter: Greeter | None = None,
@@ -120,8 +120,8 @@ class GrpcTransport:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Multiaddrs of this peer, after `start`."""
-        hosts = self._announce or (_outbound_host(self._host),)
-        return tuple(str(Address.of(host, self._port, self.peer)) for host in hosts)
+        found = self._announce or (Address.of(_outbound_host(self._host), self._port, self.peer),)
+        return tuple(map(str, found))
 
     def greeting_of(self, peer: PeerId) -> Hello | None:
         """What `peer` said when it greeted us: its numerics class, its minor version."""

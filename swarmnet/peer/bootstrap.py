@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from swarmnet.config.peer import PeerConfig
+from swarmnet.net.announced import announced_at
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.own_dir import own_identity
 from swarmnet.net.stop import stopped_by_signal
@@ -26,9 +27,10 @@ def run_bootstrap(config: PeerConfig) -> int:
 
 async def _serve(config: PeerConfig) -> int:
     with stopped_by_signal() as stop, own_identity(config.dir) as identity, EventLog(config.events) as events:
+        announced = announced_at(config.announce, identity.peer, dht_port=config.dht_port)
         directory = await DhtDirectory.start(
             identity, None, num_stages=0, host=config.host, port=config.dht_port, bootstrap=config.bootstrap,
-            state_dir=config.dir, announce=config.announce,
+            state_dir=config.dir, announce=[str(address) for address in announced["dht_port"]],
         )
         try:
             for address in loopback_last(directory.maddrs):
