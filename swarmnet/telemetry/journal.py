@@ -12,8 +12,8 @@ from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.log import Log
 
 _LEVELS = {
-    **dict.fromkeys(("listening", "complete", "synced", "applied", "evaluated", "evicted", "finished", "stopped", "done",
-                     "resync", "voided"), logging.INFO),
+    **dict.fromkeys(("listening", "complete", "synced", "applied", "evaluated", "evicted", "finished", "stopped",
+                     "done", "resync", "voided"), logging.INFO),
     **dict.fromkeys(("halted", "waiting", "refused", "digest_differs"), logging.WARNING),
 }
 _LONG = frozenset(("contributions", "digest", "chain", "weights_sha256", "incarnation"))
