@@ -169,3 +169,33 @@ def test_purity_can_be_broken(source: str) -> None:
 def test_words_are_found_inside_names() -> None:
     assert words("GrpcServer") & FORBIDDEN and words("io_utils") & FORBIDDEN and words("HTTPServer") & FORBIDDEN
     assert not words("Observer") & FORBIDDEN and not words("scores") & FORBIDDEN
+
+
+LEVELS = frozenset(["debug", "info", "warning", "error", "exception"])
+
+
+def prose(module: str, source: str) -> Iterator[str]:
+    """Log lines that are not an event's name and fields, and loggers that know no fields."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="logging"), attr="getLogger"), args=[ast.Name()]):
+                yield f"{module}:{node.lineno} makes a logger of its own: telemetry.get(__name__)"
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="log"), attr=level), args=args) if level in LEVELS:
+                name = args[0].value if len(args) == 1 and isinstance(args[0], ast.Constant) else None
+                if not (isinstance(name, str) and name.isidentifier()):
+                    yield f"{module}:{node.lineno} logs prose: an event's name, and its facts as keyword arguments"
+
+
+@pytest.mark.parametrize(("line", "wrong"), [
+    ('log.info("peer_gone", peer=peer)', False), ('log.info("peer_gone peer=%s", peer)', True),
+    ('log.info("peer gone")', True), ('log.info(f"gone {peer}")', True), ("logging.getLogger(__name__)", True),
+    ('logging.getLogger("hivemind").setLevel(40)', False),
+])
+def test_prose_is_told_from_events(line: str, wrong: bool) -> None:
+    assert bool(list(prose("m", line))) == wrong
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_logs_are_events_with_fields(path: Path) -> None:
+    if room_of(name_of(path)) != "telemetry":
+        assert not list(prose(name_of(path), path.read_text(encoding="utf-8")))

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 import grpc
 
+from swarmnet import telemetry
 from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, ManifestRequest, Packed, Rejected, Request
@@ -34,7 +34,7 @@ from swarmnet.wire.convert import (
 from swarmnet.wire.convert_calls import Done, GreetFirst, Pulse, Signal, TensorHeader
 from swarmnet.wire.framing import check_declared, payload_messages, read_payload
 
-log = logging.getLogger(__name__)
+log = telemetry.get(__name__)
 
 LINK = "/swarmnet.v1.Control/Link"
 
@@ -98,7 +98,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             while (data := await context.read()) is not grpc.aio.EOF:
                 self._service().on_tell(caller, read_control(data))
         except BadMessage as error:
-            log.warning("bad_control peer=%s error=%s", caller, error)
+            log.warning("bad_control", peer=caller, error=error)
             await context.write(write_answer(Rejected(error.code, error.reason)))
         except Exception:
             await _confess(context, "link", caller)
@@ -121,7 +121,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
                 await self._serve(expected, caller, inbound)
             await inbound.finish()
         except PeerGone as error:
-            log.debug("caller_left peer=%s error=%s", caller, error)
+            log.debug("caller_left", peer=caller, error=error)
 
     async def _serve(self, expected: type, caller: PeerId, inbound: _Inbound) -> None:
         try:
@@ -130,7 +130,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
                 raise BadMessage(RejectCode.MALFORMED, "the request belongs to another method")
             check_declared(declared, max_bytes=self._config.max_payload_bytes)
         except BadMessage as error:
-            log.warning("bad_request peer=%s error=%s", caller, error)
+            log.warning("bad_request", peer=caller, error=error)
             await inbound.answer(Rejected(error.code, error.reason))
             return
         inbound.unread = bool(declared)
@@ -147,10 +147,10 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             async for answer in answers:
                 await inbound.answer(answer)
         except (BadMessage, Refused) as error:
-            log.info("refused peer=%s request=%s error=%s", caller, type(request).__name__, error)
+            log.info("refused", peer=caller, request=type(request).__name__, error=error)
             await inbound.answer_if_there(Rejected(error.code, error.reason))
         except PeerGone as error:
-            log.debug("call_ended peer=%s error=%s", caller, error)
+            log.debug("call_ended", peer=caller, error=error)
         except Exception:
             await _confess(inbound.context, type(request).__name__, caller)
         finally:
@@ -160,7 +160,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 async def _confess(context: grpc.aio.ServicerContext, what: str, caller: PeerId) -> None:
     """A bug of ours costs this call alone: it is logged in full and the caller learns that it was us."""
-    log.exception("service_failed request=%s peer=%s", what, caller)
+    log.exception("service_failed", request=what, peer=caller)
     context.set_code(grpc.StatusCode.INTERNAL)
     context.set_details(SERVICE_FAILED)
 
@@ -214,7 +214,7 @@ class _Inbound:
         try:
             await self.answer(answer)
         except PeerGone as error:
-            log.debug("caller_left peer=%s error=%s", self._caller, error)
+            log.debug("caller_left", peer=self._caller, error=error)
 
     async def finish(self) -> None:
         """After the last answer: a caller that may still be uploading is told to leave, and leaving cancels us here."""

@@ -7,13 +7,13 @@ channels carry calls. All are opened when first used and replaced when they brea
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
 
+from swarmnet import telemetry
 from swarmnet.errors import PeerGone, PeerTimeout, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Rejected
@@ -24,7 +24,7 @@ from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
 from swarmnet.net.tls import Leaf
 from swarmnet.wire.convert import read_hello_reply, write_hello
 
-log = logging.getLogger(__name__)
+log = telemetry.get(__name__)
 
 
 @dataclass(eq=False)
@@ -122,7 +122,7 @@ class Line:
             try:
                 address = Address.parse(text)
             except UsageError as error:
-                log.debug("bad_address peer=%s error=%s", self.peer, error)
+                log.debug("bad_address", peer=self.peer, error=error)
                 continue
             if address.peer in (None, self.peer):
                 found.append(address)
@@ -156,7 +156,7 @@ class Line:
             try:
                 return await self._greet_once(deadline)
             except PeerGone as error:
-                log.debug("greeting_failed peer=%s error=%s", self.peer, error)
+                log.debug("greeting_failed", peer=self.peer, error=error)
         return await self._greet_once(deadline)
 
     async def _greet_once(self, deadline: float) -> Rejected | None:

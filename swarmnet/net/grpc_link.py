@@ -8,12 +8,12 @@ message of the step protocol is re-sent until the state it reports has changed.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections import deque
 
 import grpc
 
+from swarmnet import telemetry
 from swarmnet.errors import PeerGone, SwarmError
 from swarmnet.messages import Accepted, Control, Heartbeat, Prepare, Report
 from swarmnet.net.grpc_callee import LINK
@@ -22,7 +22,7 @@ from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.wire.convert import read_answer, write_control
 from swarmnet.wire.convert_calls import GreetFirst
 
-log = logging.getLogger(__name__)
+log = telemetry.get(__name__)
 
 _PERIODIC = (Heartbeat, Prepare, Report)
 _FIRST_BACKOFF_S = 0.05
@@ -89,13 +89,13 @@ class Link:
         try:
             refusal = await self._line.greet(deadline=deadline)
             if refusal is not None:
-                log.warning("link_refused peer=%s code=%s %s", self._line.peer, refusal.code.value, refusal.reason)
+                log.warning("link_refused", peer=self._line.peer, code=refusal.code.value, reason=refusal.reason)
                 self.outbox.clear()
                 return False
             async with self._line.lane(bulk=False) as lane:
                 return await self._stream(lane)
         except SwarmError as error:
-            log.debug("link_failed peer=%s error=%s", self._line.peer, error)
+            log.debug("link_failed", peer=self._line.peer, error=error)
             return False
 
     async def _stream(self, lane: Lane) -> bool:
@@ -107,7 +107,7 @@ class Link:
             if isinstance(answer, GreetFirst):
                 self._line.greet_again()
             if not isinstance(answer, Accepted):
-                log.debug("link_not_taken peer=%s answer=%s", self._line.peer, answer)
+                log.debug("link_not_taken", peer=self._line.peer, answer=answer)
                 return False
             await self._carry(stream, lane)
             return True
@@ -123,9 +123,9 @@ class Link:
             writer = group.create_task(self._write(stream))
             try:
                 said = await self._line.read(stream, lane)
-                log.info("link_closed peer=%s answer=%s", self._line.peer, read_answer(said)[0] if said else None)
+                log.info("link_closed", peer=self._line.peer, answer=read_answer(said)[0] if said else None)
             except SwarmError as error:
-                log.debug("link_broke peer=%s error=%s", self._line.peer, error)
+                log.debug("link_broke", peer=self._line.peer, error=error)
                 if isinstance(error, PeerGone) and error.definite:
                     self.outbox.clear()
             writer.cancel()

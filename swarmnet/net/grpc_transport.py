@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import logging
 import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from types import TracebackType
 
 import grpc
 
+from swarmnet import telemetry
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Answer, Control, Packed, Request
@@ -32,7 +32,7 @@ from swarmnet.net.traffic import Traffic
 from swarmnet.net.transport import Service
 from swarmnet.wire.convert_calls import Hello
 
-log = logging.getLogger(__name__)
+log = telemetry.get(__name__)
 
 
 class GrpcTransport:
@@ -159,7 +159,7 @@ class GrpcTransport:
         return self.service
 
     def _tell_gone(self, peer: PeerId, definite: bool) -> None:
-        log.info("peer_gone peer=%s definite=%s", peer, definite)
+        log.info("peer_gone", peer=peer, definite=definite)
         self._the_service().on_gone(peer, definite=definite)
 
     def _link_ended(self, peer: PeerId) -> None:
