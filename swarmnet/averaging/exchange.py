@@ -31,6 +31,7 @@ from swarmnet.messages import (
     Running,
     Stamp,
 )
+from swarmnet.net.ask import ask
 from swarmnet.net.transport import Transport
 from swarmnet.stage.engine import Engine
 
@@ -40,7 +41,6 @@ STALL_S = 10.0
 """Silence after which a member asked for a part is asked again."""
 
 _PAUSE_S = 0.05
-
 
 PIECE_ELEMENTS = 1 << 22
 """A part travels in pieces of this many elements, so that no message grows with the model."""
@@ -250,29 +250,17 @@ class Exchange:
                 await asyncio.sleep(_PAUSE_S)
 
     async def _ask(self, peer: PeerId, request: Part) -> PartData:
-        loop = asyncio.get_running_loop()
-        answers = self._transport.call(peer, request, deadline=loop.time() + 3600.0)
-        try:
-            async with contextlib.aclosing(answers):
-                while True:
-                    async with asyncio.timeout(STALL_S):
-                        answer = await anext(answers)
-                    match answer:
-                        case Accepted() | Running():
-                            continue
-                        case Rejected():
-                            raise Refused(answer.code, answer.reason, peer=peer)
-                        case PartData() if len(answer.payload) == 1:
-                            shape = answer.payload[0].shape
-                            if shape != (request.stop - request.start,):
-                                raise BadMessage(RejectCode.BAD_SHAPE, f"part of shape {shape}", peer=peer)
-                            return answer
-                        case _:
-                            raise BadMessage(RejectCode.MALFORMED, "not an answer to Part", peer=peer)
-        except TimeoutError as error:
-            raise PeerTimeout("silent", peer=peer) from error
-        except StopAsyncIteration as error:
-            raise PeerGone("the call ended without an answer", peer=peer) from error
+        answer = await ask(self._transport, peer, request, patience=lambda: STALL_S)
+        match answer:
+            case Rejected():
+                raise Refused(answer.code, answer.reason, peer=peer)
+            case PartData() if len(answer.payload) == 1:
+                shape = answer.payload[0].shape
+                if shape != (request.stop - request.start,):
+                    raise BadMessage(RejectCode.BAD_SHAPE, f"part of shape {shape}", peer=peer)
+                return answer
+            case _:
+                raise BadMessage(RejectCode.MALFORMED, "not an answer to Part", peer=peer)
 
 
 def _check_losses(losses: Losses, contributions: Iterable[tuple[PeerId, Generation, Indexes]]) -> None:

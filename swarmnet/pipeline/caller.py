@@ -7,13 +7,13 @@ It does not know what the answer is for. A retry needs no permission: `Process` 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId
-from swarmnet.messages import Accepted, Answer, Busy, Gradient, MovedTo, Packed, Process, Rejected, Running
+from swarmnet.messages import Busy, Gradient, MovedTo, Packed, Process, Rejected
+from swarmnet.net.ask import ask
 from swarmnet.net.transport import Transport
 from swarmnet.pipeline.router import Pick, Router
 
@@ -22,9 +22,6 @@ _FINAL = frozenset({
     RejectCode.FINISHED,
 })
 """Refusals that no other replica would answer differently."""
-
-_LONG = 3600.0
-"""Deadline of one attempt: hang detection (silence) ends calls, not their length."""
 
 
 @dataclass(slots=True)
@@ -129,30 +126,19 @@ class Caller:
     async def _attempt(
         self, attempt: _Attempt, request: Process, payload: tuple[Packed, ...]
     ) -> Gradient | MovedTo | Busy | Rejected | PeerGone | PeerTimeout | BadMessage:
-        loop = asyncio.get_running_loop()
+        clock = asyncio.get_running_loop().time
         try:
-            async with contextlib.aclosing(
-                self._transport.call(attempt.peer, request, payload, deadline=loop.time() + _LONG)
-            ) as answers:
-                while True:
-                    patience = self._router.patience_s()
-                    try:
-                        async with asyncio.timeout(patience):
-                            answer: Answer = await anext(answers)
-                    except TimeoutError:
-                        return PeerTimeout("silent", peer=attempt.peer, patience_s=round(patience, 2))
-                    attempt.sign_of_life(loop.time())
-                    match answer:
-                        case Accepted() | Running():
-                            continue
-                        case Gradient() | MovedTo() | Busy() | Rejected():
-                            return answer
-                        case _:
-                            return BadMessage(RejectCode.MALFORMED, "not an answer to Process", peer=attempt.peer)
-        except StopAsyncIteration:
-            return PeerGone("the call ended without an answer", peer=attempt.peer)
+            answer = await ask(
+                self._transport, attempt.peer, request, payload, patience=self._router.patience_s,
+                heard=lambda: attempt.sign_of_life(clock()),
+            )
         except (PeerGone, PeerTimeout, BadMessage) as error:
             return error
+        match answer:
+            case Gradient() | MovedTo() | Busy() | Rejected():
+                return answer
+            case _:
+                return BadMessage(RejectCode.MALFORMED, "not an answer to Process", peer=attempt.peer)
 
     def _settle(self, pick: Pick | None) -> None:
         if pick is not None:
@@ -168,13 +154,3 @@ def _retry_at(error: NoReplica) -> float:
     value = error.facts.get("retry_at", 0.0)
     assert isinstance(value, float)
     return value
-
-
-async def last(answers: AsyncIterator[Answer]) -> Answer:
-    """The last answer of a call: the one that carries its result. Raises PeerGone if there is none."""
-    result: Answer | None = None
-    async for answer in answers:
-        result = answer
-    if result is None:
-        raise PeerGone("the call ended without an answer")
-    return result

@@ -7,12 +7,12 @@ executed (gradients). Nothing here is counted.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId
-from swarmnet.messages import Accepted, Answer, Fetch, Fetched, Packed, Rejected, Running
+from swarmnet.messages import Fetch, Fetched, Packed, Rejected
+from swarmnet.net.ask import ask
 from swarmnet.net.transport import Transport
 
 ASK_S = 10.0
@@ -92,25 +92,16 @@ class Sources:
         return None
 
     async def _ask(self, peer: PeerId, request: Fetch) -> Fetched | None:
-        loop = asyncio.get_running_loop()
-        answers = self._transport.call(peer, request, deadline=loop.time() + 3600.0)
         try:
-            async with contextlib.aclosing(answers):
-                while True:
-                    async with asyncio.timeout(ASK_S):
-                        answer: Answer = await anext(answers)
-                    match answer:
-                        case Accepted() | Running():
-                            continue
-                        case Fetched():
-                            if request.kind == "input":
-                                self._check(answer.payload)
-                            return answer
-                        case Rejected(RejectCode.NON_FINITE):
-                            raise Refused(answer.code, answer.reason, peer=peer)
-                        case Rejected():
-                            return None
-                        case _:
-                            raise BadMessage(RejectCode.MALFORMED, "not an answer to Fetch", peer=peer)
-        except (PeerGone, PeerTimeout, BadMessage, TimeoutError, StopAsyncIteration):
+            answer = await ask(self._transport, peer, request, patience=lambda: ASK_S)
+            match answer:
+                case Fetched():
+                    if request.kind == "input":
+                        self._check(answer.payload)
+                    return answer
+                case Rejected(RejectCode.NON_FINITE):
+                    raise Refused(answer.code, answer.reason, peer=peer)
+                case _:                                        # it has none, or what it says is no answer to Fetch
+                    return None
+        except (PeerGone, PeerTimeout, BadMessage):
             return None

@@ -7,12 +7,11 @@ step if they exist (docs/protocol.md, rule 18). It knows no steps; the step mach
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
-from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
+from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import Chain, PeerId
 from swarmnet.messages import (
     Accepted,
@@ -21,10 +20,10 @@ from swarmnet.messages import (
     Finished,
     Packed,
     Rejected,
-    Running,
     Snapshot,
     SnapshotRequest,
 )
+from swarmnet.net.ask import ask
 from swarmnet.net.transport import Transport
 from swarmnet.stage.engine import Engine
 
@@ -91,10 +90,6 @@ class Donor:
                 return self._copy
         return None
 
-    def forget(self) -> None:
-        """Free the copy."""
-        self._copy = None
-
 
 async def _digest(data: bytes | bytearray | memoryview) -> bytes:
     """SHA-256; beside the event loop when it would hold it up."""
@@ -105,25 +100,13 @@ async def _digest(data: bytes | bytearray | memoryview) -> bytes:
 
 async def fetch_snapshot(transport: Transport, donor: PeerId, stage: int) -> Snapshot:
     """Fetch and verify one snapshot. Raises PeerGone, PeerTimeout, Refused, BadMessage."""
-    loop = asyncio.get_running_loop()
-    answers = transport.call(donor, SnapshotRequest(stage), deadline=loop.time() + 3600.0)
-    try:
-        async with contextlib.aclosing(answers):
-            while True:
-                async with asyncio.timeout(STALL_S):
-                    answer = await anext(answers)
-                match answer:
-                    case Accepted() | Running():
-                        continue
-                    case Rejected():
-                        raise Refused(answer.code, answer.reason, peer=donor)
-                    case Snapshot() if len(answer.payload) == 1 and answer.stage == stage:
-                        if await _digest(answer.payload[0].data) != answer.digest:
-                            raise BadMessage(RejectCode.MALFORMED, "the snapshot does not have its digest", peer=donor)
-                        return answer
-                    case _:
-                        raise BadMessage(RejectCode.MALFORMED, "not an answer to SnapshotRequest", peer=donor)
-    except TimeoutError as error:
-        raise PeerTimeout("silent", peer=donor) from error
-    except StopAsyncIteration as error:
-        raise PeerGone("the call ended without an answer", peer=donor) from error
+    answer = await ask(transport, donor, SnapshotRequest(stage), patience=lambda: STALL_S)
+    match answer:
+        case Rejected():
+            raise Refused(answer.code, answer.reason, peer=donor)
+        case Snapshot() if len(answer.payload) == 1 and answer.stage == stage:
+            if await _digest(answer.payload[0].data) != answer.digest:
+                raise BadMessage(RejectCode.MALFORMED, "the snapshot does not have its digest", peer=donor)
+            return answer
+        case _:
+            raise BadMessage(RejectCode.MALFORMED, "not an answer to SnapshotRequest", peer=donor)
