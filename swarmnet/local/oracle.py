@@ -34,7 +34,7 @@ OnStep = Callable[[int, float, int], None]
 class OracleResult:
     """losses: mean loss in nats per token before each update; tokens: per step; weights: after the last one.
 
-    evals: mean held-out loss by version, at the versions the manifest evaluates.
+    evals: mean held-out loss by version, at 0, E, 2E, ... (E = training.eval_every) and the last version.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -170,7 +170,7 @@ def _evaluate(
     manifest: Manifest, module: StageModule, sampler: Sampler, tokens: Tokens, version: int, result: OracleResult
 ) -> None:
     training = manifest.training
-    if not training.eval_every or not version or version % training.eval_every:
+    if not training.eval_every or (version % training.eval_every and version < training.total_steps):
         return
     total, num_tokens = 0.0, 0
     for index in range(training.eval_microbatches):

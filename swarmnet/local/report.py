@@ -74,7 +74,7 @@ def executions_per_index(outcome: Outcome) -> float:
 def summary(outcome: Outcome) -> dict[str, Any]:
     """What summary.json holds."""
     progress, verdict = outcome.progress, outcome.verdict
-    points = progress.points
+    points, evaluated = progress.points, max(progress.evaluations, default=None)
     found: dict[str, Any] = {
         "ok": not outcome.problem,
         "problem": outcome.problem,
@@ -86,7 +86,8 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "steps": len(points),
         "first_loss": points[0].loss if points else None,
         "final_loss": points[-1].loss if points else None,
-        "eval_loss": progress.evaluations[max(progress.evaluations)] if progress.evaluations else None,
+        "eval_step": evaluated,
+        "eval_loss": None if evaluated is None else progress.evaluations[evaluated],
         "tokens": sum(point.tokens for point in points),
         "tokens_per_second": round(progress.tokens_per_second(), 3),
         "seconds": round(outcome.seconds, 3),

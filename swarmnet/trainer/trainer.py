@@ -25,6 +25,8 @@ Tokens = Callable[[int], tuple[Packed, ...]]
 """Number of a microbatch in its stream -> its tokens, (tokens,) int32 [B, T + 1]."""
 
 _PUBLISH_S, _LOOK_S = 2.0, 0.5
+_LAST_EVAL_S = 20.0
+"""How long to wait for the held-out loss of the last version: the run is over, and replicas may leave."""
 
 
 class Trainer:
@@ -60,7 +62,7 @@ class Trainer:
         self._eval_loss: tuple[int, float] | None = None
 
     async def run(self) -> None:
-        """Feed until the last step is done."""
+        """Feed until the last step is done and, if it falls to me, the last version evaluated."""
         total = self._manifest.training.total_steps
         async with asyncio.TaskGroup() as group:
             looking = group.create_task(self._looking())
@@ -70,6 +72,8 @@ class Trainer:
             while self.step < total:
                 await self._feed(self.step)
                 self.step = max(self.step + 1, self._newest_version())
+            if self._to_evaluate(total):
+                await self._evaluate_last(total)
             looking.cancel()
             publishing.cancel()
         self._on_event("done", {"step": total})
@@ -101,8 +105,7 @@ class Trainer:
         """Send my share of the step, a window at a time; an index ends on its loss or on STALE."""
         training = self._manifest.training
         trainers = [peer for peer, record in self._records.items() if record.trainer]
-        due = training.eval_every and step % training.eval_every == 0
-        if due and feeder([*trainers, self.me], step, -1) == self.me:
+        if self._to_evaluate(step):
             await self._evaluate(step)
         mine = my_indexes(self.me, trainers, step, training.microbatches)
         window = asyncio.Semaphore(self._window())
@@ -125,6 +128,23 @@ class Trainer:
                                            "reason": refused.reason})
         finally:
             window.release()
+
+    def _to_evaluate(self, version: int) -> bool:
+        """Versions 0, E, 2E, ... and the last one are measured, each by one trainer."""
+        training = self._manifest.training
+        if not training.eval_every or (version % training.eval_every and version < training.total_steps):
+            return False
+        trainers = [peer for peer, record in self._records.items() if record.trainer]
+        return feeder([*trainers, self.me], version, -1) == self.me
+
+    async def _evaluate_last(self, version: int) -> None:
+        """As `_evaluate`, once, then published at once: there is no next time for either."""
+        try:
+            async with asyncio.timeout(_LAST_EVAL_S):
+                await self._evaluate(version)
+                await self._publish()
+        except TimeoutError:
+            self._on_event("not_evaluated", {"step": version, "reason": f"no answer within {_LAST_EVAL_S:g} s"})
 
     async def _evaluate(self, step: int) -> None:
         """Held-out loss of weights `step`, before this step's own microbatches can move them."""
@@ -187,6 +207,9 @@ class Trainer:
 
     async def _publishing(self) -> None:
         while True:
-            with contextlib.suppress(OSError):
-                await self._directory.publish(replace(self._record(), trainer=True, eval_loss=self._eval_loss))
+            await self._publish()
             await asyncio.sleep(_PUBLISH_S)
+
+    async def _publish(self) -> None:
+        with contextlib.suppress(OSError):
+            await self._directory.publish(replace(self._record(), trainer=True, eval_loss=self._eval_loss))

@@ -78,5 +78,5 @@ def test_modes_agree_up_to_the_grid() -> None:
     exact, plain = (run_oracle(tiny(2, mode=mode), text()) for mode in ("deterministic", "fp32"))
     assert exact.losses[0] == plain.losses[0]
     assert max(abs(a - b) for a, b in zip(exact.losses, plain.losses, strict=True)) <= 1e-4
-    assert exact.evals.keys() == plain.evals.keys() == {10, 20}
-    assert exact.evals[20] < exact.evals[10]
+    assert exact.evals.keys() == plain.evals.keys() == {0, 10, 20}
+    assert exact.evals[20] < exact.evals[10] < exact.evals[0]

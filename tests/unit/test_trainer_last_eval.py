@@ -1,0 +1,95 @@
+"""The held-out loss of a run's last weights: measured once all steps are done, and never waited for in vain."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from swarmnet.errors import PeerGone, RejectCode
+from swarmnet.ids import PeerId, RunId, first_chain
+from swarmnet.manifest.schema import Manifest, Training
+from swarmnet.messages import Accepted, Answer, Control, Gradient, Packed, Process, Rejected, Request
+from swarmnet.net.directory import Record, StageStatus
+from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.trainer.trainer import Trainer
+
+RUN, ME, REPLICA = RunId("00" * 32), PeerId("trainer"), PeerId("replica")
+STEPS = 50
+MANIFEST = Manifest(training=Training(total_steps=STEPS, eval_every=20, eval_microbatches=3))
+TOKENS = (Packed("int32", (1,), b"\0" * 4),)
+
+
+@dataclass
+class Swarm:
+    """A directory of a finished run, and a transport to its one replica. answer: what that says to an evaluation."""
+
+    answer: Callable[[Process], Answer]
+    asked: list[Process] = field(default_factory=list)
+    published: list[Record] = field(default_factory=list)
+
+    async def publish(self, record: Record) -> None:
+        self.published.append(record)
+
+    async def records(self) -> tuple[Record, ...]:
+        status = StageStatus(0, STEPS, first_chain(RUN, 0), synced=True, slots=4)
+        return (Record(RUN, REPLICA, 1, (), (status,)),)
+
+    def tell(self, peer: PeerId, message: Control) -> None:
+        """Nothing is told here."""
+
+    async def call(
+        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
+    ) -> AsyncGenerator[Answer, None]:
+        assert isinstance(request, Process)
+        self.asked.append(request)
+        yield Accepted()
+        yield self.answer(request)
+
+
+def run(swarm: Swarm, manifest: Manifest = MANIFEST) -> tuple[list[tuple[str, dict[str, object]]], float]:
+    """Run a trainer that joins now; its events, and how long it took on virtual time."""
+    events: list[tuple[str, dict[str, object]]] = []
+    trainer = Trainer(
+        ME, manifest, transport=swarm, directory=swarm, record=lambda: Record(RUN, ME, 2, (), ()),
+        tokens=lambda number: TOKENS, eval_tokens=lambda number: TOKENS,
+        on_event=lambda event, fields: events.append((event, fields)),
+    )
+    loop = VirtualLoop()
+    try:
+        loop.run_until_complete(trainer.run())
+        return events, loop.time()
+    finally:
+        loop.close()
+
+
+def test_the_last_weights_are_measured_and_published() -> None:
+    swarm = Swarm(lambda request: Gradient(2.0 + request.index, 2))
+    events, _ = run(swarm)
+    assert {(request.step, request.purpose) for request in swarm.asked} == {(STEPS, "eval")}
+    assert sorted(request.index for request in swarm.asked) == [0, 1, 2]
+    assert events == [("evaluated", {"step": STEPS, "loss": 1.5, "num_tokens": 6}), ("done", {"step": STEPS})]
+    assert swarm.published[-1].eval_loss == (STEPS, 1.5) and swarm.published[-1].trainer
+
+
+def test_a_manifest_without_evaluations_has_none() -> None:
+    training = MANIFEST.training.model_copy(update={"eval_every": 0})
+    swarm = Swarm(lambda request: Gradient(1.0, 1))
+    assert run(swarm, MANIFEST.model_copy(update={"training": training}))[0] == [("done", {"step": STEPS})]
+    assert not swarm.asked
+
+
+@pytest.mark.parametrize("code", [RejectCode.FINISHED, RejectCode.STALE])
+def test_a_refusal_is_an_answer(code: RejectCode) -> None:
+    events, seconds = run(Swarm(lambda request: Rejected(code, "no")))
+    assert [event for event, _ in events] == ["done"] and seconds < 1
+
+
+def test_nobody_left_to_ask_ends_the_wait() -> None:
+    def gone(request: Process) -> Answer:
+        raise PeerGone("refused", definite=True)
+
+    events, seconds = run(Swarm(gone))
+    assert [event for event, _ in events if event != "rerouted"] == ["not_evaluated", "done"]
+    assert seconds == pytest.approx(20, abs=1)
