@@ -80,7 +80,7 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """To replicas of my stage, of the neighbour stages, and to trainers: where I stand and which commits I know.
+    """To replicas of my stage and of the neighbour stages: where I stand and which commits I know.
 
     commits: of step `stamp.step` (= my version), as far as known. last_commits: all P of the step before; only sent
     to a peer that is known to be behind.
