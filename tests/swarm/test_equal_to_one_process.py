@@ -75,7 +75,7 @@ def test_the_curve_is_one_process_s_curve(finished: Finished) -> None:
     else:
         assert max(abs(a - b) for a, b in zip(finished.losses, oracle.losses, strict=True)) <= 1e-5
     checked = 0
-    for path in sorted(finished.directory.glob("peers/*/snapshots/*-step-20.safetensors")):
+    for path in sorted(finished.directory.glob("peers/*/snapshots/*/*-step-20.safetensors")):
         for name, value in load_file(path).items():
             weight = oracle.weights.get(name.removeprefix("weights."))
             if weight is None:
