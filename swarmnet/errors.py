@@ -1,10 +1,12 @@
-"""Every error swarmnet raises on purpose. The class answers "retry?" and "whose fault?"; facts are keyword arguments.
+"""Every error swarmnet raises on purpose. The class says what happened; facts are keyword arguments.
+
+Whether to try again is the caller's decision, which knows what it asked for.
 
 SwarmError
 ├── UsageError          the person at the keyboard: what, where, what to do (exit code 2)
-├── NoReplica           nobody alive serves the stage                            retry
-├── PeerTimeout         a peer said nothing for too long                         retry
-├── PeerGone            the connection was refused or broke                      retry
+├── NoReplica           nobody alive serves the stage
+├── PeerTimeout         a peer said nothing for too long
+├── PeerGone            the connection was refused or broke
 ├── Refused             the other side answered `Rejected(code, reason)`
 ├── BadMessage          what a peer sent is malformed, oversized or non-finite
 └── Overflow            a fixed-point sum would leave int64
@@ -13,22 +15,10 @@ SwarmError
 from __future__ import annotations
 
 import enum
-from typing import ClassVar
-
-
-class Blame(enum.Enum):
-    """Whose fault an error is: only THEM costs the other peer anything."""
-
-    US = "us"
-    THEM = "them"
-    NOBODY = "nobody"
 
 
 class SwarmError(Exception):
     """Base of all named errors."""
-
-    retry: ClassVar[bool] = False
-    blame: ClassVar[Blame] = Blame.US
 
     def __init__(self, message: str = "", **facts: object) -> None:
         shown = " ".join(f"{key}={value!r}" for key, value in facts.items())
@@ -44,19 +34,13 @@ class UsageError(SwarmError):
 class NoReplica(SwarmError):
     """No live, unbanned replica of a stage is known."""
 
-    retry, blame = True, Blame.NOBODY
-
 
 class PeerTimeout(SwarmError):
     """A peer let a deadline pass."""
 
-    retry, blame = True, Blame.THEM
-
 
 class PeerGone(SwarmError):
     """A connection was refused or broke. `definite` facts (refused: nobody listens there) prove death."""
-
-    retry, blame = True, Blame.NOBODY
 
     def __init__(self, message: str = "", *, definite: bool = False, **facts: object) -> None:
         super().__init__(message, definite=definite, **facts)
@@ -67,7 +51,6 @@ class RejectCode(enum.Enum):
     """Why a call was refused; one word on the wire."""
 
     STALE = "stale"                        # the step is already applied
-    FORK = "fork"                          # same stage and version, other chain
     WRONG_RUN = "wrong_run"
     WRONG_VERSION = "wrong_version"        # protocol major version
     NOT_SERVED = "not_served"              # this peer does not serve that stage (any more)
@@ -85,8 +68,6 @@ class RejectCode(enum.Enum):
 class Refused(SwarmError):
     """The other side answered `Rejected`."""
 
-    blame = Blame.NOBODY
-
     def __init__(self, code: RejectCode, reason: str = "", **facts: object) -> None:
         super().__init__(reason, code=code.value, **facts)
         self.code, self.reason = code, reason
@@ -94,8 +75,6 @@ class Refused(SwarmError):
 
 class BadMessage(SwarmError):
     """A peer sent something malformed. The request is dropped and answered with `code`; the peer is scored down."""
-
-    blame = Blame.THEM
 
     def __init__(self, code: RejectCode, reason: str, **facts: object) -> None:
         super().__init__(reason, code=code.value, **facts)
