@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from swarmnet.peer.payload import InputCheck
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.execution import Execution, Limits
 from swarmnet.pipeline.patience import Patience
+from swarmnet.pipeline.relay import Spawn
 from swarmnet.pipeline.router import Router
 from swarmnet.pipeline.sources import Sources
 from swarmnet.stage.engine import Engine
@@ -43,7 +44,7 @@ class Surroundings:
     manifest: Manifest
     transport: Transport
     listener: Listener
-    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    spawn: Spawn
     holders: Callable[[], Sequence[PeerId]]
     tokens: Callable[[int, int], tuple[Packed, ...] | None]
 

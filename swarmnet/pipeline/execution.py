@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from swarmnet.errors import BadMessage, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
@@ -29,6 +29,7 @@ from swarmnet.messages import (
 from swarmnet.net.transport import ReadPayload
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.memo import Memo
+from swarmnet.pipeline.relay import Spawn
 from swarmnet.pipeline.sources import Sources
 from swarmnet.pipeline.uncounted import Uncounted
 from swarmnet.pipeline.work import Slots, Work
@@ -60,10 +61,10 @@ class Limits:
     """slots: microbatches in flight. running_s: pause between signs of life to callers, and how long a call that is
     ahead of us may wait. wait_s: how long finished work waits for the keeper's word before its stash is dropped."""
 
-    slots: int = 4
-    running_s: float = 0.5
-    wait_s: float = 6.0
-    memo_bytes: int = 1 << 30
+    slots: int
+    running_s: float
+    wait_s: float
+    memo_bytes: int
 
     @property
     def door_s(self) -> float:
@@ -86,7 +87,7 @@ class Execution:
         sources: Sources,
         check: Callable[[tuple[Packed, ...]], None],
         limits: Limits,
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        spawn: Spawn,
     ) -> None:
         self.stage, self.num_stages = stage, num_stages
         self.engine, self._claims, self._caller, self._sources = engine, claims, caller, sources

@@ -11,13 +11,14 @@ from swarmnet.messages import Running
 
 T = TypeVar("T")
 
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+"""Starts a task that somebody owns."""
+
 
 class Relay(Generic[T]):
     """A coroutine in a task of its own; iterate `signs`, then take the `result`."""
 
-    def __init__(
-        self, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]], work: Coroutine[Any, Any, T]
-    ) -> None:
+    def __init__(self, spawn: Spawn, work: Coroutine[Any, Any, T]) -> None:
         self._outcome: asyncio.Future[tuple[T | None, SwarmError | None]] = (
             asyncio.get_running_loop().create_future()
         )

@@ -5,17 +5,15 @@ Rule 6 of docs/protocol.md. The step is the caller's concern: everything here is
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
-from typing import Any
 
 from swarmnet.errors import RejectCode
 from swarmnet.messages import Accepted, Answer, Fetch, Fetched, Gradient, Packed, Process, Rejected
 from swarmnet.net.transport import ReadPayload
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.memo import Memo
-from swarmnet.pipeline.relay import Relay
+from swarmnet.pipeline.relay import Relay, Spawn
 from swarmnet.pipeline.sources import Sources
 from swarmnet.pipeline.work import Slots
 from swarmnet.stage.engine import Engine
@@ -33,7 +31,7 @@ class Uncounted:
         caller: Caller | None,
         sources: Sources,
         check: Callable[[tuple[Packed, ...]], None],
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        spawn: Spawn,
         running_s: float,
     ) -> None:
         self._stage, self._engine, self._memo = stage, engine, memo
