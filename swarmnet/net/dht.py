@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,7 +57,6 @@ class DhtDirectory:
         self._mine: Record | None = None
         self._expiry_ms = 0
         self._publish_again_at = 0.0
-        self._watchers: list[Callable[[tuple[Record, ...]], None]] = []
         self._rng = random.Random()
         self._node: Node
 
@@ -120,10 +119,6 @@ class DhtDirectory:
     def known(self) -> tuple[Record, ...]:
         """As `records`, from memory alone."""
         return tuple(found.record for found in self._table.fresh(now=time.time()))
-
-    def watch(self, callback: Callable[[tuple[Record, ...]], None]) -> None:
-        """Call back from `run` with all records whenever they changed."""
-        self._watchers.append(callback)
 
     async def run(self) -> None:
         """Renew, refresh, remember, re-join; until cancelled."""
@@ -210,7 +205,7 @@ class DhtDirectory:
 
     async def _look_around(self) -> None:
         """Refresh; while alone, try everybody remembered, with back-off; else greet one stranger (heals partitions)."""
-        period, alone_s, before = self._ttl_s / 3, REJOIN_MIN_S, self.known()
+        period, alone_s = self._ttl_s / 3, REJOIN_MIN_S
         while True:
             alone = not self._node.neighbours()
             alone_s = min(alone_s * 2, period) if alone else REJOIN_MIN_S
@@ -226,10 +221,6 @@ class DhtDirectory:
                 await self.records()
             self._known.met(await self._node.neighbour_addresses())
             self._remember()
-            if (now_known := self.known()) != before:
-                before = now_known
-                for callback in self._watchers:
-                    callback(now_known)
 
     async def _reopen(self) -> None:
         """Replace a node whose daemon died, at the same port."""

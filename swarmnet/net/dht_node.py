@@ -45,12 +45,11 @@ class NobodyAnswered(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """A node that answered when we joined. clock_ahead_s: its clock against ours. reaches_us: it could call back."""
+    """A node that answered when we joined. clock_ahead_s: its clock against ours."""
 
     peer: PeerId
     address: str
     clock_ahead_s: float
-    reaches_us: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,7 @@ class Node:
             return
         self._dht.blacklist.register_success(peer)
         await protocol.update_routing_table(node_id, peer, responded=True)
-        met.append(Met(named, address, answer.dht_time - (asked + time.time()) / 2, answer.available))
+        met.append(Met(named, address, answer.dht_time - (asked + time.time()) / 2))
 
     async def lookup_near_us(self) -> None:
         """Fill the routing table around our own id."""

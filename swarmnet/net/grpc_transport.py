@@ -30,7 +30,6 @@ from swarmnet.net.identity import Identity
 from swarmnet.net.tls import Admission, Leaf
 from swarmnet.net.traffic import Traffic
 from swarmnet.net.transport import Service
-from swarmnet.wire.convert_calls import Hello
 
 log = telemetry.get(__name__)
 
@@ -122,10 +121,6 @@ class GrpcTransport:
         """Multiaddrs of this peer, after `start`."""
         found = self._announce or (Address.of(_outbound_host(self._host), self._port, self.peer),)
         return tuple(map(str, found))
-
-    def greeting_of(self, peer: PeerId) -> Hello | None:
-        """What `peer` said when it greeted us: its numerics class, its minor version."""
-        return self._greeted.get(peer)
 
     # ------------------------------------------------------------ Transport
 

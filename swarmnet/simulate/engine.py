@@ -82,7 +82,6 @@ class Device:
 
     def __init__(self, forward_s: float) -> None:
         self.forward_s = forward_s
-        self.busy_s = 0.0
         self._line: list[tuple[tuple[int, ...], int, asyncio.Future[None]]] = []
         self._tickets = itertools.count()
         self._running = False
@@ -101,7 +100,6 @@ class Device:
         self._running = True
         try:
             await asyncio.sleep(seconds)
-            self.busy_s += seconds
         finally:
             self._next()
 
@@ -127,7 +125,6 @@ class SimulatedEngine:
         self._poison = poison
         self.weights, self.version = 0, 0
         self.added: list[int] = []
-        self.live_stashes = 0
         self._voids = 0
         self._sum = [0] * NUM_ELEMENTS
         self._buffer = [0] * NUM_ELEMENTS

@@ -206,20 +206,6 @@ def test_a_record_is_renewed_while_its_peer_runs_and_expires_after() -> None:
     asyncio.run(story())
 
 
-def test_a_watcher_hears_of_changes() -> None:
-    async def story() -> None:
-        async with swarm() as nodes:
-            _, reader = await nodes.start(ttl_s=0.6)
-            who, writer = await nodes.start()
-            heard: asyncio.Queue[tuple[Record, ...]] = asyncio.Queue()
-            reader.watch(heard.put_nowait)
-            async with running(reader), asyncio.timeout(PATIENCE_S):
-                await writer.publish(record(who, 1))
-                assert [found.peer for found in await heard.get()] == [who.peer]
-
-    asyncio.run(story())
-
-
 # ---------------------------------------------------------------- attacks
 
 

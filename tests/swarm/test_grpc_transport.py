@@ -171,9 +171,9 @@ def test_minor_versions_work_together_and_numerics_are_announced() -> None:
         async with a, b:
             book |= {b.peer: b.addresses}
             assert [answer async for answer in a.call(b.peer, FETCH, deadline=in_s(10))] == [Fetched()]
-            hello = b.greeting_of(a.peer)
+            hello = b._greeted.get(a.peer)
             assert hello is not None and (hello.minor, hello.numerics) == (7, "cpu/test")
-            assert a.greeting_of(b.peer) is None
+            assert a._greeted.get(b.peer) is None
 
     asyncio.run(main())
 
