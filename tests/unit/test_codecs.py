@@ -249,7 +249,7 @@ def test_bytes_no_int8_encoder_writes_are_refused(offset, byte, code):
 
 
 @settings(deadline=None)
-@given(st.sampled_from((*codecs.NAMES, "nf4")), st.lists(st.integers(-1, 40), max_size=3).map(tuple), st.data())
+@given(st.sampled_from((*codecs.NAMES, "nf4")), st.lists(st.integers(-1, 9), max_size=3).map(tuple), st.data())
 def test_any_bytes_decode_to_finite_numbers_or_are_refused(name, shape, data):
     try:
         right = codecs.encoded_bytes(name, shape)
