@@ -32,13 +32,14 @@ _IN_MANIFEST = {"stages": "cut.stages", "steps": "training.total_steps", "seed":
 @click.option("--numerics", type=click.Choice(["deterministic", "fp32"]), help="How gradients are summed.")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", allow_from_autoenv=False,
               help="Change a field of the manifest, such as training.microbatches=16; repeatable.")
-@click.option("--slots", type=int, default=4, show_default=True, help="Microbatches in flight per peer.")
+@click.option("--slots", type=int, metavar="N", help="Microbatches in flight per peer.  [4]")
 @click.option("--log-level", type=LEVELS, default="warning", show_default=True, help="The least to log.")
 @click.pass_context
 def command(
     ctx: click.Context, /, stages: int, replicas: int, steps: int, seed: int, out: Path | None, kill: tuple[str, ...],
     kill_every: float | None, oracle: bool, trainers: int, data: str, manifest: Path | None,
-    numerics: Literal["deterministic", "fp32"] | None, assignments: tuple[str, ...], slots: int, log_level: str,
+    numerics: Literal["deterministic", "fp32"] | None, assignments: tuple[str, ...], slots: int | None,
+    log_level: str,
 ) -> int:
     """Train a small model in a swarm of real processes on this machine.
 

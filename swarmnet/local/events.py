@@ -95,13 +95,6 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
-    """The child says good-bye."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Halted:
     """The run cannot go on."""
 
@@ -115,7 +108,7 @@ class Noted:
     kind: str
 
 
-Event = Listening | Synced | Committed | Applied | Rerouted | Executed | Evaluated | Finished | Stopped | Halted | Noted
+Event = Listening | Synced | Committed | Applied | Rerouted | Executed | Evaluated | Finished | Halted | Noted
 
 
 def _committed(record: Mapping[str, Any]) -> Committed:
@@ -137,7 +130,6 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any]], Event]] = {
     "evaluated": lambda r: Evaluated(r["step"], float(r["loss"]), r["num_tokens"]),
     "halted": lambda r: Halted(str(r["reason"])),
     "finished": lambda r: Finished(r["stage"], r["version"], r["weights_sha256"]),
-    "stopped": lambda r: Stopped(str(r.get("reason", ""))),
 }
 
 

@@ -28,7 +28,8 @@ class LocalOptions:
     stages, steps, seed, data, numerics describe a manifest built on the spot; with `manifest` the file says them.
     out: directory of the results, ./runs/local-<seed>-<timestamp> if None. kill: "STAGE@STEP" each. kill_every:
     seconds between two kills anywhere. set: manifest overrides "section.key=value". slots: microbatches one replica
-    works on at once. numerics: None means deterministic for models under 50M parameters, else fp32.
+    works on at once, None for what a peer does by default. numerics: None means deterministic for models under 50M
+    parameters, else fp32.
     """
 
     stages: int = 3
@@ -44,13 +45,14 @@ class LocalOptions:
     manifest: Path | None = None
     numerics: Literal["deterministic", "fp32"] | None = None
     set: tuple[str, ...] = ()
-    slots: int = 4
+    slots: int | None = None
     log_level: str = "warning"
 
     def __post_init__(self) -> None:
         for name in ("stages", "replicas", "steps", "trainers", "slots"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name} must be at least 1, got {getattr(self, name)}")
+            value: int | None = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"--{name} must be at least 1, got {value}")
         if self.kill_every is not None and not self.kill_every > 0:
             raise UsageError(f"--kill-every must be more than 0 seconds, got {self.kill_every}")
         if self.numerics not in (None, "deterministic", "fp32"):

@@ -20,7 +20,7 @@ from swarmnet.telemetry.events import EventReader
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What one start of a child is told. stage None: a trainer."""
+    """What one start of a child is told. stage None: a trainer. slots None: as many as a peer has by default."""
 
     name: str
     stage: int | None
@@ -28,7 +28,7 @@ class ChildSpec:
     directory: Path
     events: Path
     bootstrap: tuple[str, ...]
-    slots: int
+    slots: int | None
     log_level: str
 
 
@@ -38,8 +38,8 @@ ChildCommand = Callable[[ChildSpec], Sequence[str]]
 
 def swarmnet_command(spec: ChildSpec) -> list[str]:
     """The real thing: `-m swarmnet peer|trainer ...`. Peers compute on the CPU, as the single process beside them."""
-    role = ["trainer"] if spec.stage is None else [
-        "peer", "--stage", str(spec.stage), "--slots", str(spec.slots), "--device", "cpu"]
+    slots = () if spec.slots is None else ("--slots", str(spec.slots))
+    role = ["trainer"] if spec.stage is None else ["peer", "--stage", str(spec.stage), "--device", "cpu", *slots]
     return [
         "-m", "swarmnet", *role, "--manifest", str(spec.manifest), "--dir", str(spec.directory),
         "--events", str(spec.events), "--host", "127.0.0.1", "--port", "0", "--dht-port", "0",

@@ -125,7 +125,7 @@ def _beside(outcome: Outcome, prepared: Prepared, layout: Layout, *, kit: Kit, s
     """The outcome with the single process's curve beside it. It runs now, when the swarm has left the machine."""
     console.print("the same manifest in one process, after the swarm ...", highlight=False)
     directory = layout.out / "oracle"
-    spec = ChildSpec(name="oracle", stage=None, manifest=prepared.path, directory=directory, slots=0, bootstrap=(),
+    spec = ChildSpec(name="oracle", stage=None, manifest=prepared.path, directory=directory, slots=None, bootstrap=(),
                      events=directory / "events.jsonl", log_level=layout.log_level)
     try:
         child = Child(spec, kit.oracle(spec), EventReader(spec.events), starter)

@@ -43,8 +43,8 @@ class Layout:
     manifest: Path
     replicas: dict[str, int]            # name -> stage
     trainers: tuple[str, ...]
-    slots: int = 4
-    log_level: str = "warning"
+    slots: int | None                   # None: what a peer has by default
+    log_level: str
 
 
 class Interrupt:

@@ -268,6 +268,7 @@ def test_what_children_are_told(tmp_path: Path) -> None:
     spec = ChildSpec("s1-r0", 1, tmp_path / "run.toml", tmp_path / "d", tmp_path / "e", ("/a", "/b"), 4, "warning")
     argv = swarmnet_command(spec)
     assert argv[:5] == ["-m", "swarmnet", "peer", "--stage", "1"]
+    assert argv[argv.index("--slots") + 1] == "4" and "--slots" not in swarmnet_command(replace(spec, slots=None))
     assert argv[-4:] == ["--bootstrap", "/a", "--bootstrap", "/b"]
     assert child_environment({"SWARMNET_PORT": "1", "HOME": "/h", "OMP_NUM_THREADS": "8"}) == \
         {"HOME": "/h", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
@@ -280,7 +281,7 @@ def test_the_real_oracle_child_writes_its_curve(tmp_path: Path) -> None:
             "model.num_kv_heads=1", "training.microbatches=2", "training.sequence_length=8", "training.eval_every=0")
     options = LocalOptions(steps=3, data=str(tmp_path / "text.txt"), set=tiny)
     prepared = real_prepare(options, tmp_path / "out")
-    spec = ChildSpec("oracle", None, prepared.path, tmp_path, tmp_path / "events.jsonl", (), 0, "warning")
+    spec = ChildSpec("oracle", None, prepared.path, tmp_path, tmp_path / "events.jsonl", (), None, "warning")
     done = subprocess.run([sys.executable, *oracle_command(spec)], env=child_environment(os.environ),
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

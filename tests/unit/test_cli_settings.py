@@ -168,6 +168,19 @@ def test_a_run_id_may_be_typed_in_capitals(calls) -> None:
     assert calls.pop() == ("run_status", "ab" * 32, (MADDR,), "table")
 
 
+@pytest.mark.parametrize("command", ["peer", "local"])
+def test_the_slots_that_help_names_are_the_peer_configs(calls, capsys, command: str) -> None:
+    assert run([command, "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"--slots N Microbatches in flight per {'stage' if command == 'peer' else 'peer'}. [{PeerConfig().slots}]" \
+        in said
+
+
+def test_local_leaves_the_slots_to_the_peers(calls) -> None:
+    assert run(["local"]) == 0
+    assert calls.pop()[1].slots is None
+
+
 def test_one_flag_is_one_variable_whatever_the_command() -> None:
     page = (ROOT / "docs/peer-config.md").read_text(encoding="utf-8")
     group = click.Context(swarmnet)
