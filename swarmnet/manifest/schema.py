@@ -70,12 +70,21 @@ class Training(Table):
 
     seed: Count = Field(default=0, description="of the initial weights and of the order of the data")
     total_steps: Positive = Field(default=60, description="the run ends here")
-    microbatches: Positive = Field(default=8, description="per step, over the whole swarm")
+    microbatches: Annotated[int, Field(ge=1, le=16384)] = Field(
+        default=8, description="per step, over the whole swarm; at most 16384"
+    )
     microbatch_size: Positive = Field(default=4, description="sequences per microbatch")
     sequence_length: Positive = Field(default=64, description="tokens per sequence")
     eval_every: Count = Field(default=20, description="steps between held-out evaluations; 0: never")
     eval_microbatches: Positive = Field(default=2, description="microbatches of one evaluation")
-    max_void: Count = Field(default=1, description="non-finite microbatches tolerated in one step; more stop the run")
+    max_void: Count = Field(default=0, description="non-finite microbatches tolerated in one step; more stop the run")
+
+    @model_validator(mode="after")
+    def _something_counts(self) -> Training:
+        if self.max_void >= self.microbatches:
+            raise ValueError(f"max_void = {self.max_void} must be below microbatches = {self.microbatches}")
+        return self
+
 
 
 class Optimizer(Table):

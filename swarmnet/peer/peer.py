@@ -114,7 +114,17 @@ class Peer:
         """See Service.on_tell."""
         if caller != self.me and caller not in self.records:
             self._look.set()
-        self._dispatch(caller, message)
+        if isinstance(message, Heartbeat) or self._takes_part(caller):
+            self._dispatch(caller, message)
+
+    def _takes_part(self, caller: PeerId) -> bool:
+        """Does the caller serve a stage, by its own heartbeats or its record? Nobody else has a say in a step."""
+        if caller == self.me:
+            return True
+        record = self.records.get(caller)
+        return bool(record and record.stages) or any(
+            caller in replica.member.view.everyone() for replica in self.replicas.values()
+        )
 
     async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
         """See Service.on_call."""

@@ -30,7 +30,8 @@ from swarmnet.pipeline.sources import Sources
 from swarmnet.stage.engine import Engine
 from swarmnet.state.handover import Cut, Donor, fetch_snapshot
 from swarmnet.step.driver import Listener, StepDriver
-from swarmnet.step.member import Member, Shape
+from swarmnet.step.gate import Shape
+from swarmnet.step.member import Member
 from swarmnet.step.view import Timers
 
 

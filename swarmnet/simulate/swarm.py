@@ -46,7 +46,7 @@ class Plan:
     forward_s: float = 0.02
     data_at_peers: bool = True
     eval_every: int = 0
-    max_void: int = 1
+    max_void: int = 0
     poison: frozenset[tuple[int, int, int]] = frozenset()
     links: Links = field(default_factory=Links)
     protocol: Protocol = field(default_factory=Protocol)

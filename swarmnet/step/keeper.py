@@ -29,6 +29,9 @@ from swarmnet.step.actions import Action, Broadcast, Note, Send
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.view import View
 
+_ORDERS_PER_MEMBER = 8
+"""Orders under way at a time: a step that nobody feeds is executed bit by bit."""
+
 
 class Keeper:
     """One term of office. Discard it when a higher ballot is promised or the step is over.
@@ -274,22 +277,29 @@ class Keeper:
         What an evicted owner leaves behind is ordered at once, the rest only when nothing has flowed for a while.
         """
         stagnant = now - self._flow_at > self._idle_s
+        if not stagnant and not self.ledger.freed:
+            return []
         actions: list[Action] = []
         members = sorted(self.members)
         load = {peer: len(self.ledger.of(peer)) for peer in members}
-        for index in self.ledger.free():
-            if index not in self.ledger.freed and not stagnant:
+        patience_s = max(self._idle_s, self.view.timers.suspect_s)
+        free = self.ledger.free()
+        waiting = {index for index in free if now - self._ordered.get(index, -1e9) <= patience_s}
+        room = _ORDERS_PER_MEMBER * len(members) - len(waiting)
+        for index in free:
+            if index in waiting or (index not in self.ledger.freed and not stagnant):
                 continue
-            if now - self._ordered.get(index, -1e9) <= max(self._idle_s, self.view.timers.suspect_s):
-                continue
+            if len(actions) >= 2 * room:  # an order and its note
+                break
             first = index not in self._ordered
             self._ordered[index] = now
             failed = self._non_finite.get(index, set())
             peer = min(members, key=lambda p: (p in failed, load[p], p))
             load[peer] += 1
             actions.append(Send(peer, Execute(self.stamp, self.ballot, index)))
-            if first:
-                actions.append(Note("ordered", {"index": index, "peer": peer, "step": self.stamp.step}))
+            actions.append(Note("ordered" if first else "ordered_again", {
+                "index": index, "peer": peer, "step": self.stamp.step,
+            }))
         return actions
 
     def _void_non_finite(self) -> list[Action]:

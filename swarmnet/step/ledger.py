@@ -20,15 +20,16 @@ class Ledger:
         self.closed: set[Owner] = set()
         self.voided: set[int] = set()
         self.freed: set[int] = set()
+        self._free = set(range(num_indexes))
 
     @property
     def complete(self) -> bool:
         """Every index has an owner, or is left out on purpose."""
-        return all(owner is not None or index in self.voided for index, owner in enumerate(self.owners))
+        return not self._free
 
     def free(self) -> list[int]:
         """Indexes nobody owns, though somebody should."""
-        return [index for index, owner in enumerate(self.owners) if owner is None and index not in self.voided]
+        return sorted(self._free)
 
     def of(self, peer: PeerId) -> list[int]:
         """Indexes a peer owns, under any generation."""
@@ -40,6 +41,7 @@ class Ledger:
         if held is None:
             self.owners[index] = held = owner
             self.freed.discard(index)
+            self._free.discard(index)
         return held
 
     def overlaps(self, peer: PeerId, indexes: Indexes) -> bool:
@@ -51,27 +53,28 @@ class Ledger:
         for index in indexes:
             self.owners[index] = owner
             self.freed.discard(index)
+            self._free.discard(index)
 
     def evict(self, owner: Owner) -> None:
         """Close a generation: its entries are free again and it never owns anything more."""
         self.closed.add(owner)
         for index, held in enumerate(self.owners):
             if held == owner:
-                self.owners[index] = None
-                self.freed.add(index)
+                self._lose(index)
 
     def release(self, owner: Owner, indexes: Indexes) -> bool:
         """Free what `owner` says it does not hold. True if anything changed."""
         mine = [index for index in indexes if index < len(self.owners) and self.owners[index] == owner]
         for index in mine:
-            self.owners[index] = None
-            self.freed.add(index)
+            self._lose(index)
         return bool(mine)
 
     def void(self, index: int) -> bool:
         """Leave an index out: its gradient is not finite. False if somebody owns it (and so found it finite)."""
         if self.owners[index] is None:
             self.voided.add(index)
+            self._free.discard(index)
+            self.freed.discard(index)
         return index in self.voided
 
     def contributions(self) -> tuple[tuple[PeerId, Generation, Indexes], ...]:
@@ -81,3 +84,8 @@ class Ledger:
             if owner is not None:
                 sets.setdefault(owner, set()).add(index)
         return tuple((peer, generation, frozenset(sets[peer, generation])) for peer, generation in sorted(sets))
+
+    def _lose(self, index: int) -> None:
+        self.owners[index] = None
+        self.freed.add(index)
+        self._free.add(index)

@@ -7,8 +7,6 @@ knows nothing of tensors: the driver tells it what compute has done.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId, next_chain
 from swarmnet.messages import (
     NONE,
@@ -32,19 +30,9 @@ from swarmnet.messages import (
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action, Broadcast, Note, Send
 from swarmnet.step.barrier import Barrier, evidence
+from swarmnet.step.gate import Shape, refusal
 from swarmnet.step.keeper import Keeper
 from swarmnet.step.view import Timers, View
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What of the manifest the machine needs."""
-
-    num_stages: int
-    num_microbatches: int
-    total_steps: int
-    keeper_term_steps: int = 16
-    max_void: int = 0
 
 
 class Member:
@@ -224,15 +212,22 @@ class Member:
     # ------------------------------------------------------------ events from others
 
     def receive(self, peer: PeerId, message: Control, *, now: float) -> list[Action]:
-        """Any message of the step protocol. Wrong step, stage or chain: without effect."""
+        """Any message of the step protocol. Wrong step, stage or chain: without effect.
+
+        What cannot be true in this run is dropped (`gate`); only replicas of my stage have a say in it.
+        """
+        reason = refusal(peer, message, self.shape, self.promised)
+        if reason is not None:
+            return [Note("refused_message", {"peer": peer, "kind": type(message).__name__, "reason": reason})]
         if isinstance(message, Heartbeat):
             return self._on_heartbeat(peer, message, now)
         self.view.touch(peer, now=now)
         if not self.synced:
             return []
+        mate = peer == self.me or self.view.get(peer) is not None
         if isinstance(message, Committed):
-            return self._on_commit(message.commit, now)
-        if message.stamp.stage != self.stage:
+            return self._on_commit(message.commit, now) if mate or message.commit.stage != self.stage else []
+        if message.stamp.stage != self.stage or not mate:
             return []
         if isinstance(message, Prepare) and message.stamp.step == self.version + 1:
             best = self._next_prepare
@@ -283,7 +278,8 @@ class Member:
             return actions + self._on_fork(peer, beat, now)
         if step == self.version:
             for commit in beat.commits:
-                actions += self._on_commit(commit, now)
+                if mate or commit.stage != self.stage:
+                    actions += self._on_commit(commit, now)
         elif step == self.version + 1:
             for commit in beat.last_commits:
                 actions += self._on_commit(commit, now)
@@ -312,8 +308,6 @@ class Member:
         return self._advance(now) if news else []
 
     def _on_prepare(self, peer: PeerId, prepare: Prepare, now: float) -> list[Action]:
-        if prepare.ballot.peer != peer:
-            return [Note("forged_ballot", {"peer": peer})]
         if self.promised is not None and prepare.ballot < self.promised:
             return [Send(peer, self._make_report())]  # carries the higher ballot: the old keeper stops
         if prepare.ballot == self.promised:

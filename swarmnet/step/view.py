@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from swarmnet.ids import NO_CHAIN, Chain, PeerId
 from swarmnet.messages import Heartbeat
 
+_MOST_REPLICAS = 1024
+"""Replicas of one stage that are remembered; identities are free, memory is not."""
+
 
 @dataclass(frozen=True, slots=True)
 class Timers:
@@ -54,6 +57,8 @@ class View:
         if seen is not None and seen.incarnation == beat.incarnation and self._last_words(seen, now):
             return False
         fresh = seen is None or seen.dead or seen.incarnation != beat.incarnation
+        if seen is None and len(stage) >= _MOST_REPLICAS:
+            return False
         if seen is None or seen.incarnation != beat.incarnation:
             seen = stage[peer] = Seen(heard_at=now, incarnation=beat.incarnation)
         self._alive(seen, now)

@@ -10,7 +10,7 @@ from swarmnet.simulate.swarm import Broken, Plan, Swarm
 @pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 def test_a_non_finite_microbatch_is_left_out_everywhere(stage: int, replicas: int) -> None:
-    plan = Plan(stages=3, replicas=replicas, microbatches=4, steps=3, poison=frozenset({(stage, 1, 2)}))
+    plan = Plan(stages=3, replicas=replicas, microbatches=4, steps=3, max_void=1, poison=frozenset({(stage, 1, 2)}))
     swarm = Swarm(plan, seed=stage)
     swarm.run(until_s=120)                    # checks sums, voided sets and final weights against the oracle
     found_by = {peer for _, peer, event, fields in swarm.events if event == "voided"}
@@ -18,7 +18,8 @@ def test_a_non_finite_microbatch_is_left_out_everywhere(stage: int, replicas: in
 
 
 def test_the_keeper_s_death_does_not_bring_it_back() -> None:
-    swarm = Swarm(Plan(stages=2, replicas=3, microbatches=4, steps=3, poison=frozenset({(0, 1, 0)})), seed=4)
+    plan = Plan(stages=2, replicas=3, microbatches=4, steps=3, max_void=1, poison=frozenset({(0, 1, 0)}))
+    swarm = Swarm(plan, seed=4)
 
     async def script(swarm: Swarm) -> None:
         voided = asyncio.Event()

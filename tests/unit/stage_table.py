@@ -13,7 +13,8 @@ from swarmnet.ids import Chain, PeerId
 from swarmnet.messages import Committed, Control, Finished, Heartbeat, Prepare, Round
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action, Broadcast, Note, Send
-from swarmnet.step.member import Member, Shape
+from swarmnet.step.gate import Shape
+from swarmnet.step.member import Member
 from swarmnet.step.view import Timers
 
 CHAIN = Chain("1" * 64)

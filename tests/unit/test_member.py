@@ -313,7 +313,7 @@ def test_a_prepare_in_somebody_elses_name_is_refused():
     before = table.members["A"].promised
     forged = Prepare(table.members["A"].stamp, Ballot(9, PeerId("K")))
     table.put([(PeerId("B"), PeerId("A"), forged)])
-    assert table.members["A"].promised == before and "forged_ballot" in table.notes()
+    assert table.members["A"].promised == before and "refused_message" in table.notes()
 
 
 def test_nobody_applies_before_every_stage_has_committed():

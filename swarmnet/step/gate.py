@@ -1,0 +1,111 @@
+"""What a message of the step protocol must be before a machine looks at it. Pure.
+
+The wire has checked types and ranges; here every value is held against the run: stages and indexes that exist, ballots
+that their own keeper sends, rounds that can be summed, commits that can be applied. What does not fit is dropped and
+costs its sender only. Well-formed lies pass (docs/protocol.md, Not proven).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from swarmnet.ids import Ballot, PeerId
+from swarmnet.messages import (
+    Claim,
+    Commit,
+    Committed,
+    Control,
+    Evicted,
+    Execute,
+    Granted,
+    Heartbeat,
+    Moved,
+    Prepare,
+    Release,
+    Report,
+    Round,
+)
+
+MAX_BALLOT_AHEAD = 1024
+"""Keepers take over one after the other: a number far ahead of the promised one is nobody's next."""
+
+LARGEST_LOSS, LARGEST_NORM = 1e29, 1e200
+"""Bounds of loss sums and squared norms: far above what a finite run has, far below where their sums overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What of the manifest the machines need."""
+
+    num_stages: int
+    num_microbatches: int
+    total_steps: int
+    keeper_term_steps: int = 16
+    max_void: int = 0
+
+
+def refusal(sender: PeerId, message: Control, shape: Shape, promised: Ballot | None) -> str | None:
+    """Why a message is not looked at, or None."""
+    if isinstance(message, Heartbeat):
+        return _heartbeat(message, shape)
+    if isinstance(message, Committed):
+        return _commit(message.commit, shape)
+    if not 0 <= message.stamp.stage < shape.num_stages:
+        return "no such stage"
+    if isinstance(message, Prepare | Granted | Moved | Evicted | Round | Execute) and message.ballot.peer != sender:
+        return "a ballot of somebody else"
+    ahead = message.ballot.number - (promised.number if promised is not None else 0)
+    if ahead > MAX_BALLOT_AHEAD:
+        return "a ballot far ahead of all others"
+    if any(not 0 <= index < shape.num_microbatches for index in _indexes(message)):
+        return "no such microbatch"
+    if isinstance(message, Round) and message.contributions:
+        return _summable(message)
+    return None
+
+
+def _heartbeat(beat: Heartbeat, shape: Shape) -> str | None:
+    if not 0 <= beat.stamp.stage < shape.num_stages:
+        return "no such stage"
+    if not 0 <= beat.stamp.step <= shape.total_steps:
+        return "no such step"
+    if len(beat.commits) > shape.num_stages or len(beat.last_commits) > shape.num_stages:
+        return "more commits than stages"
+    return next(filter(None, (_commit(commit, shape) for commit in (*beat.commits, *beat.last_commits))), None)
+
+
+def _commit(commit: Commit, shape: Shape) -> str | None:
+    if not (0 <= commit.stage < shape.num_stages and 0 <= commit.step < shape.total_steps):
+        return "a commit of no stage or step of this run"
+    if any(not 0 <= index < shape.num_microbatches for index in commit.voided):
+        return "a commit that voids no microbatch of this run"
+    sane = abs(commit.loss_sum) < LARGEST_LOSS and 0.0 <= commit.grad_sq_norm < LARGEST_NORM
+    if commit.num_tokens < 1 or not sane:
+        return "a commit that cannot be applied"
+    return None
+
+
+def _indexes(message: Control) -> Iterable[int]:
+    match message:
+        case Claim() | Granted() | Moved() | Execute():
+            yield message.index
+        case Report():
+            yield from message.owned
+            yield from message.summed
+            yield from message.non_finite
+        case Release():
+            yield from message.indexes
+        case Round():
+            yield from message.voided
+            for _, _, indexes in message.contributions:
+                yield from indexes
+
+
+def _summable(current: Round) -> str | None:
+    # A member that came later is no receiver of the round and collects its pieces all the same.
+    if not current.receivers or len(set(current.receivers)) != len(current.receivers):
+        return "a round whose receivers are no group"
+    if not any(indexes for _, _, indexes in current.contributions):
+        return "a round to which nobody contributes"
+    return None
