@@ -37,9 +37,6 @@ from swarmnet.stage.engine import Engine
 
 Losses = dict[int, tuple[float, int]]
 
-STALL_S = 10.0
-"""Silence after which a member asked for a part is asked again."""
-
 _PAUSE_S = 0.05
 
 PIECE_ELEMENTS = 1 << 22
@@ -236,7 +233,9 @@ class Exchange:
         self, mine: _Open, peer: PeerId, piece: tuple[int, int], window: asyncio.Semaphore
     ) -> tuple[Packed, Losses]:
         if peer == self.me:
-            return await mine.reduced[piece]
+            reduced = mine.reduced[piece]
+            await asyncio.wait([reduced])  # others wait for it too: cancelling me must not cancel it
+            return reduced.result()
         async with window:
             return await self._pull(mine, peer, "reduced", *piece)
 
@@ -250,7 +249,7 @@ class Exchange:
                 await asyncio.sleep(_PAUSE_S)
 
     async def _ask(self, peer: PeerId, request: Part) -> PartData:
-        answer = await ask(self._transport, peer, request, patience=lambda: STALL_S)
+        answer = await ask(self._transport, peer, request)  # a piece on a slow line takes as long as it takes
         match answer:
             case Rejected():
                 raise Refused(answer.code, answer.reason, peer=peer)

@@ -25,13 +25,14 @@ async def ask(
     request: Request,
     payload: tuple[Packed, ...] = (),
     *,
-    patience: Callable[[], float],
+    patience: Callable[[], float | None] = lambda: None,
     heard: Callable[[], None] = lambda: None,
 ) -> Answer:
     """Return the first answer that is more than a sign of life. Cancel to give up.
 
-    patience() is asked before every wait: the seconds of silence after which the peer is given up. heard() is called at
-    every sign of life, the answer among them. Raises PeerTimeout (silent for too long), PeerGone, BadMessage.
+    patience() is asked before every wait: the seconds of silence after which the peer is given up; None leaves that to
+    the transport, which ends a call when nothing moves. heard() is called at every sign of life, the answer among them.
+    Raises PeerTimeout (silent for too long), PeerGone, BadMessage.
     """
     deadline = asyncio.get_running_loop().time() + _DEADLINE_S
     async with contextlib.aclosing(transport.call(peer, request, payload, deadline=deadline)) as answers:
@@ -41,7 +42,7 @@ async def ask(
                 async with asyncio.timeout(patience_s):
                     answer = await anext(answers)
             except TimeoutError as error:
-                raise PeerTimeout("silent", peer=peer, patience_s=round(patience_s, 2)) from error
+                raise PeerTimeout("silent", peer=peer, patience_s=round(patience_s or 0.0, 2)) from error
             except StopAsyncIteration as error:
                 raise PeerGone("the call ended without an answer", peer=peer) from error
             heard()

@@ -21,6 +21,7 @@ from swarmnet.messages import (
     Process,
     Rejected,
     Request,
+    Running,
     SnapshotRequest,
 )
 from swarmnet.net.grpc_line import Lane, Line
@@ -28,7 +29,7 @@ from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.traffic import Flow
 from swarmnet.wire.convert import declare, read_answer, with_payload, write_request
 from swarmnet.wire.convert_calls import Done, GreetFirst, Pulse
-from swarmnet.wire.framing import payload_messages, read_payload
+from swarmnet.wire.framing import Assembly, payload_messages
 
 METHODS: dict[type, str] = {
     Process: "/swarmnet.v1.Stage/Process",
@@ -37,6 +38,9 @@ METHODS: dict[type, str] = {
     SnapshotRequest: "/swarmnet.v1.State/Snapshot",
     ManifestRequest: "/swarmnet.v1.Run/Manifest",
 }
+
+_PROGRESS_S = 0.25
+"""While a payload arrives, how often the caller hears of it."""
 
 _GREETINGS = 2
 """Greet, and greet once more if the peer restarted since."""
@@ -89,6 +93,7 @@ class _Call:
         self._moved = self._loop.time()
         self._guard: asyncio.Timeout | None = None
         self._refused = False
+        self._arriving: tuple[Answer, Assembly] | None = None
         self._header = write_request(request, declare(payload))
         method = lane.channel.stream_stream(METHODS[type(request)])
         remaining = max(0.0, deadline - self._loop.time())
@@ -100,7 +105,12 @@ class _Call:
         self._stream.cancel()
 
     async def next(self) -> Answer | GreetFirst | None:
-        """The next answer with its payload; None after the last one. Raises PeerGone, PeerTimeout, BadMessage."""
+        """The next answer with its payload, or Running while that arrives; None after the last one.
+
+        Raises PeerGone, PeerTimeout, BadMessage.
+        """
+        if self._arriving is not None:
+            return await self._receive(*self._arriving)
         while (data := await self._read()) is not None:
             answer, declared = read_answer(data)
             if isinstance(answer, Pulse):
@@ -111,9 +121,19 @@ class _Call:
                 self._refused = True
             if isinstance(answer, GreetFirst):
                 return answer
-            payload = await read_payload(self._read_chunk, declared, max_bytes=self._config.max_payload_bytes)
-            return with_payload(answer, payload)
+            self._arriving = answer, Assembly(declared, max_bytes=self._config.max_payload_bytes)
+            return await self._receive(*self._arriving)
         return None
+
+    async def _receive(self, answer: Answer, assembly: Assembly) -> Answer:
+        """Go on receiving: whoever waits must not take a long payload for silence."""
+        began = self._loop.time()
+        while not assembly.whole:
+            assembly.take(await self._read_chunk())
+            if not assembly.whole and self._loop.time() - began >= _PROGRESS_S:
+                return Running()
+        self._arriving = None
+        return with_payload(answer, assembly.payload)
 
     def _upload(self, payload: tuple[Packed, ...]) -> Iterator[bytes]:
         """What gRPC sends; it asks for the next message when the one before has left."""

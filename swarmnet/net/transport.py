@@ -27,8 +27,9 @@ class Transport(Protocol):
     ) -> AsyncGenerator[Answer, None]:
         """Call and iterate over the answers; the last one carries the result. `deadline` is absolute loop time.
 
-        Leaving the iteration early cancels the call. Raises PeerGone (refused or broken), PeerTimeout (deadline),
-        BadMessage (the answer is malformed).
+        While an answer's payload arrives, `Running` comes now and then. Leaving the iteration early cancels the call.
+        Raises PeerGone (refused or broken), PeerTimeout (the deadline, or nothing moves and the callee's process shows
+        no life), BadMessage (the answer is malformed).
         """
         ...
 

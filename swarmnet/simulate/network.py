@@ -18,11 +18,14 @@ from swarmnet.messages import Answer, Control, Packed, Rejected, Request
 from swarmnet.net.transport import Service
 from swarmnet.simulate.clock import Process, VirtualLoop
 
+_LOOKS_PER_STALL = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Links:
     """latency_s: one way, plus up to as much jitter. loss, double: of one-way messages. late: share of messages held up
-    for up to a second (so that others overtake them). broken: share of calls whose connection breaks."""
+    for up to a second (so that others overtake them). broken: share of calls whose connection breaks. stall_s: a callee
+    whose process shows no life for so long has timed out."""
 
     latency_s: float = 0.005
     loss: float = 0.0
@@ -30,6 +33,7 @@ class Links:
     late: float = 0.0
     broken: float = 0.0
     bytes_per_s: float = 1e9
+    stall_s: float = 10.0
 
 
 class _Call:
@@ -85,6 +89,11 @@ class MemoryNetwork:
     def stop(self, peer: PeerId) -> None:
         """SIGSTOP."""
         self.loop.stop_process(self._nodes[peer].process)
+
+    def is_stopped(self, peer: PeerId) -> bool:
+        """Is the process behind this id stopped?"""
+        node = self._nodes.get(peer)
+        return node is not None and node.process.stopped
 
     def resume(self, peer: PeerId) -> None:
         """SIGCONT."""
@@ -234,13 +243,7 @@ class MemoryTransport:
         call = self._network.open(self._me, peer, request, payload)
         try:
             while True:
-                while not call.answers:
-                    call.arrived.clear()
-                    try:
-                        async with asyncio.timeout_at(deadline):
-                            await call.arrived.wait()
-                    except TimeoutError:
-                        raise PeerTimeout("deadline", peer=peer) from None
+                await self._answered(call, deadline)
                 answer = call.answers.popleft()
                 if answer is None:
                     return
@@ -249,3 +252,20 @@ class MemoryTransport:
                 yield answer
         finally:
             self._network.close(call)
+
+    async def _answered(self, call: _Call, deadline: float) -> None:
+        """Wait as long as the callee's process lives, however slow it or the line is, as gRPC's pulses let us."""
+        loop, stall_s = self._network.loop, self._network.links.stall_s
+        lived = loop.time()
+        while not call.answers:
+            call.arrived.clear()
+            try:
+                async with asyncio.timeout_at(min(deadline, loop.time() + stall_s / _LOOKS_PER_STALL)):
+                    await call.arrived.wait()
+            except TimeoutError:
+                if loop.time() >= deadline:
+                    raise PeerTimeout("deadline", peer=call.callee) from None
+                if not self._network.is_stopped(call.callee):
+                    lived = loop.time()
+                elif loop.time() - lived >= stall_s:
+                    raise PeerTimeout("the peer stalls", peer=call.callee) from None

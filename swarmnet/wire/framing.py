@@ -53,27 +53,54 @@ def payload_messages(payload: Sequence[Packed]) -> Iterator[bytes]:
     yield write_end(sum(tensor.num_bytes for tensor in payload))
 
 
+class Assembly:
+    """A declared payload on its way in, each tensor into one buffer. Raises BadMessage if it is too large."""
+
+    def __init__(self, declared: Sequence[TensorHeader], *, max_bytes: int) -> None:
+        self._declared, self._total = declared, check_declared(declared, max_bytes=max_bytes)
+        self._tensors: list[memoryview] = []
+        self._filled = 0
+        self.whole = not declared
+        """Has the End message come?"""
+
+    @property
+    def payload(self) -> tuple[Packed, ...]:
+        """The tensors; it must be whole."""
+        assert self.whole
+        pairs = zip(self._declared, self._tensors, strict=True)
+        return tuple(Packed(tensor.codec, tensor.shape, data) for tensor, data in pairs)
+
+    def take(self, message: bytes) -> None:
+        """The next message. Raises BadMessage if it does not fit."""
+        data = self._tensor()
+        if data is None:
+            if (told := read_end(message)) != self._total:
+                raise BadMessage(
+                    RejectCode.MALFORMED, "the end message counts other bytes", told=told, received=self._total
+                )
+            self.whole = True
+            return
+        left = len(data) - self._filled
+        if len(message) != min(CHUNK_BYTES, left):
+            raise BadMessage(RejectCode.MALFORMED, "chunk does not fit", num_bytes=len(message), left=left)
+        data[self._filled : self._filled + len(message)] = message
+        self._filled += len(message)
+
+    def _tensor(self) -> memoryview | None:
+        """The one that the next chunk belongs to; memory is taken when its turn comes. None after the last one."""
+        while not self._tensors or self._filled == len(self._tensors[-1]):
+            if len(self._tensors) == len(self._declared):
+                return None
+            length = self._declared[len(self._tensors)].length
+            # Not a bytearray: that would first write every byte as zero.
+            self._tensors.append(np.empty(length, dtype=np.uint8).data)
+            self._filled = 0
+        return self._tensors[-1]
+
+
 async def read_payload(read: ReadMessage, declared: Sequence[TensorHeader], *, max_bytes: int) -> tuple[Packed, ...]:
-    """Receive a declared payload, each tensor into one buffer. Raises BadMessage, and what `read` raises."""
-    if not declared:
-        return ()
-    total = check_declared(declared, max_bytes=max_bytes)
-    payload = []
-    for tensor in declared:
-        data = await _read_tensor(read, tensor.length)
-        payload.append(Packed(tensor.codec, tensor.shape, data))
-    if (told := read_end(await read())) != total:
-        raise BadMessage(RejectCode.MALFORMED, "the end message counts other bytes", told=told, received=total)
-    return tuple(payload)
-
-
-async def _read_tensor(read: ReadMessage, length: int) -> memoryview:
-    data = np.empty(length, dtype=np.uint8).data        # not a bytearray: that would first write every byte as zero
-    filled = 0
-    while filled < length:
-        chunk = await read()
-        if len(chunk) != min(CHUNK_BYTES, length - filled):
-            raise BadMessage(RejectCode.MALFORMED, "chunk does not fit", num_bytes=len(chunk), left=length - filled)
-        data[filled : filled + len(chunk)] = chunk
-        filled += len(chunk)
-    return data
+    """Receive a declared payload. Raises BadMessage, and what `read` raises."""
+    assembly = Assembly(declared, max_bytes=max_bytes)
+    while not assembly.whole:
+        assembly.take(await read())
+    return assembly.payload
