@@ -57,7 +57,8 @@ class RejectCode(enum.Enum):
     NOT_READY = "not_ready"                # still fetching its snapshot
     NOT_FOUND = "not_found"                # nothing memoised under that key
     BAD_SHAPE = "bad_shape"
-    NON_FINITE = "non_finite"
+    NON_FINITE = "non_finite"              # what was sent
+    VOID = "void"                          # computed from finite values, and not finite: nobody is to blame
     TOO_LARGE = "too_large"
     MALFORMED = "malformed"
     UNKNOWN_IDENTITY = "unknown_identity"

@@ -20,10 +20,10 @@ from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Answer, Commit, Finished, Packed, Process, Round
 from swarmnet.net.transport import Transport
-from swarmnet.peer.payload import InputCheck
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.execution import Execution, Limits
 from swarmnet.pipeline.patience import Patience
+from swarmnet.pipeline.payload import AnswerCheck, InputCheck
 from swarmnet.pipeline.relay import Spawn
 from swarmnet.pipeline.router import Router
 from swarmnet.pipeline.sources import Sources
@@ -86,9 +86,12 @@ class Replica:
             spawn=around.spawn,
         )
         self.caller: Caller | None = None
+        answer_check = AnswerCheck.of(manifest, stage + 1)
         if stage + 1 < num_stages:
             patience = Patience(floor_s=timers.suspect_s, ceiling_s=max(2 * timers.long_silence_s, timers.suspect_s))
-            self.caller = Caller(around.transport, Router(patience), self._next_replicas, self._rerouted)
+            self.caller = Caller(
+                around.transport, Router(patience), self._next_replicas, answer_check, self._rerouted
+            )
         check = InputCheck.of(manifest, stage)
         self.execution = Execution(
             stage,
@@ -104,6 +107,7 @@ class Replica:
                 holders=around.holders,
                 tokens=around.tokens,
                 check=check,
+                check_answer=answer_check.remembered,
             ),
             check=check,
             limits=Limits(slots, timers.heartbeat_s, 2 * timers.suspect_s, memo_bytes),

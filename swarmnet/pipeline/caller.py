@@ -17,11 +17,13 @@ from swarmnet.net.ask import ask
 from swarmnet.net.transport import Transport
 from swarmnet.pipeline.router import Pick, Router
 
-_FINAL = frozenset({
-    RejectCode.STALE, RejectCode.BAD_SHAPE, RejectCode.NON_FINITE, RejectCode.TOO_LARGE, RejectCode.MALFORMED,
-    RejectCode.FINISHED,
-})
+_FINAL = frozenset({RejectCode.STALE, RejectCode.VOID, RejectCode.FINISHED})
 """Refusals that no other replica would answer differently."""
+
+OF_PAYLOAD = frozenset({
+    RejectCode.BAD_SHAPE, RejectCode.NON_FINITE, RejectCode.TOO_LARGE, RejectCode.MALFORMED,
+})
+"""Refusals of what was sent. Believed when all replicas agree: one alone may be the one that is wrong."""
 
 
 @dataclass(slots=True)
@@ -42,8 +44,8 @@ class _Attempt:
 class Caller:
     """Calls `Process` on replicas of one stage.
 
-    candidates() gives the live replicas and their advertised queues; on_reroute(request, peer, reason) hears of every
-    microbatch that had to leave a replica.
+    candidates() gives the live replicas and their advertised queues; check(request, answer) raises BadMessage for an
+    answer that is none; on_reroute(request, peer, reason) hears of every microbatch that had to leave a replica.
     """
 
     def __init__(
@@ -51,10 +53,11 @@ class Caller:
         transport: Transport,
         router: Router,
         candidates: Callable[[], Mapping[PeerId, int]],
+        check: Callable[[Process, Gradient], None],
         on_reroute: Callable[[Process, PeerId, str], None],
     ) -> None:
         self._transport, self._router = transport, router
-        self._candidates, self._on_reroute = candidates, on_reroute
+        self._candidates, self._check, self._on_reroute = candidates, check, on_reroute
 
     def gone(self, peer: PeerId) -> None:
         """The peer is definitely dead."""
@@ -63,12 +66,14 @@ class Caller:
     async def process(self, request: Process, payload: tuple[Packed, ...]) -> Gradient:
         """Return the answer of whichever replica gives it. Cancel to give up.
 
-        Raises Refused with a code that is final everywhere (STALE, BAD_SHAPE, ...).
+        Raises Refused with a code that is final everywhere: STALE, VOID, FINISHED, or one that all replicas gave for
+        the payload.
         """
         loop = asyncio.get_running_loop()
         num_bytes = max(sum(packed.num_bytes for packed in payload), 1)
         owner: PeerId | None = None
         avoid: set[PeerId] = set()
+        refused_by: set[PeerId] = set()
         while True:
             self._router.update(self._candidates())
             pick: Pick | None = None
@@ -107,10 +112,12 @@ class Caller:
                     if pick:
                         self._router.busy(pick, retry_after_s=answer.retry_after_s, now=now)
                     else:
-                        await asyncio.sleep(answer.retry_after_s)
+                        await asyncio.sleep(self._router.pause_s(answer.retry_after_s))
                 case Rejected():
                     self._settle(pick)
-                    if answer.code in _FINAL:
+                    if answer.code in OF_PAYLOAD:
+                        refused_by.add(attempt.peer)
+                    if answer.code in _FINAL or (refused_by and refused_by >= self._candidates().keys()):
                         raise Refused(answer.code, answer.reason, peer=attempt.peer, version=answer.version)
                     avoid.add(attempt.peer)
                     self._on_reroute(request, attempt.peer, answer.code.value)
@@ -135,7 +142,13 @@ class Caller:
         except (PeerGone, PeerTimeout, BadMessage) as error:
             return error
         match answer:
-            case Gradient() | MovedTo() | Busy() | Rejected():
+            case Gradient():
+                try:
+                    self._check(request, answer)
+                except BadMessage as error:
+                    return error
+                return answer
+            case MovedTo() | Busy() | Rejected():
                 return answer
             case _:
                 return BadMessage(RejectCode.MALFORMED, "not an answer to Process", peer=attempt.peer)

@@ -27,7 +27,7 @@ from swarmnet.messages import (
     Running,
 )
 from swarmnet.net.transport import ReadPayload
-from swarmnet.pipeline.caller import Caller
+from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
 from swarmnet.pipeline.memo import Memo
 from swarmnet.pipeline.relay import Spawn
 from swarmnet.pipeline.sources import Sources
@@ -52,7 +52,7 @@ class Claims(Protocol):
         ...
 
     def non_finite(self, index: int) -> None:
-        """`index` gave a non-finite value here."""
+        """`index` gave a non-finite value here or further on, from finite input."""
         ...
 
 
@@ -198,7 +198,7 @@ class Execution:
             return
         work = admitted
         yield Accepted()
-        if not work.input.done():
+        if not work.input.done() and not work.outcome.done():   # while the caller was told, it may have ended
             await self._upload(work, read)
         while not work.outcome.done():
             await asyncio.wait([work.outcome], timeout=self._limits.running_s)
@@ -302,9 +302,17 @@ class Execution:
 
     def _drop(self, work: Work) -> None:
         """Forget a work that has no input and no honest caller."""
-        self._tasks[work].cancel()
+        self._tasks.pop(work).cancel()
+        self._release(work, self._slots)      # a task that has not begun will not do it
         self._claims.withdraw(work.index)
         del self.works[work.index]
+        work.finish(Busy(self._retry_after(), self.version))      # to others that attached meanwhile
+
+    @staticmethod
+    def _release(work: Work, slots: Slots) -> None:
+        if work.has_slot:
+            work.has_slot = False
+            slots.give()
 
     async def _obtain_input(self, work: Work, step: int, slots: Slots) -> tuple[Packed, ...]:
         """Wait for an upload; without one, give the slot back (rule 7) and fetch from the stage before.
@@ -313,9 +321,7 @@ class Execution:
         """
         await work.fed_or_starved.wait()
         if not work.input.done():
-            if work.has_slot:
-                work.has_slot = False
-                slots.give()
+            self._release(work, slots)
             fetching = self._spawn(self._fetch_input(work, step))
             try:
                 await asyncio.wait([work.input])
@@ -334,14 +340,12 @@ class Execution:
         try:
             await self._run_stages(work, step, slots)
         except SwarmError as error:
-            if _ours_not_finite(error):
+            if isinstance(error, Refused) and error.code is RejectCode.VOID:
                 self._claims.non_finite(work.index)
             self._claims.withdraw(work.index)
             work.finish(error)
         finally:
-            if work.has_slot:
-                work.has_slot = False
-                slots.give()
+            self._release(work, slots)
             self._tasks.pop(work, None)
             if self.works.get(work.index) is work:
                 del self.works[work.index]
@@ -383,7 +387,12 @@ class Execution:
             if found is not None:
                 return Gradient(found.loss_sum, found.num_tokens, 0.0, found.payload)
         request = Process(step, self.stage + 1, work.index, repair=ordered)
-        return await self._caller.process(request, output)
+        try:
+            return await self._caller.process(request, output)
+        except Refused as refused:
+            if refused.code in OF_PAYLOAD:      # what we sent, not what our callers sent: they may try another
+                raise Refused(RejectCode.NOT_READY, f"refused further on: {refused.reason}") from refused
+            raise
 
     async def _count(self, work: Work, stash: Stash, answer: Gradient) -> None:
         """The weight pass, once granted (rule 5). Without the keeper's word the stash is dropped after a while."""
@@ -409,10 +418,3 @@ class Execution:
             self._claims.added(work.index, stash)
         else:
             self._claims.withdraw(work.index)
-
-
-def _ours_not_finite(error: SwarmError) -> bool:
-    """Did this microbatch give a non-finite value here or further on? A NaN somebody sent us proves nothing."""
-    if isinstance(error, Refused):
-        return error.code is RejectCode.NON_FINITE
-    return isinstance(error, BadMessage) and error.code is RejectCode.NON_FINITE and error.facts.get("ours") is True

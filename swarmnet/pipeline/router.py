@@ -135,6 +135,10 @@ class Router:
         """Silence since the last sign of life after which a call counts as hung."""
         return self._patience.seconds
 
+    def pause_s(self, retry_after_s: float) -> float:
+        """How long to leave a busy peer alone: as it wishes, but at most as long as the longest ban."""
+        return min(max(retry_after_s, 0.0), self._longest_ban_s)
+
     # ------------------------------------------------------------ outcomes
 
     def done(self, pick: Pick, *, seconds: float, compute_s: float, silence_s: float, now: float) -> None:
@@ -157,11 +161,11 @@ class Router:
             replica.banned_until, replica.ban_s = now, 0.0          # readmitted by the next pick
 
     def busy(self, pick: Pick, *, retry_after_s: float, now: float) -> None:
-        """Back-pressure: refund, and skip the replica until then (at most as long as the longest ban). Never a ban."""
+        """Back-pressure: refund, and skip the replica until then (see `pause_s`). Never a ban."""
         replica, charged_ns = self._close(pick)
         if replica is not None:
             replica.time_ns -= charged_ns
-            replica.busy_until = now + min(max(retry_after_s, 0.0), self._longest_ban_s)
+            replica.busy_until = now + self.pause_s(retry_after_s)
 
     def cancelled(self, pick: Pick) -> None:
         """The callee did not do it and is not to blame (`Moved`, stale, the caller lost interest): refund."""

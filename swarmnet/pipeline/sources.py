@@ -25,7 +25,8 @@ class Sources:
     """Fetches inputs for and gradients of microbatches of one stage.
 
     before() and after() list live replicas of the neighbour stages; holders() whoever may have tokens (stage 0 only);
-    tokens(step, index) is this peer's own data, or None without data.
+    tokens(step, index) is this peer's own data, or None without data. check and check_answer raise BadMessage for an
+    input or an answer that is none: then the next one is asked.
     """
 
     def __init__(
@@ -38,10 +39,11 @@ class Sources:
         holders: Callable[[], Sequence[PeerId]],
         tokens: Callable[[int, int], tuple[Packed, ...] | None],
         check: Callable[[tuple[Packed, ...]], None],
+        check_answer: Callable[[Fetched], None],
     ) -> None:
         self._transport, self._stage = transport, stage
         self._before, self._after, self._holders = before, after, holders
-        self._tokens, self._check = tokens, check
+        self._tokens, self._check, self._check_answer = tokens, check, check_answer
 
     def own_tokens(self, step: int, index: int) -> tuple[Packed, ...] | None:
         """Tokens of a microbatch from this peer's own data."""
@@ -50,7 +52,7 @@ class Sources:
     async def input(self, step: int, index: int) -> tuple[Packed, ...]:
         """What stage `stage` needs to run the microbatch. Tries for ever; cancel to give up.
 
-        Raises Refused(NON_FINITE) if the stage before computed it and it is not finite.
+        Raises Refused(VOID) if the stage before computed it and it is not finite.
         """
         while True:
             if self._stage == 0:
@@ -98,8 +100,10 @@ class Sources:
                 case Fetched():
                     if request.kind == "input":
                         self._check(answer.payload)
+                    else:
+                        self._check_answer(answer)
                     return answer
-                case Rejected(RejectCode.NON_FINITE):
+                case Rejected(RejectCode.VOID) if not request.cached:
                     raise Refused(answer.code, answer.reason, peer=peer)
                 case _:                                        # it has none, or what it says is no answer to Fetch
                     return None

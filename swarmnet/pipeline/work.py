@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from swarmnet.errors import SwarmError
 from swarmnet.ids import PeerId
-from swarmnet.messages import Gradient, MovedTo, Packed
+from swarmnet.messages import Busy, Gradient, MovedTo, Packed
 
-Outcome = Gradient | MovedTo | SwarmError
+Outcome = Gradient | MovedTo | Busy | SwarmError
 
 
 @dataclass(slots=True, eq=False)

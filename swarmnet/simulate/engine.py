@@ -14,10 +14,11 @@ import json
 import struct
 from collections.abc import Sequence
 
-from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage.engine import Stash
 from swarmnet.step.barrier import evidence
+from swarmnet.wire.values import check_values
 
 NUM_ELEMENTS = 4
 
@@ -34,6 +35,12 @@ def tokens_of(number: int) -> tuple[Packed, ...]:
 
 def _hidden(value: int) -> Packed:
     return Packed("fp32", (1, 1, 1), struct.pack("<f", float(value % (1 << 24))))
+
+
+def check_payload(payload: Sequence[Packed]) -> None:
+    """Refuse what the real engine refuses."""
+    for packed in payload:
+        check_values(packed)
 
 
 class Arithmetic:
@@ -145,8 +152,9 @@ class SimulatedEngine:
         await self.device.run(seconds, (1, step, -self.stage, index))
         if step != self.version:
             raise BadMessage(RejectCode.STALE, f"forward of step {step} on weights {self.version}")
+        check_payload(payload)
         if (self.stage, step, index) in self._poison:
-            raise BadMessage(RejectCode.NON_FINITE, "our own result is not finite", ours=True)
+            raise Refused(RejectCode.VOID, "our own result is not finite")
         stash = Stash(step, index, self._voids, compute_s=seconds)
         if self.arithmetic.last:
             stash.loss_sum, stash.num_tokens = self.arithmetic.loss(self.weights, payload), 1
@@ -158,6 +166,7 @@ class SimulatedEngine:
     async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
         """See Engine."""
         await self.device.run(self.device.forward_s, (0, stash.step, -self.stage, stash.index))
+        check_payload(gradient)
         stash.compute_s += self.device.forward_s
         assert isinstance(stash.saved, list)
         stash.saved[1] = tuple(gradient)

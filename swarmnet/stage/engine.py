@@ -35,7 +35,8 @@ class Engine(Protocol):
     """One replica's compute. Awaitable methods run on the compute thread in priority order: backward before forward,
     then older step, later stage, lower index; weight passes after both.
 
-    Raises BadMessage (BAD_SHAPE, NON_FINITE, MALFORMED) for what a peer sent; the engine is then unchanged.
+    Raises BadMessage (BAD_SHAPE, NON_FINITE, MALFORMED) for what a peer sent, Refused(VOID) for a result that is not
+    finite although everything sent was; the engine is then unchanged.
     """
 
     @property

@@ -2,8 +2,8 @@
 
 Checks every payload before it computes, and computes on nothing that the optimizer has changed since: a stash belongs
 to the weights it was made on, and afterwards it is refused (backward) or not counted (weight pass). An activation or
-gradient that *we* found non-finite, from finite input, raises BadMessage(NON_FINITE) with the fact `ours=True`: nobody
-is to blame for the value of a pure function. Knows no peers, no rounds, no slots.
+gradient that *we* found non-finite, from finite input, raises Refused(VOID): nobody is to blame for the value of a pure
+function. Knows no peers, no rounds, no slots.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class TorchEngine:
         if self._state.last:
             stash.loss_sum, stash.num_tokens = output.item(), tokens[:, 1:].numel()
             if not math.isfinite(stash.loss_sum):
-                raise BadMessage(RejectCode.NON_FINITE, "the loss is not finite", ours=True, index=index)
+                raise Refused(RejectCode.VOID, "the loss is not finite", index=index)
         else:
             stash.output = codecs.encode("int32", tokens), self._encode(self._manifest.wire.activations, output)
         if train:
@@ -325,7 +325,7 @@ class TorchEngine:
         try:
             return codecs.encode(codec, own)
         except BadMessage as error:
-            raise BadMessage(error.code, "our own result is not finite", ours=True, stage=self._stage) from error
+            raise Refused(RejectCode.VOID, "our own result is not finite", stage=self._stage) from error
 
 
 def _saved(stash: Stash) -> _Saved:

@@ -18,6 +18,7 @@ from swarmnet.net.directory import Directory, Record
 from swarmnet.net.transport import ReadPayload, Transport
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.patience import Patience
+from swarmnet.pipeline.payload import AnswerCheck
 from swarmnet.pipeline.router import Router
 from swarmnet.trainer.split import feeder, my_indexes
 
@@ -57,7 +58,9 @@ class Trainer:
             floor_s=manifest.protocol.suspect_s,
             ceiling_s=max(2 * manifest.protocol.long_silence_s, manifest.protocol.suspect_s),
         )
-        self._caller = Caller(transport, Router(patience), self._candidates, self._rerouted)
+        self._caller = Caller(
+            transport, Router(patience), self._candidates, AnswerCheck.of(manifest, 0), self._rerouted
+        )
         self.step = 0
         self._eval_loss: tuple[int, float] | None = None
 
