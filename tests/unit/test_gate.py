@@ -1,0 +1,75 @@
+"""Every message that cannot be true in this run is refused, with a reason; what the run says itself passes."""
+
+import pytest
+
+from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
+from swarmnet.messages import (
+    Claim,
+    Commit,
+    Committed,
+    Control,
+    Evicted,
+    Execute,
+    Granted,
+    Heartbeat,
+    Moved,
+    Prepare,
+    Release,
+    Report,
+    Round,
+    Stamp,
+)
+from swarmnet.step.gate import Shape, refusal
+
+KEEPER, OTHER = PeerId("keeper"), PeerId("other")
+SHAPE = Shape(num_stages=2, num_microbatches=4, total_steps=10)
+STAMP, BALLOT, GEN = Stamp(3, 1, Chain("0" * 64)), Ballot(2, KEEPER), Generation(1, 0)
+SOME = frozenset({0, 3})
+
+
+def commit(**changed: object) -> Commit:
+    fields = {"stage": 1, "step": 3, "chain": STAMP.chain, "id": RoundId(BALLOT, 0), "digest": b"x", "num_tokens": 8,
+              "loss_sum": 4.0, "grad_sq_norm": 1.0} | changed
+    return Commit(**fields)
+
+
+def round_of(parts: tuple = ((OTHER, GEN, SOME),), receivers: tuple = (OTHER, KEEPER), **changed: object) -> Round:
+    return Round(STAMP, BALLOT, RoundId(BALLOT, 0), parts, receivers, (), **changed)
+
+
+GOOD = [
+    Prepare(STAMP, BALLOT), Claim(STAMP, BALLOT, GEN, 3), Granted(STAMP, BALLOT, GEN, 0),
+    Moved(STAMP, BALLOT, GEN, 0, OTHER), Evicted(STAMP, BALLOT, GEN, True), Release(STAMP, BALLOT, GEN, SOME),
+    Execute(STAMP, BALLOT, 3), Report(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0), Committed(commit()), round_of(),
+    Round(STAMP, BALLOT, RoundId(BALLOT, 0), (), (), (OTHER,)),
+    Heartbeat(STAMP, 1, True, BALLOT, (commit(),), (commit(stage=0, step=2),)),
+]
+
+BAD = [
+    Prepare(Stamp(3, 2, STAMP.chain), BALLOT), Prepare(STAMP, Ballot(1 << 40, KEEPER)), Claim(STAMP, BALLOT, GEN, 4),
+    Granted(STAMP, BALLOT, GEN, 65535), Execute(STAMP, BALLOT, 4), Release(STAMP, BALLOT, GEN, frozenset({4})),
+    Report(STAMP, BALLOT, GEN, frozenset({9}), SOME, None, None, 0),
+    Report(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0, frozenset({60000})),
+    round_of(receivers=()), round_of(receivers=(OTHER, OTHER)), round_of(parts=((OTHER, GEN, frozenset()),)),
+    round_of(parts=((OTHER, GEN, frozenset({4})),)), round_of(voided=frozenset({7})),
+    Committed(commit(stage=2)), Committed(commit(step=10)), Committed(commit(num_tokens=0)),
+    Committed(commit(loss_sum=1e300)), Committed(commit(grad_sq_norm=1e308)), Committed(commit(voided=frozenset({4}))),
+    Heartbeat(Stamp(3, 3000, STAMP.chain), 1, True, None), Heartbeat(Stamp(11, 1, STAMP.chain), 1, True, None),
+    Heartbeat(STAMP, 1, True, None, (commit(num_tokens=0),)), Heartbeat(STAMP, 1, True, None, (commit(),) * 3),
+]
+
+
+@pytest.mark.parametrize("message", GOOD, ids=lambda message: type(message).__name__)
+def test_what_the_run_says_passes(message: Control) -> None:
+    assert refusal(KEEPER, message, SHAPE, BALLOT) is None
+
+
+@pytest.mark.parametrize("message", BAD, ids=lambda message: type(message).__name__)
+def test_what_cannot_be_true_is_refused(message: Control) -> None:
+    assert refusal(KEEPER, message, SHAPE, BALLOT)
+
+
+@pytest.mark.parametrize("message", [GOOD[0], GOOD[2], GOOD[3], GOOD[4], GOOD[6], round_of()],
+                         ids=lambda message: type(message).__name__)
+def test_only_a_keeper_uses_its_ballot(message: Control) -> None:
+    assert refusal(OTHER, message, SHAPE, BALLOT)
