@@ -261,9 +261,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """State of `stage` at the callee's version, with its finished sum and commit of the current step if it has one."""
+    """State of `stage` at the callee's version, in pieces that no payload limit minds.
+
+    Without `digest`: take a copy and describe it. With it: bytes [start, stop) of that copy, or its description again
+    if there are none.
+    """
 
     stage: int
+    digest: bytes = b""
+    start: int = 0
+    stop: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +349,7 @@ class PartData:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The answer to `SnapshotRequest`. Payload: one raw tensor, safetensors bytes; digest: SHA-256 of it.
+    """A copy that the callee keeps for as long as it is fetched. digest: SHA-256 of its `num_bytes` safetensors bytes.
 
     term_chain: the chain at the start of the keeper's term. finished, commits: of step `version`, if the donor has
     them; the sum itself is fetched by `Part(kind="sum")`.
@@ -353,8 +360,15 @@ class Snapshot:
     chain: Chain
     term_chain: Chain
     digest: bytes
+    num_bytes: int
     finished: Finished | None
     commits: tuple[Commit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPiece:
+    """Bytes of a copy. Payload: one raw tensor, uint8."""
+
     payload: tuple[Packed, ...] = ()
 
 
@@ -365,4 +379,7 @@ class ManifestData:
     toml: str
 
 
-Answer = Accepted | Running | Busy | MovedTo | Rejected | Gradient | Fetched | PartData | Snapshot | ManifestData
+Answer = (
+    Accepted | Running | Busy | MovedTo | Rejected | Gradient | Fetched | PartData | Snapshot | SnapshotPiece
+    | ManifestData
+)

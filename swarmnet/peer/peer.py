@@ -157,7 +157,7 @@ class Peer:
             case Part():
                 return self._serving(request.stamp.stage).exchange.serve(request)
             case SnapshotRequest():
-                return self._serving(request.stage).donor.serve(self._timers.heartbeat_s)
+                return self._serving(request.stage).donor.serve(request)
             case _:
                 raise Refused(RejectCode.MALFORMED, "not a request")
 

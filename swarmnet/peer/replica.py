@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +32,9 @@ from swarmnet.step.driver import Listener, StepDriver
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
 from swarmnet.step.view import Timers
+
+_BYTES_PER_ELEMENT, _NAMES_BYTES = 16, 64 << 20
+"""No snapshot is larger: a weight and two moments of 4 bytes each take 12, names and shapes a few MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +118,15 @@ class Replica:
         self.driver.attach(self.execution)
         self.donor = Donor(stage, engine, self._cut, self._sum_and_commits)
         self._restoring = False
+        self._touched = False  # does the engine hold other weights than it was built with?
+        self._failed: set[tuple[PeerId, str]] = set()
 
     # ------------------------------------------------------------ state
 
     def start_from_seed(self) -> None:
-        """Take the weights of version 0."""
-        self.engine.reset_to_seed()
+        """Serve the weights of version 0, which every engine is built with."""
+        if self._touched:
+            self.engine.reset_to_seed()
         self.driver.restored(0, self._first_chain, self._first_chain, None, ())
         self._event("synced", {"version": 0, "how": "seed", "seconds": 0.0, "bytes": 0})
 
@@ -134,13 +139,17 @@ class Replica:
         self.driver.suspend()
         try:
             for donor in donors:
-                with contextlib.suppress(SwarmError):
+                try:
                     num_bytes = await self._restore(donor)
-                    self._event("synced", {
-                        "version": self.member.version, "how": "snapshot", "donor": donor,
-                        "seconds": round(self._now() - began, 3), "bytes": num_bytes,
-                    })
-                    return True
+                except SwarmError as error:
+                    self._say_failed(donor, error)
+                    continue
+                self._failed.clear()
+                self._event("synced", {
+                    "version": self.member.version, "how": "snapshot", "donor": donor,
+                    "seconds": round(self._now() - began, 3), "bytes": num_bytes,
+                })
+                return True
             return False
         finally:
             self._restoring = False
@@ -151,8 +160,9 @@ class Replica:
         self.driver.restored(member.version, member.chain, member.term_chain, None, ())
 
     async def _restore(self, donor: PeerId) -> int:
-        snapshot = await fetch_snapshot(self._around.transport, donor, self.stage)
-        data = snapshot.payload[0].data
+        max_bytes = _BYTES_PER_ELEMENT * self.engine.num_elements + _NAMES_BYTES
+        snapshot, data = await fetch_snapshot(self._around.transport, donor, self.stage, max_bytes=max_bytes)
+        self._touched = True
         await self.engine.restore(memoryview(data), version=snapshot.version)
         member = self.member
         member.version, member.chain, member.term_chain = snapshot.version, snapshot.chain, snapshot.term_chain
@@ -163,6 +173,13 @@ class Replica:
             finished = await self.exchange.collect_from(wanted, donor)
         self.driver.restored(snapshot.version, snapshot.chain, snapshot.term_chain, finished, commits)
         return len(data)
+
+    def _say_failed(self, donor: PeerId, error: SwarmError) -> None:
+        """Once per donor and reason until a join succeeds: it is tried again at every heartbeat."""
+        known = donor, error.message
+        if known not in self._failed:
+            self._failed.add(known)
+            self._event("join_failed", {"donor": donor, "reason": str(error)})
 
     def _cut(self) -> Cut | None:
         member = self.member

@@ -130,7 +130,7 @@ class SimulatedEngine:
     ) -> None:
         self.stage, self.arithmetic, self.device = stage, Arithmetic(stage, num_stages), device
         self._poison = poison
-        self.weights, self.version = 0, 0
+        self.weights, self.version = self.arithmetic.seed(), 0
         self.added: list[int] = []
         self._voids = 0
         self._sum = [0] * NUM_ELEMENTS

@@ -102,5 +102,5 @@ class Engine(Protocol):
         ...
 
     def reset_to_seed(self) -> None:
-        """Weights of version 0, drawn from the manifest's seed."""
+        """Back to the weights of version 0, drawn from the manifest's seed: those a new engine has."""
         ...

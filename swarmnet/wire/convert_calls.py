@@ -27,9 +27,10 @@ from swarmnet.messages import (
     Rejected,
     Running,
     Snapshot,
+    SnapshotPiece,
     SnapshotRequest,
 )
-from swarmnet.wire.convert_fields import Flag, Hex32, Int, Items, Member, Real, Reason, Text, Word, malformed
+from swarmnet.wire.convert_fields import Blob, Flag, Hex32, Int, Items, Member, Real, Reason, Text, Word, malformed
 from swarmnet.wire.convert_values import (
     CHAIN,
     COMMIT,
@@ -125,6 +126,12 @@ def _part_is_a_range(part: Part) -> str | None:
     return None if part.start <= part.stop else "start is after stop"
 
 
+def _a_piece_is_of_a_copy(request: SnapshotRequest) -> str | None:
+    if request.start > request.stop:
+        return "start is after stop"
+    return None if request.digest or request.stop == 0 else "a piece of no copy"
+
+
 TENSOR = Value(
     TensorHeader, values_pb2.Tensor, {"codec": Text(32), "shape": Items(Int(0, 1 << 48), 8), "length": Int(0, 1 << 48)}
 )
@@ -179,7 +186,12 @@ REQUESTS: dict[str, Value] = {
         },
         _part_is_a_range,
     ),
-    "snapshot": Value(SnapshotRequest, pb.SnapshotRequest, {"stage": STAGE}),
+    "snapshot": Value(
+        SnapshotRequest,
+        pb.SnapshotRequest,
+        {"stage": STAGE, "digest": Blob(0, 32), "start": Int(0, 1 << 48), "stop": Int(0, 1 << 48)},
+        _a_piece_is_of_a_copy,
+    ),
     "manifest": Value(ManifestRequest, pb.ManifestRequest, {}),
 }
 """Field of `CallHeader` -> how its message converts."""
@@ -208,10 +220,12 @@ ANSWERS: dict[str, Value] = {
             "chain": CHAIN,
             "term_chain": CHAIN,
             "digest": SHA256,
+            "num_bytes": Int(0, 1 << 48),
             "finished": Maybe(FINISHED),
             "commits": Many(COMMIT),
         },
     ),
+    "snapshot_piece": Value(SnapshotPiece, pb.SnapshotPiece, {}),
     "manifest": Value(ManifestData, pb.ManifestData, {"toml": Text(MAX_TOML_CHARS)}),
     "done": Value(Done, pb.Done, {}),
     "greet_first": Value(GreetFirst, pb.GreetFirst, {}),
@@ -219,6 +233,6 @@ ANSWERS: dict[str, Value] = {
 }
 """Field of `AnswerHeader` -> how its message converts."""
 
-PAYLOAD_ANSWERS = (Gradient, Fetched, PartData, Snapshot)
+PAYLOAD_ANSWERS = (Gradient, Fetched, PartData, SnapshotPiece)
 """The answers that carry tensors, in `payload`."""
 

@@ -41,6 +41,7 @@ from swarmnet.messages import (
     Round,
     Running,
     Snapshot,
+    SnapshotPiece,
     SnapshotRequest,
     Stamp,
 )
@@ -60,6 +61,7 @@ indexes = st.frozensets(st.integers(0, 300), max_size=20)
 hex32 = st.binary(min_size=32, max_size=32).map(bytes.hex)
 peers = st.binary(min_size=32, max_size=32).map(peer_id_from_public_bytes)
 digests = st.binary(min_size=1, max_size=64)
+digests32 = st.binary(min_size=32, max_size=32)
 ballots = st.builds(Ballot, steps, peers)
 rounds = st.builds(RoundId, ballots, steps)
 incarnations = st.integers(0, (1 << 64) - 1)
@@ -121,7 +123,8 @@ requests: dict[type, st.SearchStrategy] = {
         lambda stamp, id, kind, span: Part(stamp, id, kind, *span),
         stamps, rounds, st.sampled_from(["contribution", "reduced", "sum"]), spans,
     ),
-    SnapshotRequest: st.builds(SnapshotRequest, stages),
+    SnapshotRequest: st.builds(SnapshotRequest, stages)
+    | st.builds(lambda stage, digest, span: SnapshotRequest(stage, digest, *span), stages, digests32, spans),
     ManifestRequest: st.builds(ManifestRequest),
 }  # fmt: skip
 versions = st.integers(-1, 1 << 53)
@@ -136,8 +139,9 @@ answers: dict[type, st.SearchStrategy] = {
     Fetched: st.builds(Fetched, st.just(()), finite, counts),
     PartData: st.builds(PartData, st.just(()), losses, st.none() | finished),
     Snapshot: st.builds(
-        Snapshot, stages, steps, hex32, hex32, st.binary(min_size=32, max_size=32), st.none() | finished, several
+        Snapshot, stages, steps, hex32, hex32, digests32, st.integers(0, 1 << 48), st.none() | finished, several
     ),
+    SnapshotPiece: st.builds(SnapshotPiece),
     ManifestData: st.builds(ManifestData, st.text(max_size=100)),
     GreetFirst: st.builds(GreetFirst),
     Pulse: st.builds(Pulse),
