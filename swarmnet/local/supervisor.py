@@ -140,7 +140,9 @@ class Supervisor:
         if self._complete_at is None:
             self._complete_at = now
         trainers = any(name in self._children for name in self.layout.trainers)
-        return (self.progress.all_finished and not trainers) or now - self._complete_at > self.timing.settle_s
+        # A replica killed in the last moments comes back and takes the final weights like any other.
+        settled = self.progress.all_finished and not trainers and not self._away
+        return settled or now - self._complete_at > self.timing.settle_s
 
     # ---------------------------------------------------------------- children
 
@@ -192,7 +194,7 @@ class Supervisor:
         self._read(name, now=now)
         del self._children[name]
         self.progress.ended(name)
-        if (done := self._complete_at is not None) and code in (0, -signal.SIGKILL):
+        if (done := self._complete_at is not None) and code == 0:
             return
         if name in self.layout.trainers and code == 0:
             return
@@ -234,6 +236,8 @@ class Supervisor:
             return
         for action in self.churn.on(event, now=now):
             match action:
+                case churn.Kill() if self._complete_at is not None:
+                    continue  # nothing is under way that it could disturb
                 case churn.Kill(name, _, step, order):
                     self._killed.add(name)
                     self._children[name].send(signal.SIGKILL)
@@ -243,8 +247,7 @@ class Supervisor:
                     self.screen.note(f"kill {order} is postponed: {reason}")
                     self.log.ours("postponed", order=order, reason=reason)
                 case churn.Restart(name):
-                    if self._complete_at is None:
-                        self._start(name, now=now)
+                    self._start(name, now=now)
 
     def _note_kill(self, name: str, *, by: str, now: float) -> None:
         step = len(self.progress.points)

@@ -119,4 +119,4 @@ def test_replicas_of_a_stage_end_equal(finished: Finished) -> None:
 
 def test_held_out_loss_is_measured(finished: Finished) -> None:
     steps = [event["step"] for event in finished.events if event["event"] == "evaluated"]
-    assert steps == [0, 10]
+    assert steps == [0, 10, 20]
