@@ -147,7 +147,7 @@ class Peer:
             case Process():
                 if not 0 <= request.index < self._num_indexes(request):
                     raise Refused(RejectCode.MALFORMED, f"index {request.index} of {training.microbatches}")
-                if request.step >= training.total_steps:
+                if request.step >= training.total_steps + (request.purpose == "eval"):
                     raise Refused(RejectCode.FINISHED, f"the run ends after step {training.total_steps - 1}")
                 return self._serving(request.stage).process(caller, request, payload)
             case Fetch():
