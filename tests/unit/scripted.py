@@ -1,0 +1,55 @@
+"""A transport whose peers answer by script, and a loop on which waiting costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, TypeVar
+
+from swarmnet.errors import SwarmError
+from swarmnet.ids import PeerId
+from swarmnet.messages import Answer, Packed, Request
+from swarmnet.simulate.clock import VirtualLoop
+
+T = TypeVar("T")
+Says = Callable[[Request], Answer | SwarmError | None]
+"""What a peer answers; None: it never does."""
+
+
+class ScriptedTransport:
+    """calls: (peer, request, virtual time) of every call, in order."""
+
+    def __init__(self, **peers: Says) -> None:
+        self._peers = peers
+        self.calls: list[tuple[str, Request, float]] = []
+
+    def tell(self, peer: PeerId, message: object) -> None:
+        raise AssertionError("nothing is told here")
+
+    async def call(
+        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
+    ) -> AsyncGenerator[Answer, None]:
+        self.calls.append((peer, request, asyncio.get_running_loop().time()))
+        await asyncio.sleep(0.01)
+        said = self._peers[peer](request)
+        if said is None:
+            await asyncio.Event().wait()
+        if isinstance(said, SwarmError):
+            raise said
+        assert said is not None
+        yield said
+
+
+def on_virtual_time(main: Coroutine[Any, Any, T]) -> T:
+    """Run `main` to its end, within an hour of its own time."""
+    loop = VirtualLoop()
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(asyncio.wait_for(main, 3600.0))
+    finally:
+        asyncio.set_event_loop(None)
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        loop.close()

@@ -1,0 +1,121 @@
+"""What the caller makes of answers that are wrong: it leaves who gave them, and believes no single refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import struct
+from dataclasses import replace
+
+import pytest
+from scripted import ScriptedTransport, on_virtual_time
+
+from swarmnet.errors import NoReplica, Refused, RejectCode
+from swarmnet.messages import Busy, Gradient, MovedTo, Packed, Process, Rejected
+from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
+from swarmnet.pipeline.patience import Patience
+from swarmnet.pipeline.payload import AnswerCheck
+from swarmnet.pipeline.router import Router
+
+CHECK = AnswerCheck((("fp32", (1, 1, 1)),), num_tokens=1)
+REQUEST = Process(0, 1, 0)
+PAYLOAD = (Packed("int32", (1, 2), bytes(8)),)
+
+
+def gradient(value: float = 1.0, **changes: object) -> Gradient:
+    answer = Gradient(0.5, 1, 0.01, (Packed("fp32", (1, 1, 1), struct.pack("<f", value)),))
+    return replace(answer, **changes)  # type: ignore[arg-type]
+
+
+class Scene:
+    """A caller in front of scripted replicas; left: whom a microbatch had to leave, and why."""
+
+    def __init__(self, **peers) -> None:
+        self.transport = ScriptedTransport(**peers)
+        self.router = Router(Patience())
+        self.left: list[tuple[str, str]] = []
+        self.caller = Caller(
+            self.transport, self.router, lambda: dict.fromkeys(peers, 0), CHECK,
+            lambda request, peer, reason: self.left.append((peer, reason)),
+        )
+
+    async def process(self, request: Process = REQUEST) -> Gradient:
+        return await self.caller.process(request, PAYLOAD)
+
+
+BAD = {
+    "nan": gradient(math.nan),
+    "infinity": gradient(-math.inf),
+    "shape": gradient(payload=(Packed("fp32", (1, 1, 2), bytes(8)),)),
+    "codec": gradient(payload=(Packed("bf16", (1, 1, 1), bytes(2)),)),
+    "length": gradient(payload=(Packed("fp32", (1, 1, 1), bytes(3)),)),
+    "nothing": gradient(payload=()),
+    "two": gradient(payload=gradient().payload * 2),
+    "tokens": gradient(num_tokens=2),
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_a_bad_gradient_bans_its_sender_and_another_is_asked(bad: Gradient) -> None:
+    async def main() -> None:
+        scene = Scene(a=lambda request: bad, b=lambda request: gradient())
+        assert await scene.process() == gradient()
+        assert scene.left == [("a", "BadMessage")]
+        with pytest.raises(NoReplica) as none:
+            scene.router.pick(num_bytes=8, now=asyncio.get_running_loop().time(), exclude=frozenset({"b"}))
+        assert none.value.facts["banned"] == 1
+
+    on_virtual_time(main())
+
+
+def test_an_evaluation_is_answered_without_a_gradient() -> None:
+    async def main() -> None:
+        scene = Scene(a=lambda request: gradient(), b=lambda request: gradient(payload=()))
+        assert (await scene.process(Process(0, 1, 0, purpose="eval"))).payload == ()
+        assert scene.left == [("a", "BadMessage")]
+
+    on_virtual_time(main())
+
+
+@pytest.mark.parametrize("code", OF_PAYLOAD)
+def test_one_replica_s_refusal_of_the_payload_is_not_believed(code: RejectCode) -> None:
+    async def main() -> None:
+        scene = Scene(a=lambda request: Rejected(code), b=lambda request: gradient())
+        assert await scene.process() == gradient()
+        assert scene.left == [("a", code.value)]
+
+    on_virtual_time(main())
+
+
+@pytest.mark.parametrize("code", OF_PAYLOAD)
+def test_everybody_s_refusal_is_final(code: RejectCode) -> None:
+    async def main() -> None:
+        scene = Scene(a=lambda request: Rejected(code), b=lambda request: Rejected(code))
+        with pytest.raises(Refused) as refused:
+            await scene.process()
+        assert refused.value.code is code and len(scene.transport.calls) == 2
+
+    on_virtual_time(main())
+
+
+@pytest.mark.parametrize("code", [RejectCode.STALE, RejectCode.VOID, RejectCode.FINISHED])
+def test_what_is_true_everywhere_is_final_at_once(code: RejectCode) -> None:
+    async def main() -> None:
+        scene = Scene(a=lambda request: Rejected(code), b=lambda request: gradient())
+        with pytest.raises(Refused) as refused:
+            await scene.process()
+        assert refused.value.code is code and len(scene.transport.calls) == 1
+
+    on_virtual_time(main())
+
+
+def test_a_busy_owner_does_not_choose_how_long_its_caller_sleeps() -> None:
+    async def main() -> None:
+        asked = iter([Busy(3600.0, 0), gradient()])
+        scene = Scene(a=lambda request: MovedTo("b") if len(scene.transport.calls) == 1 else gradient(),
+                      b=lambda request: next(asked))
+        await scene.process()
+        times = [at for _, _, at in scene.transport.calls]
+        assert len(times) == 3 and times[2] - times[1] < 31.0
+
+    on_virtual_time(main())

@@ -1,0 +1,89 @@
+"""Fetching what a replica lacks: no answer of one peer stops it, but for a value that nobody can compute."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import pytest
+from scripted import ScriptedTransport, on_virtual_time
+
+from swarmnet.errors import PeerGone, Refused, RejectCode
+from swarmnet.messages import Fetch, Fetched, Packed, Rejected, Request
+from swarmnet.pipeline.payload import AnswerCheck, InputCheck
+from swarmnet.pipeline.sources import Sources
+
+LAYOUT = ("fp32", (1, 1, 1))
+
+
+def hidden(value: float) -> Packed:
+    return Packed("fp32", (1, 1, 1), struct.pack("<f", value))
+
+
+TOKENS = Packed("int32", (1, 2), struct.pack("<ii", 3, 4))
+INPUT = Fetched((TOKENS, hidden(1.0)))
+ANSWER = Fetched((hidden(2.0),), 0.5, 1)
+
+
+def sources(transport: ScriptedTransport, *peers: str) -> Sources:
+    return Sources(
+        transport, 1, before=lambda: peers, after=lambda: peers, holders=lambda: (), tokens=lambda step, index: None,
+        check=InputCheck((("int32", (1, 2)), LAYOUT), vocab_size=8), check_answer=AnswerCheck((LAYOUT,), 1).remembered,
+    )
+
+
+def cached(request: Request) -> bool:
+    assert isinstance(request, Fetch)
+    return request.cached
+
+
+@pytest.mark.parametrize("code", RejectCode)
+def test_a_refused_copy_is_no_copy(code: RejectCode) -> None:
+    async def main() -> None:
+        transport = ScriptedTransport(
+            a=lambda request: Rejected(code) if cached(request) else INPUT,
+            b=lambda request: Rejected(RejectCode.NOT_FOUND),
+        )
+        assert await sources(transport, "a", "b").input(0, 0) == INPUT.payload
+        assert await sources(transport, "a", "b").gradient(0, 0) is None
+
+    on_virtual_time(main())
+
+
+@pytest.mark.parametrize("payload", [
+    (TOKENS, hidden(math.nan)), (TOKENS,), (Packed("int32", (1, 2), struct.pack("<ii", 3, 8)), hidden(1.0)),
+], ids=["nan", "shape", "vocabulary"])
+def test_a_bad_input_is_asked_for_elsewhere(payload: tuple[Packed, ...]) -> None:
+    async def main() -> None:
+        transport = ScriptedTransport(
+            a=lambda request: Fetched(payload),
+            b=lambda request: Rejected(RejectCode.NOT_FOUND) if cached(request) else INPUT,
+        )
+        assert await sources(transport, "a", "b").input(0, 0) == INPUT.payload
+
+    on_virtual_time(main())
+
+
+@pytest.mark.parametrize("bad", [
+    Fetched((hidden(math.inf),), 0.5, 1), Fetched((), 0.5, 1), Fetched((hidden(2.0),), 0.5, 7),
+], ids=["infinity", "shape", "tokens"])
+def test_a_bad_memoised_answer_is_none(bad: Fetched) -> None:
+    async def main() -> None:
+        assert await sources(ScriptedTransport(a=lambda request: bad), "a").gradient(0, 0) is None
+        both = ScriptedTransport(a=lambda request: bad, b=lambda request: ANSWER)
+        assert await sources(both, "a", "b").gradient(0, 0) == ANSWER
+
+    on_virtual_time(main())
+
+
+def test_only_a_recomputation_proves_that_the_input_is_not_finite() -> None:
+    async def main() -> None:
+        transport = ScriptedTransport(
+            a=lambda request: PeerGone("broken"),
+            b=lambda request: Rejected(RejectCode.NOT_FOUND if cached(request) else RejectCode.VOID),
+        )
+        with pytest.raises(Refused) as refused:
+            await sources(transport, "a", "b").input(0, 0)
+        assert refused.value.code is RejectCode.VOID
+
+    on_virtual_time(main())
