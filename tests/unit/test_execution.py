@@ -1,0 +1,290 @@
+"""One replica's microbatches over emulated compute: who may hold what, and whose fault ends whose call."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import struct
+from collections.abc import Callable
+
+import pytest
+from scripted import Says, ScriptedTransport, on_virtual_time
+
+from swarmnet.errors import BadMessage, Refused, RejectCode
+from swarmnet.ids import PeerId
+from swarmnet.messages import (
+    Accepted,
+    Answer,
+    Busy,
+    Fetch,
+    Fetched,
+    Gradient,
+    Packed,
+    Process,
+    Rejected,
+    Running,
+)
+from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
+from swarmnet.pipeline.execution import Execution, Limits
+from swarmnet.pipeline.patience import Patience
+from swarmnet.pipeline.payload import AnswerCheck, InputCheck
+from swarmnet.pipeline.router import Router
+from swarmnet.pipeline.sources import Sources
+from swarmnet.simulate.engine import Device, SimulatedEngine
+
+SLOTS = 2
+TOKENS = ("int32", (1, 2))
+HIDDEN = ("fp32", (1, 1, 1))
+STRANGER = PeerId("stranger")
+
+
+def payload(stage: int, value: float = 1.0) -> tuple[Packed, ...]:
+    tokens = Packed("int32", (1, 2), struct.pack("<ii", 3, 4))
+    return (tokens, Packed("fp32", (1, 1, 1), struct.pack("<f", value))) if stage else (tokens,)
+
+
+class Scene:
+    """Stage `stage` of two. In stage 0, `rest` is what the one replica of stage 1 answers.
+
+    said: what the step machine was told. Every claim is granted at once.
+    """
+
+    def __init__(
+        self, group: asyncio.TaskGroup, stage: int, rest: Says = lambda request: None,
+        poison: frozenset[tuple[int, int, int]] = frozenset(),
+    ) -> None:
+        self.stage, self.said = stage, []
+        transport = ScriptedTransport(rest=rest)
+        check = InputCheck((TOKENS, HIDDEN) if stage else (TOKENS,), vocab_size=8)
+        answer_check = AnswerCheck((HIDDEN,), 1)
+        caller = Caller(transport, Router(Patience()), lambda: {PeerId("rest"): 0}, answer_check,
+                        lambda request, peer, reason: None)
+        self.engine = SimulatedEngine(stage, 2, Device(0.02), poison)
+        self.engine.reset_to_seed()
+        self.execution = Execution(
+            stage, 2, engine=self.engine, claims=self, caller=None if stage else caller,
+            sources=Sources(
+                transport, stage, before=list, after=lambda: [PeerId("rest")], holders=list,
+                tokens=lambda step, index: payload(0), check=check, check_answer=answer_check.remembered,
+            ),
+            check=check, limits=Limits(SLOTS, running_s=0.5, wait_s=4.0, memo_bytes=1 << 16), spawn=group.create_task,
+        )
+        self.execution.begin(0, alive=lambda peer: True)
+
+    def claim(self, index: int) -> None:
+        self.said.append(("claim", index))
+        asyncio.get_running_loop().call_soon(self.execution.granted, index, self.engine.voids)
+
+    def withdraw(self, index: int) -> None:
+        self.said.append(("withdraw", index))
+
+    def added(self, index: int, stash: object) -> None:
+        self.said.append(("added", index))
+
+    def non_finite(self, index: int) -> None:
+        self.said.append(("non_finite", index))
+
+    async def ask(self, index: int, sent: tuple[Packed, ...], *, after_s: float = 0.0, step: int = 0) -> Answer:
+        """One call whose payload arrives `after_s` after it was accepted; its last answer, as a transport tells it."""
+        async def read() -> tuple[Packed, ...]:
+            await asyncio.sleep(after_s)
+            return sent
+
+        last: Answer | None = None
+        try:
+            async for answer in self.execution.process(STRANGER, Process(step, self.stage, index), read):
+                last = answer
+        except (BadMessage, Refused) as error:
+            return Rejected(error.code, error.reason)
+        assert last is not None
+        return last
+
+
+def scene(stage: int, act: Callable[[Scene], object], **options) -> None:
+    """Run `act` on a replica; everything it started is stopped afterwards."""
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            here = Scene(group, stage, **options)
+            await act(here)  # type: ignore[misc]
+            here.execution.stop()
+
+    on_virtual_time(main())
+
+
+BAD = {
+    "nan": (payload(1, math.nan), RejectCode.NON_FINITE),
+    "shape": ((payload(1)[0], Packed("fp32", (1, 1, 2), bytes(8))), RejectCode.BAD_SHAPE),
+    "codec": ((payload(1)[0], Packed("bf16", (1, 1, 1), bytes(2))), RejectCode.BAD_SHAPE),
+    "missing": (payload(0), RejectCode.BAD_SHAPE),
+    "length": ((payload(1)[0], Packed("fp32", (1, 1, 1), bytes(2))), RejectCode.MALFORMED),
+    "vocabulary": ((Packed("int32", (1, 2), struct.pack("<ii", 3, 8)), payload(1)[1]), RejectCode.MALFORMED),
+}
+
+
+@pytest.mark.parametrize(("bad", "code"), BAD.values(), ids=BAD)
+def test_a_bad_upload_is_refused_and_leaves_nothing(bad: tuple[Packed, ...], code: RejectCode) -> None:
+    async def act(here: Scene) -> None:
+        answer = await here.ask(0, bad)
+        assert isinstance(answer, Rejected) and answer.code is code
+        assert not here.execution.works and here.execution.queue == 0 and here.execution.executions == 0
+        assert ("claim", 0) not in here.said and ("non_finite", 0) not in here.said
+        assert isinstance(await here.ask(0, payload(1)), Gradient)
+
+    scene(1, act)
+
+
+def test_slots_are_free_again_after_many_bad_uploads() -> None:
+    async def act(here: Scene) -> None:
+        for index in range(3 * SLOTS):
+            assert isinstance(await here.ask(index, payload(1, math.inf)), Rejected)
+        assert here.execution.queue == 0
+
+    scene(1, act)
+
+
+def test_who_uploads_as_well_is_served_from_its_own_upload() -> None:
+    async def act(here: Scene) -> None:
+        async with asyncio.TaskGroup() as group:
+            liar = group.create_task(here.ask(0, payload(1, math.nan), after_s=0.1))
+            honest = group.create_task(here.ask(0, payload(1), after_s=0.3))
+        answer = liar.result()
+        assert isinstance(answer, Rejected) and answer.code is RejectCode.NON_FINITE
+        assert isinstance(honest.result(), Gradient)
+        await asyncio.sleep(1.0)
+        assert here.said == [("claim", 0), ("added", 0)]
+
+    scene(1, act)
+
+
+def test_who_was_accepted_when_the_work_ends_is_told_to_come_again() -> None:
+    async def act(here: Scene) -> None:
+        async def read() -> tuple[Packed, ...]:
+            return payload(1)
+
+        liar = asyncio.ensure_future(here.ask(0, payload(1, math.nan), after_s=0.1))
+        await asyncio.sleep(0.05)
+        call = here.execution.process(STRANGER, Process(0, 1, 0), read)
+        assert isinstance(await anext(call), Accepted)      # and before it sends, the liar's NaN is there
+        assert isinstance(await liar, Rejected)
+        assert isinstance(await anext(call), Busy)
+        assert [answer async for answer in call] == []
+        assert isinstance(await here.ask(0, payload(1)), Gradient)
+
+    scene(1, act)
+
+
+def test_our_own_result_is_a_finding_and_nobodys_fault() -> None:
+    async def act(here: Scene) -> None:
+        answer = await here.ask(0, payload(1))
+        assert isinstance(answer, Rejected) and answer.code is RejectCode.VOID
+        assert ("non_finite", 0) in here.said and not here.execution.works
+
+    scene(1, act, poison=frozenset({(1, 0, 0)}))
+
+
+def test_what_was_computed_further_on_is_a_finding_too() -> None:
+    async def act(here: Scene) -> None:
+        answer = await here.ask(0, payload(0))
+        assert isinstance(answer, Rejected) and answer.code is RejectCode.VOID
+        assert ("non_finite", 0) in here.said
+
+    scene(0, act, rest=lambda request: Rejected(RejectCode.VOID))
+
+
+@pytest.mark.parametrize("code", OF_PAYLOAD)
+def test_a_refusal_further_on_proves_nothing_and_blames_no_caller(code: RejectCode) -> None:
+    async def act(here: Scene) -> None:
+        answer = await here.ask(0, payload(0))
+        assert isinstance(answer, Rejected) and answer.code is RejectCode.NOT_READY
+        assert ("non_finite", 0) not in here.said and ("withdraw", 0) in here.said
+
+    scene(0, act, rest=lambda request: Rejected(code))
+
+
+def test_a_full_replica_still_recomputes_for_others() -> None:
+    async def act(here: Scene) -> None:
+        async with asyncio.TaskGroup() as group:
+            calls = [group.create_task(here.ask(index, payload(0))) for index in range(SLOTS)]
+            await asyncio.sleep(1.0)
+            assert here.execution.queue == SLOTS            # both wait for the next stage, which is silent
+            request = Fetch(0, 0, 7, "input", cached=False)
+            async with asyncio.timeout(1.0):
+                answers = [answer async for answer in here.execution.fetch(request)]
+            assert isinstance(answers[-1], Fetched)
+            for call in calls:
+                call.cancel()
+
+    scene(0, act)
+
+
+def test_recomputing_takes_one_slot_of_its_own() -> None:
+    async def act(here: Scene) -> None:
+        running = most = 0
+        forward = here.engine.forward
+
+        async def counted(*args, **options):
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            try:
+                return await forward(*args, **options)
+            finally:
+                running -= 1
+
+        here.engine.forward = counted  # type: ignore[method-assign]
+
+        async def fetched(index: int) -> Answer:
+            return [answer async for answer in here.execution.fetch(Fetch(0, 0, index, "input", cached=False))][-1]
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(fetched(index)) for index in range(5)]
+        assert all(isinstance(task.result(), Fetched) for task in tasks)
+        assert most == 1 and here.execution.queue == 0
+
+    scene(0, act)
+
+
+def test_calls_ahead_of_us_are_held_only_so_many() -> None:
+    async def act(here: Scene) -> None:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+
+        async def waited(index: int) -> tuple[Answer, float]:
+            answer = await here.ask(index, payload(1), step=1)
+            return answer, clock() - began
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(waited(index)) for index in range(4 * SLOTS + 3)]
+        results = [task.result() for task in tasks]
+        assert all(isinstance(answer, Busy) for answer, _ in results)
+        assert sum(seconds >= 0.5 for _, seconds in results) == 4 * SLOTS      # the others at once
+        assert sum(seconds == 0.0 for _, seconds in results) == 3
+
+    scene(1, act)
+
+
+def test_a_held_call_goes_on_when_its_step_begins() -> None:
+    async def act(here: Scene) -> None:
+        early = asyncio.ensure_future(here.ask(0, payload(1), step=1))
+        await asyncio.sleep(0.2)
+        here.engine.version = 1
+        here.execution.begin(1, alive=lambda peer: True)
+        assert isinstance(await early, Gradient)
+
+    scene(1, act)
+
+
+def test_the_end_of_a_step_ends_its_calls() -> None:
+    async def act(here: Scene) -> None:
+        async def read() -> tuple[Packed, ...]:
+            return payload(0)
+
+        call = here.execution.process(STRANGER, Process(0, 0, 0), read)
+        assert isinstance(await anext(call), Accepted)
+        assert isinstance(await anext(call), Running)
+        here.execution.begin(1, alive=lambda peer: True)
+        with pytest.raises(Refused) as refused:
+            await anext(call)
+        assert refused.value.code is RejectCode.STALE
+
+    scene(0, act)
