@@ -159,7 +159,7 @@ def test_who_uploads_as_well_is_served_from_its_own_upload() -> None:
 def test_who_was_accepted_when_the_work_ends_is_told_to_come_again() -> None:
     async def act(here: Scene) -> None:
         async def read() -> tuple[Packed, ...]:
-            return payload(1)
+            raise AssertionError("nobody takes this upload")
 
         liar = asyncio.ensure_future(here.ask(0, payload(1, math.nan), after_s=0.1))
         await asyncio.sleep(0.05)

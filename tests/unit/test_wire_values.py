@@ -1,0 +1,54 @@
+"""The check of packed bytes agrees with the decoder, for every codec and any bytes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.messages import Packed
+from swarmnet.wire.codecs import FLOATS, NAMES, decode, encode, encoded_bytes
+from swarmnet.wire.values import check_range, check_values
+
+
+def refusal(look, packed: Packed) -> RejectCode | None:
+    try:
+        look(packed)
+    except BadMessage as error:
+        return error.code
+    return None
+
+
+@given(st.sampled_from(NAMES), st.integers(0, 300), st.data())
+def test_it_refuses_what_the_decoder_refuses(codec: str, size: int, data: st.DataObject) -> None:
+    length = encoded_bytes(codec, (size,)) + data.draw(st.sampled_from([0, 0, 0, 0, 1]))
+    sent = bytearray(length)
+    for place in data.draw(st.lists(st.integers(0, max(length - 1, 0)), max_size=4)) if length else ():
+        sent[place] = data.draw(st.sampled_from([0x7F, 0x80, 0xFF, 0xC0, 0x3F]))
+    packed = Packed(codec, (size,), bytes(sent))
+    assert refusal(check_values, packed) is refusal(decode, packed)
+
+
+@pytest.mark.parametrize("codec", FLOATS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", [0, 256, 511])
+def test_one_bad_number_is_enough(codec: str, bad: float, place: int) -> None:
+    good = encode(codec, torch.linspace(-1.0, 1.0, 512) * 3e38)
+    check_values(good)
+    sent, number = bytearray(good.data), torch.tensor([bad])
+    if codec == "int8":
+        sent[4 * (place // 256) : 4 * (place // 256) + 4] = number.numpy().tobytes()
+    else:
+        raw = number.to(torch.bfloat16 if codec == "bf16" else torch.float32).view(torch.uint8).numpy().tobytes()
+        sent[len(raw) * place : len(raw) * (place + 1)] = raw
+    assert refusal(check_values, Packed(codec, good.shape, bytes(sent))) is RejectCode.NON_FINITE
+
+
+def test_numbers_in_a_range() -> None:
+    def codes(*numbers: int) -> RejectCode | None:
+        return refusal(lambda packed: check_range(packed, below=5), encode("int32", torch.tensor(numbers).int()))
+
+    assert codes() is codes(0, 4) is None
+    assert codes(0, 5) is codes(-1, 0) is codes(1 << 30) is RejectCode.MALFORMED
