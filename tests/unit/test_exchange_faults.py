@@ -1,0 +1,282 @@
+"""Sums between members that corrupt, stall, refuse and abandon: what is wrong is never held, slow is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from swarmnet.averaging.exchange import Exchange
+from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
+from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
+from swarmnet.messages import Accepted, Answer, Finished, Packed, Part, PartData, Rejected, Request, Round, Stamp
+from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.simulate.engine import NUM_ELEMENTS, Device, SimulatedEngine
+
+A, B = PeerId("a"), PeerId("b")
+STAMP = Stamp(3, 0, Chain("00" * 32))
+ID = RoundId(Ballot(1, A), 1)
+Change = Callable[[Part, Answer], Answer]
+
+
+class Engine(SimulatedEngine):
+    """An engine whose reads can be held up. What it has in the accumulator is given."""
+
+    def __init__(self, accumulator: list[int]) -> None:
+        super().__init__(0, 1, Device(0.01))
+        self._sum = accumulator
+        self.before_read: Callable[[], Awaitable[None]] | None = None
+
+    async def contribution(self, start: int, stop: int) -> Packed:
+        await self._hold()
+        return await super().contribution(start, stop)
+
+    async def finished_sum(self, start: int, stop: int) -> Packed:
+        await self._hold()
+        return await super().finished_sum(start, stop)
+
+    async def _hold(self) -> None:
+        if self.before_read is not None:
+            await self.before_read()
+
+
+class Members:
+    """Exchanges that call each other directly; `change` sees every answer to a part, `errors` meets calls first."""
+
+    def __init__(self, *accumulators: list[int]) -> None:
+        self.engines = {peer: Engine(list(sums)) for peer, sums in zip((A, B), accumulators, strict=False)}
+        self.finished: dict[PeerId, Finished | None] = dict.fromkeys(self.engines)
+        self.exchanges = {
+            peer: Exchange(peer, engine, self, lambda stamp, _, peer=peer: self._sum_of(peer, stamp))
+            for peer, engine in self.engines.items()
+        }
+        self.change: Change = lambda _, answer: answer
+        self.errors: list[Exception] = []
+        self.slow_s = 0.0
+        self.asked: list[tuple[PeerId, Part]] = []
+
+    def _sum_of(self, peer: PeerId, stamp: Stamp) -> Finished | None:
+        return self.finished[peer] if stamp == STAMP else None
+
+    def tell(self, peer: PeerId, message: object) -> None:
+        raise AssertionError("nothing is told")
+
+    async def call(
+        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
+    ) -> AsyncGenerator[Answer, None]:
+        assert isinstance(request, Part)
+        self.asked.append((peer, request))
+        if self.errors:
+            raise self.errors.pop(0)
+        async for answer in self.exchanges[peer].serve(request):
+            if isinstance(answer, PartData):
+                await asyncio.sleep(self.slow_s)
+            yield self.change(request, answer)
+
+    async def sum(self, peer: PeerId, current: Round) -> Finished:
+        index = {A: 0, B: 1}[peer]
+        found = await self.exchanges[peer].sum(current, {index: (1.5 + index, 10)})
+        self.finished[peer] = found
+        return found
+
+    async def sum_all(self) -> list[Finished]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self.sum(peer, BOTH)) for peer in (A, B)]
+        return [task.result() for task in tasks]
+
+
+def a_round(*peers: PeerId, holders: tuple[PeerId, ...] = ()) -> Round:
+    shares = tuple((peer, Generation(1, 0), frozenset({at})) for at, peer in enumerate(peers))
+    return Round(STAMP, ID.ballot, ID, shares, peers, holders)
+
+
+BOTH, ALONE = a_round(A, B), a_round(A)
+ONES, TWOS = [1] * NUM_ELEMENTS, [2] * NUM_ELEMENTS
+
+
+def play(story: Coroutine[Any, Any, Any]) -> Any:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(story)
+
+
+def flip(answer: Answer) -> Answer:
+    """The same with one bit of its payload turned over."""
+    assert isinstance(answer, PartData)
+    data = bytearray(answer.payload[0].data)
+    data[0] ^= 1
+    return replace(answer, payload=(replace(answer.payload[0], data=bytes(data)),))
+
+
+def test_members_end_up_with_the_same_sum() -> None:
+    members = Members(ONES, TWOS)
+    first, second = play(members.sum_all())
+    assert first == second and first.num_tokens == 20 and first.loss_sum == 4.0
+    assert members.engines[A]._buffer == members.engines[B]._buffer == [3] * NUM_ELEMENTS
+    assert members.exchanges[A].holds(STAMP, ID) and members.exchanges[B].holds(STAMP, ID)
+
+
+def test_a_piece_that_takes_minutes_is_asked_for_once() -> None:
+    members = Members(ONES, TWOS)
+    members.slow_s = 300.0
+    first, second = play(members.sum_all())
+    assert first == second
+    assert len(set(members.asked)) == len(members.asked) == 4, "a contribution and a reduced part each way"
+
+
+def test_a_member_that_breaks_off_or_stalls_is_asked_again() -> None:
+    members = Members(ONES, TWOS)
+    members.errors = [PeerGone("broken"), PeerTimeout("the peer stalls"), Refused(RejectCode.NOT_READY)]
+    first, second = play(members.sum_all())
+    assert first == second and members.engines[A]._buffer == [3] * NUM_ELEMENTS
+
+
+@pytest.mark.parametrize("losses", [{0: (1.0, 1)}, {0: (1.0, 1), 1: (1.0, 1), 2: (1.0, 1)}], ids=["lacking", "foreign"])
+def test_losses_of_other_indexes_end_the_round(losses: dict[int, tuple[float, int]]) -> None:
+    members = Members(ONES, TWOS)
+    members.change = lambda request, answer: (
+        replace(answer, losses=losses) if isinstance(answer, PartData) and request.kind == "contribution" else answer
+    )
+
+    async def story() -> None:
+        async with asyncio.timeout(60.0):
+            await members.sum_all()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        play(story())
+    named, others = caught.value.split(Refused)
+    assert named is not None and others is None
+    assert not members.exchanges[A].holds(STAMP, ID), "nothing of it was installed"
+
+
+# ---------------------------------------------------------------- collecting a finished sum
+
+
+async def _collect(members: Members) -> Finished:
+    await members.sum(A, ALONE)
+    return await members.exchanges[B].collect_from(replace(ALONE, holders=(A,)), A)
+
+
+def test_a_finished_sum_is_collected() -> None:
+    members = Members(ONES, TWOS)
+    assert play(_collect(members)) == members.finished[A]
+    assert members.engines[B]._buffer == ONES and members.exchanges[B].holds(STAMP, ID)
+
+
+@pytest.mark.parametrize("change", [
+    flip,
+    lambda answer: replace(answer, finished=None),
+    lambda answer: replace(answer, finished=replace(answer.finished, digest=bytes(32))),
+    lambda answer: replace(answer, finished=replace(answer.finished, grad_sq_norm=0.5)),
+    lambda answer: replace(answer, finished=replace(answer.finished, id=RoundId(ID.ballot, 2))),
+    lambda answer: replace(answer, payload=()),
+    lambda answer: replace(answer, payload=(replace(answer.payload[0], shape=(1,)),)),
+    lambda answer: Accepted(),
+], ids=["bit", "undescribed", "digest", "norm", "other round", "empty", "shape", "no answer"])
+def test_a_corrupt_sum_is_never_held(change: Callable[[Answer], Answer]) -> None:
+    members = Members(ONES, TWOS)
+    members.change = lambda _, answer: change(answer)
+    with pytest.raises((BadMessage, PeerGone)):
+        play(_collect(members))
+    assert not members.exchanges[B].holds(STAMP, ID)
+
+
+def test_a_sum_that_was_held_is_not_once_another_was_written_over_it() -> None:
+    members = Members(ONES, TWOS)
+
+    async def story() -> None:
+        await _collect(members)
+        members.change = lambda _, answer: flip(answer)
+        with pytest.raises(BadMessage):
+            await members.exchanges[B].collect_from(replace(ALONE, holders=(A,)), A)
+
+    play(story())
+    assert not members.exchanges[B].holds(STAMP, ID)
+
+
+def test_collecting_goes_on_until_a_holder_has_it_whole() -> None:
+    members = Members(ONES, TWOS)
+    members.errors = [PeerGone("broken"), PeerTimeout("late"), Refused(RejectCode.NOT_FOUND), BadMessage(
+        RejectCode.MALFORMED, "garbage"
+    )]
+    damaged = iter([True, False])
+    members.change = lambda _, answer: flip(answer) if next(damaged) else answer
+
+    async def story() -> Finished:
+        await members.sum(A, ALONE)
+        return await members.exchanges[B].collect(replace(ALONE, holders=(A,)))
+
+    assert play(story()) == members.finished[A]
+    assert len(members.asked) == 6 and members.engines[B]._buffer == ONES
+
+
+# ---------------------------------------------------------------- serving
+
+
+async def _last(exchange: Exchange, kind: str, stop: int = NUM_ELEMENTS) -> Answer:
+    return [answer async for answer in exchange.serve(Part(STAMP, ID, kind, 0, stop))][-1]
+
+
+def test_a_contribution_read_from_an_abandoned_round_is_not_handed_out() -> None:
+    members = Members(ONES)
+
+    async def story() -> Answer:
+        exchange, engine = members.exchanges[A], members.engines[A]
+        await members.sum(A, ALONE)
+
+        async def abandon() -> None:
+            exchange.close()
+
+        engine.before_read = abandon
+        return await _last(exchange, "contribution")
+
+    assert play(story()) == Rejected(RejectCode.NOT_READY, "that round was abandoned")
+
+
+def test_a_sum_that_another_one_replaced_while_it_was_read_is_not_handed_out() -> None:
+    members = Members(ONES)
+
+    async def story() -> list[Answer]:
+        exchange, engine = members.exchanges[A], members.engines[A]
+        await members.sum(A, ALONE)
+        before = await _last(exchange, "sum")
+
+        async def replace_it() -> None:
+            engine.before_read = None
+            await exchange.sum(replace(ALONE, id=RoundId(ID.ballot, 2)), {0: (1.0, 1)})
+
+        engine.before_read = replace_it
+        return [before, await _last(exchange, "sum")]
+
+    whole, gone = play(story())
+    assert isinstance(whole, PartData)
+    assert gone == Rejected(RejectCode.NOT_FOUND, "that sum is gone")
+
+
+def test_who_waits_for_a_piece_of_an_abandoned_round_is_told() -> None:
+    members = Members(ONES, TWOS)
+
+    async def story() -> Answer:
+        exchange = members.exchanges[A]
+        async with asyncio.TaskGroup() as group:
+            mine = group.create_task(members.sum(A, BOTH))         # B never takes part: the piece stays unreduced
+            await asyncio.sleep(1.0)
+            theirs = group.create_task(_last(exchange, "reduced", NUM_ELEMENTS // 2))
+            await asyncio.sleep(1.0)
+            mine.cancel()
+            exchange.close()
+        return theirs.result()
+
+    assert play(story()) == Rejected(RejectCode.NOT_READY, "that round was abandoned")
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, NUM_ELEMENTS + 1), (2, 1), (-1, 1)])
+def test_a_part_of_no_gradient_is_refused(start: int, stop: int) -> None:
+    async def story() -> None:
+        async for _ in Members(ONES).exchanges[A].serve(Part(STAMP, ID, "sum", start, stop)):
+            pass
+
+    with pytest.raises(BadMessage):
+        play(story())
