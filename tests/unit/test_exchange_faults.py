@@ -264,7 +264,7 @@ def test_who_waits_for_a_piece_of_an_abandoned_round_is_told() -> None:
             mine = group.create_task(members.sum(A, BOTH))         # B never takes part: the piece stays unreduced
             await asyncio.sleep(1.0)
             theirs = group.create_task(_last(exchange, "reduced", NUM_ELEMENTS // 2))
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(1.2)                                # in the middle of a pause between signs of life
             mine.cancel()
             exchange.close()
         return theirs.result()

@@ -155,6 +155,14 @@ def test_what_is_not_the_state_described_is_refused(change: Callable[[SnapshotRe
         play(line.fetch())
 
 
+def test_a_piece_that_is_too_long_is_the_last_one_asked_for() -> None:
+    line = Line(State())
+    line.change = only_pieces(lambda piece: one(bytes(1000)))
+    with pytest.raises(BadMessage, match="not the piece"):
+        play(line.fetch())
+    assert len(line.asked) == 2
+
+
 def test_a_state_that_claims_to_be_larger_than_the_stage_costs_no_memory() -> None:
     line = Line(State())
     line.change = lambda _, answer: replace(answer, num_bytes=1 << 47) if isinstance(answer, Snapshot) else answer
