@@ -119,7 +119,7 @@ class Replica:
         self.donor = Donor(stage, engine, self._cut, self._sum_and_commits)
         self._restoring = False
         self._touched = False  # does the engine hold other weights than it was built with?
-        self._failed: set[tuple[PeerId, str]] = set()
+        self._failed: set[tuple[PeerId, type[SwarmError], object]] = set()
 
     # ------------------------------------------------------------ state
 
@@ -175,8 +175,8 @@ class Replica:
         return len(data)
 
     def _say_failed(self, donor: PeerId, error: SwarmError) -> None:
-        """Once per donor and reason until a join succeeds: it is tried again at every heartbeat."""
-        known = donor, error.message
+        """Once per donor and kind of failure until a join succeeds: it is tried again at every heartbeat."""
+        known = donor, type(error), error.facts.get("code")
         if known not in self._failed:
             self._failed.add(known)
             self._event("join_failed", {"donor": donor, "reason": str(error)})

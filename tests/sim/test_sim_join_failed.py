@@ -1,0 +1,32 @@
+"""A peer that cannot take over a state says why, once per donor, and joins as soon as it can."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from strike import watched
+
+from swarmnet.peer import replica
+from swarmnet.simulate.swarm import Plan, Swarm
+
+
+def test_a_failed_join_is_said_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=12))
+
+    async def script(swarm: Swarm) -> None:
+        first = swarm.replicas(0)[0].peer.replicas[0].member
+        while first.version < 2:
+            await asyncio.sleep(0.05)
+        monkeypatch.setattr(replica, "_NAMES_BYTES", -1000)        # no state is small enough
+        node = swarm.add([0])
+        await asyncio.sleep(2.0)
+        failed = [(fields["donor"], fields["reason"]) for _, peer, event, fields in swarm.events
+                  if peer == node.peer_id and event == "join_failed"]
+        assert failed and len({donor for donor, _ in failed}) == len(failed), "once per donor"
+        assert all("too_large" in str(reason) for _, reason in failed)
+        assert node.peer.replicas[0].member.version == 0
+        monkeypatch.undo()
+
+    swarm.run(until_s=120.0, script=script)
+    assert [fields["how"] for _, _, event, fields in swarm.events if event == "synced"][-1] == "snapshot"
