@@ -65,6 +65,11 @@ class Line:
         self._closed = False
         self._told: bool | None = None                       # the last `definite` reported since it was alive
 
+    @property
+    def in_use(self) -> bool:
+        """Is a call or a link under way?"""
+        return any(lane.users for lane in (*self._lanes(), *self._retired))
+
     # ------------------------------------------------------------ channels
 
     @asynccontextmanager

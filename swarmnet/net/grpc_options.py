@@ -23,6 +23,7 @@ class GrpcConfig:
     max_payload_bytes: of one call or answer. stall_s: a peer that moves nothing for so long has timed out.
     max_clock_offset_s: peers whose clocks differ more refuse each other. bulk_channels: connections per peer beside the
     control channel (one TCP connection fills a long fat link only partly). outbox: one-way messages kept per peer.
+    forget_s: a peer without an address for so long, and without a connection in use, is forgotten.
     """
 
     max_payload_bytes: int = 1 << 30
@@ -30,6 +31,7 @@ class GrpcConfig:
     max_clock_offset_s: float = 60.0
     bulk_channels: int = 2
     outbox: int = 1024
+    forget_s: float = 60.0
 
     def __post_init__(self) -> None:
         assert 1 <= self.bulk_channels <= 4, "one to four bulk channels per peer"

@@ -33,6 +33,8 @@ from swarmnet.net.transport import Service
 
 log = telemetry.get(__name__)
 
+_LOOKS_PER_FORGET = 4
+
 
 class GrpcTransport:
     """`net.transport.Transport` over gRPC.
@@ -66,7 +68,8 @@ class GrpcTransport:
         self._greeted = Greeted()
         self._dialling = Dialling(self._leaf, self._greeter, config, addresses, self._tell_gone)
         self._lines: dict[PeerId, Line] = {}
-        self._links: dict[PeerId, Link] = {}
+        self._links: dict[PeerId, tuple[Link, asyncio.Task[None]]] = {}
+        self._unknown_since: dict[PeerId, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._group = asyncio.TaskGroup()
         self._listener: grpc.aio.Server | None = None
@@ -89,6 +92,7 @@ class GrpcTransport:
         await listener.start()
         self._listener = listener
         await self._group.__aenter__()
+        self._spawn(self._forgetting())
 
     async def close(self) -> None:
         """Break all links and calls, both ways. Idempotent."""
@@ -128,11 +132,10 @@ class GrpcTransport:
         """See `net.transport.Transport`. A message that breaks the wire's own bounds is a bug and asserts."""
         if self._closing or self._listener is None:
             return
-        link = self._links.get(peer)
-        if link is None:
-            link = self._links[peer] = Link(self._line(peer), self._config)
-            self._spawn(link.run())
-        link.outbox.put(message)
+        if peer not in self._links:
+            link = Link(self._line(peer), self._config)
+            self._links[peer] = link, self._spawn(link.run())
+        self._links[peer][0].outbox.put(message)
 
     def call(
         self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
@@ -165,10 +168,33 @@ class GrpcTransport:
     async def _examine(self, peer: PeerId) -> None:
         await self._line(peer).broke(None)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    async def _forgetting(self) -> None:
+        """Close the lines of peers that have left the directory; those that still talk keep theirs."""
+        while True:
+            await asyncio.sleep(self._config.forget_s / _LOOKS_PER_FORGET)
+            now = asyncio.get_running_loop().time()
+            unknown = {peer for peer, line in self._lines.items() if not line.in_use and not line.addresses()}
+            self._unknown_since = {peer: self._unknown_since.get(peer, now) for peer in sorted(unknown)}
+            for peer, since in self._unknown_since.items():
+                if now - since >= self._config.forget_s:
+                    await self._forget(peer)
+
+    async def _forget(self, peer: PeerId) -> None:
+        line = self._lines[peer]
+        if line.in_use:                                      # since we looked
+            return
+        log.debug("peer_forgotten", peer=peer)
+        del self._lines[peer]
+        if peer in self._links:
+            _, running = self._links.pop(peer)
+            running.cancel()
+        await line.close()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = self._group.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def _outbound_host(host: str) -> str:
