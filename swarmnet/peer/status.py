@@ -155,8 +155,8 @@ def _nobody(run: RunId) -> Problem:
 def _halts(records: Sequence[Record]) -> Iterator[Problem]:
     for step in sorted({record.halted for record in records if record.halted is not None}):
         text = (
-            f"the run stopped at step {step}: more microbatches than training.max_void gave no finite gradient; start "
-            "a new run with a lower learning rate (`swarmnet init --set optimizer.learning_rate=...`)"
+            f"the run stopped at step {step}: more microbatches than training.max_void gave no gradient that can be "
+            "counted; start a new run with a lower learning rate (`swarmnet init --set optimizer.learning_rate=...`)"
         )
         yield Problem("error", "halted", text)
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from swarmnet.errors import BadMessage, Refused, RejectCode, SwarmError
+from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import (
     Accepted,
@@ -409,8 +409,9 @@ class Execution:
         stash.voids = work.voids
         try:
             added = await self.engine.accumulate(stash)
-        except BadMessage:
-            self._claims.non_finite(work.index)  # the answer was finite, the weight gradient is not
+        except (BadMessage, Overflow):
+            # The answer was finite, the weight gradient is not, or does not fit the grid: nobody can count it.
+            self._claims.non_finite(work.index)
             return
         if added and stash.voids == self.engine.voids:
             last_stage = self.stage + 1 == self.num_stages

@@ -313,8 +313,9 @@ class Keeper:
             self._halted = True
             actions.append(Note("halted", {
                 "step": self.stamp.step,
-                "reason": f"{len(self.ledger.voided)} microbatches of step {self.stamp.step} gave no finite gradient "
-                          f"(training.max_void = {self._max_void}): lower the learning rate and start again",
+                "reason": f"{len(self.ledger.voided)} microbatches of step {self.stamp.step} gave no gradient that can be "
+                          f"counted (not finite, or too large for the grid; training.max_void = {self._max_void}): "
+                          "lower the learning rate or numerics.grid_bits and start again",
             }))
         return actions
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from scripted import Says, ScriptedTransport, on_virtual_time
 
-from swarmnet.errors import BadMessage, Refused, RejectCode
+from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import (
     Accepted,
@@ -180,6 +180,19 @@ def test_our_own_result_is_a_finding_and_nobodys_fault() -> None:
         assert ("non_finite", 0) in here.said and not here.execution.works
 
     scene(1, act, poison=frozenset({(1, 0, 0)}))
+
+
+def test_a_gradient_that_does_not_fit_the_grid_is_a_finding() -> None:
+    async def act(here: Scene) -> None:
+        async def too_large(stash: object) -> bool:
+            raise Overflow("a gradient does not fit the grid")
+
+        here.engine.accumulate = too_large  # type: ignore[method-assign]
+        assert isinstance(await here.ask(0, payload(1)), Gradient)      # what goes back to the caller is fine
+        await asyncio.sleep(1.0)
+        assert ("non_finite", 0) in here.said and ("added", 0) not in here.said
+
+    scene(1, act)
 
 
 def test_what_was_computed_further_on_is_a_finding_too() -> None:
