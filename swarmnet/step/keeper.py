@@ -313,8 +313,8 @@ class Keeper:
             self._halted = True
             actions.append(Note("halted", {
                 "step": self.stamp.step,
-                "reason": f"{len(self.ledger.voided)} microbatches of step {self.stamp.step} gave no gradient that can be "
-                          f"counted (not finite, or too large for the grid; training.max_void = {self._max_void}): "
+                "reason": f"{len(self.ledger.voided)} microbatches of step {self.stamp.step} gave no gradient that can "
+                          f"be counted (not finite, or too large for the grid; training.max_void = {self._max_void}): "
                           "lower the learning rate or numerics.grid_bits and start again",
             }))
         return actions
