@@ -6,7 +6,6 @@ Keeps a window of microbatches in flight, is at most one step ahead, and measure
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 
@@ -214,5 +213,5 @@ class Trainer:
             await asyncio.sleep(_PUBLISH_S)
 
     async def _publish(self) -> None:
-        with contextlib.suppress(OSError):
-            await self._directory.publish(replace(self._record(), trainer=True, eval_loss=self._eval_loss))
+        """Network trouble is the directory's to bear; a record nobody would accept (UsageError) ends the trainer."""
+        await self._directory.publish(replace(self._record(), trainer=True, eval_loss=self._eval_loss))
