@@ -18,6 +18,7 @@ from swarmnet.trainer.trainer import Trainer
 RUN, ME, REPLICA = RunId("00" * 32), PeerId("trainer"), PeerId("replica")
 STEPS = 50
 MANIFEST = Manifest(training=Training(total_steps=STEPS, eval_every=20, eval_microbatches=3))
+NUM_TOKENS = MANIFEST.training.microbatch_size * MANIFEST.training.sequence_length
 TOKENS = (Packed("int32", (1,), b"\0" * 4),)
 
 
@@ -65,11 +66,12 @@ def run(swarm: Swarm, manifest: Manifest = MANIFEST) -> tuple[list[tuple[str, di
 
 
 def test_the_last_weights_are_measured_and_published() -> None:
-    swarm = Swarm(lambda request: Gradient(2.0 + request.index, 2))
+    swarm = Swarm(lambda request: Gradient((0.5 + request.index) * NUM_TOKENS, NUM_TOKENS))
     events, _ = run(swarm)
     assert {(request.step, request.purpose) for request in swarm.asked} == {(STEPS, "eval")}
     assert sorted(request.index for request in swarm.asked) == [0, 1, 2]
-    assert events == [("evaluated", {"step": STEPS, "loss": 1.5, "num_tokens": 6}), ("done", {"step": STEPS})]
+    measured = {"step": STEPS, "loss": 1.5, "num_tokens": 3 * NUM_TOKENS}
+    assert events == [("evaluated", measured), ("done", {"step": STEPS})]
     assert swarm.published[-1].eval_loss == (STEPS, 1.5) and swarm.published[-1].trainer
 
 
