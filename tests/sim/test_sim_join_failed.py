@@ -15,9 +15,9 @@ def test_a_failed_join_is_said_and_tried_again(monkeypatch: pytest.MonkeyPatch) 
     swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=12))
 
     async def script(swarm: Swarm) -> None:
-        first = swarm.replicas(0)[0].peer.replicas[0].member
-        while first.version < 2:
-            await asyncio.sleep(0.05)
+        applied = asyncio.Event()
+        swarm.hooks.append(lambda peer, event, fields: applied.set() if fields.get("version") == 2 else None)
+        await applied.wait()
         monkeypatch.setattr(replica, "_NAMES_BYTES", -1000)        # no state is small enough
         node = swarm.add([0])
         await asyncio.sleep(2.0)
