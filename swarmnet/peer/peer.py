@@ -46,8 +46,8 @@ _PUBLISH_S, _LOOK_S = 2.0, 1.0
 class Caps:
     """What the operator allows: microbatches in flight per stage, bytes remembered per stage."""
 
-    slots: int = 4
-    memo_bytes: int = 1 << 30
+    slots: int
+    memo_bytes: int
 
 
 class Peer:

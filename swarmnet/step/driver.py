@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any, Protocol
 
 from swarmnet.averaging.exchange import Exchange
@@ -18,12 +18,11 @@ from swarmnet.ids import PeerId, RoundId
 from swarmnet.messages import Commit, Control, Finished, Heartbeat, Round
 from swarmnet.net.transport import Transport
 from swarmnet.pipeline.execution import Execution
+from swarmnet.pipeline.relay import Spawn
 from swarmnet.stage.engine import Engine, Stash
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action
 from swarmnet.step.member import Member
-
-Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class Listener(Protocol):
@@ -42,7 +41,7 @@ class Listener(Protocol):
         ...
 
     def neighbours(self, stage: int) -> Iterable[PeerId]:
-        """Whom heartbeats of `stage` go to: its replicas, those of the stages beside it, and trainers for stage 0."""
+        """Whom heartbeats of `stage` go to: its other replicas and those of the stages beside it."""
         ...
 
     def everyone(self) -> Iterable[PeerId]:

@@ -74,7 +74,7 @@ async def peer_and_caller(tmp_path: Path):
         peer = Peer(
             end.me, run, MANIFEST, engines, transport=end.transport, directory=end.directory,
             incarnation=end.incarnation, record=end.record, tokens=lambda step, index: None, on_event=on_event,
-            caps=Caps(),
+            caps=Caps(slots=4, memo_bytes=1 << 20),
         )
         async with end.serve(peer), asyncio.TaskGroup() as group:
             serving = group.create_task(peer.run())
