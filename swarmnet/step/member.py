@@ -70,7 +70,7 @@ class Member:
         self.non_finite: set[int] = set()
         self.round: Round | None = None
         self.exchange: RoundId | None = None
-        self.collecting = False
+        self.collecting: frozenset[PeerId] = frozenset()  # from whom, while a finished sum is fetched
         self.finished: Finished | None = None
         self.barrier = Barrier(self.version, self.shape.num_stages)
         self.applying = False
@@ -476,14 +476,17 @@ class Member:
         return self._start(current.id, act.Sum(current))
 
     def _collect(self, current: Round, holders: list[PeerId]) -> list[Action]:
-        if not holders or (self.exchange == current.id and self.collecting):
-            return []  # taking part in the round itself may wait for a contribution that is void by now
+        if not holders or (self.exchange == current.id and self.collecting & set(holders)):
+            return []
+        # Taking part in the round itself may wait for a contribution that is void by now, and those it was collected
+        # from may all be gone: either way, start again with who holds it now.
         message = Round(current.stamp, current.ballot, current.id, (), (), tuple(holders))
         return self._start(current.id, act.CollectSum(message))
 
     def _start(self, round_id: RoundId, action: Action) -> list[Action]:
         stop: list[Action] = [act.StopSum()] if self.exchange is not None else []
-        self.exchange, self.collecting = round_id, isinstance(action, act.CollectSum)
+        self.exchange = round_id
+        self.collecting = frozenset(action.round.holders) if isinstance(action, act.CollectSum) else frozenset()
         return [*stop, action]
 
     def _advance(self, now: float, *, resend: bool = False) -> list[Action]:
@@ -540,13 +543,10 @@ class Member:
         commit = self.barrier.of(self.stage)
         if commit is None or (self.finished is not None and self.finished.id == commit.id):
             return []
-        if self.exchange == commit.id and self.collecting:
+        if self.promised is None:
             return []
         holders = sorted(p for p, seen in self.view.mates() if seen.synced and not seen.dead)
-        if not holders or self.promised is None:
-            return []
-        message = Round(self.stamp, self.promised, commit.id, (), (), tuple(holders))
-        return self._start(commit.id, act.CollectSum(message))
+        return self._collect(Round(self.stamp, self.promised, commit.id, (), (), ()), holders)
 
     def _try_apply(self) -> list[Action]:
         commit = self.barrier.of(self.stage)

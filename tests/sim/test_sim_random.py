@@ -76,7 +76,8 @@ def test_the_set_is_large_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "seed"), [("crashes_3x2", 148), ("tangle_2x3", 50), ("crashes_2x3", 34), ("crashes_2x3", 1027)]
+    ("kind", "seed"),
+    [("crashes_3x2", 148), ("tangle_2x3", 50), ("crashes_2x3", 34), ("crashes_2x3", 1027), ("tangle_2x3", 2097)],
 )
 def test_one_seed(kind: str, seed: int) -> None:
     run(kind, seed)

@@ -395,3 +395,21 @@ def test_without_the_barrier_a_stage_applies_alone(monkeypatch):
     monkeypatch.setattr(Barrier, "complete", True)
     with pytest.raises(AssertionError):
         test_nobody_applies_before_every_stage_has_committed()
+
+
+def test_a_sum_is_collected_from_others_when_all_first_holders_are_gone():
+    """The first ack's peer dies: the list of holders changes, and whoever lacks the sum must follow it."""
+    table = Table("A", "K")
+    member = table.members["A"]
+    ballot = member.promised
+    assert ballot is not None and ballot.peer == "K"
+    wanted = RoundId(ballot, 7)
+
+    def told(*holders: str) -> list[PeerId]:
+        message = Round(member.stamp, ballot, wanted, (), (), tuple(PeerId(holder) for holder in holders))
+        actions = member.receive(PeerId("K"), message, now=table.now)
+        return [holder for action in actions if isinstance(action, act.CollectSum) for holder in action.round.holders]
+
+    assert told("B") == ["B"]
+    assert told("B", "C") == []                 # B is still among them: go on
+    assert told("C") == ["C"]
