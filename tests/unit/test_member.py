@@ -22,6 +22,7 @@ from swarmnet.messages import (
     Round,
     Stamp,
 )
+from swarmnet.step import actions as act
 
 
 def test_a_step_without_faults():
