@@ -29,7 +29,7 @@ def steps_within(swarm: Swarm, begin: float, end: float) -> int:
 
 
 def measure(*, stage: int | None, seed: int = 3) -> tuple[int, float, Swarm]:
-    """Steps in the window, and how long it took until a step begun after the stop was committed."""
+    """Steps in the window, and how long it took from the stop to the next commit of stage 0."""
     swarm = watched(PLAN, seed)
 
     async def script(swarm: Swarm) -> None:
