@@ -41,6 +41,18 @@ class RoundId:
 
 
 @dataclass(frozen=True, slots=True, order=True)
+class Restart:
+    """The run-wide decision to go on from `version`, which every stage has. The highest one heard wins everywhere."""
+
+    number: int
+    version: int
+
+
+NO_RESTART = Restart(0, 0)
+"""The run began at its seed."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
 class Generation:
     """Which accumulator of which process start: `incarnation` is random per start, `number` only grows within it."""
 

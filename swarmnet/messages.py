@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from swarmnet.errors import RejectCode
-from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
+from swarmnet.ids import NO_RESTART, Ballot, Chain, Generation, PeerId, Restart, RoundId
 
 Indexes = frozenset[int]
 NONE: Indexes = frozenset()
@@ -83,7 +83,7 @@ class Heartbeat:
     """To replicas of my stage and of the neighbour stages: where I stand and which commits I know.
 
     commits: of step `stamp.step` (= my version), as far as known. last_commits: all P of the step before; only sent
-    to a peer that is known to be behind.
+    to a peer that is known to be behind. restart: what my state descends from; a lower one has no say in this run.
     """
 
     stamp: Stamp
@@ -94,6 +94,7 @@ class Heartbeat:
     last_commits: tuple[Commit, ...] = ()
     queue: int = 0
     draining: bool = False
+    restart: Restart = NO_RESTART
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +353,7 @@ class Snapshot:
     """A copy that the callee keeps for as long as it is fetched. digest: SHA-256 of its `num_bytes` safetensors bytes.
 
     term_chain: the chain at the start of the keeper's term. finished, commits: of step `version`, if the donor has
-    them; the sum itself is fetched by `Part(kind="sum")`.
+    them; the sum itself is fetched by `Part(kind="sum")`. restart: what the state descends from.
     """
 
     stage: int
@@ -363,6 +364,7 @@ class Snapshot:
     num_bytes: int
     finished: Finished | None
     commits: tuple[Commit, ...]
+    restart: Restart = NO_RESTART
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from swarmnet.config.table import Count, Positive, Table
+from swarmnet.config.table import Count, Positive, Seconds, Table
 
 Role = Literal["stage", "trainer", "bootstrap"]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -57,6 +57,7 @@ class Mesh(Table):
 class Caps(Table):
     """What this machine lends at most."""
 
+    keep_checkpoints: Positive = Field(default=3, description="checkpoints kept on disk, per stage")
     memo_bytes: Positive = Field(
         default=512 * 2**20, description="finished answers kept for callers that ask again, per stage"
     )
@@ -97,6 +98,12 @@ class PeerConfig(Table):
     device: Literal["cpu", "cuda", "auto"] = Field(default="auto", description="auto: cuda where there is one")
     threads: Positive = Field(default=1, description="CPU threads of the compute thread")
     slots: Positive = Field(default=4, description="microbatches in flight per stage: the memory bound")
+    drain_s: Seconds = Field(
+        default=60.0, description="seconds a leaving peer waits for another replica to have its stage's state"
+    )
+    reseed_from_neighbours: bool = Field(
+        default=False, description="last resort: make a stage that has no state left from the stages beside it"
+    )
     events: Home | None = Field(default=None, description="append events to this file, one JSON object per line")
     mesh: Mesh = Mesh()
     caps: Caps = Caps()

@@ -77,6 +77,12 @@ class Training(Table):
     sequence_length: Positive = Field(default=64, description="tokens per sequence")
     eval_every: Count = Field(default=20, description="steps between held-out evaluations; 0: never")
     eval_microbatches: Positive = Field(default=2, description="microbatches of one evaluation")
+    checkpoint_every: Count = Field(
+        default=50, description="steps between checkpoints on the peers' disks; 0: only at the end"
+    )
+    allow_drop: bool = Field(
+        default=False, description="a stage that lost its newest state goes on from an older one, alone"
+    )
     max_void: Count = Field(default=0, description="non-finite microbatches tolerated in one step; more stop the run")
 
     @model_validator(mode="after")

@@ -8,12 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from swarmnet.ids import Chain, PeerId, RunId
+from swarmnet.ids import NO_RESTART, Chain, PeerId, Restart, RunId
 
 
 @dataclass(frozen=True, slots=True)
 class StageStatus:
-    """One replica's announcement about one stage. queue: microbatches in flight; slots: how many it takes."""
+    """One replica's announcement about one stage. queue: microbatches in flight; slots: how many it takes.
+
+    disk: versions whose checkpoint it holds, verified, oldest first. draining: it is about to leave. reseed: its
+    operator allows the stage to be made anew from its neighbours.
+    """
 
     stage: int
     version: int
@@ -21,6 +25,9 @@ class StageStatus:
     synced: bool
     queue: int = 0
     slots: int = 0
+    disk: tuple[int, ...] = ()
+    draining: bool = False
+    reseed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +36,8 @@ class Record:
 
     incarnation: random per process start. numerics: the numerics class ("cpu/torch-2.13/1"). loss: (step, mean loss)
     of the newest commit of the last stage this peer has seen. tokens_per_second: of the whole run, measured.
-    halted: the step at which too many microbatches gave no finite gradient, if that stopped the run.
+    halted: the step at which too many microbatches gave no finite gradient, if that stopped the run. restart: the newest
+    restart of the run it knows.
     """
 
     run: RunId
@@ -44,6 +52,7 @@ class Record:
     tokens_per_second: float = 0.0
     finished: bool = False
     halted: int | None = None
+    restart: Restart = NO_RESTART
 
 
 class Directory(Protocol):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from swarmnet.errors import BadMessage, RejectCode, UsageError
-from swarmnet.ids import Chain, PeerId, RunId
+from swarmnet.ids import Chain, PeerId, Restart, RunId
 from swarmnet.net.address import Address
 from swarmnet.net.directory import Record, StageStatus
 from swarmnet.net.identity import verify
@@ -30,6 +30,7 @@ MAX_BYTES = 4096                    # checked before anything is parsed; an ordi
 MAX_NUM_STAGES = 1024
 MAX_STAGES_PER_PEER = 16
 MAX_ADDRESSES = 8
+MAX_ON_DISK = 8                     # checkpoints of one stage that are announced, the newest
 MAX_TEXT = 256
 TRAINERS = "trainers"
 
@@ -39,7 +40,7 @@ _HEX_64 = re.compile(r"[0-9a-f]{64}")
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?")
 _FIELDS = frozenset(
     ("run", "peer", "place", "expiry_ms", "num_stages", "incarnation", "addresses", "dht", "stages", "trainer",
-     "numerics", "loss", "eval_loss", "tokens_per_second", "finished", "halted")
+     "numerics", "loss", "eval_loss", "tokens_per_second", "finished", "halted", "restart")
 )
 
 Place = int | str
@@ -90,7 +91,7 @@ def seal(announcement: Announcement, sign: Callable[[bytes], bytes]) -> bytes:
         "incarnation": record.incarnation,
         "addresses": record.addresses,
         "dht": announcement.dht,
-        "stages": [[s.stage, s.version, s.chain, s.synced, s.queue, s.slots] for s in record.stages],
+        "stages": [_sealed(s) for s in record.stages],
         "trainer": record.trainer,
         "numerics": record.numerics,
         "loss": record.loss,
@@ -98,6 +99,7 @@ def seal(announcement: Announcement, sign: Callable[[bytes], bytes]) -> bytes:
         "tokens_per_second": record.tokens_per_second,
         "finished": record.finished,
         "halted": record.halted,
+        "restart": [record.restart.number, record.restart.version],
     }
     payload = json.dumps(fields, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
     try:
@@ -156,6 +158,7 @@ def _announcement(fields: object) -> Announcement:
         tokens_per_second=_number("tokens_per_second", fields["tokens_per_second"], 0.0, 1e15),
         finished=_flag("finished", fields["finished"]),
         halted=None if fields["halted"] is None else _whole("halted", fields["halted"], 0, 2**53),
+        restart=_restart(fields["restart"]),
     )
     place = fields["place"]
     if type(place) not in (int, str) or place not in places_of(record):
@@ -167,9 +170,9 @@ def _announcement(fields: object) -> Announcement:
 
 
 def _status(entry: object, num_stages: int) -> StageStatus:
-    if not isinstance(entry, list) or len(entry) != 6:
-        _refuse("stages: not six fields")
-    stage, version, chain, synced, queue, slots = entry
+    if not isinstance(entry, list) or len(entry) != 9:
+        _refuse("stages: not nine fields")
+    stage, version, chain, synced, queue, slots, disk, draining, reseed = entry
     return StageStatus(
         stage=_whole("stage", stage, 0, num_stages - 1),
         version=_whole("version", version, 0, 2**53),
@@ -177,7 +180,22 @@ def _status(entry: object, num_stages: int) -> StageStatus:
         synced=_flag("synced", synced),
         queue=_whole("queue", queue, 0, 2**31),
         slots=_whole("slots", slots, 0, 2**31),
+        disk=tuple(_whole("disk", held, 0, 2**53) for held in _list("disk", disk, MAX_ON_DISK)),
+        draining=_flag("draining", draining),
+        reseed=_flag("reseed", reseed),
     )
+
+
+def _sealed(status: StageStatus) -> list[object]:
+    return [
+        status.stage, status.version, status.chain, status.synced, status.queue, status.slots,
+        status.disk[-MAX_ON_DISK:], status.draining, status.reseed,
+    ]
+
+
+def _restart(value: object) -> Restart:
+    number, version = _pair("restart", value)
+    return Restart(_whole("restart", number, 0, 2**53), _whole("restart", version, 0, 2**53))
 
 
 def _address(entry: object, peer: PeerId) -> str:

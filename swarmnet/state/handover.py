@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from swarmnet.errors import BadMessage, Refused, RejectCode
-from swarmnet.ids import Chain, PeerId
+from swarmnet.ids import NO_RESTART, Chain, PeerId, Restart
 from swarmnet.messages import (
     Accepted,
     Answer,
@@ -45,6 +45,7 @@ class Cut:
     version: int
     chain: Chain
     term_chain: Chain
+    restart: Restart = NO_RESTART
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,8 @@ class Donor:
         if self._cut() == cut:  # else a step further by now: the joiner learns its commits from heartbeats
             finished, commits = self._finished()
         return Snapshot(
-            self._stage, cut.version, cut.chain, cut.term_chain, copy.digest, len(copy.data), finished, commits
+            self._stage, cut.version, cut.chain, cut.term_chain, copy.digest, len(copy.data), finished, commits,
+            cut.restart,
         )
 
     async def _take(self) -> _Copy | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from swarmnet.ids import Ballot, Generation, PeerId, RoundId
+from swarmnet.ids import Ballot, Generation, PeerId, Restart, RoundId
 from swarmnet.messages import Commit, Finished, Indexes, Stamp
 from swarmnet.wire.convert_fields import Blob, Hex32, IndexSet, Int, Kind, Peer, Real, malformed
 from swarmnet.wire.pb import values_pb2 as pb
@@ -148,6 +148,7 @@ CONTRIBUTIONS = _Contributions()
 BALLOT = Value(Ballot, pb.Ballot, {"number": NUMBER, "peer": PEER})
 ROUND_ID = Value(RoundId, pb.RoundId, {"ballot": One(BALLOT), "number": NUMBER})
 GENERATION = Value(Generation, pb.Generation, {"incarnation": Int(0, (1 << 64) - 1), "number": NUMBER})
+RESTART = Value(Restart, pb.Restart, {"number": NUMBER, "version": STEP})
 STAMP = Value(Stamp, pb.Stamp, {"step": STEP, "stage": STAGE, "chain": CHAIN})
 FINISHED = Value(
     Finished,

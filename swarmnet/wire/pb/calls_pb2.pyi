@@ -152,7 +152,7 @@ class PartData(_message.Message):
     def __init__(self, losses: _Optional[_Union[Losses, _Mapping]] = ..., finished: _Optional[_Union[_values_pb2.Finished, _Mapping]] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("stage", "version", "chain", "term_chain", "digest", "num_bytes", "finished", "commits")
+    __slots__ = ("stage", "version", "chain", "term_chain", "digest", "num_bytes", "finished", "commits", "restart")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +161,7 @@ class Snapshot(_message.Message):
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
+    RESTART_FIELD_NUMBER: _ClassVar[int]
     stage: int
     version: int
     chain: bytes
@@ -169,7 +170,8 @@ class Snapshot(_message.Message):
     num_bytes: int
     finished: _values_pb2.Finished
     commits: _containers.RepeatedCompositeFieldContainer[_values_pb2.Commit]
-    def __init__(self, stage: _Optional[int] = ..., version: _Optional[int] = ..., chain: _Optional[bytes] = ..., term_chain: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., num_bytes: _Optional[int] = ..., finished: _Optional[_Union[_values_pb2.Finished, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ...) -> None: ...
+    restart: _values_pb2.Restart
+    def __init__(self, stage: _Optional[int] = ..., version: _Optional[int] = ..., chain: _Optional[bytes] = ..., term_chain: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., num_bytes: _Optional[int] = ..., finished: _Optional[_Union[_values_pb2.Finished, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., restart: _Optional[_Union[_values_pb2.Restart, _Mapping]] = ...) -> None: ...
 
 class SnapshotPiece(_message.Message):
     __slots__ = ()

@@ -22,6 +22,14 @@ class RoundId(_message.Message):
     number: int
     def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
+class Restart(_message.Message):
+    __slots__ = ("number", "version")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    version: int
+    def __init__(self, number: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+
 class Generation(_message.Message):
     __slots__ = ("incarnation", "number")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
