@@ -11,17 +11,19 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from swarmnet.ids import PeerId, RunId
-from swarmnet.manifest.schema import Cut, Limits, Manifest, Model, Protocol, Training
-from swarmnet.messages import Commit, Packed
+from swarmnet.messages import Packed
 from swarmnet.net.directory import Record
 from swarmnet.peer.peer import Caps, Peer
 from swarmnet.simulate.clock import Process, VirtualLoop
+from swarmnet.simulate.describe import standing
 from swarmnet.simulate.directory import MemoryDirectory
-from swarmnet.simulate.engine import Arithmetic, Device, SimulatedEngine, tokens_of
-from swarmnet.simulate.network import Links, MemoryNetwork
+from swarmnet.simulate.engine import Device, SimulatedEngine, tokens_of
+from swarmnet.simulate.network import MemoryNetwork
+from swarmnet.simulate.oracle import Oracle
+from swarmnet.simulate.plan import Plan, manifest_of
 from swarmnet.trainer.trainer import Trainer
 
 RUN = RunId("0" * 64)
@@ -29,92 +31,6 @@ RUN = RunId("0" * 64)
 
 class Broken(AssertionError):
     """An invariant does not hold."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to simulate. forward_s: seconds of a forward (backward and weight pass take as long). poison: (stage, step,
-    index) whose forward is not finite, which leaves the index out in every stage."""
-
-    stages: int = 2
-    replicas: int = 2
-    microbatches: int = 4
-    steps: int = 3
-    trainers: int = 1
-    slots: int = 4
-    memo_bytes: int = 1 << 20
-    forward_s: float = 0.02
-    data_at_peers: bool = True
-    eval_every: int = 0
-    max_void: int = 0
-    poison: frozenset[tuple[int, int, int]] = frozenset()
-    links: Links = field(default_factory=Links)
-    protocol: Protocol = field(default_factory=Protocol)
-    served: tuple[tuple[int, ...], ...] | None = None  # stages of each peer; default: `replicas` of each stage
-
-    def voided(self, step: int) -> frozenset[int]:
-        """Indexes of a step that no stage can count."""
-        return frozenset(index for _, at, index in self.poison if at == step)
-
-
-def manifest_of(plan: Plan) -> Manifest:
-    """The smallest manifest with the plan's shape."""
-    return Manifest(
-        name="simulated",
-        model=Model(
-            vocab_size=256, hidden_size=1, intermediate_size=1, num_layers=plan.stages, num_heads=1, num_kv_heads=1,
-            head_dim=2,
-        ),
-        cut=Cut(stages=plan.stages),
-        training=Training(
-            total_steps=plan.steps, microbatches=plan.microbatches, microbatch_size=1, sequence_length=1,
-            eval_every=plan.eval_every, eval_microbatches=1, max_void=plan.max_void,
-        ),
-        protocol=plan.protocol,
-        limits=Limits(),
-    )
-
-
-class Oracle:
-    """What one process would compute: the digest of every stage's sum of every step, and the final weights."""
-
-    def __init__(self, plan: Plan) -> None:
-        stages = [Arithmetic(stage, plan.stages) for stage in range(plan.stages)]
-        weights = [stage.seed() for stage in stages]
-        self.history = [weights]
-        self.digests: list[list[bytes]] = []
-        self.losses: list[float] = []
-        for step in range(plan.steps):
-            sums = [[0, 0, 0, 0] for _ in stages]
-            loss_sum = 0.0
-            voided = plan.voided(step)
-            for index in [index for index in range(plan.microbatches) if index not in voided]:
-                inputs = [tokens_of(step * plan.microbatches + index)]
-                for stage, at in zip(stages[:-1], weights[:-1], strict=True):
-                    inputs.append(stage.forward(at, inputs[-1]))
-                loss_sum += stages[-1].loss(weights[-1], inputs[-1])
-                gradient: tuple[Packed, ...] = ()
-                for place in reversed(range(plan.stages)):
-                    delta = stages[place].weight_gradient(weights[place], inputs[place], gradient)
-                    sums[place] = [a + b for a, b in zip(sums[place], delta, strict=True)]
-                    gradient = stages[place].backward(weights[place], inputs[place], gradient)
-            described = [Arithmetic.digest(total) for total in sums]
-            self.digests.append([digest for digest, _ in described])
-            self.losses.append(loss_sum)
-            commits = [self._commit(plan, place, step, *described[place], loss_sum) for place in range(plan.stages)]
-            weights = [Arithmetic.apply(at, total, commits) for at, total in zip(weights, sums, strict=True)]
-            self.history.append(weights)
-        self.weights = weights
-
-    @staticmethod
-    def _commit(plan: Plan, stage: int, step: int, digest: bytes, norm: float, loss_sum: float) -> Commit:
-        from swarmnet.ids import NO_CHAIN, Ballot, RoundId
-
-        return Commit(
-            stage, step, NO_CHAIN, RoundId(Ballot(0, PeerId("")), 0), digest,
-            plan.microbatches - len(plan.voided(step)),
-            loss_sum if stage + 1 == plan.stages else 0.0, norm, plan.voided(step),
-        )
 
 
 @dataclass(slots=True, eq=False)
@@ -360,18 +276,9 @@ class Swarm:
         """Where everybody stands, for a failure's message."""
         lines = [f"seed {self.seed} at {self.loop.time():.2f}s"]
         for node in self.nodes:
-            for stage, replica in node.peer.replicas.items():
-                m = replica.member
-                lines.append(
-                    f"{node.peer_id}{'' if node.up else ' DEAD'}{' STOPPED' if node.process.stopped else ''} "
-                    f"stage {stage} v{m.version} synced={m.synced} promised={m.promised} gen={m.generation.number} "
-                    f"asked={sorted(m.asked)} granted={sorted(m.granted)} summed={sorted(m.summed)} "
-                    f"round={m.round and m.round.id} exchange={m.exchange} R={m.finished and m.finished.id} "
-                    f"commits={[c.stage for c in m.barrier.known]} applying={m.applying} "
-                    f"works={sorted(replica.execution.works)} queue={replica.execution.queue} "
-                    + (f"keeper(members={sorted(m.keeper.members)} owners={m.keeper.ledger.owners} "
-                       f"acks={sorted(m.keeper.acks)} commit={m.keeper.commit is not None})" if m.keeper else "")
-                )
+            mark = "" if node.up else " DEAD"
+            mark += " STOPPED" if node.process.stopped else ""
+            lines += [f"{node.peer_id}{mark} {standing(replica)}" for replica in node.peer.replicas.values()]
         return "\n".join(lines)
 
     def _bury(self) -> None:

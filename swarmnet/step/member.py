@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId, next_chain
 from swarmnet.messages import (
-    NONE,
     Claim,
     Commit,
     Committed,
@@ -19,7 +18,6 @@ from swarmnet.messages import (
     Finished,
     Granted,
     Heartbeat,
-    Indexes,
     Moved,
     Prepare,
     Release,
@@ -28,10 +26,15 @@ from swarmnet.messages import (
     Stamp,
 )
 from swarmnet.step import actions as act
+from swarmnet.step.account import Account
 from swarmnet.step.actions import Action, Broadcast, Note, Send
 from swarmnet.step.barrier import Barrier, evidence
+from swarmnet.step.election import Election
 from swarmnet.step.gate import Shape, refusal
 from swarmnet.step.keeper import Keeper
+from swarmnet.step.lag import Lag, yields
+from swarmnet.step.pace import Pace
+from swarmnet.step.rounds import Differs, Lacks, Part
 from swarmnet.step.view import Timers, View
 
 
@@ -43,7 +46,7 @@ class Member:
     ) -> None:
         self.me, self.stage, self.shape, self.timers = me, stage, shape, timers
         self.view = View(me, stage, timers)
-        self.generation = Generation(incarnation, 0)
+        self.account = Account(Generation(incarnation, 0))
         self.version, self.chain, self.term_chain = 0, chain, chain
         self.synced = False
         self.progress = 0
@@ -52,29 +55,17 @@ class Member:
         self.last_commits: tuple[Commit, ...] = ()
         self.last_finished: Finished | None = None
         self._last_stamp: Stamp | None = None
-        self._claimed_at: float | None = None
-        self._claim_gap_s: float | None = None
-        self._resync_at = -1e9
-        self._behind_since: float | None = None
-        self._begin(now)
+        self._pace, self._lag = Pace(timers), Lag(self.view)
+        self._begin(now, None)
 
-    def _begin(self, now: float) -> None:
-        self.began_at = now
-        self._claimed_at = None
-        self.promised: Ballot | None = None
-        self.promised_at = now
+    def _begin(self, now: float, finished: Finished | None) -> None:
+        self._pace.begin()
+        self.account.begin()
+        self._election = Election(self.view, now=now)
         self.keeper: Keeper | None = None
-        self.asked: set[int] = set()
-        self.granted: set[int] = set()
-        self.summed: set[int] = set()
-        self.non_finite: set[int] = set()
-        self.round: Round | None = None
-        self.exchange: RoundId | None = None
-        self.collecting: frozenset[PeerId] = frozenset()  # from whom, while a finished sum is fetched
-        self.finished: Finished | None = None
+        self.part = Part(self.me, finished)
         self.barrier = Barrier(self.version, self.shape.num_stages)
         self.applying = False
-        self._next_prepare: Prepare | None = None
         self._next_commits: dict[int, Commit] = {}
 
     # ------------------------------------------------------------ what others may know
@@ -83,6 +74,16 @@ class Member:
     def stamp(self) -> Stamp:
         """What my messages are about."""
         return Stamp(self.version, self.stage, self.chain)
+
+    @property
+    def promised(self) -> Ballot | None:
+        """The highest ballot heard of: whom I report to."""
+        return self._election.promised
+
+    @property
+    def finished(self) -> Finished | None:
+        """The finished sum of this step, if it is here (R)."""
+        return self.part.finished
 
     @property
     def done(self) -> bool:
@@ -99,7 +100,7 @@ class Member:
         behind = to is None or self.view.everyone().get(to, -1) < self.version
         return Heartbeat(
             stamp=self.stamp,
-            incarnation=self.generation.incarnation,
+            incarnation=self.account.generation.incarnation,
             synced=self.synced,
             keeper=self.promised,
             commits=self.barrier.known,
@@ -115,62 +116,61 @@ class Member:
         *, now: float,
     ) -> list[Action]:
         """State of `version` is in place (seed or snapshot), with the step's finished sum if there is one."""
-        self.generation = self.generation.next()
+        self.account.renew(void=True)
         self.version, self.chain, self.term_chain, self.synced = version, chain, term_chain, True
-        self.last_commits, self.last_finished, self._behind_since = (), None, None
-        self._begin(now)
-        self.finished = finished
+        self.last_commits, self.last_finished = (), None
+        self._lag.caught_up()
+        self._begin(now, finished)
         for commit in commits:
             self.barrier.add(commit)
         return [act.StopSum(), Broadcast(self.heartbeat()), *self._advance(now)]
 
     def claim(self, index: int, *, now: float) -> list[Action]:
         """Work on `index` has begun: ask to count it (rule 3)."""
-        if index in self.granted:
+        if index in self.account.granted:
             return [act.Granted(index)]
-        if self._claimed_at is not None:
-            self._claim_gap_s = max(0.9 * (self._claim_gap_s or 0.0), now - self._claimed_at)
-        self._claimed_at = now
-        self.asked.add(index)
-        return self._ask(index)
+        self._pace.claimed(now=now)
+        self.account.asked.add(index)
+        return self.account.claim(index, self.stamp, self.promised)
 
     def withdraw(self, index: int) -> list[Action]:
         """The work was dropped. A grant that still comes is ignored; the keeper hears of it, now or later."""
-        self.asked.discard(index)
-        if index not in self.granted or index in self.summed:
+        account = self.account
+        account.asked.discard(index)
+        if index not in account.granted or index in account.summed:
             return []
-        self.granted.discard(index)
-        return self._release(frozenset({index}))
+        account.granted.discard(index)
+        return account.release(frozenset({index}), self.stamp, self.promised)
 
     def add(self, index: int, *, now: float) -> list[Action]:
         """The weight gradient of `index` is in the accumulator, which has not been voided since."""
         self.progress += 1
-        if index not in self.granted:
+        if index not in self.account.granted:
             return self._void_myself()
-        self.summed.add(index)
-        return self._join_round(now) if self.round is not None else []
+        self.account.summed.add(index)
+        return self._join_round()
 
     def found_non_finite(self, index: int, *, now: float) -> list[Action]:
         """`index` gave a non-finite value here."""
         actions = self.withdraw(index)
-        self.non_finite.add(index)
+        self.account.non_finite.add(index)
         return [*actions, *self._report()]
 
     def sum_whole(self, finished: Finished, *, now: float) -> list[Action]:
         """The exchange of a round, or the collection of a finished sum, is complete and digest-checked."""
-        self.exchange = None
+        self.part.exchange = None
         wanted = self._wanted_sum()
         mine = self.barrier.of(self.stage)
         foreign = mine is not None and finished.digest != mine.digest  # not what my stage has committed
         if wanted is None or finished.id != wanted or foreign:
-            return self._join_round(now) if self.round else []
-        self.finished = finished
+            return self._join_round()
+        self.part.finished = finished
         return [*self._report(), *self._advance(now)]
 
     def sum_failed(self, round_id: RoundId, *, now: float) -> list[Action]:
         """The exchange gave up; the next Round message (or tick) starts it again."""
-        if self.exchange == round_id:
-            self.exchange = None
+        if self.part.exchange == round_id:
+            self.part.exchange = None
         return []
 
     def applied(self, *, now: float) -> list[Action]:
@@ -181,9 +181,9 @@ class Member:
         self.version += 1
         if self.version % self.shape.keeper_term_steps == 0:
             self.term_chain = self.chain
-        prepare, commits = self._next_prepare, self._next_commits
-        self._behind_since = None
-        self._begin(now)
+        prepare, commits = self._election.of_next_step, self._next_commits
+        self._lag.caught_up()
+        self._begin(now, None)
         for commit in commits.values():
             self.barrier.add(commit)
         actions: list[Action] = [Broadcast(self.heartbeat())]
@@ -205,8 +205,7 @@ class Member:
         actions: list[Action] = []
         if self.promised is not None:
             actions += self._report()
-            for index in sorted(self.asked):
-                actions += self._ask(index)
+            actions += self.account.ask(self.stamp, self.promised)
         return actions + self._advance(now, resend=True)
 
     # ------------------------------------------------------------ events from others
@@ -230,9 +229,7 @@ class Member:
         if message.stamp.stage != self.stage or not mate:
             return []
         if isinstance(message, Prepare) and message.stamp.step == self.version + 1:
-            best = self._next_prepare
-            if best is None or message.ballot > best.ballot:
-                self._next_prepare = message
+            self._election.early(message)
             return []
         if message.stamp != self.stamp or self.applying:
             return []
@@ -244,9 +241,9 @@ class Member:
             case Moved():
                 return self._on_moved(message)
             case Evicted():
-                return self._on_evicted(message, now)
+                return self._on_evicted(message)
             case Round():
-                return self._on_round(message, now)
+                return self._on_round(message)
             case Execute():
                 return [act.Execute(message.index)] if message.ballot == self.promised else []
             case Claim() | Report() | Release():
@@ -285,8 +282,8 @@ class Member:
                 actions += self._on_commit(commit, now)
             for commit in beat.commits:
                 self._next_commits.setdefault(commit.stage, commit)
-        if mate and step > self.version:
-            actions += self._catch_up(now)
+        if mate and step > self.version and not self.applying:
+            actions += self._lag.behind(self.version, now=now) or self._advance(now)
         elif step == self.version and mate and self.keeper is not None:
             actions += self.keeper.advance(now=now, resend=False)
         return actions
@@ -309,233 +306,113 @@ class Member:
 
     def _on_prepare(self, peer: PeerId, prepare: Prepare, now: float) -> list[Action]:
         if self.promised is not None and prepare.ballot < self.promised:
-            return [Send(peer, self._make_report())]  # carries the higher ballot: the old keeper stops
+            return [Send(peer, self._make_report(self.promised))]  # carries the higher ballot: the old keeper stops
         if prepare.ballot == self.promised:
-            self.promised_at = now
+            self._election.heard(now=now)
             return self._report()
         return self._promise(prepare.ballot, now)
 
     def _promise(self, ballot: Ballot, now: float) -> list[Action]:
-        if self.promised is not None and ballot <= self.promised:
+        if not self._election.promise(ballot, now=now):
             return []
-        self.promised, self.promised_at = ballot, now
-        actions = self._drop_round()
+        actions = self.part.drop()
         if self.keeper is not None and self.keeper.ballot != ballot:
             self.keeper = None
             actions.append(Note("keeper_stopped", {"step": self.version, "for": ballot.peer}))
-        actions += self._report()
-        for index in sorted(self.asked):
-            actions += self._ask(index)
-        return actions
+        return actions + self._report() + self.account.ask(self.stamp, self.promised)
 
     def _on_granted(self, granted: Granted) -> list[Action]:
-        ours = granted.ballot == self.promised and granted.generation == self.generation
-        if not ours or granted.index not in self.asked or self.finished is not None or self.applying:
+        ours = granted.ballot == self.promised and granted.generation == self.account.generation
+        if not ours or granted.index not in self.account.asked or self.finished is not None or self.applying:
             return []  # the keeper hears of it by Release (A1)
-        self.asked.discard(granted.index)
-        self.granted.add(granted.index)
+        self.account.asked.discard(granted.index)
+        self.account.granted.add(granted.index)
         # Who grants has no open round: what I take part in was given up. Whoever finishes it all the same wins.
-        return [*self._drop_round(), act.Granted(granted.index)]
+        return [*self.part.drop(), act.Granted(granted.index)]
 
     def _on_moved(self, moved: Moved) -> list[Action]:
-        if moved.ballot != self.promised or moved.generation != self.generation or moved.index not in self.asked:
+        ours = moved.ballot == self.promised and moved.generation == self.account.generation
+        if not ours or moved.index not in self.account.asked:
             return []
-        self.asked.discard(moved.index)
+        self.account.asked.discard(moved.index)
         return [act.Owned(moved.index, moved.owner)]
 
-    def _on_evicted(self, evicted: Evicted, now: float) -> list[Action]:
-        if evicted.ballot != self.promised or evicted.generation != self.generation:
+    def _on_evicted(self, evicted: Evicted) -> list[Action]:
+        if evicted.ballot != self.promised or evicted.generation != self.account.generation:
             return []
-        self.generation = self.generation.next()  # always: grants in flight for the old one are dead (A2)
-        actions = self._drop_round()
+        self.account.renew(void=evicted.void)  # a new generation always: grants in flight for the old one are dead (A2)
+        actions = self.part.drop()
         if evicted.void:
-            self.granted.clear()
-            self.summed.clear()
             actions.append(act.Void())
         actions.append(Note("evicted_me", {"void": evicted.void, "step": self.version}))
         return actions + self._report()
 
-    def _on_round(self, message: Round, now: float) -> list[Action]:
+    def _on_round(self, message: Round) -> list[Action]:
         if message.ballot != self.promised:
             return []
-        actions: list[Action] = []
-        if self.exchange is not None and self.exchange != message.id:
-            actions = self._drop_round()  # the keeper has given that one up; its set need not be mine any more
-        self.round = message
-        return actions + self._join_round(now)
+        return self.part.hear(message) + self._join_round()
 
     def _on_fork(self, peer: PeerId, beat: Heartbeat, now: float) -> list[Action]:
-        """Rule 19: the lower of (has a commit, chain) resyncs; one with a commit never yields to one without."""
         theirs = any(commit.stage == self.stage for commit in beat.commits)
         mine = self.barrier.of(self.stage) is not None
-        if (theirs, beat.stamp.chain) <= (mine, self.chain):
+        if not yields(mine=(mine, self.chain), theirs=(theirs, beat.stamp.chain)):
             return []
-        return self._resync((peer,), "fork", now)
-
-    def _catch_up(self, now: float) -> list[Action]:
-        """Rule 18: a mate is ahead. Collect the sum if the commits are known, else fetch a snapshot."""
-        if self.applying:
-            return []
-        if self._behind_since is None:
-            self._behind_since = now
-        ahead = [p for p, seen in self.view.mates() if seen.version > self.version and seen.synced and not seen.dead]
-        newest = max((seen.version for p, seen in self.view.mates() if p in ahead), default=self.version)
-        if newest > self.version + 1 or now - self._behind_since > 2 * self.timers.suspect_s:
-            return self._resync(tuple(sorted(ahead)), "behind", now)
-        return self._advance(now)
-
-    def _resync(self, donors: tuple[PeerId, ...], reason: str, now: float) -> list[Action]:
-        if not donors or now - self._resync_at < self.timers.suspect_s:
-            return []
-        self._resync_at = now
-        return [act.Resync(donors, reason), Note("resync", {"reason": reason, "version": self.version})]
+        return self._lag.resync((peer,), "fork", self.version, now=now)
 
     # ------------------------------------------------------------ inside
-
-    @property
-    def _idle_limit_s(self) -> float:
-        """How long nothing may be claimed before idle indexes are ordered: a multiple of the pauses between claims."""
-        if self._claim_gap_s is None:
-            return self.timers.idle_index_s
-        # One step that was stuck must not make the next ones wait four times as long, and so on.
-        return min(max(2 * self.timers.heartbeat_s, 4 * self._claim_gap_s), self.timers.long_silence_s)
 
     def _wanted_sum(self) -> RoundId | None:
         mine = self.barrier.of(self.stage)
         if mine is not None:
             return mine.id
-        return self.round.id if self.round is not None else None
+        return self.part.round.id if self.part.round is not None else None
 
-    def _ask(self, index: int) -> list[Action]:
-        if self.promised is None:
-            return []
-        return [Send(self.promised.peer, Claim(self.stamp, self.promised, self.generation, index))]
-
-    def _make_report(self) -> Report:
-        assert self.promised is not None
-        return Report(
-            stamp=self.stamp,
-            ballot=self.promised,
-            generation=self.generation,
-            owned=frozenset(self.granted | self.summed),
-            summed=frozenset(self.summed),
-            finished=self.finished,
-            commit=self.barrier.of(self.stage),
-            progress=self.progress,
-            non_finite=frozenset(self.non_finite) if self.non_finite else NONE,
-        )
+    def _make_report(self, ballot: Ballot) -> Report:
+        return self.account.report(self.stamp, ballot, self.finished, self.barrier.of(self.stage), self.progress)
 
     def _report(self) -> list[Action]:
         if self.promised is None or not self.synced:
             return []
-        return [Send(self.promised.peer, self._make_report())]
-
-    def _release(self, indexes: Indexes) -> list[Action]:
-        if self.promised is None:
-            return []
-        return [Send(self.promised.peer, Release(self.stamp, self.promised, self.generation, indexes))]
+        return [Send(self.promised.peer, self._make_report(self.promised))]
 
     def _void_myself(self) -> list[Action]:
         """The accumulator holds what nobody granted: it is worth nothing (I3)."""
-        self.generation = self.generation.next()
-        self.granted.clear()
-        self.summed.clear()
-        return [*self._drop_round(), act.Void(), Note("voided_myself", {"step": self.version}), *self._report()]
+        self.account.renew(void=True)
+        return [*self.part.drop(), act.Void(), Note("voided_myself", {"step": self.version}), *self._report()]
 
-    def _drop_round(self) -> list[Action]:
-        self.round = None
-        if self.exchange is None:
+    def _join_round(self) -> list[Action]:
+        if self.applying:
             return []
-        self.exchange = None
-        return [act.StopSum()]
-
-    def _join_round(self, now: float) -> list[Action]:
-        """Contribute, receive, collect or release, as the current round asks (rules 10, 14, 15)."""
-        current = self.round
-        if current is None or self.applying or (self.finished is not None and self.finished.id == current.id):
-            return []
-        if current.holders:
-            return self._collect(current, [holder for holder in current.holders if holder != self.me])
-        if self.finished is not None:
-            return self._report()  # mine is whole, that one is not: the keeper adopts it (A5)
-        if self.exchange == current.id or not current.contributions:
-            return []
-        mine = [indexes for peer, generation, indexes in current.contributions
-                if peer == self.me and generation == self.generation]
-        named = any(peer == self.me for peer, _, _ in current.contributions)
-        if named and not mine:
-            return []  # under a generation I have left: the keeper learns it from my report
-        if mine:
-            missing = mine[0] - self.granted - self.summed
-            if missing:
-                return self._release(missing)
-            if not (self.summed == self.granted == mine[0]):
-                return []
-        elif self.granted or self.summed:
-            return self._report()  # I hold indexes this round gives to others: the keeper must decide
-        return self._start(current.id, act.Sum(current))
-
-    def _collect(self, current: Round, holders: list[PeerId]) -> list[Action]:
-        if not holders or (self.exchange == current.id and self.collecting & set(holders)):
-            return []
-        # Taking part in the round itself may wait for a contribution that is void by now, and those it was collected
-        # from may all be gone: either way, start again with who holds it now.
-        message = Round(current.stamp, current.ballot, current.id, (), (), tuple(holders))
-        return self._start(current.id, act.CollectSum(message))
-
-    def _start(self, round_id: RoundId, action: Action) -> list[Action]:
-        stop: list[Action] = [act.StopSum()] if self.exchange is not None else []
-        self.exchange = round_id
-        self.collecting = frozenset(action.round.holders) if isinstance(action, act.CollectSum) else frozenset()
-        return [*stop, action]
+        match self.part.join(self.account):
+            case Lacks(indexes):
+                return self.account.release(indexes, self.stamp, self.promised)
+            case Differs():
+                return self._report()
+            case actions:
+                return actions
 
     def _advance(self, now: float, *, resend: bool = False) -> list[Action]:
         if not self.synced or self.done or self.applying:
             return []
-        actions: list[Action] = self._elect(now)
+        ballot = self._election.due(self.term_chain, keeping=self.keeper is not None, now=now)
+        actions = self._keep(ballot, now) if ballot is not None else []
         if self.keeper is not None:
             actions += self.keeper.advance(now=now, resend=resend)
-        if resend and self.round is not None:
-            actions += self._join_round(now)
+        if resend:
+            actions += self._join_round()
         actions += self._collect_committed()
         return actions + self._try_apply()
 
-    def _elect(self, now: float) -> list[Action]:
-        """Rule 13: the first in order keeps; the next ones wait their turn when it is silent."""
-        limit = self.timers.suspect_s
-        order = self.view.keeper_order(self.term_chain, now=now)
-        place = order.index(self.me)
-        if self.promised is None:
-            if place == 0 or now - self.began_at > (2 + place) * limit:
-                return self._promote(0, now)
-            return []
-        keeper = self.promised.peer
-        if keeper == self.me:
-            # Promised by myself in a keeper object that was dropped: only a new ballot may keep again.
-            return [] if self.keeper is not None else self._promote(self.promised.number + 1, now)
-        seen = self.view.get(keeper)
-        if seen is not None and seen.dead:
-            return self._promote(self.promised.number + 1, now) if place == 0 else []
-        if not self.view.alive(keeper, now=now):
-            silent_since = seen.heard_at if seen is not None else self.promised_at
-            if now - silent_since > (1 + place) * limit:
-                return self._promote(self.promised.number + 1, now)
-        return []
-
-    def _promote(self, number: int, now: float) -> list[Action]:
-        ballot = Ballot(number, self.me)
-        if self.promised is not None and ballot <= self.promised:
-            return []
-        actions = self._drop_round()
-        self.promised, self.promised_at = ballot, now
+    def _keep(self, ballot: Ballot, now: float) -> list[Action]:
+        """My turn: keep under this ballot."""
+        self._election.promise(ballot, now=now)
+        actions = self.part.drop()
         self.keeper = Keeper(
-            self.stamp, ballot, self.shape.num_microbatches, self.view, idle_s=self._idle_limit_s,
+            self.stamp, ballot, self.shape.num_microbatches, self.view, idle_s=self._pace.idle_s,
             max_void=self.shape.max_void, now=now,
         )
-        actions.append(Note("keeper", {"step": self.version, "ballot": number}))
-        actions += self._report()
-        for index in sorted(self.asked):
-            actions += self._ask(index)
+        actions.append(Note("keeper", {"step": self.version, "ballot": ballot.number}))
+        actions += self._report() + self.account.ask(self.stamp, ballot)
         return actions + self.keeper.advance(now=now, resend=False)
 
     def _collect_committed(self) -> list[Action]:
@@ -546,7 +423,7 @@ class Member:
         if self.promised is None:
             return []
         holders = sorted(p for p, seen in self.view.mates() if seen.synced and not seen.dead)
-        return self._collect(Round(self.stamp, self.promised, commit.id, (), (), ()), holders)
+        return self.part.collect(Round(self.stamp, self.promised, commit.id, (), (), ()), holders)
 
     def _try_apply(self) -> list[Action]:
         commit = self.barrier.of(self.stage)

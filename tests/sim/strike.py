@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Control, Request
-from swarmnet.simulate.swarm import Node, Plan, Swarm
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Node, Swarm
 
 OnTell = Callable[[PeerId, PeerId, Control], bool | None]
 OnOpen = Callable[[PeerId, PeerId, Request], None]

@@ -17,7 +17,8 @@ from swarmnet.messages import Answer, Fetched, Gradient, Packed, Process, Reject
 from swarmnet.net.ask import ask
 from swarmnet.simulate.clock import Process as Running
 from swarmnet.simulate.engine import tokens_of
-from swarmnet.simulate.swarm import Plan, Swarm
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Swarm
 
 PLAN = Plan(stages=3, replicas=2, microbatches=6, steps=4, max_void=0)
 NAN = Packed("fp32", (1, 1, 1), struct.pack("<f", math.nan))

@@ -9,7 +9,8 @@ from strike import watch_calls, watched
 
 from swarmnet.messages import Process
 from swarmnet.pipeline.router import Router
-from swarmnet.simulate.swarm import Node, Plan, Swarm
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Node, Swarm
 
 WINDOW_S = 120.0
 PLAN = Plan(stages=2, replicas=4, microbatches=16, steps=400, forward_s=0.1)

@@ -8,7 +8,8 @@ import pytest
 from strike import watched
 
 from swarmnet.peer import replica
-from swarmnet.simulate.swarm import Plan, Swarm
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Swarm
 
 
 def test_a_failed_join_is_said_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ import pytest
 from strike import check_always, watched
 
 from swarmnet.simulate.engine import SimulatedEngine
-from swarmnet.simulate.swarm import Broken, Plan, Swarm
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Broken, Swarm
 
 
 def test_without_the_void_counter_a_voided_gradient_lands_in_the_next_accumulator(
@@ -35,7 +36,7 @@ def test_without_the_void_counter_a_voided_gradient_lands_in_the_next_accumulato
             for node in swarm.replicas(0):
                 member = node.peer.replicas[0].member
                 working = [w for w in node.peer.replicas[0].execution.works.values() if w.voids is not None]
-                if member.version == 1 and member.summed and working:
+                if member.version == 1 and member.account.summed and working:
                     node.peer.replicas[0].driver._perform(member._void_myself())
                     await check_always(swarm)
                     return

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from swarmnet.simulate.swarm import Broken, Plan, Swarm
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Broken, Swarm
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])

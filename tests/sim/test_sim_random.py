@@ -12,7 +12,7 @@ from chaos import Chaos
 from strike import watched
 
 from swarmnet.simulate.network import Links
-from swarmnet.simulate.swarm import Plan
+from swarmnet.simulate.plan import Plan
 
 NOISY = Links(loss=0.15, double=0.1, late=0.1, broken=0.05)
 TANGLED = Links(loss=0.1, double=0.1, late=0.3, broken=0.05)

@@ -15,7 +15,8 @@ import pytest
 from strike import check_always, keeper_of, kill_and_restart, member_of, soon, watch_calls, watch_messages, watched
 
 from swarmnet.messages import Accepted, Committed, Gradient, Process
-from swarmnet.simulate.swarm import Node, Plan, Swarm
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Node, Swarm
 
 PLAN = Plan(stages=3, replicas=2, microbatches=6, steps=5)
 STEP = 1
@@ -28,21 +29,25 @@ def state(node: Node, stage: int):
     return node.peer.replicas[stage].member
 
 
+def held(node: Node, stage: int):
+    return state(node, stage).account
+
+
 def holds_sum(swarm: Swarm, stage: int) -> bool:
     members = [state(node, stage) for node in swarm.replicas(stage) if stage in node.peer.replicas]
     return any(member.finished is not None and member.version >= STEP for member in members)
 
 
 POINTS: dict[str, Predicate] = {
-    "after_claim": lambda swarm, node, stage: bool(state(node, stage).asked or state(node, stage).granted),
+    "after_claim": lambda swarm, node, stage: bool(held(node, stage).asked or held(node, stage).granted),
     "after_forward": lambda swarm, node, stage: any(
         work.computing and work.voids is not None for work in node.peer.replicas[stage].execution.works.values()
     ),
     "after_gradient": lambda swarm, node, stage: bool(
-        {i for kind, i in node.peer.replicas[stage].execution.memo._entries if kind == "up"} - state(node, stage).summed
+        {i for kind, i in node.peer.replicas[stage].execution.memo._entries if kind == "up"} - held(node, stage).summed
     ),
-    "after_summed": lambda swarm, node, stage: bool(state(node, stage).summed),
-    "in_round_before_ack": lambda swarm, node, stage: state(node, stage).exchange is not None
+    "after_summed": lambda swarm, node, stage: bool(held(node, stage).summed),
+    "in_round_before_ack": lambda swarm, node, stage: state(node, stage).part.exchange is not None
     and not holds_sum(swarm, stage),
     "in_round_after_ack": lambda swarm, node, stage: holds_sum(swarm, stage),
     "after_commit": lambda swarm, node, stage: state(node, stage).barrier.of(stage) is not None,
@@ -181,7 +186,7 @@ def owners_of_one_index(swarm: Swarm) -> list[Node]:
             if stage in node.peer.replicas
             and state(node, stage).version == STEP
             and state(node, stage).finished is None
-            and index in state(node, stage).summed
+            and index in held(node, stage).summed
         ]
         if len(found) == swarm.plan.stages:
             return found
@@ -210,12 +215,12 @@ def test_one_slot_and_loss_of_one_owner_in_each_stage_at_once(trainers: int) -> 
 
     async def script(swarm: Swarm) -> None:
         while not all(
-            any(state(node, stage).version == STEP and state(node, stage).summed for node in swarm.replicas(stage))
+            any(state(node, stage).version == STEP and held(node, stage).summed for node in swarm.replicas(stage))
             for stage in range(3)
         ):
             await asyncio.sleep(0.002)
         for stage in range(3):
-            victim = next(node for node in swarm.replicas(stage) if state(node, stage).summed)
+            victim = next(node for node in swarm.replicas(stage) if held(node, stage).summed)
             kill_and_restart(swarm, victim)
         await check_always(swarm)
 
@@ -264,7 +269,7 @@ def test_a_trainer_dies_in_the_middle_and_the_keeper_orders_the_rest() -> None:
     swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=4))
 
     async def script(swarm: Swarm) -> None:
-        while not any(state(node, 0).version == STEP and state(node, 0).summed for node in swarm.replicas(0)):
+        while not any(state(node, 0).version == STEP and state(node, 0).account.summed for node in swarm.replicas(0)):
             await asyncio.sleep(0.002)
         swarm.kill_trainer("trainer.0")
         await check_always(swarm)

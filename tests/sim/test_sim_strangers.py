@@ -26,7 +26,8 @@ from swarmnet.messages import (
     Stamp,
 )
 from swarmnet.simulate.clock import Process
-from swarmnet.simulate.swarm import Plan, Swarm
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Swarm
 
 
 class Stranger:
@@ -55,7 +56,7 @@ class Stranger:
         stamp = rng.choice([member.stamp, member.stamp, Stamp(member.version + 1, stage, member.chain),
                             Stamp(rng.randrange(9), rng.randrange(60), Chain("0" * 64))])
         ballot = rng.choice([member.promised or Ballot(0, self.peer), Ballot(rng.choice([0, 5, 1 << 53]), self.peer)])
-        generation = rng.choice([member.generation, Generation(rng.getrandbits(60), rng.choice([0, 1 << 53]))])
+        generation = rng.choice([member.account.generation, Generation(rng.getrandbits(60), rng.choice([0, 1 << 53]))])
         index = rng.choice([0, 1, 2, 3, 65535])
         some = frozenset(rng.sample([0, 1, 2, 3, 60000], 2))
         peers = tuple(rng.sample([self.peer, node.peer_id, PeerId("nobody")], rng.randrange(4)))

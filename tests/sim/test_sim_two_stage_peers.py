@@ -9,7 +9,8 @@ import asyncio
 import pytest
 from strike import check_always, kill_and_restart, watched
 
-from swarmnet.simulate.swarm import Plan, Swarm
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Swarm
 
 SINGLE = ((0, 3), (1, 2))
 DOUBLE = ((0, 3), (1, 2), (0, 3), (1, 2))
@@ -30,7 +31,7 @@ def test_one_of_them_dies_and_comes_back(victim: int, slots: int) -> None:
 
     async def script(swarm: Swarm) -> None:
         node = swarm.nodes[victim]
-        while not any(replica.member.version == 1 and replica.member.summed for replica in node.peer.replicas.values()):
+        while not any(r.member.version == 1 and r.member.account.summed for r in node.peer.replicas.values()):
             await asyncio.sleep(0.005)
         kill_and_restart(swarm, node)
         await check_always(swarm)

@@ -192,11 +192,11 @@ class Table:
         """Obey orders and pass time until a round is open for all members."""
         for _ in range(rounds):
             for name, index in self.orders():
-                if name in self.members and index not in self.members[name].summed:
+                if name in self.members and index not in self.members[name].account.summed:
                     self.claim(name, index)
                     self.settle()
             for name, member in self.members.items():
-                for index in sorted(member.granted - member.summed):
+                for index in sorted(member.account.granted - member.account.summed):
                     self.add(name, index)
             self.settle()
             keepers = [member.keeper for member in self.members.values() if member.keeper is not None]
@@ -206,7 +206,7 @@ class Table:
                     return
             self.tick()
         raise AssertionError("no round: " + "; ".join(
-            f"{name}: granted={member.granted} summed={member.summed} "
+            f"{name}: granted={member.account.granted} summed={member.account.summed} "
             f"owners={member.keeper and member.keeper.ledger.owners}" for name, member in self.members.items()
         ))
 

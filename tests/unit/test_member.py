@@ -59,7 +59,7 @@ def test_nobody_contributes_before_all_that_was_granted_is_summed():
     table = Table("A", "K")
     table.claim("A", 0)
     table.execute("K", 1)
-    assert table.members["A"].round is not None and table.rounds["A"] is None
+    assert table.members["A"].part.round is not None and table.rounds["A"] is None
     table.add("A", 0)
     assert table.rounds["A"] is not None
 
@@ -86,7 +86,7 @@ def test_h4_of_two_keepers_with_equal_numbers_one_stops_and_the_ledger_completes
         table.claim(name, index)
     table.settle(lambda sender, receiver, message: sender == receiver)
     for name in ("A", "K"):
-        for index in sorted(table.members[name].granted):
+        for index in sorted(table.members[name].account.granted):
             table.add(name, index)
     table.settle()
     table.tick()
@@ -109,7 +109,7 @@ def test_a1_a_grant_nobody_waits_for_is_released():
     table.do("A", table.members["A"].withdraw(0))  # the work was dropped before the grant came
     table.settle()
     table.execute("K", 1)
-    assert table.members["A"].granted == set()
+    assert table.members["A"].account.granted == set()
     table.work_until_summed()
     table.finish_all()
 
@@ -119,7 +119,7 @@ def test_a1_a_duplicate_claim_after_moved_does_not_hold_up_the_round():
     table.claim("A", 0)
     copies = [entry for entry in table.wire if isinstance(entry[2], Claim)]
     table.settle()
-    assert table.members["A"].granted == {0}
+    assert table.members["A"].account.granted == {0}
     table.do("A", table.members["A"].withdraw(0))
     table.settle()
     table.put(copies)  # K grants 0 to A once more, who does not want it
@@ -137,9 +137,9 @@ def test_a2_a_grant_under_an_evicted_generation_is_dead():
     table.suspect("A", by="K")
     table.settle()
     table.tick(1.0)  # A's next report is answered by Evicted: a new generation
-    assert table.members["A"].generation.number > 1
+    assert table.members["A"].account.generation.number > 1
     table.put(late)
-    assert table.members["A"].granted == set()
+    assert table.members["A"].account.granted == set()
     table.work_until_summed()
     table.finish_all()
 
@@ -167,10 +167,10 @@ def test_a5_a_member_with_a_finished_sum_joins_no_other_round():
     finished = table.finish("A")
     ballot = Ballot(0, PeerId("K"))
     newer = Round(table.members["A"].stamp, ballot, RoundId(ballot, 9), (), (PeerId("A"),), ())
-    contributions = ((PeerId("A"), table.members["A"].generation, frozenset({0})),)
+    contributions = ((PeerId("A"), table.members["A"].account.generation, frozenset({0})),)
     newer = Round(newer.stamp, ballot, newer.id, contributions, newer.receivers, ())
     table.put([(PeerId("K"), PeerId("A"), newer)])
-    assert table.members["A"].finished == finished and table.members["A"].exchange is None
+    assert table.members["A"].finished == finished and table.members["A"].part.exchange is None
 
 
 def test_a8_death_of_a_receiver_after_the_commit_opens_no_other_round():
@@ -225,7 +225,7 @@ def test_the_successor_of_a_dead_keeper_rebuilds_the_ledger_from_reports():
     table.tick(4.0)
     keeper = table.members[table.keeper].keeper
     assert keeper is not None and keeper.ballot.number == 1
-    assert keeper.ledger.owners == [(PeerId("A"), table.members["A"].generation), None]
+    assert keeper.ledger.owners == [(PeerId("A"), table.members["A"].account.generation), None]
     table.execute("B", 1)
     table.work_until_summed()
     table.finish_all()
@@ -290,23 +290,23 @@ def test_grants_of_an_old_ballot_or_of_another_step_change_nothing():
     table.take(kind(Claim))
     member = table.members["A"]
     for stamp, ballot, generation in (
-        (member.stamp, Ballot(0, PeerId("A")), member.generation),
-        (member.stamp, Ballot(7, PeerId("K")), member.generation),
+        (member.stamp, Ballot(0, PeerId("A")), member.account.generation),
+        (member.stamp, Ballot(7, PeerId("K")), member.account.generation),
         (member.stamp, member.promised, Generation(99, 1)),
-        (Stamp(1, 0, CHAIN), member.promised, member.generation),
+        (Stamp(1, 0, CHAIN), member.promised, member.account.generation),
     ):
         table.put([(PeerId("K"), PeerId("A"), Granted(stamp, ballot, generation, 0))])
         table.put([(PeerId("K"), PeerId("A"), Evicted(stamp, ballot, generation, void=True))])
-    assert member.granted == set()
+    assert member.account.granted == set()
 
 
 def test_a_doubled_eviction_moves_the_generation_once():
     table = Table("A", "K")
     table.execute("A", 0)
     member = table.members["A"]
-    eviction = Evicted(member.stamp, member.promised, member.generation, void=True)
+    eviction = Evicted(member.stamp, member.promised, member.account.generation, void=True)
     table.put([(PeerId("K"), PeerId("A"), eviction)] * 2)
-    assert member.generation.number == 2 and table.sums["A"] == []
+    assert member.account.generation.number == 2 and table.sums["A"] == []
 
 
 def test_a_prepare_in_somebody_elses_name_is_refused():
@@ -353,7 +353,7 @@ def test_release_under_a_wrong_generation_frees_nothing():
     stamp, ballot = table.members["A"].stamp, keeper.ballot
     release = Release(stamp, ballot, Generation(99, 0), frozenset({0}))
     table.put([(PeerId("A"), PeerId("K"), release)])
-    assert keeper.ledger.owners[0] == (PeerId("A"), table.members["A"].generation)
+    assert keeper.ledger.owners[0] == (PeerId("A"), table.members["A"].account.generation)
 
 
 # ------------------------------------------------------------ each rule is needed: without it a trace above breaks
@@ -361,9 +361,9 @@ def test_release_under_a_wrong_generation_frees_nothing():
 
 def test_without_the_comparison_of_sets_half_an_accumulator_is_contributed(monkeypatch):
     from swarmnet.step import actions as act
-    from swarmnet.step.member import Member
+    from swarmnet.step.rounds import Part
 
-    monkeypatch.setattr(Member, "_join_round", lambda self, now: self._start(self.round.id, act.Sum(self.round)))
+    monkeypatch.setattr(Part, "join", lambda self, account: self._start(self.round.id, act.Sum(self.round)))
     with pytest.raises(AssertionError):
         test_nobody_contributes_before_all_that_was_granted_is_summed()
 

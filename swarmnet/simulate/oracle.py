@@ -1,0 +1,48 @@
+"""What one process would compute: the truth that a simulated swarm is held against."""
+
+from __future__ import annotations
+
+from swarmnet.ids import NO_CHAIN, Ballot, PeerId, RoundId
+from swarmnet.messages import Commit, Packed
+from swarmnet.simulate.engine import Arithmetic, tokens_of
+from swarmnet.simulate.plan import Plan
+
+
+class Oracle:
+    """What one process would compute: the digest of every stage's sum of every step, and the final weights."""
+
+    def __init__(self, plan: Plan) -> None:
+        stages = [Arithmetic(stage, plan.stages) for stage in range(plan.stages)]
+        weights = [stage.seed() for stage in stages]
+        self.history = [weights]
+        self.digests: list[list[bytes]] = []
+        self.losses: list[float] = []
+        for step in range(plan.steps):
+            sums = [[0, 0, 0, 0] for _ in stages]
+            loss_sum = 0.0
+            voided = plan.voided(step)
+            for index in [index for index in range(plan.microbatches) if index not in voided]:
+                inputs = [tokens_of(step * plan.microbatches + index)]
+                for stage, at in zip(stages[:-1], weights[:-1], strict=True):
+                    inputs.append(stage.forward(at, inputs[-1]))
+                loss_sum += stages[-1].loss(weights[-1], inputs[-1])
+                gradient: tuple[Packed, ...] = ()
+                for place in reversed(range(plan.stages)):
+                    delta = stages[place].weight_gradient(weights[place], inputs[place], gradient)
+                    sums[place] = [a + b for a, b in zip(sums[place], delta, strict=True)]
+                    gradient = stages[place].backward(weights[place], inputs[place], gradient)
+            described = [Arithmetic.digest(total) for total in sums]
+            self.digests.append([digest for digest, _ in described])
+            self.losses.append(loss_sum)
+            commits = [self._commit(plan, place, step, *described[place], loss_sum) for place in range(plan.stages)]
+            weights = [Arithmetic.apply(at, total, commits) for at, total in zip(weights, sums, strict=True)]
+            self.history.append(weights)
+        self.weights = weights
+
+    @staticmethod
+    def _commit(plan: Plan, stage: int, step: int, digest: bytes, norm: float, loss_sum: float) -> Commit:
+        return Commit(
+            stage, step, NO_CHAIN, RoundId(Ballot(0, PeerId("")), 0), digest,
+            plan.microbatches - len(plan.voided(step)),
+            loss_sum if stage + 1 == plan.stages else 0.0, norm, plan.voided(step),
+        )

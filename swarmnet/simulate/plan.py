@@ -1,0 +1,52 @@
+"""What to simulate: the shape of a swarm, its timers and links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from swarmnet.manifest.schema import Cut, Limits, Manifest, Model, Protocol, Training
+from swarmnet.simulate.network import Links
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to simulate. forward_s: seconds of a forward (backward and weight pass take as long). poison: (stage, step,
+    index) whose forward is not finite, which leaves the index out in every stage."""
+
+    stages: int = 2
+    replicas: int = 2
+    microbatches: int = 4
+    steps: int = 3
+    trainers: int = 1
+    slots: int = 4
+    memo_bytes: int = 1 << 20
+    forward_s: float = 0.02
+    data_at_peers: bool = True
+    eval_every: int = 0
+    max_void: int = 0
+    poison: frozenset[tuple[int, int, int]] = frozenset()
+    links: Links = field(default_factory=Links)
+    protocol: Protocol = field(default_factory=Protocol)
+    served: tuple[tuple[int, ...], ...] | None = None  # stages of each peer; default: `replicas` of each stage
+
+    def voided(self, step: int) -> frozenset[int]:
+        """Indexes of a step that no stage can count."""
+        return frozenset(index for _, at, index in self.poison if at == step)
+
+
+def manifest_of(plan: Plan) -> Manifest:
+    """The smallest manifest with the plan's shape."""
+    return Manifest(
+        name="simulated",
+        model=Model(
+            vocab_size=256, hidden_size=1, intermediate_size=1, num_layers=plan.stages, num_heads=1, num_kv_heads=1,
+            head_dim=2,
+        ),
+        cut=Cut(stages=plan.stages),
+        training=Training(
+            total_steps=plan.steps, microbatches=plan.microbatches, microbatch_size=1, sequence_length=1,
+            eval_every=plan.eval_every, eval_microbatches=1, max_void=plan.max_void,
+        ),
+        protocol=plan.protocol,
+        limits=Limits(),
+    )

@@ -1,0 +1,61 @@
+"""What one replica counts in one step, and the words in which it accounts for it to its keeper. Pure.
+
+An index is *asked* for while work on it is under way, *granted* once the keeper said so, *summed* once its weight
+gradient is in the accumulator. The generation fences all of it (docs/protocol.md, I3): it outlives the step and only
+grows.
+"""
+
+from __future__ import annotations
+
+from swarmnet.ids import Ballot, Generation
+from swarmnet.messages import NONE, Claim, Commit, Finished, Indexes, Release, Report, Stamp
+from swarmnet.step.actions import Action, Send
+
+
+class Account:
+    """Index sets of one step under one generation. `ballot` arguments are what is promised; None: nobody to tell."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+        self.begin()
+
+    def begin(self) -> None:
+        """Another step: nothing is counted yet."""
+        self.asked: set[int] = set()
+        self.granted: set[int] = set()
+        self.summed: set[int] = set()
+        self.non_finite: set[int] = set()
+
+    def renew(self, *, void: bool) -> None:
+        """Close the generation: grants in flight are dead. `void` also closes what is in the accumulator (rule 11)."""
+        self.generation = self.generation.next()
+        if void:
+            self.granted.clear()
+            self.summed.clear()
+
+    @property
+    def owned(self) -> Indexes:
+        """Granted or summed."""
+        return frozenset(self.granted | self.summed)
+
+    def ask(self, stamp: Stamp, ballot: Ballot | None) -> list[Action]:
+        """Claims of everything asked for and not answered."""
+        return [action for index in sorted(self.asked) for action in self.claim(index, stamp, ballot)]
+
+    def claim(self, index: int, stamp: Stamp, ballot: Ballot | None) -> list[Action]:
+        """The claim of one index."""
+        return [Send(ballot.peer, Claim(stamp, ballot, self.generation, index))] if ballot is not None else []
+
+    def release(self, indexes: Indexes, stamp: Stamp, ballot: Ballot | None) -> list[Action]:
+        """The word that these are not held (rule 10)."""
+        return [Send(ballot.peer, Release(stamp, ballot, self.generation, indexes))] if ballot is not None else []
+
+    def report(
+        self, stamp: Stamp, ballot: Ballot, finished: Finished | None, commit: Commit | None, progress: int
+    ) -> Report:
+        """Everything a keeper must know of this replica (rule 9)."""
+        return Report(
+            stamp=stamp, ballot=ballot, generation=self.generation, owned=self.owned, summed=frozenset(self.summed),
+            finished=finished, commit=commit, progress=progress,
+            non_finite=frozenset(self.non_finite) if self.non_finite else NONE,
+        )

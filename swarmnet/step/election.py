@@ -1,0 +1,65 @@
+"""Who keeps a stage's ledger: what one replica has promised, and when its own turn has come (rule 13). Pure.
+
+Two replicas may keep at a time; the higher ballot wins wherever both are heard, and a wrong keeper only wastes time
+(docs/protocol.md, I2).
+"""
+
+from __future__ import annotations
+
+from swarmnet.ids import Ballot, Chain
+from swarmnet.messages import Prepare
+from swarmnet.step.view import View
+
+
+class Election:
+    """Promises of one replica in one step."""
+
+    def __init__(self, view: View, *, now: float) -> None:
+        self._view = view
+        self.promised: Ballot | None = None
+        self._began_at = self._promised_at = now
+        self._next: Prepare | None = None
+
+    def promise(self, ballot: Ballot, *, now: float) -> bool:
+        """Promise a ballot unless as high a one is promised already."""
+        if self.promised is not None and ballot <= self.promised:
+            return False
+        self.promised, self._promised_at = ballot, now
+        return True
+
+    def heard(self, *, now: float) -> None:
+        """The promised keeper has spoken."""
+        self._promised_at = now
+
+    def early(self, prepare: Prepare) -> None:
+        """A keeper of the next step is ahead of us: remember the highest."""
+        if self._next is None or prepare.ballot > self._next.ballot:
+            self._next = prepare
+
+    @property
+    def of_next_step(self) -> Prepare | None:
+        """The highest keeper of the next step heard of."""
+        return self._next
+
+    def due(self, term_chain: Chain, *, keeping: bool, now: float) -> Ballot | None:
+        """The ballot to stand with now, or None.
+
+        The first in order keeps; the next ones wait their turn when it is silent, and only a moment when it is dead.
+        """
+        view, limit = self._view, self._view.timers.suspect_s
+        place = view.keeper_order(term_chain, now=now).index(view.me)
+        if self.promised is None:
+            return Ballot(0, view.me) if place == 0 or now - self._began_at > (2 + place) * limit else None
+        higher = Ballot(self.promised.number + 1, view.me)
+        keeper = self.promised.peer
+        if keeper == view.me:
+            # Promised by myself in a keeper object that was dropped: only a new ballot may keep again.
+            return None if keeping else higher
+        seen = view.get(keeper)
+        if seen is not None and seen.dead:
+            return higher if place == 0 else None
+        if not view.alive(keeper, now=now):
+            silent_since = seen.heard_at if seen is not None else self._promised_at
+            if now - silent_since > (1 + place) * limit:
+                return higher
+        return None
