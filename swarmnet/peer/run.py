@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from swarmnet import telemetry
@@ -21,6 +21,7 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Packed
 from swarmnet.net.endpoint import open_endpoint
 from swarmnet.net.stop import stopped_by_signal
+from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
 from swarmnet.peer.peer import Caps, OnEvent, Peer, Tokens
 from swarmnet.stage.engine import Engine
 from swarmnet.state.disk import snapshot_path, write_snapshot
@@ -30,8 +31,17 @@ from swarmnet.telemetry.journal import Journal
 log = telemetry.get(__name__)
 
 
-def run_peer(config: PeerConfig, manifest: Manifest) -> int:
-    """Serve the configured stages until Ctrl+C or SIGTERM. Returns the exit code. Raises UsageError."""
+def run_peer(
+    config: PeerConfig,
+    manifest: Manifest,
+    *,
+    wrap: Wrap = NOTHING_BETWEEN,
+    wrap_engine: Callable[[Engine], Engine] = lambda engine: engine,
+) -> int:
+    """Serve the configured stages until Ctrl+C or SIGTERM. Returns the exit code. Raises UsageError.
+
+    wrap, wrap_engine: a test bench's faults; see `net.wrap`.
+    """
     import torch
 
     from swarmnet.stage.compute import ComputeThread
@@ -49,10 +59,12 @@ def run_peer(config: PeerConfig, manifest: Manifest) -> int:
     tokens = own_tokens(config, manifest) if 0 in config.stages else no_tokens
     compute = ComputeThread()
     try:
-        engines = {stage: TorchEngine(manifest, stage, compute, device=device) for stage in config.stages}
+        engines = {
+            stage: wrap_engine(TorchEngine(manifest, stage, compute, device=device)) for stage in config.stages
+        }
         numerics = f"{device}/torch-{'.'.join(torch.__version__.split('.')[:2])}/1"
         with EventLog(config.events) as events:
-            return asyncio.run(_serve(config, manifest, engines, tokens, events, numerics))
+            return asyncio.run(_serve(config, manifest, engines, tokens, events, numerics, wrap))
     finally:
         compute.close()
 
@@ -92,6 +104,7 @@ async def _serve(
     tokens: Tokens,
     events: EventLog,
     numerics: str,
+    wrap: Wrap,
 ) -> int:
     on_event = Journal(events, log)
     async with contextlib.AsyncExitStack() as stack:
@@ -102,7 +115,7 @@ async def _serve(
             endpoint.run,
             manifest,
             engines,
-            transport=endpoint.transport,
+            transport=wrap.transport(endpoint.transport),
             directory=endpoint.directory,
             incarnation=endpoint.incarnation,
             record=endpoint.record,
@@ -111,16 +124,17 @@ async def _serve(
             caps=Caps(config.slots, config.caps.memo_bytes),
             manifest_toml=to_toml(manifest),
         )
-        async with endpoint.serve(peer), asyncio.TaskGroup() as group:
+        async with endpoint.serve(wrap.service(peer)), asyncio.TaskGroup() as group:
             on_event("listening", {
                 "peer": endpoint.me, "dht": list(endpoint.directory.maddrs),
                 "addresses": list(endpoint.transport.addresses), "incarnation": endpoint.incarnation,
             })
             serving = group.create_task(peer.run())
             ending = group.create_task(_keep_result(config.dir, peer, on_event))
+            beside = group.create_task(wrap.beside())
             await stop.wait()
-            serving.cancel()
-            ending.cancel()
+            for task in (serving, ending, beside):
+                task.cancel()
         on_event("traffic", {"calls": endpoint.transport.traffic.rows()})
         on_event("stopped", {"reason": "asked to stop"})
     return 0

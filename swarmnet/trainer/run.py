@@ -17,6 +17,7 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Packed
 from swarmnet.net.endpoint import open_endpoint
 from swarmnet.net.stop import stopped_by_signal
+from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import Journal
 from swarmnet.trainer.trainer import Trainer
@@ -25,17 +26,17 @@ from swarmnet.wire.codecs import encode
 log = telemetry.get(__name__)
 
 
-def run_trainer(config: PeerConfig, manifest: Manifest) -> int:
+def run_trainer(config: PeerConfig, manifest: Manifest, *, wrap: Wrap = NOTHING_BETWEEN) -> int:
     """Feed the run to its last step. Returns the exit code. Raises UsageError if the run's tokens are not here."""
     torch.set_num_threads(config.threads)
     base = config.manifest.parent if config.manifest else None
     tokens = load_tokens(config.data or manifest.data.source, manifest.data.tokenizer, base=base)
     verify(tokens, manifest.data)
     with EventLog(config.events) as events:
-        return asyncio.run(_feed(config, manifest, tokens, events))
+        return asyncio.run(_feed(config, manifest, tokens, events, wrap))
 
 
-async def _feed(config: PeerConfig, manifest: Manifest, tokens: Tokens, events: EventLog) -> int:
+async def _feed(config: PeerConfig, manifest: Manifest, tokens: Tokens, events: EventLog, wrap: Wrap) -> int:
     training = manifest.training
     sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
 
@@ -49,20 +50,23 @@ async def _feed(config: PeerConfig, manifest: Manifest, tokens: Tokens, events: 
             open_endpoint(config, manifest, run_id(manifest), numerics="trainer")
         )
         trainer = Trainer(
-            endpoint.me, manifest, transport=endpoint.transport, directory=endpoint.directory, record=endpoint.record,
+            endpoint.me, manifest, transport=wrap.transport(endpoint.transport), directory=endpoint.directory,
+            record=endpoint.record,
             tokens=lambda number: pack(sampler.positions(number)),
             eval_tokens=lambda number: pack(sampler.eval_positions(number)),
             on_event=on_event,
         )
-        async with endpoint.serve(trainer), asyncio.TaskGroup() as group:
+        async with endpoint.serve(wrap.service(trainer)), asyncio.TaskGroup() as group:
             on_event("listening", {
                 "peer": endpoint.me, "dht": list(endpoint.directory.maddrs),
                 "addresses": list(endpoint.transport.addresses), "incarnation": endpoint.incarnation,
             })
             feeding = group.create_task(trainer.run())
             feeding.add_done_callback(lambda _: stop.set())
+            beside = group.create_task(wrap.beside())
             await stop.wait()
             reason = "the run is complete" if feeding.done() else "asked to stop"
             feeding.cancel()
+            beside.cancel()
         on_event("stopped", {"reason": reason})
     return 0
