@@ -27,7 +27,8 @@ from swarmnet.pipeline.relay import Spawn
 from swarmnet.pipeline.router import Router
 from swarmnet.pipeline.sources import Sources
 from swarmnet.stage.engine import Engine
-from swarmnet.state.handover import Cut, Donor, fetch_snapshot
+from swarmnet.state.cut import Cut
+from swarmnet.state.handover import Donor, fetch_snapshot
 from swarmnet.step.driver import Listener, StepDriver
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
@@ -92,7 +93,8 @@ class Replica:
         if stage + 1 < num_stages:
             patience = Patience(floor_s=timers.suspect_s, ceiling_s=max(2 * timers.long_silence_s, timers.suspect_s))
             self.caller = Caller(
-                around.transport, Router(patience), self._next_replicas, answer_check, self._rerouted
+                around.transport, Router(patience), self._next_replicas, answer_check, self._rerouted,
+                leaving=self._next_leaving,
             )
         check = InputCheck.of(manifest, stage)
         self.execution = Execution(
@@ -209,6 +211,11 @@ class Replica:
         view = self.member.view
         live = ((peer, view.get(peer, self.stage + 1)) for peer in self._live(self.stage + 1))
         return {peer: seen.queue for peer, seen in live if seen is not None}
+
+    def _next_leaving(self) -> frozenset[PeerId]:
+        view = self.member.view
+        live = ((peer, view.get(peer, self.stage + 1)) for peer in self._live(self.stage + 1))
+        return frozenset(peer for peer, seen in live if seen is not None and seen.draining)
 
     def _rerouted(self, request: Process, peer: PeerId, reason: str) -> None:
         self._event("rerouted", {"step": request.step, "index": request.index, "from": peer, "reason": reason})

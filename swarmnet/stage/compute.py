@@ -2,14 +2,14 @@
 
 Live tensors and autograd belong to this thread. One of it serves all stages of a peer. Order:
 
-1. averaging and apply: every replica of the stage, then every stage, waits for them;
+1. averaging, apply and snapshots: every replica of the stage, then every stage, waits for them;
 2. backward: it frees memory, and the stage before waits for it;
 3. forward;
 4. weight passes: nobody waits for one alone (zero bubble, arXiv:2401.10241), but the step waits for all. They run when
    nothing above is queued - which must happen, since a step has finitely many microbatches and the next one cannot
    begin without them. Each holds activations meanwhile, so once more than `max_deferred` are queued the first of them
    goes before the next forward: memory is bounded, and none starves;
-5. snapshots for others.
+5. copies of the weights for tests and tools.
 
 Inside a class: older step, then later stage, then lower index, then first come. `JobQueue` decides, purely.
 """

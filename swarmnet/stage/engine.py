@@ -93,8 +93,10 @@ class Engine(Protocol):
         version up. commits: of all P stages, in order. The sum buffer stays readable until the next `install`."""
         ...
 
-    async def snapshot(self) -> bytes:
-        """Weights and optimizer state at this version as safetensors bytes, canonical names, full layout."""
+    async def snapshot(self) -> bytes | memoryview:
+        """Weights and optimizer state at this version as safetensors bytes, canonical names, full layout.
+
+        Taken before anything else is computed; costs compute one copy of the state, and no more."""
         ...
 
     async def restore(self, data: bytes | memoryview, *, version: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ class ReplicaState:
         self._scratch = _aligned_like(self._parameters, device)
         self._scratch_of = dict(zip(self._parameters, self._scratch, strict=True))
         self.edges = [0, *itertools.accumulate(parameter.numel() for parameter in self._parameters)]
+        self.layout = snapshot.Layout({name: tensor.shape for name, tensor in self._tensors().items()}, stage=stage)
         self.version = 0
 
     @property
@@ -91,20 +92,23 @@ class ReplicaState:
         self._optimizer.reset()
         self.version = 0
 
-    def pack(self) -> bytes:
-        """The state as a snapshot."""
-        return snapshot.pack(self._tensors(), stage=self.stage, version=self.version)
+    def copy(self) -> tuple[Tensor, int]:
+        """The state in fresh memory and its version. Nothing but copying: `layout.seal` makes a snapshot of it."""
+        return self.layout.copy(self._tensors()), self.version
 
-    @torch.no_grad()
-    def restore(self, data: bytes | memoryview, *, version: int) -> None:
-        """Take over a snapshot. Raises BadMessage; the state is unchanged then."""
-        live = self._tensors()
-        shapes = {name: tensor.shape for name, tensor in live.items()}
+    def unpack(self, data: bytes | memoryview, *, version: int) -> dict[str, Tensor]:
+        """The tensors of a snapshot that fits this stage, checked. Touches no live tensor. Raises BadMessage."""
+        shapes = {name: tensor.shape for name, tensor in self._tensors().items()}
         tensors = snapshot.unpack(data, shapes, stage=self.stage, version=version)
         for name in self._names:
             if bool((tensors[snapshot.moment_name("exp_avg_sq", name)] < 0).any()):
                 raise BadMessage(RejectCode.MALFORMED, "a second moment is negative", name=name)
-        for name, tensor in live.items():
+        return tensors
+
+    @torch.no_grad()
+    def take_over(self, tensors: Mapping[str, Tensor], *, version: int) -> None:
+        """Become what `unpack` has read."""
+        for name, tensor in self._tensors().items():
             tensor.copy_(tensors[name])
         self._optimizer.set_num_steps(version)
         self.version = version

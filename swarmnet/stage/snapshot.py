@@ -3,8 +3,8 @@
 Everything is fp32 and in full layout, whatever the donor's device; the version stands in the metadata. Reading trusts
 nothing: names, shapes, dtypes, finiteness and version are checked before a caller sees a tensor.
 
-Equal states give equal bytes, so donors can be compared by digest. Hence one metadata entry: safetensors writes several
-in an order that changes from call to call.
+Equal states give equal bytes, so donors can be compared by digest. Hence a header of our own making: names sorted, one
+size for all versions of a stage, so that the tensors can be copied to their places before anybody needs the header.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from swarmnet.config.table import LARGEST_INTEGER
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.stage.accumulator import largest_magnitude
 
 FORMAT = "swarmnet.stage.1"
 _KEY = "swarmnet"
 _MAX_HEADER_BYTES = 100_000_000
+_ALIGN = 64
 
 
 def moment_name(moment: str, parameter: str) -> str:
@@ -32,10 +34,43 @@ def moment_name(moment: str, parameter: str) -> str:
     return f"optimizer.{moment}.{parameter}"
 
 
-def pack(tensors: Mapping[str, Tensor], *, stage: int, version: int) -> bytes:
+class Layout:
+    """Where each tensor of a stage lies in its snapshots; the same for every version."""
+
+    def __init__(self, shapes: Mapping[str, torch.Size], *, stage: int) -> None:
+        self._stage = stage
+        self._entries: dict[str, Any] = {}
+        end = 0
+        for name in sorted(shapes):
+            start, end = end, end + 4 * shapes[name].numel()
+            self._entries[name] = {"dtype": "F32", "shape": list(shapes[name]), "data_offsets": [start, end]}
+        longest = 8 + len(self._header(LARGEST_INTEGER))
+        self._begin = -(-longest // _ALIGN) * _ALIGN
+        self.num_bytes = self._begin + end
+
+    def copy(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The tensors in fresh CPU memory [num_bytes] uint8, each in its place. No header yet: see `seal`."""
+        memory = torch.empty(self.num_bytes, dtype=torch.uint8)
+        for name, entry in self._entries.items():
+            start, end = (self._begin + offset for offset in entry["data_offsets"])
+            memory[start:end].view(torch.float32).view(tensors[name].shape).copy_(tensors[name].detach())
+        return memory
+
+    def seal(self, memory: Tensor, *, version: int) -> memoryview:
+        """Write the header in front of what `copy` made: now it is a snapshot."""
+        header = self._header(version).ljust(self._begin - 8)
+        front = len(header).to_bytes(8, "little") + header
+        memory[: self._begin] = torch.frombuffer(bytearray(front), dtype=torch.uint8)
+        return memory.numpy().data
+
+    def _header(self, version: int) -> bytes:
+        return json.dumps({"__metadata__": _metadata(self._stage, version), **self._entries}).encode()
+
+
+def pack(tensors: Mapping[str, Tensor], *, stage: int, version: int) -> memoryview:
     """Serialise."""
-    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return safetensors.torch.save(on_cpu, metadata=_metadata(stage, version))
+    layout = Layout({name: tensor.shape for name, tensor in tensors.items()}, stage=stage)
+    return layout.seal(layout.copy(tensors), version=version)
 
 
 def unpack(

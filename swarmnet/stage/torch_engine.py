@@ -8,12 +8,13 @@ function. Knows no peers, no rounds, no slots.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -239,13 +240,18 @@ class TorchEngine:
         """One optimizer step on the sum buffer."""
         await self._round(lambda: self._apply(commits))
 
-    async def snapshot(self) -> bytes:
-        """Weights and optimizer state of this version."""
-        return await self._run(Work.BACKGROUND, self.version, 0, self._state.pack)
+    async def snapshot(self) -> memoryview:
+        """Weights and optimizer state of this version. The compute thread copies tensors and does nothing else for it.
+
+        At once: behind whatever else is queued, the version asked for would be gone.
+        """
+        memory, version = await self._round(self._state.copy)
+        return self._state.layout.seal(memory, version=version)
 
     async def restore(self, data: bytes | memoryview, *, version: int) -> None:
-        """Take over a snapshot's state."""
-        await self._round(lambda: self._restore(data, version))
+        """Take over a snapshot's state; read and checked beside the compute thread."""
+        tensors = await asyncio.to_thread(self._state.unpack, data, version=version)
+        await self._round(lambda: self._take_over(tensors, version))
 
     def reset_to_seed(self) -> None:
         """Back to the weights of version 0. Waits for a running job; call it before traffic."""
@@ -263,8 +269,8 @@ class TorchEngine:
         self._state.apply(self._sum, commits)
         self._epoch += 1                     # the accumulator's content is of the version before: it reads as empty
 
-    def _restore(self, data: bytes | memoryview, version: int) -> None:
-        self._state.restore(data, version=version)
+    def _take_over(self, tensors: Mapping[str, Tensor], version: int) -> None:
+        self._state.take_over(tensors, version=version)
         self._changed()
 
     def _changed(self) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from swarmnet.errors import BadMessage, Refused, RejectCode
-from swarmnet.ids import NO_RESTART, Chain, PeerId, Restart
+from swarmnet.ids import PeerId
 from swarmnet.messages import (
     Accepted,
     Answer,
@@ -29,6 +29,7 @@ from swarmnet.messages import (
 from swarmnet.net.ask import ask
 from swarmnet.net.transport import Transport
 from swarmnet.stage.engine import Engine
+from swarmnet.state.cut import Cut
 
 PIECE_BYTES = 32 << 20
 
@@ -39,19 +40,9 @@ _LARGE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """Where a donor stands: equal before and after the copy means the copy is consistent."""
-
-    version: int
-    chain: Chain
-    term_chain: Chain
-    restart: Restart = NO_RESTART
-
-
-@dataclass(frozen=True, slots=True)
 class _Copy:
     cut: Cut
-    data: bytes
+    data: bytes | memoryview
     digest: bytes
 
 
@@ -147,7 +138,7 @@ class Donor:
         self._copy, self._forgetting = None, None
 
 
-async def _digest(data: bytes | bytearray) -> bytes:
+async def _digest(data: bytes | bytearray | memoryview) -> bytes:
     """SHA-256; beside the event loop when it would hold it up."""
     if len(data) < _LARGE:
         return hashlib.sha256(data).digest()

@@ -24,7 +24,8 @@ from swarmnet.messages import (
 )
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.state import handover
-from swarmnet.state.handover import KEEP_S, Cut, Donor, fetch_snapshot
+from swarmnet.state.cut import Cut
+from swarmnet.state.handover import KEEP_S, Donor, fetch_snapshot
 
 DONOR = PeerId("d")
 STAGE = 2

@@ -1,0 +1,39 @@
+"""One consistent copy of a replica's state: nothing was applied between the question where it stands and the bytes.
+
+The state moves while others await: a copy counts only if the replica stands where it stood before. Knows no steps and
+no peers; the step machine says where it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from swarmnet.ids import NO_RESTART, Chain, Restart
+from swarmnet.stage.engine import Engine
+
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where a replica stands: equal before and after the copy means the copy is consistent."""
+
+    version: int
+    chain: Chain
+    term_chain: Chain
+    restart: Restart = NO_RESTART
+
+
+async def consistent_copy(
+    engine: Engine, where: Callable[[], Cut | None], *, attempts: int = _ATTEMPTS
+) -> tuple[Cut, bytes | memoryview] | None:
+    """The state and where it stands; None while `where()` is None, or if it moved during every attempt."""
+    for _ in range(attempts):
+        before = where()
+        if before is None:
+            return None
+        data = await engine.snapshot()
+        if where() == before:
+            return before, data
+    return None
