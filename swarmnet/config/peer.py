@@ -58,8 +58,8 @@ class Caps(Table):
     """What this machine lends at most."""
 
     keep_checkpoints: Positive = Field(default=3, description="checkpoints kept on disk, per stage")
-    memo_bytes: Positive = Field(
-        default=512 * 2**20, description="finished answers kept for callers that ask again, per stage"
+    memo_bytes: Count = Field(
+        default=512 * 2**20, description="what was sent and answered, kept for who asks again, per stage; 0: nothing"
     )
 
 

@@ -1,4 +1,7 @@
-"""How every long-running command is asked to stop: Ctrl+C or SIGTERM set an event, and nothing is torn down midway."""
+"""How every long-running command is asked to stop: the first Ctrl+C or SIGTERM sets an event, the second ends it.
+
+Nothing is torn down midway by the first. The second is the system's own: it needs no loop that still turns.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,23 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextlib.contextmanager
 def stopped_by_signal() -> Iterator[asyncio.Event]:
-    """An event that Ctrl+C and SIGTERM set until the context is left. Enter it before you say that you listen.
+    """An event that the first of Ctrl+C and SIGTERM sets; from then on another one ends the process at once.
 
-    Main thread only, inside a running loop.
+    Enter it before you say that you listen. Main thread only, inside a running loop.
     """
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def first() -> None:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+        stop.set()
+
     for number in _SIGNALS:
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, first)
     try:
         yield stop
     finally:
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
+        if not stop.is_set():
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)

@@ -7,7 +7,7 @@ It does not know what the answer is for. A retry needs no permission: `Process` 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode
@@ -46,6 +46,7 @@ class Caller:
 
     candidates() gives the live replicas and their advertised queues; check(request, answer) raises BadMessage for an
     answer that is none; on_reroute(request, peer, reason) hears of every microbatch that had to leave a replica.
+    leaving() names candidates about to leave: they answer for what they own and get nothing new while others can.
     """
 
     def __init__(
@@ -55,9 +56,11 @@ class Caller:
         candidates: Callable[[], Mapping[PeerId, int]],
         check: Callable[[Process, Gradient], None],
         on_reroute: Callable[[Process, PeerId, str], None],
+        leaving: Callable[[], Set[PeerId]] = frozenset,
     ) -> None:
         self._transport, self._router = transport, router
         self._candidates, self._check, self._on_reroute = candidates, check, on_reroute
+        self._leaving = leaving
 
     def gone(self, peer: PeerId) -> None:
         """The peer is definitely dead."""
@@ -79,7 +82,7 @@ class Caller:
             pick: Pick | None = None
             if owner is None:
                 try:
-                    pick = self._router.pick(num_bytes=num_bytes, now=loop.time(), exclude=frozenset(avoid))
+                    pick = self._pick(num_bytes, loop.time(), avoid)
                 except NoReplica as none:
                     avoid.clear()
                     await asyncio.sleep(max(_retry_at(none) - loop.time(), 0.01))
@@ -129,6 +132,12 @@ class Caller:
                     if hung:
                         request = replace(request, hedge=True)
                     self._on_reroute(request, attempt.peer, type(answer).__name__)
+
+    def _pick(self, num_bytes: int, now: float, avoid: Set[PeerId]) -> Pick:
+        leaving = self._leaving()
+        if leaving and not leaving >= self._candidates().keys():
+            avoid = avoid | leaving
+        return self._router.pick(num_bytes=num_bytes, now=now, exclude=frozenset(avoid))
 
     async def _attempt(
         self, attempt: _Attempt, request: Process, payload: tuple[Packed, ...]

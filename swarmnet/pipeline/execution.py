@@ -36,6 +36,10 @@ from swarmnet.pipeline.work import Slots, Work
 from swarmnet.stage.engine import Engine, Stash
 
 
+_AFTER_LEAVING_S = 1.0
+"""When to ask a replica again that is about to leave: it may be the last one then, and serve on."""
+
+
 class Claims(Protocol):
     """What the step machine does for the pipeline."""
 
@@ -107,6 +111,7 @@ class Execution:
         )
         self._begun = asyncio.Event()
         self._waiting = 0
+        self.leaving = False  # nothing new is begun for callers; what is at work here is finished
 
     # ------------------------------------------------------------ what the step machine says
 
@@ -179,7 +184,7 @@ class Execution:
             yield self._wrong_step(request.step)
             return
         if request.purpose == "eval":
-            if not self._slots.try_take():
+            if self.leaving or not self._slots.try_take():
                 yield Busy(self._retry_after(), self.version)
                 return
             slots = self._slots
@@ -227,11 +232,11 @@ class Execution:
         found = self._ready_answer(request) or self.works.get(request.index)
         if found is not None:
             return found
-        if slots.crowded:
+        if self.leaving or slots.crowded:
             return Busy(self._retry_after(), self.version)
         has_slot = await slots.enter(patience_s=self._limits.running_s)
         found = self._ready_answer(request) or self.works.get(request.index)     # the world may have moved on
-        if has_slot and found is None and slots is self._slots:
+        if has_slot and found is None and slots is self._slots and not self.leaving:
             return self._start(
                 request.index, claims=not request.hedge, patient=request.repair, has_slot=True, fed=True
             )
@@ -257,6 +262,8 @@ class Execution:
         return Busy(self._retry_after(), self.version)
 
     def _retry_after(self) -> float:
+        if self.leaving:
+            return _AFTER_LEAVING_S
         return 0.05 if self.version >= 0 else 0.1
 
     async def _wait_for(self, step: int) -> None:

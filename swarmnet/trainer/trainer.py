@@ -58,7 +58,8 @@ class Trainer:
             ceiling_s=max(2 * manifest.protocol.long_silence_s, manifest.protocol.suspect_s),
         )
         self._caller = Caller(
-            transport, Router(patience), self._candidates, AnswerCheck.of(manifest, 0), self._rerouted
+            transport, Router(patience), self._candidates, AnswerCheck.of(manifest, 0), self._rerouted,
+            leaving=self._leaving_replicas,
         )
         self.step = 0
         self._eval_loss: tuple[int, float] | None = None
@@ -182,6 +183,12 @@ class Trainer:
                 if status.stage == 0 and status.synced:
                     found[peer] = status.queue
         return found
+
+    def _leaving_replicas(self) -> frozenset[PeerId]:
+        return frozenset(
+            peer for peer, record in self._records.items() for status in record.stages
+            if status.stage == 0 and status.draining
+        )
 
     def _newest_version(self) -> int:
         versions = [s.version for record in self._records.values() for s in record.stages if s.stage == 0 and s.synced]

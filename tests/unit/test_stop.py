@@ -1,13 +1,22 @@
-"""Ctrl+C and SIGTERM set an event while a command runs, and are the system's again afterwards."""
+"""The first Ctrl+C or SIGTERM sets an event while a command runs; after it both are the system's again."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 
 import pytest
 
 from swarmnet.net.stop import stopped_by_signal
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    yield
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -18,6 +27,33 @@ def test_a_signal_asks_to_stop_and_ends_nothing(number: signal.Signals) -> None:
             signal.raise_signal(number)
             async with asyncio.timeout(5):
                 await stop.wait()
-        assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
+            assert signal.getsignal(signal.SIGINT) is signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(number) is signal.SIG_DFL
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_one_ends_the_process_whatever_it_does(first: signal.Signals, second: signal.Signals) -> None:
+    stuck = f"""
+import asyncio, signal
+from swarmnet.net.stop import stopped_by_signal
+async def story():
+    with stopped_by_signal() as stop:
+        signal.raise_signal({int(first)})
+        await stop.wait()
+        signal.raise_signal({int(second)})
+asyncio.run(story())
+"""
+    assert subprocess.run([sys.executable, "-c", stuck], timeout=30).returncode == -second
+
+
+def test_without_a_signal_they_are_as_before() -> None:
+    async def story() -> None:
+        with stopped_by_signal():
+            pass
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    asyncio.run(story())
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
