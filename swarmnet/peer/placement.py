@@ -1,0 +1,118 @@
+"""Which stage a newcomer takes: where a replica is missed most (cf. block selection in Petals, arXiv:2209.01188).
+
+The fewest replicas first, those that are still fetching their state included: they will serve in a moment. Among equals
+the stage that is loaded most, and what is then still equal is drawn by peer id, so that newcomers do not move as one.
+
+Newcomers who look at the same moment see the same swarm and would all choose the same stage. So each first announces
+that it is *choosing*, looks again, and takes what is its own in one sharing out of stages among all who are choosing:
+each computes the same one from what it sees. Two who see different things may crowd a stage by one.
+
+Knows no directory and no clock; `joining` turns records into `Serving`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from swarmnet.ids import PeerId
+
+_LOAD_STEP = 0.25
+"""Loads that round to the same multiple count as equal: they are samples, seconds old."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """One replica of one stage, as it announces itself.
+
+    has_state: synced, or a checkpoint on disk. leaving: draining. load: microbatches in flight per slot.
+    choosing: announced only to say that it is choosing now.
+    """
+
+    peer: PeerId
+    stage: int
+    has_state: bool
+    leaving: bool = False
+    load: float = 0.0
+    choosing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A stage, and why in words."""
+
+    stage: int
+    reason: str
+
+
+def choose(
+    me: PeerId, num_stages: int, serving: Sequence[Serving], *, held: Collection[int] = ()
+) -> Choice:
+    """The stage that `me` takes, as one of all who are choosing. `me` in `serving` is passed over.
+
+    held: stages whose checkpoint lies on my disk; where nobody else has that state it decides, else it breaks ties.
+    """
+    tally = _Tally(num_stages, [each for each in serving if not each.choosing and each.peer != me])
+    for peer in sorted({each.peer for each in serving if each.choosing and each.peer != me}, key=_rank):
+        if _rank(peer) < _rank(me):
+            tally.add(tally.choice(peer, ()).stage)
+    return tally.choice(me, held)
+
+
+class _Tally:
+    """Replicas and load by stage."""
+
+    def __init__(self, num_stages: int, serving: Sequence[Serving]) -> None:
+        self.replicas = [0] * num_stages
+        self.stateless = set(range(num_stages))
+        loads: list[list[float]] = [[] for _ in range(num_stages)]
+        for each in serving:
+            if not 0 <= each.stage < num_stages:
+                continue
+            if each.has_state:
+                self.stateless.discard(each.stage)
+            if not each.leaving:
+                self.add(each.stage)
+                if each.has_state:
+                    loads[each.stage].append(each.load)
+        self.load = [sum(found) / len(found) if found else 0.0 for found in loads]
+
+    def add(self, stage: int) -> None:
+        self.replicas[stage] += 1
+
+    def choice(self, me: PeerId, held: Collection[int]) -> Choice:
+        rescued = [stage for stage in sorted(held) if stage in self.stateless]
+        if rescued:
+            stage = min(rescued, key=lambda stage: (self.replicas[stage], _lot(me, stage)))
+            return Choice(stage, f"its checkpoint lies here, and nobody else has the state of stage {stage}")
+        stages = range(len(self.replicas))
+        stage = min(stages, key=lambda stage: (self.replicas[stage], stage not in held, self._load(stage),
+                                               _lot(me, stage)))
+        return Choice(stage, self._reason(stage, held))
+
+    def _load(self, stage: int) -> float:
+        return -round(self.load[stage] / _LOAD_STEP)
+
+    def _reason(self, stage: int, held: Collection[int]) -> str:
+        count = self.replicas[stage]
+        if not count:
+            return f"nobody serves stage {stage}"
+        equals = [other for other in range(len(self.replicas)) if self.replicas[other] == count]
+        number = f"{count} replica{'s' if count > 1 else ''}"
+        if len(equals) == 1:
+            return f"stage {stage} has the fewest replicas, {count}" if len(self.replicas) > 1 else "the only stage"
+        if stage in held:
+            return f"its checkpoint lies here, and no stage has fewer replicas than its {count}"
+        if all(self._load(stage) < self._load(other) for other in equals if other != stage):
+            return f"no stage has fewer replicas than its {count}, and it has most to do"
+        return f"drawn from {len(equals)} stages with {number} each"
+
+
+def _rank(peer: PeerId) -> bytes:
+    """The order in which newcomers are served."""
+    return hashlib.sha256(f"placement/{peer}".encode()).digest()
+
+
+def _lot(peer: PeerId, stage: int) -> bytes:
+    return hashlib.sha256(f"placement/{peer}/{stage}".encode()).digest()
