@@ -1,0 +1,257 @@
+"""When a run cannot go on, from which version it does; and where one replica takes its state from. Pure.
+
+A stage that lost every replica with its state takes the run's newest weights with it. What is left is exact all the
+same, further back: the newest version that every stage has somewhere, on a disk or in a replica (docs/checkpoints.md).
+All go on from there, under a higher `Restart`. The highest one heard wins, so peers that decide at once on different
+grounds agree as soon as they hear of each other; a step is a pure function, so a choice can waste time and no more.
+
+Knows no peer, no disk and no clock; it is told who holds what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from swarmnet.ids import NO_RESTART, PeerId, Restart
+
+MAX_RESTARTS_AHEAD = 1024
+"""A restart far ahead of all others is nobody's next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one live peer has of one stage. version: of the weights it serves, None while it has none. disk: versions
+    it has on disk. reseed: its operator lets the stage be made anew."""
+
+    peer: PeerId
+    stage: int
+    restart: Restart = NO_RESTART
+    version: int | None = None
+    disk: tuple[int, ...] = ()
+    reseed: bool = False
+
+    def has(self, version: int, under: Restart) -> bool:
+        """Can it serve exactly that version?"""
+        return version in self.disk or (self.version == version and self.restart == under)
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """Fetch the newest state from replicas that serve it."""
+
+    donors: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """The weights that are here are the ones to go on from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """Load this peer's own checkpoint of `version`; below the restart's version, everything after it is dropped."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class MateDisk:
+    """Fetch a checkpoint of `version` from these replicas' disks."""
+
+    version: int
+    donors: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reseed:
+    """Make the stage from its neighbours: replicas that serve stage - 1 and stage + 1 at the restart's version."""
+
+    before: tuple[PeerId, ...]
+    after: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """Version 0, as every engine is built."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """There is nothing to begin with. words: what is missing and what to do, for a person."""
+
+    words: str
+
+
+Source = Live | InPlace | Disk | MateDisk | Reseed | Seed | Wait
+
+
+@dataclass(slots=True)
+class Restarts:
+    """One peer's view of the run's restarts.
+
+    settle_s: how long holders must have stopped appearing before a run that nobody serves begins again. lost_s: how
+    long a stage may be without its newest state before the rest of the run goes back for it. allow_drop: a stage takes
+    an older state of its own instead. seed_until: up to this version the seed is as good as a checkpoint.
+    """
+
+    num_stages: int
+    settle_s: float
+    lost_s: float
+    allow_drop: bool = False
+    seed_until: int = 0
+    current: Restart = NO_RESTART
+    _facts: object = None
+    _since: float | None = field(default=None)
+
+    def hear(self, restart: Restart) -> bool:
+        """A restart somebody follows. True if it is the highest so far: follow it."""
+        if not self.current < restart or restart.number > self.current.number + MAX_RESTARTS_AHEAD:
+            return False
+        self.current, self._since = restart, None
+        return True
+
+    def advance(self, holdings: Sequence[Holding], *, now: float) -> Restart | None:
+        """A new restart, already followed, if the run cannot go on by itself; None otherwise."""
+        newest = self._newest_served(holdings)
+        missing = self.uncovered(holdings)
+        facts = (newest, missing, frozenset((h.peer, h.stage, h.disk, h.reseed) for h in holdings))
+        if not missing or not self._begun(holdings) or self._under_way(newest, holdings):
+            self._since = None
+            return None
+        if self._since is None or facts != self._facts:
+            self._facts, self._since = facts, now
+        if now - self._since < (self.lost_s if newest else self.settle_s):
+            return None
+        version = self.common(holdings)
+        if version is None:
+            return None
+        self.current, self._since = Restart(self.current.number + 1, version), None
+        return self.current
+
+    def uncovered(self, holdings: Sequence[Holding]) -> tuple[int, ...]:
+        """Stages in which nobody serves the weights the run has got to."""
+        newest = self._newest_served(holdings)
+        if newest is None:
+            return tuple(range(self.num_stages))
+        near = {h.stage for h in self._serving(holdings) if h.version is not None and h.version >= newest - 1}
+        return tuple(stage for stage in range(self.num_stages) if stage not in near)
+
+    def common(self, holdings: Sequence[Holding]) -> int | None:
+        """The newest version that every stage can begin from."""
+        candidates = {0} | {v for h in holdings for v in h.disk} | {h.version for h in self._serving(holdings)}
+        fit = [
+            v for v in candidates
+            if v is not None and all(self._available(stage, v, holdings) for stage in range(self.num_stages))
+        ]
+        return max(fit, default=None)
+
+    def words(self, holdings: Sequence[Holding]) -> str:
+        """Why nothing goes on, and what to do."""
+        without = [s for s in self.uncovered(holdings) if not self._of(s, holdings)]
+        if without:
+            stages = _stages(without)
+            return (f"the run has started, and nobody has the state of {stages}: start a peer that has its checkpoint "
+                    f"(--stage {','.join(map(str, without))} with its --dir), or as a last resort any peer with "
+                    "--reseed-from-neighbours")
+        if self.common(holdings) is not None:
+            return "the run is about to go on from its newest common checkpoint"
+        lines = "; ".join(f"stage {s}: {self._held(s, holdings)}" for s in range(self.num_stages))
+        return (f"no version of the weights exists in every stage ({lines}): start a peer that has an older checkpoint "
+                "of the stages that lack it, or start the peers of the stage that has none with "
+                "--reseed-from-neighbours")
+
+    def source(self, mine: Holding, others: Iterable[Holding]) -> Source:
+        """Where the replica that holds `mine` takes its state from."""
+        others = tuple(others)
+        everyone = (mine, *others)
+        mates = [h for h in others if h.stage == mine.stage]
+        version = self.current.version
+        live = [h for h in mates if h.restart == self.current and h.version is not None]
+        beyond = [h for h in live if h.version is not None and h.version > version]
+        if self.current.number and not beyond and mine.version == version:
+            return InPlace()
+        if beyond or (live and self.current.number):
+            ranked = sorted(beyond or live, key=lambda h: (-(h.version or 0), h.peer))
+            return Live(tuple(h.peer for h in ranked))
+        if not self._begun(everyone):
+            return Seed()
+        newest = self._newest_served(everyone)
+        if not self.current.number or (newest is not None and newest > version + 1):
+            return Wait(self.words(everyone))  # a decision has to come first
+        if version in mine.disk:
+            return Disk(version)
+        holders = tuple(sorted(h.peer for h in mates if version in h.disk))
+        if holders:
+            return MateDisk(version, holders)
+        if version == 0:
+            return Seed()
+        return self._inexact(mine, mates, others) or Wait(self.words(everyone))
+
+    def _inexact(self, mine: Holding, mates: Sequence[Holding], others: Sequence[Holding]) -> Source | None:
+        """What is left when nobody has the stage's state of this version."""
+        version = self.current.version
+        if any(h.has(version, self.current) for h in mates):
+            return None  # a mate is about to serve it
+        newest_of = {h.peer: max((v for v in h.disk if v < version), default=None) for h in (mine, *mates)}
+        best = max((v for v in newest_of.values() if v is not None), default=None)
+        if self.allow_drop and best is not None:
+            return Disk(best) if newest_of[mine.peer] == best else None
+        if not mine.reseed:
+            return None
+        beside = {
+            near: tuple(sorted(h.peer for h in others if h.stage == near and h.version == version
+                               and h.restart == self.current))
+            for near in (mine.stage - 1, mine.stage + 1)
+        }
+        ready = all(beside[near] for near in beside if 0 <= near < self.num_stages)
+        return Reseed(beside[mine.stage - 1], beside[mine.stage + 1]) if ready and self.num_stages > 1 else None
+
+    # ------------------------------------------------------------ inside
+
+    def _serving(self, holdings: Iterable[Holding]) -> list[Holding]:
+        return [h for h in holdings if h.version is not None and h.restart == self.current]
+
+    def _newest_served(self, holdings: Iterable[Holding]) -> int | None:
+        return max((h.version for h in self._serving(holdings) if h.version is not None), default=None)
+
+    def _under_way(self, newest: int | None, holdings: Sequence[Holding]) -> bool:
+        """Has the last restart been decided so lately that those who can follow it are still loading?"""
+        return (
+            bool(self.current.version)
+            and (newest is None or newest <= self.current.version)
+            and all(self._available(stage, self.current.version, holdings) for stage in range(self.num_stages))
+        )
+
+    def _begun(self, holdings: Iterable[Holding]) -> bool:
+        """Does anybody hold more than the seed?"""
+        return bool(self.current.number) or any(h.version or any(h.disk) for h in holdings)
+
+    @staticmethod
+    def _of(stage: int, holdings: Iterable[Holding]) -> list[Holding]:
+        return [h for h in holdings if h.stage == stage and (h.version is not None or h.disk or h.reseed)]
+
+    def _available(self, stage: int, version: int, holdings: Sequence[Holding]) -> bool:
+        """Can somebody begin this stage at that version, by the run's rules and the operators' leave?"""
+        mates = [h for h in holdings if h.stage == stage]
+        if any(h.has(version, self.current) for h in mates):
+            return True
+        if version == 0 and mates and (self._newest_served(holdings) or 0) <= self.seed_until:
+            return not any(h.disk for h in holdings)
+        on_disk = [v for h in mates for v in h.disk]
+        if self.allow_drop and any(0 < v < version for v in on_disk):
+            return True
+        lost = not any(on_disk) and not any(h.version and h.restart == self.current for h in mates)
+        return lost and self.num_stages > 1 and any(h.reseed for h in mates)
+
+    def _held(self, stage: int, holdings: Sequence[Holding]) -> str:
+        mates = self._of(stage, holdings)
+        served = sorted({h.version for h in self._serving(mates) if h.version is not None})
+        disk = sorted({v for h in mates for v in h.disk})
+        found = [f"served {', '.join(map(str, served))}"] if served else []
+        found += [f"on disk {', '.join(map(str, disk))}"] if disk else []
+        return " and ".join(found) or "none"
+
+
+def _stages(numbers: Sequence[int]) -> str:
+    return f"stage{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
