@@ -31,6 +31,7 @@ from swarmnet.messages import (
 )
 from swarmnet.net.directory import Directory, Record, StageStatus
 from swarmnet.net.transport import ReadPayload, Transport
+from swarmnet.peer.draining import Around, drain
 from swarmnet.peer.loopback import Loopback
 from swarmnet.peer.replica import Replica, Surroundings, timers_of
 from swarmnet.stage.engine import Engine
@@ -107,6 +108,15 @@ class Peer:
             group.create_task(self._ticking())
             for replica in self.replicas.values():
                 group.create_task(self._bring_up(replica))
+
+    async def drain(self, drain_s: float) -> str:
+        """Begin nothing new and finish what is here; returns, with the reason, once this peer may go."""
+        self._news.set()
+        around = Around(
+            self.me, self.replicas, self._transport, lambda: self.records, self.everyone,
+            over=lambda: self._halted is not None, say=lambda words: self._on_event("draining", {"left": words}),
+        )
+        return await drain(around, drain_s=drain_s, heartbeat_s=self._timers.heartbeat_s)
 
     # ------------------------------------------------------------ Service: what others ask
 
@@ -332,7 +342,7 @@ class Peer:
         stages = tuple(
             StageStatus(
                 stage, replica.member.version, replica.member.chain, replica.member.synced, replica.execution.queue,
-                self._caps.slots,
+                self._caps.slots, draining=replica.member.draining,
             )
             for stage, replica in self.replicas.items()
         )

@@ -133,10 +133,11 @@ async def _serve(
             ending = group.create_task(_keep_result(config.dir, peer, on_event))
             beside = group.create_task(wrap.beside())
             await stop.wait()
+            reason = await peer.drain(config.drain_s)
             for task in (serving, ending, beside):
                 task.cancel()
         on_event("traffic", {"calls": endpoint.transport.traffic.rows()})
-        on_event("stopped", {"reason": "asked to stop"})
+        on_event("stopped", {"reason": f"asked to stop: {reason}"})
     return 0
 
 

@@ -35,7 +35,6 @@ from swarmnet.pipeline.uncounted import Uncounted
 from swarmnet.pipeline.work import Slots, Work
 from swarmnet.stage.engine import Engine, Stash
 
-
 _AFTER_LEAVING_S = 1.0
 """When to ask a replica again that is about to leave: it may be the last one then, and serve on."""
 

@@ -119,6 +119,10 @@ class View:
         """All known replicas of my stage but me, dead ones included."""
         return ((peer, seen) for peer, seen in self._seen.get(self.stage, {}).items() if peer != self.me)
 
+    def known(self) -> Iterator[tuple[int, PeerId, Seen]]:
+        """(stage, peer, seen) of everybody heard of and not yet forgotten, dead ones included."""
+        return ((stage, peer, seen) for stage, found in self._seen.items() for peer, seen in found.items())
+
     def everyone(self) -> dict[PeerId, int]:
         """Peer -> newest version heard, for all replicas not known dead."""
         found: dict[PeerId, int] = {}

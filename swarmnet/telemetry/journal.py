@@ -13,7 +13,7 @@ from swarmnet.telemetry.log import Log
 
 _LEVELS = {
     **dict.fromkeys(("listening", "complete", "synced", "applied", "evaluated", "evicted", "finished", "stopped",
-                     "done", "resync", "voided"), logging.INFO),
+                     "done", "resync", "voided", "draining"), logging.INFO),
     **dict.fromkeys(("halted", "waiting", "refused", "digest_differs", "join_failed"), logging.WARNING),
 }
 _LONG = frozenset(("contributions", "digest", "chain", "weights_sha256", "incarnation"))

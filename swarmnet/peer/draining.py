@@ -1,0 +1,101 @@
+"""Carries out a farewell: asks `leaving` until it lets the peer go, tells everybody meanwhile, and says what is left.
+
+It finishes nothing itself: the replicas go on as always, only that new microbatches are turned away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from swarmnet.ids import PeerId
+from swarmnet.net.directory import Record
+from swarmnet.net.transport import Transport
+from swarmnet.peer.leaving import Leaving, Standing
+from swarmnet.peer.replica import Replica
+
+_LOOKS_PER_HEARTBEAT = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What a leaving peer sees of itself and others. over(): the run will do no further step."""
+
+    me: PeerId
+    replicas: Mapping[int, Replica]
+    transport: Transport
+    records: Callable[[], Mapping[PeerId, Record]]
+    everyone: Callable[[], Iterable[PeerId]]
+    over: Callable[[], bool]
+    say: Callable[[str], None]
+
+
+async def drain(around: Around, *, drain_s: float, heartbeat_s: float) -> str:
+    """Return, with the reason, once the peer may go; after `drain_s` in any case."""
+    loop = asyncio.get_running_loop()
+    leaving = Leaving(now=loop.time(), drain_s=drain_s)
+    said, beat_at = "", loop.time()
+    while True:
+        now = loop.time()
+        for replica in around.replicas.values():
+            replica.member.draining = True
+        if now >= beat_at:
+            # Stages that are no neighbours hear it too: who leaves with everybody else waits for nobody.
+            beat_at = now + heartbeat_s
+            _tell_everyone(around)
+        standings = [standing_of(around, replica, now) for replica in around.replicas.values()]
+        for standing in standings:
+            around.replicas[standing.stage].execution.leaving = standing.refusing
+        verdict = leaving.decide(standings, deserted=is_deserted(around, now), now=now)
+        if verdict.go:
+            return verdict.words
+        if verdict.words != said:
+            said = verdict.words
+            around.say(said)
+        await asyncio.sleep(heartbeat_s / _LOOKS_PER_HEARTBEAT)
+
+
+def standing_of(around: Around, replica: Replica, now: float) -> Standing:
+    """Where a replica stands, as far as its view goes."""
+    member, execution = replica.member, replica.execution
+    heirs = [
+        seen for peer, seen in member.view.mates()
+        if seen.synced and member.view.alive(peer, now=now)
+        # Of several that leave at once the lowest stays until somebody else has the state.
+        and (not seen.draining or peer < around.me)
+        and (seen.version > member.version or (seen.version == member.version and seen.chain == member.chain))
+    ]
+    safe = any(seen.version > member.version or seen.committed for seen in heirs)
+    newest = max(member.view.everyone().values(), default=member.version)
+    return Standing(
+        stage=replica.stage,
+        step=member.version,
+        idle=not member.synced or member.done or around.over(),
+        heirs=len(heirs),
+        microbatches=max(len(execution.works), execution.queue),
+        counted=0 if safe else len(member.account.owned),
+        applying=member.applying,
+        behind=member.finished is not None and newest > member.version,
+    )
+
+
+def is_deserted(around: Around, now: float) -> bool:
+    """Is every other peer that serves a stage leaving as well, or gone? Records count only of peers never heard."""
+    heard: set[PeerId] = {around.me}
+    for replica in around.replicas.values():
+        for stage, peer, seen in replica.member.view.known():
+            heard.add(peer)
+            if not seen.draining and peer != around.me and replica.member.view.alive(peer, now=now, stage=stage):
+                return False
+    return not any(
+        status for peer, record in around.records().items() if peer not in heard
+        for status in record.stages if not status.draining
+    )
+
+
+def _tell_everyone(around: Around) -> None:
+    everyone = sorted(around.everyone())
+    for replica in around.replicas.values():
+        for peer in everyone:
+            around.transport.tell(peer, replica.member.heartbeat(peer))
