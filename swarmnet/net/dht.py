@@ -23,7 +23,18 @@ from swarmnet.net.dht_node import Entry, NobodyAnswered, Node, clock_ahead_s
 from swarmnet.net.directory import Record
 from swarmnet.net.identity import Identity
 from swarmnet.net.record_table import RecordTable, agreed_num_stages
-from swarmnet.net.records import MAX_ADDRESSES, MAX_AHEAD_S, TRAINERS, TTL_S, Announcement, dht_key, places_of, seal
+from swarmnet.net.records import (
+    FIRST_DIGITS,
+    MAX_ADDRESSES,
+    MAX_AHEAD_S,
+    TRAINERS,
+    TTL_S,
+    WHOLE_RUN,
+    Announcement,
+    dht_key,
+    places_of,
+    seal,
+)
 from swarmnet.telemetry.log import get
 
 READ_DEADLINE_S = 2.0
@@ -56,7 +67,8 @@ class DhtDirectory:
         self._gate = RecordGate(self._hear)
         self._mine: Record | None = None
         self._expiry_ms = 0
-        self._publish_again_at = 0.0
+        self._publish_again_at = self._whole_run_again_at = 0.0
+        self._sought: set[RunId] | None = None           # while somebody asks for runs
         self._rng = random.Random()
         self._node: Node
 
@@ -120,6 +132,18 @@ class DhtDirectory:
         """As `records`, from memory alone."""
         return tuple(found.record for found in self._table.fresh(now=time.time()))
 
+    async def runs(self, first_digits: str) -> tuple[RunId, ...]:
+        """Runs that are announced and whose id begins so (`FIRST_DIGITS` or more), sorted. Never raises for network
+        trouble."""
+        assert len(first_digits) >= FIRST_DIGITS
+        self._sought = set()
+        try:
+            deadline = asyncio.get_running_loop().time() + READ_DEADLINE_S
+            await self._node.lookup((dht_key(RunId(first_digits), WHOLE_RUN),), deadline=deadline)
+            return tuple(sorted(run for run in self._sought if run.startswith(first_digits)))
+        finally:
+            self._sought = None
+
     async def run(self) -> None:
         """Renew, refresh, remember, re-join; until cancelled."""
         async with asyncio.TaskGroup() as tasks:
@@ -140,14 +164,17 @@ class DhtDirectory:
         self._expiry_ms = expiry_ms if set_back else max(expiry_ms, self._expiry_ms + 1)
         self._publish_again_at = now + self._rng.uniform(0.8, 1.2) * self._ttl_s / 3
         dht = self._announced()[:MAX_ADDRESSES]
-        found = [Announcement(record, place, self._expiry_ms, self._num_stages, dht) for place in places_of(record)]
+        places = [place for place in places_of(record) if place != WHOLE_RUN or now >= self._whole_run_again_at]
+        found = [Announcement(record, place, self._expiry_ms, self._num_stages, dht) for place in places]
         if not found:
             return
+        if WHOLE_RUN in places:                          # says who is there, not how it goes: renewed less often
+            self._whole_run_again_at = self._publish_again_at
         entries = [Entry(a.key, self.peer, seal(a, self._identity.sign), self._expiry_ms / 1000) for a in found]
         self._table.offer(found[0], now=wall)
         kept = await self._node.store(entries, deadline=now + PUBLISH_DEADLINE_S)
         if kept < len(entries):
-            self._publish_again_at = now + self._rng.uniform(0.8, 1.2) * self._ttl_s / 10
+            self._publish_again_at = self._whole_run_again_at = now + self._rng.uniform(0.8, 1.2) * self._ttl_s / 10
             log.debug("publish_incomplete", places=len(entries), kept=kept)
 
     async def _renew(self) -> None:
@@ -167,6 +194,8 @@ class DhtDirectory:
     def _hear(self, found: Announcement) -> None:
         if found.record.peer == self.peer:
             return
+        if self._sought is not None and found.place == WHOLE_RUN:
+            self._sought.add(found.record.run)
         self._table.offer(found, now=time.time())
         if found.record.run == self._run and found.dht:
             self._known.met(found.dht)
@@ -179,7 +208,7 @@ class DhtDirectory:
     # ---------------------------------------------------------------- staying in the swarm
 
     async def _open(self, listen: Listen) -> Node:
-        keys = _keys(self._run, self._num_stages) if self._run else ()
+        keys = (*_keys(self._run, self._num_stages), dht_key(self._run, WHOLE_RUN)) if self._run else ()
         return await Node.open(self._identity, self._gate, listen, own_keys=keys)
 
     async def _join_first(self) -> None:

@@ -2,9 +2,10 @@
 
     signature (64 bytes) | JSON      signed: a domain separator, then the JSON, which names run, place and expiry
 
-A record is announced once per *place* (each stage the peer serves, and "trainers"); the DHT key follows from run and
-place, so bytes that are genuine under one key are refused under every other. The expiry doubles as the sequence number:
-a peer never publishes an earlier one twice, and of two announcements of a peer the later expiry is the newer.
+A record is announced once per *place*: each stage the peer serves, "trainers", and, by whoever serves a stage, the whole
+run, which its first digits are enough to find. The DHT key follows from run and place, so bytes that are genuine under
+one key are refused under every other. The expiry doubles as the sequence number: a peer never publishes an earlier one
+twice, and of two announcements of a peer the later expiry is the newer.
 
 Knows no DHT and no clock: `now` (wall-clock seconds, the DHT's common time) is an argument.
 """
@@ -33,6 +34,8 @@ MAX_ADDRESSES = 8
 MAX_ON_DISK = 8                     # checkpoints of one stage that are announced, the newest
 MAX_TEXT = 256
 TRAINERS = "trainers"
+WHOLE_RUN = "run"
+FIRST_DIGITS = 12                   # of the run id: what names a run in its `WHOLE_RUN` key
 
 _DOMAIN = b"swarmnet record 1\0"
 _SIGNATURE_BYTES = 64
@@ -44,7 +47,7 @@ _FIELDS = frozenset(
 )
 
 Place = int | str
-"""Where a record is announced: a stage's number, or `TRAINERS`."""
+"""Where a record is announced: a stage's number, `TRAINERS`, or `WHOLE_RUN`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +70,16 @@ class Announcement:
 
 
 def dht_key(run: RunId, place: Place) -> str:
-    """The DHT key of a place: `{run}.stage.{k}` or `{run}.trainers`."""
+    """The DHT key of a place: `{run}.stage.{k}`, `{run}.trainers`, or `{first digits}.run`."""
+    if place == WHOLE_RUN:
+        return f"{run[:FIRST_DIGITS]}.{WHOLE_RUN}"
     return f"{run}.{TRAINERS}" if place == TRAINERS else f"{run}.stage.{place}"
 
 
 def places_of(record: Record) -> tuple[Place, ...]:
     """Everywhere `record` is to be announced."""
-    return (*(status.stage for status in record.stages), *((TRAINERS,) if record.trainer else ()))
+    stages = tuple(status.stage for status in record.stages)
+    return (*stages, *((TRAINERS,) if record.trainer else ()), *((WHOLE_RUN,) if stages else ()))
 
 
 def seal(announcement: Announcement, sign: Callable[[bytes], bytes]) -> bytes:

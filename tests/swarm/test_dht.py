@@ -409,6 +409,30 @@ def test_impossible_starts_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(story())
 
 
+def test_a_run_is_found_by_its_first_digits() -> None:
+    """By a bare node, through a plain bootstrap node, also after many publications; what is ambiguous shows."""
+
+    async def story() -> None:
+        async with swarm() as nodes:
+            await nodes.start(run=None, num_stages=0)
+            who, directory = await nodes.start()
+            trainer, feeding = await nodes.start()
+            for step in range(3):
+                await directory.publish(record(who, 0, loss=(step, 2.0)))
+            await feeding.publish(record(trainer, trainer=True))
+            _, asking = await nodes.start(run=None, num_stages=0, client=True)
+            assert await asking.runs(RUN[:12]) == await asking.runs(RUN) == (RUN,)
+            assert await asking.runs(RUN[:12] + "0") == await asking.runs("0" * 12) == ()
+
+            alike = RunId(RUN[:40] + "c" * 24)
+            other, third = await nodes.start(run=alike)
+            await third.publish(replace(record(other, 0), run=alike))
+            assert await asking.runs(RUN[:12]) == (RUN, alike) and await asking.runs(RUN[:41]) == (RUN,)
+            assert await peers_seen(directory) == {who.peer, trainer.peer}
+
+    asyncio.run(story())
+
+
 def test_status_tells_what_it_sees_and_fails_when_nobody_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     async def status(run: str, bootstrap: tuple[str, ...], output: str = "json") -> tuple[int, str, str]:
         code = await asyncio.to_thread(run_status, run, bootstrap, output)

@@ -19,6 +19,7 @@ from swarmnet.net.records import (
     MAX_BYTES,
     MAX_STAGES_PER_PEER,
     TRAINERS,
+    WHOLE_RUN,
     Announcement,
     dht_key,
     places_of,
@@ -198,7 +199,9 @@ def test_a_diverged_run_still_announces_itself() -> None:
 
 
 def test_a_record_is_announced_under_each_stage_and_as_trainer() -> None:
-    assert places_of(record(0, 3, trainer=True)) == (0, 3, TRAINERS)
+    assert places_of(record(0, 3, trainer=True)) == (0, 3, TRAINERS, WHOLE_RUN)
+    assert places_of(record(trainer=True)) == (TRAINERS,)
+    assert dht_key(RUN, WHOLE_RUN) == f"{RUN[:12]}.run"
     assert dht_key(RUN, 3) == f"{RUN}.stage.3" and dht_key(RUN, TRAINERS) == f"{RUN}.trainers"
 
 
