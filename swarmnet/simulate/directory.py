@@ -5,14 +5,19 @@ from __future__ import annotations
 from swarmnet.ids import PeerId
 from swarmnet.net.directory import Record
 from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.simulate.links import Lines
 
 
 class MemoryDirectory:
-    """A Directory. A dead peer's record stays until it expires."""
+    """A Directory. A dead peer's record stays until it expires.
+
+    Everybody sees all records, as in a DHT that has more paths than any pair of peers, until `split`.
+    """
 
     def __init__(self, loop: VirtualLoop, *, ttl_s: float = 30.0) -> None:
         self._loop, self._ttl_s = loop, ttl_s
         self._records: dict[PeerId, tuple[float, Record]] = {}
+        self._before: dict[PeerId, tuple[float, Record]] | None = None
 
     async def publish(self, record: Record) -> None:
         """See Directory.publish."""
@@ -20,5 +25,38 @@ class MemoryDirectory:
 
     async def records(self) -> tuple[Record, ...]:
         """See Directory.records."""
+        return self._fresh(self._records)
+
+    def split(self) -> None:
+        """From now on nobody sees what is published beyond a cut: only what was there before, until it expires."""
+        self._before = dict(self._records)
+
+    def unite(self) -> None:
+        """Everybody sees everything again."""
+        self._before = None
+
+    def seen_by(self, reader: PeerId, lines: Lines) -> tuple[Record, ...]:
+        """The records that one peer can see."""
+        if self._before is None:
+            return self._fresh(self._records)
+        near = {peer: entry for peer, entry in self._records.items() if lines.connected(peer, reader)}
+        return self._fresh({**self._before, **near})
+
+    def _fresh(self, records: dict[PeerId, tuple[float, Record]]) -> tuple[Record, ...]:
         now = self._loop.time()
-        return tuple(record for expires, record in self._records.values() if expires > now)
+        return tuple(record for expires, record in records.values() if expires > now)
+
+
+class DirectoryAt:
+    """The Directory as one peer sees it."""
+
+    def __init__(self, me: PeerId, directory: MemoryDirectory, lines: Lines) -> None:
+        self._me, self._directory, self._lines = me, directory, lines
+
+    async def publish(self, record: Record) -> None:
+        """See Directory.publish."""
+        await self._directory.publish(record)
+
+    async def records(self) -> tuple[Record, ...]:
+        """See Directory.records."""
+        return self._directory.seen_by(self._me, self._lines)

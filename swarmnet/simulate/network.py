@@ -1,7 +1,8 @@
 """A network in memory, with the faults of a real one injected below the code under test.
 
 One-way messages may be delayed, lost, doubled and overtaken; calls are delayed and may break. Death of a process is
-seen by everybody connected to it, its silence (a stopped process) by nobody.
+seen by everybody connected to it, silence (a stopped process, a cut) by nobody: calls across a cut hang and then break
+without a word on who is to blame, answers go on when it heals in time, one-way messages are lost.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter, deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused
@@ -17,23 +18,9 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Control, Packed, Rejected, Request
 from swarmnet.net.transport import Service
 from swarmnet.simulate.clock import Process, VirtualLoop
+from swarmnet.simulate.links import Lines, Links
 
 _LOOKS_PER_STALL = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Links:
-    """latency_s: one way, plus up to as much jitter. loss, double: of one-way messages. late: share of messages held up
-    for up to a second (so that others overtake them). broken: share of calls whose connection breaks. stall_s: a callee
-    whose process shows no life for so long has timed out."""
-
-    latency_s: float = 0.005
-    loss: float = 0.0
-    double: float = 0.0
-    late: float = 0.0
-    broken: float = 0.0
-    bytes_per_s: float = 1e9
-    stall_s: float = 10.0
 
 
 class _Call:
@@ -44,6 +31,7 @@ class _Call:
         self.answers: deque[Answer | BaseException | None] = deque()
         self.arrived = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
+        self.node: _Node | None = None
         self.over = False
         self.last_at = 0.0
 
@@ -64,10 +52,13 @@ class MemoryNetwork:
 
     def __init__(self, loop: VirtualLoop, links: Links, seed: int) -> None:
         self.loop, self.links, self.rng = loop, links, random.Random(seed)
+        self.lines = Lines(links)
         self.sent: Counter[str] = Counter()
         self._nodes: dict[PeerId, _Node] = {}
         self._last_at: dict[tuple[PeerId, PeerId], float] = {}
         self._calls: dict[_Call, None] = {}  # in order: a run is the same in every process
+        self._held: list[tuple[_Call, Answer | None]] = []  # answers on the wrong side of a cut
+        self._knocking: list[tuple[_Call, Request, tuple[Packed, ...]]] = []  # calls opened across one
 
     def attach(self, peer: PeerId, process: Process, service: Service) -> None:
         """A process listens under this id; an older one of the same id is forgotten."""
@@ -82,9 +73,11 @@ class MemoryNetwork:
         node = self._nodes.pop(peer)
         self.loop.kill_process(node.process)
         for call in [call for call in self._calls if peer in (call.caller, call.callee)]:
-            self.break_call(call)
+            if self.lines.connected(call.caller, call.callee):
+                self.break_call(call)
         for other in list(self._nodes.values()):
-            self._at(other, self.delay(), other.service.on_gone, peer, True)
+            if self.lines.connected(peer, other.peer):
+                self._at(other, self.delay(peer, other.peer), other.service.on_gone, peer, True)
 
     def stop(self, peer: PeerId) -> None:
         """SIGSTOP."""
@@ -99,6 +92,29 @@ class MemoryNetwork:
         """SIGCONT."""
         self.loop.continue_process(self._nodes[peer].process)
 
+    def partition(self, groups: Iterable[Iterable[PeerId]]) -> None:
+        """See Lines.partition."""
+        self.lines.partition(groups)
+
+    def heal(self) -> None:
+        """End every cut: answers of calls that have not broken yet go on."""
+        self.lines.heal()
+        for call in list(self._calls):
+            if call.node is not None and self._nodes.get(call.callee) is not call.node:
+                self.break_call(call)  # its process died behind the cut
+        held, self._held = self._held, []
+        for call, answer in held:
+            self._answer(call, answer)
+        knocking, self._knocking = self._knocking, []
+        for call, request, payload in knocking:
+            if call not in self._calls:
+                continue
+            call.node = node = self._nodes.get(call.callee)
+            if node is None:
+                self.break_call(call)
+            else:
+                self._at(node, self.delay(call.caller, call.callee), self._accept, node, call, request, payload)
+
     def cut_off(self) -> None:
         """Nothing reaches anybody from now on."""
         self._nodes.clear()
@@ -106,23 +122,24 @@ class MemoryNetwork:
 
     # ------------------------------------------------------------ for the transports
 
-    def delay(self, num_bytes: int = 0) -> float:
+    def delay(self, sender: PeerId, receiver: PeerId) -> float:
         """Seconds a message takes."""
-        wait = self.latency() + num_bytes / self.links.bytes_per_s
-        return wait + (self.rng.random() if self.rng.random() < self.links.late else 0.0)
+        return self.latency(sender, receiver) + (self.rng.random() if self.rng.random() < self.links.late else 0.0)
 
-    def latency(self) -> float:
+    def latency(self, sender: PeerId, receiver: PeerId) -> float:
         """Seconds an empty message takes that nothing holds up."""
-        return self.links.latency_s * (1 + self.rng.random())
+        return self.lines.latency_s(sender, receiver) * (1 + self.rng.random())
 
     def tell(self, sender: PeerId, peer: PeerId, message: Control) -> None:
         """One-way message."""
         self.sent[type(message).__name__] += 1
         node = self._nodes.get(peer)
+        if not self.lines.reaches(sender, peer):
+            return
         if node is None:
             mine = self._nodes.get(sender)
-            if mine is not None:
-                self._at(mine, self.delay(), mine.service.on_gone, peer, True)
+            if mine is not None and self.lines.connected(sender, peer):
+                self._at(mine, self.delay(peer, sender), mine.service.on_gone, peer, True)
             return
         for _ in range(1 + (self.rng.random() < self.links.double)):
             if self.rng.random() >= self.links.loss:
@@ -130,7 +147,7 @@ class MemoryNetwork:
 
     def _in_order(self, sender: PeerId, peer: PeerId) -> float:
         """Seconds a one-way message takes: never less than the one before it on this link, unless that was late."""
-        delay = self.latency()
+        delay = self.latency(sender, peer)
         if self.rng.random() < self.links.late:
             return delay + self.rng.random()
         now = self.loop.time()
@@ -147,12 +164,17 @@ class MemoryNetwork:
         call = _Call(sender, peer)
         node = self._nodes.get(peer)
         mine = self._nodes.get(sender)
+        if not self.lines.connected(sender, peer):
+            self._calls[call] = None
+            self._knocking.append((call, request, payload))
+            return call  # nobody answers: the caller sees no life and gives up, if it does not heal before
         if node is None:
             if mine is not None:
-                self._at(mine, self.delay(), call.put, PeerGone("refused", definite=True, peer=peer))
+                self._at(mine, self.delay(peer, sender), call.put, PeerGone("refused", definite=True, peer=peer))
             return call
         self._calls[call] = None
-        self._at(node, self.delay(), self._accept, node, call, request, payload)
+        call.node = node
+        self._at(node, self.delay(sender, peer), self._accept, node, call, request, payload)
         if self.rng.random() < self.links.broken:
             self.loop.call_later(self.rng.random(), self.break_call, call)
         return call
@@ -164,7 +186,13 @@ class MemoryNetwork:
             call.over = True
             node = self._nodes.get(call.callee)
             if node is not None:
-                self._at(node, self.links.latency_s, self._cancel, call)
+                # Behind a cut the callee hears nothing of it; its own pulses fail in the end.
+                cut_s = 0.0 if self.lines.connected(call.caller, call.callee) else self.links.stall_s
+                self._at(node, self.links.latency_s + cut_s, self._cancel, call)
+
+    def hears(self, caller: PeerId, callee: PeerId) -> bool:
+        """Would pulses of the callee's process reach the caller?"""
+        return not self.is_stopped(callee) and self.lines.connected(caller, callee)
 
     def break_call(self, call: _Call) -> None:
         """The connection of a call breaks: both ends notice."""
@@ -174,7 +202,8 @@ class MemoryNetwork:
         call.over = True
         caller, callee = self._nodes.get(call.caller), self._nodes.get(call.callee)
         if caller is not None:
-            self._at(caller, self.delay(), call.put, PeerGone("broken", definite=callee is None, peer=call.callee))
+            broken = PeerGone("broken", definite=callee is None, peer=call.callee)
+            self._at(caller, self.delay(call.callee, call.caller), call.put, broken)
         if callee is not None:
             self._at(callee, self.links.latency_s, self._cancel, call)
 
@@ -202,13 +231,20 @@ class MemoryNetwork:
 
     async def _serve(self, node: _Node, call: _Call, request: Request, payload: tuple[Packed, ...]) -> None:
         async def read() -> tuple[Packed, ...]:
-            await asyncio.sleep(self.delay(sum(packed.num_bytes for packed in payload)))
-            if call.over:
+            await asyncio.sleep(self.delay(call.caller, call.callee))
+            await self.lines.carry(call.caller, call.callee, sum(packed.num_bytes for packed in payload))
+            cut_s = 0.0
+            while not self.lines.connected(call.caller, call.callee) and cut_s < self.links.stall_s:
+                await asyncio.sleep(self.links.stall_s / _LOOKS_PER_STALL)
+                cut_s += self.links.stall_s / _LOOKS_PER_STALL
+            if call.over or not self.lines.connected(call.caller, call.callee):
                 raise PeerGone("the caller died while uploading", peer=call.caller)
             return payload
 
         try:
             async for answer in node.service.on_call(call.caller, request, read):
+                payload_out: tuple[Packed, ...] = getattr(answer, "payload", ())
+                await self.lines.carry(call.callee, call.caller, sum(packed.num_bytes for packed in payload_out))
                 self._answer(call, answer)
         except (BadMessage, Refused) as error:
             self._answer(call, Rejected(error.code, error.reason))
@@ -220,7 +256,11 @@ class MemoryNetwork:
         caller = self._nodes.get(call.caller)
         if call.over or caller is None:
             return
-        call.last_at = max(call.last_at + 1e-6, self.loop.time() + self.delay())     # a stream keeps its order
+        if not self.lines.connected(call.caller, call.callee):
+            self._held.append((call, answer))
+            return
+        delay = self.delay(call.callee, call.caller)
+        call.last_at = max(call.last_at + 1e-6, self.loop.time() + delay)     # a stream keeps its order
         self.loop.call_at(call.last_at, call.put, answer, context=caller.process.context)
         if answer is None:
             self._calls.pop(call, None)
@@ -265,7 +305,10 @@ class MemoryTransport:
             except TimeoutError:
                 if loop.time() >= deadline:
                     raise PeerTimeout("deadline", peer=call.callee) from None
-                if not self._network.is_stopped(call.callee):
+                if self._network.hears(call.caller, call.callee):
                     lived = loop.time()
                 elif loop.time() - lived >= stall_s:
-                    raise PeerTimeout("the peer stalls", peer=call.callee) from None
+                    self._network.close(call)
+                    if self._network.is_stopped(call.callee):
+                        raise PeerTimeout("the peer stalls", peer=call.callee) from None
+                    raise PeerGone("silence", definite=False, peer=call.callee) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from swarmnet.manifest.schema import Cut, Limits, Manifest, Model, Protocol, Training
-from swarmnet.simulate.network import Links
+from swarmnet.simulate.links import Links
 
 
 @dataclass(frozen=True, slots=True)

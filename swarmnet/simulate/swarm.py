@@ -19,7 +19,7 @@ from swarmnet.net.directory import Record
 from swarmnet.peer.peer import Caps, Peer
 from swarmnet.simulate.clock import Process, VirtualLoop
 from swarmnet.simulate.describe import standing
-from swarmnet.simulate.directory import MemoryDirectory
+from swarmnet.simulate.directory import DirectoryAt, MemoryDirectory
 from swarmnet.simulate.engine import Device, SimulatedEngine, tokens_of
 from swarmnet.simulate.network import MemoryNetwork
 from swarmnet.simulate.oracle import Oracle
@@ -83,7 +83,8 @@ class Swarm:
         incarnation = self.rng.getrandbits(62)
         peer = Peer(
             peer_id, RUN, self.manifest, engines,
-            transport=self.network.transport(peer_id), directory=self.directory,
+            transport=self.network.transport(peer_id),
+            directory=DirectoryAt(peer_id, self.directory, self.network.lines),
             incarnation=incarnation, record=lambda: Record(RUN, peer_id, incarnation, ("memory",), ()),
             tokens=own_tokens,
             on_event=lambda event, fields: self._on_event(peer_id, event, fields),
@@ -103,7 +104,8 @@ class Swarm:
         incarnation = self.rng.getrandbits(62)
         trainer = Trainer(
             peer_id, self.manifest,
-            transport=self.network.transport(peer_id), directory=self.directory,
+            transport=self.network.transport(peer_id),
+            directory=DirectoryAt(peer_id, self.directory, self.network.lines),
             record=lambda: Record(RUN, peer_id, incarnation, ("memory",), ()),
             tokens=tokens_of, eval_tokens=lambda number: tokens_of(10_000 + number),
             on_event=lambda event, fields: self._on_event(peer_id, event, fields),
@@ -143,6 +145,36 @@ class Swarm:
     def resume(self, node: Node) -> None:
         """SIGCONT."""
         self.network.resume(node.peer_id)
+
+    def partition(self, *groups: Iterable[Node | PeerId], directory: bool = False) -> None:
+        """Cut the groups off from each other; who is in none reaches everybody. `directory`: records too."""
+        self.counts["partitions"] += 1
+        self.network.partition([[_name(member) for member in group] for group in groups])
+        if directory:
+            self.directory.split()
+
+    def deafen(self, sender: Node | PeerId, receiver: Node | PeerId) -> None:
+        """What `sender` sends does not reach `receiver`."""
+        self.counts["deafened"] += 1
+        self.network.lines.deafen(_name(sender), _name(receiver))
+
+    def heal(self) -> None:
+        """End all cuts."""
+        self.network.heal()
+        self.directory.unite()
+
+    def slow(
+        self, one: Node | PeerId, other: Node | PeerId, *, bytes_per_s: float | None = None,
+        latency_s: float | None = None,
+    ) -> None:
+        """Give two peers a line of their own between them."""
+        self.network.lines.slow(_name(one), _name(other), bytes_per_s, latency_s)
+
+    def limit(
+        self, peer: Node | PeerId, *, up_bytes_per_s: float | None = None, down_bytes_per_s: float | None = None
+    ) -> None:
+        """Limit what a peer sends and receives in all."""
+        self.network.lines.limit(_name(peer), up_bytes_per_s, down_bytes_per_s)
 
     def replicas(self, stage: int) -> list[Node]:
         """Live peers that serve a stage."""
@@ -296,3 +328,7 @@ class Swarm:
             self.loop.call_soon(self.loop.stop)
             self.loop.run_forever()
         self.loop.close()
+
+
+def _name(peer: Node | PeerId) -> PeerId:
+    return peer.peer_id if isinstance(peer, Node) else peer

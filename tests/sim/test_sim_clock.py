@@ -9,7 +9,8 @@ import pytest
 
 from swarmnet.ids import PeerId
 from swarmnet.simulate.clock import Process, VirtualLoop
-from swarmnet.simulate.network import Links, MemoryNetwork
+from swarmnet.simulate.links import Links
+from swarmnet.simulate.network import MemoryNetwork
 from tests.contracts.transport_contract import CHECKS, End, Pair, ScriptedService
 
 

@@ -11,7 +11,7 @@ import pytest
 from chaos import Chaos
 from strike import watched
 
-from swarmnet.simulate.network import Links
+from swarmnet.simulate.links import Links
 from swarmnet.simulate.plan import Plan
 
 NOISY = Links(loss=0.15, double=0.1, late=0.1, broken=0.05)

@@ -1,0 +1,119 @@
+"""What lies between simulated processes: noise, cuts, slow pairs and narrow uplinks. It knows no messages.
+
+A cut is silence, not refusal: nobody behind it can be told from a stopped process. Bandwidth limits of a peer are
+shared by all its transfers, chunk by chunk, in both directions apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from swarmnet.ids import PeerId
+
+_CHUNKS, _LEAST_CHUNK_BYTES = 32, 16 << 10
+"""A transfer is cut into so many chunks (of so many bytes at least): as fine as lanes are shared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """latency_s: one way, plus up to as much jitter. loss, double: of one-way messages. late: share of messages held up
+    for up to a second (so that others overtake them). broken: share of calls whose connection breaks. stall_s: a callee
+    that shows no life for so long, stopped or cut off, has timed out."""
+
+    latency_s: float = 0.005
+    loss: float = 0.0
+    double: float = 0.0
+    late: float = 0.0
+    broken: float = 0.0
+    bytes_per_s: float = 1e9
+    stall_s: float = 10.0
+
+
+class Lane:
+    """One direction of one peer's line."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        if bytes_per_s <= 0:
+            raise ValueError(f"a lane needs bandwidth, got {bytes_per_s}")
+        self._bytes_per_s = bytes_per_s
+        self._free_at = 0.0
+        self.carried_bytes = 0
+
+    def reserve(self, num_bytes: int, *, now: float) -> float:
+        """When `num_bytes` more, asked for now, will have passed."""
+        self._free_at = max(now, self._free_at) + num_bytes / self._bytes_per_s
+        self.carried_bytes += num_bytes
+        return self._free_at
+
+
+class Lines:
+    """Who reaches whom, and how fast."""
+
+    def __init__(self, links: Links) -> None:
+        self.links = links
+        self._group: dict[PeerId, int] = {}
+        self._deaf: set[tuple[PeerId, PeerId]] = set()
+        self._pairs: dict[frozenset[PeerId], tuple[float | None, float | None]] = {}
+        self._up: dict[PeerId, Lane] = {}
+        self._down: dict[PeerId, Lane] = {}
+
+    # ------------------------------------------------------------ faults
+
+    def partition(self, groups: Iterable[Iterable[PeerId]]) -> None:
+        """Nothing passes between these groups any more; who is in none of them reaches everybody."""
+        self._group = {peer: number for number, group in enumerate(groups) for peer in group}
+
+    def deafen(self, sender: PeerId, receiver: PeerId) -> None:
+        """What `sender` sends does not reach `receiver`; the other way is open."""
+        self._deaf.add((sender, receiver))
+
+    def heal(self) -> None:
+        """End every cut."""
+        self._group, self._deaf = {}, set()
+
+    def slow(self, one: PeerId, other: PeerId, bytes_per_s: float | None, latency_s: float | None) -> None:
+        """Override speed and latency between two peers, both ways; None: as everywhere."""
+        self._pairs[frozenset((one, other))] = (bytes_per_s, latency_s)
+
+    def limit(self, peer: PeerId, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> None:
+        """Limit what a peer sends and receives in all; None: without limit."""
+        for lanes, rate in ((self._up, up_bytes_per_s), (self._down, down_bytes_per_s)):
+            lanes.pop(peer, None)
+            if rate is not None:
+                lanes[peer] = Lane(rate)
+
+    # ------------------------------------------------------------ what passes
+
+    def reaches(self, sender: PeerId, receiver: PeerId) -> bool:
+        """Does a message pass?"""
+        if (sender, receiver) in self._deaf:
+            return False
+        mine, theirs = self._group.get(sender), self._group.get(receiver)
+        return mine is None or theirs is None or mine == theirs
+
+    def connected(self, one: PeerId, other: PeerId) -> bool:
+        """Do messages pass both ways, as a connection needs?"""
+        return self.reaches(one, other) and self.reaches(other, one)
+
+    def latency_s(self, sender: PeerId, receiver: PeerId) -> float:
+        """One way, without jitter."""
+        override = self._pairs.get(frozenset((sender, receiver)), (None, None))[1]
+        return self.links.latency_s if override is None else override
+
+    async def carry(self, sender: PeerId, receiver: PeerId, num_bytes: int) -> None:
+        """Return when the bytes have passed: at the pair's own speed, through both peers' shared lanes."""
+        if not num_bytes:
+            return
+        loop = asyncio.get_running_loop()
+        rate = self._pairs.get(frozenset((sender, receiver)), (None, None))[0] or self.links.bytes_per_s
+        lanes = [lane for lane in (self._up.get(sender), self._down.get(receiver)) if lane is not None]
+        chunk = num_bytes if not lanes else max(-(-num_bytes // _CHUNKS), _LEAST_CHUNK_BYTES)
+        passed = 0
+        while passed < num_bytes:
+            size = min(chunk, num_bytes - passed)
+            now = loop.time()
+            ends = max([now + size / rate, *(lane.reserve(size, now=now) for lane in lanes)])
+            await asyncio.sleep(ends - now)
+            passed += size
