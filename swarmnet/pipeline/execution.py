@@ -162,10 +162,11 @@ class Execution:
         """The keeper wants `index` executed here (rule 8)."""
         work = self.works.get(index)
         if work is None:
-            self._start(index, claims=True, patient=False)
+            self._start(index)
             self._claims.claim(index)
-        elif not work.claims:
-            work.claims = True
+        elif work.owner is not None:
+            self._owners.pop(index, None)  # whoever it was is gone
+            work.undecided()
             self._claims.claim(index)
 
     @property
@@ -201,6 +202,7 @@ class Execution:
             yield admitted or Busy(self._retry_after(), self.version)
             return
         work = admitted
+        work.hedged = work.hedged or request.hedge
         yield Accepted()
         if not work.input.done() and not work.outcome.done():   # while the caller was told, it may have ended
             await self._upload(work, read)
@@ -237,7 +239,7 @@ class Execution:
         found = self._ready_answer(request) or self.works.get(request.index)     # the world may have moved on
         if has_slot and found is None and slots is self._slots and not self.leaving:
             return self._start(
-                request.index, claims=not request.hedge, patient=request.repair, has_slot=True, fed=True
+                request.index, patient=request.repair, hedged=request.hedge, has_slot=True, fed=True
             )
         if has_slot:
             slots.give()
@@ -280,10 +282,10 @@ class Execution:
             self._waiting -= 1
 
     def _start(
-        self, index: int, *, claims: bool, patient: bool, has_slot: bool = False, fed: bool = False
+        self, index: int, *, patient: bool = False, hedged: bool = False, has_slot: bool = False, fed: bool = False
     ) -> Work:
         loop = asyncio.get_running_loop()
-        work = Work(index, claims, patient, loop.create_future(), loop.create_future(), has_slot=has_slot)
+        work = Work(index, patient, hedged, loop.create_future(), loop.create_future(), has_slot=has_slot)
         if not fed:
             work.starve()
         self.works[index] = work
@@ -358,13 +360,13 @@ class Execution:
 
     async def _run_stages(self, work: Work, step: int, slots: Slots) -> None:
         payload = await self._obtain_input(work, step, slots)
-        if work.claims and not work.decided.is_set():
+        if not work.decided.is_set():
             self._claims.claim(work.index)  # only now: what is malformed never claims
-        if work.patient:
+        if work.patient and not work.hedged:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.running_s):
                     await work.decided.wait()
-        if work.owner is not None and self._alive(work.owner):
+        if work.owner is not None and not work.hedged and self._alive(work.owner):
             work.finish(MovedTo(work.owner))
             return
         if not work.has_slot:
@@ -402,8 +404,6 @@ class Execution:
 
     async def _count(self, work: Work, stash: Stash, answer: Gradient) -> None:
         """The weight pass, once granted (rule 5). Without the keeper's word the stash is dropped after a while."""
-        if not work.claims:
-            return
         try:
             async with asyncio.timeout(self._limits.wait_s):
                 await work.decided.wait()

@@ -17,13 +17,14 @@ Outcome = Gradient | MovedTo | Busy | SwarmError
 class Work:
     """input and outcome are set once; `voids` (granted) and `owner` (counted by another) follow the keeper's word.
 
-    claims: it wants to be counted. patient: learn who owns it before computing (a repair's call).
+    patient: learn who owns it before computing (a repair's call). hedged: a caller found the owner hung, so it is
+    computed whoever owns it.
     uploads: callers sending the input right now.
     """
 
     index: int
-    claims: bool
     patient: bool
+    hedged: bool
     input: asyncio.Future[tuple[Packed, ...]]
     outcome: asyncio.Future[Outcome]
     uploads: int = 0
@@ -46,8 +47,8 @@ class Work:
         self.decided.set()
 
     def undecided(self) -> None:
-        """The grant is void; the claim is open again."""
-        self.voids = None
+        """The grant is void, or the other owner gone: the claim is open again."""
+        self.voids = self.owner = None
         self.decided.clear()
 
     def feed(self, payload: tuple[Packed, ...]) -> None:
