@@ -21,8 +21,10 @@ from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
 from swarmnet.net.own_dir import own_identity
+from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.net.tls import open_authority
 from swarmnet.net.transport import Service
+from swarmnet.telemetry.journal import loopback_last
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,11 @@ class Endpoint:
     def me(self) -> PeerId:
         """Who I am."""
         return self.identity.peer
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """What to give to others who would join the run through me; those of this machine alone come last."""
+        return tuple(str(SwarmLink(self.run, address)) for address in loopback_last(self.directory.maddrs))
 
     def record(self) -> Record:
         """What I announce, stages apart. Call it after `serve` has bound the port."""

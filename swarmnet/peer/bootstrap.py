@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
+from swarmnet import telemetry
 from swarmnet.config.peer import PeerConfig
 from swarmnet.net.announced import announced_at
 from swarmnet.net.dht import DhtDirectory
@@ -14,6 +15,8 @@ from swarmnet.net.own_dir import own_identity
 from swarmnet.net.stop import stopped_by_signal
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import loopback_last
+
+log = telemetry.get(__name__)
 
 
 def run_bootstrap(config: PeerConfig) -> int:
@@ -35,6 +38,7 @@ async def _serve(config: PeerConfig) -> int:
         try:
             for address in loopback_last(directory.maddrs):
                 print(address, flush=True)
+                log.event(f"others join a run with `swarmnet join swarm:RUN_ID@{address}`")
             events.emit("listening", peer=identity.peer, dht=directory.maddrs)
             async with asyncio.TaskGroup() as tasks:
                 running = tasks.create_task(directory.run())

@@ -35,11 +35,15 @@ def run_peer(
     config: PeerConfig,
     manifest: Manifest,
     *,
+    heard: OnEvent = lambda event, fields: None,
+    data_at_source: bool = True,
     wrap: Wrap = NOTHING_BETWEEN,
     wrap_engine: Callable[[Engine], Engine] = lambda engine: engine,
 ) -> int:
     """Serve the configured stages until Ctrl+C or SIGTERM. Returns the exit code. Raises UsageError.
 
+    heard: is told every event, beside the journal. data_at_source: may data be read where the manifest says it is, if
+    the config does not say it? A manifest that came from strangers has no say in which files are opened here.
     wrap, wrap_engine: a test bench's faults; see `net.wrap`.
     """
     import torch
@@ -56,7 +60,8 @@ def run_peer(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     elif device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: torch sees no CUDA device here; use --device cpu, or auto")
-    tokens = own_tokens(config, manifest) if 0 in config.stages else no_tokens
+    has_data = 0 in config.stages and (data_at_source or config.data is not None)
+    tokens = own_tokens(config, manifest) if has_data else no_tokens
     compute = ComputeThread()
     try:
         engines = {
@@ -64,7 +69,7 @@ def run_peer(
         }
         numerics = f"{device}/torch-{'.'.join(torch.__version__.split('.')[:2])}/1"
         with EventLog(config.events) as events:
-            return asyncio.run(_serve(config, manifest, engines, tokens, events, numerics, wrap))
+            return asyncio.run(_serve(config, manifest, engines, tokens, events, heard, numerics, wrap))
     finally:
         compute.close()
 
@@ -103,10 +108,16 @@ async def _serve(
     engines: Mapping[int, Engine],
     tokens: Tokens,
     events: EventLog,
+    heard: OnEvent,
     numerics: str,
     wrap: Wrap,
 ) -> int:
-    on_event = Journal(events, log)
+    journal = Journal(events, log)
+
+    def on_event(event: str, fields: dict[str, object]) -> None:
+        journal(event, fields)
+        heard(event, fields)
+
     async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(stopped_by_signal())
         endpoint = await stack.enter_async_context(open_endpoint(config, manifest, run_id(manifest), numerics=numerics))
@@ -128,6 +139,7 @@ async def _serve(
             on_event("listening", {
                 "peer": endpoint.me, "dht": list(endpoint.directory.maddrs),
                 "addresses": list(endpoint.transport.addresses), "incarnation": endpoint.incarnation,
+                "links": list(endpoint.links),
             })
             serving = group.create_task(peer.run())
             ending = group.create_task(_keep_result(config.dir, peer, on_event))

@@ -37,12 +37,12 @@ class Journal:
             self._log.at(level, event, shown)
 
     def _listening(self, fields: dict[str, object]) -> None:
-        """A line of its own for each address that others can join by, ready to be copied."""
+        """A line of its own for each link that others can join by, ready to be copied."""
         self._log.event("listening", peer=fields["peer"])
-        dht = fields["dht"]
-        assert isinstance(dht, list | tuple)
-        for address in loopback_last(dht):
-            self._log.event(f"others join with --bootstrap {address}")
+        links = fields["links"]
+        assert isinstance(links, list | tuple)
+        for link in links:
+            self._log.event(f"others join with `swarmnet join {link}`")
 
 
 def loopback_last(addresses: Iterable[str]) -> list[str]:

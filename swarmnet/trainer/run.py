@@ -60,6 +60,7 @@ async def _feed(config: PeerConfig, manifest: Manifest, tokens: Tokens, events: 
             on_event("listening", {
                 "peer": endpoint.me, "dht": list(endpoint.directory.maddrs),
                 "addresses": list(endpoint.transport.addresses), "incarnation": endpoint.incarnation,
+                "links": list(endpoint.links),
             })
             feeding = group.create_task(trainer.run())
             feeding.add_done_callback(lambda _: stop.set())
