@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from swarmnet.errors import SwarmError
+from swarmnet.net.leash import leashed
 
-LEASH = Path(__file__).with_name("leash.py")
 ZYGOTE = Path(__file__).with_name("zygote.py")
 MAX_PACKET = 1 << 16
 
@@ -77,10 +77,6 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return kept | one_thread | {"PYTHONFAULTHANDLER": "1"}
 
 
-def _leashed(*command: str) -> list[str]:
-    return [sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), *command]
-
-
 # ---------------------------------------------------------------- a fresh interpreter
 
 
@@ -95,7 +91,7 @@ class FreshInterpreter:
         """See Starter.start."""
         with log.open("ab") as output:
             return _Fresh(subprocess.Popen(
-                _leashed(sys.executable, *call), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                leashed(sys.executable, *call), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                 env=child_environment(os.environ), start_new_session=True))
 
     def close(self) -> None:
@@ -138,7 +134,7 @@ class Preloaded:
         self._instead: FreshInterpreter | None = None
         with theirs:
             self._zygote = subprocess.Popen(
-                _leashed(sys.executable, "-P", str(ZYGOTE), str(theirs.fileno()), json.dumps(sys.path),
+                leashed(sys.executable, "-P", str(ZYGOTE), str(theirs.fileno()), json.dumps(sys.path),
                          json.dumps(list(modules))),
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 env=child_environment(os.environ), start_new_session=True, pass_fds=(theirs.fileno(),))

@@ -79,7 +79,7 @@ def _say(control: socket.socket, packet: dict[str, int]) -> None:
 
 def become(order: dict[str, Any], *, parent: int) -> None:
     """Turn this fork into the process that was ordered, and run it to its end."""
-    from swarmnet.local.leash import tie
+    from swarmnet.net.leash import tie
 
     os.setsid()
     tie(parent)

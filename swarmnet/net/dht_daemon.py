@@ -12,7 +12,6 @@ import errno
 import os
 import shutil
 import socket
-import sys
 import tempfile
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -21,24 +20,13 @@ from pathlib import Path
 from swarmnet.errors import SwarmError, UsageError
 from swarmnet.net.hold import Hold
 from swarmnet.net.identity import Identity
+from swarmnet.net.leash import leashed
 
 START_TIMEOUT_S = 15.0
 PREFIX = "swarmnet-p2pd-"
 """How directories of daemons begin, in the system's directory for temporary files."""
 
 STOP_TIMEOUT_S = 2.0
-
-# The kernel kills the daemon when we die, by whatever signal (prctl PR_SET_PDEATHSIG survives exec). A launcher of its
-# own and not `preexec_fn`: that would fork a process full of gRPC and torch threads.
-_LAUNCH = """
-import os, sys
-if sys.platform == "linux":
-    import ctypes, signal
-    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != int(sys.argv[1]):
-        os._exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +83,7 @@ class Daemon(asyncio.SubprocessProtocol):
         environment = {**os.environ, "GOLOG_LOG_LEVEL": "fatal"}
         loop = asyncio.get_running_loop()
         await loop.subprocess_exec(
-            lambda: self, sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *arguments,
+            lambda: self, *leashed(*arguments),
             stdin=None, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environment,
             start_new_session=True,
         )

@@ -1,5 +1,7 @@
 """Tie a child to its parent's life, then become the child's real command. Standard library only.
 
+A launcher and not `preexec_fn`: that would fork a process full of gRPC and torch threads.
+
 As a script, `python -I -S leash.py PARENT_PID COMMAND...`: asks Linux to SIGKILL this process when the parent dies,
 makes sure the parent has not died before that, and replaces itself. The process id stays. Elsewhere the child runs
 untied.
@@ -9,6 +11,7 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 
@@ -20,6 +23,11 @@ def tie(parent: int) -> None:
             sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
         if os.getppid() != parent:
             sys.exit("the parent is gone")
+
+
+def leashed(*command: str) -> list[str]:
+    """The command line that runs `command` as a child of this process and ends it when this process dies."""
+    return [sys.executable, "-I", "-S", str(Path(__file__)), str(os.getpid()), *command]
 
 
 def main() -> None:
