@@ -11,6 +11,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -18,8 +19,21 @@ import click
 from swarmnet import __version__
 from swarmnet.errors import SwarmError, UsageError
 
-COMMANDS = ("init", "local", "peer", "trainer", "bootstrap", "status")
+COMMANDS = ("init", "local", "join", "peer", "trainer", "bootstrap", "status")
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """What the operator typed after `swarmnet`: a command finds it as its context's `obj`."""
+
+    words: list[str]
+
+    def again(self, *more: str) -> list[str]:
+        """The command line that runs the same in a process of its own, with `more` at its end."""
+        # `python -m` looks for modules in the working directory; the installed command does not.
+        safe = [] if sys.path[:1] == [os.getcwd()] else ["-P"]
+        return [sys.executable, *safe, "-m", "swarmnet", *self.words, *more]
 
 
 class Lazy(click.Group):
@@ -70,7 +84,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        code = swarmnet.main(args=None if argv is None else list(argv), prog_name="swarmnet", standalone_mode=False)
+        words = list(sys.argv[1:] if argv is None else argv)
+        code = swarmnet.main(args=words, prog_name="swarmnet", standalone_mode=False, obj=Typed(words))
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.ClickException as error:

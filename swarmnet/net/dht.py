@@ -106,6 +106,10 @@ class DhtDirectory:
         """As told, or as most of the known records say; 0 while unknown."""
         return self._num_stages or agreed_num_stages(self._table.fresh(now=time.time()))
 
+    def learn_num_stages(self, num_stages: int) -> None:
+        """The manifest has come: say and look for this many from now on."""
+        self._num_stages = num_stages
+
     @property
     def neighbours(self) -> frozenset[PeerId]:
         """Peers in the routing table."""

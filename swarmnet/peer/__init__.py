@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from swarmnet.config.peer import PeerConfig
-from swarmnet.manifest.schema import Manifest
+from collections.abc import Callable
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from swarmnet.config.peer import PeerConfig
+    from swarmnet.manifest.schema import Manifest
 
 
-def run_peer(config: PeerConfig, manifest: Manifest) -> int:
+def run_peer(
+    config: PeerConfig,
+    manifest: Manifest,
+    *,
+    heard: Callable[[str, dict[str, object]], None] = lambda event, fields: None,
+    data_at_source: bool = True,
+) -> int:
     """See `peer.run`; imported on the first call, since it needs torch."""
     from swarmnet.peer.run import run_peer as run
 
-    return run(config, manifest)
+    return run(config, manifest, heard=heard, data_at_source=data_at_source)

@@ -1,0 +1,93 @@
+"""`swarmnet join`: take a place in a running swarm, wherever one is needed most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from swarmnet.cli.settings import SETTINGS, options, read_config
+from swarmnet.errors import UsageError
+
+if TYPE_CHECKING:
+    from swarmnet.config.peer import PeerConfig
+    from swarmnet.manifest.schema import Manifest
+    from swarmnet.net.swarm_link import SwarmLink
+
+
+@click.command("join", context_settings=SETTINGS)
+@click.argument("invitation", metavar="LINK_OR_MANIFEST")
+@options("stage", "dir", "data", "host", "port", "dht_port", "announce", "bootstrap", "device", "slots", "events",
+         "log_level", "log_format")
+@click.pass_context
+def command(ctx: click.Context, /, invitation: str, **_: Any) -> int:
+    """Join a running swarm with one command, where a replica is needed most.
+
+    LINK_OR_MANIFEST is the link that every peer prints, swarm:RUN_ID@ADDRESS, or the run's manifest file (then with
+    --bootstrap). The manifest comes from any peer and is checked by its hash, the state of the stage from its replicas.
+    The key that is this peer's identity is kept in ~/.swarmnet/peer unless --dir says otherwise.
+
+    \b
+    Example:
+      swarmnet join swarm:RUN_ID@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+
+    \b
+    Other peers must be able to connect to this one: open both ports in the firewall.
+      swarmnet join --port 31340 --dht-port 31341 LINK
+    """
+    config = read_config(ctx, "stage")
+    if config.mesh.gpus > 1:
+        raise UsageError(f"mesh.gpus = {config.mesh.gpus}: start one peer per GPU, each with its own --dir")
+    invited, config = _invited(invitation, config)
+    return _join(config, invited)
+
+
+def _invited(invitation: str, config: PeerConfig) -> tuple[SwarmLink | Manifest, PeerConfig]:
+    """What was typed: a link, or a manifest with somebody to ask. Raises UsageError."""
+    from swarmnet.net.swarm_link import SCHEME, SwarmLink
+
+    if invitation.strip().startswith(SCHEME):
+        return SwarmLink.parse(invitation), config
+
+    from swarmnet.manifest.file import load
+
+    path = Path(invitation).expanduser()
+    if not path.is_file():
+        raise UsageError(f"{invitation}: neither a link such as swarm:RUN_ID@ADDRESS nor a manifest file")
+    if not config.bootstrap:
+        raise UsageError(
+            f"joining by {invitation} needs --bootstrap with the address of a peer that is up; to start a new swarm "
+            "use `swarmnet peer`"
+        )
+    return load(path), config.model_copy(update={"manifest": path})
+
+
+def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
+    import asyncio
+    import time
+
+    from rich.console import Console
+
+    from swarmnet import telemetry
+    from swarmnet.cli.phases import Story
+    from swarmnet.net.swarm_link import SwarmLink
+    from swarmnet.peer.joining import find_place
+
+    def set_up_log() -> None:
+        telemetry.setup(config.log.level, format=config.log.format)
+
+    with Story(Console(), clock=time.monotonic, on_bar=set_up_log) as story:
+        place = asyncio.run(find_place(config, invited, story.phase))
+        story.phase("starting", "loading torch, then serving under this machine's own address")
+
+        from swarmnet.peer import run_peer
+
+        return run_peer(
+            place.config, place.manifest, heard=story.on_event,
+            data_at_source=not isinstance(invited, SwarmLink) or place.manifest.data.source in BUILT_IN,
+        )
+
+
+BUILT_IN = ("stdlib", "corpus:small")
+"""Data sources that name no file of the operator's."""

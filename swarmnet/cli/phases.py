@@ -1,0 +1,117 @@
+"""What a person sees while a peer joins: one line a phase, and on a terminal a bar while the state comes in.
+
+The story goes to standard output, the log as always to standard error. Decides nothing and knows no network: it is told
+phases in words (`peer.joining`) and the peer's events.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TransferSpeedColumn as SpeedColumn
+
+PLAIN_EVERY_S = 5.0
+"""Where there is no bar, a line about the bytes so far this often."""
+
+
+class Story:
+    """A context manager; leave it before anything else is printed.
+
+    clock: seconds. on_bar: called when the bar appears and when it has gone, so that the log can be pointed at whatever
+    standard error is then (rich puts itself in between, and prints log lines above the bar).
+    """
+
+    def __init__(
+        self, console: Console, *, clock: Callable[[], float], on_bar: Callable[[], None] = lambda: None
+    ) -> None:
+        self._console, self._clock, self._on_bar = console, clock, on_bar
+        self._bars = contextlib.ExitStack()
+        self._progress: Progress | None = None
+        self._tasks: dict[object, TaskID] = {}
+        self._began: dict[object, tuple[float, float]] = {}
+        self._said_at = float("-inf")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close_bar()
+
+    def phase(self, name: str, text: str) -> None:
+        """One line that stays."""
+        self._console.print(f"{name:<9} {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def on_event(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Take in one event of the peer."""
+        match event:
+            case "fetching":
+                self._fetching(fields)
+            case "join_failed":
+                self.phase("state", f"{fields.get('donor')} could not give it: {fields.get('reason')}; trying on")
+            case "waiting":
+                self.phase("waiting", str(fields.get("reason")))
+            case "synced":
+                self._synced(fields)
+            case "stopped":
+                self._close_bar()
+
+    # ------------------------------------------------------------ the state
+
+    def _fetching(self, fields: Mapping[str, Any]) -> None:
+        stage, got, total = fields["stage"], fields["bytes"], fields["total"]
+        now, donors = self._clock(), fields["donors"]
+        from_whom = f"from {donors} replica{'s' if donors != 1 else ''}"
+        if self._console.is_terminal:
+            self._bar(stage, got, total, f"stage {stage}, {from_whom}")
+            return
+        began, first = self._began.setdefault(stage, (now, got))
+        if now - self._said_at >= PLAIN_EVERY_S:
+            self._said_at = now
+            pace = (got - first) / (now - began) if now > began else 0.0
+            left = f", {(total - got) / pace:.0f} s left" if pace else ""
+            self.phase("state", f"{size(got)} of {size(total)} {from_whom}, {size(pace)}/s{left}")
+
+    def _synced(self, fields: Mapping[str, Any]) -> None:
+        self._close_bar()
+        self._began.pop(fields["stage"], None)
+        how, num_bytes, seconds = fields["how"], fields.get("bytes", 0), fields.get("seconds", 0.0)
+        came = f"{size(num_bytes)} in {seconds:.1f} s ({size(num_bytes / seconds)}/s)" if num_bytes and seconds else ""
+        words = {"seed": "drawn from the run's seed: it has not begun yet"}.get(how, f"by {how}")
+        self.phase("state", f"version {fields['version']}, {came or words}")
+        self.phase("serving", f"stage {fields['stage']} from step {fields['version']} on; Ctrl+C once leaves in order")
+
+    # ------------------------------------------------------------ the bar
+
+    def _bar(self, key: object, got: int, total: int, words: str) -> None:
+        if self._progress is None:
+            self._progress = Progress(
+                TextColumn("{task.description}"), BarColumn(), DownloadColumn(), SpeedColumn(), TimeRemainingColumn(),
+                console=self._console, transient=True,
+            )
+            self._bars.enter_context(self._progress)
+            self._on_bar()
+        if key not in self._tasks:
+            self._tasks[key] = self._progress.add_task(words, total=total)
+        self._progress.update(self._tasks[key], completed=got, total=total, description=f"state     {words}")
+
+    def _close_bar(self) -> None:
+        if self._progress is not None:
+            self._bars.close()
+            self._progress, self._tasks = None, {}
+            self._on_bar()
+
+
+def size(num_bytes: float) -> str:
+    """1.4 GB, 12 kB: decimal, as disks and links are measured."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} TB"

@@ -1,0 +1,291 @@
+"""From an invitation to a place in the run: what `swarmnet join` finds out before it is a peer like any other.
+
+Which run, by the link; its manifest, from anybody and checked by its hash; and the stage, from what everybody announces
+(`placement` decides). It speaks as a DHT client under the peer's own identity and serves nobody yet; the state of the
+stage is fetched by the peer itself (`replica`). What it does is told in words, phase by phase.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarmnet.config.peer import PeerConfig
+from swarmnet.errors import RejectCode, SwarmError, UsageError
+from swarmnet.ids import PeerId, RunId, first_chain
+from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.file import load, to_toml
+from swarmnet.manifest.schema import Manifest
+from swarmnet.messages import Answer, Control, Rejected, Request
+from swarmnet.net.dht import DhtDirectory
+from swarmnet.net.dht_node import NobodyAnswered
+from swarmnet.net.directory import Record, StageStatus
+from swarmnet.net.grpc_transport import GrpcTransport
+from swarmnet.net.identity import Identity
+from swarmnet.net.manifest_fetch import fetch_manifest
+from swarmnet.net.own_dir import own_identity
+from swarmnet.net.swarm_link import SwarmLink
+from swarmnet.net.tls import open_authority
+from swarmnet.net.transport import ReadPayload
+from swarmnet.peer.placement import Choice, Serving, choose
+from swarmnet.state.disk import CheckpointStore
+
+LOOK_S = 10.0
+"""How long a newcomer looks for a run: the nodes it meets first may not know yet what they will know in a moment."""
+
+BETWEEN_LOOKS_S = 0.5
+
+SETTLE_S = 1.0
+"""How long a newcomer says that it is choosing before it chooses: others who came with it are heard meanwhile."""
+
+Tell = Callable[[str, str], None]
+"""Takes the name of a phase and what it came to, for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a run: what `run_peer` takes. config names the manifest's file, the stages and whom to join by."""
+
+    config: PeerConfig
+    manifest: Manifest
+
+
+async def find_place(config: PeerConfig, invitation: SwarmLink | Manifest, tell: Tell) -> Place:
+    """Find the run that `invitation` means and choose the stages that `config` does not name.
+
+    A manifest comes with addresses in `config.bootstrap`; a link brings its own. Raises UsageError, in words that say
+    what to do.
+    """
+    with own_identity(config.dir) as identity:
+        tell("identity", f"{identity.peer}, kept in {config.dir}")
+        if isinstance(invitation, SwarmLink):
+            config = config.model_copy(update={"bootstrap": (invitation.address, *config.bootstrap)})
+            run = invitation.whole_run or await _whole_run(config, identity, invitation)
+            manifest = None
+        else:
+            run, manifest = run_id(invitation), invitation
+        async with _directory(config, identity, run) as directory:
+            records = await _look(directory)
+            tell("swarm", _seen(run, directory, records))
+            if manifest is None:
+                path = config.dir / f"run-{run[:12]}.toml"
+                manifest = await _manifest(path, run, identity, records, tell)
+                config = config.model_copy(update={"manifest": path})
+            else:
+                tell("manifest", f"{_shape(manifest)}; from {config.manifest}")
+            directory.learn_num_stages(manifest.cut.stages)
+            stages = await _stages(config, manifest, run, directory, tell)
+    return Place(config.model_copy(update={"stages": stages}), manifest)
+
+
+# ---------------------------------------------------------------- which run
+
+
+@contextlib.asynccontextmanager
+async def _directory(
+    config: PeerConfig, identity: Identity, run: RunId | None
+) -> AsyncGenerator[DhtDirectory, None]:
+    """The DHT as a client. Raises UsageError if nobody answers."""
+    try:
+        directory = await DhtDirectory.start(
+            identity, run, num_stages=0, bootstrap=config.bootstrap, state_dir=config.dir, client=True
+        )
+    except NobodyAnswered as error:
+        raise UsageError(
+            f"nobody answers at {', '.join(config.bootstrap)}: check that this machine is online, or ask for a link to "
+            "a peer that is up now (any peer of the run prints one)"
+        ) from error
+    try:
+        yield directory
+    finally:
+        await directory.close()
+
+
+async def _whole_run(config: PeerConfig, identity: Identity, link: SwarmLink) -> RunId:
+    """The announced run whose id begins as the link says."""
+    async with _directory(config, identity, None) as directory:
+        async for _ in _looks():
+            found = await directory.runs(link.run)
+            if found:
+                break
+        else:
+            raise UsageError(f"nobody announces a run whose id begins with {link.run}: is one of its peers up?")
+    if len(found) > 1:
+        raise UsageError(
+            f"{len(found)} announced runs begin with {link.run}, {', '.join(run[:24] for run in found[:3])}... among "
+            "them: ask for the whole link"
+        )
+    return found[0]
+
+
+async def _look(directory: DhtDirectory) -> tuple[Record, ...]:
+    """Everybody's records but mine; none if nobody is heard for a while."""
+    async for _ in _looks():
+        if others := _others(directory, await directory.records()):
+            return others
+    return ()
+
+
+async def _looks() -> AsyncGenerator[None, None]:
+    clock = asyncio.get_running_loop().time
+    until = clock() + LOOK_S
+    while True:
+        yield
+        if clock() >= until:
+            return
+        await asyncio.sleep(BETWEEN_LOOKS_S)
+
+
+def _others(directory: DhtDirectory, records: Sequence[Record]) -> tuple[Record, ...]:
+    return tuple(record for record in records if record.peer != directory.peer)
+
+
+def _seen(run: RunId, directory: DhtDirectory, records: Sequence[Record]) -> str:
+    peers = sum(bool(record.stages) for record in records)
+    trainers = sum(record.trainer for record in records)
+    if not records:
+        return f"run {run[:12]}: nobody announces it yet"
+    return f"run {run[:12]}: {_count(peers, 'peer')} and {_count(trainers, 'trainer')}"
+
+
+# ---------------------------------------------------------------- the manifest
+
+
+async def _manifest(
+    path: Path, run: RunId, identity: Identity, records: Sequence[Record], tell: Tell
+) -> Manifest:
+    """The manifest of `run`, from `path` if it is there already, else from whoever has it; then kept at `path`."""
+    if (kept := _kept(path, run)) is not None:
+        tell("manifest", f"{_shape(kept)}; kept in {path}")
+        return kept
+    addresses = {record.peer: record.addresses for record in records if record.stages and record.addresses}
+    if not addresses:
+        raise UsageError(
+            f"nobody who serves a stage of run {run[:12]} is announced, so nobody can give its manifest: wait until a "
+            "peer of it is up, or join with the manifest's file: swarmnet join run.toml --bootstrap ADDRESS"
+        )
+    peers = list(addresses)
+    random.shuffle(peers)
+    failures: list[str] = []
+
+    def failed(peer: PeerId, error: SwarmError) -> None:
+        lied = error.facts.get("code") in (RejectCode.WRONG_RUN.value, RejectCode.MALFORMED.value)
+        failures.append(f"{peer} {'sent no genuine manifest' if lied else 'did not answer'}: {error.message}")
+        tell("manifest", f"{failures[-1]}; asking another")
+
+    transport = GrpcTransport(
+        identity, None, admission=open_authority().admit(identity.peer), service=_Nobody(),
+        addresses=lambda peer: addresses.get(peer, ()),
+    )
+    async with transport:
+        manifest = await fetch_manifest(transport, run, peers, on_failure=failed)
+    if manifest is None:
+        raise UsageError(
+            f"none of {_count(len(peers), 'peer')} gave the manifest of run {run[:12]} ({failures[-1]}): join with its "
+            "file instead, swarmnet join run.toml --bootstrap ADDRESS"
+        )
+    _keep(path, manifest)
+    tell("manifest", f"{_shape(manifest)}; its hash is the run's id, kept in {path}")
+    return manifest
+
+
+def _kept(path: Path, run: RunId) -> Manifest | None:
+    """What an earlier join left; None if there is nothing, or something else."""
+    if not path.is_file():
+        return None
+    try:
+        manifest = load(path)
+    except UsageError:
+        return None
+    return manifest if run_id(manifest) == run else None
+
+
+def _keep(path: Path, manifest: Manifest) -> None:
+    try:
+        path.write_text(to_toml(manifest), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot keep the manifest in {path}: {error.strerror}; choose another --dir") from error
+
+
+def _shape(manifest: Manifest) -> str:
+    return f'"{manifest.name}", {_count(manifest.cut.stages, "stage")}, {manifest.training.total_steps:,} steps'
+
+
+class _Nobody:
+    """Serves nothing: a newcomer that only asks."""
+
+    def on_tell(self, caller: PeerId, message: Control) -> None:
+        """Nobody knows us yet."""
+
+    async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
+        """Refuse."""
+        yield Rejected(RejectCode.NOT_SERVED, "joining")
+
+    def on_gone(self, peer: PeerId, *, definite: bool) -> None:
+        """The call that broke says so itself."""
+
+
+# ---------------------------------------------------------------- the stage
+
+
+async def _stages(
+    config: PeerConfig, manifest: Manifest, run: RunId, directory: DhtDirectory, tell: Tell
+) -> tuple[int, ...]:
+    num_stages = manifest.cut.stages
+    if config.stages:
+        if max(config.stages) >= num_stages:
+            raise UsageError(f"there is no stage {max(config.stages)}: {_shape(manifest)}, 0 to {num_stages - 1}")
+        tell("stage", f"{', '.join(map(str, config.stages))}, as you said")
+        return config.stages
+    on_disk = CheckpointStore(config.dir, run)
+    held = [stage for stage in range(num_stages) if on_disk.found(stage).good]
+    choice = await _choose(config, num_stages, run, directory, held)
+    tell("stage", f"{choice.stage}: {choice.reason}")
+    return (choice.stage,)
+
+
+async def _choose(
+    config: PeerConfig, num_stages: int, run: RunId, directory: DhtDirectory, held: Collection[int]
+) -> Choice:
+    """Say that I am choosing, listen for others who are, choose, and say what."""
+
+    async def choice() -> Choice:
+        records = await directory.records()
+        return choose(directory.peer, num_stages, servings(records), held=held)
+
+    first = await choice()
+    await directory.publish(_intent(run, directory.peer, first.stage, slots=0))
+    await asyncio.sleep(SETTLE_S)
+    chosen = await choice()
+    await directory.publish(_intent(run, directory.peer, chosen.stage, slots=config.slots))
+    return chosen
+
+
+def _intent(run: RunId, me: PeerId, stage: int, *, slots: int) -> Record:
+    """What a newcomer says of itself before it serves; no slots: it is still choosing."""
+    status = StageStatus(stage, 0, first_chain(run, stage), synced=False, slots=slots)
+    return Record(run=run, peer=me, incarnation=0, addresses=(), stages=(status,))
+
+
+def servings(records: Sequence[Record]) -> list[Serving]:
+    """Records as `placement` takes them."""
+    return [
+        Serving(
+            record.peer,
+            status.stage,
+            has_state=status.synced or bool(status.disk),
+            leaving=status.draining,
+            load=status.queue / max(status.slots, 1),
+            choosing=not status.slots and not status.synced,
+        )
+        for record in records
+        for status in record.stages
+    ]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
