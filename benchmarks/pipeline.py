@@ -154,7 +154,7 @@ def run_swarm(plan: Plan, manifest: Manifest, directory: Path) -> SwarmTurn:
             stack.callback(child.stop)
             return child
 
-        slots = ["--slots", str(plan.slots)]
+        slots = ["--slots", str(plan.slots), "--no-restart"]
         first = start("first", ["peer", "--stage", "0", *slots], [])
         bootstrap = first.wait_for("listening")["dht"]
         second = start("second", ["peer", "--stage", "1", *slots], bootstrap)

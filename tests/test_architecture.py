@@ -31,7 +31,7 @@ GROUND = frozenset(ROWS[0].split())
 # Decisions: the standard library, row 0 and each other. No clock, no socket, no torch.
 PURE = (
     "ids.py", "errors.py", "messages.py", "step/*.py", "pipeline/router.py", "pipeline/patience.py",
-    "data/sampler.py", "model/cut.py", "peer/placement.py", "peer/leaving.py", "state/restart.py",
+    "data/sampler.py", "model/cut.py", "peer/placement.py", "peer/leaving.py", "peer/restarts.py", "state/restart.py", "state/rhythm.py",
 )
 DRIVER = "driver.py"          # modules of step/ whose name ends so perform the actions, and are not pure
 NOT_PURE = frozenset(["asyncio", "logging", "socket", "subprocess", "threading", "time"])

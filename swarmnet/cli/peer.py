@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from swarmnet.cli.frame import Typed
 from swarmnet.cli.settings import SETTINGS, options, read_config, read_manifest
 from swarmnet.errors import UsageError
 
@@ -13,8 +14,9 @@ from swarmnet.errors import UsageError
 @click.command("peer", context_settings=SETTINGS)
 @options("manifest", "stage", "gpus", "dir", "data", "host", "port", "dht_port", "announce", "bootstrap", "device",
          "slots", "events", "log_level", "log_format")
+@click.option("--no-restart", is_flag=True, help="End when the peer crashes. Without it, it is started again.")
 @click.pass_context
-def command(ctx: click.Context, /, **_: Any) -> int:
+def command(ctx: click.Context, /, *, no_restart: bool, **_: Any) -> int:
     """Serve stages of a run's model.
 
     \b
@@ -24,7 +26,15 @@ def command(ctx: click.Context, /, **_: Any) -> int:
 
     Every flag is also a variable: SWARMNET_DHT_PORT is --dht-port. A flag wins over a variable, a variable over
     --config, and that over the default.
+
+    The first Ctrl+C finishes what the peer holds and leaves; the second ends it at once.
     """
+    if not no_restart:
+        from swarmnet.peer.supervise import supervise
+
+        typed = ctx.find_object(Typed)
+        assert typed is not None, "run by the frame"
+        return supervise(typed.again("--no-restart"))
     config = read_config(ctx, "stage")
     if config.mesh.gpus > 1:
         raise UsageError(f"--gpus {config.mesh.gpus}: tensor parallel groups come in a later release; "

@@ -39,7 +39,8 @@ ChildCommand = Callable[[ChildSpec], Sequence[str]]
 def swarmnet_command(spec: ChildSpec) -> list[str]:
     """The real thing: `-m swarmnet peer|trainer ...`. Peers compute on the CPU, as the single process beside them."""
     slots = () if spec.slots is None else ("--slots", str(spec.slots))
-    role = ["trainer"] if spec.stage is None else ["peer", "--stage", str(spec.stage), "--device", "cpu", *slots]
+    served = ("peer", "--stage", str(spec.stage), "--device", "cpu", "--no-restart", *slots)
+    role = ("trainer",) if spec.stage is None else served
     return [
         "-m", "swarmnet", *role, "--manifest", str(spec.manifest), "--dir", str(spec.directory),
         "--events", str(spec.events), "--host", "127.0.0.1", "--port", "0", "--dht-port", "0",

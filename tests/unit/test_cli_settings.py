@@ -41,6 +41,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, ..
     for name in [name for name in __import__("os").environ if name.startswith("SWARMNET_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", "/home/you")
+    monkeypatch.setenv("SWARMNET_NO_RESTART", "1")
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text(to_toml(Manifest()), encoding="utf-8")
     return made

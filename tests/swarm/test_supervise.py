@@ -1,0 +1,122 @@
+"""A process that starts its child again, with real signals: what it passes on, and that nothing outlives it."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the leash is a Linux promise")
+
+PARENT = """
+import json, random, sys
+from swarmnet.peer.restarts import Pauses
+from swarmnet.peer.supervise import supervise
+code = supervise([sys.executable, "-u", "-c", sys.argv[1]], pauses=Pauses(first_s=float(sys.argv[2])),
+                 rng=random.Random(1), say=lambda line: print(json.dumps({"said": line}), flush=True))
+print(json.dumps({"heavy": sorted({"torch", "hivemind", "grpc", "pydantic", "numpy"} & sys.modules.keys())}))
+sys.exit(code)
+"""
+
+CHILD = """
+import json, os, signal, sys
+caught = []
+def on(number, frame):
+    caught.append(number)
+    print(json.dumps({"caught": number}), flush=True)
+    if len(caught) == 1:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        %(first)s
+signal.signal(signal.SIGINT, on)
+signal.signal(signal.SIGTERM, on)
+print(json.dumps({"pid": os.getpid(), "session": os.getsid(0)}), flush=True)
+while True:
+    signal.pause()
+"""
+
+
+class Running:
+    """A supervising process whose lines, and its child's, are JSON."""
+
+    def __init__(self, child: str, *, first_s: float = 0.01) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PARENT, child, str(first_s)], stdout=subprocess.PIPE, text=True
+        )
+
+    def line(self) -> dict:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "it ended"
+        return json.loads(line)
+
+    def end(self) -> tuple[int, list[dict]]:
+        out, _ = self.process.communicate(timeout=30)
+        return self.process.returncode, [json.loads(line) for line in out.splitlines()]
+
+
+def gone(pid: int) -> bool:
+    """Has the process ended? It may be a zombie that nobody reaps here."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_killed_child_comes_back_and_the_parent_stays_small() -> None:
+    running = Running(CHILD % {"first": "sys.exit(0)"})
+    first = running.line()["pid"]
+    os.kill(first, signal.SIGKILL)
+    assert "was ended by SIGKILL" in running.line()["said"]
+    second = running.line()["pid"]
+    assert second != first and gone(first)
+    running.process.send_signal(signal.SIGTERM)
+    assert running.end() == (0, [{"caught": signal.SIGTERM}, {"heavy": []}])
+
+
+def test_the_child_dies_with_the_parent() -> None:
+    running = Running(CHILD % {"first": ""})
+    child = running.line()["pid"]
+    handle = os.pidfd_open(child)
+    running.process.kill()
+    running.process.wait()
+    assert select.select([handle], [], [], 20)[0]
+    os.close(handle)
+    assert gone(child)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_asks_and_the_second_ends(number: signal.Signals) -> None:
+    running = Running(CHILD % {"first": ""})
+    assert running.line()["session"] != os.getsid(0)
+    running.process.send_signal(number)
+    assert running.line() == {"caught": number}
+    running.process.send_signal(number)
+    assert running.end() == (128 + number, [{"heavy": []}])
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_final_codes_are_passed_on_at_once(code: int) -> None:
+    running = Running(f"import sys; sys.exit({code})")
+    assert running.end() == (code, [{"heavy": []}])
+
+
+def test_an_exit_with_an_error_is_a_crash(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    running = Running(f"import pathlib, sys; m = pathlib.Path({str(mark)!r}); first = not m.exists(); m.touch(); "
+                      "sys.exit(1 if first else 0)")
+    code, lines = running.end()
+    assert code == 0 and "ended with exit code 1" in lines[0]["said"] and len(lines) == 2
+
+
+def test_asked_to_stop_between_two_lives_it_just_stops() -> None:
+    running = Running("import sys; sys.exit(1)", first_s=1000.0)
+    assert "it starts again in" in running.line()["said"]
+    running.process.send_signal(signal.SIGINT)
+    assert running.end() == (0, [{"heavy": []}])

@@ -1,0 +1,64 @@
+"""When a crashed peer is started again: later each time, never after a clean end, at once healthy again."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.peer.restarts import FINAL, Again, Over, Pauses, Restarts
+
+CRASHES = st.integers(-64, 255).filter(lambda code: code not in FINAL)
+
+
+def restarts(seed: int = 1) -> Restarts:
+    return Restarts(Pauses(), random.Random(seed))
+
+
+def again(decider: Restarts, code: int = -9, ran_s: float = 5.0) -> Again:
+    outcome = decider.ended(code, ran_s=ran_s, asked=False)
+    assert isinstance(outcome, Again)
+    return outcome
+
+
+def test_pauses_double_up_to_a_minute_and_begin_anew_after_ten_good_minutes() -> None:
+    decider = restarts()
+    for expected in (1, 2, 4, 8, 16, 32, 60, 60, 60):
+        assert again(decider).after_s == pytest.approx(expected, rel=0.1)
+    assert again(decider, ran_s=600.0).after_s == pytest.approx(1, rel=0.1)
+    assert again(decider).after_s == pytest.approx(2, rel=0.1)
+
+
+def test_machines_that_crashed_together_come_back_apart() -> None:
+    assert len({again(restarts(seed)).after_s for seed in range(20)}) == 20
+
+
+@pytest.mark.parametrize(("code", "asked", "expected"), [
+    (0, False, 0), (2, False, 2), (0, True, 0), (1, True, 1), (-15, True, 143), (-2, True, 130), (-9, True, 137),
+])
+def test_the_end(code: int, asked: bool, expected: int) -> None:
+    assert restarts().ended(code, ran_s=1.0, asked=asked) == Over(expected)
+
+
+def test_the_line_says_what_happened_and_what_comes() -> None:
+    decider = restarts()
+    assert again(decider, -9, 12.3).words.startswith("the peer was ended by SIGKILL after 12 s; it starts again in ")
+    assert again(decider, 1, 0.2).words.startswith("the peer ended with exit code 1 after 0 s, the 2nd time in a row;")
+    assert "signal 63 " in again(decider, -63).words and "the 4th time" in again(decider).words
+
+
+@given(codes=st.lists(st.tuples(CRASHES, st.floats(0, 1e6)), max_size=100), seed=st.integers())
+def test_no_crash_is_final_and_no_pause_is_long(codes: list[tuple[int, float]], seed: int) -> None:
+    decider = restarts(seed)
+    for code, ran_s in codes:
+        assert 0.9 <= again(decider, code, ran_s).after_s <= 66.0
+
+
+@given(codes=st.lists(CRASHES, max_size=50), last=st.sampled_from(sorted(FINAL)))
+def test_a_clean_end_is_final_whatever_came_before(codes: list[int], last: int) -> None:
+    decider = restarts()
+    for code in codes:
+        again(decider, code)
+    assert decider.ended(last, ran_s=1.0, asked=False) == Over(last)
