@@ -4,8 +4,8 @@
 
 A record is announced once per *place*: each stage the peer serves, "trainers", and, by those who serve a stage, the
 whole run, which its first digits are enough to find. The DHT key follows from run and place, so bytes that are genuine
-under one key are refused under every other. The expiry doubles as the sequence number: a peer never publishes an earlier one
-twice, and of two announcements of a peer the later expiry is the newer.
+under one key are refused under every other. The expiry doubles as the sequence number: a peer never publishes an
+earlier one twice, and of two of a peer's announcements the later expiry is the newer.
 
 Knows no DHT and no clock: `now` (wall-clock seconds, the DHT's common time) is an argument.
 """
