@@ -99,10 +99,14 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Keeper to members: follow me (rule 13). Repeated as the keeper's heartbeat."""
+    """Keeper to members: follow me (rule 13). Repeated as the keeper's heartbeat.
+
+    given: what has an owner, or had one and must be executed again: a successor need not wait to find out.
+    """
 
     stamp: Stamp
     ballot: Ballot
+    given: Indexes = NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +224,7 @@ class Process:
 
     Payload: (tokens,) for stage 0, (tokens, hidden) otherwise. tokens: int32 [B, T + 1], they are the labels too;
     hidden: [B, T, D] under the run's activation codec. purpose: "train" or "eval" (forward only, claims nothing).
-    hedge: compute, but do not claim (the caller believes the owner hung). repair: wait for the claim's answer before
+    hedge: compute, whoever owns it (the caller believes the owner hung). repair: wait for the claim's answer before
     computing, since an owner with a finished answer probably exists.
     """
 

@@ -7,18 +7,19 @@ Two replicas may keep at a time; the higher ballot wins wherever both are heard,
 from __future__ import annotations
 
 from swarmnet.ids import Ballot, Chain
-from swarmnet.messages import Prepare
+from swarmnet.messages import NONE, Indexes, Prepare
 from swarmnet.step.view import View
 
 
 class Election:
-    """Promises of one replica in one step."""
+    """Promises of one replica in one step. given: the promised keeper's word on what has an owner."""
 
     def __init__(self, view: View, *, now: float) -> None:
         self._view = view
         self.promised: Ballot | None = None
         self._began_at = self._promised_at = now
         self._next: Prepare | None = None
+        self.given: Indexes = NONE
 
     def promise(self, ballot: Ballot, *, now: float) -> bool:
         """Promise a ballot unless as high a one is promised already."""
@@ -27,9 +28,9 @@ class Election:
         self.promised, self._promised_at = ballot, now
         return True
 
-    def heard(self, *, now: float) -> None:
+    def heard(self, prepare: Prepare, *, now: float) -> None:
         """The promised keeper has spoken."""
-        self._promised_at = now
+        self._promised_at, self.given = now, prepare.given
 
     def early(self, prepare: Prepare) -> None:
         """A keeper of the next step is ahead of us: remember the highest."""

@@ -88,6 +88,8 @@ def _commit(commit: Commit, shape: Shape) -> str | None:
 
 def _indexes(message: Control) -> Iterable[int]:
     match message:
+        case Prepare():
+            yield from message.given
         case Claim() | Granted() | Moved() | Execute():
             yield message.index
         case Report():

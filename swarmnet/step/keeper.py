@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import (
+    NONE,
     Claim,
     Commit,
     Committed,
@@ -18,6 +19,7 @@ from swarmnet.messages import (
     Execute,
     Finished,
     Granted,
+    Indexes,
     Moved,
     Prepare,
     Release,
@@ -36,8 +38,9 @@ _ORDERS_PER_MEMBER = 8
 class Keeper:
     """One term of office. Discard it when a higher ballot is promised or the step is over.
 
-    idle_s: how long nothing may be claimed before what is free is executed on the keeper's order. max_void: how many
-    non-finite indexes a step may leave out; with more it does not end.
+    given: what had an owner under the keeper before. idle_s: how long nothing may be claimed before what is free is
+    executed on the keeper's order. max_void: how many non-finite indexes a step may leave out; with more it does not
+    end.
     """
 
     def __init__(
@@ -50,10 +53,11 @@ class Keeper:
         idle_s: float,
         max_void: int,
         now: float,
+        given: Indexes = NONE,
     ) -> None:
         self.stamp, self.ballot, self.view = stamp, ballot, view
         self._idle_s, self._max_void = idle_s, max_void
-        self.ledger = Ledger(num_indexes)
+        self.ledger = Ledger(num_indexes, given)
         self.members: dict[PeerId, Generation] = {}
         self.round: Round | None = None
         self.adopted: Finished | None = None
@@ -269,7 +273,8 @@ class Keeper:
         live = {self.view.me, *self._live(now)}
         fresh = live if resend else live - self._prepared
         self._prepared |= live
-        return [Send(peer, Prepare(self.stamp, self.ballot)) for peer in sorted(fresh)]
+        given = self.ledger.given() if fresh else NONE
+        return [Send(peer, Prepare(self.stamp, self.ballot, given)) for peer in sorted(fresh)]
 
     def _order_idle(self, now: float) -> list[Action]:
         """Rule 8: an index that stays free is executed on the keeper's order.

@@ -7,19 +7,19 @@ the next generation.
 from __future__ import annotations
 
 from swarmnet.ids import Generation, PeerId
-from swarmnet.messages import Indexes
+from swarmnet.messages import NONE, Indexes
 
 Owner = tuple[PeerId, Generation]
 
 
 class Ledger:
-    """index -> owner for indexes 0..num_indexes-1."""
+    """index -> owner for indexes 0..num_indexes-1. freed: free, though somebody owned them before."""
 
-    def __init__(self, num_indexes: int) -> None:
+    def __init__(self, num_indexes: int, freed: Indexes = NONE) -> None:
         self.owners: list[Owner | None] = [None] * num_indexes
         self.closed: set[Owner] = set()
         self.voided: set[int] = set()
-        self.freed: set[int] = set()
+        self.freed: set[int] = set(freed)
         self._free = set(range(num_indexes))
 
     @property
@@ -30,6 +30,11 @@ class Ledger:
     def free(self) -> list[int]:
         """Indexes nobody owns, though somebody should."""
         return sorted(self._free)
+
+    def given(self) -> Indexes:
+        """Indexes that somebody owns, or that somebody owned before."""
+        owned = (index for index, owner in enumerate(self.owners) if owner is not None)
+        return frozenset({*owned, *self.freed})
 
     def of(self, peer: PeerId) -> list[int]:
         """Indexes a peer owns, under any generation."""

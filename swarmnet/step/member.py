@@ -308,7 +308,7 @@ class Member:
         if self.promised is not None and prepare.ballot < self.promised:
             return [Send(peer, self._make_report(self.promised))]  # carries the higher ballot: the old keeper stops
         if prepare.ballot == self.promised:
-            self._election.heard(now=now)
+            self._election.heard(prepare, now=now)
             return self._report()
         return self._promise(prepare.ballot, now)
 
@@ -409,7 +409,7 @@ class Member:
         actions = self.part.drop()
         self.keeper = Keeper(
             self.stamp, ballot, self.shape.num_microbatches, self.view, idle_s=self._pace.idle_s,
-            max_void=self.shape.max_void, now=now,
+            max_void=self.shape.max_void, now=now, given=self._election.given,
         )
         actions.append(Note("keeper", {"step": self.version, "ballot": ballot.number}))
         actions += self._report() + self.account.ask(self.stamp, ballot)

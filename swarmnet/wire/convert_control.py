@@ -57,7 +57,7 @@ CONTROL: dict[str, Value] = {
             "restart": One(RESTART),
         },
     ),
-    "prepare": Value(Prepare, pb.Prepare, {**_KEPT}),
+    "prepare": Value(Prepare, pb.Prepare, {**_KEPT, "given": INDEXES}),
     "claim": Value(Claim, pb.Claim, {**_FENCED, "index": INDEX}),
     "granted": Value(Granted, pb.Granted, {**_FENCED, "index": INDEX}),
     "moved": Value(Moved, pb.Moved, {**_FENCED, "index": INDEX, "owner": PEER}),

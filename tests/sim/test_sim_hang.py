@@ -46,7 +46,7 @@ def measure(*, stage: int | None, seed: int = 3) -> tuple[int, float, Swarm]:
     with pytest.raises(Enough):
         swarm.run(until_s=200.0, script=script)
     steps = steps_within(swarm, 20.0, 20.0 + WINDOW_S)
-    first = min(at for at, _, event, _ in swarm.events if event == "committed" and at > 20.0)
+    first = min((at for at, _, event, _ in swarm.events if event == "committed" and at > 20.0), default=1e9)
     return steps, first - 20.0, swarm
 
 
