@@ -9,6 +9,7 @@ SwarmError
 ├── PeerGone            the connection was refused or broke
 ├── Refused             the other side answered `Rejected(code, reason)`
 ├── BadMessage          what a peer sent is malformed, oversized or non-finite
+├── BadCheckpoint       a checkpoint on disk cannot be used
 └── Overflow            a fixed-point sum would leave int64
 """
 
@@ -80,6 +81,14 @@ class BadMessage(SwarmError):
     def __init__(self, code: RejectCode, reason: str, **facts: object) -> None:
         super().__init__(reason, code=code.value, **facts)
         self.code, self.reason = code, reason
+
+
+class BadCheckpoint(SwarmError):
+    """A checkpoint is torn, altered or not ours: which file, and what is wrong with it. Another one may be whole."""
+
+    def __init__(self, path: object, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path, self.reason = str(path), reason
 
 
 class Overflow(SwarmError):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from swarmnet import telemetry
 from swarmnet.config.peer import PeerConfig
@@ -24,7 +22,9 @@ from swarmnet.net.stop import stopped_by_signal
 from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
 from swarmnet.peer.peer import Caps, OnEvent, Peer, Tokens
 from swarmnet.stage.engine import Engine
-from swarmnet.state.disk import snapshot_path, write_snapshot
+from swarmnet.state.checkpoints import DirectoryDisk, Disk
+from swarmnet.state.cut import Cut
+from swarmnet.state.disk import CheckpointStore
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import Journal
 
@@ -141,8 +141,9 @@ async def _serve(
                 "addresses": list(endpoint.transport.addresses), "incarnation": endpoint.incarnation,
                 "links": list(endpoint.links),
             })
+            disk = DirectoryDisk(CheckpointStore(config.dir, peer.run_id, numerics=numerics))
             serving = group.create_task(peer.run())
-            ending = group.create_task(_keep_result(config.dir, peer, on_event))
+            ending = group.create_task(_keep_result(disk, peer, on_event))
             beside = group.create_task(wrap.beside())
             await stop.wait()
             reason = await peer.drain(config.drain_s)
@@ -153,17 +154,18 @@ async def _serve(
     return 0
 
 
-async def _keep_result(directory: Path, peer: Peer, on_event: OnEvent) -> None:
+async def _keep_result(disk: Disk, peer: Peer, on_event: OnEvent) -> None:
     """At the last version: write the final snapshot and say so; the peer goes on serving it read-only."""
     await peer.finished.wait()
     for stage, replica in sorted(peer.replicas.items()):
+        member = replica.member
+        cut = Cut(member.version, member.chain, member.term_chain)
+        path = disk.path(stage, cut.version)
+        found = await disk.open(stage)
         data = await replica.engine.snapshot()
-        path = snapshot_path(directory, peer.run_id, stage, replica.member.version)
-        try:
-            await asyncio.to_thread(write_snapshot, path, data)
-        except OSError as error:
-            log.warning("snapshot_not_written", path=str(path), reason=error.strerror)
-        digest = (await asyncio.to_thread(hashlib.sha256, data)).hexdigest()
+        written = await disk.write(stage, cut, data, [info.version for info in found.good])
+        if not written.on_disk:
+            log.warning("snapshot_not_written", path=path, reason=written.problem, bytes_needed=len(data))
         on_event("finished", {
-            "stage": stage, "version": replica.member.version, "weights_sha256": digest, "path": str(path),
+            "stage": stage, "version": cut.version, "weights_sha256": written.info.sha256, "path": path,
         })

@@ -1,27 +1,281 @@
-"""Put a stage's snapshot on disk so that it is whole or absent: temporary file, fsync, rename."""
+"""Checkpoints on disk: each is whole, named as bad with a reason, or absent. Blocking; call it beside the event loop.
+
+A checkpoint is two files, `stage-S-step-V.safetensors` and the JSON that vouches for it. Each is written to a temporary
+file, synced, renamed, and the directory synced; the data first, so that the JSON makes the checkpoint exist. What is
+read is not trusted: regular files only, sizes before contents, and the digest before anybody sees a byte.
+
+One process writes a directory at a time (net.own_dir holds the lock), and one writer a stage. Knows no engine and
+decides nothing about when to write or what to keep.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import errno
+import hashlib
+import io
 import os
+import stat
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import RunId
+from swarmnet.state.checkpoint_info import (
+    MAX_JSON_BYTES,
+    CheckpointInfo,
+    file_name,
+    parse_info,
+    parse_name,
+)
+from swarmnet.state.cut import Cut
+
+_CHUNK = 4 << 20
+_TEMPORARY = ".tmp"
 
 
-def snapshot_path(directory: Path, run: RunId, stage: int, version: int) -> Path:
-    """Where the snapshot of a stage at a version lies: a peer may serve one run after another from its directory."""
-    return directory / "snapshots" / run[:12] / f"stage-{stage}-step-{version}.safetensors"
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What lies on disk of one stage: `good` oldest first, `bad` with what is wrong."""
+
+    good: tuple[CheckpointInfo, ...] = ()
+    bad: tuple[BadCheckpoint, ...] = ()
 
 
-def write_snapshot(path: Path, data: bytes | memoryview) -> None:
-    """Write `data` to `path`. Raises OSError; a file of that name is then the old one or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+class OpenCheckpoint:
+    """The data of one checkpoint, held open. Any thread may read; `close` it."""
+
+    def __init__(self, info: CheckpointInfo, path: Path, handle: int) -> None:
+        self.info, self.cut, self.num_bytes = info, info.cut, info.num_bytes
+        self._path, self._handle = path, handle
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes [start, stop). Raises OSError."""
+        data = os.pread(self._handle, stop - start, start)
+        if len(data) != stop - start:
+            raise OSError(errno.EIO, "became shorter while it was read", str(self._path))
+        return data
+
+    def digest(self) -> str:
+        """SHA-256 of the data. Raises BadCheckpoint."""
+        digest = hashlib.sha256()
+        try:
+            for start in range(0, self.num_bytes, _CHUNK):
+                digest.update(self.read(start, min(start + _CHUNK, self.num_bytes)))
+        except OSError as error:
+            raise BadCheckpoint(self._path, error.strerror or str(error)) from error
+        return digest.hexdigest()
+
+    def close(self) -> None:
+        """Nobody reads it any more. Idempotent."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
+
+
+class CheckpointStore:
+    """The checkpoints of one run under a peer's directory; a peer may serve one run after another from it."""
+
+    def __init__(self, directory: Path, run: RunId, *, numerics: str = "") -> None:
+        self.folder = directory / "snapshots" / run[:12]
+        self._run, self._numerics = run, numerics
+
+    def data_path(self, stage: int, version: int) -> Path:
+        """Where the data of a checkpoint lies."""
+        return self.folder / file_name(stage, version, "safetensors")
+
+    def info_path(self, stage: int, version: int) -> Path:
+        """Where the JSON of a checkpoint lies."""
+        return self.folder / file_name(stage, version, "json")
+
+    # ------------------------------------------------------------ reading
+
+    def found(self, stage: int) -> Found:
+        """What is there, by name, JSON and size. Digests are not looked at: see `verify`."""
+        good: list[CheckpointInfo] = []
+        bad: list[BadCheckpoint] = []
+        try:
+            names = self._names(stage)
+        except OSError as error:
+            return Found(bad=(BadCheckpoint(self.folder, f"cannot be listed: {error.strerror}"),))
+        for version, kinds in sorted(names.items()):
+            try:
+                if "json" not in kinds:
+                    path = self.data_path(stage, version)
+                    raise BadCheckpoint(path, "no JSON vouches for it (its writing was interrupted, or it is older)")
+                good.append(self._info(stage, version))
+            except BadCheckpoint as error:
+                bad.append(error)
+        return Found(tuple(good), tuple(bad))
+
+    def verify(self, info: CheckpointInfo) -> None:
+        """Read a checkpoint through. Raises BadCheckpoint."""
+        self.open(info.stage, info.version).close()
+
+    def verified(self, stage: int) -> Found:
+        """What is there and holds what it should."""
+        found = self.found(stage)
+        good, bad = [], list(found.bad)
+        for info in found.good:
+            try:
+                self.verify(info)
+                good.append(info)
+            except BadCheckpoint as error:
+                bad.append(error)
+        return Found(tuple(good), tuple(bad))
+
+    def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
+        """One checkpoint, verified. Raises BadCheckpoint."""
+        info = self._info(stage, version)
+        data = memoryview(bytearray(info.num_bytes))
+        digest = hashlib.sha256()
+        with self._data(info) as file:
+            for start in range(0, info.num_bytes, _CHUNK):
+                piece = data[start : start + _CHUNK]
+                if file.readinto(piece) != len(piece):
+                    raise BadCheckpoint(self.data_path(stage, version), "became shorter while it was read")
+                digest.update(piece)
+        self._check(info, digest.hexdigest())
+        return info, data
+
+    def open(self, stage: int, version: int) -> OpenCheckpoint:
+        """One checkpoint to read from, verified; readable also once it is deleted. Raises BadCheckpoint."""
+        info = self._info(stage, version)
+        with self._data(info) as file:
+            handle = os.dup(file.fileno())
+        opened = OpenCheckpoint(info, self.data_path(stage, version), handle)
+        try:
+            self._check(info, opened.digest())
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+    def _names(self, stage: int) -> dict[int, set[str]]:
+        """version -> halves that are there. Raises OSError."""
+        versions: dict[int, set[str]] = {}
+        for name in os.listdir(self.folder) if self.folder.exists() else ():
+            if (parsed := parse_name(name)) is not None and parsed[0] == stage:
+                versions.setdefault(parsed[1], set()).add(parsed[2])
+        return versions
+
+    def _info(self, stage: int, version: int) -> CheckpointInfo:
+        path = self.info_path(stage, version)
+        with _opened(path) as (file, num_bytes):
+            if num_bytes > MAX_JSON_BYTES:
+                raise BadCheckpoint(path, f"{num_bytes} bytes, far more than a checkpoint's JSON has")
+            text = file.read(MAX_JSON_BYTES)
+        info = parse_info(text, path, run=self._run, stage=stage, version=version)
+        with self._data(info):
+            return info
+
+    @contextlib.contextmanager
+    def _data(self, info: CheckpointInfo) -> Iterator[io.BufferedReader]:
+        """The data file, open, of the right size."""
+        path = self.data_path(info.stage, info.version)
+        with _opened(path) as (file, num_bytes):
+            if num_bytes != info.num_bytes:
+                raise BadCheckpoint(path, f"torn: {num_bytes} bytes where its JSON promises {info.num_bytes}")
+            yield file
+
+    def _check(self, info: CheckpointInfo, digest: str) -> None:
+        if digest != info.sha256:
+            path = self.data_path(info.stage, info.version)
+            raise BadCheckpoint(path, f"altered: SHA-256 is {digest[:12]}..., its JSON promises {info.sha256[:12]}...")
+
+    # ------------------------------------------------------------ writing
+
+    def describe(self, stage: int, cut: Cut, data: bytes | memoryview) -> CheckpointInfo:
+        """What a checkpoint of `data`, the state at `cut`, has to say of itself."""
+        return CheckpointInfo(
+            run=self._run, stage=stage, version=cut.version, chain=cut.chain, term_chain=cut.term_chain,
+            restart_number=cut.restart.number, restart_version=cut.restart.version,
+            num_bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), numerics=self._numerics,
+            written_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        )
+
+    def write(self, info: CheckpointInfo, data: bytes | memoryview) -> None:
+        """Put a checkpoint on disk, in place of one of the same stage and version.
+
+        Raises OSError (full, read-only, ...): the checkpoint is then absent, all others are untouched.
+        """
+        _make_folder(self.folder)
+        told = self.info_path(info.stage, info.version)
+        if os.path.lexists(told):
+            told.unlink()
+            _sync_folder(self.folder)  # else the old JSON could outlive a crash and speak of the new data
+        _put(self.data_path(info.stage, info.version), data)
+        _put(told, info.model_dump_json(indent=1).encode() + b"\n")
+
+    def remove(self, stage: int, versions: Collection[int]) -> None:
+        """Delete these checkpoints; the JSON first, so that none is left half. Raises OSError."""
+        for version in versions:
+            for path in (self.info_path(stage, version), self.data_path(stage, version)):
+                path.unlink(missing_ok=True)
+
+    def remove_leftovers(self, stage: int, *, below: int) -> None:
+        """Delete what is older than version `below` and no checkpoint: nobody will repair it. Raises OSError."""
+        good = {info.version for info in self.found(stage).good}
+        self.remove(stage, [version for version in self._names(stage) if version < below and version not in good])
+
+    def clean(self, stage: int) -> None:
+        """Delete what interrupted writes have left. Call it before the stage's first write. Raises OSError."""
+        for path in self.folder.glob(f".stage-{stage}-step-*{_TEMPORARY}"):
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[io.BufferedReader, int]]:
+    """A regular file and its size. Raises BadCheckpoint for whatever cannot be read, here or in the block."""
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not hang us
+        with open(handle, "rb") as file:
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode):
+                raise BadCheckpoint(path, "not a regular file")
+            yield file, status.st_size
+    except FileNotFoundError as error:
+        raise BadCheckpoint(path, "missing") from error
+    except OSError as error:
+        reason = "a symbolic link, which is not followed" if error.errno == errno.ELOOP else f"{error.strerror}"
+        raise BadCheckpoint(path, reason) from error
+
+
+def _put(path: Path, data: bytes | memoryview) -> None:
+    """`path` holds `data`, or what it held before."""
+    temporary = path.with_name(f".{path.name}{_TEMPORARY}")
+    view = memoryview(data)
+    try:
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as file:
+            for start in range(0, len(view), _CHUNK):
+                file.write(view[start : start + _CHUNK])
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        _sync_folder(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _make_folder(folder: Path) -> None:
+    """Create it and its parents so that they outlive a crash as well."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that syncs no directories
+            raise
+    finally:
+        os.close(handle)

@@ -13,8 +13,9 @@ from swarmnet.telemetry.log import Log
 
 _LEVELS = {
     **dict.fromkeys(("listening", "complete", "synced", "applied", "evaluated", "evicted", "finished", "stopped",
-                     "done", "resync", "voided", "draining"), logging.INFO),
-    **dict.fromkeys(("halted", "waiting", "refused", "digest_differs", "join_failed"), logging.WARNING),
+                     "done", "resync", "voided", "checkpoint", "draining"), logging.INFO),
+    **dict.fromkeys(("halted", "waiting", "refused", "digest_differs", "join_failed",
+                     "checkpoint_failed", "checkpoint_bad"), logging.WARNING),
 }
 _LONG = frozenset(("contributions", "digest", "chain", "weights_sha256", "incarnation"))
 """Fields for programs."""

@@ -1,0 +1,267 @@
+"""A replica's checkpoints: written beside training when they are due, verified before anybody hears of them.
+
+The copy is taken between two steps; hashing and writing happen on a thread, one checkpoint at a time. A disk that is
+slower than training is given fewer checkpoints, never a queue; one that is full or broken costs a warning and the
+checkpoint, never the step. Knows when the state moves by being told (`reached`), and no peers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from swarmnet.errors import BadCheckpoint
+from swarmnet.ids import NO_RESTART, Restart
+from swarmnet.stage.engine import Engine
+from swarmnet.state.checkpoint_info import CheckpointInfo
+from swarmnet.state.cut import Cut, consistent_copy
+from swarmnet.state.disk import CheckpointStore, Found
+from swarmnet.state.rhythm import Rhythm, abandoned, retained
+
+OnEvent = Callable[[str, dict[str, object]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """every: steps between checkpoints, 0 for none. last: the run's last version. keep: how many stay on disk."""
+
+    every: int
+    last: int
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What came of writing a checkpoint. `problem` says in words what went wrong; on_disk: is it there all the same?"""
+
+    info: CheckpointInfo
+    on_disk: bool = True
+    problem: str | None = None
+
+
+class Disk(Protocol):
+    """Where the checkpoints of a run lie: a directory, or in the simulator a dictionary."""
+
+    def path(self, stage: int, version: int) -> str:
+        """Where a checkpoint lies or would lie, for people."""
+        ...
+
+    async def open(self, stage: int) -> Found:
+        """Tidy up after a crash, and say what is there, verified."""
+        ...
+
+    async def write(self, stage: int, cut: Cut, data: bytes | memoryview, keep: Collection[int]) -> Written:
+        """Put a checkpoint on disk; then, and only then, delete the stage's others that are not in `keep`."""
+        ...
+
+    async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
+        """One checkpoint, verified. Raises BadCheckpoint."""
+        ...
+
+
+class DirectoryDisk:
+    """A `CheckpointStore`, on threads. One writes at a time, also if whoever waited for the one before has given up."""
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self.store = store
+        self._one_writes = threading.Lock()
+
+    def path(self, stage: int, version: int) -> str:
+        """See Disk."""
+        return str(self.store.data_path(stage, version))
+
+    async def open(self, stage: int) -> Found:
+        """See Disk."""
+        return await asyncio.to_thread(self._open, stage)
+
+    async def write(self, stage: int, cut: Cut, data: bytes | memoryview, keep: Collection[int]) -> Written:
+        """See Disk."""
+        return await asyncio.to_thread(self._write, stage, cut, data, frozenset(keep) | {cut.version})
+
+    async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
+        """See Disk."""
+        return await asyncio.to_thread(self.store.load, stage, version)
+
+    def _open(self, stage: int) -> Found:
+        with contextlib.suppress(OSError):  # a disk that cannot be written can be read
+            self.store.clean(stage)
+        return self.store.verified(stage)
+
+    def _write(self, stage: int, cut: Cut, data: bytes | memoryview, keep: frozenset[int]) -> Written:
+        with self._one_writes:
+            return self._put(stage, cut, data, keep)
+
+    def _put(self, stage: int, cut: Cut, data: bytes | memoryview, keep: frozenset[int]) -> Written:
+        store = self.store
+        info = store.describe(stage, cut, data)
+        try:
+            store.write(info, data)
+        except OSError as error:
+            return Written(info, on_disk=False, problem=error.strerror or str(error))
+        try:
+            store.remove(stage, [old.version for old in store.found(stage).good if old.version not in keep])
+            store.remove_leftovers(stage, below=min(keep))
+        except OSError as error:
+            return Written(info, problem=f"older checkpoints cannot be deleted: {error.strerror or error}")
+        return Written(info)
+
+
+class Checkpointer:
+    """The checkpoints of one (peer, stage). `open` first; then `run` for as long as the replica lives.
+
+    where(): where the replica stands, None while it has no state of its own or is applying. common(): the newest
+    version that every stage is known to have on some disk.
+    """
+
+    def __init__(
+        self, stage: int, engine: Engine, where: Callable[[], Cut | None], disk: Disk, plan: Plan, *,
+        on_event: OnEvent, common: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self._stage, self._engine, self._where, self._disk, self._keep = stage, engine, where, disk, plan.keep
+        self._on_event, self._common_now = on_event, common
+        self._rhythm = Rhythm(every=plan.every, last=plan.last)
+        self._held: dict[int, CheckpointInfo] = {}
+        self._restarts: set[Restart] = set()
+        self._common: int | None = None
+        self._tried: Cut | None = None
+        self._opened = False
+        self._due = asyncio.Event()
+        self._writing = asyncio.Lock()
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The versions to announce: on disk, verified, and not given up by a restart; oldest first."""
+        return tuple(sorted(
+            version for version, info in self._held.items() if not abandoned(version, info.restart, self._restarts)
+        ))
+
+    @property
+    def restart(self) -> Restart:
+        """The highest restart known here: after a crash of everybody, what the disk remembers of it."""
+        return max(self._restarts, default=NO_RESTART)
+
+    def path(self, version: int) -> str:
+        """Where the checkpoint of a version lies, for people."""
+        return self._disk.path(self._stage, version)
+
+    async def open(self) -> tuple[int, ...]:
+        """Read through what an earlier process has left; what is bad is named and not used. Returns `versions`.
+
+        Once: asked again, it only answers.
+        """
+        if self._opened:
+            return self.versions
+        found = await self._disk.open(self._stage)
+        self._opened = True
+        for error in found.bad:
+            self._say_bad(error)
+        self._held = {info.version: info for info in found.good} | self._held
+        self._restarts |= {info.restart for info in found.good if info.restart != NO_RESTART}
+        return self.versions
+
+    def go_back(self, restart: Restart) -> None:
+        """The run goes on from `restart.version`: checkpoints after it are of a past that was given up."""
+        if restart != NO_RESTART and restart not in self._restarts:
+            self._restarts.add(restart)
+            if self._common is not None:
+                self._common = min(self._common, restart.version)
+
+    def reached(self) -> None:
+        """The replica has come to stand elsewhere: wake `run` if that is worth a checkpoint."""
+        cut = self._where()
+        if cut is not None:
+            self.go_back(cut.restart)
+        if self._is_due(cut):
+            self._due.set()
+
+    async def run(self) -> None:
+        """Write what is due, one after the other. A version that passes while another is written is skipped."""
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            async with self._writing:
+                cut = self._where()
+                if cut is not None and self._is_due(cut):
+                    self._tried = cut
+                    await self._copy_and_write(attempts=1)
+                    if (now := self._where()) is not None:
+                        self._rhythm.took(now.version - cut.version)
+            self.reached()
+
+    async def write_now(self) -> Written | None:
+        """Write the state as it stands, unless that is on disk already: at the end, and when leaving.
+
+        Waits for a write that is under way. None if the replica has no state of its own.
+        """
+        async with self._writing:
+            cut = self._where()
+            if cut is not None and (info := self._held.get(cut.version)) is not None and info.cut == cut:
+                return Written(info)
+            return await self._copy_and_write()
+
+    async def load(self, version: int) -> tuple[CheckpointInfo, memoryview]:
+        """Read a checkpoint, verified. Raises BadCheckpoint: it is then named, and announced no more."""
+        try:
+            return await self._disk.load(self._stage, version)
+        except BadCheckpoint as error:
+            self.forget(version, error)
+            raise
+
+    def forget(self, version: int, error: BadCheckpoint) -> None:
+        """A checkpoint has turned out to be unusable: use an older one."""
+        self._held.pop(version, None)
+        self._say_bad(error)
+
+    # ------------------------------------------------------------ inside
+
+    def _is_due(self, cut: Cut | None) -> bool:
+        """Once per place: a failed write is tried again at the next checkpoint, not at once."""
+        if cut is None or cut == self._tried or not self._rhythm.due(cut.version):
+            return False
+        info = self._held.get(cut.version)
+        return info is None or info.cut != cut
+
+    async def _copy_and_write(self, *, attempts: int = 3) -> Written | None:
+        copy = await consistent_copy(self._engine, self._where, attempts=attempts)
+        if copy is None:
+            return None
+        cut, data = copy
+        self.go_back(cut.restart)
+        began = self._now()
+        written = await self._disk.write(self._stage, cut, data, self._to_keep(cut.version))
+        path, info = self.path(cut.version), written.info
+        if not written.on_disk:
+            self._held.pop(cut.version, None)
+            self._on_event("checkpoint_failed", {
+                "version": cut.version, "path": path, "reason": written.problem, "bytes_needed": info.num_bytes,
+                "then": "training goes on; the next checkpoint is tried again",
+            })
+            return written
+        self._held[cut.version] = info
+        self._held = {version: self._held[version] for version in self._to_keep(cut.version)}
+        self._on_event("checkpoint", {
+            "version": cut.version, "path": path, "bytes": info.num_bytes, "seconds": round(self._now() - began, 3),
+            **({"problem": written.problem} if written.problem else {}),
+        })
+        return written
+
+    def _to_keep(self, newest: int) -> frozenset[int]:
+        """Which of those held are kept once `newest` is on disk."""
+        found = self._common_now()
+        if found is not None:
+            self._common = max(found, self._common or 0)  # a record that expires does not undo what was seen
+        candidates = {version for version in self.versions if version != newest}
+        return retained(candidates | {newest}, keep=self._keep, every=self._rhythm.every, common=self._common)
+
+    def _say_bad(self, error: BadCheckpoint) -> None:
+        self._on_event("checkpoint_bad", {
+            "path": error.path, "reason": error.reason, "then": "it is not used; an older one is, if there is one",
+        })
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
