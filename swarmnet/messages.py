@@ -266,16 +266,23 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """State of `stage` at the callee's version, in pieces that no payload limit minds.
+    """State of `stage`, in pieces that no payload limit minds.
 
-    Without `digest`: take a copy and describe it. With it: bytes [start, stop) of that copy, or its description again
-    if there are none.
+    Without `root`: describe a copy of `version` (-1: where the callee stands), taking one if need be. With it: piece
+    number `piece` of that copy, or its description again for -1.
     """
 
     stage: int
-    digest: bytes = b""
-    start: int = 0
-    stop: int = 0
+    version: int = -1
+    root: bytes = b""
+    piece: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TrailRequest:
+    """What was summed and committed on this version, so that somebody with a copy of it can follow."""
+
+    stamp: Stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +290,7 @@ class ManifestRequest:
     """The run's manifest, as canonical bytes."""
 
 
-Request = Process | Fetch | Part | SnapshotRequest | ManifestRequest
+Request = Process | Fetch | Part | SnapshotRequest | TrailRequest | ManifestRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,21 +361,22 @@ class PartData:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A copy that the callee keeps for as long as it is fetched. digest: SHA-256 of its `num_bytes` safetensors bytes.
+    """A copy that the callee keeps for as long as it is fetched, as its donor describes and signs it (`state.copies`).
 
-    term_chain: the chain at the start of the keeper's term. finished, commits: of step `version`, if the donor has
-    them; the sum itself is fetched by `Part(kind="sum")`. restart: what the state descends from.
+    term_chain: the chain at the start of the keeper's term. restart: what the state descends from. digests: SHA-256 of
+    every piece of `piece_bytes` (the last may be shorter), one after the other; root: the hash that stands for them.
     """
 
     stage: int
     version: int
     chain: Chain
     term_chain: Chain
-    digest: bytes
+    restart: Restart
     num_bytes: int
-    finished: Finished | None
-    commits: tuple[Commit, ...]
-    restart: Restart = NO_RESTART
+    piece_bytes: int
+    digests: bytes
+    root: bytes
+    signature: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +384,17 @@ class SnapshotPiece:
     """Bytes of a copy. Payload: one raw tensor, uint8."""
 
     payload: tuple[Packed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TrailStep:
+    """The answer to `TrailRequest`: the step's finished sum and its commits, as far as the callee knows them.
+
+    With a commit of every stage the step is over; the sum itself is fetched by `Part(kind="sum")`.
+    """
+
+    finished: Finished | None
+    commits: tuple[Commit, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,5 +406,5 @@ class ManifestData:
 
 Answer = (
     Accepted | Running | Busy | MovedTo | Rejected | Gradient | Fetched | PartData | Snapshot | SnapshotPiece
-    | ManifestData
+    | TrailStep | ManifestData
 )

@@ -13,14 +13,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from swarmnet.averaging.trail import Trail
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import Generation, PeerId, RoundId
 from swarmnet.messages import (
     Accepted,
     Answer,
+    Commit,
     Finished,
     Indexes,
     Packed,
@@ -30,6 +32,8 @@ from swarmnet.messages import (
     Round,
     Running,
     Stamp,
+    TrailRequest,
+    TrailStep,
 )
 from swarmnet.net.ask import ask
 from swarmnet.net.transport import Transport
@@ -84,6 +88,7 @@ class Exchange:
         self._held: tuple[Stamp, RoundId] | None = None
         self._open: _Open | None = None
         self._opened = asyncio.Event()
+        self.trail = Trail(engine, lambda: pieces(0, engine.num_elements))
 
     # ------------------------------------------------------------ my part in a round
 
@@ -112,8 +117,7 @@ class Exchange:
         collected = [task.result() for task in tasks]
         all_losses = collected[0][1]
         _check_losses(all_losses, current.contributions)
-        self._held = None
-        digest, sq_norm = await self._engine.install([packed for packed, _ in collected])
+        digest, sq_norm = await self._install(current, [packed for packed, _ in collected])
         self._held = (current.stamp, current.id)
         return _describe(current, digest, sq_norm, all_losses)
 
@@ -127,25 +131,38 @@ class Exchange:
                     continue
             await asyncio.sleep(_PAUSE_S)
 
-    async def collect_from(self, current: Round, holder: PeerId) -> Finished:
-        """Fetch the finished sum `current.id` from this holder. Raises PeerGone, PeerTimeout, Refused, BadMessage."""
-        collected = [
-            await self._ask(holder, Part(current.stamp, current.id, "sum", start, stop))
-            for start, stop in pieces(0, self._engine.num_elements)
-        ]
+    async def collect_from(self, current: Round, *holders: PeerId) -> Finished:
+        """Fetch the finished sum `current.id`, piece by piece from all these holders at once.
+
+        Raises PeerGone, PeerTimeout, Refused, BadMessage: of the last holder that failed.
+        """
+        window = asyncio.Semaphore(_AT_ONCE * len(holders))
+        ranges = pieces(0, self._engine.num_elements)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._sum_piece(current, [*holders[at:], *holders[:at]], *piece, window))
+                    for place, piece in enumerate(ranges) for at in [place % len(holders)]
+                ]
+        except ExceptionGroup as error:
+            raise error.exceptions[0] from error
+        collected = [task.result() for task in tasks]
         finished = collected[0].finished
-        if finished is None or finished.id != current.id:
-            raise BadMessage(RejectCode.MALFORMED, "a sum without its description", peer=holder)
-        self._held = None
-        digest, sq_norm = await self._engine.install([data.payload[0] for data in collected])
+        if finished is None or any(data.finished != finished for data in collected) or finished.id != current.id:
+            raise BadMessage(RejectCode.MALFORMED, "a sum without its description", peer=holders[0])
+        digest, sq_norm = await self._install(current, [data.payload[0] for data in collected])
         if digest != finished.digest or sq_norm != finished.grad_sq_norm:
-            raise BadMessage(RejectCode.MALFORMED, "the sum does not have its digest", peer=holder)
+            raise BadMessage(RejectCode.MALFORMED, "the sum does not have its digest", peer=holders[0])
         self._held = (current.stamp, current.id)
         return finished
 
     def holds(self, stamp: Stamp, round_id: RoundId) -> bool:
         """Is the sum buffer's content, whole and checked, the sum of that round?"""
         return self._held == (stamp, round_id)
+
+    def applied(self, stamp: Stamp, finished: Finished, commits: tuple[Commit, ...]) -> None:
+        """The sum in the buffer has been applied: remember it for who is on the way (`trail`)."""
+        self.trail.applied(stamp, finished, commits)
 
     def close(self) -> None:
         """The round is over or abandoned: serve its contribution no more."""
@@ -159,6 +176,11 @@ class Exchange:
             raise BadMessage(RejectCode.BAD_SHAPE, f"part [{request.start}, {request.stop}) of "
                              f"{self._engine.num_elements} elements")
         if request.kind == "sum":
+            kept = self.trail.piece(request)
+            if kept is not None:
+                self.trail.wanted()
+                yield kept
+                return
             finished = self._finished(request.stamp, request.id)
             if finished is None or not self.holds(request.stamp, request.id):
                 yield Rejected(RejectCode.NOT_FOUND, "that sum is not here")
@@ -205,7 +227,38 @@ class Exchange:
         packed, losses = reduced.result()
         yield PartData((packed,), losses)
 
+    def follow(self, request: TrailRequest, here: Stamp | None, open_step: TrailStep) -> Answer:
+        """Answer one `TrailRequest`. here, open_step: where I stand and what is known of that step; None: nowhere."""
+        self.trail.wanted()
+        kept = self.trail.step(request.stamp)
+        if kept is not None:
+            return kept
+        if here is None:
+            return Rejected(RejectCode.NOT_READY, "no state of my own right now")
+        if here == request.stamp:
+            return open_step
+        if here.step < request.stamp.step:
+            return TrailStep(None, ())
+        return Rejected(RejectCode.NOT_FOUND, "that step is not remembered here", here.step)
+
     # ------------------------------------------------------------ inside
+
+    async def _install(self, current: Round, parts: Sequence[Packed]) -> tuple[bytes, float]:
+        """Put a sum into the buffer; what was there goes to the trail."""
+        if self._held is not None and self._held != (current.stamp, current.id):
+            await self.trail.save()
+        self._held = None
+        return await self._engine.install(parts)
+
+    async def _sum_piece(
+        self, current: Round, holders: Sequence[PeerId], start: int, stop: int, window: asyncio.Semaphore
+    ) -> PartData:
+        """One piece of a finished sum, from the first of these holders that has it."""
+        async with window:
+            for holder in holders[:-1]:
+                with contextlib.suppress(PeerGone, PeerTimeout, Refused):
+                    return await self._ask(holder, Part(current.stamp, current.id, "sum", start, stop))
+            return await self._ask(holders[-1], Part(current.stamp, current.id, "sum", start, stop))
 
     def _opened_as(self, request: Part) -> _Open | None:
         current = self._open

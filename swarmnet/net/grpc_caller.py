@@ -23,6 +23,7 @@ from swarmnet.messages import (
     Request,
     Running,
     SnapshotRequest,
+    TrailRequest,
 )
 from swarmnet.net.grpc_line import Lane, Line
 from swarmnet.net.grpc_options import GrpcConfig
@@ -36,6 +37,7 @@ METHODS: dict[type, str] = {
     Fetch: "/swarmnet.v1.Stage/Fetch",
     Part: "/swarmnet.v1.Averaging/Part",
     SnapshotRequest: "/swarmnet.v1.State/Snapshot",
+    TrailRequest: "/swarmnet.v1.Averaging/Trail",
     ManifestRequest: "/swarmnet.v1.Run/Manifest",
 }
 

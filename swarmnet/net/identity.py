@@ -74,6 +74,11 @@ class Identity:
         """64-byte Ed25519 signature."""
         return self.key.sign(data)
 
+    @staticmethod
+    def verify(peer: PeerId, data: bytes, signature: bytes) -> bool:
+        """See `verify` below: an identity signs for itself and checks anybody."""
+        return verify(peer, data, signature)
+
 
 def verify(peer: PeerId, data: bytes, signature: bytes) -> bool:
     """Whether `peer` signed `data`. A malformed peer id or signature is simply no."""

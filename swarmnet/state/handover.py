@@ -1,193 +1,248 @@
-"""Hand a stage's state to another replica, and take it over: one donor, one copy, one digest.
+"""Hand a stage's state to other replicas: copies of it, described, signed and given out in pieces.
 
-Served in one consistent cut: weights and optimizer state of a version, with the finished sum and the commits of that
-step if they exist (docs/protocol.md, rule 18). The copy travels in pieces, so its size has no limit, and is freed when
-nobody has asked for one for a while. It knows no steps; the step machine says what the version is.
+A copy is one consistent cut of weights and optimizer state (docs/protocol.md, rule 18). It is held while it is being
+fetched and freed when nobody has asked for a piece for a while; a newer copy never takes its place. At most two are in
+memory; whoever needs a third is told when to ask again. Versions that lie on this peer's disk are served from there.
+What happened since the copy was taken is told by `averaging.trail`. It knows no steps; the step machine says what the
+version is.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
-from swarmnet.errors import BadMessage, Refused, RejectCode
-from swarmnet.ids import PeerId
-from swarmnet.messages import (
-    Accepted,
-    Answer,
-    Commit,
-    Finished,
-    Packed,
-    Rejected,
-    Snapshot,
-    SnapshotPiece,
-    SnapshotRequest,
-)
-from swarmnet.net.ask import ask
-from swarmnet.net.transport import Transport
+from swarmnet.errors import RejectCode
+from swarmnet.messages import Accepted, Answer, Busy, Packed, Rejected, Snapshot, SnapshotPiece, SnapshotRequest
 from swarmnet.stage.engine import Engine
-from swarmnet.state.cut import Cut
+from swarmnet.state.copies import LARGE, PIECE_BYTES, Seal, num_pieces, piece_digests, piece_size, span
+from swarmnet.state.cut import Cut, consistent_copy
 
-PIECE_BYTES = 32 << 20
+MOST_COPIES = 2
+"""In memory at once."""
 
 KEEP_S = 30.0
 """How long a copy outlives the last piece that was asked for."""
 
-_LARGE = 1 << 20
+LEASE_S = 5.0
+"""A copy that nobody has asked for so long may make room for another."""
+
+WAIT_S, _LOOK_S = 30.0, 0.05
+"""How long a caller is kept waiting for a version that is nearly there, and how often it is looked for."""
+
+_NEARLY = 2
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
+class Stored(Protocol):
+    """A checkpoint on disk, open. Its bytes are those `Engine.snapshot` gave at that version."""
+
     cut: Cut
-    data: bytes | memoryview
-    digest: bytes
+    num_bytes: int
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes [start, stop). Blocks. Raises OSError."""
+        ...
+
+    def close(self) -> None:
+        """Nobody reads it any more."""
+        ...
+
+
+class Shelf(Protocol):
+    """Where this peer keeps checkpoints of one stage."""
+
+    def open(self, version: int) -> Stored | None:
+        """The checkpoint of that version, if there is a sound one. Blocks."""
+        ...
+
+
+@dataclass(slots=True)
+class _Copy:
+    """data: the bytes in memory, or where they lie on disk."""
+
+    cut: Cut
+    data: bytes | bytearray | Stored
+    snapshot: Snapshot
+    asking: int = 0
+    asked_at: float = 0.0
+
+    @property
+    def in_memory(self) -> bool:
+        return isinstance(self.data, bytes | bytearray)
+
+    async def read(self, start: int, stop: int) -> bytes | memoryview:
+        if isinstance(self.data, bytes | bytearray):
+            return memoryview(self.data)[start:stop]
+        return await asyncio.to_thread(self.data.read, start, stop)
 
 
 class Donor:
-    """Serves snapshots of one (peer, stage). `cut()` is None while not synced or applying."""
+    """Serves snapshots of one (peer, stage). `where()` is None while not synced or applying."""
 
     def __init__(
-        self,
-        stage: int,
-        engine: Engine,
-        cut: Callable[[], Cut | None],
-        finished: Callable[[], tuple[Finished | None, tuple[Commit, ...]]],
+        self, stage: int, engine: Engine, where: Callable[[], Cut | None], seal: Seal, *, shelf: Shelf | None = None,
+        piece_bytes: int = PIECE_BYTES,
     ) -> None:
-        self._stage, self._engine, self._cut, self._finished = stage, engine, cut, finished
-        self._copy: _Copy | None = None
+        self._stage, self._engine, self._where, self._seal = stage, engine, where, seal
+        self._shelf, self._piece_bytes = shelf, piece_bytes
+        self._copies: dict[bytes, _Copy] = {}
         self._copying = asyncio.Lock()
-        self._asking = 0
         self._forgetting: asyncio.TimerHandle | None = None
 
     @property
-    def keeps_copy(self) -> bool:
-        """Does this donor hold a copy of the state in memory?"""
-        return self._copy is not None
+    def num_copies(self) -> int:
+        """Copies held in memory."""
+        return sum(copy.in_memory for copy in self._copies.values())
 
     async def serve(self, request: SnapshotRequest) -> AsyncGenerator[Answer, None]:
-        """Answer one call. Joiners of the same version share one copy; a newer one replaces it."""
-        with self._in_use():
-            if request.digest:
-                yield self._of_copy(request)
-                return
-            if self._cut() is None:
-                yield Rejected(RejectCode.NOT_READY, "no state of my own right now")
-                return
-            yield Accepted()
-            async with self._copying:
-                copy = await self._take()
+        """Answer one call. Joiners of one version share one copy."""
+        if request.piece >= 0:
+            copy = self._copies.get(request.root)
             if copy is None:
-                yield Rejected(RejectCode.NOT_READY, "the weights moved while they were copied")
-            else:
-                yield self._describe(copy)
+                yield Rejected(RejectCode.NOT_FOUND, "that copy is gone")
+                return
+            with self._in_use(copy):
+                yield await self._piece(copy, request.piece)
+            return
+        yield Accepted()
+        found = await self._find(request)
+        if not isinstance(found, _Copy):
+            yield found
+        elif request.root and found.snapshot.root != request.root:
+            yield Rejected(RejectCode.NOT_FOUND, "that copy is not here")
+        else:
+            with self._in_use(found):
+                yield found.snapshot
 
-    def _of_copy(self, request: SnapshotRequest) -> Answer:
-        copy = self._copy
-        if copy is None or copy.digest != request.digest:
-            return Rejected(RejectCode.NOT_FOUND, "that copy is gone")
-        if request.start == request.stop:
-            return self._describe(copy)
-        if not 0 <= request.start < request.stop <= len(copy.data):
-            return Rejected(RejectCode.BAD_SHAPE, f"[{request.start}, {request.stop}) of {len(copy.data)} bytes")
-        data = memoryview(copy.data)[request.start : request.stop]
+    async def _piece(self, copy: _Copy, piece: int) -> Answer:
+        if piece >= num_pieces(copy.snapshot):
+            return Rejected(RejectCode.BAD_SHAPE, f"piece {piece} of {num_pieces(copy.snapshot)}")
+        try:
+            data = await copy.read(*span(copy.snapshot, piece))
+        except OSError as error:
+            self._copies.pop(copy.snapshot.root, None)
+            return Rejected(RejectCode.NOT_FOUND, f"the checkpoint cannot be read: {error.strerror}")
         return SnapshotPiece((Packed("uint8", (len(data),), data),))
 
-    def _describe(self, copy: _Copy) -> Snapshot:
-        finished: Finished | None = None
-        commits: tuple[Commit, ...] = ()
-        cut = copy.cut
-        if self._cut() == cut:  # else a step further by now: the joiner learns its commits from heartbeats
-            finished, commits = self._finished()
-        return Snapshot(
-            self._stage, cut.version, cut.chain, cut.term_chain, copy.digest, len(copy.data), finished, commits,
-            cut.restart,
-        )
+    # ------------------------------------------------------------ finding or taking a copy
 
-    async def _take(self) -> _Copy | None:
-        for _ in range(3):
-            before = self._cut()
-            if before is None:
-                return None
-            if self._copy is not None and self._copy.cut == before:
-                return self._copy
-            self._copy = None  # two at once would be too much memory
-            data = await self._engine.snapshot()
-            if self._cut() == before:
-                self._copy = _Copy(before, data, await _digest(data))
-                return self._copy
-        return None
+    async def _find(self, request: SnapshotRequest) -> _Copy | Answer:
+        if request.root and request.root in self._copies:
+            return self._copies[request.root]
+        until = self._now() + (WAIT_S if request.version >= 0 else 1.0)
+        while True:
+            async with self._copying:
+                found = await self._now_or_wait(request.version)
+            if found is not None:
+                return found
+            if self._now() >= until:
+                return Rejected(RejectCode.NOT_READY, "no state of my own right now")
+            await asyncio.sleep(_LOOK_S)
+
+    async def _now_or_wait(self, version: int) -> _Copy | Answer | None:
+        """A copy, why there is none, or None: it may be there in a moment."""
+        where = self._where()
+        if version >= 0:
+            held = next((copy for copy in self._copies.values() if copy.cut.version == version), None)
+            held = held or await self._from_disk(version)
+            if held is not None:
+                return held
+            if where is not None and where.version > version:
+                return Rejected(RejectCode.NOT_FOUND, "that version is past", where.version)
+            if where is not None and where.version < version:
+                return None if version - where.version <= _NEARLY else Rejected(
+                    RejectCode.NOT_READY, "that version is far ahead", where.version
+                )
+        if where is None:
+            return None
+        held = next((copy for copy in self._copies.values() if copy.cut == where), None)
+        return held or await self._take(where)
+
+    async def _take(self, where: Cut) -> _Copy | Answer | None:
+        if self.num_copies >= MOST_COPIES and not self._make_room():
+            return Busy(LEASE_S, where.version)
+        taken = await consistent_copy(self._engine, self._where)
+        if taken is None:
+            return None
+        cut, data = taken
+        size = piece_size(len(data), self._piece_bytes)
+        if len(data) <= LARGE:
+            return self._hold(cut, data, len(data), size, piece_digests(data, size))
+        return self._hold(cut, data, len(data), size, await asyncio.to_thread(piece_digests, data, size))
+
+    async def _from_disk(self, version: int) -> _Copy | None:
+        if self._shelf is None:
+            return None
+        stored = await asyncio.to_thread(self._shelf.open, version)
+        if stored is None:
+            return None
+        size = piece_size(stored.num_bytes, self._piece_bytes)
+        try:
+            digests = await asyncio.to_thread(_digests_of_stored, stored, size)
+        except OSError:
+            stored.close()
+            return None
+        return self._hold(stored.cut, stored, stored.num_bytes, size, digests)
+
+    def _hold(
+        self, cut: Cut, data: bytes | bytearray | Stored, num_bytes: int, piece_bytes: int, digests: bytes
+    ) -> _Copy:
+        snapshot = self._seal.describe(
+            cut, self._stage, num_bytes=num_bytes, piece_bytes=piece_bytes, digests=digests
+        )
+        copy = self._copies[snapshot.root] = _Copy(cut, data, snapshot)
+        return copy
+
+    # ------------------------------------------------------------ memory
+
+    def _make_room(self) -> bool:
+        """Give up the copy that has been idle longest, if its lease is over."""
+        idle = [copy for copy in self._copies.values() if copy.in_memory and self._idle(copy, LEASE_S)]
+        if not idle:
+            return False
+        self._drop(min(idle, key=lambda copy: copy.asked_at))
+        return True
+
+    def _idle(self, copy: _Copy, seconds: float) -> bool:
+        return not copy.asking and self._now() - copy.asked_at >= seconds
+
+    def _drop(self, copy: _Copy) -> None:
+        del self._copies[copy.snapshot.root]
+        if not isinstance(copy.data, bytes | bytearray):
+            copy.data.close()
 
     @contextmanager
-    def _in_use(self) -> Iterator[None]:
-        """A call is being answered; some time after the last one the copy is freed."""
-        self._asking += 1
-        if self._forgetting is not None:
-            self._forgetting.cancel()
-            self._forgetting = None
+    def _in_use(self, copy: _Copy) -> Iterator[None]:
+        """A call about this copy is being answered; some time after the last one it is freed."""
+        copy.asking += 1
         try:
             yield
         finally:
-            self._asking -= 1
-            if not self._asking and self._copy is not None:
+            copy.asking -= 1
+            copy.asked_at = self._now()
+            if self._forgetting is None:
                 self._forgetting = asyncio.get_running_loop().call_later(KEEP_S, self._forget)
 
     def _forget(self) -> None:
-        self._copy, self._forgetting = None, None
+        self._forgetting = None
+        for copy in [copy for copy in self._copies.values() if self._idle(copy, KEEP_S)]:
+            self._drop(copy)
+        if self._copies:
+            due = min((copy.asked_at for copy in self._copies.values() if not copy.asking), default=self._now())
+            again = max(due + KEEP_S - self._now(), _LOOK_S)
+            self._forgetting = asyncio.get_running_loop().call_later(again, self._forget)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
 
 
-async def _digest(data: bytes | bytearray | memoryview) -> bytes:
-    """SHA-256; beside the event loop when it would hold it up."""
-    if len(data) < _LARGE:
-        return hashlib.sha256(data).digest()
-    return await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
-
-
-async def fetch_snapshot(
-    transport: Transport, donor: PeerId, stage: int, *, max_bytes: int
-) -> tuple[Snapshot, bytearray]:
-    """Fetch and verify one snapshot: what the donor says of it at the end, and its bytes.
-
-    max_bytes: no state of this stage is larger. Raises PeerGone, PeerTimeout, Refused, BadMessage.
-    """
-    found = await _describe(transport, donor, SnapshotRequest(stage))
-    if found.num_bytes > max_bytes:
-        raise BadMessage(
-            RejectCode.TOO_LARGE, "a snapshot larger than this stage", num_bytes=found.num_bytes, max_bytes=max_bytes,
-            peer=donor,
-        )
-    data = bytearray(found.num_bytes)
-    for start in range(0, found.num_bytes, PIECE_BYTES):
-        stop = min(start + PIECE_BYTES, found.num_bytes)
-        data[start:stop] = await _piece(transport, donor, SnapshotRequest(stage, found.digest, start, stop))
-    if await _digest(data) != found.digest:
-        raise BadMessage(RejectCode.MALFORMED, "the snapshot does not have its digest", peer=donor)
-    # A sum finished meanwhile belongs to it; without one that exists, the joiner would be no member (rule 18).
-    latest = await _describe(transport, donor, SnapshotRequest(stage, found.digest))
-    if (latest.version, latest.chain, latest.term_chain, latest.digest) != (
-        found.version, found.chain, found.term_chain, found.digest
-    ):
-        raise BadMessage(RejectCode.MALFORMED, "another snapshot under the same digest", peer=donor)
-    return latest, data
-
-
-async def _describe(transport: Transport, donor: PeerId, request: SnapshotRequest) -> Snapshot:
-    match answer := await ask(transport, donor, request):
-        case Rejected():
-            raise Refused(answer.code, answer.reason, peer=donor)
-        case Snapshot() if answer.stage == request.stage:
-            return answer
-        case _:
-            raise BadMessage(RejectCode.MALFORMED, "not an answer to SnapshotRequest", peer=donor)
-
-
-async def _piece(transport: Transport, donor: PeerId, request: SnapshotRequest) -> bytes | bytearray | memoryview:
-    match answer := await ask(transport, donor, request):
-        case Rejected():
-            raise Refused(answer.code, answer.reason, peer=donor)
-        case SnapshotPiece((Packed(_, _, data),)) if len(data) == request.stop - request.start:
-            return data
-        case _:
-            raise BadMessage(RejectCode.MALFORMED, "not the piece asked for", peer=donor)
+def _digests_of_stored(stored: Stored, piece_bytes: int) -> bytes:
+    """Of a checkpoint's pieces, read one after the other."""
+    starts = range(0, stored.num_bytes, piece_bytes)
+    return b"".join(
+        piece_digests(stored.read(start, min(start + piece_bytes, stored.num_bytes)), piece_bytes) for start in starts
+    )

@@ -29,6 +29,8 @@ from swarmnet.messages import (
     Snapshot,
     SnapshotPiece,
     SnapshotRequest,
+    TrailRequest,
+    TrailStep,
 )
 from swarmnet.wire.convert_fields import Blob, Flag, Hex32, Int, Items, Member, Real, Reason, Text, Word, malformed
 from swarmnet.wire.convert_values import (
@@ -58,6 +60,9 @@ from swarmnet.wire.pb import calls_pb2 as pb
 from swarmnet.wire.pb import values_pb2
 
 MAX_TOML_CHARS = 1 << 18
+MAX_PIECES = 1 << 13
+"""Pieces of one copy: their digests take at most 256 KiB."""
+
 MAX_TENSORS = 16
 """Tensors in one payload."""
 
@@ -128,9 +133,7 @@ def _part_is_a_range(part: Part) -> str | None:
 
 
 def _a_piece_is_of_a_copy(request: SnapshotRequest) -> str | None:
-    if request.start > request.stop:
-        return "start is after stop"
-    return None if request.digest or request.stop == 0 else "a piece of no copy"
+    return "a piece of no copy" if request.piece >= 0 and not request.root else None
 
 
 TENSOR = Value(
@@ -190,9 +193,10 @@ REQUESTS: dict[str, Value] = {
     "snapshot": Value(
         SnapshotRequest,
         pb.SnapshotRequest,
-        {"stage": STAGE, "digest": Blob(0, 32), "start": Int(0, 1 << 48), "stop": Int(0, 1 << 48)},
+        {"stage": STAGE, "version": VERSION, "root": Blob(0, 32), "piece": Int(-1, MAX_PIECES - 1)},
         _a_piece_is_of_a_copy,
     ),
+    "trail": Value(TrailRequest, pb.TrailRequest, {"stamp": One(STAMP)}),
     "manifest": Value(ManifestRequest, pb.ManifestRequest, {}),
 }
 """Field of `CallHeader` -> how its message converts."""
@@ -220,14 +224,16 @@ ANSWERS: dict[str, Value] = {
             "version": STEP,
             "chain": CHAIN,
             "term_chain": CHAIN,
-            "digest": SHA256,
-            "num_bytes": Int(0, 1 << 48),
-            "finished": Maybe(FINISHED),
-            "commits": Many(COMMIT),
             "restart": One(RESTART),
+            "num_bytes": Int(0, 1 << 48),
+            "piece_bytes": Int(1, 1 << 48),
+            "digests": Blob(0, 32 * MAX_PIECES),
+            "root": SHA256,
+            "signature": Blob(0, 128),
         },
     ),
     "snapshot_piece": Value(SnapshotPiece, pb.SnapshotPiece, {}),
+    "trail": Value(TrailStep, pb.TrailStep, {"finished": Maybe(FINISHED), "commits": Many(COMMIT)}),
     "manifest": Value(ManifestData, pb.ManifestData, {"toml": Text(MAX_TOML_CHARS)}),
     "done": Value(Done, pb.Done, {}),
     "greet_first": Value(GreetFirst, pb.GreetFirst, {}),

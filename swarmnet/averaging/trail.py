@@ -1,0 +1,88 @@
+"""What a replica has summed and applied lately, kept for those who are on the way with an older copy of the state.
+
+A state takes longer to travel than a step may take. Whoever has fetched version v goes on from there by the sums of
+steps v, v + 1, ... and catches up as long as a sum travels faster than a step takes. Sums are kept only while somebody
+is on the way, the newest few of them, within a memory cap. The last one lies in the engine's sum buffer and is copied
+just before another takes its place. Knows no peers and no rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from swarmnet.messages import Commit, Finished, Packed, Part, PartData, Stamp, TrailStep
+from swarmnet.stage.engine import Engine
+
+KEEP_S = 60.0
+"""How long after the last sign of a joiner sums are kept."""
+
+MOST_STEPS = 64
+
+_BYTES_PER_ELEMENT, _LEAST_BYTES = 24, 64 << 20
+"""The cap: as much as two copies of the state, three sums of 8 bytes an element."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A step that is over. data: its sum in pieces, None while it is still in the engine's buffer."""
+
+    finished: Finished
+    commits: tuple[Commit, ...]
+    data: list[Packed] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(packed.num_bytes for packed in self.data or ())
+
+
+class Trail:
+    """The last steps of one (peer, stage). cut(): the pieces a sum travels in."""
+
+    def __init__(
+        self, engine: Engine, cut: Callable[[], list[tuple[int, int]]], *, most_steps: int = MOST_STEPS,
+        most_bytes: int | None = None,
+    ) -> None:
+        self._engine, self._pieces, self._most_steps = engine, cut, most_steps
+        self._most_bytes = most_bytes or max(_LEAST_BYTES, _BYTES_PER_ELEMENT * engine.num_elements)
+        self._steps: dict[Stamp, _Kept] = {}
+        self._until = -1.0
+
+    def wanted(self) -> None:
+        """Somebody is on the way: keep sums for a while from now on."""
+        self._until = asyncio.get_running_loop().time() + KEEP_S
+
+    def applied(self, stamp: Stamp, finished: Finished, commits: tuple[Commit, ...]) -> None:
+        """The step of `stamp` is over; its sum is in the engine's buffer until `save`."""
+        self._steps = {at: kept for at, kept in self._steps.items() if kept.data is not None}
+        self._steps[stamp] = _Kept(finished, commits)
+
+    async def save(self) -> None:
+        """Another sum is about to take the buffer: copy the one that is in it, if somebody may want it."""
+        last = next(reversed(self._steps.values()), None)
+        if last is None or last.data is not None:
+            return
+        if asyncio.get_running_loop().time() > self._until:
+            self._steps.clear()
+            return
+        last.data = [await self._engine.finished_sum(start, stop) for start, stop in self._pieces()]
+        while len(self._steps) > self._most_steps or sum(kept.num_bytes for kept in self._steps.values()) > (
+            self._most_bytes
+        ):
+            del self._steps[next(iter(self._steps))]
+
+    def step(self, stamp: Stamp) -> TrailStep | None:
+        """What happened on that version, if it is remembered."""
+        kept = self._steps.get(stamp)
+        return None if kept is None else TrailStep(kept.finished, kept.commits)
+
+    def piece(self, request: Part) -> PartData | None:
+        """A piece of a kept sum; None if it is not kept, or still in the engine's buffer."""
+        kept = self._steps.get(request.stamp)
+        if kept is None or kept.data is None or kept.finished.id != request.id:
+            return None
+        for (start, stop), packed in zip(self._pieces(), kept.data, strict=True):
+            if (start, stop) == (request.start, request.stop):
+                return PartData((packed,), finished=kept.finished)
+        return None

@@ -1,0 +1,145 @@
+"""Follow the others, step by step, from a copy of the state that has grown old on its way.
+
+For every version the donors are asked what was summed and committed on it. Once a commit of every stage is known the
+sum is fetched, checked against the own stage's commit and applied, as every member did. Level with the others, the
+joiner is a member from the step that is open (docs/protocol.md, rule 18). Of donors that tell different stories the
+larger group is believed. Knows no rounds: how sums are fetched and what follows from commits is handed in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
+from swarmnet.ids import PeerId
+from swarmnet.messages import Commit, Finished, Rejected, Stamp, TrailRequest, TrailStep
+from swarmnet.net.ask import ask
+from swarmnet.net.transport import Transport
+from swarmnet.stage.engine import Engine
+from swarmnet.state.cut import Cut
+
+_ATTEMPTS, _PAUSE_S = 10, 0.5
+"""How often one step is asked for while nobody answers."""
+
+Collect = Callable[[Stamp, Finished, Sequence[PeerId]], Coroutine[Any, Any, None]]
+After = Callable[[Cut, tuple[Commit, ...]], Cut]
+
+
+class TrailEnds(SwarmError):
+    """No donor remembers the step that comes next: a newer copy is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Where a joiner has arrived: `finished`, in the engine's buffer, and `commits` are of the open step."""
+
+    cut: Cut
+    finished: Finished | None
+    commits: tuple[Commit, ...]
+
+
+class CatchUp:
+    """Brings one engine level with the replicas of its stage.
+
+    collect(stamp, finished, holders): fetch that sum into the engine's buffer; raises Refused, BadMessage, PeerGone,
+    PeerTimeout. after(cut, commits): where a replica stands that applied on them. moved(cut): the engine stands there
+    now. failed(donor, error): a donor told something that cannot be.
+    """
+
+    def __init__(
+        self, transport: Transport, engine: Engine, stage: int, num_stages: int, *, collect: Collect, after: After,
+        moved: Callable[[Cut], None], failed: Callable[[PeerId, SwarmError], None],
+    ) -> None:
+        self._transport, self._engine = transport, engine
+        self._stage, self._num_stages = stage, num_stages
+        self._collect, self._after, self._moved, self._failed = collect, after, moved, failed
+
+    async def run(self, cut: Cut, donors: Callable[[], Sequence[PeerId]]) -> Level:
+        """Follow from `cut`, where the engine stands. Raises TrailEnds, or NoReplica if nobody answers."""
+        attempts = 0
+        while True:
+            stamp = Stamp(cut.version, self._stage, cut.chain)
+            told, past = await self._told(stamp, donors())
+            if not told:
+                if past:
+                    raise TrailEnds("the donors' trail does not reach back", version=cut.version)
+                attempts += 1
+                if attempts >= _ATTEMPTS:
+                    raise NoReplica("nobody says what came next", stage=self._stage, version=cut.version)
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            try:
+                arrived = await self._follow(cut, stamp, told)
+            except (BadMessage, Refused, PeerGone, PeerTimeout):
+                attempts += 1
+                if attempts >= _ATTEMPTS:
+                    raise
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            if isinstance(arrived, Level):
+                return arrived
+            cut, attempts = arrived, 0
+            self._moved(cut)
+
+    async def _follow(self, cut: Cut, stamp: Stamp, told: dict[PeerId, TrailStep]) -> Cut | Level:
+        """One step further, or level."""
+        over = {peer: step for peer, step in told.items() if len(step.commits) == self._num_stages}
+        if not over:
+            story = max(told.values(), key=lambda step: (step.finished is not None, len(step.commits)))
+            if story.finished is not None:
+                holders = [peer for peer, step in told.items() if step.finished == story.finished]
+                await self._collect(stamp, story.finished, holders)
+            return Level(cut, story.finished, story.commits)
+        groups: dict[Cut, list[PeerId]] = {}
+        for peer, step in sorted(over.items()):
+            groups.setdefault(self._after(cut, step.commits), []).append(peer)
+        target, believed = max(groups.items(), key=lambda item: (len(item[1]), item[1]))
+        step = over[believed[0]]
+        holding = {peer: over[peer].finished for peer in believed}
+        finished = next((held for held in holding.values() if held is not None), None)
+        if finished is None:
+            return Level(cut, None, step.commits)  # a member fetches what its stage has committed
+        await self._collect(stamp, finished, [peer for peer, held in holding.items() if held == finished])
+        await self._engine.apply(step.commits)
+        return target
+
+    async def _told(self, stamp: Stamp, donors: Sequence[PeerId]) -> tuple[dict[PeerId, TrailStep], bool]:
+        """What the donors say of a step, and whether any of them says that it is past remembering."""
+        async with asyncio.TaskGroup() as group:
+            tasks = {donor: group.create_task(self._ask(donor, stamp)) for donor in dict.fromkeys(donors)}
+        answers = {donor: task.result() for donor, task in tasks.items()}
+        told = {donor: answer for donor, answer in answers.items() if isinstance(answer, TrailStep)}
+        return told, any(answer is RejectCode.NOT_FOUND for answer in answers.values())
+
+    async def _ask(self, donor: PeerId, stamp: Stamp) -> TrailStep | RejectCode | None:
+        try:
+            match answer := await ask(self._transport, donor, TrailRequest(stamp)):
+                case Rejected():
+                    return answer.code
+                case TrailStep():
+                    self._check(answer, stamp, donor)
+                    return answer
+                case _:
+                    raise BadMessage(RejectCode.MALFORMED, "not an answer to TrailRequest", peer=donor)
+        except (BadMessage, PeerGone, PeerTimeout) as error:
+            self._failed(donor, error)
+            return None
+
+    def _check(self, step: TrailStep, stamp: Stamp, donor: PeerId) -> None:
+        """Commits of distinct stages of this step, in order, and a sum that is the one the own stage committed."""
+        stages = [commit.stage for commit in step.commits]
+        in_order = stages == sorted(set(stages)) and all(stage < self._num_stages for stage in stages)
+        if not in_order or any(commit.step != stamp.step for commit in step.commits):
+            raise BadMessage(RejectCode.MALFORMED, "commits of other steps or stages", step=stamp.step, peer=donor)
+        mine = next((commit for commit in step.commits if commit.stage == self._stage), None)
+        if mine is None or step.finished is None or len(step.commits) < self._num_stages:
+            return
+        found, committed = (
+            (each.id, each.digest, each.num_tokens, each.loss_sum, each.grad_sq_norm, each.voided)
+            for each in (step.finished, mine)
+        )
+        if found != committed or mine.chain != stamp.chain:
+            raise BadMessage(RejectCode.MALFORMED, "a sum that is not the committed one", step=stamp.step, peer=donor)

@@ -1,0 +1,299 @@
+"""Take a copy of a stage's state from everybody who has it, piece by piece, believing nobody.
+
+All donors are asked for a description; those who offer the same copy are its sources (`pieces` says who is asked for
+what). A piece that has not its digest costs its donor the transfer, and only that piece is fetched again. What is
+verified stays when all sources are lost, and is used when somebody has that copy again. Knows no steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
+from swarmnet.ids import PeerId
+from swarmnet.messages import Busy, Packed, Rejected, Snapshot, SnapshotPiece, SnapshotRequest
+from swarmnet.net.ask import ask
+from swarmnet.net.transport import Transport
+from swarmnet.state.copies import LARGE, Seal, digest_of, num_pieces, same_copy, sha256, span
+from swarmnet.state.pieces import Action, Ask, PieceSchedule
+
+Donors = Callable[[], Sequence[PeerId]]
+Failed = Callable[[PeerId, SwarmError], None]
+
+_GRACE_S = 1.0
+"""How long after the first donor's description those of others are waited for."""
+
+_PATIENCE_S, _PAUSE_S = 5.0, 0.5
+"""How long somebody with a description is looked for, and how often."""
+
+_TICK_S, _LOOK_S = 0.25, 2.0
+"""How often progress is judged, and how often further donors are looked for."""
+
+_BAN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a transfer is. seconds_left: by the rate so far, None before there is one."""
+
+    version: int
+    done_bytes: int
+    total_bytes: int
+    donors: int
+    seconds_left: float | None
+
+
+class _Copy:
+    """A copy that is being put together."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        # Not a bytearray: that would first write every byte as zero.
+        self.data: memoryview = np.empty(snapshot.num_bytes, dtype=np.uint8).data
+        self.done: set[int] = set()
+
+    @property
+    def done_bytes(self) -> int:
+        return sum(stop - start for start, stop in (span(self.snapshot, piece) for piece in self.done))
+
+    async def put(self, piece: int, data: bytes | bytearray | memoryview, donor: PeerId) -> None:
+        """Take in a piece. Raises BadMessage if it is not the one described."""
+        if await sha256(data) != digest_of(self.snapshot, piece):
+            raise BadMessage(RejectCode.MALFORMED, "a piece that does not have its digest", piece=piece, peer=donor)
+        start, stop = span(self.snapshot, piece)
+        if len(data) <= LARGE:
+            self.data[start:stop] = data
+        else:
+            await asyncio.to_thread(self.data.__setitem__, slice(start, stop), data)
+
+
+class Fetcher:
+    """Fetches copies of one (peer, stage), one after the other.
+
+    failed(donor, error) hears of every donor that did not deliver. max_bytes: no state of this stage is larger.
+    """
+
+    def __init__(
+        self, transport: Transport, stage: int, seal: Seal, *, max_bytes: int, failed: Failed,
+        progress: Callable[[Progress], None] = lambda _: None,
+    ) -> None:
+        self._transport, self._stage, self._seal = transport, stage, seal
+        self._max_bytes, self._progress, self._failed = max_bytes, progress, failed
+        self._copy: _Copy | None = None
+        self._banned: dict[PeerId, float] = {}
+
+    async def fetch(self, donors: Donors, *, version: int = -1) -> tuple[Snapshot, memoryview]:
+        """Fetch and verify one copy of `version` (-1: the newest) from whoever donors() names at the time.
+
+        Raises NoReplica if nobody hands one over; what has been verified by then serves the next call.
+        """
+        while True:
+            copy, sources = await self._choose(donors, version)
+            self._copy = copy
+            pull = _Pull(self, copy, sources, donors)
+            await pull.run()
+            if pull.complete:
+                self._copy = None
+                return copy.snapshot, copy.data
+
+    async def _choose(self, donors: Donors, version: int) -> tuple[_Copy, list[PeerId]]:
+        """What to fetch, and from whom."""
+        until = self._now() + _PATIENCE_S
+        while True:
+            candidates = self._trusted(donors())
+            kept = self._copy
+            if kept is not None and version in (-1, kept.snapshot.version):
+                request = SnapshotRequest(self._stage, kept.snapshot.version, kept.snapshot.root)
+                offers, _ = await self._offers(candidates, request)
+                having = [peer for peer, offer in offers.items() if same_copy(offer, kept.snapshot)]
+                if having:
+                    return kept, having
+            offers, wait_s = await self._offers(candidates, SnapshotRequest(self._stage, version))
+            if offers:
+                groups: dict[bytes, list[PeerId]] = {}
+                for peer, offer in sorted(offers.items()):
+                    groups.setdefault(offer.root, []).append(peer)
+                best = max(groups.values(), key=lambda peers: (len(peers), offers[peers[0]].version, peers))
+                chosen = offers[best[0]]
+                return _Copy(chosen), [peer for peer in best if same_copy(offers[peer], chosen)]
+            if wait_s is None and self._now() >= until:
+                raise NoReplica("nobody hands over a copy", stage=self._stage, asked=len(candidates))
+            await asyncio.sleep(wait_s or _PAUSE_S)
+
+    async def _offers(
+        self, donors: Sequence[PeerId], request: SnapshotRequest
+    ) -> tuple[dict[PeerId, Snapshot], float | None]:
+        """Descriptions by donor, and after how long to ask again if donors are busy."""
+        offers: dict[PeerId, Snapshot] = {}
+        waits: list[float] = []
+        async with asyncio.TaskGroup() as group:
+            tasks = {group.create_task(self.describe(donor, request)): donor for donor in donors}
+            waiting = set(tasks)
+            until = None
+            while waiting and (until is None or until > self._now()):
+                timeout = None if until is None else until - self._now()
+                done, waiting = await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    match task.result():
+                        case Snapshot() as offer:
+                            offers[tasks[task]] = offer
+                            until = until or self._now() + _GRACE_S
+                        case Busy(retry_after_s, _):
+                            waits.append(retry_after_s)
+            for task in waiting:
+                task.cancel()
+        return offers, min(waits, default=None)
+
+    async def describe(self, donor: PeerId, request: SnapshotRequest) -> Snapshot | Busy | None:
+        """A donor's checked description; None if it gave none that can be used."""
+        try:
+            match answer := await ask(self._transport, donor, request):
+                case Busy():
+                    return answer
+                case Rejected():
+                    raise Refused(answer.code, answer.reason, peer=donor)
+                case Snapshot():
+                    self._seal.check(answer, donor=donor, stage=self._stage, max_bytes=self._max_bytes)
+                    if request.version not in (-1, answer.version) or request.root not in (b"", answer.root):
+                        raise BadMessage(RejectCode.MALFORMED, "another copy than asked for", peer=donor)
+                    return answer
+                case _:
+                    raise BadMessage(RejectCode.MALFORMED, "not an answer to SnapshotRequest", peer=donor)
+        except (BadMessage, Refused, PeerGone, PeerTimeout) as error:
+            self.failed(donor, error)
+            return None
+
+    async def piece(self, donor: PeerId, copy: _Copy, piece: int) -> None:
+        """Fetch one piece and put it in its place. Raises BadMessage, Refused, PeerGone, PeerTimeout."""
+        described = copy.snapshot
+        request = SnapshotRequest(self._stage, described.version, described.root, piece)
+        start, stop = span(described, piece)
+        match answer := await ask(self._transport, donor, request):
+            case Rejected():
+                raise Refused(answer.code, answer.reason, peer=donor)
+            case SnapshotPiece((Packed(_, _, data),)) if len(data) == stop - start:
+                await copy.put(piece, data, donor)
+            case _:
+                raise BadMessage(RejectCode.MALFORMED, "not the piece asked for", piece=piece, peer=donor)
+
+    def failed(self, donor: PeerId, error: SwarmError) -> None:
+        """A donor did not deliver; one that lied is not asked again for a while."""
+        if isinstance(error, BadMessage):
+            self._banned[donor] = self._now() + _BAN_S
+        self._failed(donor, error)
+
+    def trusted(self, donors: Sequence[PeerId]) -> list[PeerId]:
+        """Those who have not lied lately."""
+        return self._trusted(donors)
+
+    def say(self, progress: Progress) -> None:
+        """Tell whoever watches."""
+        self._progress(progress)
+
+    def _trusted(self, donors: Sequence[PeerId]) -> list[PeerId]:
+        return [donor for donor in dict.fromkeys(donors) if self._banned.get(donor, 0.0) <= self._now()]
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+class _Pull:
+    """One copy on its way: performs what the schedule asks for until it is whole or nobody is left."""
+
+    def __init__(self, fetcher: Fetcher, copy: _Copy, sources: Sequence[PeerId], donors: Donors) -> None:
+        self._fetcher, self._copy, self._donors, self._first = fetcher, copy, donors, sources
+        self._schedule = PieceSchedule(num_pieces(copy.snapshot), done=copy.done)
+        self._asking: dict[tuple[PeerId, int], asyncio.Task[None]] = {}
+        self._over = asyncio.Event()
+        self._began, self._had_bytes, self._said = self._now(), copy.done_bytes, -1e9
+        self._group: asyncio.TaskGroup | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Is the copy whole?"""
+        return self._schedule.complete
+
+    async def run(self) -> None:
+        """Until the copy is whole or all sources are lost."""
+        async with asyncio.TaskGroup() as self._group:
+            looking = [self._group.create_task(self._ticking()), self._group.create_task(self._looking())]
+            for peer in self._first:
+                self._perform(self._schedule.add(peer, now=self._now()))
+            self._look_whether_over()
+            await self._over.wait()
+            for task in [*looking, *self._asking.values()]:
+                task.cancel()
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        assert self._group is not None
+        for action in actions:
+            at = action.peer, action.piece
+            if isinstance(action, Ask):
+                self._asking[at] = self._group.create_task(self._piece(*at))
+            elif (task := self._asking.pop(at, None)) is not None and task is not asyncio.current_task():
+                task.cancel()
+
+    async def _piece(self, peer: PeerId, piece: int) -> None:
+        try:
+            await self._fetcher.piece(peer, self._copy, piece)
+        except (BadMessage, Refused, PeerGone, PeerTimeout) as error:
+            if peer in self._schedule.sources:           # else it has been said of another piece
+                self._fetcher.failed(peer, error)
+            self._perform(self._schedule.remove(peer, now=self._now()))
+        else:
+            self._copy.done.add(piece)
+            self._asking.pop((peer, piece), None)
+            self._perform(self._schedule.arrived(peer, piece, now=self._now()))
+        self._look_whether_over()
+
+    def _look_whether_over(self) -> None:
+        if self._schedule.complete or not self._schedule.sources:
+            self._say()
+            self._over.set()
+
+    async def _ticking(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._perform(self._schedule.tick(now=self._now()))
+            if self._now() - self._said >= 1.0:
+                self._say()
+
+    async def _looking(self) -> None:
+        """Others may have the same copy: those who come up meanwhile, and those who were a step behind."""
+        described = self._copy.snapshot
+        asked: set[PeerId] = set()
+        async with asyncio.TaskGroup() as group:
+            while True:
+                for peer in self._fetcher.trusted(self._donors()):
+                    if peer not in asked and peer not in self._schedule.sources:
+                        asked.add(peer)
+                        group.create_task(self._invite(peer, described, asked))
+                await asyncio.sleep(_LOOK_S)
+
+    async def _invite(self, peer: PeerId, described: Snapshot, asked: set[PeerId]) -> None:
+        offer = await self._fetcher.describe(peer, SnapshotRequest(described.stage, described.version))
+        if isinstance(offer, Busy):
+            await asyncio.sleep(offer.retry_after_s)
+        if not isinstance(offer, Snapshot):
+            asked.discard(peer)
+        elif same_copy(offer, described):
+            asked.discard(peer)
+            self._perform(self._schedule.add(peer, now=self._now()))
+
+    def _say(self) -> None:
+        self._said = self._now()
+        done, total = self._copy.done_bytes, self._copy.snapshot.num_bytes
+        fetched, took = done - self._had_bytes, self._now() - self._began
+        left = (total - done) * took / fetched if fetched > 0 else None
+        self._fetcher.say(
+            Progress(self._copy.snapshot.version, done, total, len(self._schedule.sources), left)
+        )
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
