@@ -67,7 +67,6 @@ def standing_of(around: Around, replica: Replica, now: float) -> Standing:
         and (seen.version > member.version or (seen.version == member.version and seen.chain == member.chain))
     ]
     safe = any(seen.version > member.version or seen.committed for seen in heirs)
-    newest = max(member.view.everyone().values(), default=member.version)
     return Standing(
         stage=replica.stage,
         step=member.version,
@@ -75,8 +74,8 @@ def standing_of(around: Around, replica: Replica, now: float) -> Standing:
         heirs=len(heirs),
         microbatches=max(len(execution.works), execution.queue),
         counted=0 if safe else len(member.account.owned),
+        whole=member.finished is not None,
         applying=member.applying,
-        behind=member.finished is not None and newest > member.version,
     )
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SETTLE_S = 2.0
-"""When everybody leaves: how long a replica that holds a step's sum waits to apply it as the others have."""
+SETTLE_S = 1.0
+"""When everybody leaves: how long a replica that holds a step's sum waits to apply it, as others may have already.
+Checkpoints of stages that stand at different versions are worth little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class Standing:
 
     idle: nobody needs it (it has no state, or the run is over). heirs: other replicas of the stage that have its state
     and stay. microbatches: at work here. counted: in this replica's sum of `step`, which no heir has whole yet.
-    applying: the optimizer is at it. behind: it has the sum with which others have gone on to the next version.
+    whole: the step's sum is here. applying: the optimizer is at it.
     """
 
     stage: int
@@ -28,8 +29,8 @@ class Standing:
     heirs: int = 0
     microbatches: int = 0
     counted: int = 0
+    whole: bool = False
     applying: bool = False
-    behind: bool = False
 
     @property
     def refusing(self) -> bool:
@@ -71,7 +72,7 @@ class Leaving:
             return Verdict(False, self._what(waiting))
         if self._deserted_at is None:
             self._deserted_at = now
-        unsettled = any(standing.applying or standing.behind for standing in waiting)
+        unsettled = any(standing.applying or standing.whole for standing in waiting)
         if unsettled and now - self._deserted_at < SETTLE_S:
             return Verdict(False, "everybody leaves; applying the last step")
         return Verdict(True, "everybody leaves")
