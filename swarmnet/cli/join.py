@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from swarmnet.cli.frame import Typed
 from swarmnet.cli.settings import SETTINGS, options, read_config
 from swarmnet.errors import UsageError
 
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 @click.argument("invitation", metavar="LINK_OR_MANIFEST")
 @options("stage", "dir", "data", "host", "port", "dht_port", "announce", "bootstrap", "device", "slots", "events",
          "log_level", "log_format")
+@click.option("--no-restart", is_flag=True, help="End when the peer crashes. Without it, it joins again.")
 @click.pass_context
-def command(ctx: click.Context, /, invitation: str, **_: Any) -> int:
+def command(ctx: click.Context, /, invitation: str, *, no_restart: bool, **_: Any) -> int:
     """Join a running swarm with one command, where a replica is needed most.
 
     LINK_OR_MANIFEST is the link that every peer prints, swarm:RUN_ID@ADDRESS, or the run's manifest file (then with
@@ -35,7 +37,15 @@ def command(ctx: click.Context, /, invitation: str, **_: Any) -> int:
     \b
     Other peers must be able to connect to this one: open both ports in the firewall.
       swarmnet join --port 31340 --dht-port 31341 LINK
+
+    The first Ctrl+C finishes what the peer holds and leaves; the second ends it at once.
     """
+    if not no_restart:
+        from swarmnet.peer.supervise import supervise
+
+        typed = ctx.find_object(Typed)
+        assert typed is not None, "run by the frame"
+        return supervise(typed.again("--no-restart"))
     config = read_config(ctx, "stage")
     if config.mesh.gpus > 1:
         raise UsageError(f"mesh.gpus = {config.mesh.gpus}: start one peer per GPU, each with its own --dir")

@@ -34,6 +34,7 @@ class Story:
         self._progress: Progress | None = None
         self._tasks: dict[object, TaskID] = {}
         self._began: dict[object, tuple[float, float]] = {}
+        self._serving: set[object] = set()
         self._said_at = float("-inf")
 
     def __enter__(self) -> Self:
@@ -53,10 +54,8 @@ class Story:
         match event:
             case "fetching":
                 self._fetching(fields)
-            case "join_failed":
-                self.phase("state", f"{fields.get('donor')} could not give it: {fields.get('reason')}; trying on")
-            case "waiting":
-                self.phase("waiting", str(fields.get("reason")))
+            case "following" if self._progress is not None:
+                self._bar_says(fields["stage"], f"all here, catching up: version {fields['version']}")
             case "synced":
                 self._synced(fields)
             case "stopped":
@@ -82,10 +81,17 @@ class Story:
         self._close_bar()
         self._began.pop(fields["stage"], None)
         how, num_bytes, seconds = fields["how"], fields.get("bytes", 0), fields.get("seconds", 0.0)
-        came = f"{size(num_bytes)} in {seconds:.1f} s ({size(num_bytes / seconds)}/s)" if num_bytes and seconds else ""
-        words = {"seed": "drawn from the run's seed: it has not begun yet"}.get(how, f"by {how}")
-        self.phase("state", f"version {fields['version']}, {came or words}")
-        self.phase("serving", f"stage {fields['stage']} from step {fields['version']} on; Ctrl+C once leaves in order")
+        took = f"{size(num_bytes)} in {seconds:.1f} s" + (f" ({size(num_bytes / seconds)}/s)" if seconds else "")
+        words = {
+            "seed": "drawn from the run's seed: it has not begun yet",
+            "snapshot": took,
+            "checkpoint": "from this peer's own disk",
+        }.get(how, how)
+        self.phase("state", f"version {fields['version']}, {words}")
+        if fields["stage"] not in self._serving:
+            self._serving.add(fields["stage"])
+            place = f"stage {fields['stage']} from step {fields['version']} on"
+            self.phase("serving", f"{place}; Ctrl+C leaves in good order")
 
     # ------------------------------------------------------------ the bar
 
@@ -99,7 +105,12 @@ class Story:
             self._on_bar()
         if key not in self._tasks:
             self._tasks[key] = self._progress.add_task(words, total=total)
-        self._progress.update(self._tasks[key], completed=got, total=total, description=f"state     {words}")
+        self._progress.update(self._tasks[key], completed=got, total=total)
+        self._bar_says(key, words)
+
+    def _bar_says(self, key: object, words: str) -> None:
+        if self._progress is not None and key in self._tasks:
+            self._progress.update(self._tasks[key], description=f"{'state':<9} {words}")
 
     def _close_bar(self) -> None:
         if self._progress is not None:

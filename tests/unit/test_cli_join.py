@@ -1,0 +1,75 @@
+"""`swarmnet join` from the command line to what it calls: what is an invitation, and who supervises whom."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarmnet import telemetry
+from swarmnet.cli import join
+from swarmnet.cli.frame import run
+from swarmnet.config import PeerConfig
+from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.file import to_toml
+from swarmnet.manifest.schema import Manifest
+from swarmnet.net.identity import Identity
+from swarmnet.net.swarm_link import SwarmLink
+
+ADDRESS = f"/ip4/203.0.113.7/tcp/31337/p2p/{Identity.generate().peer}"
+LINK = f"swarm:{run_id(Manifest())}@{ADDRESS}"
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[PeerConfig, Any]]:
+    """With what would have been joined, instead of joining; in an empty directory with a manifest."""
+    made: list[tuple[PeerConfig, Any]] = []
+    monkeypatch.setattr(join, "_join", lambda config, invited: made.append((config, invited)) or 0)
+    monkeypatch.setattr(telemetry, "setup", lambda *args, **kwargs: None)
+    for name in [name for name in __import__("os").environ if name.startswith("SWARMNET_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", "/home/you")
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text(to_toml(Manifest()), encoding="utf-8")
+    return made
+
+
+def test_a_link_needs_nothing_else(joined) -> None:
+    assert run(["join", "--no-restart", LINK]) == 0
+    config, invited = joined.pop()
+    assert invited == SwarmLink.parse(LINK)
+    assert (config.stages, config.bootstrap, config.device) == ((), (), "auto")
+    assert config.dir == Path("/home/you/.swarmnet/peer") and config.manifest is None
+
+
+def test_flags_arrive(joined) -> None:
+    flags = ["--stage", "2", "--dir", "d", "--slots", "3", "--bootstrap", ADDRESS]
+    assert run(["join", "--no-restart", LINK, *flags]) == 0
+    config, _ = joined.pop()
+    assert (config.stages, config.dir, config.slots, config.bootstrap) == ((2,), Path("d"), 3, (ADDRESS,))
+
+
+def test_a_manifest_needs_somebody_to_ask(joined) -> None:
+    assert run(["join", "--no-restart", "run.toml", "--bootstrap", ADDRESS]) == 0
+    config, invited = joined.pop()
+    assert invited == Manifest() and config.manifest == Path("run.toml") and config.bootstrap == (ADDRESS,)
+
+
+@pytest.mark.parametrize(("argv", "line"), [
+    ([], "Missing argument 'LINK_OR_MANIFEST'."),
+    (["no.toml"], "no.toml: neither a link such as swarm:RUN_ID@ADDRESS nor a manifest file"),
+    (["run.toml"], "joining by run.toml needs --bootstrap with the address of a peer that is up"),
+    ([LINK.replace("@", " @")], "the link has blanks or line breaks in it"),
+    ([LINK[:-60]], "the address must end in /p2p/12D3Koo..."),
+    ([LINK, "--set", "mesh.gpus=2"], "mesh.gpus = 2: start one peer per GPU"),
+])
+def test_bad_invitations_are_one_line(joined, capsys, argv: list[str], line: str) -> None:
+    assert run(["join", "--no-restart", *argv]) == 2
+    err = capsys.readouterr().err
+    assert line in err and err.startswith("swarmnet: error: ") and err.count("\n") == 1 and not joined
+
+
+def test_it_is_started_again_after_a_crash(joined, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr("swarmnet.peer.supervise.supervise", lambda command: commands.append(command) or 0)
+    assert run(["join", LINK, "--slots", "3"]) == 0
+    assert commands[0][-6:] == ["swarmnet", "join", LINK, "--slots", "3", "--no-restart"] and not joined

@@ -1,0 +1,101 @@
+"""What a person reads while a peer joins: lines in a pipe, a bar on a terminal, each phase once."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from swarmnet.cli.phases import PLAIN_EVERY_S, Story, size
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def fetching(done: int, total: int = 4_000_000, donors: int = 2) -> dict[str, object]:
+    return {"stage": 1, "version": 7, "bytes": done, "total": total, "donors": donors, "seconds_left": None}
+
+
+def synced(version: int = 8, **changes: object) -> dict[str, object]:
+    return {"stage": 1, "version": version, "how": "snapshot", "seconds": 2.0, "bytes": 4_000_000, **changes}
+
+
+def told(console: Console, tell) -> tuple[str, list[str]]:
+    changes: list[str] = []
+    clock = Clock()
+    with Story(console, clock=clock, on_bar=lambda: changes.append("bar")) as story:
+        tell(story, clock)
+    return console.file.getvalue(), changes
+
+
+def plain() -> Console:
+    return Console(file=io.StringIO(), width=60)
+
+
+def terminal() -> Console:
+    return Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
+
+
+def test_in_a_pipe_every_phase_is_a_line_and_bytes_are_told_now_and_then() -> None:
+    def tell(story: Story, clock: Clock) -> None:
+        story.phase("identity", "12D3KooW[bold], kept in a directory with a name that is longer than the line")
+        story.on_event("fetching", fetching(0))
+        clock.now += PLAIN_EVERY_S / 2
+        story.on_event("fetching", fetching(500_000))
+        clock.now += PLAIN_EVERY_S / 2
+        story.on_event("fetching", fetching(1_000_000))
+        story.on_event("following", {"stage": 1, "version": 8})
+        story.on_event("synced", synced())
+        story.on_event("applied", {"stage": 1, "version": 9})
+        story.on_event("synced", synced(12))
+
+    text, changes = told(plain(), tell)
+    assert text.splitlines() == [
+        "identity  12D3KooW[bold], kept in a directory with a name that is longer than the line",
+        "state     0 B of 4.0 MB from 2 replicas, 0 B/s",
+        "state     1.0 MB of 4.0 MB from 2 replicas, 200.0 kB/s, 15 s left",
+        "state     version 8, 4.0 MB in 2.0 s (2.0 MB/s)",
+        "serving   stage 1 from step 8 on; Ctrl+C leaves in good order",
+        "state     version 12, 4.0 MB in 2.0 s (2.0 MB/s)",
+    ]
+    assert not changes
+
+
+@pytest.mark.parametrize(("how", "words"), [
+    ("seed", "drawn from the run's seed: it has not begun yet"),
+    ("checkpoint", "from this peer's own disk"), ("reseed", "reseed"),
+])
+def test_state_that_did_not_travel(how: str, words: str) -> None:
+    text, _ = told(plain(), lambda story, clock: story.on_event("synced", synced(0, how=how, seconds=0.0, bytes=0)))
+    assert text.splitlines()[0] == f"state     version 0, {words}"
+
+
+def test_on_a_terminal_a_bar_comes_and_goes_and_the_log_is_told() -> None:
+    def tell(story: Story, clock: Clock) -> None:
+        story.on_event("fetching", fetching(1_000_000, donors=1))
+        story.on_event("fetching", fetching(4_000_000))
+        story.on_event("following", {"stage": 1, "version": 8})
+        story.on_event("synced", synced())
+
+    text, changes = told(terminal(), tell)
+    assert "from 1 replica" in text and "catching up: version 8" in text and "4.0 MB in 2.0 s" in text
+    assert changes == ["bar", "bar"]
+
+
+def test_the_bar_goes_however_it_ends() -> None:
+    _, changes = told(terminal(), lambda story, clock: story.on_event("fetching", fetching(1)))
+    assert changes == ["bar", "bar"]
+
+    def stop(story: Story, clock: Clock) -> None:
+        story.on_event("fetching", fetching(1))
+        story.on_event("stopped", {"reason": "asked to stop"})
+
+    assert told(terminal(), stop)[1] == ["bar", "bar"]
+
+
+def test_sizes() -> None:
+    assert [size(number) for number in (0, 999, 1000, 1_540_000, 2.5e9, 3e12, 4e15)] == [
+        "0 B", "999 B", "1.0 kB", "1.5 MB", "2.5 GB", "3.0 TB", "4000.0 TB"]
