@@ -41,28 +41,19 @@ def roundness(version: int, every: int) -> int:
 
 
 def retained(versions: Iterable[int], *, keep: int, every: int, common: int | None) -> frozenset[int]:
-    """Which of the checkpoints to keep: `keep` of them, the newest first - and never without the newest common one.
+    """Which of the checkpoints to keep: `keep` of them, the newest first, but never without these three:
 
-    common: the newest version that every stage is known to have on some disk, None if none is known. It stays even if
-    that makes one more than `keep`. Between it and the newest, the roundest stay, since those are what a slower stage
-    is about to have.
+    the newest; the newest common one (common: the newest version that every stage is known to have on some disk); and
+    of those in between the roundest, which is the one that a slower stage is about to have as well.
     """
     newest_first = sorted(set(versions), reverse=True)
     kept = newest_first[:1]
     if common in newest_first[1:]:
-        assert common is not None
-        kept.append(common)
-    if common is None:
-        ranked = newest_first
-    else:
-        ahead = [version for version in newest_first if version > common]
-        ahead.sort(key=lambda version: roundness(version, every), reverse=True)   # stable: the newest of equals first
-        ranked = ahead + [version for version in newest_first if version < common]
-    for version in ranked:
-        if len(kept) >= keep:
-            break
-        if version not in kept:
-            kept.append(version)
+        kept += [version for version in newest_first if version == common]
+    between = [version for version in newest_first[1:] if version > (common or 0)]
+    if between:
+        kept.append(max(between, key=lambda version: (roundness(version, every), version)))
+    kept += [version for version in newest_first if version not in kept][: max(keep - len(kept), 0)]
     return frozenset(kept)
 
 

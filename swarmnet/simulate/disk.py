@@ -1,0 +1,75 @@
+"""A peer's disk on virtual time: what was written is there when the process comes back. No files, no threads."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Collection
+
+from swarmnet.errors import BadCheckpoint
+from swarmnet.ids import RunId
+from swarmnet.state.checkpoint_info import CheckpointInfo
+from swarmnet.state.checkpoints import Written
+from swarmnet.state.cut import Cut
+from swarmnet.state.disk import Found
+
+
+class SimulatedDisk:
+    """A `state.checkpoints.Disk`. write_s: seconds of one write. full: writes fail. A process that dies while it
+    writes leaves nothing behind."""
+
+    def __init__(self, run: RunId, *, write_s: float = 0.01) -> None:
+        self.write_s, self.full = write_s, False
+        self.files: dict[tuple[int, int], tuple[CheckpointInfo, bytes]] = {}
+        self._run = run
+
+    def path(self, stage: int, version: int) -> str:
+        """See Disk."""
+        return f"simulated/stage-{stage}-step-{version}"
+
+    def spoil(self, stage: int, version: int) -> None:
+        """Flip a bit of a checkpoint."""
+        info, data = self.files[stage, version]
+        self.files[stage, version] = info, bytes([data[0] ^ 1]) + data[1:]
+
+    async def open(self, stage: int) -> Found:
+        """See Disk."""
+        good: list[CheckpointInfo] = []
+        bad: list[BadCheckpoint] = []
+        for held, version in sorted(self.files):
+            if held == stage:
+                try:
+                    good.append(self._read(stage, version)[0])
+                except BadCheckpoint as error:
+                    bad.append(error)
+        return Found(tuple(good), tuple(bad))
+
+    async def write(self, stage: int, cut: Cut, data: bytes | memoryview, keep: Collection[int]) -> Written:
+        """See Disk."""
+        info = CheckpointInfo(
+            run=self._run, stage=stage, version=cut.version, chain=cut.chain, term_chain=cut.term_chain,
+            restart_number=cut.restart.number, restart_version=cut.restart.version, num_bytes=len(data),
+            sha256=hashlib.sha256(data).hexdigest(),
+        )
+        await asyncio.sleep(self.write_s)
+        if self.full:
+            return Written(info, on_disk=False, problem="No space left on device")
+        self.files[stage, cut.version] = info, bytes(data)
+        for held, version in list(self.files):
+            if held == stage and version != cut.version and version not in keep:
+                del self.files[held, version]
+        return Written(info)
+
+    async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
+        """See Disk."""
+        info, data = self._read(stage, version)
+        return info, memoryview(data)
+
+    def _read(self, stage: int, version: int) -> tuple[CheckpointInfo, bytes]:
+        path = self.path(stage, version)
+        if (stage, version) not in self.files:
+            raise BadCheckpoint(path, "missing")
+        info, data = self.files[stage, version]
+        if hashlib.sha256(data).hexdigest() != info.sha256:
+            raise BadCheckpoint(path, "altered")
+        return info, data

@@ -1,0 +1,444 @@
+"""A replica's checkpoints: at the right versions, one at a time, from one consistent copy, whatever the disk does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarmnet.errors import BadCheckpoint
+from swarmnet.ids import NO_RESTART, Chain, Restart, RunId
+from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.simulate.disk import SimulatedDisk
+from swarmnet.state.checkpoints import Checkpointer, DirectoryDisk, Disk, Plan, Written
+from swarmnet.state.cut import Cut
+from swarmnet.state.disk import CheckpointStore
+
+RUN, STAGE, LAST, EVERY = RunId("a1" * 32), 1, 45, 10
+STEP_S = 1.0
+
+
+class Watched(SimulatedDisk):
+    """A disk that notices two writes at once."""
+
+    writing = False
+
+    async def write(self, stage: int, cut: Cut, data: bytes | memoryview, keep: Collection[int]) -> Written:
+        assert not self.writing, "two writes at once"
+        self.writing = True
+        try:
+            return await super().write(stage, cut, data, keep)
+        finally:
+            self.writing = False
+
+
+class Replica:
+    """Stands for the engine and the step machine; `train` takes a step a second."""
+
+    def __init__(self, disk: Disk, *, keep: int = 3, every: int = EVERY) -> None:
+        self.version: int | None = 0
+        self.restart = NO_RESTART
+        self.copies = 0
+        self.copy_s = 0.0
+        self.events: list[tuple[str, dict[str, object]]] = []
+        self.common: int | None = None
+        self.disk = disk
+        self.checkpointer = Checkpointer(
+            STAGE, self, self.where, disk, Plan(every, LAST, keep), common=lambda: self.common,  # type: ignore[arg-type]
+            on_event=lambda event, fields: self.events.append((event, fields)),
+        )
+
+    def where(self) -> Cut | None:
+        if self.version is None:
+            return None
+        return Cut(self.version, Chain(f"{self.version:064x}"), Chain("00" * 32), self.restart)
+
+    @staticmethod
+    def state(version: int | None) -> bytes:
+        return f"state {version}".encode()
+
+    async def snapshot(self) -> bytes:
+        self.copies += 1
+        data = self.state(self.version)
+        await asyncio.sleep(self.copy_s)
+        return data
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(self.checkpointer.run())
+            yield
+            task.cancel()
+
+    async def train(self, steps: int) -> None:
+        assert self.version is not None
+        for _ in range(steps):
+            self.version += 1
+            self.checkpointer.reached()
+            await asyncio.sleep(STEP_S)
+
+    def of(self, event: str) -> list[dict[str, object]]:
+        return [fields for name, fields in self.events if name == event]
+
+
+def play(story: Coroutine[Any, Any, Any]) -> Any:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(story)
+
+
+@pytest.fixture
+def disk() -> Watched:
+    return Watched(RUN)
+
+
+def written(disk: SimulatedDisk) -> list[int]:
+    return sorted(version for _, version in disk.files)
+
+
+def test_multiples_and_the_end_are_written(disk: Watched) -> None:
+    async def story() -> None:
+        replica = Replica(disk, keep=9)
+        async with replica.running():
+            await replica.train(LAST)
+            await asyncio.sleep(100.0)
+        assert written(disk) == [10, 20, 30, 40, 45] == list(replica.checkpointer.versions)
+        assert replica.copies == 5
+        for (_, version), (info, data) in disk.files.items():
+            assert data == replica.state(version) and info.chain == f"{version:064x}"
+        assert [fields["version"] for fields in replica.of("checkpoint")] == [10, 20, 30, 40, 45]
+
+    play(story())
+
+
+def test_without_a_rhythm_the_end_is_written(disk: Watched) -> None:
+    async def story() -> None:
+        replica = Replica(disk, every=0)
+        async with replica.running():
+            await replica.train(LAST)
+        assert written(disk) == [LAST]
+
+    play(story())
+
+
+def test_only_the_last_ones_stay_and_never_without_the_common_one(disk: Watched) -> None:
+    async def story() -> None:
+        replica = Replica(disk, keep=2)
+        async with replica.running():
+            replica.common = 20
+            await replica.train(35)
+            assert written(disk) == [20, 30]
+            replica.common = None          # a record expired: what was seen stays true
+            await replica.train(9)
+            assert written(disk) == [20, 30, 40]
+            replica.common = 40
+            await replica.train(1)
+        assert written(disk) == [40, 45] == list(replica.checkpointer.versions)
+
+    play(story())
+
+
+def test_a_slow_disk_skips_versions_and_queues_nothing(disk: Watched) -> None:
+    async def story() -> None:
+        disk.write_s = 15 * STEP_S         # the versions that pass while one is written are multiples too
+        replica = Replica(disk, keep=9)
+        async with replica.running():
+            await replica.train(44)
+        assert replica.copies == 2 and written(disk) == [10]
+        assert replica.checkpointer.versions == (10,), "announced only when it is on disk"
+
+    play(story())
+
+
+def test_the_last_version_is_written_even_if_it_came_while_the_disk_was_busy(disk: Watched) -> None:
+    async def story() -> None:
+        disk.write_s = 12 * STEP_S
+        replica = Replica(disk)
+        async with replica.running():
+            await replica.train(LAST)
+            await asyncio.sleep(100.0)
+        assert written(disk)[-1] == LAST
+
+    play(story())
+
+
+def test_a_full_disk_costs_one_warning_each_time_and_is_tried_again_at_the_next(disk: Watched) -> None:
+    async def story() -> None:
+        replica = Replica(disk)
+        disk.full = True
+        async with replica.running():
+            await replica.train(25)
+            assert replica.checkpointer.versions == () and written(disk) == []
+            warnings = replica.of("checkpoint_failed")
+            assert [fields["version"] for fields in warnings] == [10, 20]
+            assert warnings[0] == {
+                "version": 10, "path": "simulated/stage-1-step-10", "reason": "No space left on device",
+                "bytes_needed": 8, "then": "training goes on; the next checkpoint is tried again",
+            }
+            disk.full = False
+            await replica.train(6)
+        assert replica.checkpointer.versions == (30,)
+
+    play(story())
+
+
+def test_a_full_disk_at_the_end_is_not_tried_for_ever(disk: Watched) -> None:
+    async def story() -> None:
+        replica = Replica(disk, every=0)
+        disk.full = True
+        async with replica.running():
+            await replica.train(LAST)
+            await asyncio.sleep(1000.0)
+            assert len(replica.of("checkpoint_failed")) == 1
+            disk.full = False
+            result = await replica.checkpointer.write_now()
+            assert result is not None and result.on_disk
+        assert replica.checkpointer.versions == (LAST,)
+
+    play(story())
+
+
+@pytest.mark.parametrize("moves_to", [11, None])
+def test_a_state_that_moves_while_it_is_copied_is_not_written(disk: Watched, moves_to: int | None) -> None:
+    async def story() -> None:
+        replica = Replica(disk)
+        replica.copy_s = 5.0
+        async with replica.running():
+            replica.version = 10
+            replica.checkpointer.reached()
+            await asyncio.sleep(1.0)
+            replica.version = moves_to
+            await asyncio.sleep(10.0)
+        assert written(disk) == [] and replica.copies == 1 and replica.events == []
+
+    play(story())
+
+
+def test_nothing_is_due_without_state(disk: Watched) -> None:
+    async def story() -> None:
+        replica = Replica(disk)
+        async with replica.running():
+            replica.version = None
+            replica.checkpointer.reached()
+            await asyncio.sleep(1.0)
+            assert await replica.checkpointer.write_now() is None
+            replica.version = 10
+            replica.checkpointer.reached()
+            replica.version = None                 # gone before the writer awoke
+            await asyncio.sleep(1.0)
+        assert replica.copies == 0
+
+    play(story())
+
+
+def test_whoever_leaves_writes_where_it_stands_once(disk: Watched) -> None:
+    async def story() -> None:
+        replica = Replica(disk)
+        disk.write_s = 5.0
+        async with replica.running():
+            await replica.train(12)                # 10 is being written
+            result = await replica.checkpointer.write_now()
+            assert result is not None and result.info.version == 12
+            assert written(disk) == [10, 12] and replica.copies == 2
+            again = await replica.checkpointer.write_now()
+            assert again is not None and again.on_disk and again.info == result.info
+        assert replica.copies == 2
+
+    play(story())
+
+
+def test_leaving_copies_again_if_the_state_moved(disk: Watched) -> None:
+    async def story() -> None:
+        replica = Replica(disk)
+        replica.version, replica.copy_s = 12, 5.0
+        async with asyncio.TaskGroup() as group:
+            leaving = group.create_task(replica.checkpointer.write_now())
+            await asyncio.sleep(1.0)
+            replica.version = 13
+        result = leaving.result()
+        assert result is not None and result.info.version == 13 and replica.copies == 2
+        assert disk.files[STAGE, 13][1] == replica.state(13)
+
+    play(story())
+
+
+# ---------------------------------------------------------------- coming back
+
+
+async def filled(disk: SimulatedDisk, *cuts: tuple[int, Restart]) -> None:
+    for version, restart in cuts:
+        cut = Cut(version, Chain(f"{version:064x}"), Chain("00" * 32), restart)
+        await disk.write(STAGE, cut, Replica.state(version), range(1000))
+
+
+def test_what_an_earlier_process_left_is_verified_and_the_bad_one_named(disk: Watched) -> None:
+    async def story() -> None:
+        await filled(disk, (10, NO_RESTART), (20, NO_RESTART), (30, NO_RESTART))
+        disk.spoil(STAGE, 30)
+        replica = Replica(disk)
+        assert await replica.checkpointer.open() == (10, 20)
+        (warning,) = replica.of("checkpoint_bad")
+        assert warning["path"] == "simulated/stage-1-step-30" and warning["reason"] == "altered"
+        assert await replica.checkpointer.open() == (10, 20) and len(replica.events) == 1
+        info, data = await replica.checkpointer.load(20)
+        assert info.version == 20 and bytes(data) == b"state 20"
+
+    play(story())
+
+
+def test_one_that_spoils_later_is_named_when_it_is_loaded_and_announced_no_more(disk: Watched) -> None:
+    async def story() -> None:
+        await filled(disk, (10, NO_RESTART), (20, NO_RESTART))
+        replica = Replica(disk)
+        await replica.checkpointer.open()
+        disk.spoil(STAGE, 20)
+        with pytest.raises(BadCheckpoint, match="step-20: altered"):
+            await replica.checkpointer.load(20)
+        assert replica.checkpointer.versions == (10,) and len(replica.of("checkpoint_bad")) == 1
+
+    play(story())
+
+
+def test_going_back_gives_up_what_came_after_and_the_next_write_deletes_it(disk: Watched) -> None:
+    async def story() -> None:
+        await filled(disk, (10, NO_RESTART), (20, NO_RESTART), (30, NO_RESTART))
+        replica = Replica(disk, keep=9)
+        await replica.checkpointer.open()
+        replica.checkpointer.go_back(Restart(1, 10))
+        assert replica.checkpointer.versions == (10,)
+        assert written(disk) == [10, 20, 30], "not before there is something newer"
+        replica.version, replica.restart = 10, Restart(1, 10)
+        async with replica.running():
+            await replica.train(11)
+        assert written(disk) == [10, 20] == list(replica.checkpointer.versions)
+        assert disk.files[STAGE, 20][0].restart == Restart(1, 10)
+
+    play(story())
+
+
+def test_the_disk_remembers_a_restart_when_everybody_has_forgotten(disk: Watched) -> None:
+    async def story() -> None:
+        await filled(disk, (10, NO_RESTART), (20, NO_RESTART), (30, NO_RESTART), (15, Restart(2, 10)))
+        replica = Replica(disk)
+        assert await replica.checkpointer.open() == (10, 15)
+        assert replica.checkpointer.restart == Restart(2, 10)
+
+    play(story())
+
+
+def test_the_state_gone_on_from_is_written_again_under_its_restart(disk: Watched) -> None:
+    async def story() -> None:
+        await filled(disk, (10, NO_RESTART))
+        replica = Replica(disk)
+        await replica.checkpointer.open()
+        replica.version, replica.restart = 10, Restart(1, 10)
+        async with replica.running():
+            replica.checkpointer.reached()
+            await asyncio.sleep(1.0)
+        assert disk.files[STAGE, 10][0].restart == Restart(1, 10) == replica.checkpointer.restart
+
+    play(story())
+
+
+# ---------------------------------------------------------------- a real directory
+
+
+def in_directory(tmp_path: Path, story: Callable[[Replica, CheckpointStore], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        store = CheckpointStore(tmp_path, RUN)
+        await story(Replica(DirectoryDisk(store), keep=2), store)
+
+    asyncio.run(whole())
+
+
+async def reach(replica: Replica, version: int) -> Written:
+    replica.version = version
+    result = await replica.checkpointer.write_now()
+    assert result is not None
+    return result
+
+
+def test_in_a_directory(tmp_path: Path) -> None:
+    async def story(replica: Replica, store: CheckpointStore) -> None:
+        store.folder.mkdir(parents=True)
+        (store.folder / ".stage-1-step-9.json.tmp").write_text("half")
+        assert await replica.checkpointer.open() == ()
+        replica.common = 30
+        for version in (10, 20, 30, 40):
+            assert (await reach(replica, version)).on_disk
+        store.info_path(STAGE, 40).unlink()
+        (store.folder / "stage-1-step-2.safetensors").write_bytes(b"a half")
+        await reach(replica, 50)
+        assert sorted(path.name for path in store.folder.iterdir()) == [
+            "stage-1-step-30.json", "stage-1-step-30.safetensors", "stage-1-step-40.safetensors",
+            "stage-1-step-50.json", "stage-1-step-50.safetensors",
+        ]
+        assert replica.checkpointer.path(50) == str(store.data_path(STAGE, 50))
+
+    in_directory(tmp_path, story)
+
+
+def test_a_directory_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
+    async def story(replica: Replica, store: CheckpointStore) -> None:
+        store.folder.parent.mkdir(parents=True)
+        store.folder.write_text("a file in the way")
+        assert await replica.checkpointer.open() == ()
+        result = await reach(replica, 10)
+        assert not result.on_disk and result.problem == "File exists"
+        assert [event for event, _ in replica.events] == ["checkpoint_bad", "checkpoint_failed"]
+
+    in_directory(tmp_path, story)
+
+
+def test_old_checkpoints_that_cannot_be_deleted_do_not_spoil_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(replica: Replica, store: CheckpointStore) -> None:
+        def refuse(self: CheckpointStore, stage: int, versions: Collection[int]) -> None:
+            if versions:
+                raise PermissionError(1, "Operation not permitted")
+
+        monkeypatch.setattr(CheckpointStore, "remove", refuse)
+        for version in (11, 12, 13, 14):
+            result = await reach(replica, version)
+        assert result.on_disk and result.problem == "older checkpoints cannot be deleted: Operation not permitted"
+        assert replica.of("checkpoint")[-1]["problem"] == result.problem
+        assert 14 in replica.checkpointer.versions
+
+    in_directory(tmp_path, story)
+
+
+def test_a_write_that_was_given_up_and_the_next_are_not_at_it_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelling what waits for a thread does not stop the thread."""
+    began, go_on = threading.Event(), threading.Event()
+    inside: list[int] = []
+    write = CheckpointStore.write
+
+    def slow(self: CheckpointStore, info: Any, data: Any) -> None:
+        inside.append(info.version)
+        assert len(inside) == 1, "two writes at once"
+        began.set()
+        assert go_on.wait(30)
+        write(self, info, data)
+        inside.remove(info.version)
+
+    monkeypatch.setattr(CheckpointStore, "write", slow)
+
+    async def story(replica: Replica, store: CheckpointStore) -> None:
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(reach(replica, 10))
+            await asyncio.to_thread(began.wait, 30)
+            first.cancel()
+            second = group.create_task(reach(replica, 11))
+            await asyncio.sleep(0)
+            go_on.set()
+        assert second.result().on_disk
+        assert [info.version for info in store.verified(STAGE).good] == [11]   # 10 was never known to be there
+
+    in_directory(tmp_path, story)
