@@ -2,6 +2,10 @@
 
 Activations, gradients, sums and weights are small integers derived from (weights, input), so an execution on wrong
 weights, a lost index or a doubled one shows in every later value. No torch.
+
+With `rounding` sums behave as in fp32: their last digits depend on the order and grouping in which they were made, so
+two sums of the same gradients differ, and the last digits of the weights remember which sums they came from. What is
+said about values ("exact") leaves those digits out.
 """
 
 from __future__ import annotations
@@ -21,6 +25,9 @@ from swarmnet.step.barrier import evidence
 from swarmnet.wire.values import check_values
 
 NUM_ELEMENTS = 4
+
+_DIGITS = 16
+"""Bits of a number that are rounding, below its exact part."""
 
 
 def _hash(*parts: object) -> int:
@@ -44,10 +51,11 @@ def check_payload(payload: Sequence[Packed]) -> None:
 
 
 class Arithmetic:
-    """The pure functions of one stage; the oracle uses them without any engine."""
+    """The pure functions of one stage; the oracle uses them without any engine. Weights and sums are exact parts."""
 
-    def __init__(self, stage: int, num_stages: int) -> None:
+    def __init__(self, stage: int, num_stages: int, rounding: bool = False) -> None:
         self.stage, self.last = stage, stage + 1 == num_stages
+        self._shift = 8 if rounding else 0  # sums of smaller numbers leave room for the last digits
 
     def seed(self) -> int:
         """Weights of version 0."""
@@ -71,7 +79,7 @@ class Arithmetic:
     def weight_gradient(self, weights: int, payload: Sequence[Packed], gradient: Sequence[Packed]) -> list[int]:
         """What is added to the accumulator."""
         data = [bytes(p.data) for p in (*payload, *gradient)]
-        return [_hash("weight", weights, place, *data) for place in range(NUM_ELEMENTS - 1)] + [1]
+        return [_hash("weight", weights, place, *data) >> self._shift for place in range(NUM_ELEMENTS - 1)] + [1]
 
     @staticmethod
     def digest(total: Sequence[int]) -> tuple[bytes, float]:
@@ -81,7 +89,33 @@ class Arithmetic:
     @staticmethod
     def apply(weights: int, total: Sequence[int], commits: Sequence[Commit]) -> int:
         """The next version's weights."""
-        return _hash("apply", weights, json.dumps(list(total)), evidence(commits))
+        facts = [(commit.stage, commit.step, commit.num_tokens, commit.loss_sum, commit.grad_sq_norm,
+                  sorted(commit.voided)) for commit in commits]
+        return _hash("apply", weights, json.dumps(list(total)), facts)
+
+
+class Numbers:
+    """How sums are kept: as they are, or with last digits that depend on how they were made."""
+
+    def __init__(self, rounding: bool) -> None:
+        self._digits = _DIGITS if rounding else 0
+        self._mask = (1 << self._digits) - 1
+
+    def of(self, exact: Sequence[int]) -> list[int]:
+        """Numbers that nothing was added to yet; the last digits are those of the number itself."""
+        return [(value << self._digits) | (value & self._mask) for value in exact]
+
+    def add(self, one: Sequence[int], other: Sequence[int]) -> list[int]:
+        """Neither commutative nor associative in the last digits."""
+        digits, mask = self._digits, self._mask
+        return [
+            (((a >> digits) + (b >> digits)) << digits) | ((5 * (a & mask) + 3 * (b & mask) + 1) & mask)
+            for a, b in zip(one, other, strict=True)
+        ]
+
+    def exact(self, numbers: Sequence[int]) -> list[int]:
+        """Without the last digits."""
+        return [number >> self._digits for number in numbers]
 
 
 class Device:
@@ -122,15 +156,17 @@ class Device:
 class SimulatedEngine:
     """An Engine on virtual time. Records what it adds, for the invariants.
 
-    poison: (stage, step, index) whose forward is not finite.
+    poison: (stage, step, index) whose forward is not finite. digits: the last digits of the weights, if there are any.
     """
 
     def __init__(
-        self, stage: int, num_stages: int, device: Device, poison: frozenset[tuple[int, int, int]] = frozenset()
+        self, stage: int, num_stages: int, device: Device, poison: frozenset[tuple[int, int, int]] = frozenset(),
+        *, rounding: bool = False,
     ) -> None:
-        self.stage, self.arithmetic, self.device = stage, Arithmetic(stage, num_stages), device
-        self._poison = poison
-        self.weights, self.version = self.arithmetic.seed(), 0
+        self.stage, self.arithmetic, self.device = stage, Arithmetic(stage, num_stages, rounding), device
+        self.numbers = Numbers(rounding)
+        self._poison, self._rounding = poison, rounding
+        self.weights, self.version, self.digits = self.arithmetic.seed(), 0, 0
         self.added: list[int] = []
         self._voids = 0
         self._sum = [0] * NUM_ELEMENTS
@@ -181,7 +217,7 @@ class SimulatedEngine:
         payload, gradient = stash.saved
         self.added.append(stash.index)
         delta = self.arithmetic.weight_gradient(self.weights, payload, gradient)
-        self._sum = [a + b for a, b in zip(self._sum, delta, strict=True)]
+        self._sum = self.numbers.add(self._sum, self.numbers.of(delta))
         return True
 
     def void(self) -> None:
@@ -197,14 +233,19 @@ class SimulatedEngine:
         """See Engine."""
         total = [0] * num_elements
         for packed in contributions:
-            total = [a + b for a, b in zip(total, _unpack(packed), strict=True)]
+            total = self.numbers.add(total, _unpack(packed))
         return _pack(total)
 
     async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """See Engine."""
         await asyncio.sleep(0.001)
         self._buffer = [value for packed in parts for value in _unpack(packed)]
-        return Arithmetic.digest(self._buffer)
+        return Arithmetic.digest(self._buffer)[0], Arithmetic.digest(self.exact_sum)[1]
+
+    @property
+    def exact_sum(self) -> list[int]:
+        """What was summed, whatever the order."""
+        return self.numbers.exact(self._buffer)
 
     async def finished_sum(self, start: int, stop: int) -> Packed:
         """See Engine."""
@@ -213,18 +254,20 @@ class SimulatedEngine:
     async def apply(self, commits: Sequence[Commit]) -> None:
         """See Engine."""
         await self.device.run(self.device.forward_s, (0, self.version, -self.stage, 0))
-        self.weights = Arithmetic.apply(self.weights, self._buffer, commits)
+        self.weights = Arithmetic.apply(self.weights, self.exact_sum, commits)
+        if self._rounding:
+            self.digits = _hash(self.digits, json.dumps(self._buffer), evidence(commits))
         self.version += 1
         self.void()
 
     async def snapshot(self) -> bytes:
         """See Engine."""
         await asyncio.sleep(0.01)
-        return json.dumps([self.version, self.weights]).encode()
+        return json.dumps([self.version, self.weights, self.digits]).encode()
 
     async def restore(self, data: bytes | memoryview, *, version: int) -> None:
         """See Engine."""
-        found, weights = json.loads(bytes(data))
+        found, weights, self.digits = json.loads(bytes(data))
         if found != version:
             raise BadMessage(RejectCode.MALFORMED, "another version's snapshot")
         self.version, self.weights = found, weights
@@ -232,7 +275,7 @@ class SimulatedEngine:
 
     def reset_to_seed(self) -> None:
         """See Engine."""
-        self.version, self.weights = 0, self.arithmetic.seed()
+        self.version, self.weights, self.digits = 0, self.arithmetic.seed(), 0
         self.void()
 
 

@@ -1,4 +1,4 @@
-"""What one process would compute: the truth that a simulated swarm is held against."""
+"""What one process would compute: the truth that a simulated swarm is held against, last digits apart."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from swarmnet.simulate.plan import Plan
 
 
 class Oracle:
-    """What one process would compute: the digest of every stage's sum of every step, and the final weights."""
+    """The sum of every stage in every step, and the weights of every version: exact parts."""
 
     def __init__(self, plan: Plan) -> None:
-        stages = [Arithmetic(stage, plan.stages) for stage in range(plan.stages)]
+        stages = [Arithmetic(stage, plan.stages, plan.rounding) for stage in range(plan.stages)]
         weights = [stage.seed() for stage in stages]
         self.history = [weights]
-        self.digests: list[list[bytes]] = []
+        self.sums: list[list[list[int]]] = []
         self.losses: list[float] = []
         for step in range(plan.steps):
             sums = [[0, 0, 0, 0] for _ in stages]
@@ -32,7 +32,7 @@ class Oracle:
                     sums[place] = [a + b for a, b in zip(sums[place], delta, strict=True)]
                     gradient = stages[place].backward(weights[place], inputs[place], gradient)
             described = [Arithmetic.digest(total) for total in sums]
-            self.digests.append([digest for digest, _ in described])
+            self.sums.append(sums)
             self.losses.append(loss_sum)
             commits = [self._commit(plan, place, step, *described[place], loss_sum) for place in range(plan.stages)]
             weights = [Arithmetic.apply(at, total, commits) for at, total in zip(weights, sums, strict=True)]

@@ -11,13 +11,15 @@ from swarmnet.simulate.links import Links
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to simulate. forward_s: seconds of a forward (backward and weight pass take as long). poison: (stage, step,
-    index) whose forward is not finite, which leaves the index out in every stage."""
+    index) whose forward is not finite, which leaves the index out in every stage. rounding: sums differ in their last
+    digits with the order and grouping they are made in, as in fp32 (default: as in deterministic mode)."""
 
     stages: int = 2
     replicas: int = 2
     microbatches: int = 4
     steps: int = 3
     trainers: int = 1
+    rounding: bool = False
     slots: int = 4
     memo_bytes: int = 1 << 20
     forward_s: float = 0.02

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from swarmnet.ids import PeerId, RunId
+from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.messages import Packed
 from swarmnet.net.directory import Record
 from swarmnet.peer.peer import Caps, Peer
@@ -61,6 +61,7 @@ class Swarm:
         self.events: list[tuple[float, PeerId, str, dict[str, object]]] = []
         self.counts: Counter[str] = Counter()
         self.committed: dict[tuple[int, int], dict[PeerId, str]] = {}
+        self.bits: dict[tuple[int, Chain], int] = {}
         self.hooks: list[Callable[[PeerId, str, dict[str, object]], None]] = []
         self.slowdown: dict[PeerId, float] = {}
         self.over = False
@@ -75,7 +76,9 @@ class Swarm:
         process = Process(peer_id)
         self._processes.append(process)
         device = Device(plan.forward_s * self.slowdown.get(peer_id, 1.0))
-        engines = {stage: SimulatedEngine(stage, plan.stages, device, plan.poison) for stage in served}
+        engines = {
+            stage: SimulatedEngine(stage, plan.stages, device, plan.poison, rounding=plan.rounding) for stage in served
+        }
 
         def own_tokens(step: int, index: int) -> tuple[Packed, ...] | None:
             return tokens_of(step * plan.microbatches + index) if plan.data_at_peers else None
@@ -251,6 +254,10 @@ class Swarm:
                 for stage, engine in node.engines.items():
                     if engine.weights != self.oracle.weights[stage]:
                         raise Broken(f"{node.peer_id}: weights of stage {stage} differ from the single process")
+        for stage in range(self.plan.stages):
+            ends = {node.peer.replicas[stage].member.chain for node in self.replicas(stage)}
+            if len(ends) != 1:
+                raise Broken(f"stage {stage}: {len(ends)} chains at the end")
 
     def _on_event(self, peer: PeerId, event: str, fields: dict[str, object]) -> None:
         if self.over:
@@ -271,8 +278,13 @@ class Swarm:
         stage, version = fields["stage"], fields["version"]
         assert isinstance(stage, int) and isinstance(version, int)
         for node in self.nodes:
-            if node.up and node.peer_id == peer and node.engines[stage].weights != self.oracle.history[version][stage]:
+            if not node.up or node.peer_id != peer:
+                continue
+            if node.engines[stage].weights != self.oracle.history[version][stage]:
                 raise Broken(f"{peer}: weights {version} of stage {stage} are not those of the single process")
+            of = stage, node.peer.replicas[stage].member.chain
+            if self.bits.setdefault(of, node.engines[stage].digits) != node.engines[stage].digits:
+                raise Broken(f"{peer}: weights {version} of stage {stage} differ from others of the same chain")
 
     def _check_commit(self, peer: PeerId, fields: dict[str, object]) -> None:
         stage, step = fields["stage"], fields["step"]
@@ -283,10 +295,17 @@ class Swarm:
         voided = self.plan.voided(step)
         if seen != Counter(set(range(self.plan.microbatches)) - voided) or fields["voided"] != sorted(voided):
             raise Broken(f"stage {stage} step {step}: contributed {dict(seen)}")
-        digest = fields["digest"]
-        if digest != self.oracle.digests[step][stage].hex():
+        engine = next(node.engines[stage] for node in self.nodes if node.up and node.peer_id == peer)
+        if engine.exact_sum != self.oracle.sums[step][stage]:
             raise Broken(f"stage {stage} step {step}: {peer} holds another sum than the single process")
-        self.committed.setdefault((stage, step), {})[peer] = str(digest)
+        if not self.plan.rounding and len({*self.committed.get((stage, step), {}).values(), fields["digest"]}) > 1:
+            raise Broken(f"stage {stage} step {step}: two sums with different digests, though order cannot matter")
+        self.committed.setdefault((stage, step), {})[peer] = str(fields["digest"])
+
+    @property
+    def forks(self) -> int:
+        """Sums of one stage and step that were committed with different last digits, beyond the first."""
+        return sum(len(set(digests.values())) - 1 for digests in self.committed.values())
 
     def check_now(self) -> None:
         """What must hold at any moment: no accumulator counts an index twice, memory is bounded."""
