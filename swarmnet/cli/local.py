@@ -24,6 +24,10 @@ _IN_MANIFEST = {"stages": "cut.stages", "steps": "training.total_steps", "seed":
 @click.option("--kill", multiple=True, metavar="STAGE@STEP",
               help="SIGKILL a replica of STAGE in the middle of STEP; repeatable.")
 @click.option("--kill-every", type=float, metavar="S", help="SIGKILL some replica every S seconds.")
+@click.option("--chaos", metavar="FILE", help="Carry out this schedule of faults, or random:SEED; implies --oracle.")
+@click.option("--checkpoint-every", type=int, metavar="C", help="Steps between two checkpoints on disk.")
+@click.option("--kill-all", type=int, metavar="STEP", help="SIGKILL every process in the middle of STEP, and end.")
+@click.option("--resume", is_flag=True, help="Go on with the run in --out DIR.")
 @click.option("--oracle", is_flag=True, help="Then train in one process, too; print the largest difference in loss.")
 @click.option("--trainers", type=int, default=1, show_default=True, help="Trainers.")
 @click.option("--data", default="stdlib", show_default=True, metavar="SOURCE", help="Text or token file, or directory.")
@@ -37,7 +41,8 @@ _IN_MANIFEST = {"stages": "cut.stages", "steps": "training.total_steps", "seed":
 @click.pass_context
 def command(
     ctx: click.Context, /, stages: int, replicas: int, steps: int, seed: int, out: Path | None, kill: tuple[str, ...],
-    kill_every: float | None, oracle: bool, trainers: int, data: str, manifest: Path | None,
+    kill_every: float | None, chaos: str | None, checkpoint_every: int | None, kill_all: int | None, resume: bool,
+    oracle: bool, trainers: int, data: str, manifest: Path | None,
     numerics: Literal["deterministic", "fp32"] | None, assignments: tuple[str, ...], slots: int | None,
     log_level: str,
 ) -> int:
@@ -47,10 +52,15 @@ def command(
     Examples:
       swarmnet local --stages 3 --replicas 2 --steps 60
       swarmnet local --kill 1@20 --kill 2@30 --oracle --out runs/churn
+      swarmnet local --replicas 3 --chaos random:7
+      swarmnet local --checkpoint-every 10 --kill-all 25 --out runs/dark
+      swarmnet local --resume --out runs/dark --oracle
     """
     from swarmnet import telemetry
     from swarmnet.local.options import LocalOptions, parse_kills
 
+    if resume:
+        _refuse_changes(ctx)
     if manifest is not None:
         typed = {name: value for name, value in (("stages", stages), ("steps", steps), ("seed", seed))
                  if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
@@ -58,17 +68,33 @@ def command(
             raise UsageError("--data: a manifest fixes its data by digest; make another with `swarmnet init --data`")
         assignments = (*(f"{_IN_MANIFEST[name]}={value}" for name, value in typed.items()), *assignments)
         stages, steps, seed, data = _from_manifest(manifest, assignments)
-    parse_kills(kill, stages=stages, steps=steps)
+    if not resume:
+        parse_kills(kill, stages=stages, steps=steps)
     options = LocalOptions(
         stages=stages, replicas=replicas, steps=steps, seed=seed, out=out, kill=kill, kill_every=kill_every,
         oracle=oracle, trainers=trainers, data=data, manifest=manifest, numerics=numerics, set=assignments,
-        slots=slots, log_level=log_level,
+        slots=slots, log_level=log_level, chaos=chaos, checkpoint_every=checkpoint_every, kill_all=kill_all,
+        resume=resume,
     )
     telemetry.setup(log_level)  # type: ignore[arg-type]  # click has checked the choice
 
     from swarmnet.local import run_local
 
     return run_local(options)
+
+
+_FIXED = {
+    "stages": "--stages", "replicas": "--replicas", "steps": "--steps", "seed": "--seed", "trainers": "--trainers",
+    "data": "--data", "manifest": "--manifest", "numerics": "--numerics", "assignments": "--set",
+    "checkpoint_every": "--checkpoint-every",
+}
+
+
+def _refuse_changes(ctx: click.Context) -> None:
+    """A run that goes on is the run it was. Raises UsageError."""
+    for name, flag in _FIXED.items():
+        if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise UsageError(f"{flag}: a resumed run keeps its manifest and its replicas; leave it away")
 
 
 def _from_manifest(path: Path, assignments: tuple[str, ...]) -> tuple[int, int, int, str]:

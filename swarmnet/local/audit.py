@@ -30,6 +30,8 @@ class Verdict:
     unaudited: tuple[tuple[int, int], ...]          # no member wrote a commit
     conflicts: tuple[tuple[int, int], ...]          # members wrote different digests
     split_stages: tuple[int, ...]                   # replicas ended with different weights
+    repeated: int = 0                               # steps done again after everybody had been gone
+    changed: tuple[int, ...] = ()                   # of these, steps with another loss than before
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -45,6 +47,8 @@ class Verdict:
             found.append(f"replicas committed different sums at {_places(self.conflicts)}")
         if self.split_stages:
             found.append(f"replicas ended with different weights in stage {', '.join(map(str, self.split_stages))}")
+        if self.changed:
+            found.append(f"done again, step {', '.join(map(str, self.changed[:3]))} had another loss than before")
         return tuple(found)
 
 
@@ -55,21 +59,26 @@ def _places(places: Sequence[tuple[int, int]]) -> str:
 
 @dataclass(slots=True)
 class Audit:
-    """Collects what members wrote; `verdict` may be asked at any time, it costs one pass."""
+    """Collects what members wrote; `verdict` may be asked at any time, it costs one pass.
+
+    A run that goes on after everybody was gone does some steps again: each life is judged by itself, and a step must
+    have the same loss in all of them, with `exact` the same sums.
+    """
 
     stages: int
     steps: int
     microbatches: int
-    _commits: dict[tuple[int, int], list[Committed]] = field(default_factory=dict)
+    exact: bool = True
+    _commits: dict[tuple[int, int], list[tuple[int, Committed]]] = field(default_factory=dict)
     _weights: dict[int, set[tuple[int, str]]] = field(default_factory=dict)
 
-    def on(self, event: Committed | Finished) -> None:
+    def on(self, event: Committed | Finished, *, life: int = 0) -> None:
         """Take one member's word in. Equal words of several members are kept once."""
         match event:
             case Committed():
                 seen = self._commits.setdefault((event.stage, event.step), [])
-                if event not in seen:
-                    seen.append(event)
+                if (life, event) not in seen:
+                    seen.append((life, event))
             case Finished():
                 self._weights.setdefault(event.stage, set()).add((event.version, event.weights_sha256))
 
@@ -77,18 +86,31 @@ class Audit:
         """Judge what has been written so far. Where members differ, the worst word counts."""
         lost = doubled = voided = 0
         for commits in self._commits.values():
-            counts = [multiplicity(commit, self.microbatches) for commit in commits]
+            counts = [multiplicity(commit, self.microbatches) for _, commit in commits]
             lost += max(missing for missing, _ in counts)
             doubled += max(extra for _, extra in counts)
-            voided += max(len(commit.voided) for commit in commits)
+            voided += max(len(commit.voided) for _, commit in commits)
+        again = {step: commits for (stage, step), commits in self._commits.items()
+                 if stage == self.stages - 1 and len({life for life, _ in commits}) > 1}
         everything = [(stage, step) for step in range(self.steps) for stage in range(self.stages)]
         return Verdict(
             lost=lost, doubled=doubled, voided=voided,
             unaudited=tuple(place for place in everything if place not in self._commits),
             conflicts=tuple(sorted(place for place, commits in self._commits.items()
-                                   if len({(commit.digest, commit.num_tokens) for commit in commits}) > 1)),
+                                   if self._differ(commits))),
             split_stages=tuple(sorted(stage for stage, ends in self._weights.items() if len(ends) > 1)),
+            repeated=len(again),
+            changed=tuple(sorted(step for step, commits in again.items() if self._changed(commits))),
         )
+
+    def _differ(self, commits: Sequence[tuple[int, Committed]]) -> bool:
+        """Other sums in one life, or, where sums do not depend on order, in two."""
+        sums = {(0 if self.exact else life, commit.digest, commit.num_tokens) for life, commit in commits}
+        return len(sums) > len({life for life, _, _ in sums})
+
+    def _changed(self, commits: Sequence[tuple[int, Committed]]) -> bool:
+        losses = [commit.loss_sum / commit.num_tokens for _, commit in commits if commit.num_tokens]
+        return max(losses) - min(losses) > (0.0 if self.exact else FP32_TOLERANCE) if losses else False
 
 
 def multiplicity(commit: Committed, microbatches: int) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarmnet.errors import SwarmError
+from swarmnet.local.orders import ASKING, REACHED
 
 ORACLE_STEP = "oracle_step"
 """What the single process writes after each step: `step`, `loss`, `tokens`."""
@@ -102,13 +103,29 @@ class Halted:
 
 
 @dataclass(frozen=True, slots=True)
+class Reached:
+    """The child holds in a phase, as it was told to. step None: it does not know."""
+
+    hold: str
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """The child asks for a snapshot, for the first time since it was started."""
+
+
+@dataclass(frozen=True, slots=True)
 class Noted:
     """Anything else."""
 
     kind: str
 
 
-Event = Listening | Synced | Committed | Applied | Rerouted | Executed | Evaluated | Finished | Halted | Noted
+Event = (
+    Listening | Synced | Committed | Applied | Rerouted | Executed | Evaluated | Finished | Halted | Reached | Asking
+    | Noted
+)
 
 
 def _committed(record: Mapping[str, Any]) -> Committed:
@@ -129,6 +146,8 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any]], Event]] = {
     "executed": lambda r: Executed(r["stage"], r["executions"]),
     "evaluated": lambda r: Evaluated(r["step"], float(r["loss"]), r["num_tokens"]),
     "halted": lambda r: Halted(str(r["reason"])),
+    REACHED: lambda r: Reached(r["hold"], r["step"]),
+    ASKING: lambda r: Asking(),
     "finished": lambda r: Finished(r["stage"], r["version"], r["weights_sha256"]),
 }
 

@@ -8,17 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from swarmnet.errors import UsageError
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class KillOrder:
-    """Kill one replica of `stage` while that stage is in the middle of `step`."""
-
-    stage: int
-    step: int
-
-    def __str__(self) -> str:
-        return f"{self.stage}@{self.step}"
+from swarmnet.local.fault import Fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +19,9 @@ class LocalOptions:
     out: directory of the results, ./runs/local-<seed>-<timestamp> if None. kill: "STAGE@STEP" each. kill_every:
     seconds between two kills anywhere. set: manifest overrides "section.key=value". slots: microbatches one replica
     works on at once, None for what a peer does by default. numerics: None means deterministic for models under 50M
-    parameters, else fp32.
+    parameters, else fp32. chaos: a chaos file, or "random:SEED"; implies oracle. checkpoint_every: steps between two
+    checkpoints. kill_all: SIGKILL every process in the middle of this step, and end. resume: go on with what is in
+    `out`, whose manifest and replicas count then.
     """
 
     stages: int = 3
@@ -47,6 +39,10 @@ class LocalOptions:
     set: tuple[str, ...] = ()
     slots: int | None = None
     log_level: str = "warning"
+    chaos: str | None = None
+    checkpoint_every: int | None = None
+    kill_all: int | None = None
+    resume: bool = False
 
     def __post_init__(self) -> None:
         for name in ("stages", "replicas", "steps", "trainers", "slots"):
@@ -55,20 +51,35 @@ class LocalOptions:
                 raise UsageError(f"--{name} must be at least 1, got {value}")
         if self.kill_every is not None and not self.kill_every > 0:
             raise UsageError(f"--kill-every must be more than 0 seconds, got {self.kill_every}")
+        if self.chaos is not None and (self.kill or self.kill_every is not None):
+            raise UsageError("--chaos and --kill exclude each other: write [[kill]] entries into the chaos file")
+        if self.checkpoint_every is not None and self.checkpoint_every < 1:
+            raise UsageError(f"--checkpoint-every must be at least 1, got {self.checkpoint_every}")
+        if self.resume and self.out is None:
+            raise UsageError("--resume needs --out DIR: the directory of the run that is to go on")
         if self.numerics not in (None, "deterministic", "fp32"):
             raise UsageError(f'--numerics must be "deterministic" or "fp32", got {self.numerics!r}')
 
 
-def parse_kills(texts: tuple[str, ...], *, stages: int, steps: int) -> tuple[KillOrder, ...]:
-    """The kill orders among `stages` stages and steps 0 .. steps - 1. Raises UsageError with the text at fault."""
+def parse_kills(texts: tuple[str, ...], *, stages: int, steps: int, back_s: float = 1.0) -> tuple[Fault, ...]:
+    """The kills among `stages` stages and steps 0 .. steps - 1. Raises UsageError with the text at fault."""
     orders = []
     for text in texts:
         if not (match := re.fullmatch(r"\s*(\d+)\s*@\s*(\d+)\s*", text)):
             raise UsageError(f"--kill {text}: write STAGE@STEP, for example 1@20")
-        order = KillOrder(stage=int(match[1]), step=int(match[2]))
-        if order.stage >= stages:
-            raise UsageError(f"--kill {text}: there is no stage {order.stage}, stages are 0 to {stages - 1}")
-        if order.step >= steps:
-            raise UsageError(f"--kill {text}: there is no step {order.step}, steps are 0 to {steps - 1}")
-        orders.append(order)
+        stage, step = int(match[1]), int(match[2])
+        if stage >= stages:
+            raise UsageError(f"--kill {text}: there is no stage {stage}, stages are 0 to {stages - 1}")
+        if step >= steps:
+            raise UsageError(f"--kill {text}: there is no step {step}, steps are 0 to {steps - 1}")
+        orders.append(Fault("kill", f"kill {stage}@{step}", stage, step=step, back_s=back_s))
     return tuple(orders)
+
+
+def parse_kill_all(step: int | None, *, steps: int) -> tuple[Fault, ...]:
+    """The end of everything, if it is ordered. Raises UsageError for a step that the run has not."""
+    if step is None:
+        return ()
+    if not 0 <= step < steps:
+        raise UsageError(f"--kill-all {step}: there is no step {step}, steps are 0 to {steps - 1}")
+    return (Fault("kill_all", f"kill all@{step}", step=step),)

@@ -53,8 +53,11 @@ def num_parameters(model: Model) -> int:
 def choose(options: LocalOptions) -> Manifest:
     """The manifest the options ask for, data digests not filled in yet. Raises UsageError.
 
-    A manifest file keeps its own stages, steps, seed, data and numerics; `--numerics` and `--set` go over it.
+    A manifest file keeps its own stages, steps, seed, data and numerics; `--numerics`, `--checkpoint-every` and `--set`
+    go over it.
     """
+    every = () if options.checkpoint_every is None else (f"training.checkpoint_every={options.checkpoint_every}",)
+    assignments = (*every, *options.set)
     if options.manifest is not None:
         manifest = file.load(options.manifest)
     else:
@@ -64,13 +67,13 @@ def choose(options: LocalOptions) -> Manifest:
             training=Training(seed=options.seed, total_steps=options.steps),
         )
     mode = options.numerics
-    if mode is None and options.manifest is None and not any(_is_numeric(text) for text in options.set):
-        small = num_parameters(file.override(manifest, options.set).model) < SMALL_PARAMETERS
+    if mode is None and options.manifest is None and not any(_is_numeric(text) for text in assignments):
+        small = num_parameters(file.override(manifest, assignments).model) < SMALL_PARAMETERS
         mode = "deterministic" if small else "fp32"
     if mode is None:
-        return file.override(manifest, options.set)
+        return file.override(manifest, assignments)
     codec = "int64" if mode == "deterministic" else "fp32"
-    return file.override(manifest, (f"numerics.mode={mode}", f"averaging.codec={codec}", *options.set))
+    return file.override(manifest, (f"numerics.mode={mode}", f"averaging.codec={codec}", *assignments))
 
 
 def _is_numeric(assignment: str) -> bool:
@@ -114,6 +117,15 @@ def with_data(manifest: Manifest, *, base: Path) -> Manifest:
 def _absolute(name: str, base: Path) -> str:
     path = base / Path(name).expanduser()
     return str(path.resolve()) if path.exists() else name
+
+
+def resume(directory: Path) -> Prepared:
+    """What `prepare` wrote into `directory` for the run that is to go on. Raises UsageError if there is none."""
+    path = directory / "run.toml"
+    if not path.is_file():
+        raise UsageError(f"{directory} holds no run that could be resumed: there is no run.toml")
+    manifest = file.load(path)
+    return Prepared(manifest, run_id(manifest), path)
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -12,15 +12,22 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
+from swarmnet.config import toml
+from swarmnet.config.peer import Log, PeerConfig
 from swarmnet.local.starter import Starter
 from swarmnet.telemetry.events import EventReader
+
+Level = Literal["debug", "info", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What one start of a child is told. stage None: a trainer. slots None: as many as a peer has by default."""
+    """What one start of a child is told. stage None: a trainer. slots None: as many as a peer has by default.
+
+    orders: the file it follows, and then it runs with faults below it.
+    """
 
     name: str
     stage: int | None
@@ -30,6 +37,7 @@ class ChildSpec:
     bootstrap: tuple[str, ...]
     slots: int | None
     log_level: str
+    orders: Path | None = None
 
 
 ChildCommand = Callable[[ChildSpec], Sequence[str]]
@@ -37,7 +45,12 @@ ChildCommand = Callable[[ChildSpec], Sequence[str]]
 
 
 def swarmnet_command(spec: ChildSpec) -> list[str]:
-    """The real thing: `-m swarmnet peer|trainer ...`. Peers compute on the CPU, as the single process beside them."""
+    """The real thing: `-m swarmnet peer|trainer ...`. Peers compute on the CPU, as the single process beside them.
+
+    With orders: the same peer or trainer, started by `local.child` from a config file that is written here.
+    """
+    if spec.orders is not None:
+        return _following(spec, spec.orders)
     slots = () if spec.slots is None else ("--slots", str(spec.slots))
     served = ("peer", "--stage", str(spec.stage), "--device", "cpu", "--no-restart", *slots)
     role = ("trainer",) if spec.stage is None else served
@@ -46,6 +59,19 @@ def swarmnet_command(spec: ChildSpec) -> list[str]:
         "--events", str(spec.events), "--host", "127.0.0.1", "--port", "0", "--dht-port", "0",
         "--log-level", spec.log_level, *(part for address in spec.bootstrap for part in ("--bootstrap", address)),
     ]
+
+
+def _following(spec: ChildSpec, orders: Path) -> list[str]:
+    config = PeerConfig(
+        manifest=spec.manifest, roles=("trainer",) if spec.stage is None else ("stage",), dir=spec.directory,
+        stages=() if spec.stage is None else (spec.stage,), events=spec.events, host="127.0.0.1", device="cpu",
+        bootstrap=spec.bootstrap, log=Log(level=cast(Level, spec.log_level)),
+        slots=PeerConfig().slots if spec.slots is None else spec.slots,
+    )
+    path = spec.directory / "peer.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(toml.write(config), encoding="utf-8")
+    return ["-m", "swarmnet.local.child", str(path), str(orders)]
 
 
 class Child:

@@ -53,12 +53,16 @@ class Progress:
     replicas: dict[str, ReplicaView]
     trainers: frozenset[str] = frozenset()
     started_at: float = 0.0
+    earlier_s: float = 0.0                          # how long it had run before it was resumed
+    earlier_points: int = 0                         # how many points are from then
+    done: set[int] = field(default_factory=set)     # steps whose loss this start of the swarm has computed (again)
     points: list[Point] = field(default_factory=list)
     evaluations: dict[int, float] = field(default_factory=dict)
     training_at: float | None = None                # when every stage first had a synced replica
     moved_at: float = 0.0                           # the last sign that training goes on
     reroutes: int = 0
     kills: list[tuple[str, int, float]] = field(default_factory=list)   # (name, step, seconds)
+    faults: Counter[str] = field(default_factory=Counter)               # by kind; kills, too
     postponed: list[str] = field(default_factory=list)
     trainer_dht: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _executions: Counter[tuple[str, int, int]] = field(default_factory=Counter)
@@ -119,6 +123,8 @@ class Progress:
 
     def _committed(self, event: Committed, now: float) -> None:
         self.moved_at = now
+        if event.stage == self.stages - 1:
+            self.done.add(event.step)
         if event.stage != self.stages - 1 or event.step < len(self.points) or event.step in self._early:
             return
         loss = event.loss_sum / event.num_tokens if event.num_tokens else 0.0
@@ -153,14 +159,15 @@ class Progress:
 
     def tokens_per_second(self) -> float:
         """Over the whole training: from when every stage had a replica to the newest commit of the last stage."""
-        if not self.points or self.training_at is None:
+        points = self.points[self.earlier_points:]
+        if not points or self.training_at is None:
             return 0.0
-        elapsed = self.points[-1].seconds - (self.training_at - self.started_at)
-        return sum(point.tokens for point in self.points) / elapsed if elapsed > 0 else 0.0
+        elapsed = points[-1].seconds - (self.training_at - self.started_at)
+        return sum(point.tokens for point in points) / elapsed if elapsed > 0 else 0.0
 
     def recent_tokens_per_second(self) -> float:
         """Over the last WINDOW_STEPS steps."""
-        window = self.points[-WINDOW_STEPS - 1:]
+        window = self.points[self.earlier_points:][-WINDOW_STEPS - 1:]
         if len(window) < 2:
             return self.tokens_per_second()
         elapsed = window[-1].seconds - window[0].seconds
@@ -168,7 +175,7 @@ class Progress:
 
     def eta_s(self) -> float | None:
         """Seconds to the last step at the recent pace; None while there is no pace."""
-        window = self.points[-WINDOW_STEPS - 1:]
+        window = self.points[self.earlier_points:][-WINDOW_STEPS - 1:]
         if len(window) < 2:
             return None
         return (self.steps - len(self.points)) * (window[-1].seconds - window[0].seconds) / (len(window) - 1)
@@ -176,7 +183,7 @@ class Progress:
     @property
     def starting(self) -> str:
         """What goes on before the first step, in words; "" from then on."""
-        if self.points:
+        if len(self.points) > self.earlier_points:
             return ""
         total = len(self.replicas) + len(self.trainers)
         if not self._starts:

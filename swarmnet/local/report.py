@@ -22,8 +22,8 @@ from swarmnet.telemetry.jsonline import encode, plain
 class MergedLog:
     """events.jsonl: every child's events in the order they were read, with the child's name; ours under "local"."""
 
-    def __init__(self, path: Path) -> None:
-        self._file: IO[str] = path.open("w", encoding="utf-8")
+    def __init__(self, path: Path, *, append: bool = False) -> None:
+        self._file: IO[str] = path.open("a" if append else "w", encoding="utf-8")
 
     def __enter__(self) -> Self:
         return self
@@ -58,6 +58,8 @@ class Outcome:
     crashes: tuple[str, ...] = ()                   # children that ended with an error
     oracle: tuple[float, ...] | None = None
     comparison: Comparison | None = None
+    killed_all: int | None = None                   # the step in which everything was killed, by order
+    resumed: int = 0                                # how often the run was resumed
 
 
 def shape(stages: int, replicas: int) -> str:
@@ -67,7 +69,7 @@ def shape(stages: int, replicas: int) -> str:
 
 def executions_per_index(outcome: Outcome) -> float:
     """Training forwards per (stage, step, index): 1.0 when nothing was computed twice."""
-    done = outcome.progress.stages * len(outcome.progress.points) * outcome.microbatches
+    done = outcome.progress.stages * len(outcome.progress.done) * outcome.microbatches
     return outcome.progress.executions / done if done else 0.0
 
 
@@ -94,6 +96,10 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "kills": len(progress.kills),
         "postponed_kills": len(progress.postponed),
         "kills_not_done": list(outcome.not_killed),
+        "faults": dict(sorted(progress.faults.items())),
+        "killed_all": outcome.killed_all,
+        "resumed": outcome.resumed,
+        "repeated_steps": verdict.repeated,
         "reroutes": progress.reroutes,
         "lost": verdict.lost,
         "doubled": verdict.doubled,
@@ -162,17 +168,29 @@ def print_summary(outcome: Outcome, directory: Path, console: Console) -> None:
     lines = [
         f"{len(points)} of {progress.steps} steps in {duration(outcome.seconds)}, {curve}, "
         f"{progress.tokens_per_second():,.0f} tokens/s",
-        f"kills {len(progress.kills)}{_postponed(outcome)}, reroutes {progress.reroutes}, "
+        f"{_faults(progress)}{_postponed(outcome)}, reroutes {progress.reroutes}, "
         f"executions per index {executions_per_index(outcome):.3f}",
         f"lost {verdict.lost}, doubled {verdict.doubled}, voided {verdict.voided}",
     ]
+    if outcome.resumed:
+        how = "other losses" if verdict.changed else "the same losses"
+        lines.append(f"resumed; {verdict.repeated} steps were done again, with {how}")
     if outcome.comparison is not None:
         equal = "bit-equal" if outcome.comparison.bit_equal else f"largest at step {outcome.comparison.at_step}"
         lines.append(f"beside one process: largest loss difference {outcome.comparison.max_difference:.3g} ({equal})")
     lines.append(f"run {outcome.run_id[:16]}, files in {directory}")
     _print(console, lines)
+    if outcome.killed_all is not None:
+        lines = [f"everything was killed in step {outcome.killed_all}; go on with:",
+                 f"    swarmnet local --resume --out {directory}"]
+        _print(console, lines)
     if outcome.problem:
         console.print(f"FAILED: {outcome.problem}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+
+
+def _faults(progress: Progress) -> str:
+    others = (f"{kind} {count}" for kind, count in sorted(progress.faults.items()) if kind != "kill")
+    return ", ".join([f"kills {len(progress.kills)}", *others])
 
 
 def _postponed(outcome: Outcome) -> str:

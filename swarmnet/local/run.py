@@ -12,11 +12,13 @@ from pathlib import Path
 from rich.console import Console
 
 from swarmnet.errors import UsageError
+from swarmnet.local import chaos, earlier
 from swarmnet.local.audit import Audit, compare
-from swarmnet.local.churn import Churn
 from swarmnet.local.events import ORACLE_STEP
-from swarmnet.local.options import LocalOptions, parse_kills
-from swarmnet.local.prepare import Prepared, prepare
+from swarmnet.local.fault import Fault
+from swarmnet.local.faults import Faults
+from swarmnet.local.options import LocalOptions, parse_kill_all, parse_kills
+from swarmnet.local.prepare import Prepared, prepare, resume
 from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop, swarmnet_command
 from swarmnet.local.progress import Progress, ReplicaView
 from swarmnet.local.report import MergedLog, Outcome, print_summary, shape, write
@@ -53,13 +55,19 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
     console = kit.console or Console()
     out = _directory(options)
     with contextlib.closing(kit.starter()) as starter:      # first of all: it imports while we read the data
-        prepared = kit.prepare(options, out)
-        manifest = prepared.manifest
+        prepared = resume(out) if options.resume else kit.prepare(options, out)
+        manifest, (replicas, trainers) = prepared.manifest, _members(options, prepared, out)
+        plan = _plan(options, prepared, replicas)
         console.print(
-            f"swarmnet local: {shape(manifest.cut.stages, options.replicas)}, {manifest.numerics.mode}, "
-            f"run {prepared.run_id[:12]}, files in {out}", markup=False, highlight=False, soft_wrap=True)
+            f"swarmnet local: {shape(manifest.cut.stages, len(replicas) // manifest.cut.stages)}, "
+            f"{manifest.numerics.mode}, run {prepared.run_id[:12]}, files in {out}",
+            markup=False, highlight=False, soft_wrap=True)
+        layout = Layout(out=out, manifest=prepared.path, replicas=replicas, trainers=trainers, slots=options.slots,
+                        log_level=options.log_level, chaos=options.chaos is not None,
+                        life=len(earlier.lives(out)) if options.resume else 0)
         with Interrupt() as interrupt:
-            outcome = _swarm(options, prepared, out, kit=kit, starter=starter, console=console, interrupt=interrupt)
+            outcome = _swarm(options, prepared, layout, plan, kit=kit, starter=starter, console=console,
+                             interrupt=interrupt)
     if interrupt.count:
         outcome = replace(outcome, problem="interrupted")
     if note := write(outcome, out):
@@ -68,49 +76,69 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
     return interrupt.exit_code or (1 if outcome.problem else 0)
 
 
-def _swarm(options: LocalOptions, prepared: Prepared, out: Path, *, kit: Kit, starter: Starter, console: Console,
-           interrupt: Interrupt) -> Outcome:
+def _members(options: LocalOptions, prepared: Prepared, out: Path) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Stage by replica, and the trainers."""
+    if options.resume:
+        return earlier.members(out)
+    stages = prepared.manifest.cut.stages
+    replicas = {f"s{stage}-r{number}": stage for number in range(options.replicas) for stage in range(stages)}
+    return replicas, tuple(f"trainer-{number}" for number in range(options.trainers))
+
+
+def _plan(options: LocalOptions, prepared: Prepared, replicas: dict[str, int]) -> tuple[str, tuple[Fault, ...]]:
+    """(seed, faults) that the options ask for. Raises UsageError."""
+    stages, training = prepared.manifest.cut.stages, prepared.manifest.training
+    steps, last = training.total_steps, parse_kill_all(options.kill_all, steps=training.total_steps)
+    if options.chaos is None:
+        return f"{training.seed}/churn", (*parse_kills(options.kill, stages=stages, steps=steps), *last)
+    seed, faults = chaos.load(options.chaos, stages=stages, replicas=len(replicas) // stages, steps=steps)
+    return f"{seed}/whom", (*faults, *last)
+
+
+def _swarm(options: LocalOptions, prepared: Prepared, layout: Layout, plan: tuple[str, tuple[Fault, ...]], *, kit: Kit,
+           starter: Starter, console: Console, interrupt: Interrupt) -> Outcome:
     """The swarm from its first process to its verdict, and the single process after it."""
     began, manifest = time.monotonic(), prepared.manifest
     stages, steps = manifest.cut.stages, manifest.training.total_steps
-    kills = parse_kills(options.kill, stages=stages, steps=steps)
-    replicas = {f"s{stage}-r{number}": stage for number in range(options.replicas) for stage in range(stages)}
-    trainers = tuple(f"trainer-{number}" for number in range(options.trainers))
-    layout = Layout(out=out, manifest=prepared.path, replicas=replicas, trainers=trainers, slots=options.slots,
-                    log_level=options.log_level)
-    progress = Progress(steps=steps, replicas={name: ReplicaView(stage) for name, stage in replicas.items()},
-                        trainers=frozenset(trainers))
-    audit = Audit(stages=stages, steps=steps, microbatches=manifest.training.microbatches)
-    churn = Churn(kills, replicas=replicas, steps=steps, every_s=options.kill_every, restart_s=kit.timing.restart_s,
-                  rng=random.Random(f"{manifest.training.seed}/churn"))
-    with MergedLog(out / "events.jsonl") as log, screen(console) as shown:
-        supervisor = Supervisor(layout, progress=progress, audit=audit, churn=churn, starter=starter,
+    (seed, ordered), out = plan, layout.out
+    progress = Progress(steps=steps, replicas={name: ReplicaView(stage) for name, stage in layout.replicas.items()},
+                        trainers=frozenset(layout.trainers))
+    audit = Audit(stages=stages, steps=steps, microbatches=manifest.training.microbatches, exact=prepared.exact)
+    faults = Faults(ordered, replicas=layout.replicas, steps=steps, rng=random.Random(seed),
+                    every_s=options.kill_every, restart_s=kit.timing.restart_s)
+    if options.resume:
+        earlier.replay(out, earlier.lives(out), progress, audit)
+    with MergedLog(out / "events.jsonl", append=options.resume) as log, screen(console) as shown:
+        log.ours(earlier.BEGAN, life=layout.life)
+        supervisor = Supervisor(layout, progress=progress, audit=audit, faults=faults, starter=starter,
                                 command=kit.child, screen=shown, log=log, interrupt=interrupt, timing=kit.timing)
         problem = supervisor.run()
     outcome = Outcome(
         run_id=prepared.run_id, seed=manifest.training.seed, microbatches=manifest.training.microbatches,
         numerics=manifest.numerics.mode, progress=progress, verdict=audit.verdict(),
-        seconds=time.monotonic() - began, problem=problem, not_killed=churn.pending,
-        crashes=tuple(supervisor.crashes),
+        seconds=time.monotonic() - began, problem=problem, not_killed=faults.pending,
+        crashes=tuple(supervisor.crashes), killed_all=supervisor.killed_all, resumed=layout.life,
     )
     if problem or interrupt.count:
         return outcome
     outcome = replace(outcome, problem=_judge(outcome))
-    if not options.oracle:
+    if supervisor.killed_all is not None or not (options.oracle or options.chaos):
         return outcome
     return _beside(outcome, prepared, layout, kit=kit, starter=starter, console=console, interrupt=interrupt)
 
 
 def _directory(options: LocalOptions) -> Path:
     out = options.out or Path("runs") / f"local-{options.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if (out / "peers").exists():
-        raise UsageError(f"{out} already holds a run: choose another --out, or remove it")
+    if (out / "peers").exists() and not options.resume:
+        raise UsageError(f"{out} already holds a run: choose another --out, remove it, or go on with it by --resume")
     return out.resolve()
 
 
 def _judge(outcome: Outcome) -> str:
     """What is wrong with a swarm that ran to its end, in one line; "" if nothing."""
     progress = outcome.progress
+    if outcome.killed_all is not None:                 # in the middle: what was not written is not missing yet
+        return "; ".join([*replace(outcome.verdict, unaudited=(), split_stages=()).problems, *outcome.crashes])
     found = list(outcome.verdict.problems)
     if len(progress.points) < progress.steps:
         found.insert(0, f"only {len(progress.points)} of {progress.steps} steps were done")

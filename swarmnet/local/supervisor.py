@@ -1,4 +1,4 @@
-"""Run a swarm of real processes to its end: start children, read their events, carry out churn, judge, report.
+"""Run a swarm of real processes to its end: start children, read their events, carry out faults, judge, report.
 
 The loop is synchronous and single-threaded: it looks at every child a few dozen times a second. It learns about the
 swarm from the children's event files and exit codes alone; it never speaks the protocol.
@@ -11,12 +11,26 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarmnet.local import churn
+from swarmnet.local import acts
 from swarmnet.local.audit import Audit
-from swarmnet.local.churn import Churn
-from swarmnet.local.events import Applied, BadEvent, Committed, Finished, Halted, Noted, Synced, parse
+from swarmnet.local.channels import Channels
+from swarmnet.local.events import (
+    Applied,
+    Asking,
+    BadEvent,
+    Committed,
+    Finished,
+    Halted,
+    Listening,
+    Noted,
+    Reached,
+    Synced,
+    parse,
+)
+from swarmnet.local.faults import Faults
+from swarmnet.local.orders import GoOn, HoldAt
 from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop
-from swarmnet.local.progress import Progress
+from swarmnet.local.progress import Progress, ReplicaView
 from swarmnet.local.report import MergedLog
 from swarmnet.local.starter import Starter, StarterLost
 from swarmnet.local.table import Screen
@@ -45,6 +59,8 @@ class Layout:
     trainers: tuple[str, ...]
     slots: int | None                   # None: what a peer has by default
     log_level: str
+    chaos: bool = False                 # faults in phases and on links: children follow orders
+    life: int = 0                       # how often this run has been resumed
 
 
 class Interrupt:
@@ -76,12 +92,16 @@ class Interrupt:
 class Supervisor:
     """One swarm. `run` once."""
 
-    def __init__(self, layout: Layout, *, progress: Progress, audit: Audit, churn: Churn, starter: Starter,
+    def __init__(self, layout: Layout, *, progress: Progress, audit: Audit, faults: Faults, starter: Starter,
                  command: ChildCommand, screen: Screen, log: MergedLog, interrupt: Interrupt, timing: Timing) -> None:
-        self.layout, self.progress, self.audit, self.churn = layout, progress, audit, churn
+        self.layout, self.progress, self.audit, self.faults = layout, progress, audit, faults
         self.starter, self.command = starter, command
         self.screen, self.log, self.interrupt, self.timing = screen, log, interrupt, timing
         self.crashes: list[str] = []
+        self.killed_all: int | None = None              # at which step all processes were killed, by order
+        self._stages = dict(layout.replicas)            # those that joined, too
+        self._channels = Channels()
+        self._leaving: set[str] = set()                 # told to drain
         self._children: dict[str, Child] = {}
         self._readers: dict[str, EventReader] = {}      # outlive their children
         self._waiting: list[str] = []                   # not started yet
@@ -100,7 +120,7 @@ class Supervisor:
         All children are gone on return, and every event they wrote has been read.
         """
         now = time.monotonic()
-        self.progress.started_at = self.progress.moved_at = now
+        self.progress.started_at, self.progress.moved_at = now - self.progress.earlier_s, now
         self._waiting = [*self.layout.replicas, *self.layout.trainers]
         try:
             while not self._over(now):
@@ -111,6 +131,8 @@ class Supervisor:
             self._problem = str(error)
         finally:
             self._ending = True
+            for child in self._children.values():
+                child.send(signal.SIGCONT)
             forced = stop(self._children.values(), grace_s=self.timing.grace_s, hurry=lambda: self.interrupt.again)
             for name in list(self._children):
                 self._read(name, now=time.monotonic())
@@ -123,7 +145,7 @@ class Supervisor:
         for name in list(self._children):
             self._read(name, now=now)
             self._reap(name, now=now)
-        self._act(churn.Tick(), now=now)
+        self._act(acts.Tick(), now=now)
         for name in [name for name, at in self._back_at.items() if now >= at]:
             del self._back_at[name]
             self._start(name, now=now)
@@ -133,12 +155,13 @@ class Supervisor:
         self._watch(now)
 
     def _over(self, now: float) -> bool:
-        if self.interrupt.count or self._problem:
+        if self.interrupt.count or self._problem or self.killed_all is not None:
             return True
         if not self.progress.complete:
             return False
         if self._complete_at is None:
             self._complete_at = now
+            self._act(acts.Complete(), now=now)
         trainers = any(name in self._children for name in self.layout.trainers)
         # A replica killed in the last moments comes back and takes the final weights like any other.
         settled = self.progress.all_finished and not trainers and not self._away
@@ -159,14 +182,21 @@ class Supervisor:
         number = self._starts[name] = self._starts.get(name, 0) + 1
         directory = self.layout.out / "peers" / name
         spec = ChildSpec(
-            name=name, stage=self.layout.replicas.get(name), manifest=self.layout.manifest, directory=directory,
+            name=name, stage=self._stages.get(name), manifest=self.layout.manifest, directory=directory,
             events=directory / "events.jsonl",
             bootstrap=self.progress.bootstrap(but=name), slots=self.layout.slots, log_level=self.layout.log_level,
+            orders=directory / "orders" / f"{time.time_ns()}.jsonl" if self.layout.chaos else None,
         )
-        reader = self._readers.setdefault(name, EventReader(spec.events))
+        if spec.orders is not None:
+            self._channels.open(name, spec.orders)
+        if (reader := self._readers.get(name)) is None:
+            reader = self._readers[name] = EventReader(spec.events)
+            reader.read()                               # of a run that goes on: said before, and replayed by `earlier`
         child = self._children[name] = Child(spec, self.command(spec), reader, self.starter)
         self.progress.started(name, now=now)
         self.log.ours("started", child=name, pid=child.pid, start=number)
+        if name in self._stages:
+            self._act(acts.Started(name), now=now)
 
     def _read(self, name: str, *, now: float) -> None:
         for record in self._children[name].read():
@@ -179,11 +209,17 @@ class Supervisor:
                 case Synced(version=version, how=how) if name in self._away and name not in self._killed:
                     self.screen.note(f"{name} is back at version {version} by {how}, "
                                      f"{now - self._away.pop(name):.1f} s after it was killed")
-                    self._act(churn.At(name, version), now=now)
-                case Synced(version=version) | Applied(version=version) if name in self.layout.replicas:
-                    self._act(churn.At(name, version), now=now)
+                    self._act(acts.At(name, version), now=now)
+                case Synced(version=version) | Applied(version=version) if name in self._stages:
+                    self._act(acts.At(name, version), now=now)
+                case Listening(peer=peer):
+                    self._channels.listening(name, peer)
+                case Reached(hold=hold, step=step):
+                    self._act(acts.Reached(hold, name, step), now=now)
+                case Asking():
+                    self._act(acts.Asked(name), now=now)
                 case Committed() | Finished():
-                    self.audit.on(event)
+                    self.audit.on(event, life=self.layout.life)
                 case Halted(reason):
                     self._problem = reason
 
@@ -193,7 +229,14 @@ class Supervisor:
             return
         self._read(name, now=now)
         del self._children[name]
+        self._channels.close(name)
         self.progress.ended(name)
+        if name in self._leaving and code == 0:
+            self._leaving.discard(name)
+            self.screen.note(f"{name} has left")
+            self.log.ours("left", child=name)
+            self._act(acts.Gone(name), now=now)
+            return
         if (done := self._complete_at is not None) and code == 0:
             return
         if name in self.layout.trainers and code == 0:
@@ -203,8 +246,8 @@ class Supervisor:
         if code == -signal.SIGKILL:
             if not ours:
                 self._note_kill(name, by="from outside", now=now)
-            if name in self.layout.replicas:
-                self._act(churn.Gone(name), now=now)
+            if name in self._stages:
+                self._act(acts.Gone(name), now=now)
             else:
                 self._back_at[name] = now + self.timing.restart_s
         else:
@@ -212,14 +255,14 @@ class Supervisor:
 
     def _crashed(self, child: Child, code: int, *, done: bool, now: float) -> None:
         name = child.spec.name
-        if name in self.layout.replicas:
-            self._act(churn.Gone(name, back=False), now=now)
+        if name in self._stages:
+            self._act(acts.Gone(name, back=False), now=now)
         how = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
         self.crashes.append(f"{name} {how}")
         self.log.ours("crashed", child=name, code=code)
         lines = child.last_lines() or ["(it wrote nothing)"]
         self.screen.note("\n".join([f"{name} {how}; the end of {child.log}:", *(f"    {line}" for line in lines)]))
-        stage = self.layout.replicas.get(name)
+        stage = self._stages.get(name)
         if done:
             return
         if self.progress.training_at is None:
@@ -229,30 +272,70 @@ class Supervisor:
         elif stage is None and not (self._children.keys() | self._back_at.keys()) & set(self.layout.trainers):
             self._problem = f"{name} {how}, no trainer is left, see {child.log}"
 
-    # ---------------------------------------------------------------- churn
+    # ---------------------------------------------------------------- faults
 
-    def _act(self, event: churn.At | churn.Gone | churn.Tick, *, now: float) -> None:
-        if self._ending:
-            return
-        for action in self.churn.on(event, now=now):
-            match action:
-                case churn.Kill() if self._complete_at is not None:
-                    continue  # nothing is under way that it could disturb
-                case churn.Kill(name, _, step, order):
-                    self._killed.add(name)
-                    self._children[name].send(signal.SIGKILL)
-                    self._note_kill(name, by=f"order {order}, step {step}", now=now)
-                case churn.Postponed(order, _, reason):
-                    self.progress.postponed.append(order)
-                    self.screen.note(f"kill {order} is postponed: {reason}")
-                    self.log.ours("postponed", order=order, reason=reason)
-                case churn.Restart(name):
-                    self._start(name, now=now)
+    def _act(self, event: acts.Event, *, now: float) -> None:
+        if not self._ending:
+            for action in self.faults.on(event, now=now):
+                self._perform(action, now=now)
 
-    def _note_kill(self, name: str, *, by: str, now: float) -> None:
+    def _perform(self, action: acts.Act, *, now: float) -> None:
+        match action:
+            case acts.Kill(name, _, step, order, back):
+                self._killed.add(name)
+                self._children[name].send(signal.SIGKILL)
+                self._note_kill(name, by=f"{order}, step {step}", now=now, back=back)
+            case acts.KillAll(step):
+                self.killed_all = step
+                self.screen.note(f"step {step}: everything is killed")
+                self.log.ours("killed_all", step=step)
+                for child in self._children.values():
+                    child.send(signal.SIGKILL)
+            case acts.Stop(name, order, for_s):
+                self._children[name].send(signal.SIGSTOP)
+                self._note("stop", f"{name} is stopped for {for_s:.1f} s ({order})", child=name, order=order)
+            case acts.Continue(name, order):
+                if name in self._children:
+                    self._children[name].send(signal.SIGCONT)
+                self.log.ours("continued", child=name, order=order)
+            case acts.Drain(name, _, step, order):
+                self._leaving.add(name)
+                self._children[name].send(signal.SIGTERM)
+                self._note("drain", f"{name} is told to leave ({order}, step {step})", child=name, order=order)
+            case acts.Join(name, stage, order):
+                self._stages[name] = stage
+                self.progress.replicas[name] = ReplicaView(stage)
+                self._note("join", f"{name} joins stage {stage} ({order})", child=name, order=order)
+                self._start(name, now=now)
+            case acts.Restart(name):
+                self._start(name, now=now)
+            case acts.Hold(name, id, phase, step, moment):
+                self._channels.send(name, HoldAt(id, phase, step, moment))
+            case acts.Release(name, id):
+                self._channels.send(name, GoOn(id))
+            case acts.Links(rules, order):
+                self._channels.rules(rules)
+                if order:
+                    self._note(order.partition(" ")[0], f"{order} begins", order=order)
+            case acts.Done(order):
+                self.screen.note(f"{order} is over")
+                self.log.ours("over", order=order)
+            case acts.Postponed(order, _, reason):
+                self.progress.postponed.append(order)
+                self.screen.note(f"{order} is postponed: {reason}")
+                self.log.ours("postponed", order=order, reason=reason)
+
+    def _note(self, kind: str, text: str, **fields: str) -> None:
+        self.progress.faults[kind] += 1
+        self.screen.note(text)
+        self.log.ours(kind, step=len(self.progress.points), **fields)
+
+    def _note_kill(self, name: str, *, by: str, now: float, back: bool = True) -> None:
         step = len(self.progress.points)
-        self._away[name] = now
+        if back:
+            self._away[name] = now
         self.progress.kills.append((name, step, now - self.progress.started_at))
+        self.progress.faults["kill"] += 1
         self.screen.note(f"{name} was killed ({by})")
         self.log.ours("killed", child=name, by=by, step=step)
 

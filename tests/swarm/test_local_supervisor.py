@@ -175,7 +175,7 @@ def test_a_kill_in_the_middle_and_a_return_by_snapshot(tmp_path: Path) -> None:
     assert summary(tmp_path)["kills"] == 1
     merged = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
     (killed,) = [record for record in merged if record["event"] == "killed"]
-    assert killed["child"] in ("s1-r0", "s1-r1") and killed["by"] == "order 1@3, step 3"
+    assert killed["child"] in ("s1-r0", "s1-r1") and killed["by"] == "kill 1@3, step 3"
     returned = [record for record in merged if record.get("how") == "snapshot"]
     assert [(record["name"], record["version"]) for record in returned] == [(killed["child"], 3)]
 
@@ -184,9 +184,9 @@ def test_a_kill_of_the_last_replica_is_postponed_and_reported(tmp_path: Path) ->
     tools = kit(tmp_path / "board", replicas=1)
     assert run_local(options(tmp_path, replicas=1, kill=("1@2",)), tools) == 0
     found = summary(tmp_path)
-    assert (found["kills"], found["postponed_kills"], found["kills_not_done"]) == (0, 1, ["1@2"])
+    assert (found["kills"], found["postponed_kills"], found["kills_not_done"]) == (0, 1, ["kill 1@2"])
     assert "kill 1@2 is postponed: 1 synced replica in stage 1" in said(tools)
-    assert "not carried out: 1@2" in said(tools)
+    assert "not carried out: kill 1@2" in said(tools)
 
 
 @pytest.mark.parametrize(("mode", "problem"), [

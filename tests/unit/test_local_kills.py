@@ -1,4 +1,4 @@
-"""Churn: who is killed when, what is postponed, who comes back."""
+"""Kills: who is killed when, what is postponed, who comes back."""
 
 from __future__ import annotations
 
@@ -9,23 +9,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.errors import UsageError
-from swarmnet.local.churn import At, Churn, Gone, Kill, Postponed, Restart, Tick
-from swarmnet.local.options import KillOrder, LocalOptions, parse_kills
+from swarmnet.local.acts import At, Gone, Kill, Postponed, Restart, Started, Tick
+from swarmnet.local.fault import Fault
+from swarmnet.local.faults import Faults
+from swarmnet.local.options import LocalOptions, parse_kills
 
 STEPS = 20
 
 
-def machine(*kills: KillOrder, replicas: int = 2, every_s: float | None = None, seed: int = 0) -> Churn:
+def kill_order(stage: int, step: int) -> Fault:
+    return Fault("kill", f"kill {stage}@{step}", stage, step=step, back_s=1.0)
+
+
+def machine(*kills: Fault, replicas: int = 2, every_s: float | None = None, seed: int = 0) -> Faults:
     names = {f"s{stage}-r{number}": stage for stage in range(2) for number in range(replicas)}
-    return Churn(kills, replicas=names, steps=STEPS, rng=random.Random(seed), every_s=every_s, restart_s=1.0)
+    return Faults(kills, replicas=names, steps=STEPS, rng=random.Random(seed), every_s=every_s, restart_s=1.0)
 
 
-def bring(churn: Churn, version: int, *names: str, now: float) -> list[object]:
+def bring(churn: Faults, version: int, *names: str, now: float) -> list[object]:
     return [action for name in names for action in churn.on(At(name, version), now=now)]
 
 
 def test_a_kill_waits_for_its_step_then_fires_inside_it() -> None:
-    churn = machine(KillOrder(1, 3))
+    churn = machine(kill_order(1, 3))
     for version in range(3):
         assert bring(churn, version, "s1-r0", "s1-r1", now=float(version)) == []
     assert bring(churn, 3, "s1-r0", "s1-r1", now=3.0) == []          # a step takes 1 s: not at its very beginning
@@ -36,7 +42,7 @@ def test_a_kill_waits_for_its_step_then_fires_inside_it() -> None:
 
 
 def test_a_kill_that_missed_its_moment_fires_at_once() -> None:
-    churn = machine(KillOrder(0, 2))
+    churn = machine(kill_order(0, 2))
     bring(churn, 0, "s0-r0", "s0-r1", now=0.0)
     bring(churn, 1, "s0-r0", "s0-r1", now=10.0)
     assert bring(churn, 2, "s0-r0", "s0-r1", now=20.0) == []
@@ -44,30 +50,31 @@ def test_a_kill_that_missed_its_moment_fires_at_once() -> None:
 
 
 def test_the_last_synced_replica_is_spared_and_that_is_said_once() -> None:
-    churn = machine(KillOrder(0, 1), KillOrder(0, 1))
+    churn = machine(kill_order(0, 1), kill_order(0, 1))
     bring(churn, 0, "s0-r0", "s0-r1", now=0.0)
     bring(churn, 1, "s0-r0", "s0-r1", now=1.0)
     kill, postponed = churn.on(Tick(), now=1.7)
     assert isinstance(kill, Kill)
-    assert postponed == Postponed("0@1", 0, "1 synced replica in stage 0")
+    assert postponed == Postponed("kill 0@1", 0, "1 synced replica in stage 0")
     assert churn.on(Tick(), now=1.8) == []
     assert churn.on(Gone(kill.name), now=2.0) == []
     assert churn.on(Tick(), now=2.9) == []
     assert churn.on(Tick(), now=3.0) == [Restart(kill.name)]
-    assert churn.pending == ("0@1",)
+    assert churn.on(Started(kill.name), now=3.0) == []
+    assert churn.pending == ("kill 0@1",)
     assert [type(action) for action in churn.on(At(kill.name, 1), now=4.0)] == [Kill]    # synced again: now it may
     assert churn.pending == ()
 
 
 def test_a_replica_that_lags_does_not_make_its_fellow_dispensable() -> None:
-    churn = machine(KillOrder(0, 5))
+    churn = machine(kill_order(0, 5))
     bring(churn, 4, "s0-r0", "s0-r1", now=0.0)
     (kill,) = [a for a in bring(churn, 5, "s0-r0", now=50.0) + churn.on(Tick(), now=99.0) if isinstance(a, Kill)]
     assert kill.name == "s0-r1"                                                # r0 alone holds version 5
 
 
 def test_words_of_the_dead_count_for_nothing() -> None:
-    churn = machine(KillOrder(0, 0), KillOrder(0, 1))
+    churn = machine(kill_order(0, 0), kill_order(0, 1))
     (kill,) = [a for a in bring(churn, 0, "s0-r0", "s0-r1", now=0.0) if isinstance(a, Kill)]
     other = {"s0-r0": "s0-r1", "s0-r1": "s0-r0"}[kill.name]
     churn.on(At(kill.name, 1), now=0.01)                                       # written before, read after the kill
@@ -94,21 +101,21 @@ def test_timed_kills_begin_when_every_stage_has_a_replica_and_do_not_pile_up() -
 
 
 def test_nobody_is_killed_after_the_last_step() -> None:
-    churn = machine(KillOrder(0, STEPS - 1))
+    churn = machine(kill_order(0, STEPS - 1))
     bring(churn, STEPS - 2, "s0-r0", now=0.0)
     assert [type(a) for a in bring(churn, STEPS - 1, "s0-r0", now=1.0) + churn.on(Tick(), now=9.0)] == [Postponed]
     assert bring(churn, STEPS, "s0-r0", "s0-r1", now=10.0) == []
-    assert churn.pending == (f"0@{STEPS - 1}",)
+    assert churn.pending == (f"kill 0@{STEPS - 1}",)
 
 
-orders = st.lists(st.builds(KillOrder, st.integers(0, 1), st.integers(0, STEPS - 1)), max_size=6)
+orders = st.lists(st.builds(kill_order, st.integers(0, 1), st.integers(0, STEPS - 1)), max_size=6)
 moves = st.lists(st.tuples(st.sampled_from(["s0-r0", "s0-r1", "s0-r2", "s1-r0", "s1-r1", "s1-r2"]),
                            st.sampled_from(["step", "gone", "wait"]), st.floats(0.0, 2.0)), max_size=150)
 
 
 @given(orders, moves, st.integers(0, 3), st.sampled_from([None, 0.5, 3.0]))
 def test_a_kill_always_leaves_a_synced_replica_with_the_newest_version(
-        kills: list[KillOrder], story: list[tuple[str, str, float]], seed: int, every_s: float | None) -> None:
+        kills: list[Fault], story: list[tuple[str, str, float]], seed: int, every_s: float | None) -> None:
     """The law, from outside: at each Kill another live replica of the stage holds the newest version ever shown."""
     churn = machine(*kills, replicas=3, every_s=every_s, seed=seed)
     held: dict[str, int | None] = dict.fromkeys([f"s{s}-r{r}" for s in range(2) for r in range(3)])
@@ -131,7 +138,7 @@ def test_a_kill_always_leaves_a_synced_replica_with_the_newest_version(
             actions = churn.on(Tick(), now=now)
         for action in actions:
             match action:
-                case Kill(victim, stage_number, step, _):
+                case Kill(victim, stage_number, step):
                     assert held[victim] is not None and victim not in down
                     held[victim] = None
                     down.add(victim)
@@ -140,6 +147,7 @@ def test_a_kill_always_leaves_a_synced_replica_with_the_newest_version(
                 case Restart(back):
                     assert back in down
                     down.discard(back)
+                    assert churn.on(Started(back), now=now) == []
 
 
 @pytest.mark.parametrize("text", ["", "1", "1@", "a@b", "1@2@3", "-1@2", "3@0", "0@20"])
@@ -149,7 +157,7 @@ def test_a_kill_order_nobody_can_carry_out_is_refused(text: str) -> None:
 
 
 def test_kill_orders_parse() -> None:
-    assert parse_kills(("1@7", " 0 @ 19 "), stages=3, steps=20) == (KillOrder(1, 7), KillOrder(0, 19))
+    assert parse_kills(("1@7", " 0 @ 19 "), stages=3, steps=20) == (kill_order(1, 7), kill_order(0, 19))
 
 
 @pytest.mark.parametrize("bad", [{"stages": 0}, {"replicas": 0}, {"steps": -1}, {"trainers": 0}, {"kill_every": 0.0},

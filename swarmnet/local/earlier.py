@@ -1,0 +1,58 @@
+"""What a run had done before it was resumed, from the files its processes left behind.
+
+The children's own files are the source: a supervisor that was killed may not have merged all of them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from pathlib import Path
+
+from swarmnet.errors import UsageError
+from swarmnet.local.audit import Audit
+from swarmnet.local.events import Committed, Evaluated, parse
+from swarmnet.local.progress import Progress
+from swarmnet.telemetry.events import EventReader
+
+BEGAN = "began"
+"""The supervisor's event at the start of each life of a run."""
+
+
+def members(out: Path) -> tuple[dict[str, int], tuple[str, ...]]:
+    """(stage by replica, trainers) that have a directory in `out`. Raises UsageError if there is no run."""
+    peers = out / "peers"
+    found = sorted(path.name for path in peers.iterdir() if path.is_dir()) if peers.is_dir() else []
+    replicas = {name: int(match[1]) for name in found if (match := re.fullmatch(r"s(\d+)-r\d+", name))}
+    trainers = tuple(name for name in found if re.fullmatch(r"trainer-\d+", name))
+    if not replicas or not (out / "run.toml").is_file():
+        raise UsageError(f"{out} holds no run that could be resumed: it needs run.toml and peers/")
+    # The first is started alone and is the others' way into the DHT: in the order in which they were started first.
+    return dict(sorted(replicas.items(), key=lambda item: (item[0].partition("-")[2], item[1]))), trainers
+
+
+def lives(out: Path) -> list[float]:
+    """When each life of the run began, in unix seconds."""
+    records = EventReader(out / "events.jsonl").read()
+    return [record["t"] for record in records if record.get("event") == BEGAN]
+
+
+def replay(out: Path, began: list[float], progress: Progress, audit: Audit) -> None:
+    """Let `progress` and `audit` take in every commit and held-out loss that was written before.
+
+    Raises BadEvent for a line that lacks a field.
+    """
+    records = sorted(
+        ((record["t"], path.parent.name, record)
+         for path in sorted(out.glob("peers/*/events.jsonl")) for record in EventReader(path).read()),
+        key=lambda entry: entry[0])
+    first = began[0] if began else records[0][0] if records else 0.0
+    for at, name, record in records:
+        event = parse(record)
+        if isinstance(event, Committed | Evaluated):
+            progress.on(name, event, now=at - first)
+        if isinstance(event, Committed):
+            audit.on(event, life=max(bisect.bisect_right(began, at) - 1, 0))
+    progress.done.clear()
+    progress.earlier_points = len(progress.points)
+    progress.earlier_s = progress.points[-1].seconds if progress.points else 0.0

@@ -1,0 +1,385 @@
+"""Decide what is done to whom and when, and who comes back. Pure: events and `now` in, actions out.
+
+What takes a replica away (kill, stop, drain) never takes a stage's last good one: another must be synced, hold the
+stage's newest version and be undisturbed. Until then it is postponed, and said once. A replica that was stopped or
+behind a partition is good again when it has made a step since.
+
+A fault in a phase is armed: the replica holds there and says so, and only then is decided. Knows no processes: the
+supervisor kills, starts and tells what happened.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from swarmnet.local.acts import (
+    Act,
+    Asked,
+    At,
+    Complete,
+    Continue,
+    Done,
+    Drain,
+    Event,
+    Gone,
+    Hold,
+    Join,
+    Kill,
+    KillAll,
+    Links,
+    Postponed,
+    Reached,
+    Release,
+    Restart,
+    Started,
+    Stop,
+)
+from swarmnet.local.fault import Fault, member_of
+
+ASK_S = 15.0
+"""A replica held for a joiner is let go after this, whether the joiner has asked or not."""
+
+
+@dataclass(slots=True)
+class _Order:
+    fault: Fault
+    stage: int | None
+    fire_at: float | None = None
+    reported: bool = False
+    holds: dict[str, str] = field(default_factory=dict)     # replica -> id of its hold
+
+
+@dataclass(slots=True)
+class _Replica:
+    stage: int
+    version: int | None = None          # None: not synced, or dead
+    up: bool = True
+    stopped: bool = False
+    draining: bool = False
+    stale: bool = False                 # has not moved since it was disturbed
+
+
+@dataclass(slots=True)
+class _Stage:
+    seen: int = -1                      # newest version any replica ever showed
+    since: float = 0.0
+    step_s: float = 0.0                 # how long the last whole step took
+
+
+@dataclass(slots=True)
+class _Lasting:
+    until: float
+    fault: Fault
+    name: str = ""                      # who is stopped, or held for a joiner
+    hold: str = ""
+    joiner: str = ""
+
+
+class Faults:
+    """One swarm's troubles. every_s: some replica is killed that often; restart_s: who died by itself returns then."""
+
+    def __init__(self, faults: Sequence[Fault], *, replicas: Mapping[str, int], steps: int, rng: random.Random,
+                 every_s: float | None = None, restart_s: float = 1.0) -> None:
+        self._rng = rng
+        self._replicas = {name: _Replica(stage) for name, stage in sorted(replicas.items())}
+        self._stages = {stage: _Stage() for stage in sorted(set(replicas.values()))}
+        self._orders = [_Order(fault, self._stage_for(fault)) for fault in faults]
+        self._steps, self._every_s, self._restart_s = steps, every_s, restart_s
+        self._next_timed: float | None = None
+        self._training_at: float | None = None
+        self._num_timed = self._num_holds = 0
+        self._returns: dict[str, float] = {}
+        self._back_s: dict[str, float | None] = {}     # what was ordered for those that are about to go
+        self._lasting: list[_Lasting] = []
+        self._complete = False
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """Labels of what was ordered and has not happened (yet)."""
+        return tuple(order.fault.label for order in self._orders)
+
+    def on(self, event: Event, *, now: float) -> list[Act]:
+        """Take one event in; what is to be done now."""
+        actions: list[Act] = []
+        match event:
+            case At(name, version):
+                self._at(name, version, now)
+            case Started(name):
+                self._replicas[name] = _Replica(self._replicas[name].stage)
+                actions += [self._hold(order, name) for order in self._orders
+                            if order.holds and order.fault.phase in ("snapshot", "fetch")
+                            and name in self._whom(order)]
+            case Gone(name, back):
+                actions += self._gone(name, back, now)
+            case Reached(hold, name, _):
+                actions += self._reached(hold, name, now)
+            case Asked(name):
+                actions += self._let_go([lasting for lasting in self._lasting if lasting.joiner == name])
+            case Complete():
+                self._complete = True
+                actions += [Release(name, hold) for order in self._orders for name, hold in order.holds.items()]
+                actions += self._end(list(self._lasting))
+        self._clock(now)
+        actions += self._end([lasting for lasting in self._lasting if now >= lasting.until])
+        actions += self._restarts(now)
+        if not self._complete:
+            for order in list(self._orders):
+                actions += self._try(order, now)
+        return actions
+
+    # ---------------------------------------------------------------- what is known
+
+    def _stage_for(self, fault: Fault) -> int | None:
+        """Whose steps and phases count."""
+        if fault.peer is not None:
+            return next((r.stage for name, r in self._replicas.items() if name == fault.peer), fault.stage)
+        if fault.stage is None and (fault.phase is not None or fault.kind in ("kill", "stop", "drain")):
+            return self._rng.choice(sorted(self._stages))
+        return fault.stage
+
+    def _at(self, name: str, version: int, now: float) -> None:
+        replica = self._replicas[name]
+        if not replica.up:                             # written before it died, read after
+            return
+        replica.version = version
+        if not (replica.stopped or self._cut_off(name)):
+            replica.stale = False
+        stage = self._stages[replica.stage]
+        if version > stage.seen:
+            if version == stage.seen + 1 and stage.seen >= 0:
+                stage.step_s = now - stage.since
+            stage.seen, stage.since = version, now
+
+    def _gone(self, name: str, back: bool, now: float) -> list[Act]:
+        replica = self._replicas[name]
+        replica.version, replica.up, replica.stopped = None, False, False
+        after = self._back_s.pop(name, self._restart_s)
+        if back and after is not None:
+            self._returns.setdefault(name, now + after)
+        for order in self._orders:
+            order.holds.pop(name, None)
+        mine = [lasting for lasting in self._lasting if name in (lasting.name, lasting.joiner)]
+        return [act for act in self._let_go(mine) if not (isinstance(act, Continue | Release) and act.name == name)]
+
+    def _clock(self, now: float) -> None:
+        """What time alone brings: the first moment with a replica in every stage, and kills every so often."""
+        if self._training_at is None:
+            if not all(self._versions(stage) for stage in self._stages):
+                return
+            self._training_at = now
+        if self._every_s is None:
+            return
+        if self._next_timed is None:
+            self._next_timed = now + self._every_s
+            return
+        if now < self._next_timed:
+            return
+        self._next_timed = now + self._every_s
+        if any(order.fault.label.startswith("kill every") for order in self._orders):
+            return                                     # the one before is still waiting: do not pile up
+        self._num_timed += 1
+        stage = self._rng.choice(sorted(self._stages))
+        fault = Fault("kill", f"kill every-{self._num_timed}", stage, step=max(self._stages[stage].seen, 0),
+                      back_s=self._restart_s)
+        self._orders.append(_Order(fault, stage, fire_at=now))
+
+    def _versions(self, stage: int) -> dict[str, int]:
+        return {name: replica.version for name, replica in self._replicas.items()
+                if replica.stage == stage and replica.version is not None}
+
+    def _cut_off(self, name: str) -> bool:
+        return any(self._touches(lasting.fault, name) for lasting in self._lasting)
+
+    def _touches(self, fault: Fault, name: str) -> bool:
+        """Is `name` slowed down by this, or cut off from a replica of its own stage?"""
+        if fault.kind not in ("partition", "slow") or (mine := member_of(fault.groups, name)) is None:
+            return False
+        mates = (other for other, replica in self._replicas.items() if replica.stage == self._replicas[name].stage)
+        return fault.kind == "slow" or any(member_of(fault.groups, mate) not in (None, mine) for mate in mates)
+
+    def _good(self, name: str) -> bool:
+        """Synced at its stage's newest version, and nothing is being done to it."""
+        replica = self._replicas[name]
+        return (replica.up and replica.version is not None and replica.version >= self._stages[replica.stage].seen
+                and not (replica.stopped or replica.draining or replica.stale or self._cut_off(name)))
+
+    def _may_go(self, name: str) -> bool:
+        """Is this replica up and undisturbed, and another one of its stage good?"""
+        replica = self._replicas[name]
+        free = replica.up and replica.version is not None and not (replica.stopped or replica.draining)
+        return free and any(self._good(other) for other, fellow in self._replicas.items()
+                            if fellow.stage == replica.stage and other != name)
+
+    # ---------------------------------------------------------------- when
+
+    def _seen(self, order: _Order) -> _Stage:
+        if order.stage is not None:
+            return self._stages[order.stage]
+        return max(self._stages.values(), key=lambda stage: stage.seen)
+
+    def _due(self, order: _Order, now: float) -> bool:
+        """Is it time? A fault in a phase is armed a step ahead."""
+        fault, stage = order.fault, self._seen(order)
+        if stage.seen >= self._steps:
+            return False
+        if fault.at_s is not None:
+            return self._training_at is not None and now >= self._training_at + fault.at_s
+        assert fault.step is not None
+        if fault.phase is not None:
+            return stage.seen >= fault.step - 1 and stage.seen >= 0
+        if stage.seen < fault.step:
+            return False
+        if order.fire_at is None:
+            order.fire_at = stage.since + self._rng.uniform(0.1, 0.6) * stage.step_s
+        return stage.seen > fault.step or now >= order.fire_at
+
+    def _try(self, order: _Order, now: float) -> list[Act]:
+        if order.holds or not self._due(order, now):
+            return []
+        if order.fault.phase is not None:
+            return self._arm(order)
+        if order.fault.kind not in ("kill", "stop", "drain"):
+            return self._carry_out(order, "", now)
+        victims = [name for name in self._whom(order) if self._may_go(name)]
+        if victims:
+            return self._carry_out(order, self._rng.choice(victims), now)
+        return self._postponed(order)
+
+    def _whom(self, order: _Order) -> list[str]:
+        if order.fault.peer is not None:
+            return [order.fault.peer] if order.fault.peer in self._replicas else []
+        return [name for name, replica in self._replicas.items() if replica.stage == order.stage]
+
+    def _postponed(self, order: _Order) -> list[Act]:
+        if order.reported or not (why := self._why_not(order)):
+            return []
+        order.reported = True
+        return [Postponed(order.fault.label, order.stage or 0, why)]
+
+    def _why_not(self, order: _Order) -> str:
+        assert order.stage is not None
+        versions = self._versions(order.stage)
+        if len(versions) < 2:
+            return f"{len(versions)} synced replica{'' if len(versions) == 1 else 's'} in stage {order.stage}"
+        if order.fault.step is not None and self._stages[order.stage].seen > order.fault.step:
+            return f"only one replica of stage {order.stage} is at its newest version and undisturbed"
+        return ""                                      # the others are a moment behind: not worth a word
+
+    # ---------------------------------------------------------------- in a phase
+
+    def _arm(self, order: _Order) -> list[Act]:
+        """Let someone hold in the phase: a seeded choice, or, where others decide who gets there, all of the stage."""
+        everybody = order.fault.phase in ("snapshot", "fetch")
+        whom = [name for name in self._whom(order) if self._replicas[name].up
+                and (everybody or self._may_go(name)
+                     or (self._takes_nobody(order) and self._replicas[name].version is not None))]
+        if not whom:
+            return self._postponed(order)
+        chosen = whom if everybody else [self._rng.choice(whom)]
+        return [self._hold(order, name) for name in chosen]
+
+    def _hold(self, order: _Order, name: str) -> Hold:
+        self._num_holds += 1
+        order.holds[name] = f"{order.fault.label} ({self._num_holds})"
+        phase, step = order.fault.phase, order.fault.step
+        assert phase is not None
+        return Hold(name, order.holds[name], phase, -1 if step is None else step, order.fault.moment)
+
+    def _takes_nobody(self, order: _Order) -> bool:
+        return order.fault.kind not in ("kill", "stop", "drain")
+
+    def _reached(self, hold: str, name: str, now: float) -> list[Act]:
+        order = next((order for order in self._orders if order.holds.get(name) == hold), None)
+        if order is None or self._complete:
+            return [Release(name, hold)]
+        joiner = order.fault.phase == "fetch" and self._replicas[name].version is None
+        if not (self._takes_nobody(order) or joiner or self._may_go(name)):
+            del order.holds[name]
+            return [Release(name, hold), *self._postponed(order)]
+        others = [Release(other, held) for other, held in order.holds.items() if other != name]
+        return [*self._carry_out(order, name, now, hold=hold), *others]
+
+    # ---------------------------------------------------------------- what
+
+    def _carry_out(self, order: _Order, name: str, now: float, *, hold: str = "") -> list[Act]:
+        """Do it: to `name`, or while `name` holds, or to nobody in particular."""
+        fault = order.fault
+        self._orders.remove(order)
+        replica = self._replicas.get(name)
+        stage = replica.stage if replica else order.stage if order.stage is not None else -1
+        step = self._seen(order).seen
+        release: list[Act] = [Release(name, hold)] if hold else []
+        match fault.kind:
+            case "kill":
+                assert replica is not None
+                replica.version, replica.up = None, False
+                self._back_s[name] = fault.back_s
+                return [Kill(name, stage, step, fault.label, back=fault.back_s is not None)]
+            case "stop":
+                assert replica is not None
+                replica.stopped = replica.stale = True
+                self._lasting.append(_Lasting(now + fault.for_s, fault, name, hold))
+                return [Stop(name, fault.label, fault.for_s)]
+            case "drain":
+                assert replica is not None
+                replica.draining = True
+                self._back_s[name] = fault.back_s
+                return [Drain(name, stage, step, fault.label), *release]
+            case "join":
+                joiner = self._newcomer(fault.stage)
+                if hold:
+                    self._lasting.append(_Lasting(now + ASK_S, fault, name, hold, joiner))
+                return [Join(joiner, self._replicas[joiner].stage, fault.label)]
+            case "partition" | "slow":
+                self._lasting.append(_Lasting(now + fault.for_s, fault))
+                for other, fellow in self._replicas.items():
+                    fellow.stale = fellow.stale or self._touches(fault, other)
+                return [Links(self._rules(), fault.label), *release]
+            case "kill_all":
+                return [KillAll(step, fault.label)]
+
+    def _newcomer(self, stage: int | None) -> str:
+        """A new name in `stage`, or in the stage with the fewest live replicas."""
+        if stage is None:
+            alive = {number: sum(replica.up and not replica.draining and replica.stage == number
+                                 for replica in self._replicas.values()) for number in self._stages}
+            stage = min(self._stages, key=lambda number: (alive[number], number))
+        number = sum(replica.stage == stage for replica in self._replicas.values())
+        while (name := f"s{stage}-r{number}") in self._replicas:
+            number += 1
+        self._replicas[name] = _Replica(stage)
+        return name
+
+    def _rules(self) -> tuple[Fault, ...]:
+        return tuple(lasting.fault for lasting in self._lasting if lasting.fault.kind in ("partition", "slow"))
+
+    # ---------------------------------------------------------------- ends
+
+    def _end(self, over: list[_Lasting]) -> list[Act]:
+        """These have lasted long enough."""
+        actions = self._let_go([lasting for lasting in over if lasting.name])
+        links = [lasting for lasting in over if not lasting.name]
+        for lasting in links:
+            self._lasting.remove(lasting)
+            actions += [Done(lasting.fault.label), Links(self._rules(), "")]
+        return actions
+
+    def _let_go(self, over: list[_Lasting]) -> list[Act]:
+        """Stopped replicas go on; those that were held for a joiner, too."""
+        actions: list[Act] = []
+        for lasting in over:
+            self._lasting.remove(lasting)
+            if lasting.fault.kind == "stop":
+                self._replicas[lasting.name].stopped = False
+                actions += [Continue(lasting.name, lasting.fault.label), Done(lasting.fault.label)]
+            if lasting.hold:
+                actions.append(Release(lasting.name, lasting.hold))
+        return actions
+
+    def _restarts(self, now: float) -> list[Act]:
+        due = sorted(name for name, at in self._returns.items() if now >= at)
+        for name in due:
+            del self._returns[name]
+        return [Restart(name) for name in due]

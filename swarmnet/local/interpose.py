@@ -1,0 +1,222 @@
+"""Faults below the code under test: what stands between a child's protocol and its engine, and its network.
+
+A child holds in a phase by taking longer there, as a slow machine would; whether it is then killed or stopped is the
+supervisor's business. A cut link loses one-way messages, lets calls hang and then breaks them; a slow one delays
+messages and paces payloads. Only what a child sends and receives by itself is touched: its DHT node is not, and below
+a cut link gRPC still thinks that it is connected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from typing import Any
+
+from swarmnet.errors import PeerTimeout
+from swarmnet.ids import PeerId
+from swarmnet.local.fault import Moment, Pace, Phase
+from swarmnet.local.orders import ASKING, REACHED, GoOn, HoldAt, Order, SetLinks
+from swarmnet.messages import Answer, Commit, Control, Packed, Request, Running, SnapshotPiece, SnapshotRequest
+from swarmnet.net.transport import ReadPayload, Service, Transport
+from swarmnet.stage.engine import Engine, Stash
+
+BREAK_S = 5.0
+"""A call over a cut link breaks after so long, as keepalive would break it."""
+
+PULSE_S = 0.25
+"""While a paced payload is under way, how often the caller hears of it."""
+
+Say = Callable[..., None]
+
+
+class Interposed:
+    """What the orders of one child amount to. Event loop only; `say(event, **fields)` writes to its events."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._holds: dict[str, HoldAt] = {}
+        self._going_on: dict[str, asyncio.Event] = {}
+        self._links = SetLinks()
+        self._healed = asyncio.Event()
+        self._asked = False
+
+    def take(self, order: Order) -> None:
+        """From now on this holds."""
+        match order:
+            case HoldAt(id):
+                self._holds[id] = order
+            case GoOn(id):
+                self._holds.pop(id, None)
+                if id in self._going_on:
+                    self._going_on.pop(id).set()
+            case SetLinks():
+                self._links = order
+                self._healed.set()
+                self._healed = asyncio.Event()
+
+    async def reach(self, phase: Phase, moment: Moment | None, step: int | None) -> None:
+        """This phase begins or ends now; returns when it may go on. step None: not known here."""
+        for hold in [*self._holds.values()]:
+            if hold.phase == phase and moment in (None, hold.moment) and (step is None or step >= hold.step):
+                del self._holds[hold.id]
+                go_on = self._going_on[hold.id] = asyncio.Event()
+                self._say(REACHED, hold=hold.id, phase=phase, step=step)
+                await go_on.wait()
+
+    def asking(self) -> None:
+        """A snapshot is asked for."""
+        if not self._asked:
+            self._asked = True
+            self._say(ASKING)
+
+    def cut(self, peer: PeerId) -> bool:
+        """Is the link to `peer` cut?"""
+        return peer in self._links.cut
+
+    def pace(self, peer: PeerId) -> Pace | None:
+        """How slow the link to `peer` is; None: as it is."""
+        return self._links.paces.get(peer)
+
+    async def healed(self, peer: PeerId, *, deadline: float) -> None:
+        """Returns when the link to `peer` is not cut. Raises PeerTimeout after BREAK_S or at the deadline."""
+        try:
+            async with asyncio.timeout_at(min(deadline, asyncio.get_running_loop().time() + BREAK_S)):
+                while self.cut(peer):
+                    await self._healed.wait()
+        except TimeoutError:
+            raise PeerTimeout("the link is cut", peer=peer) from None
+
+
+class HeldEngine:
+    """An Engine that takes longer where its child holds. What is not here is the inner engine's."""
+
+    def __init__(self, inner: Engine, between: Interposed) -> None:
+        self._inner, self._between = inner, between
+        self._step = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
+        """See Engine.forward."""
+        if not train:
+            return await self._inner.forward(step, index, payload, train=False)
+        self._step = step
+        await self._between.reach("forward", "begin", step)
+        stash = await self._inner.forward(step, index, payload, train=True)
+        await self._between.reach("forward", "end", step)
+        return stash
+
+    async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
+        """See Engine.backward."""
+        await self._between.reach("backward", "begin", stash.step)
+        answer = await self._inner.backward(stash, gradient)
+        await self._between.reach("backward", "end", stash.step)
+        return answer
+
+    async def contribution(self, start: int, stop: int) -> Packed:
+        """See Engine.contribution."""
+        await self._between.reach("averaging", "begin", self._step)
+        return await self._inner.contribution(start, stop)
+
+    async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
+        """See Engine.install."""
+        digest = await self._inner.install(parts)
+        await self._between.reach("averaging", "end", self._step)
+        return digest
+
+    async def apply(self, commits: Sequence[Commit]) -> None:
+        """See Engine.apply."""
+        step = commits[0].step
+        await self._between.reach("apply", "begin", step)
+        await self._inner.apply(commits)
+        self._step = step + 1
+        await self._between.reach("apply", "end", step)
+
+
+class FaultyTransport:
+    """A Transport whose links can be cut and slow."""
+
+    def __init__(self, inner: Transport, between: Interposed) -> None:
+        self._inner, self._between = inner, between
+        self._late: dict[PeerId, deque[tuple[float, Control]]] = {}
+        self._free_at: dict[PeerId, float] = {}
+
+    def tell(self, peer: PeerId, message: Control) -> None:
+        """See Transport.tell."""
+        if self._between.cut(peer):
+            return
+        pace, late = self._between.pace(peer), self._late.setdefault(peer, deque())
+        if pace is None and not late:
+            self._inner.tell(peer, message)
+            return
+        loop = asyncio.get_running_loop()
+        due = loop.time() + (pace.latency_s if pace else 0.0)
+        late.append((max(due, late[-1][0]) if late else due, message))      # in order, whatever the pace becomes
+        loop.call_at(late[-1][0], self._deliver, peer)
+
+    def _deliver(self, peer: PeerId) -> None:
+        _, message = self._late[peer].popleft()
+        if not self._between.cut(peer):
+            self._inner.tell(peer, message)
+
+    async def call(
+        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
+    ) -> AsyncGenerator[Answer, None]:
+        """See Transport.call."""
+        if isinstance(request, SnapshotRequest):
+            self._between.asking()
+        async for pulse in self._transit(peer, payload, deadline):
+            yield pulse
+        async with contextlib.aclosing(self._inner.call(peer, request, payload, deadline=deadline)) as answers:
+            async for answer in answers:
+                async for pulse in self._transit(peer, getattr(answer, "payload", ()), deadline):
+                    yield pulse
+                if isinstance(answer, SnapshotPiece):
+                    await self._between.reach("fetch", None, None)
+                yield answer
+
+    async def _transit(self, peer: PeerId, payload: Iterable[Packed], deadline: float) -> AsyncGenerator[Answer, None]:
+        """Wait for as long as this takes on the link; yields a pulse now and then. Raises PeerTimeout."""
+        await self._between.healed(peer, deadline=deadline)
+        pace = self._between.pace(peer)
+        if pace is None:
+            return
+        loop = asyncio.get_running_loop()
+        free_at = max(loop.time(), self._free_at.get(peer, 0.0))            # one after the other
+        if pace.bytes_per_s:
+            free_at += sum(len(packed.data) for packed in payload) / pace.bytes_per_s
+        self._free_at[peer] = free_at
+        arrives = free_at + pace.latency_s
+        while (left := min(arrives, deadline) - loop.time()) > 0:
+            await asyncio.sleep(min(left, PULSE_S))
+            if left > PULSE_S:
+                yield Running()
+        if arrives > deadline:
+            raise PeerTimeout("the link is slow", peer=peer)
+        await self._between.healed(peer, deadline=deadline)
+
+
+class FaultyService:
+    """A Service that holds before it hands over state, and that cannot tell death from silence behind a cut link."""
+
+    def __init__(self, inner: Service, between: Interposed) -> None:
+        self._inner, self._between = inner, between
+
+    def on_tell(self, caller: PeerId, message: Control) -> None:
+        """See Service.on_tell."""
+        self._inner.on_tell(caller, message)
+
+    async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
+        """See Service.on_call."""
+        async with contextlib.aclosing(self._inner.on_call(caller, request, payload)) as answers:
+            async for answer in answers:
+                if isinstance(answer, SnapshotPiece):
+                    await self._between.reach("snapshot", None, None)
+                yield answer
+
+    def on_gone(self, peer: PeerId, *, definite: bool) -> None:
+        """See Service.on_gone."""
+        self._inner.on_gone(peer, definite=definite and not self._between.cut(peer))
