@@ -44,11 +44,11 @@ class Memo:
 
     def _keep(self, key: tuple[str, int], entry: tuple[Packed, ...] | Gradient) -> None:
         size = _size(entry)
-        if size > self.cap_bytes:
-            return
         before = self._entries.pop(key, None)
         if before is not None:
             self.num_bytes -= _size(before)
+        if size > self.cap_bytes:
+            return
         self._entries[key] = entry
         self.num_bytes += size
         while self.num_bytes > self.cap_bytes:
