@@ -12,25 +12,35 @@ from swarmnet.errors import UsageError
 
 
 @click.command("status", context_settings=SETTINGS)
-@click.argument("run", metavar="RUN_OR_MANIFEST")
-@click.option("--bootstrap", multiple=True, required=True, metavar=MULTIADDR,
-              help="Multiaddr of a peer that is up; repeatable.")
+@click.argument("run", metavar="LINK_OR_RUN_OR_MANIFEST")
+@click.option("--bootstrap", multiple=True, metavar=MULTIADDR,
+              help="Multiaddr of a peer that is up; repeatable. A link brings its own.")
 @click.option("--output", type=click.Choice(["table", "json"]), default="table", show_default=True,
               help="How to print.")
 @click.option("--log-level", type=LEVELS, default="warning", show_default=True, help="The least to log.")
 def command(run: str, bootstrap: tuple[str, ...], output: str, log_level: str) -> int:
-    """Ask the DHT for stages, replicas, versions, load and loss of a run.
+    """Ask the DHT how a run is doing, what is wrong with it and what to do.
 
-    RUN_OR_MANIFEST is a manifest file or a run id (64 hex digits).
+    The run is named by the link that its peers print, by its manifest file, or by its id (64 hex digits).
 
     \b
-    Example:
+    Examples:
+      swarmnet status swarm:RUN_ID@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
       swarmnet status run.toml --bootstrap /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
+    if run.strip().startswith("swarm:"):
+        from swarmnet.net.swarm_link import SwarmLink
+
+        link = SwarmLink.parse(run)
+        if link.whole_run is None:
+            raise UsageError(f"status needs the whole run id, 64 hex digits; the link has {len(link.run)} of them")
+        run, bootstrap = link.whole_run, (link.address, *bootstrap)
+    if not bootstrap:
+        raise UsageError("status needs to know a peer: give its link, or --bootstrap with the address it printed")
     if _is_run_id(run):
         run = run.lower()
     elif not Path(run).is_file():
-        raise UsageError(f"{run}: neither a manifest file nor a run id (64 hex digits)")
+        raise UsageError(f"{run}: neither a link, a manifest file nor a run id (64 hex digits)")
 
     from swarmnet import telemetry
     from swarmnet.peer.status import run_status

@@ -18,6 +18,7 @@ from swarmnet.manifest.schema import Manifest
 
 ROOT = Path(__file__).parents[2]
 MADDR = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWx"
+FULL_MADDR = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 
 
 def typed(line: str) -> int:
@@ -124,8 +125,9 @@ def test_roles_and_directories_follow_the_command(calls, name: str, role: str) -
         ("local --manifest run.toml --data x", "--data: a manifest fixes its data by digest"),
         ("local --manifest run.toml --stages 9", "cut.stages = 9 is more than model.num_layers = 6"),
         ("local --replicas 0", "--replicas must be at least 1"),
-        ("status nothing --bootstrap /a/b", "nothing: neither a manifest file nor a run id"),
-        ("status run.toml", "Missing option '--bootstrap'."),
+        ("status nothing --bootstrap /a/b", "nothing: neither a link, a manifest file nor a run id"),
+        ("status run.toml", "status needs to know a peer: give its link, or --bootstrap"),
+        (f"status swarm:{'ab' * 10}@{FULL_MADDR}", "status needs the whole run id, 64 hex digits; the link has 20"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(calls, capsys, argv: str, line: str) -> None:
@@ -162,6 +164,11 @@ def test_local_flags_change_the_manifest_it_is_given(calls) -> None:
 def test_status_takes_a_file_or_a_run_id(calls, run_or_file: str) -> None:
     assert run(["status", run_or_file, "--bootstrap", MADDR, "--output", "json"]) == 0
     assert calls.pop() == ("run_status", run_or_file, (MADDR,), "json")
+
+
+def test_status_takes_a_link(calls) -> None:
+    assert run(["status", f"swarm:{'ab' * 32}@{FULL_MADDR}", "--bootstrap", MADDR]) == 0
+    assert calls.pop() == ("run_status", "ab" * 32, (FULL_MADDR, MADDR), "table")
 
 
 def test_a_run_id_may_be_typed_in_capitals(calls) -> None:

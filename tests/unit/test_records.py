@@ -26,7 +26,7 @@ from swarmnet.net.records import (
     seal,
     unseal,
 )
-from swarmnet.peer.status import LossAt, assess
+from swarmnet.peer.assess import LossAt, assess
 
 NOW = 1_800_000_000.0
 RUN = RunId("ab" * 32)

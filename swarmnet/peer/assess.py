@@ -1,0 +1,313 @@
+"""What the records of a run amount to: who serves what, what is wrong, and what to do about it, in words.
+
+Records in, an `Assessment` out, which is also the JSON of `swarmnet status` (docs/discovery.md). Records are what peers
+say of themselves, seconds old; whatever is a matter of a step or two is therefore not called a problem. Knows no
+network and no clock.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from swarmnet.ids import NO_RESTART, Chain, PeerId, Restart, RunId
+from swarmnet.net.directory import Record
+from swarmnet.state.restart import Holding, Restarts, newest_on_disk
+
+Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLine:
+    """One replica's claims about one stage. queue, slots: microbatches in flight, and how many it takes.
+
+    disk: versions whose checkpoint it holds. draining: it is about to leave. reseed: it may make the stage anew.
+    restart: number of the newest restart of the run it follows.
+    """
+
+    peer: PeerId
+    version: int
+    chain: Chain
+    synced: bool
+    queue: int
+    slots: int
+    numerics: str
+    finished: bool
+    addresses: tuple[str, ...]
+    disk: tuple[int, ...]
+    draining: bool
+    reseed: bool
+    restart: int
+
+    @property
+    def state(self) -> str:
+        """In a word."""
+        return "leaving" if self.draining else "synced" if self.synced else "joining"
+
+
+@dataclass(frozen=True, slots=True)
+class StageLine:
+    """A stage and who serves it, sorted by peer."""
+
+    stage: int
+    replicas: tuple[ReplicaLine, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerLine:
+    """A trainer."""
+
+    peer: PeerId
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LossAt:
+    """Mean loss in nats per token at a step."""
+
+    step: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something to know. kind: one word for scripts; text: what, and what to do. stage: which, if it is about one."""
+
+    severity: Severity
+    kind: str
+    text: str
+    stage: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """A run at a glance. version: the weights that every stage has at a synced replica, None while one has none.
+
+    tokens_per_second: of the whole run, the median of what its peers measure. on_disk: the newest version that every
+    stage has on some disk, None if there is none. restart: the newest one that anybody follows.
+    """
+
+    run: RunId
+    seen: bool
+    num_stages: int
+    version: int | None = None
+    finished: bool = False
+    loss: LossAt | None = None
+    eval_loss: LossAt | None = None
+    tokens_per_second: float = 0.0
+    stages: tuple[StageLine, ...] = ()
+    trainers: tuple[TrainerLine, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    on_disk: int | None = None
+    restart: Restart = NO_RESTART
+
+
+def assess(run: RunId, records: Sequence[Record], num_stages: int) -> Assessment:
+    """Arrange `records` of `run` by stage and say what looks wrong. num_stages 0: unknown."""
+    if not records:
+        return Assessment(run, False, num_stages, problems=(_nobody(run),))
+    stages = tuple(StageLine(stage, tuple(_replicas(stage, records))) for stage in range(num_stages))
+    trainers = tuple(TrainerLine(r.peer, r.addresses) for r in records if r.trainer)
+    finished = bool(stages) and all(any(replica.finished for replica in line.replicas) for line in stages)
+    restart = max(record.restart for record in records)
+    holdings = [
+        Holding(r.peer, s.stage, r.restart, s.version if s.synced else None, s.disk, s.reseed)
+        for r in records for s in r.stages if s.stage < num_stages
+    ]
+    standing = _standing(holdings, num_stages, restart)
+    synced = [[replica.version for replica in line.replicas if standing.serves(replica)] for line in stages]
+    problems = [*_halts(records), *_run_problems(trainers, finished), *_went_back(restart, records)]
+    for line in stages:
+        problems += _stage_problems(line, standing, finished)
+    return Assessment(
+        run=run,
+        seen=True,
+        num_stages=num_stages,
+        version=min(map(max, synced)) if stages and all(synced) else None,
+        finished=finished,
+        loss=_newest([record.loss for record in records]),
+        eval_loss=_newest([record.eval_loss for record in records]),
+        tokens_per_second=statistics.median([r.tokens_per_second for r in records if r.tokens_per_second] or [0.0]),
+        stages=stages,
+        trainers=trainers,
+        problems=tuple(sorted(problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
+        on_disk=newest_on_disk(holdings, num_stages) if num_stages else None,
+        restart=restart,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """Where the run as a whole stands. step: the newest version anybody serves, None while nobody serves any."""
+
+    begun: bool
+    step: int | None
+    common: int | None
+    restart: Restart
+
+    def serves(self, replica: ReplicaLine) -> bool:
+        """Has it the weights that the run goes on with?"""
+        return replica.synced and replica.restart == self.restart.number
+
+
+def _standing(holdings: Sequence[Holding], num_stages: int, restart: Restart) -> _Standing:
+    rules = Restarts(num_stages, settle_s=0.0, lost_s=0.0, current=restart)
+    served = [held.version for held in holdings if held.version is not None and held.restart == restart]
+    begun = bool(restart.number) or any(served) or any(any(held.disk) for held in holdings)
+    return _Standing(begun, max(served, default=None), rules.common(holdings) if num_stages else None, restart)
+
+
+# ---------------------------------------------------------------- what looks wrong
+
+
+def _nobody(run: RunId) -> Problem:
+    text = (
+        f"nobody announces run {run[:12]}: check that this is the manifest the peers were started with, that they "
+        "bootstrap from the same swarm, and that one has been up for a few seconds"
+    )
+    return Problem("error", "nobody_seen", text)
+
+
+def unanswered(run: RunId, num_stages: int, bootstrap: Sequence[str]) -> Assessment:
+    """When none of the addresses answered."""
+    text = (
+        f"no bootstrap peer answered; tried {', '.join(bootstrap)}: check that one is running and reachable from here"
+    )
+    return Assessment(run, False, num_stages, problems=(Problem("error", "no_bootstrap", text),))
+
+
+def _halts(records: Sequence[Record]) -> Iterator[Problem]:
+    for step in sorted({record.halted for record in records if record.halted is not None}):
+        text = (
+            f"the run stopped at step {step}: more microbatches than training.max_void gave no gradient that can be "
+            "counted; start a new run with a lower learning rate (`swarmnet init --set optimizer.learning_rate=...`)"
+        )
+        yield Problem("error", "halted", text)
+
+
+def _run_problems(trainers: Sequence[TrainerLine], finished: bool) -> Iterator[Problem]:
+    if not trainers and not finished:
+        text = (
+            "no trainer feeds the run: peers of stage 0 that hold the data feed it themselves, slowly; start one with "
+            "`swarmnet trainer`"
+        )
+        yield Problem("warning", "no_trainer", text)
+
+
+def _went_back(restart: Restart, records: Sequence[Record]) -> Iterator[Problem]:
+    if not restart.number:
+        return
+    times = "once" if restart.number == 1 else f"{restart.number} times"
+    text = f"the run went back {times}, last to version {restart.version}: the steps after it are computed again"
+    if behind := sum(bool(record.stages) and record.restart != restart for record in records):
+        text += f"; {_count(behind, 'peer')} {'has' if behind == 1 else 'have'} yet to follow"
+    yield Problem("note", "went_back", text)
+
+
+def _stage_problems(line: StageLine, standing: _Standing, finished: bool) -> Iterator[Problem]:
+    stage, replicas = line.stage, line.replicas
+    serving = [replica for replica in replicas if standing.serves(replica)]
+    if not serving:
+        yield _without_state(line, standing)
+    for version, chains in _forks(replicas):
+        text = (
+            f"replicas of stage {stage} disagree about version {version} ({', '.join(chains)}): the stage was "
+            "partitioned; the smaller side takes the others' snapshot by itself once they reach each other"
+        )
+        yield Problem("error", "fork", text, stage)
+    if len({replica.numerics for replica in replicas if replica.numerics}) > 1:
+        text = f"stage {stage} mixes numerics classes: its replicas agree up to rounding, not bit by bit"
+        yield Problem("note", "mixed_numerics", text, stage)
+    if not finished and replicas:                     # else nothing waits for anybody any more
+        yield from _few(line, bool(serving))
+
+
+def _without_state(line: StageLine, standing: _Standing) -> Problem:
+    """No replica serves the stage: nothing can finish a step."""
+    stage, disk = line.stage, sorted({version for replica in line.replicas for version in replica.disk})
+    lost = standing.begun and not any(replica.reseed for replica in line.replicas)
+    kind = "stage_not_synced" if line.replicas else "stage_empty"
+    at = "" if standing.step is None else f" at step {standing.step}"
+    if not standing.begun:
+        text = (
+            f"no replica of stage {stage} has the weights yet: wait for one to be ready" if line.replicas else
+            f"nobody serves stage {stage}, so no step can finish: start a peer with `swarmnet peer --stage {stage}`"
+        )
+    elif standing.common is not None and (disk or not lost):
+        text = (
+            f"stage {stage} has lost all its replicas{at}; its state is on disk or can be made anew, and the run goes "
+            f"on from version {standing.common} by itself in a moment"
+        )
+    elif disk:
+        text = (
+            f"stage {stage} has lost all its replicas{at}; it has version {', '.join(map(str, disk))} on disk, which "
+            "some other stage has not: start a peer that has an older checkpoint of that stage"
+        )
+    else:
+        text = (
+            f"stage {stage} has lost all its replicas{at}, and nobody here has its state: start a peer that has its "
+            f"checkpoint (`swarmnet peer --stage {stage}` with the --dir it had), or, as a last resort, one with "
+            "--reseed-from-neighbours"
+        )
+    return Problem("error", kind, text, stage)
+
+
+def _few(line: StageLine, served: bool) -> Iterator[Problem]:
+    stage = line.stage
+    leaving = sum(replica.draining for replica in line.replicas)
+    joining = sum(not replica.synced and not replica.draining for replica in line.replicas)
+    staying = len(line.replicas) - leaving
+    if not staying:
+        text = f"all replicas of stage {stage} are about to leave: start another while they wait for it"
+        yield Problem("warning", "all_leaving", text, stage)
+    elif leaving:
+        verb = "is" if leaving == 1 else "are"
+        yield Problem("note", "leaving", f"{_count(leaving, 'replica')} of stage {stage} {verb} about to leave", stage)
+    if joining and served:
+        text = f"{_count(joining, 'replica')} of stage {stage} {'is' if joining == 1 else 'are'} fetching its state"
+        yield Problem("note", "joining", text, stage)
+    if staying == 1:
+        text = f"stage {stage} has a single replica: if it goes, the run waits; start one more"
+        yield Problem("note", "single_replica", text, stage)
+    if staying == 2:
+        text = (
+            f"stage {stage} has two replicas: if one hangs (a crash is seen at once), a step waits out the long "
+            "silence limit, since two cannot tell silence from death; a third replica removes that"
+        )
+        yield Problem("note", "two_replicas", text, stage)
+
+
+def _forks(replicas: Sequence[ReplicaLine]) -> Iterator[tuple[int, list[str]]]:
+    """Versions at which synced replicas of the same restart have different chains, with the first digits of each."""
+    chains: dict[tuple[int, int], set[str]] = {}
+    for replica in replicas:
+        if replica.synced:
+            chains.setdefault((replica.restart, replica.version), set()).add(replica.chain)
+    for (_, version), different in sorted(chains.items()):
+        if len(different) > 1:
+            yield version, sorted(chain[:12] for chain in different)
+
+
+# ---------------------------------------------------------------- arranging
+
+
+def _replicas(stage: int, records: Sequence[Record]) -> Iterator[ReplicaLine]:
+    for record in sorted(records, key=lambda record: record.peer):
+        for status in record.stages:
+            if status.stage == stage:
+                yield ReplicaLine(
+                    record.peer, status.version, status.chain, status.synced, status.queue, status.slots,
+                    record.numerics, record.finished, record.addresses, status.disk, status.draining, status.reseed,
+                    record.restart.number,
+                )
+
+
+def _newest(losses: Sequence[tuple[int, float] | None]) -> LossAt | None:
+    known = [loss for loss in losses if loss is not None]
+    return LossAt(*max(known)) if known else None
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

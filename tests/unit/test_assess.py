@@ -1,0 +1,104 @@
+"""What status makes of a run that lost a stage, went back, is joined and left: each in its own words."""
+
+from dataclasses import replace
+
+from swarmnet.ids import Chain, PeerId, Restart, RunId
+from swarmnet.net.directory import Record, StageStatus
+from swarmnet.peer.assess import Assessment, Problem, assess
+
+RUN = RunId("ab" * 32)
+BACK = Restart(1, 40)
+
+
+def record(name: str, *statuses: StageStatus, **changes: object) -> Record:
+    return replace(Record(RUN, PeerId(name), 1, (), statuses, numerics="cpu"), **changes)
+
+
+def status(stage: int, version: int = 41, **changes: object) -> StageStatus:
+    return replace(StageStatus(stage, version, Chain("c"), synced=True, slots=4), **changes)
+
+
+TRAINER = record("t", trainer=True)
+
+
+def three(stage: int, **changes: object) -> list[Record]:
+    return [record(f"{stage}-{number}", status(stage, **changes)) for number in range(3)]
+
+
+def found(*records: Record, num_stages: int = 2) -> tuple[Assessment, dict[str, Problem]]:
+    result = assess(RUN, [TRAINER, *records], num_stages)
+    return result, {problem.kind: problem for problem in result.problems}
+
+
+def test_a_stage_whose_replicas_are_all_gone() -> None:
+    result, problems = found(*three(0))
+    assert set(problems) == {"stage_empty"} and result.version is None
+    text = problems["stage_empty"].text
+    assert "stage 1 has lost all its replicas at step 41" in text and "swarmnet peer --stage 1" in text
+    assert "--reseed-from-neighbours" in text and problems["stage_empty"].stage == 1
+
+
+def test_newcomers_without_its_state_do_not_bring_a_stage_back() -> None:
+    joiner = record("j", status(1, 0, synced=False))
+    _, problems = found(*three(0), joiner)
+    assert set(problems) == {"stage_not_synced", "single_replica"}
+    assert "nobody here has its state" in problems["stage_not_synced"].text
+
+
+def test_a_checkpoint_on_a_disk_is_enough_to_go_on_from() -> None:
+    _, problems = found(*three(0, disk=(30, 40)), record("j", status(1, 0, synced=False, disk=(40,))))
+    assert "the run goes on from version 40 by itself" in problems["stage_not_synced"].text
+    _, problems = found(*three(0, disk=(30,)), record("j", status(1, 0, synced=False, disk=(40,))))
+    text = problems["stage_not_synced"].text
+    assert "version 40 on disk" in text and "older checkpoint" in text
+
+
+def test_a_run_that_has_not_begun_has_lost_nothing() -> None:
+    _, problems = found(*three(0, version=0))
+    assert "nobody serves stage 1" in problems["stage_empty"].text
+    _, problems = found(*three(0, version=0), record("j", status(1, 0, synced=False)))
+    assert "wait for one to be ready" in problems["stage_not_synced"].text
+
+
+def test_what_every_stage_has_on_disk_is_said() -> None:
+    result, problems = found(*three(0, disk=(20, 30, 40)), *three(1, disk=(30,)))
+    assert (result.on_disk, problems) == (30, {})
+    assert found(*three(0, disk=(20,)), *three(1))[0].on_disk is None
+
+
+def test_a_run_that_went_back_says_so_and_who_has_yet_to_follow() -> None:
+    after = [replace(each, restart=BACK) for each in (*three(0), *three(1))]
+    result, problems = found(*after)
+    assert result.restart == BACK and set(problems) == {"went_back"} and problems["went_back"].severity == "note"
+    assert "went back once, last to version 40" in problems["went_back"].text
+    assert "yet to follow" not in problems["went_back"].text
+
+    old = record("old", status(1, 60, chain=Chain("d")))
+    result, problems = found(*after, old)
+    assert result.version == 41 and "1 peer has yet to follow" in problems["went_back"].text
+    _, problems = found(*[replace(each, restart=BACK) for each in three(0)], *three(1))
+    assert "stage_not_synced" in problems                 # of another history: not what the run goes on with
+
+
+def test_chains_of_different_restarts_are_no_fork() -> None:
+    other = replace(record("x", status(0, chain=Chain("d"))), restart=BACK)
+    assert "fork" not in found(*three(0), *three(1), other)[1]
+    assert "fork" in found(*three(0), *three(1), record("x", status(0, chain=Chain("d"))))[1]
+
+
+def test_those_who_come_and_go() -> None:
+    joiner, leaver = record("j", status(1, 0, synced=False)), record("l", status(1, draining=True))
+    _, problems = found(*three(0), *three(1), joiner, leaver)
+    assert set(problems) == {"joining", "leaving"}
+    assert "1 replica of stage 1 is fetching its state" in problems["joining"].text
+    assert "1 replica of stage 1 is about to leave" in problems["leaving"].text
+    _, problems = found(*three(0), *three(1)[:2], leaver)
+    assert set(problems) == {"leaving", "two_replicas"}
+    _, problems = found(*three(0), leaver)
+    assert set(problems) == {"all_leaving"} and problems["all_leaving"].severity == "warning"
+
+
+def test_the_states_in_a_word() -> None:
+    joiner, leaver = status(0, synced=False), status(0, draining=True)
+    result, _ = found(record("a", status(0)), record("b", joiner), record("c", leaver))
+    assert [line.state for line in result.stages[0].replicas] == ["synced", "joining", "leaving"]
