@@ -152,6 +152,7 @@ def faults_of(data: Mapping[str, Any], *, where: str, stages: int, replicas: int
             raise UsageError(f"{where}: {kind}: write [[{kind}]] above each entry")
         for number, entry in enumerate(entries, 1):
             here = f"{where}: [[{kind}]] number {number}"
+            _complete(model, entry, here)
             table = check(model, entry, origin=lambda _, here=here: here)  # type: ignore[misc]  # bound at once
             _exists(table, here, stages=stages, steps=steps)
             found.append(_fault(kind, table))
@@ -159,6 +160,13 @@ def faults_of(data: Mapping[str, Any], *, where: str, stages: int, replicas: int
     if not found:
         raise UsageError(f"{where}: nothing is to happen: add [[kill]], [[stop]], ... or [random]")
     return top.seed, tuple(found)
+
+
+def _complete(model: type[When], entry: Mapping[str, Any], here: str) -> None:
+    """Raises UsageError for a key that this kind cannot do without."""
+    for name, field in model.model_fields.items():
+        if field.is_required() and name not in entry and entry.keys() <= model.model_fields.keys():
+            raise UsageError(f"{here}: {name} is missing: {field.description}")
 
 
 def _exists(entry: When, here: str, *, stages: int, steps: int) -> None:

@@ -22,10 +22,11 @@ class BadEvent(SwarmError):
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """The child is up: its peer id and the multiaddrs of its DHT node."""
+    """The child is up: its peer id, the multiaddrs of its DHT node, and the links by which others can join."""
 
     peer: str
     dht: tuple[str, ...]
+    links: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ def _committed(record: Mapping[str, Any]) -> Committed:
 
 
 _PARSERS: dict[str, Callable[[Mapping[str, Any]], Event]] = {
-    "listening": lambda r: Listening(r["peer"], tuple(r["dht"])),
+    "listening": lambda r: Listening(r["peer"], tuple(r["dht"]), tuple(r.get("links", ()))),
     "synced": lambda r: Synced(r["stage"], r["version"], r["how"], r["seconds"]),
     "committed": _committed,
     "applied": lambda r: Applied(r["stage"], r["step"], r["version"]),

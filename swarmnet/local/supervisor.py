@@ -112,7 +112,7 @@ class Supervisor:
         self._complete_at: float | None = None
         self._ending = False                            # events are still read, nothing is done about them
         self._warned_at = float("-inf")
-        self._problem = ""
+        self._problem, self._invited = "", False
 
     def run(self) -> str:
         """Until every step is done, nothing can go on, or someone interrupts. Returns the problem, "" if none.
@@ -212,8 +212,9 @@ class Supervisor:
                     self._act(acts.At(name, version), now=now)
                 case Synced(version=version) | Applied(version=version) if name in self._stages:
                     self._act(acts.At(name, version), now=now)
-                case Listening(peer=peer):
+                case Listening(peer=peer, links=links):
                     self._channels.listening(name, peer)
+                    self._invite(links)
                 case Reached(hold=hold, step=step):
                     self._act(acts.Reached(hold, name, step), now=now)
                 case Asking():
@@ -222,6 +223,12 @@ class Supervisor:
                     self.audit.on(event, life=self.layout.life)
                 case Halted(reason):
                     self._problem = reason
+
+    def _invite(self, links: tuple[str, ...]) -> None:
+        """Once, as soon as there is somebody to join: the last link is the one that works on this machine."""
+        if links and not self._invited:
+            self._invited = True
+            self.screen.note(f"join it while it runs: swarmnet join {links[-1]}")
 
     def _reap(self, name: str, *, now: float) -> None:
         child = self._children[name]

@@ -1,0 +1,120 @@
+"""Chaos files: what they say, what is wrong with them in one line, and what a seed draws."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from swarmnet.errors import UsageError
+from swarmnet.local.chaos import SHORTHAND, Random, expand, load
+from swarmnet.local.fault import Fault
+
+
+def read(tmp_path: Path, text: str) -> tuple[int, tuple[Fault, ...]]:
+    path = tmp_path / "chaos.toml"
+    path.write_text(text)
+    return load(str(path), stages=3, replicas=2, steps=20)
+
+
+def test_every_kind(tmp_path: Path) -> None:
+    seed, faults = read(tmp_path, """
+seed = 7
+[[kill]]
+stage = 1
+step = 5
+phase = "backward"
+moment = "end"
+[[kill]]
+peer = "s2-r1"
+at_s = 2.5
+back = false
+[[stop]]
+step = 3
+for_s = 2
+[[join]]
+step = 4
+[[drain]]
+stage = 0
+step = 6
+back_s = 1.5
+[[partition]]
+step = 7
+between = [["s0-r0"], ["s0-r1", "trainer-0"]]
+for_s = 3.0
+[[slow]]
+step = 8
+peers = ["s2"]
+bytes_per_s = 1e5
+for_s = 1.0
+""")
+    assert seed == 7
+    assert faults == (
+        Fault("kill", "kill s1@5 backward end", 1, step=5, phase="backward", moment="end", back_s=1.0),
+        Fault("kill", "kill s2-r1 at 2.5 s", 2, "s2-r1", at_s=2.5, back_s=None),
+        Fault("stop", "stop @3", step=3, for_s=2.0),
+        Fault("join", "join @4", step=4),
+        Fault("drain", "drain s0@6", 0, step=6, back_s=1.5),
+        Fault("partition", "partition s0-r0|s0-r1+trainer-0@7", step=7, for_s=3.0,
+              groups=(("s0-r0",), ("s0-r1", "trainer-0"))),
+        Fault("slow", "slow s2@8", step=8, for_s=1.0, groups=(("s2",),), bytes_per_s=1e5),
+    )
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("", "nothing is to happen: add [[kill]]"),
+    ("[[kil]]\nstep = 1", "kil: unknown key; known here: seed, random, [[kill]], [[stop]]"),
+    ("[kill]\nstep = 1", "kill: write [[kill]] above each entry"),
+    ("[[kill]]\nstge = 1\nstep = 1", "[[kill]] number 1: stge: unknown key; did you mean stage?"),
+    ("[[kill]]\nstep = 1\n[[kill]]\nstage = 1", "[[kill]] number 2: name either step or at_s"),
+    ("[[kill]]\nstep = 1\nat_s = 2.0", "name either step or at_s"),
+    ("[[kill]]\nstep = 1\nstage = 1\npeer = 's1-r0'", "name either stage or peer"),
+    ("[[kill]]\nstep = 20", "there is no step 20, steps are 0 to 19"),
+    ("[[kill]]\nstep = 1\nstage = 3", "there is no stage 3, stages are 0 to 2"),
+    ("[[kill]]\nstep = 1\npeer = 's5-r0'", "s5-r0: there is no stage 5"),
+    ("[[kill]]\nstep = 1\npeer = 'bob'", "is malformed"),
+    ("[[kill]]\nstep = 1\nphase = 'lunch'", "phase"),
+    ("[[stop]]\nstep = 1", "[[stop]] number 1: for_s is missing: seconds until it goes on"),
+    ("[[stop]]\nstep = 1\nfor_s = -1", "for_s = -1: must be above 0"),
+    ("[[partition]]\nstep = 1\nfor_s = 1\nbetween = [['s0']]", "between"),
+    ("[[partition]]\nstep = 1\nfor_s = 1\nbetween = [['s0'], ['everybody']]", '"everybody" is no name'),
+    ("[[slow]]\nstep = 1\nfor_s = 1\npeers = ['s0']", "name bytes_per_s, latency_s, or both"),
+    ("[random]\nkill = -1", "kill = -1"),
+    ("seed = -1\n[random]\nkill = 1", "seed"),
+    ("seed = ", "is not valid TOML"),
+])
+def test_what_is_wrong_is_said_in_one_line_with_the_file(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path, text)
+    said = str(caught.value)
+    assert words in said and "chaos.toml" in said and "\n" not in said
+
+
+def test_a_seed_draws_the_same_faults_and_another_one_others() -> None:
+    def draw(seed: int) -> tuple[Fault, ...]:
+        return expand(SHORTHAND, seed, stages=3, replicas=3, steps=200)
+
+    assert draw(1) == draw(1) != draw(2)
+    assert load("random:1", stages=3, replicas=3, steps=200) == (1, draw(1))
+    kinds = Counter(fault.kind for fault in draw(1))
+    assert set(kinds) == {"kill", "stop", "join", "partition", "slow"} and kinds["kill"] >= 20
+    assert all(1 <= fault.step < 198 for fault in draw(1) if fault.step is not None)
+    assert len({fault.label for fault in draw(1)}) > 20
+
+
+def test_rates_are_counts_per_hundred_steps() -> None:
+    drawn = [len(expand(Random(stop=2.0), seed, stages=3, replicas=3, steps=25)) for seed in range(200)]
+    assert set(drawn) == {0, 1} and 70 < sum(drawn) < 130
+
+
+@pytest.mark.parametrize("text", ["random:", "random:x", "random:-1", "nowhere.toml"])
+def test_what_is_no_chaos_file(text: str) -> None:
+    with pytest.raises(UsageError):
+        load(text, stages=3, replicas=2, steps=20)
+
+
+def test_a_lone_replica_is_never_partitioned_from_nobody() -> None:
+    for seed in range(20):
+        for fault in expand(Random(partition=100.0), seed, stages=1, replicas=1, steps=10):
+            assert all(fault.groups)

@@ -1,0 +1,293 @@
+"""Faults: what is held, struck, let go; who may be taken away; what lasts and ends. Beside test_local_kills."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.local.acts import (
+    Act,
+    Asked,
+    At,
+    Complete,
+    Continue,
+    Done,
+    Drain,
+    Gone,
+    Hold,
+    Join,
+    Kill,
+    KillAll,
+    Links,
+    Postponed,
+    Reached,
+    Release,
+    Restart,
+    Started,
+    Stop,
+    Tick,
+)
+from swarmnet.local.fault import Fault, Pace, links_of, member_of, names
+from swarmnet.local.faults import ASK_S, Faults
+
+STEPS = 20
+NAMES = {f"s{stage}-r{number}": stage for stage in range(2) for number in range(3)}
+
+
+def machine(*faults: Fault, seed: int = 0) -> Faults:
+    found = Faults(faults, replicas=NAMES, steps=STEPS, rng=random.Random(seed))
+    for name in NAMES:
+        assert found.on(Started(name), now=0.0) == []
+    return found
+
+
+def bring(faults: Faults, version: int, *, now: float, whom: list[str] | None = None) -> list[Act]:
+    return [act for name in whom or NAMES for act in faults.on(At(name, version), now=now)]
+
+
+def only(acts: list[Act], kind: type) -> list[Act]:
+    return [act for act in acts if isinstance(act, kind)]
+
+
+KILL = Fault("kill", "k", 1, step=3, phase="backward", moment="end", back_s=1.0)
+
+
+def armed(fault: Fault) -> tuple[Faults, Hold]:
+    faults = machine(fault)
+    (hold,) = only([act for version in range(3) for act in bring(faults, version, now=float(version))], Hold)
+    return faults, hold
+
+
+def test_a_fault_in_a_phase_is_armed_a_step_ahead_and_happens_when_somebody_holds_there() -> None:
+    faults, hold = armed(KILL)
+    assert hold == Hold(hold.name, hold.id, "backward", 3, "end") and NAMES[hold.name] == 1
+    assert bring(faults, 3, now=3.0) == []                          # it is not there yet
+    (kill,) = faults.on(Reached(hold.id, hold.name, 3), now=3.1)
+    assert kill == Kill(hold.name, 1, 3, "k", back=True)
+    assert faults.pending == ()
+    assert faults.on(Gone(hold.name), now=3.2) == []
+    assert faults.on(Tick(), now=4.2) == [Restart(hold.name)]
+
+
+def test_whoever_holds_when_it_may_not_die_is_let_go_and_another_is_armed_later() -> None:
+    faults, hold = armed(KILL)
+    others = [name for name, stage in NAMES.items() if stage == 1 and name != hold.name]
+    for name in others:
+        faults.on(Gone(name, back=False), now=2.5)
+    acts = faults.on(Reached(hold.id, hold.name, 3), now=3.0)
+    assert acts[:2] == [Release(hold.name, hold.id), Postponed("k", 1, "1 synced replica in stage 1")]
+    assert faults.pending == ("k",)
+    faults.on(Started(others[0]), now=4.0)
+    (again,) = only(faults.on(At(others[0], 2), now=5.0), Hold)
+    assert again.id != hold.id
+
+
+def test_one_that_died_before_it_held_is_replaced() -> None:
+    faults, hold = armed(KILL)
+    (other,) = only(faults.on(Gone(hold.name), now=2.5), Hold)
+    assert other.name != hold.name and NAMES[other.name] == 1
+    assert faults.on(Reached(hold.id, hold.name, 3), now=2.6) == [Release(hold.name, hold.id)]       # read late
+
+
+def test_a_stopped_replica_goes_on_and_counts_for_nothing_until_it_has_moved() -> None:
+    stop = Fault("stop", "s", 1, peer="s1-r0", step=2, for_s=5.0)
+    kill = Fault("kill", "k", 1, peer="s1-r1", step=4, back_s=None)
+    faults = machine(stop, kill)
+    acts = [act for version in range(3) for act in bring(faults, version, now=float(version))]
+    acts += faults.on(Tick(), now=2.7)
+    assert only(acts, Stop) == [Stop("s1-r0", "s", 5.0)]
+    faults.on(Gone("s1-r2", back=False), now=2.8)
+    rest = [name for name in NAMES if name not in ("s1-r0", "s1-r2")]
+    assert only(bring(faults, 3, now=3.0, whom=rest) + bring(faults, 4, now=4.0, whom=rest), Kill) == []
+    acts = faults.on(Tick(), now=7.7)
+    assert acts[:2] == [Continue("s1-r0", "s"), Done("s")]
+    assert only(acts, Kill) == [] == only(faults.on(Tick(), now=9.0), Kill)     # it has not shown version 4
+    assert only(faults.on(At("s1-r0", 4), now=9.5), Kill) == [Kill("s1-r1", 1, 4, "k", back=False)]
+    faults.on(Gone("s1-r1"), now=9.6)
+    assert faults.on(Tick(), now=99.0) == []                                    # never returns
+
+
+def test_a_drained_replica_is_told_and_returns_when_ordered() -> None:
+    faults = machine(Fault("drain", "d", 0, peer="s0-r0", step=1, phase="apply", back_s=2.0))
+    (hold,) = only(bring(faults, 0, now=0.0), Hold)
+    assert faults.on(Reached(hold.id, "s0-r0", 1), now=1.0) == [
+        Drain("s0-r0", 0, 0, "d"), Release("s0-r0", hold.id)]
+    assert faults.on(Gone("s0-r0"), now=1.5) == []
+    assert faults.on(Tick(), now=3.5) == [Restart("s0-r0")]
+
+
+def test_a_replica_joins_while_another_holds_and_is_asked() -> None:
+    faults = machine(Fault("join", "j", 1, step=1, phase="averaging"))
+    (hold,) = only(bring(faults, 0, now=0.0), Hold)
+    assert faults.on(Reached(hold.id, hold.name, 1), now=1.0) == [Join("s1-r3", 1, "j")]
+    assert faults.on(Started("s1-r3"), now=1.0) == []
+    assert faults.on(Asked("s1-r3"), now=2.0) == [Release(hold.name, hold.id)]
+    assert faults.on(At("s1-r3", 1), now=2.5) == []
+
+
+def test_whoever_holds_for_a_joiner_that_does_not_come_is_let_go() -> None:
+    faults = machine(Fault("join", "j", 1, step=1, phase="averaging"))
+    (hold,) = only(bring(faults, 0, now=0.0), Hold)
+    faults.on(Reached(hold.id, hold.name, 1), now=1.0)
+    assert faults.on(Tick(), now=1.0 + ASK_S) == [Release(hold.name, hold.id)]
+    assert faults.on(Asked("s1-r3"), now=30.0) == []
+
+
+def test_a_join_without_a_stage_goes_where_the_fewest_live() -> None:
+    faults = machine(Fault("join", "j", step=1))
+    faults.on(Gone("s1-r0", back=False), now=0.0)
+    (join,) = only(bring(faults, 0, now=0.0) + bring(faults, 1, now=1.0) + faults.on(Tick(), now=9.0), Join)
+    assert join == Join("s1-r3", 1, "j")
+
+
+def test_in_a_snapshot_transfer_all_of_the_stage_are_armed_and_the_first_is_struck() -> None:
+    faults = machine(replace(KILL, phase="snapshot"))
+    holds = only([act for version in range(3) for act in bring(faults, version, now=float(version))], Hold)
+    assert {hold.name for hold in holds} == {"s1-r0", "s1-r1", "s1-r2"}
+    first, second, third = holds
+    acts = faults.on(Reached(second.id, second.name, None), now=3.0)
+    assert acts == [Kill(second.name, 1, 2, "k"), Release(first.name, first.id), Release(third.name, third.id)]
+
+
+def test_one_that_fetches_may_always_die_and_is_armed_as_it_starts() -> None:
+    faults = machine(replace(KILL, phase="fetch"))
+    for version in range(3):
+        bring(faults, version, now=float(version))
+    for name in ("s1-r0", "s1-r1"):
+        faults.on(Gone(name, back=False), now=3.0)
+    (hold,) = faults.on(Started("s1-r0"), now=4.0)
+    assert hold == Hold("s1-r0", hold.id, "fetch", 3, "end")
+    assert faults.on(Reached(hold.id, "s1-r0", None), now=5.0)[0] == Kill("s1-r0", 1, 2, "k")
+
+
+def test_a_partition_begins_ends_and_spares_those_it_divides() -> None:
+    cut = Fault("partition", "p", step=1, for_s=3.0, groups=(("s1-r0",), ("s1-r1", "s1-r2", "s0")))
+    faults = machine(cut, Fault("kill", "k1", 1, step=2, back_s=None), Fault("kill", "k0", 0, step=2, back_s=None))
+    acts = bring(faults, 0, now=0.0) + bring(faults, 1, now=1.0) + faults.on(Tick(), now=1.7)
+    assert only(acts, Links) == [Links((cut,), "p")]
+    acts = bring(faults, 2, now=2.0) + faults.on(Tick(), now=2.9)
+    assert [kill.order for kill in only(acts, Kill)] == ["k0"]                  # stage 0 is whole on its side
+    acts = faults.on(Tick(), now=4.8)
+    assert acts[:2] == [Done("p"), Links((), "")] and only(acts, Kill) == []
+    assert [kill.order for kill in only(bring(faults, 3, now=5.0), Kill)] == ["k1"]
+
+
+def test_at_the_end_everything_that_lasts_ends_and_nothing_begins() -> None:
+    stop = Fault("stop", "s", 1, peer="s1-r0", step=1, for_s=50.0)
+    cut = Fault("partition", "p", step=1, for_s=50.0, groups=(("s0-r0",), ("s0-r1",)))
+    faults = machine(stop, cut, replace(KILL, step=1), Fault("kill", "late", 0, at_s=5.0))
+    acts = bring(faults, 0, now=0.0) + bring(faults, 1, now=1.0) + faults.on(Tick(), now=1.9)
+    (hold,) = only(acts, Hold)
+    acts = faults.on(Complete(), now=2.0)
+    assert set(acts) == {Release(hold.name, hold.id), Continue("s1-r0", "s"), Done("s"), Done("p"), Links((), "")}
+    assert faults.on(Tick(), now=60.0) == [] and set(faults.pending) == {"k", "late"}
+
+
+def test_everything_can_be_killed() -> None:
+    faults = machine(Fault("kill_all", "all", step=4))
+    for version in range(4):
+        assert bring(faults, version, now=float(version)) == []
+    acts = bring(faults, 4, now=4.0) + faults.on(Tick(), now=4.7)
+    assert acts == [KillAll(4, "all")]
+
+
+def test_time_counts_from_when_every_stage_has_a_replica() -> None:
+    faults = machine(Fault("kill", "k", 0, at_s=5.0, back_s=None))
+    bring(faults, 0, now=10.0, whom=["s0-r0", "s0-r1"])
+    assert only(faults.on(Tick(), now=20.0), Kill) == []
+    bring(faults, 0, now=30.0)
+    assert only(faults.on(Tick(), now=34.9), Kill) == []
+    assert len(only(faults.on(Tick(), now=35.0), Kill)) == 1
+
+
+phases = st.sampled_from(["forward", "backward", "averaging", "apply", "snapshot", "fetch", None])
+taking = st.builds(
+    Fault, st.sampled_from(["kill", "stop", "drain"]), st.uuids().map(str), st.integers(0, 1),
+    step=st.integers(0, 8), phase=phases, for_s=st.floats(0.5, 3.0), back_s=st.sampled_from([None, 0.5]))
+cutting = st.builds(
+    Fault, st.sampled_from(["partition", "slow"]), st.uuids().map(str), step=st.integers(0, 8),
+    for_s=st.floats(0.5, 3.0), groups=st.just((("s0-r0",), ("s0-r1", "s0-r2"))))
+story = st.lists(st.tuples(st.sampled_from(sorted(NAMES)), st.sampled_from(["step", "hold", "gone", "wait"]),
+                           st.floats(0.0, 1.0)), max_size=120)
+
+
+@given(st.lists(taking | cutting, max_size=8), story, st.integers(0, 3))
+def test_whatever_takes_a_replica_away_leaves_a_good_one(orders: list[Fault], moves: list, seed: int) -> None:
+    """The law, from outside: at each Kill, Stop and Drain of a replica with state another one of its stage is up, is
+    not stopped or leaving, and holds the newest version ever shown. Whoever is stopped goes on; whoever holds is
+    let go, or dies."""
+    faults = Faults(orders, replicas=NAMES, steps=STEPS, rng=random.Random(seed))
+    version: dict[str, int | None] = dict.fromkeys(NAMES)
+    up, away, holding = dict.fromkeys(NAMES, True), set(), {}
+    newest, stopped, now = {0: -1, 1: -1}, set(), 0.0
+
+    def check(acts: list[Act]) -> None:
+        for act in acts:
+            match act:
+                case Kill(name) | Stop(name) | Drain(name):
+                    stage = NAMES[name]
+                    others = [version[other] for other in NAMES if NAMES[other] == stage and other != name
+                              and up[other] and other not in away and version[other] is not None]
+                    assert version[name] is None or max(others, default=-1) >= newest[stage]
+                    away.add(name)
+                    if isinstance(act, Stop):
+                        stopped.add(name)
+                    if isinstance(act, Kill):
+                        up[name], version[name] = False, None
+                        check(faults.on(Gone(name), now=now))
+                case Continue(name):
+                    stopped.discard(name)
+                    away.discard(name)
+                case Hold(name, id):
+                    holding[id] = name
+                case Release(_, id):
+                    holding.pop(id, None)
+                case Restart(name):
+                    assert not up[name]
+                    up[name] = True
+                    away.discard(name)
+                    check(faults.on(Started(name), now=now))
+
+    for name, move, seconds in moves:
+        now += seconds
+        if move == "step" and up[name] and name not in away:
+            known = [v for n, v in version.items() if NAMES[n] == NAMES[name] and v is not None]
+            own = version[name]
+            version[name] = max(known, default=0) if own is None else min(own + 1, STEPS)
+            newest[NAMES[name]] = max(newest[NAMES[name]], version[name])
+            check(faults.on(At(name, version[name]), now=now))
+        elif move == "hold" and up[name] and name not in away:
+            for id in [id for id, who in holding.items() if who == name]:
+                check(faults.on(Reached(id, name, 0), now=now))
+        elif move == "gone" and up[name]:
+            up[name], version[name] = False, None
+            away.discard(name)
+            stopped.discard(name)
+            check(faults.on(Gone(name), now=now))
+        else:
+            check(faults.on(Tick(), now=now))
+    check(faults.on(Complete(), now=now))
+    assert stopped == set()
+
+
+def test_names() -> None:
+    assert names("s1", "s1-r0") and names("s1-r0", "s1-r0") and names("trainer-0", "trainer-0")
+    assert not (names("s1", "s11-r0") or names("s1-r0", "s1-r1") or names("trainer-0", "trainer-1")
+                or names("s1", "trainer-1"))
+    assert member_of((("s0",), ("s1-r0", "s2")), "s2-r5") == 1
+    assert member_of((("s0",), ("s1-r0", "s2")), "s1-r1") is None
+
+
+def test_links_are_cut_between_groups_and_the_slowest_pace_counts() -> None:
+    cut = Fault("partition", "p", groups=(("s0-r0",), ("s0-r1", "s1")))
+    slow = Fault("slow", "a", groups=(("s1-r0",),), bytes_per_s=100.0, latency_s=0.1)
+    slower = Fault("slow", "b", groups=(("s1",),), bytes_per_s=50.0)
+    everybody = ["s0-r0", "s0-r1", "s0-r2", "s1-r0", "trainer-0"]
+    assert links_of("s0-r0", [cut], everybody) == ({"s0-r1", "s1-r0"}, {})
+    assert links_of("s0-r2", [cut], everybody) == (set(), {})
+    assert links_of("s1-r0", [cut], everybody) == ({"s0-r0"}, {})
+    _, paces = links_of("trainer-0", [slow, slower], everybody)
+    assert paces == {"s1-r0": Pace(50.0, 0.1)}
