@@ -9,11 +9,11 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from swarmnet.errors import Refused, RejectCode
-from swarmnet.ids import PeerId, RunId
+from swarmnet.ids import PeerId, Restart, RunId
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import (
     Answer,
@@ -28,27 +28,24 @@ from swarmnet.messages import (
     Process,
     Request,
     SnapshotRequest,
+    TrailRequest,
 )
 from swarmnet.net.directory import Directory, Record, StageStatus
 from swarmnet.net.transport import ReadPayload, Transport
 from swarmnet.peer.draining import Around, drain
 from swarmnet.peer.loopback import Loopback
-from swarmnet.peer.replica import Replica, Surroundings, timers_of
+from swarmnet.peer.replica import Caps, Replica, Surroundings, timers_of
+from swarmnet.peer.starting import Means, Starting
 from swarmnet.stage.engine import Engine
+from swarmnet.state.checkpoints import Disk
+from swarmnet.state.copies import Signer
+from swarmnet.state.restart import Restarts, newest_on_disk
 
 Tokens = Callable[[int, int], tuple[Packed, ...] | None]
 OnEvent = Callable[[str, dict[str, object]], None]
 
 _PUBLISH_S, _LOOK_S = 2.0, 1.0
 """How often a peer tells the directory about itself, and looks into it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Caps:
-    """What the operator allows: microbatches in flight per stage, bytes remembered per stage."""
-
-    slots: int
-    memo_bytes: int
 
 
 class Peer:
@@ -68,7 +65,9 @@ class Peer:
         directory: Directory,
         incarnation: int,
         record: Callable[[], Record],
+        signer: Signer,
         tokens: Tokens,
+        disk: Disk,
         on_event: OnEvent,
         caps: Caps,
         manifest_toml: str = "",
@@ -78,9 +77,20 @@ class Peer:
         self._incarnation, self._record = incarnation, record
         self._transport = Loopback(me, self, transport)
         self._tokens, self._on_event, self._caps, self._toml = tokens, on_event, caps, manifest_toml
+        self._disk, self._signer = disk, signer
         self._timers = timers_of(manifest)
         self.replicas: dict[int, Replica] = {}
         self.records: dict[PeerId, Record] = {}
+        training = manifest.training
+        self._starting = Starting(
+            self.replicas,
+            Restarts(
+                manifest.cut.stages, settle_s=self._timers.suspect_s, lost_s=self._timers.long_silence_s,
+                allow_drop=training.allow_drop, seed_until=training.checkpoint_every,
+            ),
+            Means(me, lambda: self.records, self._refresh, on_event, self._spawn, lambda: self._news.set()),
+            pause_s=self._timers.heartbeat_s,
+        )
         self._group: asyncio.TaskGroup | None = None
         self._look, self._news = asyncio.Event(), asyncio.Event()
         self._loss: tuple[int, float] | None = None
@@ -96,18 +106,18 @@ class Peer:
             self._group = group
             around = Surroundings(
                 self.me, self.run_id, self._incarnation, self.manifest, self._transport, self, group.create_task,
-                self._token_holders, self._tokens,
+                self._signer, self._token_holders, self._tokens, self._disk,
+                lambda: newest_on_disk(self._starting.everybody(), self.manifest.cut.stages),
             )
             for stage, engine in self._engines.items():
-                self.replicas[stage] = Replica(
-                    stage, engine, around, slots=self._caps.slots, memo_bytes=self._caps.memo_bytes
-                )
+                self.replicas[stage] = Replica(stage, engine, around, self._caps)
             await self._refresh()
             group.create_task(self._looking())
             group.create_task(self._publishing())
             group.create_task(self._ticking())
             for replica in self.replicas.values():
-                group.create_task(self._bring_up(replica))
+                group.create_task(replica.checkpoints.run())
+            self._starting.begin()
 
     async def drain(self, drain_s: float) -> str:
         """Begin nothing new and finish what is here; returns, with the reason, once this peer may go."""
@@ -167,7 +177,9 @@ class Peer:
             case Part():
                 return self._serving(request.stamp.stage).exchange.serve(request)
             case SnapshotRequest():
-                return self._serving(request.stage).donor.serve(request)
+                return self._serving(request.stage).snapshot(request)
+            case TrailRequest():
+                return self._serving(request.stamp.stage).trail(request)
             case _:
                 raise Refused(RejectCode.MALFORMED, "not a request")
 
@@ -199,8 +211,10 @@ class Peer:
         self._on_event(event, {"stage": stage, **fields})
         if event == "halted":
             self._halted = self.replicas[stage].member.version
-        if event in ("synced", "halted"):
+        if event in ("synced", "halted", "checkpoint", "checkpoint_bad"):
             self._news.set()
+        if event in ("applied", "synced"):
+            self.replicas[stage].checkpoints.reached()
         if event == "applied":
             replica = self.replicas[stage]
             self._on_event("executed", {"stage": stage, "executions": replica.execution.executions})
@@ -215,7 +229,11 @@ class Peer:
 
     def on_resync(self, stage: int, donors: tuple[PeerId, ...]) -> None:
         """See Listener.on_resync."""
-        self._spawn(self._resync(self.replicas[stage], donors))
+        self._starting.lags(stage, donors)
+
+    def on_restart(self, restart: Restart) -> None:
+        """See Listener.on_restart."""
+        self._starting.hear(restart)
 
     def on_local(self, message: Control) -> None:
         """See Listener.on_local."""
@@ -243,46 +261,6 @@ class Peer:
 
     # ------------------------------------------------------------ tasks
 
-    async def _bring_up(self, replica: Replica) -> None:
-        """Take state from a mate; start from the seed only when nobody anywhere has got further than that."""
-        said = False
-        while True:
-            donors = self._donors(replica.stage)
-            if donors and await replica.restore_from(donors):
-                return
-            started = any(status.version > 0 for record in self.records.values() for status in record.stages)
-            if not started:
-                replica.start_from_seed()
-                return
-            if not donors and not said:
-                said = True
-                self._on_event("waiting", {
-                    "stage": replica.stage,
-                    "reason": f"the run has started, but no replica of stage {replica.stage} with its state is alive",
-                })
-            await asyncio.sleep(self._timers.heartbeat_s)
-            await self._refresh()
-
-    async def _resync(self, replica: Replica, donors: tuple[PeerId, ...]) -> None:
-        if not await replica.restore_from(donors) and not replica.member.synced:
-            replica.resume()
-
-    def _donors(self, stage: int) -> list[PeerId]:
-        """Mates that announce state beyond the seed, newest first."""
-        found = {
-            peer: status.version
-            for peer, record in self.records.items()
-            for status in record.stages
-            if status.stage == stage and status.synced and status.version > 0
-        }
-        view = self.replicas[stage].member.view
-        for peer, seen in view.mates():
-            if seen.synced and not seen.dead and seen.version > 0:
-                found[peer] = seen.version
-            elif seen.dead:
-                found.pop(peer, None)
-        return sorted(found, key=lambda peer: (-found[peer], peer))
-
     def _token_holders(self) -> list[PeerId]:
         """Who may have tokens: trainers first, then other stage-0 peers."""
         trainers = sorted(peer for peer, record in self.records.items() if record.trainer)
@@ -307,6 +285,7 @@ class Peer:
                     await self._look.wait()
             self._look.clear()
             await self._refresh()
+            self._starting.consider()
             self._say_who_is_missing()
             await asyncio.sleep(0.1 * _LOOK_S)
 
@@ -342,13 +321,14 @@ class Peer:
         stages = tuple(
             StageStatus(
                 stage, replica.member.version, replica.member.chain, replica.member.synced, replica.execution.queue,
-                self._caps.slots, draining=replica.member.draining,
+                self._caps.slots, disk=replica.checkpoints.versions, draining=replica.member.draining,
+                reseed=replica.reseeds,
             )
             for stage, replica in self.replicas.items()
         )
         return replace(
             self._record(), stages=stages, loss=self._loss, tokens_per_second=self._tokens_per_second(),
-            finished=self.finished.is_set(), halted=self._halted,
+            finished=self.finished.is_set(), halted=self._halted, restart=self._starting.restarts.current,
         )
 
     def _tokens_per_second(self) -> float:
@@ -358,9 +338,9 @@ class Peer:
         (began, first, _), (ended, newest, num_tokens) = self._pace[0], self._pace[-1]
         return round(num_tokens * max(newest - first, 0) / (ended - began), 1)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         assert self._group is not None
-        self._group.create_task(work)
+        return self._group.create_task(work)
 
     @staticmethod
     def _now() -> float:

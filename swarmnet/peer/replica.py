@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from swarmnet.averaging.exchange import Exchange
-from swarmnet.errors import SwarmError
-from swarmnet.ids import PeerId, RunId, first_chain
+from swarmnet.errors import BadCheckpoint, BadMessage, SwarmError
+from swarmnet.ids import Chain, PeerId, RunId, first_chain, next_chain
 from swarmnet.manifest.schema import Manifest
-from swarmnet.messages import Answer, Commit, Finished, Packed, Process, Round
+from swarmnet.messages import Answer, Commit, Finished, Packed, Process, SnapshotRequest, TrailRequest, TrailStep
 from swarmnet.net.transport import Transport
+from swarmnet.peer.restoring import Restoring
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.execution import Execution, Limits
 from swarmnet.pipeline.patience import Patience
@@ -27,8 +28,11 @@ from swarmnet.pipeline.relay import Spawn
 from swarmnet.pipeline.router import Router
 from swarmnet.pipeline.sources import Sources
 from swarmnet.stage.engine import Engine
+from swarmnet.state.checkpoints import Checkpointer, Disk, Plan
+from swarmnet.state.copies import Seal, Signer
 from swarmnet.state.cut import Cut
-from swarmnet.state.handover import Donor, fetch_snapshot
+from swarmnet.state.fetch import Fetcher
+from swarmnet.state.handover import Donor
 from swarmnet.step.driver import Listener, StepDriver
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
@@ -38,9 +42,17 @@ _BYTES_PER_ELEMENT, _NAMES_BYTES = 16, 64 << 20
 """No snapshot is larger: a weight and two moments of 4 bytes each take 12, names and shapes a few MiB."""
 
 
+_LARGEST_NEIGHBOUR, _NAMES_BYTES = 12 * 64, 64 << 20
+"""Bytes of a neighbour's state per element of this stage, at most: it may hold the embedding, or many more layers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a replica is given by its peer. holders(): who may have tokens; tokens(step, index): this peer's own."""
+    """What a replica is given by its peer.
+
+    holders(): who may have tokens; tokens(step, index): this peer's own. common(): the newest version that every stage
+    is known to have on some disk.
+    """
 
     me: PeerId
     run: RunId
@@ -49,8 +61,34 @@ class Surroundings:
     transport: Transport
     listener: Listener
     spawn: Spawn
+    signer: Signer
     holders: Callable[[], Sequence[PeerId]]
     tokens: Callable[[int, int], tuple[Packed, ...] | None]
+    disk: Disk
+    common: Callable[[], int | None]
+
+
+class MakeAnew(Protocol):
+    """state.reseed.reseed, or in the simulator a stand-in."""
+
+    def __call__(
+        self, stage: int, *, version: int, before: bytes | memoryview | None, after: bytes | memoryview | None
+    ) -> bytes | memoryview:
+        """A snapshot of (stage, version) from those of the stages beside it. Blocks. Raises BadMessage."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """What the operator allows, per stage: microbatches in flight, bytes remembered, checkpoints kept on disk.
+
+    reseed: how a stage that has no state left anywhere is made from its neighbours; None: not at all.
+    """
+
+    slots: int
+    memo_bytes: int
+    keep_checkpoints: int = 3
+    reseed: MakeAnew | None = None
 
 
 def timers_of(manifest: Manifest) -> Timers:
@@ -62,7 +100,7 @@ def timers_of(manifest: Manifest) -> Timers:
 class Replica:
     """A stage served by this peer."""
 
-    def __init__(self, stage: int, engine: Engine, around: Surroundings, *, slots: int, memo_bytes: int) -> None:
+    def __init__(self, stage: int, engine: Engine, around: Surroundings, caps: Caps) -> None:
         manifest, timers = around.manifest, timers_of(around.manifest)
         num_stages = manifest.cut.stages
         self.stage, self.engine, self._around = stage, engine, around
@@ -114,83 +152,179 @@ class Replica:
                 check_answer=answer_check.remembered,
             ),
             check=check,
-            limits=Limits(slots, timers.heartbeat_s, 2 * timers.suspect_s, memo_bytes),
+            limits=Limits(caps.slots, timers.heartbeat_s, 2 * timers.suspect_s, caps.memo_bytes),
             spawn=around.spawn,
         )
         self.driver.attach(self.execution)
-        self.donor = Donor(stage, engine, self._cut, self._sum_and_commits)
+        seal = Seal(around.run, around.signer)
+        self.donor = Donor(stage, engine, self._cut, seal, stored=self._checkpoint)
+        self._state = Restoring(
+            around.transport, engine, self.exchange, seal, stage=stage, num_stages=num_stages,
+            term_steps=manifest.protocol.keeper_term_steps, stand=self._stand, event=self._event,
+        )
+        self.checkpoints = Checkpointer(
+            stage, engine, self._cut, around.disk,
+            Plan(manifest.training.checkpoint_every, manifest.training.total_steps, caps.keep_checkpoints),
+            on_event=self._event, common=around.common,
+        )
+        self._make_anew, self._seal = caps.reseed, seal
+        self._whole = False  # is the state in the engine one that can be served?
         self._restoring = False
         self._touched = False  # does the engine hold other weights than it was built with?
-        self._failed: set[tuple[PeerId, type[SwarmError], object]] = set()
 
     # ------------------------------------------------------------ state
 
+    @property
+    def held(self) -> int | None:
+        """Version of the weights in the engine, None while there are none that could be served."""
+        return self.member.version if self._whole else None
+
+    @property
+    def reseeds(self) -> bool:
+        """May this stage be made from its neighbours, if nobody has its state?"""
+        return self._make_anew is not None
+
     def start_from_seed(self) -> None:
         """Serve the weights of version 0, which every engine is built with."""
-        if self._touched:
+        if self._touched or self.member.version:
             self.engine.reset_to_seed()
-        self.driver.restored(0, self._first_chain, self._first_chain, None, ())
+        self._serve(Cut(0, self._first_chain, self._first_chain))
         self._event("synced", {"version": 0, "how": "seed", "seconds": 0.0, "bytes": 0})
 
-    async def restore_from(self, donors: Sequence[PeerId]) -> bool:
-        """Fetch a snapshot from the first donor that has one and serve from it. False if none had."""
+    def stay(self) -> None:
+        """Go on with the weights that are here: nobody could hand over newer ones, or the run goes on from these."""
+        member = self.member
+        self._serve(Cut(member.version, member.chain, member.term_chain))
+
+    async def load(self, version: int, *, becomes: int) -> bool:
+        """Serve this peer's checkpoint of `version` as version `becomes`. False if it cannot be used.
+
+        A later `becomes` drops what the stage has learned in between: the run allows it (training.allow_drop).
+        """
+        began = self._now()
+        try:
+            info, data = await self.checkpoints.load(version)
+            await self._take_over(data, version=version, becomes=becomes)
+        except BadCheckpoint:
+            return False  # named already; announced no more
+        except BadMessage as error:
+            path = self.checkpoints.path(version)
+            self.checkpoints.forget(version, BadCheckpoint(path, f"not this stage's state: {error.reason}"))
+            return False
+        cut = info.cut
+        if becomes != version:
+            microbatches = self._around.manifest.training.microbatches
+            self._event("dropped", {
+                "from": version, "to": becomes, "microbatches": (becomes - version) * microbatches,
+                "reason": "nobody had newer state of this stage (training.allow_drop)",
+            })
+            cut = _inexact(cut.chain, "dropped", becomes)
+        self._serve(cut)
+        self._event("synced", {
+            "version": becomes, "how": "checkpoint", "path": self.checkpoints.path(version),
+            "seconds": round(self._now() - began, 3), "bytes": len(data),
+        })
+        return True
+
+    async def reseed(self, before: Sequence[PeerId], after: Sequence[PeerId], *, version: int) -> bool:
+        """Serve a state made from those of the stages beside this one at `version`. False if they are not to be had."""
+        make, began = self._make_anew, self._now()
+        assert make is not None
+        try:
+            old = await self._of_neighbour(self.stage - 1, before, version)
+            new = await self._of_neighbour(self.stage + 1, after, version)
+            data = await asyncio.to_thread(make, self.stage, version=version, before=old, after=new)
+            await self._take_over(data, version=version, becomes=version)
+        except SwarmError as error:
+            self._event("join_failed", {"reason": f"the stage cannot be made from its neighbours: {error}"})
+            return False
+        self._event("dropped", {
+            "from": 0, "to": version, "microbatches": version * self._around.manifest.training.microbatches,
+            "reason": "nobody had state of this stage: made anew from its neighbours (--reseed-from-neighbours)",
+        })
+        self._serve(_inexact(self._first_chain, "reseeded", version))
+        self._event("synced", {
+            "version": version, "how": "neighbours", "seconds": round(self._now() - began, 3), "bytes": len(data),
+        })
+        return True
+
+    async def _of_neighbour(self, stage: int, donors: Sequence[PeerId], version: int) -> memoryview | None:
+        if not donors:
+            return None
+        fetcher = Fetcher(
+            self._around.transport, stage, self._seal,
+            max_bytes=_LARGEST_NEIGHBOUR * self.engine.num_elements + _NAMES_BYTES,
+            failed=lambda donor, error: self._event("join_failed", {"donor": donor, "reason": str(error)}),
+        )
+        return (await fetcher.fetch(lambda: donors, version=version))[1]
+
+    async def _take_over(self, data: bytes | memoryview, *, version: int, becomes: int) -> None:
+        self._touched, self._whole = True, False
+        await self.engine.restore(data, version=version, becomes=becomes)
+
+    def _serve(self, cut: Cut, finished: Finished | None = None, commits: tuple[Commit, ...] = ()) -> None:
+        self._whole = True
+        self.driver.restored(cut.version, cut.chain, cut.term_chain, finished, commits)
+
+    async def restore_from(self, donors: Sequence[PeerId], *, version: int = -1) -> bool:
+        """Take over the state of `version` (-1: the newest) from all who have it, follow until level, and serve.
+
+        False if nobody hands it over.
+        """
         if self._restoring:
             return False
         self._restoring = True
         began = self._now()
         self.driver.suspend()
         try:
-            for donor in donors:
-                try:
-                    num_bytes = await self._restore(donor)
-                except SwarmError as error:
-                    self._say_failed(donor, error)
-                    continue
-                self._failed.clear()
-                self._event("synced", {
-                    "version": self.member.version, "how": "snapshot", "donor": donor,
-                    "seconds": round(self._now() - began, 3), "bytes": num_bytes,
-                })
-                return True
+            level, num_bytes = await self._state.run(
+                lambda: [*donors, *(peer for peer, seen in self.member.view.mates() if seen.synced and not seen.dead)],
+                version=version,
+            )
+        except SwarmError as error:
+            self._event("join_failed", {"reason": str(error)})
             return False
         finally:
             self._restoring = False
+        self._serve(level.cut, level.finished, level.commits)
+        self._event("synced", {
+            "version": self.member.version, "how": "snapshot", "seconds": round(self._now() - began, 3),
+            "bytes": num_bytes,
+        })
+        return True
 
-    def resume(self) -> None:
-        """Nobody could hand over newer state, or not all of it: go on with the weights that are here."""
+    def _stand(self, cut: Cut) -> None:
+        """The engine holds this version now; not to be served before it is level with the others."""
+        self._touched, self._whole = True, False
         member = self.member
-        self.driver.restored(member.version, member.chain, member.term_chain, None, ())
-
-    async def _restore(self, donor: PeerId) -> int:
-        max_bytes = _BYTES_PER_ELEMENT * self.engine.num_elements + _NAMES_BYTES
-        snapshot, data = await fetch_snapshot(self._around.transport, donor, self.stage, max_bytes=max_bytes)
-        self._touched = True
-        await self.engine.restore(memoryview(data), version=snapshot.version)
-        member = self.member
-        member.version, member.chain, member.term_chain = snapshot.version, snapshot.chain, snapshot.term_chain
-        finished, commits = snapshot.finished, snapshot.commits
-        if finished is not None:
-            # A member must hold the step's sum as well, or its commit would have one holder less (rule 18).
-            wanted = Round(member.stamp, finished.id.ballot, finished.id, (), (), (donor,))
-            finished = await self.exchange.collect_from(wanted, donor)
-        self.driver.restored(snapshot.version, snapshot.chain, snapshot.term_chain, finished, commits)
-        return len(data)
-
-    def _say_failed(self, donor: PeerId, error: SwarmError) -> None:
-        """Once per donor and kind of failure until a join succeeds: it is tried again at every heartbeat."""
-        known = donor, type(error), error.facts.get("code")
-        if known not in self._failed:
-            self._failed.add(known)
-            self._event("join_failed", {"donor": donor, "reason": str(error)})
+        member.version, member.chain, member.term_chain = cut.version, cut.chain, cut.term_chain
 
     def _cut(self) -> Cut | None:
         member = self.member
         if not member.synced or member.applying:
             return None
-        return Cut(member.version, member.chain, member.term_chain)
+        return Cut(member.version, member.chain, member.term_chain, member.restart)
 
-    def _sum_and_commits(self) -> tuple[Finished | None, tuple[Commit, ...]]:
-        return self.member.finished, self.member.barrier.known
+    async def _checkpoint(self, version: int) -> tuple[Cut, memoryview] | None:
+        """This peer's checkpoint, to be handed to a mate."""
+        if version not in self.checkpoints.versions:
+            return None
+        try:
+            info, data = await self.checkpoints.load(version)
+        except BadCheckpoint:
+            return None  # named already; announced no more
+        return info.cut, data
+
+    def snapshot(self, request: SnapshotRequest) -> AsyncGenerator[Answer, None]:
+        """Answer one `SnapshotRequest`; see Donor.serve."""
+        self.exchange.trail.wanted()
+        return self.donor.serve(request)
+
+    async def trail(self, request: TrailRequest) -> AsyncGenerator[Answer, None]:
+        """Answer one `TrailRequest`."""
+        member = self.member
+        here = member.stamp if member.synced else None
+        yield self.exchange.follow(request, here, TrailStep(member.finished, member.barrier.known))
 
     # ------------------------------------------------------------ microbatches
 
@@ -226,3 +360,9 @@ class Replica:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _inexact(chain: Chain, how: str, version: int) -> Cut:
+    """Where a stage stands whose state is not that of one process any more: on a chain of its own."""
+    apart = next_chain(chain, f"{how}/{version}".encode())
+    return Cut(version, apart, apart)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Mapping
 
@@ -20,10 +21,10 @@ from swarmnet.messages import Packed
 from swarmnet.net.endpoint import open_endpoint
 from swarmnet.net.stop import stopped_by_signal
 from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
-from swarmnet.peer.peer import Caps, OnEvent, Peer, Tokens
+from swarmnet.peer.peer import OnEvent, Peer, Tokens
+from swarmnet.peer.replica import Caps
 from swarmnet.stage.engine import Engine
-from swarmnet.state.checkpoints import DirectoryDisk, Disk
-from swarmnet.state.cut import Cut
+from swarmnet.state.checkpoints import DirectoryDisk
 from swarmnet.state.disk import CheckpointStore
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import Journal
@@ -121,6 +122,7 @@ async def _serve(
     async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(stopped_by_signal())
         endpoint = await stack.enter_async_context(open_endpoint(config, manifest, run_id(manifest), numerics=numerics))
+        disk = DirectoryDisk(CheckpointStore(config.dir, endpoint.run, numerics=numerics))
         peer = Peer(
             endpoint.me,
             endpoint.run,
@@ -130,9 +132,14 @@ async def _serve(
             directory=endpoint.directory,
             incarnation=endpoint.incarnation,
             record=endpoint.record,
+            signer=endpoint.identity,
             tokens=tokens,
+            disk=disk,
             on_event=on_event,
-            caps=Caps(config.slots, config.caps.memo_bytes),
+            caps=Caps(
+                config.slots, config.caps.memo_bytes, config.caps.keep_checkpoints,
+                functools.partial(_reseed, manifest) if config.reseed_from_neighbours else None,
+            ),
             manifest_toml=to_toml(manifest),
         )
         async with endpoint.serve(wrap.service(peer)), asyncio.TaskGroup() as group:
@@ -141,12 +148,13 @@ async def _serve(
                 "addresses": list(endpoint.transport.addresses), "incarnation": endpoint.incarnation,
                 "links": list(endpoint.links),
             })
-            disk = DirectoryDisk(CheckpointStore(config.dir, peer.run_id, numerics=numerics))
             serving = group.create_task(peer.run())
-            ending = group.create_task(_keep_result(disk, peer, on_event))
+            ending = group.create_task(_keep_result(peer, on_event))
             beside = group.create_task(wrap.beside())
             await stop.wait()
             reason = await peer.drain(config.drain_s)
+            for replica in peer.replicas.values():
+                await replica.checkpoints.write_now()
             for task in (serving, ending, beside):
                 task.cancel()
         on_event("traffic", {"calls": endpoint.transport.traffic.rows()})
@@ -154,18 +162,22 @@ async def _serve(
     return 0
 
 
-async def _keep_result(disk: Disk, peer: Peer, on_event: OnEvent) -> None:
+def _reseed(
+    manifest: Manifest, stage: int, *, version: int, before: bytes | memoryview | None, after: bytes | memoryview | None
+) -> memoryview:
+    from swarmnet.state.reseed import reseed
+
+    return reseed(manifest, stage, version=version, before=before, after=after)
+
+
+async def _keep_result(peer: Peer, on_event: OnEvent) -> None:
     """At the last version: write the final snapshot and say so; the peer goes on serving it read-only."""
     await peer.finished.wait()
     for stage, replica in sorted(peer.replicas.items()):
-        member = replica.member
-        cut = Cut(member.version, member.chain, member.term_chain)
-        path = disk.path(stage, cut.version)
-        found = await disk.open(stage)
-        data = await replica.engine.snapshot()
-        written = await disk.write(stage, cut, data, [info.version for info in found.good])
-        if not written.on_disk:
-            log.warning("snapshot_not_written", path=path, reason=written.problem, bytes_needed=len(data))
+        written = await replica.checkpoints.write_now()
+        if written is None:  # the run went back meanwhile, and will end again
+            continue
         on_event("finished", {
-            "stage": stage, "version": cut.version, "weights_sha256": written.info.sha256, "path": path,
+            "stage": stage, "version": written.info.version, "weights_sha256": written.info.sha256,
+            "path": replica.checkpoints.path(written.info.version),
         })

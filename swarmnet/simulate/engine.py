@@ -265,18 +265,26 @@ class SimulatedEngine:
         await asyncio.sleep(0.01)
         return json.dumps([self.version, self.weights, self.digits]).encode()
 
-    async def restore(self, data: bytes | memoryview, *, version: int) -> None:
+    async def restore(self, data: bytes | memoryview, *, version: int, becomes: int | None = None) -> None:
         """See Engine."""
         found, weights, self.digits = json.loads(bytes(data))
         if found != version:
             raise BadMessage(RejectCode.MALFORMED, "another version's snapshot")
-        self.version, self.weights = found, weights
+        self.version, self.weights = version if becomes is None else becomes, weights
         self.void()
 
     def reset_to_seed(self) -> None:
         """See Engine."""
         self.version, self.weights, self.digits = 0, self.arithmetic.seed(), 0
         self.void()
+
+
+def make_anew(
+    stage: int, *, version: int, before: bytes | memoryview | None, after: bytes | memoryview | None
+) -> bytes:
+    """See MakeAnew: weights that hang on both neighbours'."""
+    beside = [json.loads(bytes(data))[1] for data in (before, after) if data is not None]
+    return json.dumps([version, _hash("anew", stage, version, *beside), 0]).encode()
 
 
 def _pack(values: Sequence[int]) -> Packed:

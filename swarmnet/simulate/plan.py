@@ -26,6 +26,9 @@ class Plan:
     data_at_peers: bool = True
     eval_every: int = 0
     max_void: int = 0
+    checkpoint_every: int = 0
+    allow_drop: bool = False
+    reseed: bool = False
     poison: frozenset[tuple[int, int, int]] = frozenset()
     links: Links = field(default_factory=Links)
     protocol: Protocol = field(default_factory=Protocol)
@@ -48,6 +51,7 @@ def manifest_of(plan: Plan) -> Manifest:
         training=Training(
             total_steps=plan.steps, microbatches=plan.microbatches, microbatch_size=1, sequence_length=1,
             eval_every=plan.eval_every, eval_microbatches=1, max_void=plan.max_void,
+            checkpoint_every=plan.checkpoint_every, allow_drop=plan.allow_drop,
         ),
         protocol=plan.protocol,
         limits=Limits(),

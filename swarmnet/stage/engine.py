@@ -99,8 +99,11 @@ class Engine(Protocol):
         Taken before anything else is computed; costs compute one copy of the state, and no more."""
         ...
 
-    async def restore(self, data: bytes | memoryview, *, version: int) -> None:
-        """Take over a snapshot's state. Raises BadMessage if names, shapes or dtypes do not fit; unchanged then."""
+    async def restore(self, data: bytes | memoryview, *, version: int, becomes: int | None = None) -> None:
+        """Take over a snapshot of `version`, as the weights of version `becomes` (default: the same).
+
+        Raises BadMessage if names, shapes or dtypes do not fit; unchanged then.
+        """
         ...
 
     def reset_to_seed(self) -> None:

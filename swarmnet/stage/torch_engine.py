@@ -248,10 +248,10 @@ class TorchEngine:
         memory, version = await self._round(self._state.copy)
         return self._state.layout.seal(memory, version=version)
 
-    async def restore(self, data: bytes | memoryview, *, version: int) -> None:
+    async def restore(self, data: bytes | memoryview, *, version: int, becomes: int | None = None) -> None:
         """Take over a snapshot's state; read and checked beside the compute thread."""
         tensors = await asyncio.to_thread(self._state.unpack, data, version=version)
-        await self._round(lambda: self._take_over(tensors, version))
+        await self._round(lambda: self._take_over(tensors, version if becomes is None else becomes))
 
     def reset_to_seed(self) -> None:
         """Back to the weights of version 0. Waits for a running job; call it before traffic."""

@@ -92,7 +92,8 @@ class Restarts:
 
     settle_s: how long holders must have stopped appearing before a run that nobody serves begins again. lost_s: how
     long a stage may be without its newest state before the rest of the run goes back for it. allow_drop: a stage takes
-    an older state of its own instead. seed_until: up to this version the seed is as good as a checkpoint.
+    an older state of its own instead. seed_until: up to this version the seed is as good as a checkpoint. floor: the
+    highest number of a restart that a disk remembers.
     """
 
     num_stages: int
@@ -101,15 +102,20 @@ class Restarts:
     allow_drop: bool = False
     seed_until: int = 0
     current: Restart = NO_RESTART
+    floor: int = 0
     _facts: object = None
     _since: float | None = field(default=None)
 
     def hear(self, restart: Restart) -> bool:
         """A restart somebody follows. True if it is the highest so far: follow it."""
-        if not self.current < restart or restart.number > self.current.number + MAX_RESTARTS_AHEAD:
+        if not self.current < restart or restart.number > max(self.current.number, self.floor) + MAX_RESTARTS_AHEAD:
             return False
         self.current, self._since = restart, None
         return True
+
+    def remember(self, number: int) -> None:
+        """A disk remembers a restart of that number: the next one is higher."""
+        self.floor = max(self.floor, number)
 
     def advance(self, holdings: Sequence[Holding], *, now: float) -> Restart | None:
         """A new restart, already followed, if the run cannot go on by itself; None otherwise."""
@@ -126,7 +132,7 @@ class Restarts:
         version = self.common(holdings)
         if version is None:
             return None
-        self.current, self._since = Restart(self.current.number + 1, version), None
+        self.current, self._since = Restart(max(self.current.number, self.floor) + 1, version), None
         return self.current
 
     def uncovered(self, holdings: Sequence[Holding]) -> tuple[int, ...]:
@@ -161,15 +167,18 @@ class Restarts:
                 "of the stages that lack it, or start the peers of the stage that has none with "
                 "--reseed-from-neighbours")
 
-    def source(self, mine: Holding, others: Iterable[Holding]) -> Source:
-        """Where the replica that holds `mine` takes its state from."""
+    def source(self, mine: Holding, others: Iterable[Holding], *, held: int | None = None) -> Source:
+        """Where a replica that serves nothing takes its state from.
+
+        held: the version of what is in its memory all the same.
+        """
         others = tuple(others)
         everyone = (mine, *others)
         mates = [h for h in others if h.stage == mine.stage]
         version = self.current.version
         live = [h for h in mates if h.restart == self.current and h.version is not None]
         beyond = [h for h in live if h.version is not None and h.version > version]
-        if self.current.number and not beyond and mine.version == version:
+        if self.current.number and not beyond and held == version:
             return InPlace()
         if beyond or (live and self.current.number):
             ranked = sorted(beyond or live, key=lambda h: (-(h.version or 0), h.peer))
@@ -218,7 +227,7 @@ class Restarts:
     def _under_way(self, newest: int | None, holdings: Sequence[Holding]) -> bool:
         """Has the last restart been decided so lately that those who can follow it are still loading?"""
         return (
-            bool(self.current.version)
+            bool(self.current.number)
             and (newest is None or newest <= self.current.version)
             and all(self._available(stage, self.current.version, holdings) for stage in range(self.num_stages))
         )
@@ -251,6 +260,14 @@ class Restarts:
         found = [f"served {', '.join(map(str, served))}"] if served else []
         found += [f"on disk {', '.join(map(str, disk))}"] if disk else []
         return " and ".join(found) or "none"
+
+
+def newest_on_disk(holdings: Iterable[Holding], num_stages: int) -> int | None:
+    """The newest version that every stage has on some disk."""
+    versions: list[set[int]] = [set() for _ in range(num_stages)]
+    for held in holdings:
+        versions[held.stage].update(held.disk)
+    return max(set.intersection(*versions), default=None)
 
 
 def _stages(numbers: Sequence[int]) -> str:

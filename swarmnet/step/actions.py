@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from swarmnet.ids import PeerId
+from swarmnet.ids import PeerId, Restart
 from swarmnet.messages import Commit, Control, Round
 
 
@@ -86,6 +86,13 @@ class Resync:
 
 
 @dataclass(frozen=True, slots=True)
+class Follow:
+    """Somebody is under a later restart of the run: whether to follow is the peer's to say."""
+
+    restart: Restart
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Something worth a line in the log."""
 
@@ -94,5 +101,6 @@ class Note:
 
 
 Action = (
-    Send | Broadcast | Granted | Owned | Void | Sum | CollectSum | StopSum | Execute | Apply | Resync | Note
+    Send | Broadcast | Granted | Owned | Void | Sum | CollectSum | StopSum | Execute | Apply | Resync | Follow
+    | Note
 )

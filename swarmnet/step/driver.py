@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import SwarmError
-from swarmnet.ids import PeerId, RoundId
+from swarmnet.ids import PeerId, Restart, RoundId
 from swarmnet.messages import Commit, Control, Finished, Heartbeat, Round
 from swarmnet.net.transport import Transport
 from swarmnet.pipeline.execution import Execution
@@ -34,6 +34,10 @@ class Listener(Protocol):
 
     def on_resync(self, stage: int, donors: tuple[PeerId, ...]) -> None:
         """The replica is behind or forked: fetch a snapshot."""
+        ...
+
+    def on_restart(self, restart: Restart) -> None:
+        """Somebody follows a later restart of the run."""
         ...
 
     def on_local(self, message: Control) -> None:
@@ -64,6 +68,8 @@ class StepDriver:
         self._actions: deque[Action] = deque()
         self._busy = False
         self._round: asyncio.Task[None] | None = None
+        self._settled = asyncio.Event()
+        self._settled.set()
 
     def attach(self, execution: Execution) -> None:
         """Say which pipeline this replica runs (built after the driver, since it claims through it)."""
@@ -98,6 +104,12 @@ class StepDriver:
         self._stop_round()
         self._pipeline.stop()
         self._engine.void()
+
+    async def follow(self, restart: Restart) -> None:
+        """The run goes on from another version: serve nothing until `restored`. Lets a running apply end first."""
+        await self._settled.wait()
+        self.suspend()
+        self.member.follow(restart)
 
     # Claims, for the pipeline
 
@@ -171,11 +183,14 @@ class StepDriver:
             case act.StopSum():
                 self._stop_round()
             case act.Apply():
+                self._settled.clear()
                 self._pipeline.stop()
                 self._exchange.close()
                 self._spawn(self._apply(action))
             case act.Resync(donors, _):
                 self._listener.on_resync(self.member.stage, donors)
+            case act.Follow(restart):
+                self._listener.on_restart(restart)
             case act.Note(event, fields):
                 self._listener.on_event(self.member.stage, event, dict(fields))
 
@@ -232,7 +247,9 @@ class StepDriver:
             "voided": sorted(commit.voided),
         })
         await self._engine.apply(apply.commits)
+        self._exchange.applied(member.stamp, finished, apply.commits)
         actions = member.applied(now=self._now())
+        self._settled.set()
         self._listener.on_event(member.stage, "applied", {
             "step": step, "version": member.version, "chain": member.chain, **_measures(apply.commits),
         })

@@ -7,7 +7,7 @@ knows nothing of tensors: the driver tells it what compute has done.
 
 from __future__ import annotations
 
-from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId, next_chain
+from swarmnet.ids import NO_RESTART, Ballot, Chain, Generation, PeerId, Restart, RoundId, next_chain
 from swarmnet.messages import (
     Claim,
     Commit,
@@ -48,6 +48,7 @@ class Member:
         self.view = View(me, stage, timers)
         self.account = Account(Generation(incarnation, 0))
         self.version, self.chain, self.term_chain = 0, chain, chain
+        self.restart = NO_RESTART
         self.synced = False
         self.progress = 0
         self.queue = 0
@@ -107,6 +108,7 @@ class Member:
             last_commits=self.last_commits if behind else (),
             queue=self.queue,
             draining=self.draining,
+            restart=self.restart,
         )
 
     # ------------------------------------------------------------ events from my own replica
@@ -124,6 +126,11 @@ class Member:
         for commit in commits:
             self.barrier.add(commit)
         return [act.StopSum(), Broadcast(self.heartbeat()), *self._advance(now)]
+
+    def follow(self, restart: Restart) -> None:
+        """The run goes on from another version: nothing said before counts, and I have no state until `restored`."""
+        self.restart, self.synced = restart, False
+        self.view.forget_all()
 
     def claim(self, index: int, *, now: float) -> list[Action]:
         """Work on `index` has begun: ask to count it (rule 3)."""
@@ -266,6 +273,11 @@ class Member:
         return actions + self.keeper.advance(now=now, resend=False)
 
     def _on_heartbeat(self, peer: PeerId, beat: Heartbeat, now: float) -> list[Action]:
+        if beat.restart > self.restart:
+            return [act.Follow(beat.restart)]
+        if beat.restart < self.restart:  # it has no say before it follows; my own heartbeat tells it
+            self.view.forget(peer)
+            return [Send(peer, self.heartbeat(peer))]
         fresh = self.view.hear(peer, beat, now=now)
         actions: list[Action] = [Send(peer, self.heartbeat(peer))] if fresh and self.synced else []
         if not self.synced or not beat.synced:

@@ -86,6 +86,15 @@ class View:
         """Was this still under way when the peer died? Later it means that the death was an error."""
         return seen.dead and now - seen.dead_at < self.timers.suspect_s
 
+    def forget(self, peer: PeerId) -> None:
+        """Know nothing of this peer any more."""
+        for stage in self._seen.values():
+            stage.pop(peer, None)
+
+    def forget_all(self) -> None:
+        """Know nobody."""
+        self._seen.clear()
+
     def forget_silent(self, *, now: float) -> None:
         """Drop what has been dead or silent for ten long silences; a comeback is then a new acquaintance."""
         for stage in self._seen.values():

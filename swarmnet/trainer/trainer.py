@@ -6,11 +6,12 @@ Keeps a window of microbatches in flight, is at most one step ahead, and measure
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import replace
+from typing import Any
 
 from swarmnet.errors import Refused, RejectCode
-from swarmnet.ids import PeerId
+from swarmnet.ids import NO_RESTART, PeerId
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Answer, Control, Fetch, Fetched, Packed, Process, Rejected, Request
 from swarmnet.net.directory import Directory, Record
@@ -52,6 +53,7 @@ class Trainer:
         self._tokens, self._eval_tokens, self._on_event = tokens, eval_tokens, on_event
         self._records: dict[PeerId, Record] = {}
         self._looked = asyncio.Event()
+        self._restart, self._restarted = NO_RESTART, asyncio.Event()
         self._dead: dict[PeerId, int] = {}  # peer -> the incarnation that is gone
         patience = Patience(
             floor_s=manifest.protocol.suspect_s,
@@ -73,8 +75,10 @@ class Trainer:
             await self._refresh()
             self.step = self._newest_version()
             while self.step < total:
-                await self._feed(self.step)
-                self.step = max(self.step + 1, self._newest_version())
+                if await self._unless_restarted(self._feed(self.step)):
+                    self.step = max(self.step + 1, self._newest_version())
+                else:
+                    self.step = self._newest_version()
             if self._to_evaluate(total):
                 await self._evaluate_last(total)
             looking.cancel()
@@ -101,6 +105,18 @@ class Trainer:
         if definite and peer in self._records:
             self._dead[peer] = self._records[peer].incarnation
             self._caller.gone(peer)
+
+    async def _unless_restarted(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Do it to its end, which is True, or until the run goes on from another version."""
+        restart = self._restart
+        async with asyncio.TaskGroup() as group:
+            working = group.create_task(work)
+            turned = group.create_task(self._restarted.wait())
+            await asyncio.wait((working, turned), return_when=asyncio.FIRST_COMPLETED)
+            working.cancel()
+            turned.cancel()
+        self._restarted.clear()
+        return restart == self._restart
 
     # ------------------------------------------------------------ one step
 
@@ -191,8 +207,11 @@ class Trainer:
         )
 
     def _newest_version(self) -> int:
-        versions = [s.version for record in self._records.values() for s in record.stages if s.stage == 0 and s.synced]
-        return max(versions, default=0)
+        versions = [
+            s.version for record in self._records.values() if record.restart == self._restart
+            for s in record.stages if s.stage == 0 and s.synced
+        ]
+        return max(versions, default=self._restart.version)
 
     def _window(self) -> int:
         """Microbatches in flight: what stage 0 says it has room for, and one waiting in front of each replica."""
@@ -213,6 +232,10 @@ class Trainer:
 
     async def _refresh(self) -> None:
         self._records = {record.peer: record for record in await self._directory.records() if record.peer != self.me}
+        newest = max((record.restart for record in self._records.values() if record.stages), default=NO_RESTART)
+        if newest > self._restart:
+            self._restart = newest
+            self._restarted.set()
 
     async def _publishing(self) -> None:
         while True:

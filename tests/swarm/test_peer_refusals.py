@@ -15,9 +15,12 @@ from swarmnet.manifest.schema import Cut, Data, Manifest, Model, Training
 from swarmnet.messages import Answer, Fetch, Gradient, Packed, Part, Process, Rejected, Request, SnapshotRequest, Stamp
 from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.identity import Identity
-from swarmnet.peer.peer import Caps, Peer
+from swarmnet.peer.peer import Peer
+from swarmnet.peer.replica import Caps
 from swarmnet.stage.compute import ComputeThread
 from swarmnet.stage.torch_engine import TorchEngine
+from swarmnet.state.checkpoints import DirectoryDisk
+from swarmnet.state.disk import CheckpointStore
 from swarmnet.wire.codecs import encode
 
 B, T, D, V = 2, 8, 16, 64
@@ -73,7 +76,9 @@ async def peer_and_caller(tmp_path: Path):
     async with open_endpoint(config(tmp_path / "peer"), MANIFEST, run, numerics="cpu") as end:
         peer = Peer(
             end.me, run, MANIFEST, engines, transport=end.transport, directory=end.directory,
-            incarnation=end.incarnation, record=end.record, tokens=lambda step, index: None, on_event=on_event,
+            incarnation=end.incarnation, record=end.record, signer=end.identity,
+            tokens=lambda step, index: None,
+            disk=DirectoryDisk(CheckpointStore(tmp_path / "peer", run)), on_event=on_event,
             caps=Caps(slots=4, memo_bytes=1 << 20),
         )
         async with end.serve(peer), asyncio.TaskGroup() as group:

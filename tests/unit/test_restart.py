@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,15 +66,14 @@ def test_the_last_replica_of_a_stage_comes_back_with_an_older_checkpoint() -> No
     held = [holding("a", 0, version=37, disk=(20, 30)), holding("b", 1, disk=(20, 30))]
     machine = restarts()
     assert decided(machine, held, after_s=LOST_S) == Restart(1, 30)
-    mine, others = held[0], held[1:]
-    assert machine.source(mine, others) == Disk(30)
+    assert machine.source(held[0], held[1:], held=37) == Disk(30)
 
 
 def test_whoever_is_where_the_run_goes_on_stays_there() -> None:
     held = [holding("a", 0, version=30), holding("b", 1, disk=(20, 30))]
     machine = restarts()
     assert decided(machine, held, after_s=LOST_S) == Restart(1, 30)
-    assert machine.source(held[0], held[1:]) == InPlace()
+    assert machine.source(held[0], held[1:], held=held[0].version) == InPlace()
 
 
 def test_a_run_without_checkpoints_so_far_goes_back_to_its_seed() -> None:
@@ -128,7 +129,7 @@ def test_with_leave_to_drop_a_lost_stage_goes_on_alone_from_its_newest_checkpoin
     held = [holding("a", 0, version=37), holding("b", 1, disk=(20, 30)), holding("c", 1, disk=(20,))]
     machine = restarts(allow_drop=True)
     assert decided(machine, held, after_s=LOST_S) == Restart(1, 37)
-    assert machine.source(held[0], held[1:]) == InPlace()
+    assert machine.source(held[0], held[1:], held=held[0].version) == InPlace()
     assert machine.source(held[1], [held[0], held[2]]) == Disk(30)
     assert isinstance(machine.source(held[2], held[:2]), Wait)
     now = machine.current
@@ -187,7 +188,7 @@ def test_all_come_to_serve_one_version_if_every_stage_has_one(swarm: list[Holdin
                 machine.hear(other.restart)
             machine.advance([mine, *others], now=float(now))
             if mine.restart != machine.current or mine.version is None:
-                match machine.source(mine, others):
+                match machine.source(replace(mine, version=None), others, held=mine.version):
                     case InPlace():
                         state[peer] = Holding(peer, mine.stage, machine.current, mine.version, mine.disk)
                     case Disk(version) | MateDisk(version, _):

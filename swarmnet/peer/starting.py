@@ -1,0 +1,182 @@
+"""Gets the replicas of one peer their state: when the process starts, when one lags, and when the run goes back.
+
+Asks `state.restart` where from, does it, and asks again until the replica serves. One task per stage at a time; a
+restart of the run replaces it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from swarmnet.ids import PeerId, Restart
+from swarmnet.net.directory import Record
+from swarmnet.peer.replica import Replica
+from swarmnet.pipeline.relay import Spawn
+from swarmnet.state.restart import (
+    Disk,
+    Holding,
+    InPlace,
+    Live,
+    MateDisk,
+    Reseed,
+    Restarts,
+    Seed,
+    Source,
+    Wait,
+)
+
+Say = Callable[[str, dict[str, object]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What this needs of its peer. look(): read the directory again. news(): my record has changed."""
+
+    me: PeerId
+    records: Callable[[], Mapping[PeerId, Record]]
+    look: Callable[[], Awaitable[None]]
+    say: Say
+    spawn: Spawn
+    news: Callable[[], None]
+
+
+class Starting:
+    """Keeps every replica of a peer supplied with state."""
+
+    def __init__(self, replicas: Mapping[int, Replica], restarts: Restarts, means: Means, *, pause_s: float) -> None:
+        self._replicas, self.restarts, self._means, self._pause_s = replicas, restarts, means, pause_s
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._words: dict[int, str] = {}
+
+    def begin(self) -> None:
+        """The process has started: nobody here has state yet."""
+        for stage in self._replicas:
+            self._replace(stage, self._start(stage))
+
+    def lags(self, stage: int, donors: tuple[PeerId, ...]) -> None:
+        """The replica is behind or on the losing side of a fork."""
+        if not self._busy(stage):
+            self._replace(stage, self._catch_up(stage, donors))
+
+    def hear(self, restart: Restart) -> None:
+        """Somebody is under this restart of the run."""
+        if self.restarts.hear(restart):
+            self._follow("heard of it")
+
+    def consider(self) -> None:
+        """Look at who holds what: may the run be stuck for good?"""
+        for record in list(self._means.records().values()):
+            self.hear(record.restart)
+        holdings = self.everybody()
+        if self.restarts.advance(holdings, now=asyncio.get_running_loop().time()) is not None:
+            self._follow("decided it")
+
+    def everybody(self) -> list[Holding]:
+        """Who holds what: the live peers of all stages, myself included."""
+        mine = [self._mine(stage) for stage in self._replicas]
+        return mine + [
+            self._heard(record, status.stage, status.version if status.synced else None, status.disk, status.reseed)
+            for record in self._means.records().values() if not self._dead(record) for status in record.stages
+        ]
+
+    # ------------------------------------------------------------ inside
+
+    def _mine(self, stage: int) -> Holding:
+        replica = self._replicas[stage]
+        member = replica.member
+        return Holding(
+            self._means.me, stage, member.restart if member.synced else self.restarts.current,
+            member.version if member.synced else None, replica.checkpoints.versions, replica.reseeds,
+        )
+
+    def _heard(
+        self, record: Record, stage: int, version: int | None, disk: tuple[int, ...], reseed: bool
+    ) -> Holding:
+        """What a record says, or a heartbeat that is newer."""
+        restart = record.restart
+        for replica in self._replicas.values():
+            seen = replica.member.view.get(record.peer, stage)
+            if seen is not None and seen.synced and seen.incarnation == record.incarnation:
+                restart, version = replica.member.restart, seen.version
+        return Holding(record.peer, stage, restart, version, disk, reseed)
+
+    def _dead(self, record: Record) -> bool:
+        """Is the process behind this record known to have ended?"""
+        return any(
+            seen is not None and seen.dead and seen.incarnation == record.incarnation
+            for replica in self._replicas.values() for status in record.stages
+            for seen in (replica.member.view.get(record.peer, status.stage),)
+        )
+
+    def _follow(self, why: str) -> None:
+        restart = self.restarts.current
+        self._means.say("restart", {"number": restart.number, "version": restart.version, "reason": why})
+        for stage in self._replicas:
+            self._replace(stage, self._go_back(stage, restart))
+        self._means.news()
+
+    def _busy(self, stage: int) -> bool:
+        task = self._tasks.get(stage)
+        return task is not None and not task.done()
+
+    def _replace(self, stage: int, work: object) -> None:
+        if self._busy(stage):
+            self._tasks[stage].cancel()
+        self._tasks[stage] = self._means.spawn(work)  # type: ignore[arg-type]
+
+    async def _start(self, stage: int) -> None:
+        checkpoints = self._replicas[stage].checkpoints
+        await checkpoints.open()
+        self.restarts.remember(checkpoints.restart.number)
+        await self._bring_up(stage)
+
+    async def _go_back(self, stage: int, restart: Restart) -> None:
+        replica = self._replicas[stage]
+        await replica.driver.follow(restart)
+        replica.checkpoints.go_back(restart)
+        await self._bring_up(stage)
+
+    async def _catch_up(self, stage: int, donors: tuple[PeerId, ...]) -> None:
+        replica = self._replicas[stage]
+        if not await replica.restore_from(donors) and not replica.member.synced:
+            replica.stay()
+
+    async def _bring_up(self, stage: int) -> None:
+        """Ask where from, take it, and again until there is state."""
+        while True:
+            self.consider()
+            mine = self._mine(stage)
+            others = [h for h in self.everybody() if h.peer != mine.peer]
+            source = self.restarts.source(mine, others, held=self._replicas[stage].held)
+            if await self._take(stage, source):
+                self._words.pop(stage, None)
+                self._means.news()
+                return
+            await asyncio.sleep(self._pause_s)
+            await self._means.look()
+
+    async def _take(self, stage: int, source: Source) -> bool:
+        """True if the replica serves now."""
+        replica = self._replicas[stage]
+        match source:
+            case Live(donors):
+                return await replica.restore_from(donors)
+            case InPlace():
+                replica.stay()
+                return True
+            case Disk(version):
+                return await replica.load(version, becomes=self.restarts.current.version)
+            case MateDisk(version, donors):
+                return await replica.restore_from(donors, version=version)
+            case Reseed(before, after):
+                return await replica.reseed(before, after, version=self.restarts.current.version)
+            case Seed():
+                replica.start_from_seed()
+                return True
+            case Wait(words):
+                if self._words.get(stage) != words:
+                    self._words[stage] = words
+                    self._means.say("waiting", {"stage": stage, "reason": words})
+                return False

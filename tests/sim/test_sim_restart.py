@@ -1,0 +1,218 @@
+"""Everybody dies, or the last replica of a stage does: the run goes on from the newest version every stage has."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from swarmnet.ids import PeerId
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Swarm
+from tests.sim.strike import node_of, watched
+
+PLAN = Plan(stages=3, replicas=2, microbatches=4, steps=12, checkpoint_every=2)
+
+
+def kill_everybody(swarm: Swarm) -> list[tuple[PeerId, tuple[int, ...]]]:
+    """SIGKILL of all peers and trainers at one moment; returns who they were."""
+    victims = [(node.peer_id, node.stages) for node in swarm.nodes if node.up]
+    for node in swarm.nodes:
+        if node.up:
+            swarm.kill(node)
+    for trainer in list(swarm.trainers):
+        swarm.kill_trainer(trainer)
+    return victims
+
+
+async def reached(swarm: Swarm, step: int) -> None:
+    """The last stage has committed `step`."""
+    there = asyncio.Event()
+
+    def look(peer: PeerId, event: str, fields: dict[str, object]) -> None:
+        if event == "committed" and (fields["stage"], fields["step"]) == (swarm.plan.stages - 1, step):
+            there.set()
+
+    swarm.hooks.append(look)
+    await there.wait()
+
+
+def versions(swarm: Swarm, event: str, how: str | None = None) -> list[int]:
+    return [
+        fields["version"] for _, _, name, fields in swarm.events
+        if name == event and (how is None or fields.get("how") == how)
+    ]
+
+
+def test_everybody_is_killed_and_comes_back() -> None:
+    swarm = watched(PLAN)
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 6)
+        victims = kill_everybody(swarm)
+        await asyncio.sleep(40.0)  # longer than any record lives
+        for peer, stages in victims:
+            swarm.add(stages, peer)
+        swarm.add_trainer()
+
+    swarm.run(script=script)
+    assert set(versions(swarm, "restart")) == {6}
+    assert versions(swarm, "synced", "checkpoint") == [6] * 6 or set(versions(swarm, "synced", "snapshot")) <= {6}
+
+
+def test_the_last_replica_of_a_stage_comes_back_and_the_others_go_back_to_it() -> None:
+    swarm = watched(Plan(stages=3, replicas=1, microbatches=4, steps=9, checkpoint_every=3))
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 4)
+        victim = swarm.replicas(1)[0]
+        swarm.kill(victim)
+        await asyncio.sleep(2.0)
+        swarm.add((1,), victim.peer_id)
+
+    swarm.run(script=script)
+    assert set(versions(swarm, "restart")) == {3}
+
+
+def test_a_stage_that_never_came_so_far_as_a_checkpoint_goes_back_to_the_seed() -> None:
+    swarm = watched(Plan(stages=2, replicas=1, microbatches=4, steps=6, checkpoint_every=50))
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 2)
+        swarm.kill(swarm.replicas(1)[0])
+        await asyncio.sleep(2.0)
+        swarm.add((1,), "somebody-else")
+
+    swarm.run(script=script)
+    assert set(versions(swarm, "restart")) == {0}
+
+
+def test_a_checkpoint_that_was_altered_is_named_and_an_older_one_used() -> None:
+    swarm = watched(PLAN)
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 6)
+        victims = kill_everybody(swarm)
+        for peer, stages in victims:
+            if 1 in stages:
+                swarm.disks[peer].spoil(1, max(v for stage, v in swarm.disks[peer].files if stage == 1))
+        for peer, stages in victims:
+            swarm.add(stages, peer)
+        swarm.add_trainer()
+
+    swarm.run(script=script)
+    assert swarm.counts["checkpoint_bad"] >= 1
+    assert versions(swarm, "restart")[-1] == 4
+
+
+def test_a_newcomer_without_anything_does_not_start_the_run_again() -> None:
+    """It is there first, and takes the seed; when the others come with what they have, it goes on with them."""
+    swarm = watched(PLAN)
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 6)
+        victims = kill_everybody(swarm)
+        swarm.add((0,), "newcomer")
+        swarm.add_trainer()
+        await asyncio.sleep(5.0)
+        for peer, stages in victims:
+            swarm.add(stages, peer)
+
+    swarm.run(script=script)
+    assert versions(swarm, "restart")[-1] == 6
+    began = next(at for at, _, name, _ in swarm.events if name == "restart")
+    assert min(fields["step"] for at, _, name, fields in swarm.events if name == "committed" and at > began) == 6
+
+
+def test_a_stage_whose_state_nobody_has_is_waited_for_in_words() -> None:
+    swarm = watched(Plan(stages=3, replicas=1, microbatches=4, steps=9, checkpoint_every=2))
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 4)
+        victim = swarm.replicas(1)[0]
+        swarm.kill(victim)
+        swarm.add((1,), "empty-handed")
+        await asyncio.sleep(120.0)
+        assert max(step for _, step in swarm.committed) == 4
+        said = [str(fields["reason"]) for _, _, name, fields in swarm.events if name == "waiting"]
+        assert any("stage 1" in words and "--reseed-from-neighbours" in words for words in said), said
+        swarm.add((1,), victim.peer_id)  # with its checkpoint, the run goes on
+
+    swarm.run(script=script)
+
+
+def test_with_leave_to_drop_the_others_do_not_go_back() -> None:
+    plan = Plan(stages=3, replicas=1, microbatches=4, steps=9, checkpoint_every=3, allow_drop=True)
+    swarm = Swarm(plan, 1)
+    swarm.exact = False  # what is dropped makes the curve another one, and is counted
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 4)
+        victim = swarm.replicas(1)[0]
+        swarm.kill(victim)
+        await asyncio.sleep(1.0)
+        swarm.add((1,), victim.peer_id)
+
+    swarm.run(script=script)
+    dropped = [fields for _, _, name, fields in swarm.events if name == "dropped"]
+    assert [(d["stage"], d["from"], d["microbatches"]) for d in dropped] == [(1, 3, 4 * (dropped[0]["to"] - 3))]
+    assert dropped[0]["to"] in (4, 5)
+    assert {"stage": 0, "version": 9} in [
+        {"stage": f["stage"], "version": f["version"]} for _, _, name, f in swarm.events if name == "applied"
+    ]
+
+
+def test_a_full_disk_is_said_and_costs_nothing_else() -> None:
+    swarm = watched(PLAN)
+
+    async def script(swarm: Swarm) -> None:
+        for disk in swarm.disks.values():
+            disk.full = True
+
+    swarm.run(script=script)
+    assert swarm.counts["checkpoint_failed"] >= 6
+    assert swarm.counts["checkpoint"] == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_swarm_is_killed_again_and_again(seed: int) -> None:
+    """At any moment, in the middle of whatever, some come back late and some under a new name."""
+    rng = random.Random(seed)
+    swarm = watched(Plan(stages=rng.choice([1, 2, 3]), replicas=2, microbatches=4, steps=12, checkpoint_every=2), seed)
+
+    async def script(swarm: Swarm) -> None:
+        for _ in range(3):
+            await asyncio.sleep(rng.uniform(0.5, 6.0))
+            if swarm.done:
+                return
+            victims = kill_everybody(swarm)
+            await asyncio.sleep(rng.uniform(0.0, 40.0))
+            for peer, stages in rng.sample(victims, len(victims)):
+                swarm.add(stages, peer)
+                await asyncio.sleep(rng.expovariate(2.0))
+            if rng.random() < 0.5:
+                swarm.add((rng.randrange(swarm.plan.stages),), f"new-{rng.getrandbits(20)}")
+            swarm.add_trainer()
+
+    swarm.run(script=script, until_s=900.0)
+    assert node_of(swarm, swarm.nodes[-1].peer_id) is not None
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_lost_stage_is_made_from_its_neighbours_where_its_operator_allows_it(lost: int) -> None:
+    swarm = Swarm(Plan(stages=3, replicas=1, microbatches=4, steps=9, checkpoint_every=3, reseed=True), 1)
+    swarm.exact = False  # nothing of what the stage had learned is left
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 4)
+        swarm.kill(swarm.replicas(lost)[0])
+        swarm.add((lost,), "first-comer")
+        swarm.add((lost,), "second-comer")  # both make the same, or one takes it from the other
+
+    swarm.run(script=script)
+    made = [fields for _, _, name, fields in swarm.events if name == "synced" and fields["how"] == "neighbours"]
+    assert made and {f["version"] for f in made} <= {3, 4, 5}
+    assert swarm.counts["dropped"] == len(made)
+    weights = {node.engines[lost].weights for node in swarm.replicas(lost)}
+    assert len(weights) == 1
