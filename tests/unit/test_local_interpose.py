@@ -1,0 +1,207 @@
+"""What stands between a child and its network: holds, cut links, slow links. Memory transports on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from swarmnet.errors import PeerTimeout
+from swarmnet.local.fault import Pace
+from swarmnet.local.interpose import BREAK_S, FaultyService, FaultyTransport, HeldEngine, Interposed
+from swarmnet.local.orders import GoOn, HoldAt, Order, SetLinks, order_of, record
+from swarmnet.messages import ManifestRequest, Packed, Running, SnapshotPiece, SnapshotRequest
+from swarmnet.simulate.clock import VirtualLoop
+
+TOLD = ("hello", "again", "bye")
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(work)
+
+
+class Wire:
+    """A transport that notes what it is told and answers each call with what it was given."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.told: list[tuple[float, str, Any]] = []
+        self.answers = answers
+
+    def tell(self, peer: str, message: Any) -> None:
+        self.told.append((asyncio.get_running_loop().time(), peer, message))
+
+    async def call(self, peer: str, request: Any, payload: Any = (), *, deadline: float) -> Any:
+        for answer in self.answers:
+            yield answer
+
+
+def piece(num_bytes: int) -> Packed:
+    return Packed("uint8", (num_bytes,), bytes(num_bytes))
+
+
+async def collect(transport: FaultyTransport, request: Any = None, payload: Any = (), *, deadline: float = 1e9) -> list:
+    loop = asyncio.get_running_loop()
+    return [(round(loop.time(), 3), answer)
+            async for answer in transport.call("b", request or ManifestRequest(), payload, deadline=deadline)]
+
+
+@pytest.mark.parametrize("order", [
+    HoldAt("a", "forward", 3, "end"), GoOn("a"), SetLinks(), SetLinks(frozenset({"x", "y"}), {"z": Pace(1e5, 0.25)})])
+def test_orders_survive_their_file(order: Order) -> None:
+    name, fields = record(order)
+    assert order_of({"t": 0.0, "event": name, **fields}) == order
+
+
+def test_a_link_as_it_is_passes_everything_at_once() -> None:
+    async def work() -> None:
+        wire = Wire("one", "two")
+        transport = FaultyTransport(wire, Interposed(print))
+        for word in TOLD:
+            transport.tell("b", word)
+        assert [told[2] for told in wire.told] == [*TOLD]
+        assert await collect(transport) == [(0.0, "one"), (0.0, "two")]
+
+    run(work())
+
+
+def test_a_cut_link_loses_what_is_told_and_breaks_calls_after_a_while() -> None:
+    async def work() -> None:
+        wire, between = Wire("one"), Interposed(print)
+        transport = FaultyTransport(wire, between)
+        between.take(SetLinks(frozenset({"b"})))
+        transport.tell("b", "lost")
+        transport.tell("c", "heard")
+        assert [told[1:] for told in wire.told] == [("c", "heard")]
+        with pytest.raises(PeerTimeout):
+            await collect(transport)
+        assert asyncio.get_running_loop().time() == pytest.approx(BREAK_S)
+        with pytest.raises(PeerTimeout):
+            await collect(transport, deadline=BREAK_S + 1.0)
+        assert asyncio.get_running_loop().time() == pytest.approx(BREAK_S + 1.0)
+
+    run(work())
+
+
+def test_a_call_survives_a_short_cut() -> None:
+    async def work() -> None:
+        between = Interposed(print)
+        transport = FaultyTransport(Wire("one"), between)
+        between.take(SetLinks(frozenset({"b"})))
+        asyncio.get_running_loop().call_later(2.0, between.take, SetLinks())
+        assert await collect(transport) == [(2.0, "one")]
+
+    run(work())
+
+
+def test_a_slow_link_delays_in_order_and_paces_payloads_one_after_the_other() -> None:
+    async def work() -> None:
+        wire, between = Wire(SnapshotPiece((piece(100),))), Interposed(print)
+        transport, loop = FaultyTransport(wire, between), asyncio.get_running_loop()
+        between.take(SetLinks(frozenset(), {"b": Pace(100.0, 0.5)}))
+        transport.tell("b", TOLD[0])
+        await asyncio.sleep(0.2)
+        between.take(SetLinks())
+        transport.tell("b", TOLD[1])                   # fast by now, yet not before the first
+        await asyncio.sleep(1.0)
+        transport.tell("b", TOLD[2])
+        assert wire.told == [(0.5, "b", TOLD[0]), (0.5, "b", TOLD[1]), (1.2, "b", TOLD[2])]
+
+        between.take(SetLinks(frozenset(), {"b": Pace(100.0, 0.5)}))
+        began = loop.time()
+        async with asyncio.TaskGroup() as group:
+            both = [group.create_task(collect(transport, payload=(piece(50),))) for _ in range(2)]
+        ends = sorted(task.result()[-1][0] - began for task in both)
+        # 0.5 s for each request, then 1 s for each answer, all on one link; latency once each way.
+        assert ends == pytest.approx([2.5, 3.5], abs=0.01)
+        assert all(isinstance(answer, Running) for task in both for _, answer in task.result()[:-1])
+        with pytest.raises(PeerTimeout):
+            await collect(transport, payload=(piece(10_000),), deadline=loop.time() + 2.0)
+
+    run(work())
+
+
+class Echo:
+    """Engine and Service in one: does nothing, at once."""
+
+    num_elements = 7
+
+    async def forward(self, step: int, index: int, payload: Any, *, train: bool) -> str:
+        return f"{step}.{index}"
+
+    async def contribution(self, start: int, stop: int) -> str:
+        return "mine"
+
+    async def on_call(self, caller: str, request: Any, payload: Any) -> Any:
+        yield SnapshotPiece((piece(1),))
+
+    def on_gone(self, peer: str, *, definite: bool) -> None:
+        self.gone = peer, definite
+
+
+def test_a_child_holds_once_where_it_was_told_to_and_goes_on_when_told() -> None:
+    async def work() -> None:
+        said: list[tuple[str, dict[str, Any]]] = []
+        between = Interposed(lambda event, **fields: said.append((event, fields)))
+        engine = HeldEngine(Echo(), between)
+        assert engine.num_elements == 7
+        between.take(HoldAt("h", "forward", 2, "end"))
+        loop = asyncio.get_running_loop()
+        loop.call_later(3.0, between.take, GoOn("h"))
+        assert await engine.forward(1, 0, (), train=True) == "1.0"
+        assert await engine.forward(2, 0, (), train=False) == "2.0" and said == []
+        async with asyncio.TaskGroup() as group:
+            held = group.create_task(engine.forward(3, 0, (), train=True))
+            await asyncio.sleep(0)
+            assert said == [("reached", {"hold": "h", "phase": "forward", "step": 3})]
+            assert await engine.forward(3, 1, (), train=True) == "3.1" and loop.time() == 0.0
+        assert held.result() == "3.0" and loop.time() == 3.0
+
+    run(work())
+
+
+def test_what_is_revoked_before_it_was_reached_holds_nobody() -> None:
+    async def work() -> None:
+        between = Interposed(print)
+        between.take(HoldAt("h", "averaging", 0, "begin"))
+        between.take(GoOn("h"))
+        assert await HeldEngine(Echo(), between).contribution(0, 1) == "mine"
+
+    run(work())
+
+
+def test_state_is_held_at_both_ends_of_its_way() -> None:
+    async def work() -> None:
+        said: list[str] = []
+        between = Interposed(lambda event, **fields: said.append(fields.get("hold", event)))
+        for phase in ("snapshot", "fetch"):
+            between.take(HoldAt(phase, phase, 5, "end"))
+        loop = asyncio.get_running_loop()
+        loop.call_later(1.0, between.take, GoOn("snapshot"))
+        loop.call_later(2.0, between.take, GoOn("fetch"))
+        service, wire = FaultyService(Echo(), between), Wire(SnapshotPiece((piece(1),)))
+        assert [answer async for answer in service.on_call("a", SnapshotRequest(0), None)] and loop.time() == 1.0
+        transport = FaultyTransport(wire, between)
+        assert await collect(transport, SnapshotRequest(0)) == [(2.0, wire.answers[0])]
+        await collect(transport, SnapshotRequest(0))
+        assert said == ["snapshot", "asking", "fetch"]
+
+    run(work())
+
+
+def test_behind_a_cut_link_death_is_silence() -> None:
+    between, inner = Interposed(print), Echo()
+    service = FaultyService(inner, between)
+    service.on_gone("b", definite=True)
+    assert inner.gone == ("b", True)
+    run(cut(between))
+    service.on_gone("b", definite=True)
+    assert inner.gone == ("b", False)
+
+
+async def cut(between: Interposed) -> None:
+    between.take(SetLinks(frozenset({"b"})))
+
+
