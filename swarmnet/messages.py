@@ -217,6 +217,9 @@ Control = (
 
 # ---------------------------------------------------------------- calls
 
+MAX_PIECES = 1 << 13
+"""Pieces of one copy of a state: their digests take at most 256 KiB."""
+
 
 @dataclass(frozen=True, slots=True)
 class Process:

@@ -1,9 +1,9 @@
 """What a donor says of a copy of its state, and how a joiner tells whether it may believe it.
 
 A copy is cut into pieces. Its description lists the SHA-256 of every piece; the *root* is the hash of that list, and
-the donor's identity key signs the root together with run, stage, version and chain. So a piece can be refused the moment
-it arrives, whoever sent it, and a donor that lied has signed the lie. Equal states give equal bytes (`stage.snapshot`),
-so donors whose roots are equal are sources of one copy. Knows neither network nor disk.
+the donor's identity key signs the root together with run, stage, version and chain. So a piece can be refused the
+moment it arrives, whoever sent it, and a donor that lied has signed the lie. Equal states give equal bytes
+(`stage.snapshot`), so donors whose roots are equal are sources of one copy. Knows neither network nor disk.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from typing import Protocol
 
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId, RunId
-from swarmnet.messages import Snapshot
+from swarmnet.messages import MAX_PIECES, Snapshot
 from swarmnet.state.cut import Cut
 
 PIECE_BYTES = 2 << 20
-"""Of an ordinary copy. Larger ones have larger pieces, so that a description never has more than MOST_PIECES."""
+"""Of an ordinary copy. Larger ones have larger pieces, so that a description never has more than MAX_PIECES."""
 
-MOST_PIECES = 8192
 LARGEST_PIECE_BYTES = 256 << 20
 
 LARGE = 1 << 20
@@ -45,9 +44,9 @@ class Signer(Protocol):
 
 
 def piece_size(num_bytes: int, smallest: int = PIECE_BYTES) -> int:
-    """Bytes of every piece but the last: `smallest`, doubled until the copy has at most MOST_PIECES."""
+    """Bytes of every piece but the last: `smallest`, doubled until the copy has at most MAX_PIECES."""
     size = smallest
-    while size * MOST_PIECES < num_bytes:
+    while size * MAX_PIECES < num_bytes:
         size *= 2
     return size
 
@@ -114,7 +113,7 @@ class Seal:
                 max_bytes=max_bytes, peer=donor,
             )
         fits = 0 < snapshot.piece_bytes <= LARGEST_PIECE_BYTES and (
-            len(snapshot.digests) == _DIGEST_BYTES * num_pieces(snapshot) <= _DIGEST_BYTES * MOST_PIECES
+            len(snapshot.digests) == _DIGEST_BYTES * num_pieces(snapshot) <= _DIGEST_BYTES * MAX_PIECES
         )
         if not fits:
             raise BadMessage(RejectCode.MALFORMED, "a copy whose pieces do not make it up", peer=donor)

@@ -91,14 +91,21 @@ class Fetcher:
 
         Raises NoReplica if nobody hands one over; what has been verified by then serves the next call.
         """
+        until = self._now() + _PATIENCE_S
         while True:
             copy, sources = await self._choose(donors, version)
             self._copy = copy
+            had = len(copy.done)
             pull = _Pull(self, copy, sources, donors)
             await pull.run()
             if pull.complete:
                 self._copy = None
                 return copy.snapshot, copy.data
+            if len(copy.done) > had:
+                until = self._now() + _PATIENCE_S
+            elif self._now() >= until:
+                raise NoReplica("those who describe a copy hand over none of it", stage=self._stage)
+            await asyncio.sleep(_PAUSE_S)
 
     async def _choose(self, donors: Donors, version: int) -> tuple[_Copy, list[PeerId]]:
         """What to fetch, and from whom."""

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from swarmnet.errors import RejectCode
 from swarmnet.ids import RunId
 from swarmnet.messages import (
+    MAX_PIECES,
     Accepted,
     Busy,
     Fetch,
@@ -60,9 +61,6 @@ from swarmnet.wire.pb import calls_pb2 as pb
 from swarmnet.wire.pb import values_pb2
 
 MAX_TOML_CHARS = 1 << 18
-MAX_PIECES = 1 << 13
-"""Pieces of one copy: their digests take at most 256 KiB."""
-
 MAX_TENSORS = 16
 """Tensors in one payload."""
 

@@ -1,331 +1,237 @@
-"""Handing a state over: one consistent copy in pieces, checked by its digest, freed when nobody fetches it any more."""
+"""The donor's side: consistent copies, described and signed, held while they are fetched, bounded, and freed."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from dataclasses import replace
-from typing import Any
 
 import pytest
+from donor_bench import PIECE, SIZE, STAGE, Mate, cut_at, play, state_at
 
-from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
-from swarmnet.ids import Ballot, Chain, PeerId, RoundId
-from swarmnet.messages import (
-    Answer,
-    Finished,
-    Packed,
-    Rejected,
-    Request,
-    Snapshot,
-    SnapshotPiece,
-    SnapshotRequest,
-)
-from swarmnet.simulate.clock import VirtualLoop
-from swarmnet.state import handover
-from swarmnet.state.cut import Cut
-from swarmnet.state.handover import KEEP_S, Donor, fetch_snapshot
-
-DONOR = PeerId("d")
-STAGE = 2
-FINISHED = Finished(RoundId(Ballot(1, DONOR), 1), bytes(32), 10, 1.0, 1.0, ())
-PIECE = 10
+from swarmnet.errors import RejectCode
+from swarmnet.messages import Accepted, Answer, Busy, Rejected, Snapshot, SnapshotPiece, SnapshotRequest
+from swarmnet.state.handover import KEEP_S, LEASE_S, MOST_COPIES, WAIT_S
 
 
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handover, "PIECE_BYTES", PIECE)
+async def answer(mate: Mate, request: SnapshotRequest, *, slow_s: float = 0.0) -> Answer:
+    last = None
+    async for found in mate.donor.serve(request):
+        await asyncio.sleep(slow_s)
+        last = found
+    assert last is not None and not isinstance(last, Accepted)
+    return last
 
 
-def cut_at(version: int) -> Cut:
-    return Cut(version, Chain(f"{version:064x}"), Chain("00" * 32))
+async def described(mate: Mate, version: int = -1) -> Snapshot:
+    found = await answer(mate, SnapshotRequest(STAGE, version))
+    assert isinstance(found, Snapshot), found
+    return found
 
 
-class State:
-    """What a donor hands over: `version` may move while it is copied. Stands for engine and step machine."""
-
-    def __init__(self) -> None:
-        self.version: int | None = 5
-        self.finished: Finished | None = None
-        self.copies = 0
-        self.while_copying: Callable[[], None] = lambda: None
-        self.donor = Donor(STAGE, self, self.cut, lambda: (self.finished, ()))
-
-    def cut(self) -> Cut | None:
-        return None if self.version is None else cut_at(self.version)
-
-    async def snapshot(self) -> bytes:
-        self.copies += 1
-        data = self.bytes_of(self.version)
-        await asyncio.sleep(60.0)
-        self.while_copying()
-        return data
-
-    @staticmethod
-    def bytes_of(version: int | None) -> bytes:
-        return bytes((17 * at + (version or 0)) % 256 for at in range(47))
+async def piece(mate: Mate, copy: Snapshot, number: int, *, slow_s: float = 0.0) -> Answer:
+    return await answer(mate, SnapshotRequest(STAGE, copy.version, copy.root, number), slow_s=slow_s)
 
 
-class Line:
-    """A transport to one donor; `change` sees every answer, `before` every request."""
-
-    def __init__(self, state: State) -> None:
-        self.state = state
-        self.slow_s = 0.0
-        self.asked: list[SnapshotRequest] = []
-        self.before: Callable[[SnapshotRequest], None] = lambda _: None
-        self.change: Callable[[SnapshotRequest, Answer], Answer] = lambda _, answer: answer
-
-    def tell(self, peer: PeerId, message: object) -> None:
-        raise AssertionError("nothing is told")
-
-    async def call(
-        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
-    ) -> AsyncGenerator[Answer, None]:
-        assert peer == DONOR and isinstance(request, SnapshotRequest)
-        self.asked.append(request)
-        self.before(request)
-        async for answer in self.state.donor.serve(request):
-            await asyncio.sleep(self.slow_s)
-            yield self.change(request, answer)
-
-    async def fetch(self, max_bytes: int = 1000) -> tuple[Snapshot, bytearray]:
-        return await fetch_snapshot(self, DONOR, STAGE, max_bytes=max_bytes)
-
-
-def play(story: Coroutine[Any, Any, Any]) -> Any:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(story)
-
-
-def test_a_state_arrives_in_pieces_whatever_its_size_and_however_slow_the_line() -> None:
-    line = Line(State())
-    line.slow_s = 300.0
-    snapshot, data = play(line.fetch())
-    assert data == State.bytes_of(5) and snapshot.digest == hashlib.sha256(data).digest()
-    assert (snapshot.stage, snapshot.version, snapshot.chain) == (STAGE, 5, cut_at(5).chain)
-    pieces = [(piece.start, piece.stop) for piece in line.asked[1:-1]]
-    assert pieces == [(0, 10), (10, 20), (20, 30), (30, 40), (40, 47)]
-    assert line.state.copies == 1
-
-
-def test_an_empty_state_has_no_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(State, "bytes_of", staticmethod(lambda version: b""))
-    snapshot, data = play(Line(State()).fetch())
-    assert snapshot.num_bytes == 0 and data == b""
-
-
-def test_joiners_share_one_copy() -> None:
-    state = State()
-
+def test_a_copy_is_described_signed_and_given_out_in_pieces() -> None:
     async def story() -> None:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(5):
-                group.create_task(Line(state).fetch())
+        mate = Mate()
+        copy = await described(mate)
+        mate.seal.check(copy, donor=mate.peer, stage=STAGE, max_bytes=SIZE)
+        assert (copy.version, copy.chain, copy.num_bytes) == (5, cut_at(5).chain, SIZE)
+        data = b""
+        for number in range(-(-SIZE // PIECE)):
+            found = await piece(mate, copy, number)
+            assert isinstance(found, SnapshotPiece)
+            assert isinstance(found.payload[0].data, memoryview), "a piece is not copied"
+            data += bytes(found.payload[0].data)
+        assert data == state_at(5)
 
     play(story())
-    assert state.copies == 1
 
 
-# ---------------------------------------------------------------- what a donor may do wrong
+def test_joiners_of_one_version_share_one_copy() -> None:
+    async def story() -> None:
+        mate = Mate()
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(described(mate)) for _ in range(5)]
+        assert len({task.result() for task in tasks}) == 1 and mate.copies == 1
 
-
-def only_pieces(change: Callable[[SnapshotPiece], Answer]) -> Callable[[SnapshotRequest, Answer], Answer]:
-    return lambda _, answer: change(answer) if isinstance(answer, SnapshotPiece) else answer
-
-
-def one(data: bytes) -> SnapshotPiece:
-    return SnapshotPiece((Packed("uint8", (len(data),), data),))
-
-
-@pytest.mark.parametrize("change", [
-    only_pieces(lambda piece: one(bytes(len(piece.payload[0].data)))),
-    only_pieces(lambda piece: one(bytes(piece.payload[0].data)[:-1])),
-    only_pieces(lambda piece: one(bytes(piece.payload[0].data) + b"!")),
-    only_pieces(lambda piece: SnapshotPiece()),
-    lambda _, answer: replace(answer, stage=3) if isinstance(answer, Snapshot) else answer,
-    lambda _, answer: replace(answer, num_bytes=40) if isinstance(answer, Snapshot) else answer,
-    lambda request, answer: replace(answer, version=6) if request.digest and isinstance(answer, Snapshot) else answer,
-    lambda request, answer: one(b"") if isinstance(answer, Snapshot) else answer,
-], ids=["other bytes", "too short", "too much", "empty", "other stage", "cut off", "other version", "no header"])
-def test_what_is_not_the_state_described_is_refused(change: Callable[[SnapshotRequest, Answer], Answer]) -> None:
-    line = Line(State())
-    line.change = change
-    with pytest.raises(BadMessage):
-        play(line.fetch())
-
-
-def test_a_piece_that_is_too_long_is_the_last_one_asked_for() -> None:
-    line = Line(State())
-    line.change = only_pieces(lambda piece: one(bytes(1000)))
-    with pytest.raises(BadMessage, match="not the piece"):
-        play(line.fetch())
-    assert len(line.asked) == 2
-
-
-def test_a_state_that_claims_to_be_larger_than_the_stage_costs_no_memory() -> None:
-    line = Line(State())
-    line.change = lambda _, answer: replace(answer, num_bytes=1 << 47) if isinstance(answer, Snapshot) else answer
-    with pytest.raises(BadMessage) as caught:
-        play(line.fetch())
-    assert caught.value.code is RejectCode.TOO_LARGE and len(line.asked) == 1
-    line = Line(State())
-    play(line.fetch(max_bytes=47))
-    with pytest.raises(BadMessage):
-        play(Line(State()).fetch(max_bytes=46))
-
-
-@pytest.mark.parametrize("error", [PeerGone("broken"), PeerTimeout("the peer stalls")])
-def test_a_donor_that_breaks_off_or_stalls_is_given_up(error: Exception) -> None:
-    line = Line(State())
-
-    def fail(request: SnapshotRequest) -> None:
-        if request.start:
-            raise error
-
-    line.before = fail
-    with pytest.raises(type(error)):
-        play(line.fetch())
+    play(story())
 
 
 # ---------------------------------------------------------------- one consistent cut
 
 
 def test_weights_that_moved_while_they_were_copied_are_copied_again() -> None:
-    line = Line(State())
+    async def story() -> None:
+        mate = Mate()
 
-    def move_once() -> None:
-        line.state.version = 6
+        def move_once() -> None:
+            mate.version = 6
 
-    line.state.while_copying = move_once
-    snapshot, data = play(line.fetch())
-    assert snapshot.version == 6 and data == State.bytes_of(6) and line.state.copies == 2
+        mate.while_copying = move_once
+        copy = await described(mate)
+        assert copy.version == 6 and mate.copies == 2
+        found = await piece(mate, copy, 0)
+        assert isinstance(found, SnapshotPiece) and found.payload[0].data == state_at(6)[:PIECE]
+
+    play(story())
 
 
 def test_a_donor_whose_weights_always_move_says_so() -> None:
-    line = Line(State())
+    async def story() -> None:
+        mate = Mate()
 
-    def move() -> None:
-        assert line.state.version is not None
-        line.state.version += 1
+        def move() -> None:
+            assert mate.version is not None
+            mate.version += 1
 
-    line.state.while_copying = move
-    with pytest.raises(Refused) as caught:
-        play(line.fetch())
-    assert caught.value.code is RejectCode.NOT_READY and not line.state.donor.keeps_copy
+        mate.while_copying = move
+        found = await answer(mate, SnapshotRequest(STAGE))
+        assert isinstance(found, Rejected) and found.code is RejectCode.NOT_READY and mate.donor.num_copies == 0
+
+    play(story())
 
 
 @pytest.mark.parametrize("when", ["before", "while copying"])
 def test_a_donor_without_state_says_so(when: str) -> None:
-    line = Line(State())
+    async def story() -> None:
+        mate = Mate(version=None if when == "before" else 5)
 
-    def lose() -> None:
-        line.state.version = None
+        def lose() -> None:
+            mate.version = None
 
-    if when == "before":
-        lose()
-    line.state.while_copying = lose
-    with pytest.raises(Refused) as caught:
-        play(line.fetch())
-    assert caught.value.code is RejectCode.NOT_READY
+        mate.while_copying = lose
+        found = await answer(mate, SnapshotRequest(STAGE))
+        assert isinstance(found, Rejected) and found.code is RejectCode.NOT_READY
 
-
-def test_a_sum_finished_while_the_state_travels_comes_with_it() -> None:
-    line = Line(State())
-
-    def finish(request: SnapshotRequest) -> None:
-        if request.start:
-            line.state.finished = FINISHED
-
-    line.before = finish
-    assert play(line.fetch())[0].finished == FINISHED
+    play(story())
 
 
-def test_a_sum_of_another_version_does_not() -> None:
-    line = Line(State())
+def test_a_donor_that_is_about_to_have_state_is_waited_for() -> None:
+    async def story() -> None:
+        mate = Mate(version=None)
+        asyncio.get_running_loop().call_later(0.5, setattr, mate, "version", 6)
+        assert (await described(mate)).version == 6
 
-    def step(request: SnapshotRequest) -> None:
-        if request.start:
-            line.state.version, line.state.finished = 6, FINISHED
-
-    line.before = step
-    snapshot, data = play(line.fetch())
-    assert snapshot.version == 5 and snapshot.finished is None and data == State.bytes_of(5)
+    play(story())
 
 
-def test_a_newer_copy_replaces_an_older_one() -> None:
-    line = Line(State())
-
-    async def story() -> Answer:
-        old, _ = await line.fetch()
-        line.state.version = 6
-        await line.fetch()
-        [answer] = [answer async for answer in line.state.donor.serve(SnapshotRequest(STAGE, old.digest, 0, 10))]
-        return answer
-
-    assert play(story()) == Rejected(RejectCode.NOT_FOUND, "that copy is gone")
+# ---------------------------------------------------------------- a version asked for by number
 
 
-@pytest.mark.parametrize(("start", "stop"), [(40, 48), (47, 50), (20, 10), (-1, 10)])
-def test_bytes_that_a_copy_does_not_have_are_refused(start: int, stop: int) -> None:
-    line = Line(State())
+def test_a_version_that_comes_next_is_waited_for_and_one_that_is_past_is_not() -> None:
+    async def story() -> None:
+        mate = Mate()
+        asyncio.get_running_loop().call_later(0.9 * WAIT_S, setattr, mate, "version", 6)
+        assert (await described(mate, 6)).version == 6
+        past = await answer(mate, SnapshotRequest(STAGE, 4))
+        assert past == Rejected(RejectCode.NOT_FOUND, "that version is past", 6)
+        far = await answer(mate, SnapshotRequest(STAGE, 60))
+        assert isinstance(far, Rejected) and far.code is RejectCode.NOT_READY
+        assert (await described(mate, 6)).version == 6 and mate.copies == 1
 
-    async def story() -> Answer:
-        found, _ = await line.fetch()
-        request = SnapshotRequest(STAGE, found.digest, start, stop)
-        [answer] = [answer async for answer in line.state.donor.serve(request)]
-        return answer
+    play(story())
 
-    answer = play(story())
-    assert isinstance(answer, Rejected) and answer.code is RejectCode.BAD_SHAPE
+
+def test_a_version_on_disk_is_served_also_by_a_peer_that_has_no_state_yet() -> None:
+    async def story() -> None:
+        mate = Mate(version=None)
+        mate.disk[3] = state_at(3)
+        live = Mate("live", version=3)
+        stored, copied = await described(mate, 3), await described(live, 3)
+        assert stored.root == copied.root, "equal states are one copy, wherever they come from"
+        found = await piece(mate, stored, 1)
+        assert isinstance(found, SnapshotPiece) and found.payload[0].data == state_at(3)[PIECE : 2 * PIECE]
+        assert mate.copies == 0
+
+    play(story())
 
 
 # ---------------------------------------------------------------- memory
 
 
-def test_a_copy_is_freed_when_nobody_has_asked_for_a_while() -> None:
-    line = Line(State())
-
+def test_a_newer_copy_does_not_take_the_place_of_one_that_is_fetched() -> None:
     async def story() -> None:
-        await line.fetch()
-        await asyncio.sleep(0.9 * KEEP_S)
-        assert line.state.donor.keeps_copy
-        await line.fetch()
-        await asyncio.sleep(0.9 * KEEP_S)
-        assert line.state.donor.keeps_copy, "asked for again meanwhile"
-        await asyncio.sleep(0.2 * KEEP_S)
-        assert not line.state.donor.keeps_copy
-        await line.fetch()
+        mate = Mate()
+        old = await described(mate)
+        mate.version = 6
+        await described(mate)
+        assert isinstance(await piece(mate, old, 0), SnapshotPiece)
 
     play(story())
-    assert line.state.copies == 2
+
+
+def test_there_are_never_more_than_two_and_who_needs_a_third_is_told_when() -> None:
+    async def story() -> None:
+        mate = Mate()
+        first = await described(mate)
+        for version in (6, 7):
+            mate.version = version
+            found = await answer(mate, SnapshotRequest(STAGE))
+            assert mate.donor.num_copies <= MOST_COPIES
+        assert found == Busy(LEASE_S, 7)
+        mate.disk[1] = state_at(1)
+        assert isinstance(await answer(mate, SnapshotRequest(STAGE, 1)), Busy), "one from disk is no exception"
+        await asyncio.sleep(0.5 * LEASE_S)
+        await piece(mate, first, 0)
+        await asyncio.sleep(0.6 * LEASE_S)
+        assert (await described(mate)).version == 7, "version 6 has been idle for a lease, version 5 has not"
+        assert isinstance(await piece(mate, first, 1), SnapshotPiece)
+
+    play(story())
 
 
 def test_a_copy_outlives_a_piece_that_takes_long_to_send() -> None:
-    line = Line(State())
-    line.slow_s = 10 * KEEP_S
-
     async def story() -> None:
-        await line.fetch()
-        await asyncio.sleep(1.1 * KEEP_S)
-        assert not line.state.donor.keeps_copy
+        mate = Mate()
+        old = await described(mate)
+        async with asyncio.TaskGroup() as group:
+            sending = group.create_task(piece(mate, old, 0, slow_s=10 * KEEP_S))
+            await asyncio.sleep(9 * KEEP_S)
+            for version in (6, 7):
+                mate.version = version
+                await answer(mate, SnapshotRequest(STAGE))
+        assert isinstance(sending.result(), SnapshotPiece)
+        assert isinstance(await piece(mate, old, 1), SnapshotPiece)
+        await asyncio.sleep(2.1 * KEEP_S)
+        assert mate.donor.num_copies == 0
 
     play(story())
-    assert line.state.copies == 1
 
 
-def test_who_leaves_in_the_middle_leaves_no_copy_behind() -> None:
-    line = Line(State())
-    line.slow_s = 5.0
-
+def test_a_copy_is_freed_when_nobody_has_asked_for_a_while() -> None:
     async def story() -> None:
+        mate = Mate()
+        copy = await described(mate)
+        await asyncio.sleep(0.9 * KEEP_S)
+        await piece(mate, copy, 0)
+        await asyncio.sleep(0.9 * KEEP_S)
+        assert mate.donor.num_copies == 1, "asked for again meanwhile"
+        await asyncio.sleep(0.2 * KEEP_S)
+        assert mate.donor.num_copies == 0
+        assert await piece(mate, copy, 0) == Rejected(RejectCode.NOT_FOUND, "that copy is gone")
+
+    play(story())
+
+
+def test_who_leaves_while_the_copy_is_taken_leaves_none_behind() -> None:
+    async def story() -> None:
+        mate = Mate()
+        mate.copy_s = 100.0
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(80.0):
-                await line.fetch()
-        assert line.state.donor.keeps_copy
-        await asyncio.sleep(1.1 * KEEP_S)
-        assert not line.state.donor.keeps_copy
+            async with asyncio.timeout(10.0):
+                await described(mate)
+        await asyncio.sleep(200.0 + 2 * KEEP_S)
+        assert mate.donor.num_copies == 0
 
     play(story())
-    assert line.state.copies == 1
+
+
+@pytest.mark.parametrize("number", [15, 1 << 12])
+def test_pieces_that_a_copy_does_not_have_are_refused(number: int) -> None:
+    async def story() -> Answer:
+        mate = Mate()
+        return await piece(mate, await described(mate), number)
+
+    found = play(story())
+    assert isinstance(found, Rejected) and found.code is RejectCode.BAD_SHAPE

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.errors import BadMessage, RejectCode
-from swarmnet.ids import Ballot, Generation, PeerId, RoundId, RunId
+from swarmnet.ids import Ballot, Generation, PeerId, Restart, RoundId, RunId
 from swarmnet.messages import (
+    MAX_PIECES,
     Accepted,
     Busy,
     Claim,
@@ -44,9 +45,19 @@ from swarmnet.messages import (
     SnapshotPiece,
     SnapshotRequest,
     Stamp,
+    TrailRequest,
+    TrailStep,
 )
 from swarmnet.wire import convert
-from swarmnet.wire.convert_calls import ANSWERS, REQUESTS, Done, GreetFirst, Hello, Pulse, TensorHeader
+from swarmnet.wire.convert_calls import (
+    ANSWERS,
+    REQUESTS,
+    Done,
+    GreetFirst,
+    Hello,
+    Pulse,
+    TensorHeader,
+)
 from swarmnet.wire.convert_control import CONTROL
 from swarmnet.wire.convert_fields import MAX_INDEXES, from_bitmap, peer_id_from_public_bytes, to_bitmap
 from swarmnet.wire.pb import calls_pb2, control_pb2
@@ -67,6 +78,7 @@ rounds = st.builds(RoundId, ballots, steps)
 incarnations = st.integers(0, (1 << 64) - 1)
 generations = st.builds(Generation, incarnations, steps)
 stamps = st.builds(Stamp, steps, stages, hex32)
+restarts = st.builds(Restart, steps, steps)
 
 
 @st.composite
@@ -124,7 +136,8 @@ requests: dict[type, st.SearchStrategy] = {
         stamps, rounds, st.sampled_from(["contribution", "reduced", "sum"]), spans,
     ),
     SnapshotRequest: st.builds(SnapshotRequest, stages)
-    | st.builds(lambda stage, digest, span: SnapshotRequest(stage, digest, *span), stages, digests32, spans),
+    | st.builds(SnapshotRequest, stages, steps, digests32, st.integers(-1, MAX_PIECES - 1)),
+    TrailRequest: st.builds(TrailRequest, stamps),
     ManifestRequest: st.builds(ManifestRequest),
 }  # fmt: skip
 versions = st.integers(-1, 1 << 53)
@@ -139,8 +152,10 @@ answers: dict[type, st.SearchStrategy] = {
     Fetched: st.builds(Fetched, st.just(()), finite, counts),
     PartData: st.builds(PartData, st.just(()), losses, st.none() | finished),
     Snapshot: st.builds(
-        Snapshot, stages, steps, hex32, hex32, digests32, st.integers(0, 1 << 48), st.none() | finished, several
+        Snapshot, stages, steps, hex32, hex32, restarts, st.integers(0, 1 << 48), st.integers(1, 1 << 48),
+        st.binary(max_size=100), digests32, st.binary(max_size=128),
     ),
+    TrailStep: st.builds(TrailStep, st.none() | finished, several),
     SnapshotPiece: st.builds(SnapshotPiece),
     ManifestData: st.builds(ManifestData, st.text(max_size=100)),
     GreetFirst: st.builds(GreetFirst),

@@ -1,0 +1,289 @@
+"""The joiner's side: a copy from many donors, of whom some are slow, some break, some lie and some come late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from donor_bench import PIECE, RUN, SIZE, STAGE, Line, Mate, cut_at, play, state_at
+
+from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, RejectCode, SwarmError
+from swarmnet.ids import PeerId
+from swarmnet.messages import MAX_PIECES, Answer, Packed, Snapshot, SnapshotPiece, SnapshotRequest
+from swarmnet.simulate.signer import SimulatedSigner
+from swarmnet.state.copies import Seal, num_pieces, piece_size, root_of, span
+from swarmnet.state.fetch import Fetcher, Progress
+from swarmnet.state.handover import KEEP_S, LEASE_S
+
+ALL = -(-SIZE // PIECE)
+
+
+class Joiner:
+    def __init__(self, line: Line, *, max_bytes: int = SIZE) -> None:
+        self.line = line
+        self.errors: list[tuple[PeerId, SwarmError]] = []
+        self.progress: list[Progress] = []
+        self.fetcher = Fetcher(
+            line, STAGE, Seal(RUN, SimulatedSigner(PeerId("me"))), max_bytes=max_bytes,
+            failed=lambda peer, error: self.errors.append((peer, error)), progress=self.progress.append,
+        )
+
+    async def fetch(self, version: int = -1) -> tuple[Snapshot, bytes]:
+        snapshot, data = await self.fetcher.fetch(lambda: sorted(self.line.mates), version=version)
+        return snapshot, bytes(data)
+
+    @property
+    def refused(self) -> set[PeerId]:
+        return {peer for peer, error in self.errors if isinstance(error, BadMessage)}
+
+
+def test_a_copy_arrives_in_pieces_from_everybody_who_has_it() -> None:
+    line = Line(Mate("a"), Mate("b"), Mate("c"))
+    line.slow_s = dict.fromkeys(line.mates, 1.0)
+    joiner = Joiner(line)
+    snapshot, data = play(joiner.fetch())
+    assert data == state_at(5) and (snapshot.version, snapshot.chain) == (5, cut_at(5).chain)
+    assert sorted(line.pieces()) == list(range(ALL)), "each piece once"
+    assert all(len(line.pieces(peer)) >= ALL // 4 for peer in line.mates) and not joiner.errors
+
+
+def test_a_state_arrives_however_slow_the_line() -> None:
+    line = Line(Mate("a"))
+    line.slow_s = {PeerId("a"): 300.0}
+    assert play(Joiner(line).fetch())[1] == state_at(5)
+
+
+def test_an_empty_state_has_no_pieces() -> None:
+    line = Line(Mate("a", size=0))
+    snapshot, data = play(Joiner(line).fetch())
+    assert data == b"" and snapshot.num_bytes == 0 and not line.pieces()
+
+
+def test_what_most_donors_have_is_fetched_and_who_is_a_step_behind_joins_in() -> None:
+    size = 10 * SIZE
+    behind, line = Mate("a", 4, size=size), Line(Mate("b", size=size), Mate("c", size=size))
+    line.mates[behind.peer] = behind
+    line.slow_s = dict.fromkeys(line.mates, 0.4)
+
+    async def story() -> tuple[Snapshot, bytes]:
+        asyncio.get_running_loop().call_later(4.0, setattr, behind, "version", 5)
+        return await Joiner(line, max_bytes=size).fetch()
+
+    snapshot, data = play(story())
+    assert snapshot.version == 5 and data == state_at(5, size)
+    assert line.pieces(behind.peer), "its copy of version 5 was taken when it got there"
+
+
+def test_a_version_asked_for_by_number_comes_from_a_disk() -> None:
+    old, line = Mate("a", None), Line(Mate("b"))
+    old.disk[3] = state_at(3)
+    line.mates[old.peer] = old
+    snapshot, data = play(Joiner(line).fetch(version=3))
+    assert (snapshot.version, data) == (3, state_at(3))
+
+
+# ---------------------------------------------------------------- donors that fail
+
+
+def test_a_donor_that_dies_in_the_middle_loses_its_pieces_to_the_others() -> None:
+    line = Line(Mate("a"), Mate("b"))
+    line.slow_s = dict.fromkeys(line.mates, 1.0)
+
+    def die(peer: PeerId, request: SnapshotRequest) -> None:
+        if len(line.pieces()) > ALL // 2:
+            line.mates.pop(PeerId("b"), None)
+
+    line.before = die
+    assert play(Joiner(line).fetch())[1] == state_at(5)
+    assert len(line.pieces()) <= ALL + 4, "only what it had in flight is fetched again"
+
+
+def test_pieces_survive_the_death_of_all_donors() -> None:
+    line = Line(Mate("a"))
+    line.slow_s = dict.fromkeys((PeerId("a"), PeerId("b")), 1.0)
+
+    def die(peer: PeerId, request: SnapshotRequest) -> None:
+        if len(line.pieces()) > 8:
+            line.mates.pop(PeerId("a"), None)
+
+    line.before = die
+    joiner = Joiner(line)
+
+    async def story() -> bytes:
+        with pytest.raises(NoReplica):
+            await joiner.fetch()
+        had = len(line.pieces())
+        other = line.mates[PeerId("b")] = Mate("b", 9)
+        other.disk[5] = state_at(5)
+        line.before = lambda peer, request: None
+        _, data = await joiner.fetch()
+        assert had + len(line.pieces(other.peer)) <= ALL + 4
+        return data
+
+    assert play(story()) == state_at(5)
+
+
+def test_without_anybody_who_has_the_rest_a_new_copy_is_begun() -> None:
+    line = Line(Mate("a"), Mate("b", 9))
+
+    def die(peer: PeerId, request: SnapshotRequest) -> None:
+        if request.piece >= 5:
+            line.mates.pop(PeerId("a"), None)
+
+    line.before = die
+
+    async def story() -> tuple[Snapshot, bytes]:
+        line.mates[PeerId("b")].version = None
+        asyncio.get_running_loop().call_later(3.0, setattr, line.mates[PeerId("b")], "version", 9)
+        return await Joiner(line).fetch()
+
+    snapshot, data = play(story())
+    assert (snapshot.version, data) == (9, state_at(9))
+
+
+def test_a_slow_donor_does_not_hold_up_the_end() -> None:
+    line = Line(Mate("a"), Mate("b"))
+    line.slow_s = {PeerId("a"): 0.5, PeerId("b"): 1000.0}
+
+    async def story() -> float:
+        for mate in line.mates.values():
+            async for _ in mate.donor.serve(SnapshotRequest(STAGE)):
+                pass
+        began = asyncio.get_running_loop().time()
+        await Joiner(line).fetch()
+        return asyncio.get_running_loop().time() - began
+
+    assert play(story()) < 60.0
+
+
+@pytest.mark.parametrize("error", [PeerGone("broken"), PeerTimeout("the peer stalls")])
+def test_a_donor_that_only_describes_is_given_up(error: Exception) -> None:
+    line = Line(Mate("a"))
+
+    def fail(peer: PeerId, request: SnapshotRequest) -> None:
+        if request.piece >= 0:
+            raise error
+
+    line.before = fail
+
+    async def story() -> None:
+        async with asyncio.timeout(100.0):
+            await Joiner(line).fetch()
+
+    with pytest.raises((NoReplica, TimeoutError)):
+        play(story())
+
+
+def test_nobody_to_ask_is_an_error_in_words() -> None:
+    with pytest.raises(NoReplica, match="nobody hands over"):
+        play(Joiner(Line()).fetch())
+
+
+def test_a_busy_donor_is_asked_again_when_it_said() -> None:
+    mate = Mate("a")
+    line = Line(mate)
+
+    async def story() -> tuple[Snapshot, bytes]:
+        for version in (5, 6):
+            mate.version = version
+            async for _ in mate.donor.serve(SnapshotRequest(STAGE)):
+                pass
+        mate.version = 7
+        return await Joiner(line).fetch()
+
+    snapshot, _ = play(story())
+    assert snapshot.version == 7 and len([r for _, r in line.asked if r.piece < 0]) == 2 and LEASE_S < KEEP_S
+
+
+# ---------------------------------------------------------------- donors that lie
+
+
+def one(data: bytes) -> SnapshotPiece:
+    return SnapshotPiece((Packed("uint8", (len(data),), data),))
+
+
+Change = Callable[[SnapshotRequest, Answer], Answer]
+
+
+def pieces_become(change: Callable[[SnapshotPiece], Answer]) -> Change:
+    return lambda _, answer: change(answer) if isinstance(answer, SnapshotPiece) else answer
+
+
+def described_with(**fields: object) -> Change:
+    return lambda _, answer: replace(answer, **fields) if isinstance(answer, Snapshot) else answer
+
+
+LIES = {
+    "other bytes": pieces_become(lambda piece: one(bytes(len(piece.payload[0].data)))),
+    "too short": pieces_become(lambda piece: one(bytes(piece.payload[0].data)[:-1])),
+    "too much": pieces_become(lambda piece: one(bytes(piece.payload[0].data) + b"!")),
+    "no bytes": pieces_become(lambda piece: SnapshotPiece()),
+    "a description for a piece": lambda request, answer: one(b"") if isinstance(answer, Snapshot) else answer,
+    "another stage": described_with(stage=3),
+    "cut off": described_with(num_bytes=40),
+    "another version": described_with(version=6),
+    "another chain": described_with(chain="ab" * 32),
+    "another root": described_with(root=bytes(32)),
+    "unsigned": described_with(signature=b""),
+    "signed by another": described_with(signature=bytes(32)),
+    "other digests": described_with(digests=bytes(32 * ALL)),
+    "digests of its own": described_with(digests=bytes(32 * ALL), root=root_of(SIZE, PIECE, bytes(32 * ALL))),
+    "larger than the stage": described_with(num_bytes=1 << 47),
+    "one huge piece": described_with(piece_bytes=1 << 47, digests=bytes(32)),
+    "too many pieces": described_with(piece_bytes=1),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_a_lying_donor_is_named_and_the_others_finish(lie: Change) -> None:
+    line = Line(Mate("a"), Mate("b"), Mate("liar"))
+    line.change = lambda peer, request, answer: lie(request, answer) if peer == "liar" else answer
+    line.slow_s = dict.fromkeys(line.mates, 0.1)
+    joiner = Joiner(line)
+    assert play(joiner.fetch())[1] == state_at(5)
+    assert joiner.refused == {PeerId("liar")}
+    assert len(line.pieces(PeerId("liar"))) <= 4, "it is asked for nothing more"
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_nothing_is_taken_from_a_liar_alone(lie: Change) -> None:
+    line = Line(Mate("liar"))
+    line.change = lambda peer, request, answer: lie(request, answer)
+    joiner = Joiner(line)
+    with pytest.raises(NoReplica):
+        play(joiner.fetch())
+    assert joiner.refused == {PeerId("liar")}
+
+
+def test_a_state_that_claims_to_be_larger_than_the_stage_costs_no_memory() -> None:
+    joiner = Joiner(Line(Mate("a")), max_bytes=SIZE - 1)
+    with pytest.raises(NoReplica):
+        play(joiner.fetch())
+    [(_, error)] = joiner.errors
+    assert isinstance(error, BadMessage) and error.code is RejectCode.TOO_LARGE and not joiner.line.pieces()
+
+
+# ---------------------------------------------------------------- progress, and the arithmetic of pieces
+
+
+def test_progress_is_told_at_most_every_second_and_ends_whole() -> None:
+    line = Line(Mate("a"))
+    line.slow_s = {PeerId("a"): 2.5}
+    joiner = Joiner(line)
+    play(joiner.fetch())
+    done = [progress.done_bytes for progress in joiner.progress]
+    assert done == sorted(done) and done[-1] == SIZE == joiner.progress[-1].total_bytes
+    assert 5 <= len(done) <= 15
+    left = [progress.seconds_left for progress in joiner.progress if progress.seconds_left is not None]
+    assert left and left[-1] == 0.0 and left[0] > 1.0
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 2 << 20, (2 << 20) + 1, 1 << 34, 12 << 40])
+def test_pieces_of_any_state_fit_a_description(num_bytes: int) -> None:
+    size = piece_size(num_bytes)
+    copy = Snapshot(0, 0, "", "", cut_at(0).restart, num_bytes, size, b"", b"", b"")
+    assert num_pieces(copy) <= MAX_PIECES
+    if num_bytes:
+        assert span(copy, num_pieces(copy) - 1)[1] == num_bytes and span(copy, num_pieces(copy) - 1)[0] < num_bytes
