@@ -1,0 +1,164 @@
+"""From a link to a place in the run, over real DHT nodes and real gRPC: liars, newcomers at once, and dead ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from swarmnet.config.peer import PeerConfig
+from swarmnet.errors import RejectCode, UsageError
+from swarmnet.ids import first_chain
+from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.file import load, override, to_toml
+from swarmnet.manifest.schema import Manifest
+from swarmnet.messages import ManifestData, ManifestRequest, Rejected
+from swarmnet.net.directory import StageStatus
+from swarmnet.net.endpoint import Endpoint, open_endpoint
+from swarmnet.net.swarm_link import SwarmLink
+from swarmnet.peer import joining
+from swarmnet.peer.joining import Place, find_place
+
+MANIFEST = Manifest(name="genuine")
+RUN = run_id(MANIFEST)
+HONEST, LIE = to_toml(MANIFEST), to_toml(override(MANIFEST, ["training.seed=1"]))
+
+
+@dataclass
+class Gives:
+    """A peer that has a manifest to give, and nothing else."""
+
+    toml: str
+
+    def on_tell(self, caller, message):
+        pass
+
+    async def on_call(self, caller, request, payload):
+        yield ManifestData(self.toml) if request == ManifestRequest() else Rejected(RejectCode.NOT_SERVED)
+
+    def on_gone(self, peer, *, definite):
+        pass
+
+
+@contextlib.asynccontextmanager
+async def peers(
+    tmp_path: Path, *stages: int, toml: str = HONEST, bootstrap: Sequence[str] = ()
+) -> AsyncIterator[list[Endpoint]]:
+    """One endpoint a stage that announces it, gives `toml` and serves nothing."""
+    found: list[Endpoint] = []
+    async with contextlib.AsyncExitStack() as stack:
+        for number, stage in enumerate(stages):
+            first = (*bootstrap, *(address for end in found[:1] for address in end.directory.maddrs))
+            config = PeerConfig(dir=tmp_path / f"stage-{stage}-{number}", host="127.0.0.1", bootstrap=first)
+            end = await stack.enter_async_context(open_endpoint(config, MANIFEST, RUN, numerics="cpu"))
+            await stack.enter_async_context(end.serve(Gives(toml)))
+            status = StageStatus(stage, 3, first_chain(RUN, stage), synced=True, slots=4)
+            await end.directory.publish(replace(end.record(), stages=(status,)))
+            found.append(end)
+        yield found
+
+
+def newcomer(directory: Path, *bootstrap: str, stages: tuple[int, ...] = ()) -> PeerConfig:
+    return PeerConfig(dir=directory, host="127.0.0.1", bootstrap=bootstrap, stages=stages)
+
+
+def link(end: Endpoint, digits: int = 64) -> SwarmLink:
+    return SwarmLink(RUN[:digits], end.directory.maddrs[0])
+
+
+def test_a_link_leads_to_the_neediest_stage_and_the_manifest_stays(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with peers(tmp_path, 0, 0, 1, 2, 2) as found:
+            told: list[tuple[str, str]] = []
+            place = await find_place(
+                newcomer(tmp_path / "me"), link(found[0], digits=12), lambda name, text: told.append((name, text))
+            )
+            kept = tmp_path / "me" / f"run-{RUN[:12]}.toml"
+            assert place.manifest == MANIFEST == load(kept) and place.config.manifest == kept
+            assert place.config.stages == (1,) and place.config.bootstrap == (found[0].directory.maddrs[0],)
+            assert [name for name, _ in told] == ["identity", "swarm", "manifest", "stage"]
+            assert told[1][1].startswith(f"run {RUN[:12]}: ") and "its hash is the run's id" in told[2][1]
+            assert told[3][1] == "1: stage 1 has the fewest replicas, 1"
+
+            again: list[str] = []
+            named = newcomer(tmp_path / "me", stages=(2,))
+            place = await find_place(named, link(found[1]), lambda name, text: again.append(text))
+            assert place.config.stages == (2,) and f"kept in {kept}" in again[2] and again[3] == "2, as you said"
+            with pytest.raises(UsageError, match="there is no stage 3"):
+                await find_place(newcomer(tmp_path / "me", stages=(3,)), link(found[1]), lambda name, text: None)
+
+    asyncio.run(story())
+
+
+def test_a_liar_is_named_and_another_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with peers(tmp_path, 0, toml=LIE) as (liar,):
+            told: list[str] = []
+            with pytest.raises(UsageError, match=r"none of 1 peer gave the .* sent no genuine manifest") as error:
+                await find_place(newcomer(tmp_path / "me"), link(liar), lambda name, text: told.append(text))
+            assert liar.me in str(error.value) and not list((tmp_path / "me").glob("*.toml"))
+
+            async with peers(tmp_path, 1, bootstrap=liar.directory.maddrs) as (honest,):
+                monkeypatch.setattr(
+                    joining.random, "shuffle", lambda asked: asked.sort(key=lambda peer: peer != liar.me)
+                )
+                place = await find_place(newcomer(tmp_path / "me"), link(honest), lambda name, text: told.append(text))
+                assert place.manifest == MANIFEST
+                assert any(liar.me in text and "asking another" in text for text in told)
+
+    asyncio.run(story())
+
+
+def test_newcomers_at_once_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two replicas of two stages and none of the last: five newcomers who see each other make it three each."""
+    monkeypatch.setattr(joining, "SETTLE_S", 4.0)        # until the last of five has started its node
+
+    async def story() -> None:
+        async with peers(tmp_path, 0, 0, 1, 1) as found:
+            places: list[Place] = []
+
+            async def come(number: int) -> None:
+                places.append(await find_place(newcomer(tmp_path / f"me-{number}"), link(found[0]), lambda *_: None))
+
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(5):
+                    tasks.create_task(come(number))
+            taken = sorted(place.config.stages[0] for place in places)
+            assert taken == [0, 1, 2, 2, 2]
+
+    asyncio.run(story())
+
+
+def test_a_link_that_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "LOOK_S", 0.5)
+
+    async def story() -> None:
+        async with peers(tmp_path, 0) as (end,):
+            for wanted, words in (
+                (SwarmLink("cd" * 32, end.directory.maddrs[0]), "nobody who serves a stage of run cdcdcdcdcdcd"),
+                (SwarmLink("cd" * 8, end.directory.maddrs[0]), "nobody announces a run whose id begins with cdcdcd"),
+                (SwarmLink(RUN, f"/ip4/127.0.0.1/tcp/1/p2p/{end.me}"), "nobody answers at /ip4/127.0.0.1/tcp/1"),
+            ):
+                with pytest.raises(UsageError, match=words):
+                    await find_place(newcomer(tmp_path / "me"), wanted, lambda name, text: None)
+
+    asyncio.run(story())
+
+
+def test_a_manifest_file_is_an_invitation_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "LOOK_S", 0.5)
+
+    async def story() -> None:
+        async with peers(tmp_path, 0, 1) as found:
+            config = newcomer(tmp_path / "me", *found[0].directory.maddrs)
+            place = await find_place(config, MANIFEST, lambda name, text: None)
+            assert place.config.stages == (2,) and place.manifest == MANIFEST
+            other = override(MANIFEST, ["cut.stages=1"])         # nobody is in that run yet: whoever comes first begins
+            place = await find_place(config, other, lambda name, text: None)
+            assert place.config.stages == (0,) and place.manifest == other
+
+    asyncio.run(story())
