@@ -90,10 +90,10 @@ Source = Live | InPlace | Disk | MateDisk | Reseed | Seed | Wait
 class Restarts:
     """One peer's view of the run's restarts.
 
-    settle_s: how long holders must have stopped appearing before a run that nobody serves begins again. lost_s: how
-    long a stage may be without its newest state before the rest of the run goes back for it. allow_drop: a stage takes
-    an older state of its own instead. seed_until: up to this version the seed is as good as a checkpoint. floor: the
-    highest number of a restart that a disk remembers.
+    settle_s: how long nothing must have changed before a run that nobody serves begins again. lost_s: how long, before
+    the rest of a run goes back for a stage that is without its newest state; as long as anybody moves, it waits.
+    allow_drop: a stage takes an older state of its own instead. seed_until: up to this version the seed is as good as a
+    checkpoint. floor: the highest number of a restart that a disk remembers.
     """
 
     num_stages: int
@@ -121,7 +121,7 @@ class Restarts:
         """A new restart, already followed, if the run cannot go on by itself; None otherwise."""
         newest = self._newest_served(holdings)
         missing = self.uncovered(holdings)
-        facts = (newest, missing, frozenset((h.peer, h.stage, h.disk, h.reseed) for h in holdings))
+        facts = frozenset(holdings)
         if not missing or not self._begun(holdings) or self._under_way(newest, holdings):
             self._since = None
             return None

@@ -103,6 +103,14 @@ def test_the_highest_restart_is_followed_and_none_far_ahead() -> None:
     assert machine.current == Restart(2, 10)
 
 
+def test_one_who_claims_to_be_far_ahead_does_not_stop_a_run_that_moves() -> None:
+    machine = restarts()
+    for now in range(100):
+        held = [holding("a", 0, version=40 + now, disk=(40,)), holding("b", 1, version=40 + now, disk=(40,)),
+                holding("liar", 1, version=10**6)]
+        assert machine.advance(held, now=float(now)) is None
+
+
 # ------------------------------------------------------------ from where
 
 
