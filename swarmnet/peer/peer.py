@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -46,6 +46,9 @@ OnEvent = Callable[[str, dict[str, object]], None]
 
 _PUBLISH_S, _LOOK_S = 2.0, 1.0
 """How often a peer tells the directory about itself, and looks into it."""
+
+_LAST_WORD_S = 1.0
+"""How long a peer that leaves tries to tell the directory."""
 
 
 class Peer:
@@ -99,6 +102,8 @@ class Peer:
         self._missing: tuple[int, ...] = ()
         self.finished = asyncio.Event()
         self._done_stages: set[int] = set()
+        self._counted: Counter[int] = Counter()
+        self._left = False
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -128,10 +133,19 @@ class Peer:
         )
         return await drain(around, drain_s=drain_s, heartbeat_s=self._timers.heartbeat_s)
 
+    async def leave(self) -> None:
+        """Hear nothing any more, and say for the last time what is here, if that is quick. Then cancel `run`."""
+        self._left = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORD_S):
+                await self._directory.publish(self._status())
+
     # ------------------------------------------------------------ Service: what others ask
 
     def on_tell(self, caller: PeerId, message: Control) -> None:
         """See Service.on_tell."""
+        if self._left:
+            return
         if caller != self.me and caller not in self.records:
             self._look.set()
         if isinstance(message, Heartbeat) or self._takes_part(caller):
@@ -151,6 +165,8 @@ class Peer:
         if isinstance(request, ManifestRequest):
             yield ManifestData(self._toml)
             return
+        if self._left:
+            raise Refused(RejectCode.NOT_SERVED, "this peer has left")
         answers = self._answers(caller, request, payload)
         async with contextlib.aclosing(answers):
             async for answer in answers:
@@ -158,6 +174,8 @@ class Peer:
 
     def on_gone(self, peer: PeerId, *, definite: bool) -> None:
         """See Service.on_gone."""
+        if self._left:
+            return
         for replica in self.replicas.values():
             replica.gone(peer, definite=definite)
 
@@ -217,7 +235,7 @@ class Peer:
             self.replicas[stage].checkpoints.reached()
         if event == "applied":
             replica = self.replicas[stage]
-            self._on_event("executed", {"stage": stage, "executions": replica.execution.executions})
+            self._count(replica)
             last = {commit.stage: commit for commit in replica.member.last_commits}.get(self.manifest.cut.stages - 1)
             if last is not None and last.num_tokens:
                 self._loss = (last.step, last.loss_sum / last.num_tokens)
@@ -226,6 +244,16 @@ class Peer:
             self._done_stages.add(stage)
             if len(self._done_stages) == len(self.replicas):
                 self.finished.set()
+
+    def _count(self, replica: Replica) -> None:
+        """After each step: training forwards so far, and how many indexes this replica has contributed to sums."""
+        finished = replica.member.last_finished
+        if finished is not None:
+            own = (indexes for peer, _, indexes in finished.contributions if peer == self.me)
+            self._counted[replica.stage] += sum(map(len, own))
+        self._on_event("executed", {
+            "stage": replica.stage, "executions": replica.execution.executions, "counted": self._counted[replica.stage],
+        })
 
     def on_resync(self, stage: int, donors: tuple[PeerId, ...]) -> None:
         """See Listener.on_resync."""

@@ -155,6 +155,7 @@ async def _serve(
             reason = await peer.drain(config.drain_s)
             for replica in peer.replicas.values():
                 await replica.checkpoints.write_now()
+            await peer.leave()
             for task in (serving, ending, beside):
                 task.cancel()
         on_event("traffic", {"calls": endpoint.transport.traffic.rows()})

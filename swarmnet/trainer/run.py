@@ -66,7 +66,8 @@ async def _feed(config: PeerConfig, manifest: Manifest, tokens: Tokens, events: 
             feeding.add_done_callback(lambda _: stop.set())
             beside = group.create_task(wrap.beside())
             await stop.wait()
-            reason = "the run is complete" if feeding.done() else "asked to stop"
+            # What is in flight stays with the peers that have it: they finish it without being asked.
+            reason = "the run is complete" if feeding.done() else "asked to stop: peers finish what was sent to them"
             feeding.cancel()
             beside.cancel()
         on_event("stopped", {"reason": reason})
