@@ -1,0 +1,138 @@
+"""One command joins a running swarm of real processes: `swarmnet join LINK` as a stranger would type it.
+
+Two replicas of stage 0, one of stage 1 and a trainer, each a process of its own. The newcomer knows nothing but the
+link; it goes where it is missed, takes part, and the run ends as a single process would have.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from swarmnet.cli.frame import run
+from swarmnet.data.source import load_tokens
+from swarmnet.local.oracle import run_oracle
+from swarmnet.local.starter import child_environment
+from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.file import load
+from swarmnet.telemetry.events import EventReader
+
+STEPS, BEFORE_JOIN = 20, 4
+PATIENCE_S = 120.0
+
+SMALL = ("training.sequence_length=32", "training.microbatch_size=2", "model.hidden_size=64", "training.eval_every=0",
+         "model.intermediate_size=128", "model.head_dim=16", "protocol.idle_index_s=600")
+
+
+class Running:
+    """One `swarmnet COMMAND` as a process, and what it says."""
+
+    def __init__(self, directory: Path, *words: str) -> None:
+        self.directory, self.words = directory, words
+        self.events: list[dict[str, Any]] = []
+        directory.mkdir(parents=True)
+        self.log = directory / "log.txt"
+        self._reader = EventReader(directory / "events.jsonl")
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "swarmnet", *words, "--dir", str(directory), "--host", "127.0.0.1",
+                 "--events", str(directory / "events.jsonl")],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=directory,
+                env=child_environment(os.environ) | {"PYTHONPATH": str(Path(__file__).parents[2])},
+            )
+
+    def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The first event for which it holds, waiting for it. Fails with the log when the process ends before."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            ended = self.process.poll() is not None
+            self.events += self._reader.read()
+            for event in self.events:
+                if holds(event):
+                    return event
+            assert not ended and time.monotonic() < deadline, f"{self.words}:\n{self.log.read_text()}"
+            time.sleep(0.05)
+
+    def says(self, name: str, **fields: object) -> dict[str, Any]:
+        return self.until(lambda event: event["event"] == name and fields.items() <= event.items())
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Starts `swarmnet ...` with a directory of its own name; nothing outlives the test."""
+    started: list[Running] = []
+
+    def begin(name: str, *words: str) -> Running:
+        started.append(Running(tmp_path / name, *words))
+        return started[-1]
+
+    yield begin
+    for each in started:
+        each.process.kill()
+    for each in started:
+        each.process.wait()
+
+
+def test_a_stranger_with_a_link_takes_part_and_changes_nothing(start: Callable[..., Running], tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    settings = [word for setting in SMALL for word in ("--set", setting)]
+    assert run(["init", str(path), "--data", "corpus:small", "--stages", "2", "--steps", str(STEPS), *settings]) == 0
+    manifest = load(path)
+
+    first = start("a", "peer", "--manifest", str(path), "--stage", "0", "--device", "cpu")
+    listening = first.says("listening")
+    known = ("--manifest", str(path), "--bootstrap", listening["dht"][0])
+    second = start("b", "peer", *known, "--stage", "0", "--device", "cpu")
+    third = start("c", "peer", *known, "--stage", "1", "--device", "cpu")
+    trainer = start("trainer", "trainer", *known)
+    third.until(lambda event: event["event"] == "applied" and event["version"] >= BEFORE_JOIN)
+    trainer.stop()                                       # so that the run waits for the newcomer, however slow it is
+
+    (link,) = listening["links"]
+    assert link == f"swarm:{run_id(manifest)}@{listening['dht'][0]}"
+    joiner = start("joiner", "join", link, "--device", "cpu")
+    me = joiner.says("listening")["peer"]
+    synced = joiner.says("synced", stage=1)
+    assert synced["how"] == "snapshot" and BEFORE_JOIN <= synced["version"] < STEPS
+    again = start("another-trainer", "trainer", *known)
+
+    finished = [
+        each.says("finished", stage=stage) for each, stage in ((first, 0), (second, 0), (third, 1), (joiner, 1))
+    ]
+    assert [event["version"] for event in finished] == [STEPS] * 4
+    assert len({event["weights_sha256"] for event in finished[:2]}) == 1
+    assert len({event["weights_sha256"] for event in finished[2:]}) == 1
+    assert again.process.wait(timeout=PATIENCE_S) == 0
+    commits = {event["step"]: event for event in third.events if event["event"] == "committed"}
+    contributed = {
+        step for step, event in commits.items() for peer, indexes in event["contributions"] if peer == me and indexes
+    }
+    assert contributed and min(contributed) <= synced["version"] + 1       # from the next step on
+
+    oracle = run_oracle(manifest, load_tokens("corpus:small"))
+    losses = [commits[step]["loss_sum"] / commits[step]["num_tokens"] for step in range(STEPS)]
+    assert losses == oracle.losses
+    (snapshot,) = joiner.directory.glob(f"snapshots/*/stage-1-step-{STEPS}.safetensors")
+    weights = {name.removeprefix("weights."): value for name, value in load_file(snapshot).items()}
+    compared = [name for name in weights if name in oracle.weights]
+    assert compared and all(torch.equal(weights[name], oracle.weights[name]) for name in compared)
+
+    said = joiner.log.read_text()
+    for words in ("identity  12D3Koo", "3 peers", "its hash is the run's id", "1: stage 1 has the fewest replicas, 1",
+                  "serving   stage 1 from step", "Ctrl+C leaves in good order"):
+        assert words in said, said
+    assert (joiner.directory / f"run-{run_id(manifest)[:12]}.toml").is_file()
+    assert joiner.stop() == 0
