@@ -59,12 +59,14 @@ async def drain(around: Around, *, drain_s: float, heartbeat_s: float) -> str:
 def standing_of(around: Around, replica: Replica, now: float) -> Standing:
     """Where a replica stands, as far as its view goes."""
     member, execution = replica.member, replica.execution
-    heirs = [
+    staying = [
         seen for peer, seen in member.view.mates()
-        if seen.synced and member.view.alive(peer, now=now)
         # Of several that leave at once the lowest stays until somebody else has the state.
-        and (not seen.draining or peer < around.me)
-        and (seen.version > member.version or (seen.version == member.version and seen.chain == member.chain))
+        if seen.synced and member.view.alive(peer, now=now) and (not seen.draining or peer < around.me)
+    ]
+    heirs = [
+        seen for seen in staying
+        if seen.version > member.version or (seen.version == member.version and seen.chain == member.chain)
     ]
     safe = any(seen.version > member.version or seen.committed for seen in heirs)
     return Standing(
@@ -72,6 +74,7 @@ def standing_of(around: Around, replica: Replica, now: float) -> Standing:
         step=member.version,
         idle=not member.synced or member.done or around.over(),
         heirs=len(heirs),
+        followers=len(staying) - len(heirs),
         microbatches=max(len(execution.works), execution.queue),
         counted=0 if safe else len(member.account.owned),
         whole=member.finished is not None,

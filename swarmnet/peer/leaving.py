@@ -19,14 +19,15 @@ class Standing:
     """One replica of the leaving peer, now.
 
     idle: nobody needs it (it has no state, or the run is over). heirs: other replicas of the stage that have its state
-    and stay. microbatches: at work here. counted: in this replica's sum of `step`, which no heir has whole yet.
-    whole: the step's sum is here. applying: the optimizer is at it.
+    and stay. followers: others that stay and have older state. microbatches: at work here. counted: in this replica's
+    sum of `step`, which no heir has whole yet. whole: the step's sum is here. applying: the optimizer is at it.
     """
 
     stage: int
     step: int
     idle: bool = False
     heirs: int = 0
+    followers: int = 0
     microbatches: int = 0
     counted: int = 0
     whole: bool = False
@@ -81,6 +82,8 @@ class Leaving:
         return "; ".join(self._of(standing) for standing in waiting)
 
     def _of(self, standing: Standing) -> str:
+        if not standing.heirs and standing.followers:
+            return f"no other replica of stage {standing.stage} is at version {standing.step} yet"
         if not standing.heirs:
             return (f"no other replica has the state of stage {standing.stage}: waiting for one, "
                     f"{self._drain_s:g} s at most")

@@ -15,7 +15,8 @@ FREE = Standing(stage=0, step=41, heirs=1)
 
 standings = st.builds(
     Standing, stage=st.integers(0, 3), step=st.integers(0, 100), idle=st.booleans(), heirs=st.integers(0, 2),
-    microbatches=st.integers(0, 4), counted=st.integers(0, 8), whole=st.booleans(), applying=st.booleans(),
+    followers=st.integers(0, 2), microbatches=st.integers(0, 4), counted=st.integers(0, 8), whole=st.booleans(),
+    applying=st.booleans(),
 )
 
 
@@ -28,6 +29,7 @@ def decide(*standings: Standing, deserted: bool = False, after_s: float = 1.0):
     (replace(FREE, microbatches=1, counted=5), "1 microbatch left, step 41"),
     (replace(FREE, counted=5), "step 41 is not committed yet, 5 of its microbatches are counted here"),
     (replace(FREE, applying=True), "applying step 41"),
+    (replace(FREE, heirs=0, followers=2), "no other replica of stage 0 is at version 41 yet"),
     (replace(FREE, heirs=0), "no other replica has the state of stage 0: waiting for one, 60 s at most"),
 ])
 def test_it_stays_and_says_why(standing: Standing, words: str) -> None:
