@@ -30,8 +30,9 @@ def test_there_is_an_example_for_everyone() -> None:
 def test_examples_load_and_say_how_they_are_started(path: Path) -> None:
     config = check(PeerConfig, toml.read(path), origin=lambda _: str(path))
     command = {"stage": "peer", "trainer": "trainer", "bootstrap": "bootstrap"}[config.roles[0]]
+    command = "join" if path.stem == "one_gpu_volunteer" else command
     assert f"#   swarmnet {command} --config peer_configs/{path.name}" in path.read_text(encoding="utf-8")
-    assert (config.manifest is None) == (command == "bootstrap")
+    assert (config.manifest is None) == (command in ("bootstrap", "join"))
     assert bool(config.stages) == (command == "peer")
     assert "~" not in str(config.dir)
 
