@@ -1,0 +1,120 @@
+"""Every process of a swarm is killed at once, twice; it goes on from disk with the curve of one that never was.
+
+The second life ends differently: not in the middle of a step of the supervisor's choice, but by killing the supervisor
+itself, whose children die with it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from swarmnet.data.source import load_tokens
+from swarmnet.local.oracle import run_oracle
+from swarmnet.manifest.file import load
+
+STEPS, EVERY, KILL_ALL, KILL_LOCAL = 24, 4, 7, 14
+SETTINGS = (
+    "training.sequence_length=32", "training.microbatch_size=2", "training.eval_every=0", "model.hidden_size=64",
+    "model.intermediate_size=128", "model.head_dim=16", "protocol.heartbeat_s=0.2", "protocol.suspect_s=1.0",
+    "protocol.long_silence_s=4.0",
+)
+
+
+def local(*words: str) -> list[str]:
+    return [sys.executable, "-m", "swarmnet", "local", *words]
+
+
+def rows(out: Path) -> list[tuple[int, float]]:
+    with (out / "loss.csv").open() as file:
+        return [(int(row["step"]), float(row["loss"])) for row in csv.DictReader(file)]
+
+
+def versions(out: Path) -> list[int]:
+    """The newest version that each replica's events mention."""
+    found = []
+    for path in out.glob("peers/s*/events.jsonl"):
+        applied = [json.loads(line) for line in path.read_text().splitlines() if '"applied"' in line]
+        found.append(max((event["version"] for event in applied), default=0))
+    return found
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory) -> Path:
+    """A run in three lives."""
+    out = tmp_path_factory.mktemp("dark") / "out"
+    settings = [word for setting in SETTINGS for word in ("--set", setting)]
+    first = subprocess.run(
+        local("--stages", "3", "--replicas", "2", "--steps", str(STEPS), "--data", "corpus:small", "--out", str(out),
+              "--checkpoint-every", str(EVERY), "--kill-all", str(KILL_ALL), *settings),
+        capture_output=True, text=True, timeout=200)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert f"swarmnet local --resume --out {out}" in first.stdout
+    assert [step for step, _ in rows(out)][-1] in (KILL_ALL - 1, KILL_ALL)
+    assert json.loads((out / "summary.json").read_text())["killed_all"] == KILL_ALL
+
+    with subprocess.Popen(local("--resume", "--out", str(out)), stdout=subprocess.DEVNULL) as second:
+        deadline = time.monotonic() + 200
+        while max(versions(out)) < KILL_LOCAL:                  # a poll of files: there is no event to wait for
+            assert second.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(second.pid, signal.SIGKILL)
+
+    third = subprocess.run(
+        local("--resume", "--out", str(out), "--oracle"), capture_output=True, text=True, timeout=200)
+    assert third.returncode == 0, third.stdout + third.stderr
+    return out
+
+
+def test_the_curve_has_every_step_once_and_is_the_oracle_s(out: Path) -> None:
+    found = rows(out)
+    assert [step for step, _ in found] == list(range(STEPS))
+    oracle = run_oracle(load(out / "run.toml"), load_tokens("corpus:small"))
+    assert [loss for _, loss in found] == oracle.losses
+    checked = 0
+    for path in sorted(out.glob(f"peers/*/snapshots/*/*-step-{STEPS}.safetensors")):
+        for name, value in load_file(path).items():
+            weight = oracle.weights.get(name.removeprefix("weights."))
+            if weight is not None:
+                assert torch.equal(value, weight), (path, name)
+                checked += 1
+    assert checked == 2 * len(oracle.weights)
+
+
+def test_what_was_done_again_was_done_from_the_newest_common_checkpoint(out: Path) -> None:
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["ok"] and summary["resumed"] == 2 and summary["oracle_bit_equal"]
+    assert 1 <= summary["repeated_steps"] <= 2 * (EVERY + 2)
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    began = [number for number, event in enumerate(events) if event["event"] == "began"]
+    assert len(began) == 3
+    for start in began[1:]:
+        synced = [event for event in events[start:] if event["event"] == "synced"][:6]
+        assert {event["stage"] for event in synced} >= {0, 1, 2}
+        assert all(event["version"] > 0 for event in synced)    # nobody began anew from the seed
+
+
+def test_identities_are_kept(out: Path) -> None:
+    peers: dict[str, set[str]] = {}
+    for path in sorted(out.glob("peers/*/events.jsonl")):
+        for line in path.read_text().splitlines():
+            if '"listening"' in line:
+                peers.setdefault(path.parent.name, set()).add(json.loads(line)["peer"])
+    assert len(peers) == 7 and all(len(ids) == 1 for ids in peers.values())
+
+
+def test_a_resumed_run_keeps_its_manifest(tmp_path: Path) -> None:
+    done = subprocess.run(local("--resume", "--out", str(tmp_path), "--steps", "99"), capture_output=True, text=True)
+    assert done.returncode == 2 and "--steps: a resumed run keeps its manifest" in done.stderr
+    done = subprocess.run(local("--resume", "--out", str(tmp_path)), capture_output=True, text=True)
+    assert done.returncode == 2 and "holds no run that could be resumed" in done.stderr
