@@ -44,7 +44,7 @@ class Trail:
         self, engine: Engine, cut: Callable[[], list[tuple[int, int]]], *, most_steps: int = MOST_STEPS,
         most_bytes: int | None = None,
     ) -> None:
-        self._engine, self._pieces, self._most_steps = engine, cut, most_steps
+        self._engine, self._pieces, self.most_steps = engine, cut, most_steps
         self._most_bytes = most_bytes or max(_LEAST_BYTES, _BYTES_PER_ELEMENT * engine.num_elements)
         self._steps: dict[Stamp, _Kept] = {}
         self._until = -1.0
@@ -67,7 +67,7 @@ class Trail:
             self._steps.clear()
             return
         last.data = [await self._engine.finished_sum(start, stop) for start, stop in self._pieces()]
-        while len(self._steps) > self._most_steps or sum(kept.num_bytes for kept in self._steps.values()) > (
+        while len(self._steps) > self.most_steps or sum(kept.num_bytes for kept in self._steps.values()) > (
             self._most_bytes
         ):
             del self._steps[next(iter(self._steps))]

@@ -29,7 +29,7 @@ from swarmnet.pipeline.router import Router
 from swarmnet.pipeline.sources import Sources
 from swarmnet.stage.engine import Engine
 from swarmnet.state.checkpoints import Checkpointer, Disk, Plan
-from swarmnet.state.copies import Seal, Signer
+from swarmnet.state.copies import PIECE_BYTES, Seal, Signer
 from swarmnet.state.cut import Cut
 from swarmnet.state.fetch import Fetcher
 from swarmnet.state.handover import Donor
@@ -82,13 +82,15 @@ class MakeAnew(Protocol):
 class Caps:
     """What the operator allows, per stage: microbatches in flight, bytes remembered, checkpoints kept on disk.
 
-    reseed: how a stage that has no state left anywhere is made from its neighbours; None: not at all.
+    reseed: how a stage that has no state left anywhere is made from its neighbours; None: not at all. piece_bytes: of
+    the pieces in which state is handed over.
     """
 
     slots: int
     memo_bytes: int
     keep_checkpoints: int = 3
     reseed: MakeAnew | None = None
+    piece_bytes: int = PIECE_BYTES
 
 
 def timers_of(manifest: Manifest) -> Timers:
@@ -157,7 +159,9 @@ class Replica:
         )
         self.driver.attach(self.execution)
         seal = Seal(around.run, around.signer)
-        self.donor = Donor(stage, engine, self._cut, seal, stored=self._checkpoint)
+        self.donor = Donor(
+            stage, engine, self._cut, seal, stored=self._checkpoint, piece_bytes=caps.piece_bytes
+        )
         self._state = Restoring(
             around.transport, engine, self.exchange, seal, stage=stage, num_stages=num_stages,
             term_steps=manifest.protocol.keeper_term_steps, stand=self._stand, event=self._event,

@@ -157,15 +157,16 @@ class SimulatedEngine:
     """An Engine on virtual time. Records what it adds, for the invariants.
 
     poison: (stage, step, index) whose forward is not finite. digits: the last digits of the weights, if there are any.
+    state_bytes: of a snapshot, at least.
     """
 
     def __init__(
         self, stage: int, num_stages: int, device: Device, poison: frozenset[tuple[int, int, int]] = frozenset(),
-        *, rounding: bool = False,
+        *, rounding: bool = False, state_bytes: int = 0,
     ) -> None:
         self.stage, self.arithmetic, self.device = stage, Arithmetic(stage, num_stages, rounding), device
         self.numbers = Numbers(rounding)
-        self._poison, self._rounding = poison, rounding
+        self._poison, self._rounding, self._state_bytes = poison, rounding, state_bytes
         self.weights, self.version, self.digits = self.arithmetic.seed(), 0, 0
         self.added: list[int] = []
         self._voids = 0
@@ -263,7 +264,7 @@ class SimulatedEngine:
     async def snapshot(self) -> bytes:
         """See Engine."""
         await asyncio.sleep(0.01)
-        return json.dumps([self.version, self.weights, self.digits]).encode()
+        return json.dumps([self.version, self.weights, self.digits]).encode().ljust(self._state_bytes)
 
     async def restore(self, data: bytes | memoryview, *, version: int, becomes: int | None = None) -> None:
         """See Engine."""

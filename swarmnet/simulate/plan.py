@@ -12,7 +12,8 @@ from swarmnet.simulate.links import Links
 class Plan:
     """What to simulate. forward_s: seconds of a forward (backward and weight pass take as long). poison: (stage, step,
     index) whose forward is not finite, which leaves the index out in every stage. rounding: sums differ in their last
-    digits with the order and grouping they are made in, as in fp32 (default: as in deterministic mode)."""
+    digits with the order and grouping they are made in, as in fp32 (default: as in deterministic mode). state_bytes: of
+    a copy of a stage's state, at least; it travels in pieces of piece_bytes."""
 
     stages: int = 2
     replicas: int = 2
@@ -29,6 +30,8 @@ class Plan:
     checkpoint_every: int = 0
     allow_drop: bool = False
     reseed: bool = False
+    state_bytes: int = 0
+    piece_bytes: int = 1 << 10
     poison: frozenset[tuple[int, int, int]] = frozenset()
     links: Links = field(default_factory=Links)
     protocol: Protocol = field(default_factory=Protocol)

@@ -82,7 +82,8 @@ class Swarm:
         self._processes.append(process)
         device = Device(plan.forward_s * self.slowdown.get(peer_id, 1.0))
         engines = {
-            stage: SimulatedEngine(stage, plan.stages, device, plan.poison, rounding=plan.rounding) for stage in served
+            stage: SimulatedEngine(stage, plan.stages, device, plan.poison, rounding=plan.rounding,
+                                   state_bytes=plan.state_bytes) for stage in served
         }
 
         def own_tokens(step: int, index: int) -> tuple[Packed, ...] | None:
@@ -96,7 +97,8 @@ class Swarm:
             incarnation=incarnation, record=lambda: Record(RUN, peer_id, incarnation, ("memory",), ()),
             signer=SimulatedSigner(peer_id), tokens=own_tokens, disk=self.disks.setdefault(peer_id, SimulatedDisk(RUN)),
             on_event=lambda event, fields: self._on_event(peer_id, event, fields),
-            caps=Caps(plan.slots, plan.memo_bytes, reseed=make_anew if plan.reseed else None),
+            caps=Caps(plan.slots, plan.memo_bytes, reseed=make_anew if plan.reseed else None,
+                      piece_bytes=plan.piece_bytes),
         )
         node = Node(peer_id, served, process, peer, engines)
         self.nodes.append(node)
