@@ -44,7 +44,7 @@ class SimulatedDisk:
                     bad.append(error)
         return Found(tuple(good), tuple(bad))
 
-    async def write(self, stage: int, cut: Cut, data: bytes | memoryview, keep: Collection[int]) -> Written:
+    async def write(self, stage: int, cut: Cut, data: bytes | memoryview) -> Written:
         """See Disk."""
         info = CheckpointInfo(
             run=self._run, stage=stage, version=cut.version, chain=cut.chain, term_chain=cut.term_chain,
@@ -53,12 +53,17 @@ class SimulatedDisk:
         )
         await asyncio.sleep(self.write_s)
         if self.full:
-            return Written(info, on_disk=False, problem="No space left on device")
+            return Written(info, "No space left on device")
         self.files[stage, cut.version] = info, bytes(data)
-        for held, version in list(self.files):
-            if held == stage and version != cut.version and version not in keep:
-                del self.files[held, version]
         return Written(info)
+
+    async def retain(self, stage: int, versions: Collection[int]) -> str | None:
+        """See Disk."""
+        self.files = {
+            (held, version): file for (held, version), file in self.files.items()
+            if held != stage or version in versions
+        }
+        return None
 
     async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
         """See Disk."""

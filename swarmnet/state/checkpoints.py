@@ -36,11 +36,15 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What came of writing a checkpoint. `problem` says in words what went wrong; on_disk: is it there all the same?"""
+    """What came of writing a checkpoint. `problem` says in words why it is not on disk; None: it is."""
 
     info: CheckpointInfo
-    on_disk: bool = True
     problem: str | None = None
+
+    @property
+    def on_disk(self) -> bool:
+        """Is it there?"""
+        return self.problem is None
 
 
 class Disk(Protocol):
@@ -54,8 +58,12 @@ class Disk(Protocol):
         """Tidy up after a crash, and say what is there, verified."""
         ...
 
-    async def write(self, stage: int, cut: Cut, data: bytes | memoryview, keep: Collection[int]) -> Written:
-        """Put a checkpoint on disk; then, and only then, delete the stage's others that are not in `keep`."""
+    async def write(self, stage: int, cut: Cut, data: bytes | memoryview) -> Written:
+        """Put a checkpoint on disk, in place of one of the same version."""
+        ...
+
+    async def retain(self, stage: int, versions: Collection[int]) -> str | None:
+        """Delete the stage's checkpoints but these. Returns what went wrong, in words."""
         ...
 
     async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
@@ -78,9 +86,13 @@ class DirectoryDisk:
         """See Disk."""
         return await asyncio.to_thread(self._open, stage)
 
-    async def write(self, stage: int, cut: Cut, data: bytes | memoryview, keep: Collection[int]) -> Written:
+    async def write(self, stage: int, cut: Cut, data: bytes | memoryview) -> Written:
         """See Disk."""
-        return await asyncio.to_thread(self._write, stage, cut, data, frozenset(keep) | {cut.version})
+        return await asyncio.to_thread(self._write, stage, cut, data)
+
+    async def retain(self, stage: int, versions: Collection[int]) -> str | None:
+        """See Disk."""
+        return await asyncio.to_thread(self._retain, stage, frozenset(versions))
 
     async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
         """See Disk."""
@@ -91,23 +103,24 @@ class DirectoryDisk:
             self.store.clean(stage)
         return self.store.verified(stage)
 
-    def _write(self, stage: int, cut: Cut, data: bytes | memoryview, keep: frozenset[int]) -> Written:
+    def _write(self, stage: int, cut: Cut, data: bytes | memoryview) -> Written:
         with self._one_writes:
-            return self._put(stage, cut, data, keep)
+            info = self.store.describe(stage, cut, data)
+            try:
+                self.store.write(info, data)
+            except OSError as error:
+                return Written(info, error.strerror or str(error))
+            return Written(info)
 
-    def _put(self, stage: int, cut: Cut, data: bytes | memoryview, keep: frozenset[int]) -> Written:
+    def _retain(self, stage: int, versions: frozenset[int]) -> str | None:
         store = self.store
-        info = store.describe(stage, cut, data)
-        try:
-            store.write(info, data)
-        except OSError as error:
-            return Written(info, on_disk=False, problem=error.strerror or str(error))
-        try:
-            store.remove(stage, [old.version for old in store.found(stage).good if old.version not in keep])
-            store.remove_leftovers(stage, below=min(keep))
-        except OSError as error:
-            return Written(info, problem=f"older checkpoints cannot be deleted: {error.strerror or error}")
-        return Written(info)
+        with self._one_writes:
+            try:
+                store.remove(stage, [old.version for old in store.found(stage).good if old.version not in versions])
+                store.remove_leftovers(stage, below=min(versions, default=0))
+            except OSError as error:
+                return f"older checkpoints cannot be deleted: {error.strerror or error}"
+        return None
 
 
 class Checkpointer:
@@ -232,7 +245,7 @@ class Checkpointer:
         cut, data = copy
         self.go_back(cut.restart)
         began = self._now()
-        written = await self._disk.write(self._stage, cut, data, self._to_keep(cut.version))
+        written = await self._disk.write(self._stage, cut, data)
         path, info = self.path(cut.version), written.info
         if not written.on_disk:
             self._held.pop(cut.version, None)
@@ -242,15 +255,17 @@ class Checkpointer:
             })
             return written
         self._held[cut.version] = info
-        self._held = {version: self._held[version] for version in self._to_keep(cut.version)}
+        keep = self._to_keep(cut.version)  # by what the others have by now
+        self._held = {version: held for version, held in self._held.items() if version in keep}
+        problem = await self._disk.retain(self._stage, keep)
         self._on_event("checkpoint", {
             "version": cut.version, "path": path, "bytes": info.num_bytes, "seconds": round(self._now() - began, 3),
-            **({"problem": written.problem} if written.problem else {}),
+            **({"problem": problem} if problem else {}),
         })
         return written
 
     def _to_keep(self, newest: int) -> frozenset[int]:
-        """Which of those held are kept once `newest` is on disk."""
+        """Which of those held are kept, now that `newest` is on disk."""
         found = self._common_now()
         if found is not None:
             self._common = max(found, self._common or 0)  # a record that expires does not undo what was seen

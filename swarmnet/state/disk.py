@@ -199,15 +199,29 @@ class CheckpointStore:
     def write(self, info: CheckpointInfo, data: bytes | memoryview) -> None:
         """Put a checkpoint on disk, in place of one of the same stage and version.
 
-        Raises OSError (full, read-only, ...): the checkpoint is then absent, all others are untouched.
+        Where the same data lie already, only the JSON is replaced: the state that a run has just gone back to is never
+        absent. Raises OSError (full, read-only, ...): the checkpoint is then absent or the old one, all others are
+        untouched.
         """
         _make_folder(self.folder)
         told = self.info_path(info.stage, info.version)
-        if os.path.lexists(told):
-            told.unlink()
-            _sync_folder(self.folder)  # else the old JSON could outlive a crash and speak of the new data
-        _put(self.data_path(info.stage, info.version), data)
+        if not self._holds(info):
+            if os.path.lexists(told):
+                told.unlink()
+                _sync_folder(self.folder)  # else the old JSON could outlive a crash and speak of the new data
+            _put(self.data_path(info.stage, info.version), data)
         _put(told, info.model_dump_json(indent=1).encode() + b"\n")
+
+    def _holds(self, info: CheckpointInfo) -> bool:
+        """Is there a sound checkpoint with the same data?"""
+        try:
+            old = self._info(info.stage, info.version)
+            if (old.sha256, old.num_bytes) != (info.sha256, info.num_bytes):
+                return False
+            self.verify(old)
+        except BadCheckpoint:
+            return False
+        return True
 
     def remove(self, stage: int, versions: Collection[int]) -> None:
         """Delete these checkpoints; the JSON first, so that none is left half. Raises OSError."""

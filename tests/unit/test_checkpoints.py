@@ -28,11 +28,11 @@ class Watched(SimulatedDisk):
 
     writing = False
 
-    async def write(self, stage: int, cut: Cut, data: bytes | memoryview, keep: Collection[int]) -> Written:
+    async def write(self, stage: int, cut: Cut, data: bytes | memoryview) -> Written:
         assert not self.writing, "two writes at once"
         self.writing = True
         try:
-            return await super().write(stage, cut, data, keep)
+            return await super().write(stage, cut, data)
         finally:
             self.writing = False
 
@@ -138,6 +138,22 @@ def test_only_the_last_ones_stay_and_never_without_the_common_one(disk: Watched)
             replica.common = 40
             await replica.train(1)
         assert written(disk) == [40, 45] == list(replica.checkpointer.versions)
+
+    play(story())
+
+
+def test_what_becomes_common_while_one_is_written_stays(disk: Watched) -> None:
+    async def story() -> None:
+        replica = Replica(disk, keep=1)
+        async with replica.running():
+            replica.common = 10
+            await replica.train(39)
+            assert written(disk) == [10, 20, 30]
+            disk.write_s = 4.0
+            await replica.train(2)                 # 40 is on its way
+            replica.common = 30
+            await replica.train(4)
+        assert written(disk) == [30, 40] == list(replica.checkpointer.versions)
 
     play(story())
 
@@ -272,7 +288,7 @@ def test_leaving_copies_again_if_the_state_moved(disk: Watched) -> None:
 async def filled(disk: SimulatedDisk, *cuts: tuple[int, Restart]) -> None:
     for version, restart in cuts:
         cut = Cut(version, Chain(f"{version:064x}"), Chain("00" * 32), restart)
-        await disk.write(STAGE, cut, Replica.state(version), range(1000))
+        await disk.write(STAGE, cut, Replica.state(version))
 
 
 def test_what_an_earlier_process_left_is_verified_and_the_bad_one_named(disk: Watched) -> None:
@@ -405,8 +421,8 @@ def test_old_checkpoints_that_cannot_be_deleted_do_not_spoil_the_new_one(
         monkeypatch.setattr(CheckpointStore, "remove", refuse)
         for version in (11, 12, 13, 14):
             result = await reach(replica, version)
-        assert result.on_disk and result.problem == "older checkpoints cannot be deleted: Operation not permitted"
-        assert replica.of("checkpoint")[-1]["problem"] == result.problem
+        problem = "older checkpoints cannot be deleted: Operation not permitted"
+        assert result.on_disk and replica.of("checkpoint")[-1]["problem"] == problem
         assert 14 in replica.checkpointer.versions
 
     in_directory(tmp_path, story)

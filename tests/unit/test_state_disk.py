@@ -243,15 +243,8 @@ def test_a_checkpoint_held_open_outlives_its_deletion(store: CheckpointStore) ->
 CALLS = ("os.fsync", "pathlib.Path.replace", "pathlib.Path.open", "pathlib.Path.unlink")
 
 
-@pytest.mark.parametrize("nth", range(12))
-@pytest.mark.parametrize("call", CALLS)
-def test_a_write_that_fails_anywhere_leaves_no_lie(
-    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, call: str, nth: int
-) -> None:
-    """The n-th call of one kind fails for want of space: 50 is then the new one or absent or bad, never wrong."""
-    put(store, 40)
-    put(store, 50)
-    new = store.describe(STAGE, cut_at(50), b"new" * 100)
+def fail(patch: pytest.MonkeyPatch, call: str, nth: int) -> None:
+    """The n-th call of one kind fails for want of space."""
     module: object = os if call.startswith("os.") else Path
     name = call.rpartition(".")[2]
     real, calls = getattr(module, name), iter(range(100))
@@ -261,8 +254,20 @@ def test_a_write_that_fails_anywhere_leaves_no_lie(
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(*args, **kwargs)
 
+    patch.setattr(module, name, full)
+
+
+@pytest.mark.parametrize("nth", range(12))
+@pytest.mark.parametrize("call", CALLS)
+def test_a_write_that_fails_anywhere_leaves_no_lie(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, call: str, nth: int
+) -> None:
+    """50 is then the old one, the new one, absent or bad: never wrong."""
+    put(store, 40)
+    put(store, 50)
+    new = store.describe(STAGE, cut_at(50), b"new" * 100)
     with monkeypatch.context() as patch, contextlib.suppress(OSError):
-        patch.setattr(module, name, full)
+        fail(patch, call, nth)
         store.write(new, b"new" * 100)
     for info in store.verified(STAGE).good:
         expected = (b"new" * 100,) if info == new else (data_of(info.version),)
@@ -297,8 +302,25 @@ def test_data_are_synced_before_the_json_that_vouches_for_them(
         f"sync .{data}.tmp", f"rename {data}", f"sync {folder}", f"sync .{told}.tmp", f"rename {told}", f"sync {folder}"
     ]
     story.clear()
-    put(store, 5)
+    store.write(store.describe(STAGE, cut_at(5), b"other"), b"other")
     assert story[0] == f"sync {folder}"                      # the old JSON is gone for good before the data change
+
+
+@pytest.mark.parametrize("nth", range(8))
+@pytest.mark.parametrize("call", CALLS)
+def test_the_state_a_run_went_back_to_is_never_absent(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, call: str, nth: int
+) -> None:
+    """It is written again under its restart by everybody at once, and may be the only one that all stages have."""
+    old = put(store, 50)
+    new = store.describe(STAGE, cut_at(50, Restart(1, 50)), data_of(50))
+    with monkeypatch.context() as patch, contextlib.suppress(OSError):
+        fail(patch, call, nth)
+        store.write(new, data_of(50))
+    (found,) = store.verified(STAGE).good
+    assert found in (old, new) and bytes(store.load(STAGE, 50)[1]) == data_of(50)
+    store.write(new, data_of(50))
+    assert store.verified(STAGE).good == (new,)
 
 
 def test_what_a_crash_left_is_cleaned_for_the_own_stage_only(store: CheckpointStore) -> None:
