@@ -44,37 +44,6 @@ class Found:
     bad: tuple[BadCheckpoint, ...] = ()
 
 
-class OpenCheckpoint:
-    """The data of one checkpoint, held open. Any thread may read; `close` it."""
-
-    def __init__(self, info: CheckpointInfo, path: Path, handle: int) -> None:
-        self.info, self.cut, self.num_bytes = info, info.cut, info.num_bytes
-        self._path, self._handle = path, handle
-
-    def read(self, start: int, stop: int) -> bytes:
-        """Bytes [start, stop). Raises OSError."""
-        data = os.pread(self._handle, stop - start, start)
-        if len(data) != stop - start:
-            raise OSError(errno.EIO, "became shorter while it was read", str(self._path))
-        return data
-
-    def digest(self) -> str:
-        """SHA-256 of the data. Raises BadCheckpoint."""
-        digest = hashlib.sha256()
-        try:
-            for start in range(0, self.num_bytes, _CHUNK):
-                digest.update(self.read(start, min(start + _CHUNK, self.num_bytes)))
-        except OSError as error:
-            raise BadCheckpoint(self._path, error.strerror or str(error)) from error
-        return digest.hexdigest()
-
-    def close(self) -> None:
-        """Nobody reads it any more. Idempotent."""
-        handle, self._handle = self._handle, -1
-        if handle >= 0:
-            os.close(handle)
-
-
 class CheckpointStore:
     """The checkpoints of one run under a peer's directory; a peer may serve one run after another from it."""
 
@@ -112,7 +81,11 @@ class CheckpointStore:
 
     def verify(self, info: CheckpointInfo) -> None:
         """Read a checkpoint through. Raises BadCheckpoint."""
-        self.open(info.stage, info.version).close()
+        digest = hashlib.sha256()
+        with self._data(info) as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+        self._check(info, digest.hexdigest())
 
     def verified(self, stage: int) -> Found:
         """What is there and holds what it should."""
@@ -139,19 +112,6 @@ class CheckpointStore:
                 digest.update(piece)
         self._check(info, digest.hexdigest())
         return info, data
-
-    def open(self, stage: int, version: int) -> OpenCheckpoint:
-        """One checkpoint to read from, verified; readable also once it is deleted. Raises BadCheckpoint."""
-        info = self._info(stage, version)
-        with self._data(info) as file:
-            handle = os.dup(file.fileno())
-        opened = OpenCheckpoint(info, self.data_path(stage, version), handle)
-        try:
-            self._check(info, opened.digest())
-        except BaseException:
-            opened.close()
-            raise
-        return opened
 
     def _names(self, stage: int) -> dict[int, set[str]]:
         """version -> halves that are there. Raises OSError."""
