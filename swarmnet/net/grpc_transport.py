@@ -41,6 +41,7 @@ class GrpcTransport:
 
     run: None for somebody who joins and can only ask for a manifest. addresses: where a peer listens (multiaddrs),
     asked at every dial. announce: addresses to publish instead of the one bound. `service` must be set before `start`.
+    listens: False for somebody who only calls, and then has no port.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class GrpcTransport:
         host: str = "127.0.0.1",
         port: int = 0,
         announce: Sequence[Address] = (),
+        listens: bool = True,
         numerics: str = "",
         config: GrpcConfig = GrpcConfig(),  # noqa: B008
         greeter: Greeter | None = None,
@@ -73,7 +75,7 @@ class GrpcTransport:
         self._tasks: set[asyncio.Task[None]] = set()
         self._group = asyncio.TaskGroup()
         self._listener: grpc.aio.Server | None = None
-        self._closing = False
+        self._listens, self._started, self._closing = listens, False, False
 
     # ------------------------------------------------------------ life
 
@@ -81,6 +83,13 @@ class GrpcTransport:
         """Bind the port and answer calls. Raises UsageError if the port cannot be bound."""
         assert self.service is not None, "set the service before starting"
         tune_allocator()
+        if self._listens:
+            self._listener = await self._listen()
+        await self._group.__aenter__()
+        self._started = True
+        self._spawn(self._forgetting())
+
+    async def _listen(self) -> grpc.aio.Server:
         listener = grpc.aio.server(options=LISTENER_OPTIONS)
         callee = Callee(self._greeter, self._greeted, self._the_service, self._link_ended, self._config, self.traffic)
         listener.add_generic_rpc_handlers((callee,))
@@ -90,9 +99,7 @@ class GrpcTransport:
         except RuntimeError as error:
             raise UsageError(f"cannot listen on {at}: choose another --port, or 0 for a free one") from error
         await listener.start()
-        self._listener = listener
-        await self._group.__aenter__()
-        self._spawn(self._forgetting())
+        return listener
 
     async def close(self) -> None:
         """Break all links and calls, both ways. Idempotent."""
@@ -105,12 +112,13 @@ class GrpcTransport:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._closing or self._listener is None:
+        if self._closing or not self._started:
             return
         self._closing = True
         for task in tuple(self._tasks):
             task.cancel()
-        await self._listener.stop(grace=None)
+        if self._listener is not None:
+            await self._listener.stop(grace=None)
         for line in self._lines.values():
             await line.close()
         await self._group.__aexit__(kind, error, trace)
@@ -130,7 +138,7 @@ class GrpcTransport:
 
     def tell(self, peer: PeerId, message: Control) -> None:
         """See `net.transport.Transport`. A message that breaks the wire's own bounds is a bug and asserts."""
-        if self._closing or self._listener is None:
+        if self._closing or not self._started:
             return
         if peer not in self._links:
             link = Link(self._line(peer), self._config)

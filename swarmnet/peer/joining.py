@@ -179,7 +179,7 @@ async def _manifest(
 
     transport = GrpcTransport(
         identity, None, admission=open_authority().admit(identity.peer), service=_Nobody(),
-        addresses=lambda peer: addresses.get(peer, ()),
+        addresses=lambda peer: addresses.get(peer, ()), listens=False,
     )
     async with transport:
         manifest = await fetch_manifest(transport, run, peers, on_failure=failed)
