@@ -82,14 +82,17 @@ def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
     from swarmnet import telemetry
     from swarmnet.cli.phases import Story
     from swarmnet.net.swarm_link import SwarmLink
-    from swarmnet.peer.joining import find_place
 
     def set_up_log() -> None:
         telemetry.setup(config.log.level, format=config.log.format)
 
     with Story(Console(), clock=time.monotonic, on_bar=set_up_log) as story:
+        story.phase("joining", f"by {invited if isinstance(invited, SwarmLink) else config.manifest}")
+
+        from swarmnet.peer.joining import find_place  # takes a second or two, hivemind alone
+
         place = asyncio.run(find_place(config, invited, story.phase))
-        story.phase("starting", "loading torch, then serving under this machine's own address")
+        story.phase("starting", "making room for the stage, then listening under this machine's own address")
 
         from swarmnet.peer import run_peer
 

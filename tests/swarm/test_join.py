@@ -7,6 +7,8 @@ link; it goes where it is missed, takes part, and the run ends as a single proce
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,6 +26,8 @@ from swarmnet.local.oracle import run_oracle
 from swarmnet.local.starter import child_environment
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load
+from swarmnet.net.identity import Identity
+from swarmnet.net.own_dir import own_identity
 from swarmnet.telemetry.events import EventReader
 
 STEPS, BEFORE_JOIN = 20, 4
@@ -136,3 +140,26 @@ def test_a_stranger_with_a_link_takes_part_and_changes_nothing(start: Callable[.
         assert words in said, said
     assert (joiner.directory / f"run-{run_id(manifest)[:12]}.toml").is_file()
     assert joiner.stop() == 0
+
+
+def test_an_interrupted_join_leaves_nothing_behind_and_says_nothing_more(tmp_path: Path) -> None:
+    """Ctrl+C while it knocks at an address where somebody listens and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{Identity.generate().peer}"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "swarmnet", "join", f"swarm:{'ab' * 32}@{address}", "--dir", str(tmp_path / "me")],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=child_environment(os.environ) | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        try:
+            assert process.stdout is not None
+            heard = [process.stdout.readline() for _ in range(2)]
+            assert [line.split()[0] for line in heard] == ["joining", "identity"], heard
+            process.send_signal(signal.SIGINT)
+            rest, _ = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+            process.wait()
+    assert (process.returncode, rest.strip()) == (130, "")
+    with own_identity(tmp_path / "me"):                      # nobody holds it any more
+        pass
