@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swarmnet.local.fault import Fault, links_of
-from swarmnet.local.orders import Order, SetLinks, record
+from swarmnet.local.orders import Order, SetLinks, Trace, record
 from swarmnet.telemetry.events import EventLog
 
 
 class Channels:
-    """Who is not open here was started without faults below it, and is told nothing."""
+    """Who is not open here has no faults below it, and is told nothing. trace: all say what they work on."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, trace: bool = False) -> None:
+        self._trace = trace
         self._files: dict[str, EventLog] = {}
         self._said: dict[str, SetLinks] = {}
         self._peers: dict[str, str] = {}
@@ -27,6 +28,8 @@ class Channels:
         self.close(name)
         self._files[name] = EventLog(path)
         self._links(name)
+        if self._trace:
+            self.send(name, Trace())
 
     def close(self, name: str) -> None:
         """`name` has ended."""

@@ -17,7 +17,7 @@ from typing import Any
 from swarmnet.errors import PeerTimeout
 from swarmnet.ids import PeerId
 from swarmnet.local.fault import Moment, Pace, Phase
-from swarmnet.local.orders import ASKING, REACHED, GoOn, HoldAt, Order, SetLinks
+from swarmnet.local.orders import ASKING, REACHED, WORKED, GoOn, HoldAt, Order, SetLinks, Trace
 from swarmnet.messages import Answer, Commit, Control, Packed, Request, Running, SnapshotPiece, SnapshotRequest
 from swarmnet.net.transport import ReadPayload, Service, Transport
 from swarmnet.stage.engine import Engine, Stash
@@ -40,7 +40,7 @@ class Interposed:
         self._going_on: dict[str, asyncio.Event] = {}
         self._links = SetLinks()
         self._healed = asyncio.Event()
-        self._asked = False
+        self._asked = self._traced = False
 
     def take(self, order: Order) -> None:
         """From now on this holds."""
@@ -51,6 +51,8 @@ class Interposed:
                 self._holds.pop(id, None)
                 if id in self._going_on:
                     self._going_on.pop(id).set()
+            case Trace():
+                self._traced = True
             case SetLinks():
                 self._links = order
                 self._healed.set()
@@ -64,6 +66,11 @@ class Interposed:
                 go_on = self._going_on[hold.id] = asyncio.Event()
                 self._say(REACHED, hold=hold.id, phase=phase, step=step)
                 await go_on.wait()
+
+    def working(self, phase: str, step: int, index: int) -> None:
+        """A microbatch has come this far here."""
+        if self._traced:
+            self._say(WORKED, phase=phase, step=step, index=index)
 
     def asking(self) -> None:
         """A snapshot is asked for."""
@@ -104,8 +111,10 @@ class HeldEngine:
         if not train:
             return await self._inner.forward(step, index, payload, train=False)
         self._step = step
+        self._between.working("begun", step, index)
         await self._between.reach("forward", "begin", step)
         stash = await self._inner.forward(step, index, payload, train=True)
+        self._between.working("forward", step, index)
         await self._between.reach("forward", "end", step)
         return stash
 
@@ -115,6 +124,13 @@ class HeldEngine:
         answer = await self._inner.backward(stash, gradient)
         await self._between.reach("backward", "end", stash.step)
         return answer
+
+    async def accumulate(self, stash: Stash) -> bool:
+        """See Engine.accumulate."""
+        counted = await self._inner.accumulate(stash)
+        if counted:
+            self._between.working("counted", stash.step, stash.index)
+        return counted
 
     async def contribution(self, start: int, stop: int) -> Packed:
         """See Engine.contribution."""

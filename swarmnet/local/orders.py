@@ -14,6 +14,9 @@ from swarmnet.local.fault import Moment, Pace, Phase
 
 REACHED = "reached"
 """The child's event: it holds. `hold`, `phase`, `step` (null for a joiner, which knows none)."""
+WORKED = "worked"
+"""The child's event while it is traced: `step`, `index`, and `phase`: "begun"; "forward", which is done; "counted",
+when its gradient is in."""
 ASKING = "asking"
 """The child's event: it asks for a snapshot, for the first time since it was started."""
 
@@ -43,7 +46,12 @@ class SetLinks:
     paces: Mapping[str, Pace] = field(default_factory=dict)
 
 
-Order = HoldAt | GoOn | SetLinks
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Say what is worked on, microbatch by microbatch."""
+
+
+Order = HoldAt | GoOn | SetLinks | Trace
 
 
 def record(order: Order) -> tuple[str, dict[str, Any]]:
@@ -53,6 +61,8 @@ def record(order: Order) -> tuple[str, dict[str, Any]]:
             return "hold", {"id": id, "phase": phase, "step": step, "moment": moment}
         case GoOn(id):
             return "go_on", {"id": id}
+        case Trace():
+            return "trace", {}
         case SetLinks(cut, paces):
             return "links", {"cut": sorted(cut), "paces": {
                 peer: [pace.bytes_per_s, pace.latency_s] for peer, pace in sorted(paces.items())}}
@@ -65,6 +75,8 @@ def order_of(fields: Mapping[str, Any]) -> Order:
             return HoldAt(fields["id"], cast(Phase, fields["phase"]), fields["step"], cast(Moment, fields["moment"]))
         case "go_on":
             return GoOn(fields["id"])
+        case "trace":
+            return Trace()
         case "links":
             return SetLinks(frozenset(fields["cut"]),
                             {peer: Pace(*numbers) for peer, numbers in fields["paces"].items()})

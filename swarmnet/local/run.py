@@ -43,6 +43,7 @@ class Kit:
     prepare: Callable[[LocalOptions, Path], Prepared] = prepare
     timing: Timing = field(default_factory=Timing)
     console: Console | None = None
+    trace: bool = False                             # with chaos: children say what they work on
 
 
 def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
@@ -63,7 +64,7 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
             f"{manifest.numerics.mode}, run {prepared.run_id[:12]}, files in {out}",
             markup=False, highlight=False, soft_wrap=True)
         layout = Layout(out=out, manifest=prepared.path, replicas=replicas, trainers=trainers, slots=options.slots,
-                        log_level=options.log_level, chaos=options.chaos is not None,
+                        log_level=options.log_level, chaos=options.chaos is not None, trace=kit.trace,
                         life=len(earlier.lives(out)) if options.resume else 0)
         with Interrupt() as interrupt:
             outcome = _swarm(options, prepared, layout, plan, kit=kit, starter=starter, console=console,

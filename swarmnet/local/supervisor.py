@@ -60,6 +60,7 @@ class Layout:
     slots: int | None                   # None: what a peer has by default
     log_level: str
     chaos: bool = False                 # faults in phases and on links: children follow orders
+    trace: bool = False                 # they say what they work on, too
     life: int = 0                       # how often this run has been resumed
 
 
@@ -100,7 +101,7 @@ class Supervisor:
         self.crashes: list[str] = []
         self.killed_all: int | None = None              # at which step all processes were killed, by order
         self._stages = dict(layout.replicas)            # those that joined, too
-        self._channels = Channels()
+        self._channels = Channels(trace=layout.trace)
         self._leaving: set[str] = set()                 # told to drain
         self._children: dict[str, Child] = {}
         self._readers: dict[str, EventReader] = {}      # outlive their children

@@ -11,7 +11,7 @@ import pytest
 from swarmnet.errors import PeerTimeout
 from swarmnet.local.fault import Pace
 from swarmnet.local.interpose import BREAK_S, FaultyService, FaultyTransport, HeldEngine, Interposed
-from swarmnet.local.orders import GoOn, HoldAt, Order, SetLinks, order_of, record
+from swarmnet.local.orders import GoOn, HoldAt, Order, SetLinks, Trace, order_of, record
 from swarmnet.messages import ManifestRequest, Packed, Running, SnapshotPiece, SnapshotRequest
 from swarmnet.simulate.clock import VirtualLoop
 
@@ -49,7 +49,8 @@ async def collect(transport: FaultyTransport, request: Any = None, payload: Any 
 
 
 @pytest.mark.parametrize("order", [
-    HoldAt("a", "forward", 3, "end"), GoOn("a"), SetLinks(), SetLinks(frozenset({"x", "y"}), {"z": Pace(1e5, 0.25)})])
+    HoldAt("a", "forward", 3, "end"), GoOn("a"), SetLinks(), SetLinks(frozenset({"x", "y"}), {"z": Pace(1e5, 0.25)}),
+    Trace()])
 def test_orders_survive_their_file(order: Order) -> None:
     name, fields = record(order)
     assert order_of({"t": 0.0, "event": name, **fields}) == order
