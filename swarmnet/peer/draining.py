@@ -39,7 +39,7 @@ async def drain(around: Around, *, drain_s: float, heartbeat_s: float) -> str:
     while True:
         now = loop.time()
         for replica in around.replicas.values():
-            replica.member.draining = True
+            replica.member.view.draining = True
         if now >= beat_at:
             # Stages that are no neighbours hear it too: who leaves with everybody else waits for nobody.
             beat_at = now + heartbeat_s

@@ -349,7 +349,7 @@ class Peer:
         stages = tuple(
             StageStatus(
                 stage, replica.member.version, replica.member.chain, replica.member.synced, replica.execution.queue,
-                self._caps.slots, disk=replica.checkpoints.versions, draining=replica.member.draining,
+                self._caps.slots, disk=replica.checkpoints.versions, draining=replica.member.view.draining,
                 reseed=replica.reseeds,
             )
             for stage, replica in self.replicas.items()

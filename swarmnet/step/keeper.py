@@ -299,7 +299,7 @@ class Keeper:
             first = index not in self._ordered
             self._ordered[index] = now
             failed = self._non_finite.get(index, set())
-            peer = min(members, key=lambda p: (p in failed, load[p], p))
+            peer = min(members, key=lambda p: (self.view.leaves(p), p in failed, load[p], p))
             load[peer] += 1
             actions.append(Send(peer, Execute(self.stamp, self.ballot, index)))
             actions.append(Note("ordered" if first else "ordered_again", {

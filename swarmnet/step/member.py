@@ -52,7 +52,6 @@ class Member:
         self.synced = False
         self.progress = 0
         self.queue = 0
-        self.draining = False
         self.last_commits: tuple[Commit, ...] = ()
         self.last_finished: Finished | None = None
         self._last_stamp: Stamp | None = None
@@ -107,7 +106,7 @@ class Member:
             commits=self.barrier.known,
             last_commits=self.last_commits if behind else (),
             queue=self.queue,
-            draining=self.draining,
+            draining=self.view.draining,
             restart=self.restart,
         )
 

@@ -48,6 +48,7 @@ class View:
 
     def __init__(self, me: PeerId, stage: int, timers: Timers) -> None:
         self.me, self.stage, self.timers = me, stage, timers
+        self.draining = False  # am I about to leave?
         self._seen: dict[int, dict[PeerId, Seen]] = {}
 
     def hear(self, peer: PeerId, beat: Heartbeat, *, now: float) -> bool:
@@ -115,6 +116,11 @@ class View:
             return True
         seen = self.get(peer, stage)
         return seen is not None and not seen.dead and now - seen.heard_at <= self.silence_limit(seen)
+
+    def leaves(self, peer: PeerId) -> bool:
+        """Is this replica of my stage (or am I) about to leave?"""
+        seen = self.get(peer)
+        return self.draining if peer == self.me else seen is not None and seen.draining
 
     def live(self, stage: int, *, now: float) -> list[PeerId]:
         """Synced live replicas of a stage, sorted; in my own stage without me."""
