@@ -7,6 +7,7 @@ any member reports.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
@@ -106,6 +107,9 @@ class Keeper:
         """Enter what a member holds; evict what cannot be; adopt finished sums (rules 10, 11, 14)."""
         if report.ballot != self.ballot:
             return []
+        seen = self.view.get(peer)
+        if seen is not None and seen.dead and peer != self.view.me:
+            return []  # its last words, or a death that was an error: its next heartbeats will tell
         owner = (peer, report.generation)
         known = self.members.get(peer)
         if known is not None and known != report.generation:
@@ -362,10 +366,12 @@ class Keeper:
     def _try_commit(self) -> list[Action]:
         if not self.members or self.view.me not in self.acks or not set(self.members) <= set(self.acks):
             return []
+        # All have the same bits unless somebody's memory or arithmetic failed: what most hold stands, in a tie mine.
+        held = Counter(finished.digest for finished in self.acks.values())
         mine = self.acks[self.view.me]
+        mine = max(self.acks.values(), key=lambda finished: (held[finished.digest], finished.digest == mine.digest))
         differing = sorted(peer for peer, finished in self.acks.items() if finished.digest != mine.digest)
-        if differing:
-            return [Note("digest_differs", {"peers": differing, "round": str(mine.id)})]
+        notes: list[Action] = [Note("digest_differs", {"peers": differing, "round": str(mine.id)})] if differing else []
         self.commit = Commit(
             stage=self.stamp.stage,
             step=self.stamp.step,
@@ -377,4 +383,4 @@ class Keeper:
             grad_sq_norm=mine.grad_sq_norm,
             voided=mine.voided,
         )
-        return [Broadcast(Committed(self.commit))]
+        return [*notes, Broadcast(Committed(self.commit))]

@@ -309,10 +309,12 @@ class Member:
             if commit.chain != self.chain:
                 return []
             known = self.barrier.of(self.stage)
-            holds = self.finished is not None and self.finished.id == commit.id
-            if known is not None and known.id != commit.id and holds:
+            if known is not None and known.id != commit.id and self._holds(commit):
                 self.barrier.replace(commit)  # two commits of one stage: the one whose sum I hold (A4)
         news = self.barrier.add(commit)
+        mine = self.finished if news and commit.stage == self.stage else None
+        if mine is not None and mine.id == commit.id and mine.digest != commit.digest:
+            self.part.finished = None  # the same round, other bits than my stage's: fetch them from whoever holds them
         return self._advance(now) if news else []
 
     def _on_prepare(self, peer: PeerId, prepare: Prepare, now: float) -> list[Action]:
@@ -372,6 +374,10 @@ class Member:
 
     # ------------------------------------------------------------ inside
 
+    def _holds(self, commit: Commit) -> bool:
+        """Is the sum of this commit here, bit by bit?"""
+        return self.finished is not None and (self.finished.id, self.finished.digest) == (commit.id, commit.digest)
+
     def _wanted_sum(self) -> RoundId | None:
         mine = self.barrier.of(self.stage)
         if mine is not None:
@@ -429,7 +435,7 @@ class Member:
     def _collect_committed(self) -> list[Action]:
         """My stage has committed a sum I do not hold: fetch it from whoever holds it (rule 16)."""
         commit = self.barrier.of(self.stage)
-        if commit is None or (self.finished is not None and self.finished.id == commit.id):
+        if commit is None or self._holds(commit):
             return []
         if self.promised is None:
             return []
@@ -438,7 +444,7 @@ class Member:
 
     def _try_apply(self) -> list[Action]:
         commit = self.barrier.of(self.stage)
-        if commit is None or self.finished is None or self.finished.id != commit.id or not self.barrier.complete:
+        if commit is None or not self._holds(commit) or not self.barrier.complete:
             return []
         self.applying = True
         return [act.Apply(self.barrier.known)]

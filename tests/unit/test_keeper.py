@@ -134,10 +134,10 @@ def test_a2_an_evicted_generation_never_owns_again():
     office.claim(B, 0)
     office.view.gone(B, now=0.5)
     office.keeper.advance(now=0.5, resend=False)
-    actions = office.report(B, summed={0}, now=0.6)
+    office.beat(B, 4.0)  # the death was an error
+    actions = office.report(B, summed={0}, now=4.1)
     assert told(actions, Evicted, B) == [Evicted(STAMP, BALLOT, gen(0), void=False)]
     assert office.keeper.ledger.owners[0] is None and B not in office.keeper.members
-    office.beat(B, 4.0)
     office.report(B, summed={0}, generation=gen(1), now=4.1)  # the same work, offered again
     assert office.keeper.ledger.owners[0] == (B, gen(1))
 
@@ -199,12 +199,37 @@ def test_commit_needs_the_ack_of_every_member():
     assert (commit.id, commit.digest, commit.step) == (first.id, b"d", 3)
 
 
-def test_differing_digests_commit_nothing():
+def test_reports_of_a_peer_known_dead_are_its_last_words_and_change_nothing():
+    """A peer falsely believed dead was evicted at every report, generation after generation."""
+    office = Office(B)
+    office.everybody_reports(B)
+    office.view.gone(B, now=0.5)
+    office.keeper.advance(now=0.5, resend=False)
+    for number in range(5):
+        office.beat(B, 0.6)
+        assert not told(office.report(B, summed={0}, generation=gen(number), now=0.6), Evicted)
+    assert office.keeper.ledger.closed == {(B, gen(0))} and B not in office.keeper.members
+
+
+def test_of_differing_digests_the_keepers_own_stands_between_two():
     office = Office(B)
     first = complete(office)
     office.report(ME, summed={0}, finished=sum_of(first))
     office.report(B, summed={1}, finished=sum_of(first, b"e"))
-    assert office.keeper.commit is None
+    assert office.keeper.commit is not None and office.keeper.commit.digest == b"d"
+
+
+def test_of_differing_digests_the_one_that_most_hold_stands_against_the_keepers_own():
+    office = Office(B, C)
+    office.everybody_reports(B, C)
+    office.claim(ME, 0)
+    office.claim(B, 1)
+    office.report(ME, summed={0})
+    office.report(B, summed={1})
+    first = opened(office)
+    for peer, owned, digest in ((ME, {0}, b"d"), (B, {1}, b"e"), (C, set(), b"e")):
+        office.report(peer, summed=owned, finished=sum_of(first, digest))
+    assert office.keeper.commit is not None and office.keeper.commit.digest == b"e"
 
 
 def test_before_the_first_ack_death_of_a_contributor_costs_its_indexes_only():
