@@ -1,84 +1,139 @@
-"""Random faults, many seeds: whatever happens, every commit is the single process's sum and the run ends.
+"""Random faults, many seeds: whatever happens, every commit is the single process's sum and the run ends with one chain.
 
-Crashes with restarts under the same or a new name, trainers that come and go, stopped replicas, and one-way messages
-that are lost, doubled or overtaken. Invariants are checked at every event. A seed is the whole run: replay one with
-`test_one_seed`. Seeds that once failed are named below.
+Crashes with restarts under the same or a new name, trainers that come and go, stopped replicas, cuts between groups and
+one way, and one-way messages that are lost, doubled or overtaken; a third of the crashes and stops strike a keeper.
+Sums behave as in fp32, so forks are seen, counted and must be healed. Invariants are checked at every event. A seed is
+the whole run; one that fails is shrunk to the fewest faults that still break it, and named below.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
-from chaos import Chaos
+from chaos import Chaos, Fault, shrink
 from strike import watched
 
 from swarmnet.simulate.links import Links
 from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Swarm
 
 NOISY = Links(loss=0.15, double=0.1, late=0.1, broken=0.05)
 TANGLED = Links(loss=0.1, double=0.1, late=0.3, broken=0.05)
 
 KINDS: dict[str, tuple[Plan, Chaos]] = {
     "crashes_3x2": (
-        Plan(stages=3, replicas=2, microbatches=16, steps=10), Chaos(until_s=25.0, crash_s=0.8)
+        Plan(stages=3, replicas=2, microbatches=16, steps=10, rounding=True), Chaos(until_s=25.0, crash_s=0.8)
     ),
     "crashes_2x3": (
-        Plan(stages=2, replicas=3, microbatches=16, steps=10, trainers=2),
+        Plan(stages=2, replicas=3, microbatches=16, steps=10, trainers=2, rounding=True),
         Chaos(until_s=25.0, crash_s=0.6, trainer_s=6.0),
     ),
     "noise_3x2": (
-        Plan(stages=3, replicas=2, microbatches=16, steps=6, links=NOISY), Chaos(until_s=20.0, crash_s=4.0)
+        Plan(stages=3, replicas=2, microbatches=16, steps=6, links=NOISY, rounding=True),
+        Chaos(until_s=20.0, crash_s=4.0),
     ),
     "tangle_2x3": (
-        Plan(stages=2, replicas=3, microbatches=8, steps=8, links=TANGLED),
+        Plan(stages=2, replicas=3, microbatches=8, steps=8, links=TANGLED, rounding=True),
         Chaos(until_s=30.0, crash_s=2.0, stop_s=4.0, longest_stop_s=8.0),
     ),
     "one_slot_no_memo_3x2": (
-        Plan(stages=3, replicas=2, microbatches=8, steps=8, slots=1, memo_bytes=0), Chaos(until_s=25.0, crash_s=2.0)
+        Plan(stages=3, replicas=2, microbatches=8, steps=8, slots=1, memo_bytes=0, rounding=True),
+        Chaos(until_s=25.0, crash_s=2.0),
+    ),
+    "stops_2x3": (
+        Plan(stages=2, replicas=3, microbatches=8, steps=8, forward_s=0.1, rounding=True),
+        Chaos(until_s=40.0, stop_s=3.0),
+    ),
+    "cuts_2x2": (
+        Plan(stages=2, replicas=2, microbatches=8, steps=8, forward_s=0.1, rounding=True),
+        Chaos(until_s=60.0, cut_s=8.0, longest_cut_s=40.0),
+    ),
+    "cuts_3x3": (
+        Plan(stages=3, replicas=3, microbatches=8, steps=8, forward_s=0.1, rounding=True),
+        Chaos(until_s=60.0, cut_s=5.0, deafen_s=8.0, longest_cut_s=30.0),
+    ),
+    "everything_2x2": (
+        Plan(stages=2, replicas=2, microbatches=8, steps=8, forward_s=0.1, links=NOISY, rounding=True),
+        Chaos(until_s=40.0, crash_s=4.0, stop_s=6.0, cut_s=6.0, deafen_s=10.0, longest_stop_s=10.0),
+    ),
+    "everything_3x3": (
+        Plan(stages=3, replicas=3, microbatches=16, steps=6, forward_s=0.1, trainers=2, links=NOISY, rounding=True),
+        Chaos(until_s=40.0, crash_s=4.0, stop_s=6.0, cut_s=8.0, deafen_s=10.0, trainer_s=15.0, longest_stop_s=10.0),
     ),
 }
 
-GROUPS = {
-    "crashes_3x2": (4, 7), "crashes_2x3": (4, 7), "noise_3x2": (2, 6), "tangle_2x3": (4, 5),
-    "one_slot_no_memo_3x2": (2, 6),
+SEEDS = {
+    "crashes_3x2": 10, "crashes_2x3": 10, "noise_3x2": 8, "tangle_2x3": 14, "one_slot_no_memo_3x2": 10,
+    "stops_2x3": 12, "cuts_2x2": 16, "cuts_3x3": 6, "everything_2x2": 16, "everything_3x3": 4,
 }
-"""Kind -> (number of groups, seeds in each)."""
+"""Kind -> seeds in every run of the suite, from 1000 on."""
+
+LONG = 10
+"""Times as many under --long, from 2000 on."""
+
+END_S = 400.0
 
 
-def run(kind: str, seed: int) -> None:
-    """Run one seed."""
+def play(kind: str, seed: int, faults: Sequence[Fault]) -> Swarm:
+    """One run under a schedule."""
     plan, chaos = KINDS[kind]
     swarm = watched(plan, seed)
+    swarm.run(until_s=END_S, script=chaos.script(faults))
+    return swarm
+
+
+def fails(kind: str, seed: int, faults: Sequence[Fault]) -> bool:
+    """Does a run break?"""
     try:
-        swarm.run(until_s=400.0, script=chaos.script(seed))
-    except BaseException as error:
-        error.add_note(f"test_one_seed[{kind}-{seed}]")
+        play(kind, seed, faults)
+    except Exception:  # whatever it is, it is what we look for
+        return True
+    return False
+
+
+def run(kind: str, seed: int) -> Swarm:
+    """Run one seed. A failure names it and the fewest of its faults that still break it."""
+    faults = KINDS[kind][1].schedule(seed)
+    try:
+        return play(kind, seed, faults)
+    except Exception as error:
+        error.add_note(f"test_one_seed[{kind}-{seed}], shrunk from {len(faults)} faults to:")
+        for fault in shrink(faults, lambda fewer: fails(kind, seed, fewer)):
+            error.add_note(f"    {fault!r}")
         raise
 
 
-@pytest.mark.parametrize(
-    ("kind", "group"), [(kind, group) for kind, (groups, _) in GROUPS.items() for group in range(groups)]
-)
+@pytest.mark.parametrize(("kind", "group"), [(kind, group) for kind in KINDS for group in range(2)])
 def test_random_faults(kind: str, group: int) -> None:
-    size = GROUPS[kind][1]
-    for seed in range(1000 + group * size, 1000 + (group + 1) * size):
+    for seed in range(1000 + group, 1000 + SEEDS[kind], 2):
         run(kind, seed)
 
 
-def test_the_set_is_large_enough() -> None:
-    seeds = {kind: groups * size for kind, (groups, size) in GROUPS.items()}
-    assert sum(seeds.values()) >= 100
-    for shape in ("3x2", "2x3"):
-        commits = sum(
-            seeds[kind] * plan.steps * plan.microbatches * plan.stages
-            for kind, (plan, _) in KINDS.items() if kind.endswith(shape)
-        )
-        assert commits >= 10_000
+def counted(seeds: dict[str, int]) -> int:
+    """Microbatches summed, all stages."""
+    return sum(
+        number * KINDS[kind][0].steps * KINDS[kind][0].microbatches * KINDS[kind][0].stages
+        for kind, number in seeds.items()
+    )
 
 
-@pytest.mark.parametrize(
-    ("kind", "seed"),
-    [("crashes_3x2", 148), ("tangle_2x3", 50), ("crashes_2x3", 34), ("crashes_2x3", 1027), ("tangle_2x3", 2097)],
-)
+def test_the_sets_are_large_enough() -> None:
+    assert sum(SEEDS.values()) >= 100
+    assert counted(SEEDS) >= 10_000 and LONG * counted(SEEDS) >= 100_000
+    assert {"cut", "stop", "crash", "deafen", "trainer"} <= {
+        fault.kind for kind, number in SEEDS.items() for seed in range(number)
+        for fault in KINDS[kind][1].schedule(1000 + seed)
+    }
+
+
+def test_a_failing_schedule_shrinks_to_what_breaks_it() -> None:
+    faults = KINDS["everything_3x3"][1].schedule(7)
+    guilty = {faults[1], faults[-2]}
+    assert set(shrink(faults, lambda fewer: guilty <= set(fewer))) == guilty
+
+
+@pytest.mark.parametrize(("kind", "seed"), [("crashes_2x3", 34), ("tangle_2x3", 50)])
 def test_one_seed(kind: str, seed: int) -> None:
     run(kind, seed)
 
@@ -86,5 +141,5 @@ def test_one_seed(kind: str, seed: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_seeds(kind: str) -> None:
-    for seed in range(2000, 2100):
+    for seed in range(2000, 2000 + LONG * SEEDS[kind]):
         run(kind, seed)

@@ -135,6 +135,7 @@ def test_a2_a_grant_under_an_evicted_generation_is_dead():
     table.claim("A", 0)
     table.settle(kind(Claim))
     late = table.take(kind(Granted, to="A"))
+    table.suspect("A", by="K")
     table.settle()
     everything, table.settle = table.settle, lambda: everything(lambda _, __, message: not isinstance(message, Claim))
     table.tick(4.0)  # A is believed alive again, its report answered by Evicted: a new generation; it asks once more
