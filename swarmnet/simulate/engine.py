@@ -261,6 +261,9 @@ class SimulatedEngine:
         self.version += 1
         self.void()
 
+    async def prepare_snapshot(self) -> None:
+        """See Engine."""
+
     async def snapshot(self) -> bytes:
         """See Engine."""
         await asyncio.sleep(0.01)

@@ -93,6 +93,10 @@ class Engine(Protocol):
         version up. commits: of all P stages, in order. The sum buffer stays readable until the next `install`."""
         ...
 
+    async def prepare_snapshot(self) -> None:
+        """One snapshot will be asked for soon: have its memory ready, so that it can be taken without delay."""
+        ...
+
     async def snapshot(self) -> bytes | memoryview:
         """Weights and optimizer state at this version as safetensors bytes, canonical names, full layout.
 

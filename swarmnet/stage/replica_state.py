@@ -92,9 +92,10 @@ class ReplicaState:
         self._optimizer.reset()
         self.version = 0
 
-    def copy(self) -> tuple[Tensor, int]:
-        """The state in fresh memory and its version. Nothing but copying: `layout.seal` makes a snapshot of it."""
-        return self.layout.copy(self._tensors()), self.version
+    def copy(self, memory: Tensor) -> int:
+        """Copy the state into `layout.memory()`; returns its version. `layout.seal` then makes a snapshot of it."""
+        self.layout.copy(self._tensors(), memory)
+        return self.version
 
     def unpack(self, data: bytes | memoryview, *, version: int) -> dict[str, Tensor]:
         """The tensors of a snapshot that fits this stage, checked. Touches no live tensor. Raises BadMessage."""

@@ -48,13 +48,15 @@ class Layout:
         self._begin = -(-longest // _ALIGN) * _ALIGN
         self.num_bytes = self._begin + end
 
-    def copy(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The tensors in fresh CPU memory [num_bytes] uint8, each in its place. No header yet: see `seal`."""
-        memory = torch.empty(self.num_bytes, dtype=torch.uint8)
+    def memory(self) -> Tensor:
+        """CPU memory for one snapshot: [num_bytes] uint8. Touched, which costs far more than filling it."""
+        return torch.empty(self.num_bytes, dtype=torch.uint8).zero_()
+
+    def copy(self, tensors: Mapping[str, Tensor], memory: Tensor) -> None:
+        """Copy every tensor to its place. No header yet: see `seal`."""
         for name, entry in self._entries.items():
             start, end = (self._begin + offset for offset in entry["data_offsets"])
             memory[start:end].view(torch.float32).view(tensors[name].shape).copy_(tensors[name].detach())
-        return memory
 
     def seal(self, memory: Tensor, *, version: int) -> memoryview:
         """Write the header in front of what `copy` made: now it is a snapshot."""
@@ -70,7 +72,9 @@ class Layout:
 def pack(tensors: Mapping[str, Tensor], *, stage: int, version: int) -> memoryview:
     """Serialise."""
     layout = Layout({name: tensor.shape for name, tensor in tensors.items()}, stage=stage)
-    return layout.seal(layout.copy(tensors), version=version)
+    memory = layout.memory()
+    layout.copy(tensors, memory)
+    return layout.seal(memory, version=version)
 
 
 def unpack(

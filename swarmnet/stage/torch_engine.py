@@ -35,6 +35,8 @@ from swarmnet.wire import codecs
 
 T = TypeVar("T")
 
+_LARGE = 1 << 20     # bytes whose allocation would hold up the event loop
+
 
 @dataclass(slots=True, eq=False)
 class _Saved:
@@ -69,6 +71,7 @@ class TorchEngine:
         self._sum = torch.zeros(elements, dtype=sum_dtype(manifest.numerics), device=self._device)
         self._sum_version = -1               # the version the finished sum leads on from
         self._epoch = 0                      # counts changes of the weights
+        self._spare: Tensor | None = None    # memory for the next snapshot
         self._job_lock = threading.Lock()    # one job or reset at a time
         self.reset_to_seed()
 
@@ -240,13 +243,24 @@ class TorchEngine:
         """One optimizer step on the sum buffer."""
         await self._round(lambda: self._apply(commits))
 
+    async def prepare_snapshot(self) -> None:
+        """Take the memory for the next snapshot."""
+        if self._spare is None:
+            self._spare = await self._memory()
+
     async def snapshot(self) -> memoryview:
         """Weights and optimizer state of this version. The compute thread copies tensors and does nothing else for it.
 
         At once: behind whatever else is queued, the version asked for would be gone.
         """
-        memory, version = await self._round(self._state.copy)
+        spare, self._spare = self._spare, None
+        memory = await self._memory() if spare is None else spare
+        version = await self._round(lambda: self._state.copy(memory))
         return self._state.layout.seal(memory, version=version)
+
+    async def _memory(self) -> Tensor:
+        layout = self._state.layout
+        return layout.memory() if layout.num_bytes < _LARGE else await asyncio.to_thread(layout.memory)
 
     async def restore(self, data: bytes | memoryview, *, version: int, becomes: int | None = None) -> None:
         """Take over a snapshot's state; read and checked beside the compute thread."""

@@ -141,8 +141,9 @@ class Checkpointer:
         self._restarts: set[Restart] = set()
         self._common: int | None = None
         self._tried: Cut | None = None
+        self._prepared: Cut | None = None
         self._opened = False
-        self._due = asyncio.Event()
+        self._wake = asyncio.Event()
         self._writing = asyncio.Lock()
 
     @property
@@ -188,17 +189,20 @@ class Checkpointer:
         cut = self._where()
         if cut is not None:
             self.go_back(cut.restart)
-        if self._is_due(cut):
-            self._due.set()
+            if self._is_due(cut) or self._is_next(cut):
+                self._wake.set()
 
     async def run(self) -> None:
         """Write what is due, one after the other. A version that passes while another is written is skipped."""
         while True:
-            await self._due.wait()
-            self._due.clear()
+            await self._wake.wait()
+            self._wake.clear()
             async with self._writing:
                 cut = self._where()
-                if cut is not None and self._is_due(cut):
+                if cut is not None and self._is_next(cut):
+                    self._prepared = cut
+                    await self._engine.prepare_snapshot()
+                elif cut is not None and self._is_due(cut):
                     self._tried = cut
                     await self._copy_and_write(attempts=1)
                     if (now := self._where()) is not None:
@@ -237,6 +241,10 @@ class Checkpointer:
             return False
         info = self._held.get(cut.version)
         return info is None or info.cut != cut
+
+    def _is_next(self, cut: Cut) -> bool:
+        """Will the next version be due? Then its memory can be had before training could have to wait for it."""
+        return cut != self._prepared and not self._is_due(cut) and self._rhythm.due(cut.version + 1)
 
     async def _copy_and_write(self, *, attempts: int = 3) -> Written | None:
         copy = await consistent_copy(self._engine, self._where, attempts=attempts)

@@ -44,7 +44,8 @@ class Replica:
         self.version: int | None = 0
         self.restart = NO_RESTART
         self.copies = 0
-        self.copy_s = 0.0
+        self.copy_s = self.prepare_s = 0.0
+        self.prepared: list[int | None] = []
         self.events: list[tuple[str, dict[str, object]]] = []
         self.common: int | None = None
         self.disk = disk
@@ -61,6 +62,10 @@ class Replica:
     @staticmethod
     def state(version: int | None) -> bytes:
         return f"state {version}".encode()
+
+    async def prepare_snapshot(self) -> None:
+        self.prepared.append(self.version)
+        await asyncio.sleep(self.prepare_s)
 
     async def snapshot(self) -> bytes:
         self.copies += 1
@@ -111,6 +116,22 @@ def test_multiples_and_the_end_are_written(disk: Watched) -> None:
         for (_, version), (info, data) in disk.files.items():
             assert data == replica.state(version) and info.chain == f"{version:064x}"
         assert [fields["version"] for fields in replica.of("checkpoint")] == [10, 20, 30, 40, 45]
+
+    play(story())
+
+
+@pytest.mark.parametrize("prepare_s", [0.0, 0.9, 1.9])
+def test_memory_is_prepared_a_step_ahead_and_in_time_or_not_the_version_is_written(
+    disk: Watched, prepare_s: float
+) -> None:
+    async def story() -> None:
+        replica = Replica(disk, keep=9)
+        replica.prepare_s = prepare_s
+        async with replica.running():
+            await replica.train(LAST)
+            await asyncio.sleep(100.0)
+        assert replica.prepared == [9, 19, 29, 39, 44] and replica.copies == 5
+        assert written(disk) == [10, 20, 30, 40, 45]
 
     play(story())
 
