@@ -33,7 +33,7 @@ SETTINGS = (
     "protocol.long_silence_s=4.0",
 )
 SCHEDULE_STEPS = 10                           # one strike every two steps
-TAIL_STEPS = 14                               # undisturbed, at the end: the last ones struck are back in time
+TAIL_STEPS = 20                               # undisturbed, at the end: the last ones struck are back in time
 
 
 def schedule(seed: int, first: int) -> list[tuple[str, dict[str, object]]]:
@@ -127,7 +127,8 @@ def test_the_curve_is_the_oracle_s(swarm: Swarm) -> None:
         assert swarm.losses == oracle
     else:
         assert max(abs(a - b) for a, b in zip(swarm.losses[:20], oracle[:20], strict=True)) <= 1e-5
-        assert abs(swarm.losses[-1] - oracle[-1]) <= 0.01 * oracle[-1]
+        # Nothing but rounding may differ later either; it grows, but one microbatch more or less would be 1e-2.
+        assert max(abs(a - b) for a, b in zip(swarm.losses, oracle, strict=True)) <= 1e-3
 
 
 def test_every_index_was_contributed_once(swarm: Swarm) -> None:
