@@ -14,6 +14,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import TransferSpeedColumn as SpeedColumn
+from rich.table import Column
 
 PLAIN_EVERY_S = 5.0
 """Where there is no bar, a line about the bytes so far this often."""
@@ -47,7 +48,7 @@ class Story:
 
     def phase(self, name: str, text: str) -> None:
         """One line that stays."""
-        self._console.print(f"{name:<9} {text}", markup=False, highlight=False, soft_wrap=True)
+        self._console.print(_named(name, text), markup=False, highlight=False, soft_wrap=True)
 
     def on_event(self, event: str, fields: Mapping[str, Any]) -> None:
         """Take in one event of the peer."""
@@ -55,7 +56,7 @@ class Story:
             case "fetching":
                 self._fetching(fields)
             case "following" if self._progress is not None:
-                self._bar_says(fields["stage"], f"all here, catching up: version {fields['version']}")
+                self._bar_says(fields["stage"], f"catching up, version {fields['version']}")
             case "synced":
                 self._synced(fields)
             case "stopped":
@@ -68,7 +69,7 @@ class Story:
         now, donors = self._clock(), fields["donors"]
         from_whom = f"from {donors} replica{'s' if donors != 1 else ''}"
         if self._console.is_terminal:
-            self._bar(stage, got, total, f"stage {stage}, {from_whom}")
+            self._bar(stage, got, total, from_whom)
             return
         began, first = self._began.setdefault(stage, (now, got))
         if now - self._said_at >= PLAIN_EVERY_S:
@@ -97,26 +98,34 @@ class Story:
 
     def _bar(self, key: object, got: int, total: int, words: str) -> None:
         if self._progress is None:
+            whole = Column(no_wrap=True)                 # in a narrow window the bar gives way, never a line
             self._progress = Progress(
-                TextColumn("{task.description}"), BarColumn(), DownloadColumn(), SpeedColumn(), TimeRemainingColumn(),
-                console=self._console, transient=True,
+                TextColumn("{task.description}", table_column=whole),
+                BarColumn(bar_width=None, table_column=Column(ratio=1)),
+                DownloadColumn(table_column=whole), SpeedColumn(table_column=whole),
+                TimeRemainingColumn(compact=True, table_column=whole),
+                console=self._console, transient=True, expand=True,
             )
             self._bars.enter_context(self._progress)
             self._on_bar()
         if key not in self._tasks:
-            self._tasks[key] = self._progress.add_task(words, total=total)
+            self._tasks[key] = self._progress.add_task(_named("state", words), total=total)
         self._progress.update(self._tasks[key], completed=got, total=total)
         self._bar_says(key, words)
 
     def _bar_says(self, key: object, words: str) -> None:
         if self._progress is not None and key in self._tasks:
-            self._progress.update(self._tasks[key], description=f"{'state':<9} {words}")
+            self._progress.update(self._tasks[key], description=_named("state", words))
 
     def _close_bar(self) -> None:
         if self._progress is not None:
             self._bars.close()
             self._progress, self._tasks = None, {}
             self._on_bar()
+
+
+def _named(name: str, text: str) -> str:
+    return f"{name:<9} {text}"
 
 
 def size(num_bytes: float) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import RejectCode, UsageError
-from swarmnet.ids import first_chain
+from swarmnet.ids import Chain, first_chain
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load, override, to_toml
 from swarmnet.manifest.schema import Manifest
@@ -22,6 +22,8 @@ from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer import joining
 from swarmnet.peer.joining import Place, find_place
+from swarmnet.state.cut import Cut
+from swarmnet.state.disk import CheckpointStore
 
 MANIFEST = Manifest(name="genuine")
 RUN = run_id(MANIFEST)
@@ -129,6 +131,22 @@ def test_newcomers_at_once_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                     tasks.create_task(come(number))
             taken = sorted(place.config.stages[0] for place in places)
             assert taken == [0, 1, 2, 2, 2]
+
+    asyncio.run(story())
+
+
+def test_a_checkpoint_in_the_directory_draws_its_owner_back(tmp_path: Path) -> None:
+    """At equal need to the stage it has; away from it only where another one is needed more."""
+
+    async def story() -> None:
+        async with peers(tmp_path, 0, 1, 2) as found:
+            store = CheckpointStore(tmp_path / "me", RUN)
+            info = store.describe(1, Cut(2, Chain("0b" * 32), Chain("0c" * 32)), b"weights")
+            store.write(info, b"weights")
+            told: list[str] = []
+            place = await find_place(newcomer(tmp_path / "me"), link(found[0]), lambda name, text: told.append(text))
+            assert place.config.stages == (1,)
+            assert told[-1] == "1: its checkpoint lies here, and no stage has fewer replicas than its 1"
 
     asyncio.run(story())
 

@@ -81,7 +81,7 @@ def test_on_a_terminal_a_bar_comes_and_goes_and_the_log_is_told() -> None:
         story.on_event("synced", synced())
 
     text, changes = told(terminal(), tell)
-    assert "from 1 replica" in text and "catching up: version 8" in text and "4.0 MB in 2.0 s" in text
+    assert "from 1 replica" in text and "catching up, version 8" in text and "4.0 MB in 2.0 s" in text
     assert changes == ["bar", "bar"]
 
 
