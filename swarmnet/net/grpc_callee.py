@@ -16,7 +16,7 @@ import grpc
 from swarmnet import telemetry
 from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode
 from swarmnet.ids import PeerId
-from swarmnet.messages import Accepted, Answer, ManifestRequest, Packed, Rejected, Request
+from swarmnet.messages import Accepted, Answer, ManifestRequest, Packed, Rejected, Request, SnapshotPiece
 from swarmnet.net.grpc_caller import METHODS
 from swarmnet.net.grpc_errors import SERVICE_FAILED
 from swarmnet.net.grpc_greeting import HELLO, Greeted, Greeter
@@ -206,8 +206,15 @@ class _Inbound:
         """Send one answer with its payload. Raises PeerGone if the caller is gone or does not take it."""
         async with self._writing:
             await self._write(write_answer(answer))
-            for message in payload_messages(getattr(answer, "payload", ())):
-                await self._write(message)
+            payload: tuple[Packed, ...] = getattr(answer, "payload", ())
+            if isinstance(answer, SnapshotPiece):
+                for message in payload_messages(payload):
+                    await self._flow.precedence.turn()
+                    await self._write(message)
+            elif payload:
+                with self._flow.precedence.urgent():
+                    for message in payload_messages(payload):
+                        await self._write(message)
 
     async def answer_if_there(self, answer: Answer) -> None:
         """The same, but nobody minds if the caller has left."""

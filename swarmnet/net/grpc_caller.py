@@ -7,6 +7,7 @@ for `stall_s` has timed out, whatever the deadline: a callee whose service is me
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Iterator
 
 from swarmnet.errors import BadMessage, PeerTimeout, RejectCode
@@ -96,6 +97,9 @@ class _Call:
         self._guard: asyncio.Timeout | None = None
         self._refused = False
         self._arriving: tuple[Answer, Assembly] | None = None
+        self._uploading = contextlib.ExitStack()
+        if payload:
+            self._uploading.enter_context(flow.precedence.urgent())
         self._header = write_request(request, declare(payload))
         method = lane.channel.stream_stream(METHODS[type(request)])
         remaining = max(0.0, deadline - self._loop.time())
@@ -104,6 +108,7 @@ class _Call:
     def leave(self) -> None:
         """Cancel whatever is still under way."""
         self._refused = True
+        self._uploading.close()
         self._stream.cancel()
 
     async def next(self) -> Answer | GreetFirst | None:
@@ -147,6 +152,7 @@ class _Call:
             self._advance()
             self._flow.sent += len(message)
             yield message
+        self._uploading.close()
 
     def _advance(self) -> None:
         self._moved = self._loop.time()

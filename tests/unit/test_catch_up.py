@@ -1,0 +1,180 @@
+"""Following the others from an old copy: step by step, believing the larger group, to the step that is open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from swarmnet.errors import BadMessage, NoReplica, PeerGone, RejectCode, SwarmError
+from swarmnet.ids import Ballot, Chain, PeerId, RoundId
+from swarmnet.messages import Answer, Commit, Finished, Rejected, Stamp, TrailRequest, TrailStep
+from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.state.catch_up import CatchUp, Level, TrailEnds
+from swarmnet.state.cut import Cut
+
+STAGE, STAGES, HERE = 1, 2, 9
+A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
+
+
+def chain(step: int) -> Chain:
+    return Chain(f"{step:064x}")
+
+
+def cut(step: int) -> Cut:
+    return Cut(step, chain(step), chain(0))
+
+
+def summed(step: int) -> Finished:
+    return Finished(RoundId(Ballot(0, A), step), bytes([step]) * 32, 4, 0.0, 1.0, ())
+
+
+def committed(step: int, num_stages: int = STAGES) -> tuple[Commit, ...]:
+    done = summed(step)
+    return tuple(
+        Commit(stage, step, chain(step), done.id, done.digest, 4, 0.0, 1.0) for stage in range(num_stages)
+    )
+
+
+def told(step: int) -> Answer:
+    """What an honest donor at version HERE says."""
+    if step < HERE:
+        return TrailStep(summed(step), committed(step))
+    return TrailStep(summed(step), committed(step, 1)) if step == HERE else TrailStep(None, ())
+
+
+class Story:
+    """One joiner, donors by script, an engine that counts."""
+
+    def __init__(self, *donors: PeerId) -> None:
+        self.donors = list(donors or (A, B, C))
+        self.lies: dict[PeerId, Any] = {}
+        self.failed: list[tuple[PeerId, SwarmError]] = []
+        self.log: list[str] = []
+        self.collected: list[Sequence[PeerId]] = []
+        self.break_collect = 0
+        self.machine = CatchUp(
+            self, self, STAGE, STAGES, collect=self.collect, after=self.after,  # type: ignore[arg-type]
+            moved=lambda cut: self.log.append(f"at {cut.version}"),
+            failed=lambda peer, error: self.failed.append((peer, error)),
+        )
+
+    async def call(self, peer: PeerId, request: TrailRequest, *_: Any, **__: Any) -> AsyncGenerator[Answer, None]:
+        step = request.stamp.step
+        answer = self.lies[peer](step) if peer in self.lies else told(step)
+        if isinstance(answer, Exception):
+            raise answer
+        yield answer
+
+    async def collect(self, stamp: Stamp, finished: Finished, holders: Sequence[PeerId]) -> None:
+        self.collected.append(list(holders))
+        if self.break_collect:
+            self.break_collect -= 1
+            raise PeerGone("broken")
+        self.log.append(f"sum {stamp.step}")
+
+    async def apply(self, commits: Sequence[Commit]) -> None:
+        self.log.append(f"apply {commits[0].step}")
+
+    @staticmethod
+    def after(at: Cut, commits: tuple[Commit, ...]) -> Cut:
+        honest = commits == committed(at.version)
+        return cut(at.version + 1) if honest else Cut(at.version + 1, Chain("ff" * 32), chain(0))
+
+    def run(self, step: int) -> Level:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            return runner.run(self.machine.run(cut(step), lambda: self.donors))
+
+
+def test_every_step_is_fetched_and_applied_until_the_one_that_is_open() -> None:
+    story = Story()
+    level = story.run(6)
+    assert level == Level(cut(HERE), summed(HERE), committed(HERE, 1))
+    steps = [line for step in (6, 7, 8) for line in (f"sum {step}", f"apply {step}", f"at {step + 1}")]
+    assert story.log == [*steps, "sum 9"] and not story.failed
+    assert all(holders == [A, B, C] for holders in story.collected), "a sum comes from all who hold it"
+
+
+def test_whoever_is_level_or_ahead_has_nothing_to_follow() -> None:
+    assert Story().run(HERE).cut == cut(HERE)
+    story = Story()
+    assert story.run(HERE + 2) == Level(cut(HERE + 2), None, ()) and story.log == []
+
+
+def test_one_donor_that_lags_does_not_hold_back() -> None:
+    story = Story()
+    story.lies[A] = lambda step: TrailStep(None, ())
+    assert story.run(6).cut == cut(HERE)
+    assert story.collected[0] == [B, C]
+
+
+def test_a_step_whose_sum_nobody_holds_is_left_to_the_member() -> None:
+    story = Story()
+    for donor in story.donors:
+        story.lies[donor] = lambda step: TrailStep(None, committed(step))
+    assert story.run(6) == Level(cut(6), None, committed(6)) and story.log == []
+
+
+FORGERIES = {
+    "another sum": lambda step: TrailStep(replace(summed(step), digest=bytes(32)), committed(step)),
+    "other tokens": lambda step: TrailStep(replace(summed(step), num_tokens=5), committed(step)),
+    "another step": lambda step: TrailStep(summed(step), committed(step + 1)),
+    "a stage twice": lambda step: TrailStep(summed(step), (committed(step)[0],) * 2),
+    "out of order": lambda step: TrailStep(summed(step), committed(step)[::-1]),
+    "a stage that does not exist": lambda step: TrailStep(summed(step), committed(step, 3)),
+    "not an answer": lambda step: Finished,
+}
+
+
+@pytest.mark.parametrize("lie", FORGERIES.values(), ids=FORGERIES)
+def test_what_does_not_fit_together_is_named_and_not_used(lie: Any) -> None:
+    story = Story()
+    story.lies[A] = lie
+    assert story.run(6).cut == cut(HERE)
+    assert {peer for peer, error in story.failed if isinstance(error, BadMessage)} == {A}
+    assert all(A not in holders for holders in story.collected[:3])
+
+
+def test_a_story_that_fits_together_and_differs_needs_the_larger_group() -> None:
+    def forged(step: int) -> Answer:
+        if step >= HERE:
+            return Rejected(RejectCode.NOT_FOUND)
+        other = replace(summed(step), digest=bytes(32))
+        mine = replace(committed(step)[STAGE], digest=bytes(32))
+        return TrailStep(other, (committed(step)[0], mine))
+
+    story = Story()
+    story.lies[A] = forged
+    assert story.run(6).cut == cut(HERE) and all(A not in holders for holders in story.collected)
+
+
+def test_a_trail_that_does_not_reach_back_is_said_at_once() -> None:
+    story = Story()
+    for donor in story.donors:
+        story.lies[donor] = lambda step: Rejected(RejectCode.NOT_FOUND) if step < 7 else told(step)
+    with pytest.raises(TrailEnds):
+        story.run(6)
+    assert story.run(7).cut == cut(HERE)
+
+
+def test_silence_is_waited_out_for_a_while() -> None:
+    story = Story(A)
+    story.lies[A] = lambda step: PeerGone("broken")
+    with pytest.raises(NoReplica, match="nobody says"):
+        story.run(6)
+    story = Story(A)
+    answers = iter([PeerGone("broken"), Rejected(RejectCode.NOT_READY)])
+    story.lies[A] = lambda step: next(answers, None) or told(step)
+    assert story.run(6).cut == cut(HERE)
+
+
+def test_a_sum_that_breaks_off_is_fetched_again() -> None:
+    story = Story()
+    story.break_collect = 3
+    assert story.run(8).cut == cut(HERE) and story.log.count("apply 8") == 1
+    story.break_collect = 1000
+    with pytest.raises(PeerGone):
+        story.run(8)

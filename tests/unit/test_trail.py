@@ -1,0 +1,143 @@
+"""What a replica keeps for those on the way: only while somebody is, the newest steps, within a cap, whole or not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from swarmnet.averaging.exchange import Exchange, pieces
+from swarmnet.averaging.trail import KEEP_S, Trail
+from swarmnet.errors import RejectCode
+from swarmnet.ids import Ballot, Chain, PeerId, RoundId
+from swarmnet.messages import Commit, Finished, Packed, Part, Rejected, Stamp, TrailRequest, TrailStep
+from swarmnet.simulate.clock import VirtualLoop
+
+ME = PeerId("me")
+CUT = [(0, 4), (4, 8), (8, 10)]
+
+
+class Buffer:
+    """An engine whose sum buffer holds the number of the step."""
+
+    num_elements = 10
+
+    def __init__(self) -> None:
+        self.step, self.copied = 0, 0
+
+    async def finished_sum(self, start: int, stop: int) -> Packed:
+        self.copied += 1
+        await asyncio.sleep(0.1)
+        return Packed("int64", (stop - start,), bytes([self.step]) * (8 * (stop - start)))
+
+
+def stamp(step: int) -> Stamp:
+    return Stamp(step, 1, Chain(f"{step:064x}"))
+
+
+def finished(step: int) -> Finished:
+    return Finished(RoundId(Ballot(0, ME), 0), bytes([step]) * 32, 4, 0.0, 1.0, ())
+
+
+def commits(step: int) -> tuple[Commit, ...]:
+    done = finished(step)
+    return tuple(
+        Commit(stage, step, stamp(step).chain, done.id, done.digest, 4, 0.0, 1.0) for stage in range(2)
+    )
+
+
+async def play_steps(trail: Trail, buffer: Buffer, first: int, last: int) -> None:
+    """Steps first .. last are applied; before each next sum comes into the buffer, the old one may be saved."""
+    for step in range(first, last + 1):
+        await trail.save()
+        buffer.step = step
+        trail.applied(stamp(step), finished(step), commits(step))
+
+
+def part(step: int, start: int, stop: int) -> Part:
+    return Part(stamp(step), finished(step).id, "sum", start, stop)
+
+
+def play(story: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(story)
+
+
+def test_nothing_is_copied_while_nobody_is_on_the_way() -> None:
+    async def story() -> None:
+        buffer = Buffer()
+        trail = Trail(buffer, lambda: CUT)
+        await play_steps(trail, buffer, 0, 9)
+        assert buffer.copied == 0 and trail.step(stamp(8)) is None
+        assert trail.step(stamp(9)) == TrailStep(finished(9), commits(9)), "the last one is in the buffer anyway"
+        assert trail.piece(part(9, 0, 4)) is None, "from where it is served"
+
+    play(story())
+
+
+def test_steps_since_somebody_came_are_kept_with_their_sums() -> None:
+    async def story() -> None:
+        buffer = Buffer()
+        trail = Trail(buffer, lambda: CUT)
+        await play_steps(trail, buffer, 0, 2)
+        trail.wanted()
+        await play_steps(trail, buffer, 3, 6)
+        for step in range(2, 6):
+            assert trail.step(stamp(step)) == TrailStep(finished(step), commits(step))
+            for start, stop in CUT:
+                found = trail.piece(part(step, start, stop))
+                assert found is not None and found.finished == finished(step)
+                assert found.payload[0].data == bytes([step]) * (8 * (stop - start))
+        assert trail.step(stamp(1)) is None
+        assert trail.piece(part(5, 0, 10)) is None, "pieces are cut in one way"
+
+    play(story())
+
+
+def test_they_are_forgotten_when_nobody_has_asked_for_a_while() -> None:
+    async def story() -> None:
+        buffer = Buffer()
+        trail = Trail(buffer, lambda: CUT)
+        trail.wanted()
+        await play_steps(trail, buffer, 0, 5)
+        await asyncio.sleep(1.1 * KEEP_S)
+        await play_steps(trail, buffer, 6, 7)
+        assert trail.step(stamp(3)) is None and trail.step(stamp(7)) is not None
+
+    play(story())
+
+
+def test_steps_and_bytes_are_bounded_and_the_newest_stay() -> None:
+    async def story() -> None:
+        buffer = Buffer()
+        for trail in (Trail(buffer, lambda: CUT, most_steps=3), Trail(buffer, lambda: CUT, most_bytes=3 * 80)):
+            trail.wanted()
+            await play_steps(trail, buffer, 0, 9)
+            kept = [step for step in range(10) if trail.step(stamp(step)) is not None]
+            assert kept == [6, 7, 8, 9]
+
+    play(story())
+
+
+def test_where_a_donor_stands_decides_what_it_tells() -> None:
+    async def story() -> None:
+        exchange = Exchange(ME, Buffer(), None, lambda stamp, number: None)  # type: ignore[arg-type]
+        exchange.applied(stamp(4), finished(4), commits(4))
+        opened = TrailStep(None, commits(5)[:1])
+
+        def ask(step: int) -> object:
+            return exchange.follow(TrailRequest(stamp(step)), stamp(5), opened)
+
+        assert ask(4) == TrailStep(finished(4), commits(4)) and ask(5) == opened
+        assert ask(6) == TrailStep(None, ()), "whoever is ahead of me is level"
+        past, forked = ask(3), exchange.follow(TrailRequest(Stamp(5, 1, Chain("ff" * 32))), stamp(5), opened)
+        for answer in (past, forked):
+            assert isinstance(answer, Rejected) and answer.code is RejectCode.NOT_FOUND
+        nowhere = exchange.follow(TrailRequest(stamp(5)), None, opened)
+        assert isinstance(nowhere, Rejected) and nowhere.code is RejectCode.NOT_READY
+
+    play(story())
+
+
+def test_pieces_of_a_sum_cover_it() -> None:
+    assert pieces(0, 10, 4) == CUT
