@@ -62,22 +62,25 @@ def standing_of(around: Around, replica: Replica, now: float) -> Standing:
     staying = [
         seen for peer, seen in member.view.mates()
         # Of several that leave at once the lowest stays until somebody else has the state.
-        if seen.synced and member.view.alive(peer, now=now) and (not seen.draining or peer < around.me)
+        if member.view.alive(peer, now=now) and (not seen.draining or (seen.synced and peer < around.me))
     ]
     heirs = [
         seen for seen in staying
-        if seen.version > member.version or (seen.version == member.version and seen.chain == member.chain)
+        if seen.synced
+        and (seen.version > member.version or (seen.version == member.version and seen.chain == member.chain))
     ]
-    safe = any(seen.version > member.version or seen.committed for seen in heirs)
+    followers = len(staying) - len(heirs)
+    # An heir that knows the commit need not hold the sum: only one that has applied the step surely does.
+    ahead = any(seen.version > member.version for seen in heirs)
     return Standing(
         stage=replica.stage,
         step=member.version,
-        idle=not member.synced or member.done or around.over(),
+        idle=not member.synced or around.over() or (member.done and not followers),
         heirs=len(heirs),
-        followers=len(staying) - len(heirs),
+        followers=followers,
         microbatches=max(len(execution.works), execution.queue),
-        counted=0 if safe else len(member.account.owned),
-        whole=member.finished is not None,
+        counted=0 if ahead else len(member.account.owned),
+        whole=member.finished is not None and not ahead,
         applying=member.applying,
     )
 

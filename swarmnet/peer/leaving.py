@@ -19,8 +19,9 @@ class Standing:
     """One replica of the leaving peer, now.
 
     idle: nobody needs it (it has no state, or the run is over). heirs: other replicas of the stage that have its state
-    and stay. followers: others that stay and have older state. microbatches: at work here. counted: in this replica's
-    sum of `step`, which no heir has whole yet. whole: the step's sum is here. applying: the optimizer is at it.
+    and stay. followers: others that stay and have older state, or none yet. microbatches: at work here. applying: the
+    optimizer is at it. As long as no heir has applied the step: counted, microbatches in this replica's own sum; whole,
+    is the sum of all replicas here?
     """
 
     stage: int
@@ -43,7 +44,7 @@ class Standing:
         """Nothing is lost, and nothing executed again, if it goes now."""
         if self.idle:
             return True
-        return bool(self.heirs) and not (self.microbatches or self.counted or self.applying)
+        return bool(self.heirs) and not (self.microbatches or self.counted or self.whole or self.applying)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,4 +93,6 @@ class Leaving:
             return f"{standing.microbatches} microbatch{plural} left, step {standing.step}"
         if standing.applying:
             return f"applying step {standing.step}"
+        if standing.whole:
+            return f"step {standing.step} waits for other stages, or for another replica to have its sum"
         return f"step {standing.step} is not committed yet, {standing.counted} of its microbatches are counted here"

@@ -16,6 +16,7 @@ import pytest
 from strike import check_always, soon, watched
 from test_sim_scenarios import PLAN, POINTS, Trap
 
+from swarmnet.simulate.network import Links
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
 
@@ -234,3 +235,31 @@ def test_a_newcomer_without_state_leaves_at_once() -> None:
 
     swarm.run(until_s=60.0, script=script)
     assert executions(swarm) == indexes(swarm.plan)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_peers_that_come_and_leave_all_the_time_on_a_bad_network(seed: int) -> None:
+    """Whoever leaves is followed by a newcomer of another name. No crash: each index is executed about once."""
+    plan = Plan(
+        stages=3, replicas=2, microbatches=8, steps=12, trainers=1 + seed % 2,
+        links=Links(loss=0.05, double=0.05, late=0.05) if seed % 4 else Links(),
+    )
+    swarm = watched(plan, seed)
+    farewells, rng = Farewells(swarm), random.Random(seed)
+
+    async def script(swarm: Swarm) -> None:
+        while not swarm.done and swarm.loop.time() < 40.0:
+            await asyncio.sleep(0.5 * rng.random())
+            swarm.check_now()
+            stage = rng.randrange(plan.stages)
+            staying = [node for node in swarm.replicas(stage) if node.peer_id not in farewells.asked]
+            if len(staying) >= 2:
+                farewells.ask(rng.choice(staying))
+            elif len(swarm.replicas(stage)) < 3:
+                swarm.add([stage], f"late.{len(swarm.nodes)}")
+
+    swarm.run(until_s=120.0, script=script)
+    assert len(farewells.gone) >= 3
+    assert not any("going all the same" in words for _, words in farewells.gone.values())
+    if not seed % 4 and plan.trainers == 1:
+        assert executions(swarm) == indexes(plan)

@@ -29,6 +29,7 @@ def decide(*standings: Standing, deserted: bool = False, after_s: float = 1.0):
     (replace(FREE, microbatches=1, counted=5), "1 microbatch left, step 41"),
     (replace(FREE, counted=5), "step 41 is not committed yet, 5 of its microbatches are counted here"),
     (replace(FREE, applying=True), "applying step 41"),
+    (replace(FREE, whole=True), "step 41 waits for other stages, or for another replica to have its sum"),
     (replace(FREE, heirs=0, followers=2), "no other replica of stage 0 is at version 41 yet"),
     (replace(FREE, heirs=0), "no other replica has the state of stage 0: waiting for one, 60 s at most"),
 ])
@@ -63,7 +64,7 @@ def test_somebody_who_comes_meanwhile_is_waited_for_again() -> None:
 def test_before_its_time_it_goes_only_if_nothing_is_lost_or_nobody_is_left(found, deserted, after_s) -> None:
     verdict = decide(*found, deserted=deserted, after_s=after_s)
     if verdict.go and not deserted:
-        assert all(s.idle or (s.heirs and not (s.microbatches or s.counted or s.applying)) for s in found)
+        assert all(s.idle or (s.heirs and not (s.microbatches or s.counted or s.whole or s.applying)) for s in found)
     if verdict.go and deserted:
         assert all(s.free or not (s.applying or s.whole) for s in found)
     assert verdict.words
