@@ -10,9 +10,6 @@ Kind = Literal["kill", "stop", "join", "drain", "partition", "slow", "kill_all"]
 Phase = Literal["forward", "backward", "averaging", "apply", "snapshot", "fetch"]
 Moment = Literal["begin", "end"]
 
-LASTING = ("stop", "partition", "slow")
-"""Kinds that end by themselves after `for_s`."""
-
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -42,6 +39,11 @@ class Fault:
     groups: tuple[tuple[str, ...], ...] = ()
     bytes_per_s: float = 0.0
     latency_s: float = 0.0
+
+    @property
+    def takes_away(self) -> bool:
+        """Is there a replica less while this lasts?"""
+        return self.kind in ("kill", "stop", "drain")
 
 
 @dataclass(frozen=True, slots=True)

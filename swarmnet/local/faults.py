@@ -41,6 +41,9 @@ from swarmnet.local.fault import Fault, member_of
 ASK_S = 15.0
 """A replica held for a joiner is let go after this, whether the joiner has asked or not."""
 
+WAIT_S = 10.0
+"""Transfers of state are rare: who holds in one when it may not go yet stays there for so long."""
+
 
 @dataclass(slots=True)
 class _Order:
@@ -49,6 +52,7 @@ class _Order:
     fire_at: float | None = None
     reported: bool = False
     holds: dict[str, str] = field(default_factory=dict)     # replica -> id of its hold
+    waits: dict[str, float] = field(default_factory=dict)   # who holds in a transfer, until it may go or then
 
 
 @dataclass(slots=True)
@@ -135,7 +139,7 @@ class Faults:
         """Whose steps and phases count."""
         if fault.peer is not None:
             return next((r.stage for name, r in self._replicas.items() if name == fault.peer), fault.stage)
-        if fault.stage is None and (fault.phase is not None or fault.kind in ("kill", "stop", "drain")):
+        if fault.stage is None and (fault.phase is not None or fault.takes_away):
             return self._rng.choice(sorted(self._stages))
         return fault.stage
 
@@ -160,6 +164,7 @@ class Faults:
             self._returns.setdefault(name, now + after)
         for order in self._orders:
             order.holds.pop(name, None)
+            order.waits.pop(name, None)
         mine = [lasting for lasting in self._lasting if name in (lasting.name, lasting.joiner)]
         return [act for act in self._let_go(mine) if not (isinstance(act, Continue | Release) and act.name == name)]
 
@@ -236,11 +241,15 @@ class Faults:
         return stage.seen > fault.step or now >= order.fire_at
 
     def _try(self, order: _Order, now: float) -> list[Act]:
+        for name, until in order.waits.items():
+            if self._strikes(order, name) or now >= until:
+                del order.waits[name]
+                return self._reached(order.holds[name], name, now, last=True)
         if order.holds or not self._due(order, now):
             return []
         if order.fault.phase is not None:
             return self._arm(order)
-        if order.fault.kind not in ("kill", "stop", "drain"):
+        if not order.fault.takes_away:
             return self._carry_out(order, "", now)
         victims = [name for name in self._whom(order) if self._may_go(name)]
         if victims:
@@ -274,7 +283,7 @@ class Faults:
         everybody = order.fault.phase in ("snapshot", "fetch")
         whom = [name for name in self._whom(order) if self._replicas[name].up
                 and (everybody or self._may_go(name)
-                     or (self._takes_nobody(order) and self._replicas[name].version is not None))]
+                     or (not order.fault.takes_away and self._replicas[name].version is not None))]
         if not whom:
             return self._postponed(order)
         chosen = whom if everybody else [self._rng.choice(whom)]
@@ -287,15 +296,19 @@ class Faults:
         assert phase is not None
         return Hold(name, order.holds[name], phase, -1 if step is None else step, order.fault.moment)
 
-    def _takes_nobody(self, order: _Order) -> bool:
-        return order.fault.kind not in ("kill", "stop", "drain")
+    def _strikes(self, order: _Order, name: str) -> bool:
+        """May this be done to `name`, which holds?"""
+        joiner = order.fault.phase == "fetch" and self._replicas[name].version is None
+        return not order.fault.takes_away or joiner or self._may_go(name)
 
-    def _reached(self, hold: str, name: str, now: float) -> list[Act]:
+    def _reached(self, hold: str, name: str, now: float, *, last: bool = False) -> list[Act]:
         order = next((order for order in self._orders if order.holds.get(name) == hold), None)
         if order is None or self._complete:
             return [Release(name, hold)]
-        joiner = order.fault.phase == "fetch" and self._replicas[name].version is None
-        if not (self._takes_nobody(order) or joiner or self._may_go(name)):
+        if not self._strikes(order, name):
+            if order.fault.phase in ("snapshot", "fetch") and not last:
+                order.waits[name] = now + WAIT_S
+                return self._postponed(order)
             del order.holds[name]
             return [Release(name, hold), *self._postponed(order)]
         others = [Release(other, held) for other, held in order.holds.items() if other != name]

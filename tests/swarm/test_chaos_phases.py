@@ -47,8 +47,9 @@ def schedule(seed: int, first: int) -> list[tuple[str, dict[str, object]]]:
     if place > 2:
         phases[0], phases[place] = phases[place], phases[0]
     entries: list[tuple[str, dict[str, object]]] = []
+    turn = rng.randrange(STAGES)
     for number, (kind, phase) in enumerate(zip(kinds, phases, strict=True)):
-        step, stage = first + 2 * number, rng.randrange(STAGES)
+        step, stage = first + 2 * number, (turn + number) % STAGES      # its stage has recovered from the one before
         if phase == "snapshot":
             entries.append(("kill", {"stage": stage, "step": step, "back_s": 0.2}))
             phase = rng.choice(("snapshot", "fetch"))

@@ -31,7 +31,7 @@ from swarmnet.local.acts import (
     Tick,
 )
 from swarmnet.local.fault import Fault, Pace, links_of, member_of, names
-from swarmnet.local.faults import ASK_S, Faults
+from swarmnet.local.faults import ASK_S, WAIT_S, Faults
 
 STEPS = 20
 NAMES = {f"s{stage}-r{number}": stage for stage in range(2) for number in range(3)}
@@ -150,6 +150,31 @@ def test_in_a_snapshot_transfer_all_of_the_stage_are_armed_and_the_first_is_stru
     first, second, third = holds
     acts = faults.on(Reached(second.id, second.name, None), now=3.0)
     assert acts == [Kill(second.name, 1, 2, "k"), Release(first.name, first.id), Release(third.name, third.id)]
+
+
+def test_a_donor_that_may_not_go_yet_is_kept_until_it_may() -> None:
+    faults = machine(replace(KILL, phase="snapshot"))
+    acts = [act for version in range(3) for act in bring(faults, version, now=float(version))]
+    first, second, third = only(acts, Hold)
+    for name in (second.name, third.name):
+        faults.on(Gone(name, back=False), now=2.5)
+    assert faults.on(Reached(first.id, first.name, None), now=3.0) == [Postponed("k", 1, "1 synced replica in stage 1")]
+    assert faults.on(Tick(), now=4.0) == []
+    (again,) = faults.on(Started(second.name), now=5.0)
+    assert isinstance(again, Hold)
+    acts = faults.on(At(second.name, 2), now=6.0)
+    assert acts == [Kill(first.name, 1, 2, "k"), Release(again.name, again.id)]
+
+
+def test_a_donor_that_may_never_go_is_let_go() -> None:
+    faults = machine(replace(KILL, phase="snapshot"))
+    acts = [act for version in range(3) for act in bring(faults, version, now=float(version))]
+    first, second, third = only(acts, Hold)
+    for name in (second.name, third.name):
+        faults.on(Gone(name, back=False), now=2.5)
+    faults.on(Reached(first.id, first.name, None), now=3.0)
+    assert faults.on(Tick(), now=3.0 + WAIT_S)[0] == Release(first.name, first.id)
+    assert faults.pending == ("k",)
 
 
 def test_one_that_fetches_may_always_die_and_is_armed_as_it_starts() -> None:
