@@ -87,6 +87,7 @@ class Story:
             "seed": "drawn from the run's seed: it has not begun yet",
             "snapshot": took,
             "checkpoint": "from this peer's own disk",
+            "neighbours": "made anew from the stages beside it, as a last resort",
         }.get(how, how)
         self.phase("state", f"version {fields['version']}, {words}")
         if fields["stage"] not in self._serving:

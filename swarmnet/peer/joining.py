@@ -72,7 +72,7 @@ async def find_place(config: PeerConfig, invitation: SwarmLink | Manifest, tell:
             records = await _look(directory)
             tell("swarm", _seen(run, directory, records))
             if manifest is None:
-                path = config.dir / f"run-{run[:12]}.toml"
+                path = _file(config, run)
                 manifest = await _manifest(path, run, identity, records, tell)
                 config = config.model_copy(update={"manifest": path})
             else:
@@ -95,9 +95,11 @@ async def _directory(
             identity, run, num_stages=0, bootstrap=config.bootstrap, state_dir=config.dir, client=True
         )
     except NobodyAnswered as error:
+        kept = _file(config, run) if run else None
+        alone = f"; if all are gone, be the first one back with `swarmnet peer --manifest {kept} --stage N`"
         raise UsageError(
             f"nobody answers at {', '.join(config.bootstrap)}: check that this machine is online, or ask for a link to "
-            "a peer that is up now (any peer of the run prints one)"
+            f"a peer that is up now (any peer of the run prints one){alone if kept and kept.is_file() else ''}"
         ) from error
     try:
         yield directory
@@ -191,6 +193,11 @@ async def _manifest(
     _keep(path, manifest)
     tell("manifest", f"{_shape(manifest)}; its hash is the run's id, kept in {path}")
     return manifest
+
+
+def _file(config: PeerConfig, run: RunId) -> Path:
+    """Where the manifest of a run is kept."""
+    return config.dir / f"run-{run[:12]}.toml"
 
 
 def _kept(path: Path, run: RunId) -> Manifest | None:

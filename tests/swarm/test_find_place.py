@@ -163,6 +163,9 @@ def test_a_link_that_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             ):
                 with pytest.raises(UsageError, match=words):
                     await find_place(newcomer(tmp_path / "me"), wanted, lambda name, text: None)
+            (tmp_path / "me" / f"run-{RUN[:12]}.toml").write_text(HONEST)      # it has been in the run before
+            with pytest.raises(UsageError, match="be the first one back with `swarmnet peer --manifest"):
+                await find_place(newcomer(tmp_path / "me"), wanted, lambda name, text: None)
 
     asyncio.run(story())
 
