@@ -38,10 +38,6 @@ from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
 from swarmnet.step.view import Timers
 
-_BYTES_PER_ELEMENT, _NAMES_BYTES = 16, 64 << 20
-"""No snapshot is larger: a weight and two moments of 4 bytes each take 12, names and shapes a few MiB."""
-
-
 _LARGEST_NEIGHBOUR, _NAMES_BYTES = 12 * 64, 64 << 20
 """Bytes of a neighbour's state per element of this stage, at most: it may hold the embedding, or many more layers."""
 

@@ -52,13 +52,17 @@ class Restoring:
     async def run(self, donors: Donors, *, version: int = -1) -> tuple[Level, int]:
         """Fetch and follow; returns where the engine stands then, and the bytes of the copy.
 
-        donors() is asked again and again. Raises NoReplica if they hand nothing over, and what the engine raises for
-        a copy that is none; the engine may then stand at an older version (`stand` was told).
+        donors() is asked again and again. Raises NoReplica if they hand nothing over, or what the last of them raised;
+        the engine may then stand at an older version (`stand` was told).
         """
         while True:
             snapshot, data = await self._fetcher.fetch(donors, version=version)
             num_bytes = len(data)
-            await self._engine.restore(data, version=snapshot.version)
+            try:
+                await self._engine.restore(data, version=snapshot.version)
+            except BadMessage as error:
+                self._fetcher.useless(error)
+                continue
             del data
             cut = Cut(snapshot.version, snapshot.chain, snapshot.term_chain, snapshot.restart)
             self._stand(cut)

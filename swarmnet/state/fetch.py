@@ -85,6 +85,7 @@ class Fetcher:
         self._max_bytes, self._progress, self._failed = max_bytes, progress, failed
         self._copy: _Copy | None = None
         self._banned: dict[PeerId, float] = {}
+        self._vouched: set[PeerId] = set()  # who described the copy that is fetched, or was last
 
     async def fetch(self, donors: Donors, *, version: int = -1) -> tuple[Snapshot, memoryview]:
         """Fetch and verify one copy of `version` (-1: the newest) from whoever donors() names at the time.
@@ -94,7 +95,7 @@ class Fetcher:
         until = self._now() + _PATIENCE_S
         while True:
             copy, sources = await self._choose(donors, version)
-            self._copy = copy
+            self._copy, self._vouched = copy, set(sources)
             had = len(copy.done)
             pull = _Pull(self, copy, sources, donors)
             await pull.run()
@@ -106,6 +107,11 @@ class Fetcher:
             elif self._now() >= until:
                 raise NoReplica("those who describe a copy hand over none of it", stage=self._stage)
             await asyncio.sleep(_PAUSE_S)
+
+    def useless(self, error: BadMessage) -> None:
+        """The copy fetched last was whole and is no state: whoever vouched for it is asked no more for a while."""
+        for donor in sorted(self._vouched):
+            self.failed(donor, error)
 
     async def _choose(self, donors: Donors, version: int) -> tuple[_Copy, list[PeerId]]:
         """What to fetch, and from whom."""
@@ -196,6 +202,10 @@ class Fetcher:
     def trusted(self, donors: Sequence[PeerId]) -> list[PeerId]:
         """Those who have not lied lately."""
         return self._trusted(donors)
+
+    def vouches(self, donor: PeerId) -> None:
+        """A donor has described the copy that is being fetched."""
+        self._vouched.add(donor)
 
     def say(self, progress: Progress) -> None:
         """Tell whoever watches."""
@@ -290,6 +300,7 @@ class _Pull:
             asked.discard(peer)
         elif same_copy(offer, described):
             asked.discard(peer)
+            self._fetcher.vouches(peer)
             self._perform(self._schedule.add(peer, now=self._now()))
 
     def _say(self) -> None:

@@ -7,23 +7,27 @@ import asyncio
 import pytest
 from strike import watched
 
-from swarmnet.peer import replica
+from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
+from swarmnet.state.copies import Seal
 
 
 def test_a_failed_join_is_said_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BadMessage(RejectCode.TOO_LARGE, "no state is small enough")
+
     swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=12))
 
     async def script(swarm: Swarm) -> None:
         applied = asyncio.Event()
         swarm.hooks.append(lambda peer, event, fields: applied.set() if fields.get("version") == 2 else None)
         await applied.wait()
-        monkeypatch.setattr(replica, "_NAMES_BYTES", -1000)        # no state is small enough
+        monkeypatch.setattr(Seal, "check", refuse)
         node = swarm.add([0])
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(15.0)
         failed = [(fields["donor"], fields["reason"]) for _, peer, event, fields in swarm.events
-                  if peer == node.peer_id and event == "join_failed"]
+                  if peer == node.peer_id and event == "join_failed" and "donor" in fields]
         assert failed and len({donor for donor, _ in failed}) == len(failed), "once per donor"
         assert all("too_large" in str(reason) for _, reason in failed)
         assert node.peer.replicas[0].member.version == 0

@@ -265,6 +265,19 @@ def test_a_state_that_claims_to_be_larger_than_the_stage_costs_no_memory() -> No
     assert isinstance(error, BadMessage) and error.code is RejectCode.TOO_LARGE and not joiner.line.pieces()
 
 
+def test_who_vouched_for_a_copy_that_is_no_state_is_asked_no_more() -> None:
+    line = Line(Mate("a"), Mate("b"), Mate("c", 4))
+    joiner = Joiner(line)
+
+    async def story() -> Snapshot:
+        first, _ = await joiner.fetch()
+        assert first.version == 5
+        joiner.fetcher.useless(BadMessage(RejectCode.NON_FINITE, "NaN in a snapshot"))
+        return (await joiner.fetch())[0]
+
+    assert play(story()).version == 4 and joiner.refused == {PeerId("a"), PeerId("b")}
+
+
 # ---------------------------------------------------------------- progress, and the arithmetic of pieces
 
 
