@@ -348,9 +348,9 @@ class Peer:
     def _status(self) -> Record:
         stages = tuple(
             StageStatus(
-                stage, replica.member.version, replica.member.chain, replica.member.synced, replica.execution.queue,
-                self._caps.slots, disk=replica.checkpoints.versions, draining=replica.member.view.draining,
-                reseed=replica.reseeds,
+                stage, replica.member.version, replica.member.chain, replica.member.synced and not self._left,
+                replica.execution.queue, self._caps.slots, disk=replica.checkpoints.versions,
+                draining=replica.member.view.draining, reseed=replica.reseeds,
             )
             for stage, replica in self.replicas.items()
         )
