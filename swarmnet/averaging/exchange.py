@@ -246,7 +246,7 @@ class Exchange:
     async def _install(self, current: Round, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """Put a sum into the buffer; what was there goes to the trail."""
         if self._held is not None and self._held != (current.stamp, current.id):
-            await self.trail.save()
+            await self.trail.save(*self._held)
         self._held = None
         return await self._engine.install(parts)
 

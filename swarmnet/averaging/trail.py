@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from swarmnet.ids import RoundId
 from swarmnet.messages import Commit, Finished, Packed, Part, PartData, Stamp, TrailStep
 from swarmnet.stage.engine import Engine
 
@@ -58,10 +59,14 @@ class Trail:
         self._steps = {at: kept for at, kept in self._steps.items() if kept.data is not None}
         self._steps[stamp] = _Kept(finished, commits)
 
-    async def save(self) -> None:
-        """Another sum is about to take the buffer: copy the one that is in it, if somebody may want it."""
-        last = next(reversed(self._steps.values()), None)
-        if last is None or last.data is not None:
+    async def save(self, stamp: Stamp, round_id: RoundId) -> None:
+        """Another sum is about to take the buffer: copy the one of that round that is in it, if somebody may want it."""
+        last = self._steps.get(stamp)
+        if last is None or last.finished.id != round_id:
+            # A sum that was not applied here: what waited in the buffer before it is gone.
+            self._steps = {at: kept for at, kept in self._steps.items() if kept.data is not None}
+            return
+        if last.data is not None:
             return
         if asyncio.get_running_loop().time() > self._until:
             self._steps.clear()

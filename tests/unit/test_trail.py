@@ -49,7 +49,7 @@ def commits(step: int) -> tuple[Commit, ...]:
 async def play_steps(trail: Trail, buffer: Buffer, first: int, last: int) -> None:
     """Steps first .. last are applied; before each next sum comes into the buffer, the old one may be saved."""
     for step in range(first, last + 1):
-        await trail.save()
+        await trail.save(stamp(step - 1), finished(step - 1).id)
         buffer.step = step
         trail.applied(stamp(step), finished(step), commits(step))
 
@@ -90,6 +90,21 @@ def test_steps_since_somebody_came_are_kept_with_their_sums() -> None:
                 assert found.payload[0].data == bytes([step]) * (8 * (stop - start))
         assert trail.step(stamp(1)) is None
         assert trail.piece(part(5, 0, 10)) is None, "pieces are cut in one way"
+
+    play(story())
+
+
+def test_a_sum_that_took_the_place_of_an_applied_one_is_not_mistaken_for_it() -> None:
+    async def story() -> None:
+        buffer = Buffer()
+        trail = Trail(buffer, lambda: CUT)
+        trail.wanted()
+        await play_steps(trail, buffer, 0, 3)
+        buffer.step = 77  # collected while catching up elsewhere, after this replica had fallen behind
+        await trail.save(stamp(7), finished(7).id)
+        assert trail.step(stamp(3)) is None and trail.step(stamp(7)) is None
+        kept = trail.piece(part(2, 0, 4))
+        assert kept is not None and kept.payload[0].data == bytes([2]) * 32
 
     play(story())
 
