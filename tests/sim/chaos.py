@@ -1,8 +1,8 @@
 """Random faults for a simulated swarm, all from one seed: a schedule that can be printed, replayed and shrunk.
 
-Crashes with restarts, stops, cuts between groups of peers or one way, trainers that come and go. Whom a fault strikes is
-a number in the schedule, resolved among those it may strike when its time comes, so that a schedule from which faults
-were dropped still means something.
+Crashes with restarts, stops, cuts between groups of peers or one way, trainers that come and go. Whom a fault strikes
+is a number in the schedule, resolved among those it may strike when its time comes, so that a schedule from which
+faults were dropped still means something.
 """
 
 from __future__ import annotations

@@ -1,18 +1,41 @@
-"""The void counter holds a whole swarm together: without it a script breaks.
+"""Rules that hold a whole swarm together: without each, a named script breaks (docs/protocol.md, scenario 14).
 
-The machines' own rules are mutated in unit/test_member.py, script by script.
+The rules of the machines alone are mutated in unit/test_member.py, script by script.
 """
+
+# ruff: noqa: ASYNC110  (on virtual time, looking again in two milliseconds costs nothing)
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
-from strike import check_always, watched
+from strike import check_always, kill_and_restart, member_of, watched
+from test_sim_scenarios import owners_of_one_index
 
+from swarmnet.pipeline.execution import Execution
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Broken, Swarm
+
+Accumulate = Callable[[SimulatedEngine, object], object]
+
+
+def void_within_a_weight_pass(monkeypatch: pytest.MonkeyPatch, accumulate: Accumulate) -> Swarm:
+    """A swarm in which one replica's accumulator is voided while a weight pass on top of others is under way."""
+    swarm, struck = watched(Plan(stages=2, replicas=2, microbatches=6, steps=3)), []
+
+    async def interrupted(engine: SimulatedEngine, stash) -> bool:
+        if not struck and engine.version == 1 and engine.stage == 0 and engine.added:
+            struck.append(engine)
+            node = next(node for node in swarm.nodes if node.engines.get(0) is engine)
+            driver, member = node.peer.replicas[0].driver, member_of(swarm, node.peer_id, 0)
+            swarm.loop.call_later(swarm.plan.forward_s / 2, lambda: driver._perform(member._void_myself()))
+        return await accumulate(engine, stash)
+
+    monkeypatch.setattr(SimulatedEngine, "accumulate", interrupted)
+    return swarm
 
 
 def test_without_the_void_counter_a_voided_gradient_lands_in_the_next_accumulator(
@@ -23,26 +46,39 @@ def test_without_the_void_counter_a_voided_gradient_lands_in_the_next_accumulato
     async def heedless(engine: SimulatedEngine, stash) -> bool:
         counted = await accumulate(engine, stash)
         if not counted and stash.step == engine.version and stash.index not in engine.added:
-            assert isinstance(stash.saved, list)
             delta = engine.arithmetic.weight_gradient(engine.weights, *stash.saved)
-            engine._sum = [a + b for a, b in zip(engine._sum, delta, strict=True)]
+            engine._sum = engine.numbers.add(engine._sum, engine.numbers.of(delta))
         return counted
 
-    swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=3))
+    healthy = void_within_a_weight_pass(monkeypatch, accumulate)
+    healthy.run(until_s=90.0, script=check_always)
+    assert healthy.counts["voided_myself"] == 1
+    with pytest.raises(Broken, match="another sum"):
+        void_within_a_weight_pass(monkeypatch, heedless).run(until_s=90.0, script=check_always)
+
+
+def owners_die_in_full_replicas() -> None:
+    """One slot each, nothing remembered: every repair recomputes from tokens (scenarios 8 and 9)."""
+    swarm = watched(Plan(stages=3, replicas=2, microbatches=6, steps=4, memo_bytes=0, slots=1), seed=5)
 
     async def script(swarm: Swarm) -> None:
-        while True:  # void an accumulator while a weight pass is under way
-            await asyncio.sleep(0.005)
-            for node in swarm.replicas(0):
-                member = node.peer.replicas[0].member
-                working = [w for w in node.peer.replicas[0].execution.works.values() if w.voids is not None]
-                if member.version == 1 and member.account.summed and working:
-                    node.peer.replicas[0].driver._perform(member._void_myself())
-                    await check_always(swarm)
-                    return
+        while not (victims := owners_of_one_index(swarm)):
+            await asyncio.sleep(0.002)
+        for node in victims:
+            kill_and_restart(swarm, node)
+        await check_always(swarm)
 
-    swarm.run(until_s=90.0, script=script)  # with the counter all is well
+    swarm.run(until_s=90.0, script=script)
 
-    monkeypatch.setattr(SimulatedEngine, "accumulate", heedless)
-    with pytest.raises(Broken):
-        watched(Plan(stages=2, replicas=2, microbatches=6, steps=3)).run(until_s=90.0, script=script)
+
+def test_without_the_reserved_slot_repairs_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Execution.begin
+
+    def crowded(execution: Execution, version: int, *, alive) -> None:
+        begin(execution, version, alive=alive)
+        execution._uncounted._reserved = execution._slots
+
+    owners_die_in_full_replicas()
+    monkeypatch.setattr(Execution, "begin", crowded)
+    with pytest.raises(Broken, match="no end"):
+        owners_die_in_full_replicas()

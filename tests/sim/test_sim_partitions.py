@@ -1,8 +1,8 @@
 """Cuts between peers at exact points of a step, healed at exact points (docs/protocol.md, scenarios 4 and 5).
 
-Sums behave as in fp32, so two sides that go on by themselves leave different chains behind. Whatever is cut and whenever
-it heals: every sum on the way has each index once, every stage ends with one chain, and the exact part of its weights is
-that of a single process.
+Sums behave as in fp32, so two sides that go on by themselves leave different chains behind. Whatever is cut and
+whenever it heals: every sum on the way has each index once, every stage ends with one chain, and the exact part of its
+weights is that of a single process.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ STEP = 1
 """The step that is cut."""
 
 LONG_S = Protocol().long_silence_s
+LONG = pytest.mark.long
 
 
 def plan(replicas: int) -> Plan:
@@ -50,7 +51,9 @@ def last_stage_on_one_side(swarm: Swarm) -> tuple[list[Node], list[Node]]:
     return [node for node in one if node not in lost], other + lost
 
 
-CUTS = {"inside_one_stage": inside_one_stage, "whole_swarm": whole_swarm, "last_stage_on_one_side": last_stage_on_one_side}
+CUTS = {
+    "inside_one_stage": inside_one_stage, "whole_swarm": whole_swarm, "last_stage_on_one_side": last_stage_on_one_side,
+}
 
 
 def members(nodes: Sequence[Node], stage: int = 1) -> list:
@@ -76,18 +79,24 @@ async def until(swarm: Swarm, reached: Callable[[], bool], *, within_s: float) -
     return True
 
 
-@pytest.mark.parametrize("directory", [False, True], ids=["", "directory_too"])
-@pytest.mark.parametrize("replicas", [2, 3, 4])
+@pytest.mark.parametrize("directory", [False, pytest.param(True, marks=LONG)], ids=["", "directory_too"])
+@pytest.mark.parametrize("replicas", [2, pytest.param(3, marks=LONG), pytest.param(4, marks=LONG)])
 @pytest.mark.parametrize("heal_at", REACHED)
 @pytest.mark.parametrize("cut_at", ["before_round", "after_sum", "after_commit"])
 @pytest.mark.parametrize("cut", CUTS)
 def test_cut_and_heal(cut: str, cut_at: str, heal_at: str, replicas: int, directory: bool) -> None:
-    """Cut in step STEP when any replica of stage 1 is there; heal when the smaller side (or anybody) is that far on."""
+    """Cut in step STEP when any replica of stage 1 is there; heal when both sides are that far on."""
+    cut_and_heal(CUTS[cut], cut_at, heal_at, replicas=replicas, directory=directory)
+
+
+def cut_and_heal(
+    cut: Callable[[Swarm], tuple[list[Node], list[Node]]], cut_at: str, heal_at: str, *, replicas: int, directory: bool
+) -> Swarm:
     swarm = watched(plan(replicas))
 
     async def script(swarm: Swarm) -> None:
         assert await until(swarm, lambda: REACHED[cut_at](members(swarm.replicas(1))), within_s=60.0)
-        one, other = CUTS[cut](swarm)
+        one, other = cut(swarm)
         swarm.partition(one, other, directory=directory)
         await until(
             swarm, lambda: all(REACHED[heal_at](members(side)) for side in (one, other) if members(side)),
@@ -98,3 +107,46 @@ def test_cut_and_heal(cut: str, cut_at: str, heal_at: str, replicas: int, direct
 
     swarm.run(until_s=260.0, script=script)
     assert swarm.counts["partitions"] == 1
+    return swarm
+
+
+@pytest.mark.parametrize(("heal_at", "reason"), [("after_sum", "fork"), ("after_apply", "behind")])
+def test_halves_that_go_on_by_themselves_fork_and_the_fork_heals(heal_at: str, reason: str) -> None:
+    """Two replicas, cut for longer than the long silence: no protocol can tell that from death."""
+    swarm = cut_and_heal(whole_swarm, "before_round", heal_at, replicas=2, directory=False)
+    assert swarm.forks >= 1
+    assert any(event == "resync" and fields["reason"] == reason for _, _, event, fields in swarm.events)
+
+
+def test_a_cut_inside_one_stage_is_settled_by_the_neighbours() -> None:
+    """They go on with the first commit they hear, and tell it to the other side, which cannot commit another then."""
+    swarm = cut_and_heal(inside_one_stage, "before_round", "after_apply", replicas=2, directory=False)
+    assert swarm.forks == 0
+
+
+def test_with_a_majority_on_one_side_the_other_waits_and_nothing_forks() -> None:
+    swarm = watched(plan(3))
+
+    async def script(swarm: Swarm) -> None:
+        assert await until(swarm, lambda: REACHED["before_round"](members(swarm.replicas(1))), within_s=60.0)
+        few, many = inside_one_stage(swarm)
+        swarm.partition(few, many)
+        assert await until(swarm, lambda: REACHED["after_apply"](members(many)), within_s=0.8 * LONG_S)
+        swarm.heal()
+
+    swarm.run(until_s=120.0, script=script)
+    assert swarm.forks == 0
+
+
+def test_a_line_that_is_deaf_one_way_delays_and_breaks_nothing() -> None:
+    swarm = watched(plan(3))
+
+    async def script(swarm: Swarm) -> None:
+        assert await until(swarm, lambda: REACHED["before_round"](members(swarm.replicas(1))), within_s=60.0)
+        one, two, _ = swarm.replicas(1)
+        swarm.deafen(one, two)
+        await asyncio.sleep(12.0)
+        swarm.heal()
+
+    swarm.run(until_s=160.0, script=script)
+    assert swarm.counts["deafened"] == 1

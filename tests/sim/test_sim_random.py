@@ -1,4 +1,4 @@
-"""Random faults, many seeds: whatever happens, every commit is the single process's sum and the run ends with one chain.
+"""Random faults, many seeds: every commit is the single process's sum, and the run ends with one chain per stage.
 
 Crashes with restarts under the same or a new name, trainers that come and go, stopped replicas, cuts between groups and
 one way, and one-way messages that are lost, doubled or overtaken; a third of the crashes and stops strike a keeper.

@@ -1,7 +1,7 @@
 """Processes that are stopped and come back after the others have gone on without them (docs/protocol.md, scenario 3).
 
-A stopped owner, a stopped member of a round, a stopped keeper: whoever comes back finds its generation closed, its round
-over or another keeper in its place, and nothing it does then counts twice.
+A stopped owner, a stopped member of a round, a stopped keeper: whoever comes back finds its generation closed, its
+round over or another keeper in its place, and nothing it does then counts twice.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ A is a member, K (the highest name) the keeper, B and C bystanders.
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 from stage_table import CHAIN, Table, kind
 
@@ -14,6 +16,7 @@ from swarmnet.messages import (
     Commit,
     Committed,
     Evicted,
+    Execute,
     Finished,
     Granted,
     Heartbeat,
@@ -286,6 +289,27 @@ def test_an_exchange_the_keeper_gave_up_does_not_freeze_its_member():
     table.finish_all()
 
 
+def test_what_is_contributed_is_frozen_until_its_round_is_given_up():
+    table = Table("A", "B", "K", microbatches=3)
+    table.execute("A", 0)
+    table.execute("B", 1)
+    table.execute("K", 2)
+    table.kill("B")
+    table.take(kind(Round))
+    table.settle(kind(Execute))
+    orders = table.orders()
+    assert [index for _, index in orders] == [1]
+    for name, index in orders:
+        table.claim(name, index)
+        table.settle(kind(Claim, Granted))
+        assert index in table.members[name].account.granted
+        assert table.rounds[name] is None, "it still contributes to the old round what it is about to change"
+        table.add(name, index)
+    table.settle()
+    table.work_until_summed()
+    table.finish_all()
+
+
 def test_who_waits_for_a_contribution_that_is_void_collects_from_a_holder():
     """Found under late messages: it waited for ever in a round that others had finished."""
     table = Table("A", "B", "K")
@@ -397,6 +421,21 @@ def test_without_the_comparison_of_sets_half_an_accumulator_is_contributed(monke
     monkeypatch.setattr(Part, "join", lambda self, account: self._start(self.round.id, act.Sum(self.round)))
     with pytest.raises(AssertionError):
         test_nobody_contributes_before_all_that_was_granted_is_summed()
+
+
+def test_without_the_freeze_an_accumulator_changes_under_its_round(monkeypatch):
+    from swarmnet.step.rounds import Part
+
+    monkeypatch.setattr(Part, "drop", lambda self: [])
+    with pytest.raises(AssertionError, match="about to change"):
+        test_what_is_contributed_is_frozen_until_its_round_is_given_up()
+
+
+def test_without_the_peer_in_the_ballot_h4_has_two_keepers_for_ever(monkeypatch):
+    for name, compare in (("__lt__", operator.lt), ("__le__", operator.le), ("__gt__", operator.gt)):
+        monkeypatch.setattr(Ballot, name, lambda self, other, compare=compare: compare(self.number, other.number))
+    with pytest.raises((AssertionError, ValueError)):
+        test_h4_of_two_keepers_with_equal_numbers_one_stops_and_the_ledger_completes()
 
 
 def test_without_a_new_generation_a2_revives_a_dead_grant(monkeypatch):

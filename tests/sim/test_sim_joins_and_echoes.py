@@ -1,0 +1,107 @@
+"""Joiners at exact points of a step, and messages that arrive again much later (docs/protocol.md, 6, 10 and 11)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+from strike import check_always, keeper_of, kill_and_restart, member_of, watched
+
+from swarmnet.ids import PeerId
+from swarmnet.messages import Control
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Swarm
+
+STEP = 1
+
+
+async def until(swarm: Swarm, reached: Callable[[], object], *, within_s: float = 60.0) -> None:
+    ends = swarm.loop.time() + within_s
+    while not reached():
+        assert swarm.loop.time() < ends, swarm.describe()
+        swarm.check_now()
+        await asyncio.sleep(0.002)
+
+
+def standing(swarm: Swarm, stage: int) -> list:
+    return [node.peer.replicas[stage].member for node in swarm.replicas(stage) if stage in node.peer.replicas]
+
+
+POINTS: dict[str, Callable[[list], bool]] = {
+    "execution": lambda found: any(m.account.summed for m in found),
+    "round": lambda found: any(m.part.exchange is not None for m in found),
+    "sum": lambda found: any(m.finished is not None for m in found),
+    "commit": lambda found: any(m.barrier.of(1) is not None for m in found),
+}
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["joins", "replaces_the_keeper"])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_replica_joins_during(point: str, killed: bool) -> None:
+    swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=6, rounding=True))
+
+    async def script(swarm: Swarm) -> None:
+        await until(swarm, lambda: POINTS[point]([m for m in standing(swarm, 1) if m.version == STEP]))
+        swarm.add([1], "joiner")
+        keeper = keeper_of(swarm, 1)
+        if killed and keeper is not None and swarm.may_die(keeper):
+            kill_and_restart(swarm, keeper)
+        await check_always(swarm)
+
+    swarm.run(until_s=120.0, script=script)
+    joiner = member_of(swarm, PeerId("joiner"), 1)
+    assert joiner is not None and joiner.done and swarm.forks == 0
+
+
+def test_a_committed_sum_outlives_its_stage_by_one_joiner() -> None:
+    """Stage 1 has committed and loses all but one, stage 0 still executes the step (H8); a joiner takes over sum and
+    commit with the state, and only then may the last one leave."""
+    swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=5, forward_s=0.05, rounding=True))
+    swarm.slowdown = {PeerId(f"s0.{number}"): 8.0 for number in range(2)}
+
+    def committed(stage: int) -> bool:
+        return any(m.version > STEP or (m.version == STEP and m.barrier.of(stage)) for m in standing(swarm, stage))
+
+    async def script(swarm: Swarm) -> None:
+        await until(swarm, lambda: committed(1))
+        await until(swarm, lambda: all(m.version == STEP and m.finished for m in standing(swarm, 1)))
+        last, gone = swarm.replicas(1)
+        swarm.kill(gone)
+        swarm.add([1], "joiner")
+        await until(swarm, lambda: (m := member_of(swarm, PeerId("joiner"), 1)) is not None and m.synced)
+        joiner = member_of(swarm, PeerId("joiner"), 1)
+        assert not committed(0), "stage 0 was not slow enough for this to show anything"
+        assert joiner.version == STEP and joiner.finished is not None and joiner.barrier.of(1) is not None
+        swarm.kill(last)
+        await check_always(swarm)
+
+    swarm.run(until_s=200.0, script=script)
+    assert swarm.counts["kills"] == 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_message_arrives_again_much_later(seed: int) -> None:
+    """Each one-way message once more, up to eight seconds later: of an older step, ballot, round, generation and, as
+    keepers are killed and come back, incarnation."""
+    swarm = watched(Plan(stages=2, replicas=3, microbatches=6, steps=10, forward_s=0.05, rounding=True), seed)
+    rng, tell, killed = random.Random(seed), swarm.network.tell, []
+
+    def echoed(sender: PeerId, receiver: PeerId, message: Control) -> None:
+        tell(sender, receiver, message)
+        swarm.loop.call_later(rng.uniform(0.05, 8.0), lambda: swarm.over or tell(sender, receiver, message))
+
+    swarm.network.tell = echoed  # type: ignore[method-assign]
+
+    async def script(swarm: Swarm) -> None:
+        while not swarm.done:
+            await asyncio.sleep(2.0)
+            keeper = keeper_of(swarm, rng.randrange(2))
+            if keeper is not None and swarm.may_die(keeper) and len(killed) < 4:
+                killed.append(keeper.peer_id)
+                kill_and_restart(swarm, keeper, after_s=0.3)
+            swarm.check_now()
+
+    swarm.run(until_s=200.0, script=script)
+    assert killed
