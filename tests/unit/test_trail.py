@@ -49,7 +49,8 @@ def commits(step: int) -> tuple[Commit, ...]:
 async def play_steps(trail: Trail, buffer: Buffer, first: int, last: int) -> None:
     """Steps first .. last are applied; before each next sum comes into the buffer, the old one may be saved."""
     for step in range(first, last + 1):
-        await trail.save(stamp(step - 1), finished(step - 1).id)
+        if step:
+            await trail.save(stamp(step - 1), finished(step - 1).id)
         buffer.step = step
         trail.applied(stamp(step), finished(step), commits(step))
 
