@@ -146,14 +146,15 @@ def test_without_a_rhythm_the_end_is_written(disk: Watched) -> None:
     play(story())
 
 
-def test_only_the_last_ones_stay_and_never_without_the_common_one(disk: Watched) -> None:
+@pytest.mark.parametrize("forgotten", [None, 10])
+def test_only_the_last_ones_stay_and_never_without_the_common_one(disk: Watched, forgotten: int | None) -> None:
     async def story() -> None:
         replica = Replica(disk, keep=2)
         async with replica.running():
             replica.common = 20
             await replica.train(35)
             assert written(disk) == [20, 30]
-            replica.common = None          # a record expired: what was seen stays true
+            replica.common = forgotten     # a record expired: what was seen stays true
             await replica.train(9)
             assert written(disk) == [20, 30, 40]
             replica.common = 40
