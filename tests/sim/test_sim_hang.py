@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import statistics
 
 import pytest
 from strike import watch_calls, watched
@@ -29,9 +31,11 @@ def steps_within(swarm: Swarm, begin: float, end: float) -> int:
     return sum(begin <= at < end for at in first.values())
 
 
-def measure(*, stage: int | None, seed: int = 3) -> tuple[int, float, Swarm]:
+def measure(
+    *, stage: int | None, seed: int = 3, plan: Plan = PLAN, window_s: float = WINDOW_S
+) -> tuple[int, float, Swarm]:
     """Steps in the window, and how long it took from the stop to the next commit of stage 0."""
-    swarm = watched(PLAN, seed)
+    swarm = watched(plan, seed)
 
     async def script(swarm: Swarm) -> None:
         await asyncio.sleep(20.0)
@@ -40,12 +44,12 @@ def measure(*, stage: int | None, seed: int = 3) -> tuple[int, float, Swarm]:
                 (node for node in swarm.replicas(stage)), key=lambda node: node.peer.replicas[stage].execution.queue
             )
             swarm.stop(victim)
-        await asyncio.sleep(WINDOW_S)
+        await asyncio.sleep(window_s)
         raise Enough
 
     with pytest.raises(Enough):
         swarm.run(until_s=200.0, script=script)
-    steps = steps_within(swarm, 20.0, 20.0 + WINDOW_S)
+    steps = steps_within(swarm, 20.0, 20.0 + window_s)
     first = min((at for at, _, event, _ in swarm.events if event == "committed" and at > 20.0), default=1e9)
     return steps, first - 20.0, swarm
 
@@ -56,6 +60,23 @@ def test_one_hung_replica_of_four_costs_less_than_30_percent(stage: int) -> None
     hung, around_s, _ = measure(stage=stage)
     assert hung >= 0.7 * healthy, f"{hung} of {healthy} steps"
     assert around_s <= 5.0
+
+
+@pytest.mark.parametrize(("stage", "seed"), [(0, 3), (1, 5), (1, 4)], ids=["keeper", "keeper_of_last", "member"])
+def test_one_hung_replica_of_three_delays_one_step_by_the_silence_limit(stage: int, seed: int) -> None:
+    """Also when microbatches are slow and when it keeps the ledger: its share is known, and executed at once."""
+    plan = Plan(stages=2, replicas=3, microbatches=16, steps=400, forward_s=0.2)
+    _, _, swarm = measure(stage=stage, seed=seed, plan=plan, window_s=40.0)
+    first: dict[object, float] = {}
+    for at, _, event, fields in swarm.events:
+        if event == "committed" and fields["stage"] == stage:
+            first.setdefault(fields["step"], at)
+    commits = sorted(first.values())
+    lengths = [(ended, ended - began) for began, ended in itertools.pairwise(commits)]
+    usual = statistics.median(length for _, length in lengths)
+    struck, *later = [length for ended, length in lengths if ended > 20.0]
+    assert struck <= usual + 5.0
+    assert max(later) <= 1.5 * usual, "and no later step pays for it again"
 
 
 def test_it_is_routed_around_and_rejoins_with_equal_weights() -> None:
