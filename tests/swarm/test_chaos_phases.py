@@ -33,7 +33,7 @@ SETTINGS = (
     "protocol.long_silence_s=4.0",
 )
 SCHEDULE_STEPS = 10                           # one strike every two steps
-TAIL_STEPS = 20                               # undisturbed, at the end: the last ones struck are back in time
+TAIL_STEPS = 16                               # undisturbed, at the end: the last ones struck are back in time
 
 
 def schedule(seed: int, first: int) -> list[tuple[str, dict[str, object]]]:
