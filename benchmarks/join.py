@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from swarmnet.errors import PeerGone, PeerTimeout
 from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.messages import Answer, Control, Gradient, Packed, Process, Request, SnapshotRequest
 from swarmnet.net.grpc_transport import GrpcTransport
@@ -162,14 +163,15 @@ async def fetch(transport: GrpcTransport, donors: list[PeerId], num_bytes: int) 
 
 
 async def push(transport: GrpcTransport, peer: PeerId, flight: int = 2) -> None:
-    """Send payloads as a stage does, for ever."""
+    """Send payloads as a stage does, until the neighbour leaves."""
     tensor = Packed("uint8", (PAYLOAD_BYTES,), bytes(PAYLOAD_BYTES))
 
     async def lane() -> None:
-        while True:
-            deadline = asyncio.get_running_loop().time() + 60
-            async for _ in transport.call(peer, Process(0, 0, 0), (tensor,), deadline=deadline):
-                pass
+        with contextlib.suppress(PeerGone, PeerTimeout):
+            while True:
+                deadline = asyncio.get_running_loop().time() + 60
+                async for _ in transport.call(peer, Process(0, 0, 0), (tensor,), deadline=deadline):
+                    pass
 
     async with asyncio.TaskGroup() as group:
         for _ in range(flight):

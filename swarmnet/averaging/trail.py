@@ -60,7 +60,7 @@ class Trail:
         self._steps[stamp] = _Kept(finished, commits)
 
     async def save(self, stamp: Stamp, round_id: RoundId) -> None:
-        """Another sum takes the buffer: copy that round's, which is in it, if it was applied and somebody may want it."""
+        """Another sum takes the buffer: copy the one of that round, if it was applied and somebody may want it."""
         last = self._steps.get(stamp)
         if last is None or last.finished.id != round_id:
             # A sum that was not applied here: what waited in the buffer before it is gone.
