@@ -11,7 +11,7 @@ from pathlib import Path
 
 from swarmnet.errors import UsageError
 from swarmnet.local.audit import Audit
-from swarmnet.local.events import Committed, Evaluated, parse
+from swarmnet.local.events import Committed, parse
 from swarmnet.local.progress import Progress
 from swarmnet.telemetry.events import EventReader
 
@@ -44,13 +44,13 @@ def replay(out: Path, began: list[float], progress: Progress, audit: Audit) -> N
     """
     records = sorted(
         ((record["t"], path.parent.name, record)
-         for path in sorted(out.glob("peers/*/events.jsonl")) for record in EventReader(path).read()),
+         for path in sorted(out.glob("peers/*/events.jsonl")) for record in EventReader(path).read()
+         if record["event"] in ("committed", "evaluated")),
         key=lambda entry: entry[0])
     first = began[0] if began else records[0][0] if records else 0.0
     for at, name, record in records:
         event = parse(record)
-        if isinstance(event, Committed | Evaluated):
-            progress.on(name, event, now=at - first)
+        progress.on(name, event, now=at - first)
         if isinstance(event, Committed):
             audit.on(event, life=max(bisect.bisect_right(began, at) - 1, 0))
     progress.done.clear()
