@@ -103,7 +103,7 @@ def test_a_stranger_with_a_link_takes_part_and_changes_nothing(start: Callable[.
     third = start("c", "peer", *known, "--stage", "1", "--device", "cpu")
     trainer = start("trainer", "trainer", *known)
     third.until(lambda event: event["event"] == "applied" and event["version"] >= BEFORE_JOIN)
-    trainer.stop()                                       # so that the run waits for the newcomer, however slow it is
+    trainer.process.send_signal(signal.SIGSTOP)          # the run waits for the newcomer, however slow it is
 
     (link,) = listening["links"]
     assert link == f"swarm:{run_id(manifest)}@{listening['dht'][0]}"
@@ -111,7 +111,7 @@ def test_a_stranger_with_a_link_takes_part_and_changes_nothing(start: Callable[.
     me = joiner.says("listening")["peer"]
     synced = joiner.says("synced", stage=1)
     assert synced["how"] == "snapshot" and BEFORE_JOIN <= synced["version"] < STEPS
-    again = start("another-trainer", "trainer", *known)
+    trainer.process.send_signal(signal.SIGCONT)
 
     finished = [
         each.says("finished", stage=stage) for each, stage in ((first, 0), (second, 0), (third, 1), (joiner, 1))
@@ -119,12 +119,13 @@ def test_a_stranger_with_a_link_takes_part_and_changes_nothing(start: Callable[.
     assert [event["version"] for event in finished] == [STEPS] * 4
     assert len({event["weights_sha256"] for event in finished[:2]}) == 1
     assert len({event["weights_sha256"] for event in finished[2:]}) == 1
-    assert again.process.wait(timeout=PATIENCE_S) == 0
-    commits = {event["step"]: event for event in third.events if event["event"] == "committed"}
+    assert trainer.process.wait(timeout=PATIENCE_S) == 0
+    last_stage = (*joiner.events, *third.events)         # either may have skipped a commit and fetched what it made
+    commits = {event["step"]: event for event in last_stage if event["event"] == "committed"}
     contributed = {
         step for step, event in commits.items() for peer, indexes in event["contributions"] if peer == me and indexes
     }
-    assert contributed and min(contributed) <= synced["version"] + 1       # from the next step on
+    assert contributed and min(contributed) >= synced["version"]
 
     oracle = run_oracle(manifest, load_tokens("corpus:small"))
     losses = [commits[step]["loss_sum"] / commits[step]["num_tokens"] for step in range(STEPS)]
