@@ -305,7 +305,8 @@ class Swarm:
         engine = next(node.engines[stage] for node in self.nodes if node.up and node.peer_id == peer)
         if self.exact and engine.exact_sum != self.oracle.sums[step][stage]:
             raise Broken(f"stage {stage} step {step}: {peer} holds another sum than the single process")
-        if self.exact and not self.plan.rounding and len({*self.committed.get((stage, step), {}).values(), fields["digest"]}) > 1:
+        others = self.committed.get((stage, step), {}).values()
+        if self.exact and not self.plan.rounding and len({*others, fields["digest"]}) > 1:
             raise Broken(f"stage {stage} step {step}: two sums with different digests, though order cannot matter")
         self.committed.setdefault((stage, step), {})[peer] = str(fields["digest"])
 
