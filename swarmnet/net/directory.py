@@ -54,6 +54,11 @@ class Record:
     halted: int | None = None
     restart: Restart = NO_RESTART
 
+    @property
+    def feeds(self) -> bool:
+        """Is this a trainer that has not left? Its last record says `finished`."""
+        return self.trainer and not self.finished
+
 
 class Directory(Protocol):
     """Publish my record, read everybody's. Reads have a deadline and degrade to what was known."""

@@ -109,7 +109,7 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int) -> Assessment
     if not records:
         return Assessment(run, False, num_stages, problems=(_nobody(run),))
     stages = tuple(StageLine(stage, tuple(_replicas(stage, records))) for stage in range(num_stages))
-    trainers = tuple(TrainerLine(r.peer, r.addresses) for r in records if r.trainer)
+    trainers = tuple(TrainerLine(r.peer, r.addresses) for r in records if r.feeds)
     finished = bool(stages) and all(any(replica.finished for replica in line.replicas) for line in stages)
     restart = max(record.restart for record in records)
     holdings = [

@@ -148,7 +148,7 @@ def _others(directory: DhtDirectory, records: Sequence[Record]) -> tuple[Record,
 
 def _seen(run: RunId, directory: DhtDirectory, records: Sequence[Record]) -> str:
     peers = sum(bool(record.stages) for record in records)
-    trainers = sum(record.trainer for record in records)
+    trainers = sum(record.feeds for record in records)
     if not records:
         return f"run {run[:12]}: nobody announces it yet"
     return f"run {run[:12]}: {_count(peers, 'peer')} and {_count(trainers, 'trainer')}"

@@ -291,7 +291,7 @@ class Peer:
 
     def _token_holders(self) -> list[PeerId]:
         """Who may have tokens: trainers first, then other stage-0 peers."""
-        trainers = sorted(peer for peer, record in self.records.items() if record.trainer)
+        trainers = sorted(peer for peer, record in self.records.items() if record.feeds)
         return trainers + sorted(
             peer for peer, record in self.records.items() if any(status.stage == 0 for status in record.stages)
         )

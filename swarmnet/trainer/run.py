@@ -69,6 +69,7 @@ async def _feed(config: PeerConfig, manifest: Manifest, tokens: Tokens, events: 
             # What is in flight stays with the peers that have it: they finish it without being asked.
             reason = "the run is complete" if feeding.done() else "asked to stop: peers finish what was sent to them"
             feeding.cancel()
+            await trainer.leave()
             beside.cancel()
         on_event("stopped", {"reason": reason})
     return 0

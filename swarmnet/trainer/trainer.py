@@ -6,6 +6,7 @@ Keeps a window of microbatches in flight, is at most one step ahead, and measure
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
@@ -26,8 +27,9 @@ Tokens = Callable[[int], tuple[Packed, ...]]
 """Number of a microbatch in its stream -> its tokens, (tokens,) int32 [B, T + 1]."""
 
 _PUBLISH_S, _LOOK_S = 2.0, 0.5
-_LAST_EVAL_S = 20.0
-"""How long to wait for the held-out loss of the last version: the run is over, and replicas may leave."""
+_LAST_WORD_S, _LAST_EVAL_S = 1.0, 20.0
+"""How long to wait for the directory when leaving, and for the held-out loss of the last version: the run is over then,
+and replicas may leave."""
 
 
 class Trainer:
@@ -65,6 +67,7 @@ class Trainer:
         )
         self.step = 0
         self._eval_loss: tuple[int, float] | None = None
+        self._left = False
 
     async def run(self) -> None:
         """Feed until the last step is done and, if it falls to me, the last version evaluated."""
@@ -84,6 +87,13 @@ class Trainer:
             looking.cancel()
             publishing.cancel()
         self._on_event("done", {"step": total})
+
+    async def leave(self) -> None:
+        """Say, if that is quick, that others take my share from now on."""
+        self._left = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORD_S):
+                await self._publish()
 
     # ------------------------------------------------------------ Service
 
@@ -123,7 +133,7 @@ class Trainer:
     async def _feed(self, step: int) -> None:
         """Send my share of the step, a window at a time; an index ends on its loss or on STALE."""
         training = self._manifest.training
-        trainers = [peer for peer, record in self._records.items() if record.trainer]
+        trainers = [peer for peer, record in self._records.items() if record.feeds]
         if self._to_evaluate(step):
             await self._evaluate(step)
         mine = my_indexes(self.me, trainers, step, training.microbatches)
@@ -153,7 +163,7 @@ class Trainer:
         training = self._manifest.training
         if not training.eval_every or (version % training.eval_every and version < training.total_steps):
             return False
-        trainers = [peer for peer, record in self._records.items() if record.trainer]
+        trainers = [peer for peer, record in self._records.items() if record.feeds]
         return feeder([*trainers, self.me], version, -1) == self.me
 
     async def _evaluate_last(self, version: int) -> None:
@@ -244,4 +254,4 @@ class Trainer:
 
     async def _publish(self) -> None:
         """Network trouble is the directory's to bear; a record nobody would accept (UsageError) ends the trainer."""
-        await self._directory.publish(replace(self._record(), trainer=True, eval_loss=self._eval_loss))
+        await self._directory.publish(replace(self._record(), trainer=True, eval_loss=self._eval_loss, finished=self._left))

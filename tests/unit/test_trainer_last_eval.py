@@ -13,6 +13,7 @@ from swarmnet.manifest.schema import Manifest, Training
 from swarmnet.messages import Accepted, Answer, Control, Gradient, Packed, Process, Rejected, Request
 from swarmnet.net.directory import Record, StageStatus
 from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.trainer.split import feeder
 from swarmnet.trainer.trainer import Trainer
 
 RUN, ME, REPLICA = RunId("00" * 32), PeerId("trainer"), PeerId("replica")
@@ -29,13 +30,14 @@ class Swarm:
     answer: Callable[[Process], Answer]
     asked: list[Process] = field(default_factory=list)
     published: list[Record] = field(default_factory=list)
+    others: tuple[Record, ...] = ()
 
     async def publish(self, record: Record) -> None:
         self.published.append(record)
 
     async def records(self) -> tuple[Record, ...]:
         status = StageStatus(0, STEPS, first_chain(RUN, 0), synced=True, slots=4)
-        return (Record(RUN, REPLICA, 1, (), (status,)),)
+        return (Record(RUN, REPLICA, 1, (), (status,)), *self.others)
 
     def tell(self, peer: PeerId, message: Control) -> None:
         """Nothing is told here."""
@@ -95,3 +97,14 @@ def test_nobody_left_to_ask_ends_the_wait() -> None:
     events, seconds = run(Swarm(gone))
     assert [event for event, _ in events if event != "rerouted"] == ["not_evaluated", "done"]
     assert seconds == pytest.approx(20, abs=1)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_the_share_of_a_trainer_that_has_left_is_taken_over(left: bool) -> None:
+    other = next(
+        name for name in (PeerId(f"other-{number}") for number in range(100)) if feeder([name, ME], STEPS, -1) == name
+    )
+    record = Record(RUN, other, 3, (), (), trainer=True, finished=left)
+    swarm = Swarm(lambda request: Gradient(1.0, NUM_TOKENS), others=(record,))
+    events, _ = run(swarm)
+    assert [event for event, _ in events] == (["evaluated", "done"] if left else ["done"])
