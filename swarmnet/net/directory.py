@@ -36,8 +36,8 @@ class Record:
 
     incarnation: random per process start. numerics: the numerics class ("cpu/torch-2.13/1"). loss: (step, mean loss)
     of the newest commit of the last stage this peer has seen. tokens_per_second: of the whole run, measured.
-    halted: the step at which too many microbatches gave no finite gradient, if that stopped the run. restart: the newest
-    restart of the run it knows.
+    halted: the step at which too many microbatches gave no finite gradient, if that stopped the run. restart: the
+    newest restart of the run it knows.
     """
 
     run: RunId

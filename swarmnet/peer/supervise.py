@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from swarmnet.net.leash import leashed
-from swarmnet.peer.restarts import Over, Pauses, Restarts
+from swarmnet.peer.revival import Over, Pauses, Revivals
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
@@ -32,7 +32,7 @@ def supervise(
     Main thread only. Ctrl+C and SIGTERM are passed on, as often as they come. say: told each crash, in one line.
     """
     with _Signals() as signals:
-        restarts = Restarts(pauses, rng or random.Random())
+        restarts = Revivals(pauses, rng or random.Random())
         while True:
             began_at = time.monotonic()
             code = _run(command, signals)

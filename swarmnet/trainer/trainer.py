@@ -254,4 +254,6 @@ class Trainer:
 
     async def _publish(self) -> None:
         """Network trouble is the directory's to bear; a record nobody would accept (UsageError) ends the trainer."""
-        await self._directory.publish(replace(self._record(), trainer=True, eval_loss=self._eval_loss, finished=self._left))
+        await self._directory.publish(
+            replace(self._record(), trainer=True, eval_loss=self._eval_loss, finished=self._left)
+        )

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the leash is a 
 
 PARENT = """
 import json, random, sys
-from swarmnet.peer.restarts import Pauses
+from swarmnet.peer.revival import Pauses
 from swarmnet.peer.supervise import supervise
 code = supervise([sys.executable, "-u", "-c", sys.argv[1]], pauses=Pauses(first_s=float(sys.argv[2])),
                  rng=random.Random(1), say=lambda line: print(json.dumps({"said": line}), flush=True))

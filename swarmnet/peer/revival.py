@@ -37,7 +37,7 @@ class Over:
     code: int
 
 
-class Restarts:
+class Revivals:
     """The crashes of one peer, in a row."""
 
     def __init__(self, pauses: Pauses, rng: random.Random) -> None:

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.peer.restarts import FINAL, Again, Over, Pauses, Restarts
+from swarmnet.peer.revival import FINAL, Again, Over, Pauses, Revivals
 
 CRASHES = st.integers(-64, 255).filter(lambda code: code not in FINAL)
 
 
-def restarts(seed: int = 1) -> Restarts:
-    return Restarts(Pauses(), random.Random(seed))
+def restarts(seed: int = 1) -> Revivals:
+    return Revivals(Pauses(), random.Random(seed))
 
 
-def again(decider: Restarts, code: int = -9, ran_s: float = 5.0) -> Again:
+def again(decider: Revivals, code: int = -9, ran_s: float = 5.0) -> Again:
     outcome = decider.ended(code, ran_s=ran_s, asked=False)
     assert isinstance(outcome, Again)
     return outcome
