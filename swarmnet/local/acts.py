@@ -11,10 +11,11 @@ from swarmnet.local.fault import Fault, Moment, Phase
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Replica `name` is synced and holds `version` of its stage."""
+    """Replica `name` is synced and holds `version` of its stage. took: it has just taken its state from others."""
 
     name: str
     version: int
+    took: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def replay(out: Path, began: list[float], progress: Progress, audit: Audit) -> N
     records = sorted(
         ((record["t"], path.parent.name, record)
          for path in sorted(out.glob("peers/*/events.jsonl")) for record in EventReader(path).read()
-         if record["event"] in ("committed", "evaluated")),
+         if record.get("event") in ("committed", "evaluated")),
         key=lambda entry: entry[0])
     first = began[0] if began else records[0][0] if records else 0.0
     for at, name, record in records:

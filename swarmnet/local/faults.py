@@ -1,8 +1,9 @@
 """Decide what is done to whom and when, and who comes back. Pure: events and `now` in, actions out.
 
 What takes a replica away (kill, stop, drain) never takes a stage's last good one: another must be synced, hold the
-stage's newest version and be undisturbed. Until then it is postponed, and said once. A replica that was stopped or
-behind a partition is good again when it has made a step since.
+stage's newest version and be undisturbed. Until then it is postponed, and said once. While a replica is stopped, cut
+off or not yet a member, its stage may commit a step without it, whose sum the others alone have: it counts as good
+again when it has been through a whole step since.
 
 A fault in a phase is armed: the replica holds there and says so, and only then is decided. Knows no processes: the
 supervisor kills, starts and tells what happened.
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from swarmnet.local.acts import (
     Act,
@@ -37,6 +37,7 @@ from swarmnet.local.acts import (
     Stop,
 )
 from swarmnet.local.fault import Fault, member_of
+from swarmnet.local.standing import Lasting, Order, Replica, Stage
 
 ASK_S = 15.0
 """A replica held for a joiner is let go after this, whether the joiner has asked or not."""
@@ -45,58 +46,22 @@ WAIT_S = 10.0
 """Transfers of state are rare: who holds in one when it may not go yet stays there for so long."""
 
 
-@dataclass(slots=True)
-class _Order:
-    fault: Fault
-    stage: int | None
-    fire_at: float | None = None
-    reported: bool = False
-    holds: dict[str, str] = field(default_factory=dict)     # replica -> id of its hold
-    waits: dict[str, float] = field(default_factory=dict)   # who holds in a transfer, until it may go or then
-
-
-@dataclass(slots=True)
-class _Replica:
-    stage: int
-    version: int | None = None          # None: not synced, or dead
-    up: bool = True
-    stopped: bool = False
-    draining: bool = False
-    stale: bool = False                 # has not moved since it was disturbed
-
-
-@dataclass(slots=True)
-class _Stage:
-    seen: int = -1                      # newest version any replica ever showed
-    since: float = 0.0
-    step_s: float = 0.0                 # how long the last whole step took
-
-
-@dataclass(slots=True)
-class _Lasting:
-    until: float
-    fault: Fault
-    name: str = ""                      # who is stopped, or held for a joiner
-    hold: str = ""
-    joiner: str = ""
-
-
 class Faults:
     """One swarm's troubles. every_s: some replica is killed that often; restart_s: who died by itself returns then."""
 
     def __init__(self, faults: Sequence[Fault], *, replicas: Mapping[str, int], steps: int, rng: random.Random,
                  every_s: float | None = None, restart_s: float = 1.0) -> None:
         self._rng = rng
-        self._replicas = {name: _Replica(stage) for name, stage in sorted(replicas.items())}
-        self._stages = {stage: _Stage() for stage in sorted(set(replicas.values()))}
-        self._orders = [_Order(fault, self._stage_for(fault)) for fault in faults]
+        self._replicas = {name: Replica(stage) for name, stage in sorted(replicas.items())}
+        self._stages = {stage: Stage() for stage in sorted(set(replicas.values()))}
+        self._orders = [Order(fault, self._stage_for(fault)) for fault in faults]
         self._steps, self._every_s, self._restart_s = steps, every_s, restart_s
         self._next_timed: float | None = None
         self._training_at: float | None = None
         self._num_timed = self._num_holds = 0
         self._returns: dict[str, float] = {}
         self._back_s: dict[str, float | None] = {}     # what was ordered for those that are about to go
-        self._lasting: list[_Lasting] = []
+        self._lasting: list[Lasting] = []
         self._complete = False
 
     @property
@@ -108,10 +73,10 @@ class Faults:
         """Take one event in; what is to be done now."""
         actions: list[Act] = []
         match event:
-            case At(name, version):
-                self._at(name, version, now)
+            case At(name, version, took):
+                self._at(name, version, took, now)
             case Started(name):
-                self._replicas[name] = _Replica(self._replicas[name].stage)
+                self._replicas[name] = Replica(self._replicas[name].stage)
                 actions += [self._hold(order, name) for order in self._orders
                             if order.holds and order.fault.phase in ("snapshot", "fetch")
                             and name in self._whom(order)]
@@ -143,14 +108,16 @@ class Faults:
             return self._rng.choice(sorted(self._stages))
         return fault.stage
 
-    def _at(self, name: str, version: int, now: float) -> None:
+    def _at(self, name: str, version: int, took: bool, now: float) -> None:
         replica = self._replicas[name]
         if not replica.up:                             # written before it died, read after
             return
         replica.version = version
-        if not (replica.stopped or self._cut_off(name)):
-            replica.stale = False
         stage = self._stages[replica.stage]
+        if replica.stopped or self._cut_off(name):
+            replica.good_at = max(stage.seen, version) + 2
+        elif took:
+            replica.good_at = version + 1
         if version > stage.seen:
             if version == stage.seen + 1 and stage.seen >= 0:
                 stage.step_s = now - stage.since
@@ -188,7 +155,7 @@ class Faults:
         stage = self._rng.choice(sorted(self._stages))
         fault = Fault("kill", f"kill every-{self._num_timed}", stage, step=max(self._stages[stage].seen, 0),
                       back_s=self._restart_s)
-        self._orders.append(_Order(fault, stage, fire_at=now))
+        self._orders.append(Order(fault, stage, fire_at=now))
 
     def _versions(self, stage: int) -> dict[str, int]:
         return {name: replica.version for name, replica in self._replicas.items()
@@ -208,7 +175,8 @@ class Faults:
         """Synced at its stage's newest version, and nothing is being done to it."""
         replica = self._replicas[name]
         return (replica.up and replica.version is not None and replica.version >= self._stages[replica.stage].seen
-                and not (replica.stopped or replica.draining or replica.stale or self._cut_off(name)))
+                and replica.version >= replica.good_at
+                and not (replica.stopped or replica.draining or self._cut_off(name)))
 
     def _may_go(self, name: str) -> bool:
         """Is this replica up and undisturbed, and another one of its stage good?"""
@@ -219,12 +187,12 @@ class Faults:
 
     # ---------------------------------------------------------------- when
 
-    def _seen(self, order: _Order) -> _Stage:
+    def _seen(self, order: Order) -> Stage:
         if order.stage is not None:
             return self._stages[order.stage]
         return max(self._stages.values(), key=lambda stage: stage.seen)
 
-    def _due(self, order: _Order, now: float) -> bool:
+    def _due(self, order: Order, now: float) -> bool:
         """Is it time? A fault in a phase is armed a step ahead."""
         fault, stage = order.fault, self._seen(order)
         if stage.seen >= self._steps:
@@ -240,7 +208,7 @@ class Faults:
             order.fire_at = stage.since + self._rng.uniform(0.1, 0.6) * stage.step_s
         return stage.seen > fault.step or now >= order.fire_at
 
-    def _try(self, order: _Order, now: float) -> list[Act]:
+    def _try(self, order: Order, now: float) -> list[Act]:
         for name, until in order.waits.items():
             if self._strikes(order, name) or now >= until:
                 del order.waits[name]
@@ -256,18 +224,18 @@ class Faults:
             return self._carry_out(order, self._rng.choice(victims), now)
         return self._postponed(order)
 
-    def _whom(self, order: _Order) -> list[str]:
+    def _whom(self, order: Order) -> list[str]:
         if order.fault.peer is not None:
             return [order.fault.peer] if order.fault.peer in self._replicas else []
         return [name for name, replica in self._replicas.items() if replica.stage == order.stage]
 
-    def _postponed(self, order: _Order) -> list[Act]:
+    def _postponed(self, order: Order) -> list[Act]:
         if order.reported or not (why := self._why_not(order)):
             return []
         order.reported = True
         return [Postponed(order.fault.label, order.stage or 0, why)]
 
-    def _why_not(self, order: _Order) -> str:
+    def _why_not(self, order: Order) -> str:
         assert order.stage is not None
         versions = self._versions(order.stage)
         if len(versions) < 2:
@@ -278,7 +246,7 @@ class Faults:
 
     # ---------------------------------------------------------------- in a phase
 
-    def _arm(self, order: _Order) -> list[Act]:
+    def _arm(self, order: Order) -> list[Act]:
         """Let someone hold in the phase: a seeded choice, or, where others decide who gets there, all of the stage."""
         everybody = order.fault.phase in ("snapshot", "fetch")
         whom = [name for name in self._whom(order) if self._replicas[name].up
@@ -289,14 +257,14 @@ class Faults:
         chosen = whom if everybody else [self._rng.choice(whom)]
         return [self._hold(order, name) for name in chosen]
 
-    def _hold(self, order: _Order, name: str) -> Hold:
+    def _hold(self, order: Order, name: str) -> Hold:
         self._num_holds += 1
         order.holds[name] = f"{order.fault.label} ({self._num_holds})"
         phase, step = order.fault.phase, order.fault.step
         assert phase is not None
         return Hold(name, order.holds[name], phase, -1 if step is None else step, order.fault.moment)
 
-    def _strikes(self, order: _Order, name: str) -> bool:
+    def _strikes(self, order: Order, name: str) -> bool:
         """May this be done to `name`, which holds?"""
         joiner = order.fault.phase == "fetch" and self._replicas[name].version is None
         return not order.fault.takes_away or joiner or self._may_go(name)
@@ -316,7 +284,7 @@ class Faults:
 
     # ---------------------------------------------------------------- what
 
-    def _carry_out(self, order: _Order, name: str, now: float, *, hold: str = "") -> list[Act]:
+    def _carry_out(self, order: Order, name: str, now: float, *, hold: str = "") -> list[Act]:
         """Do it: to `name`, or while `name` holds, or to nobody in particular."""
         fault = order.fault
         self._orders.remove(order)
@@ -332,8 +300,8 @@ class Faults:
                 return [Kill(name, stage, step, fault.label, back=fault.back_s is not None)]
             case "stop":
                 assert replica is not None
-                replica.stopped = replica.stale = True
-                self._lasting.append(_Lasting(now + fault.for_s, fault, name, hold))
+                replica.stopped = True
+                self._lasting.append(Lasting(now + fault.for_s, fault, name, hold))
                 return [Stop(name, fault.label, fault.for_s)]
             case "drain":
                 assert replica is not None
@@ -343,12 +311,10 @@ class Faults:
             case "join":
                 joiner = self._newcomer(fault.stage)
                 if hold:
-                    self._lasting.append(_Lasting(now + ASK_S, fault, name, hold, joiner))
+                    self._lasting.append(Lasting(now + ASK_S, fault, name, hold, joiner))
                 return [Join(joiner, self._replicas[joiner].stage, fault.label)]
             case "partition" | "slow":
-                self._lasting.append(_Lasting(now + fault.for_s, fault))
-                for other, fellow in self._replicas.items():
-                    fellow.stale = fellow.stale or self._touches(fault, other)
+                self._lasting.append(Lasting(now + fault.for_s, fault))
                 return [Links(self._rules(), fault.label), *release]
             case "kill_all":
                 return [KillAll(step, fault.label)]
@@ -362,7 +328,7 @@ class Faults:
         number = sum(replica.stage == stage for replica in self._replicas.values())
         while (name := f"s{stage}-r{number}") in self._replicas:
             number += 1
-        self._replicas[name] = _Replica(stage)
+        self._replicas[name] = Replica(stage)
         return name
 
     def _rules(self) -> tuple[Fault, ...]:
@@ -370,26 +336,35 @@ class Faults:
 
     # ---------------------------------------------------------------- ends
 
-    def _end(self, over: list[_Lasting]) -> list[Act]:
+    def _end(self, over: list[Lasting]) -> list[Act]:
         """These have lasted long enough."""
         actions = self._let_go([lasting for lasting in over if lasting.name])
         links = [lasting for lasting in over if not lasting.name]
         for lasting in links:
             self._lasting.remove(lasting)
+            for name in self._replicas:
+                if self._touches(lasting.fault, name):
+                    self._disturbed(name)
             actions += [Done(lasting.fault.label), Links(self._rules(), "")]
         return actions
 
-    def _let_go(self, over: list[_Lasting]) -> list[Act]:
+    def _let_go(self, over: list[Lasting]) -> list[Act]:
         """Stopped replicas go on; those that were held for a joiner, too."""
         actions: list[Act] = []
         for lasting in over:
             self._lasting.remove(lasting)
             if lasting.fault.kind == "stop":
                 self._replicas[lasting.name].stopped = False
+                self._disturbed(lasting.name)
                 actions += [Continue(lasting.name, lasting.fault.label), Done(lasting.fault.label)]
             if lasting.hold:
                 actions.append(Release(lasting.name, lasting.hold))
         return actions
+
+    def _disturbed(self, name: str) -> None:
+        """It was away until now: the step that its stage is in, and the next one, may be committed without it."""
+        replica = self._replicas[name]
+        replica.good_at = self._stages[replica.stage].seen + 2
 
     def _restarts(self, now: float) -> list[Act]:
         due = sorted(name for name, at in self._returns.items() if now >= at)

@@ -210,8 +210,10 @@ class Supervisor:
                 case Synced(version=version, how=how) if name in self._away and name not in self._killed:
                     self.screen.note(f"{name} is back at version {version} by {how}, "
                                      f"{now - self._away.pop(name):.1f} s after it was killed")
-                    self._act(acts.At(name, version), now=now)
-                case Synced(version=version) | Applied(version=version) if name in self._stages:
+                    self._act(acts.At(name, version, took=how == "snapshot"), now=now)
+                case Synced(version=version, how=how) if name in self._stages:
+                    self._act(acts.At(name, version, took=how == "snapshot"), now=now)
+                case Applied(version=version) if name in self._stages:
                     self._act(acts.At(name, version), now=now)
                 case Listening(peer=peer, links=links):
                     self._channels.listening(name, peer)

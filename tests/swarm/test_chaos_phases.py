@@ -60,14 +60,30 @@ def schedule(seed: int, first: int) -> list[tuple[str, dict[str, object]]]:
     return entries
 
 
-def write_chaos(path: Path, seeds: list[int]) -> int:
-    """Write the schedules one after the other; the number of steps they need."""
-    lines = [f"seed = {seeds[0]}"]
-    for number, seed in enumerate(seeds):
-        for kind, entry in schedule(seed, 1 + number * SCHEDULE_STEPS):
-            lines += [f"[[{kind}]]", *(f"{key} = {json.dumps(value)}" for key, value in entry.items())]
+def links_and_leaving(first: int) -> list[tuple[str, dict[str, object]]]:
+    """A replica is cut off from everybody, another is slow, a third leaves and comes back."""
+    rest = ["s0-r1", "s0-r2", "s1", "s2", "trainer-0"]
+    return [
+        ("partition", {"step": first, "between": [["s0-r0"], rest], "for_s": 2.0}),
+        ("slow", {"step": first + 2, "peers": ["s2-r1"], "bytes_per_s": 2e5, "latency_s": 0.02, "for_s": 1.0}),
+        ("drain", {"step": first + 4, "stage": 1, "back_s": 0.5}),
+    ]
+
+
+def plan(numerics: str, seeds: list[int]) -> tuple[list[tuple[str, dict[str, object]]], int]:
+    """The schedules one after the other, and the number of steps they need."""
+    entries = [entry for number, seed in enumerate(seeds) for entry in schedule(seed, 1 + number * SCHEDULE_STEPS)]
+    after = 1 + len(seeds) * SCHEDULE_STEPS
+    if numerics == "deterministic":
+        entries += links_and_leaving(after)
+    return entries, after + TAIL_STEPS
+
+
+def write_chaos(path: Path, seed: int, entries: list[tuple[str, dict[str, object]]]) -> None:
+    lines = [f"seed = {seed}"]
+    for kind, entry in entries:
+        lines += [f"[[{kind}]]", *(f"{key} = {json.dumps(value)}" for key, value in entry.items())]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return 1 + len(seeds) * SCHEDULE_STEPS + TAIL_STEPS
 
 
 @dataclass(frozen=True)
@@ -85,7 +101,8 @@ class Swarm:
 
 def run_swarm(directory: Path, *, numerics: str, seeds: list[int]) -> Swarm:
     directory.mkdir(parents=True)
-    steps = write_chaos(directory / "chaos.toml", seeds)
+    entries, steps = plan(numerics, seeds)
+    write_chaos(directory / "chaos.toml", seeds[0], entries)
     argv = [sys.executable, "-m", "swarmnet", "local", "--stages", str(STAGES), "--replicas", str(REPLICAS), "--steps",
             str(steps), "--data", "corpus:small", "--numerics", numerics, "--out", str(directory / "out"),
             "--chaos", str(directory / "chaos.toml")]
@@ -99,7 +116,7 @@ def run_swarm(directory: Path, *, numerics: str, seeds: list[int]) -> Swarm:
     return Swarm(
         out, manifest, json.loads((out / "summary.json").read_text()), losses,
         [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()],
-        sum(len(schedule(seed, 0)) for seed in seeds), run_oracle(manifest, load_tokens("corpus:small")),
+        len(entries), run_oracle(manifest, load_tokens("corpus:small")),
     )
 
 

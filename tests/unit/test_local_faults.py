@@ -104,8 +104,9 @@ def test_a_stopped_replica_goes_on_and_counts_for_nothing_until_it_has_moved() -
     assert only(bring(faults, 3, now=3.0, whom=rest) + bring(faults, 4, now=4.0, whom=rest), Kill) == []
     acts = faults.on(Tick(), now=7.7)
     assert acts[:2] == [Continue("s1-r0", "s"), Done("s")]
-    assert only(acts, Kill) == [] == only(faults.on(Tick(), now=9.0), Kill)     # it has not shown version 4
-    assert only(faults.on(At("s1-r0", 4), now=9.5), Kill) == [Kill("s1-r1", 1, 4, "k", back=False)]
+    assert only(acts, Kill) == [] == only(faults.on(At("s1-r0", 4), now=9.0), Kill)     # what step 4 came to, r1 may
+    assert only(bring(faults, 5, now=10.0, whom=[*rest, "s1-r0"]), Kill) == []          # have alone; and step 5, too
+    assert only(bring(faults, 6, now=11.0, whom=["s1-r0"]), Kill) == [Kill("s1-r1", 1, 6, "k", back=False)]
     faults.on(Gone("s1-r1"), now=9.6)
     assert faults.on(Tick(), now=99.0) == []                                    # never returns
 
@@ -197,7 +198,20 @@ def test_a_partition_begins_ends_and_spares_those_it_divides() -> None:
     assert [kill.order for kill in only(acts, Kill)] == ["k0"]                  # stage 0 is whole on its side
     acts = faults.on(Tick(), now=4.8)
     assert acts[:2] == [Done("p"), Links((), "")] and only(acts, Kill) == []
-    assert [kill.order for kill in only(bring(faults, 3, now=5.0), Kill)] == ["k1"]
+    assert [kill.order for kill in only(bring(faults, 3, now=5.0), Kill)] == []
+    assert [kill.order for kill in only(bring(faults, 4, now=6.0), Kill)] == ["k1"]
+
+
+def test_one_that_took_its_state_is_good_a_step_later() -> None:
+    faults = machine(Fault("kill", "k", 1, peer="s1-r0", step=3, back_s=None))
+    for name in ("s1-r1", "s1-r2"):
+        faults.on(Gone(name, back=False), now=0.0)
+    for version in range(4):
+        bring(faults, version, now=float(version), whom=["s0-r0", "s1-r0"])
+    faults.on(Started("s1-r1"), now=4.0)
+    assert only(faults.on(At("s1-r1", 3, took=True), now=5.0), Kill) == []
+    assert only(bring(faults, 4, now=6.0, whom=["s1-r0"]), Kill) == []
+    assert len(only(faults.on(At("s1-r1", 4), now=6.1), Kill)) == 1
 
 
 def test_at_the_end_everything_that_lasts_ends_and_nothing_begins() -> None:
