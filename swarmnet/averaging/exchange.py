@@ -13,12 +13,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarmnet.averaging.trail import Trail
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
-from swarmnet.ids import Generation, PeerId, RoundId
+from swarmnet.ids import PeerId, RoundId
 from swarmnet.messages import (
     Accepted,
     Answer,
@@ -37,7 +37,7 @@ from swarmnet.messages import (
 )
 from swarmnet.net.ask import ask
 from swarmnet.net.transport import Transport
-from swarmnet.stage.engine import Engine
+from swarmnet.stage.engine import Contribution, Engine
 
 Losses = dict[int, tuple[float, int]]
 
@@ -76,15 +76,17 @@ class Exchange:
     """Takes part in rounds of one (peer, stage) and serves its parts to the others.
 
     finished(stamp, id) gives the description of a sum this replica has finished and not forgotten, or None. Round ids
-    repeat from step to step: a round is named by stamp and id.
+    repeat from step to step: a round is named by stamp and id. num_tokens: of every microbatch of the run. on_event
+    hears `clipped`: whom the run's reducer clipped in a round's part.
     """
 
     def __init__(
         self, me: PeerId, engine: Engine, transport: Transport, finished: Callable[[Stamp, RoundId], Finished | None],
-        *, running_s: float = 0.5,
+        *, num_tokens: int, running_s: float = 0.5,
+        on_event: Callable[[str, dict[str, object]], None] = lambda event, fields: None,
     ) -> None:
         self.me, self._engine, self._transport, self._finished = me, engine, transport, finished
-        self._running_s = running_s
+        self._running_s, self._num_tokens, self._on_event = running_s, num_tokens, on_event
         self._held: tuple[Stamp, RoundId] | None = None
         self._open: _Open | None = None
         self._opened = asyncio.Event()
@@ -97,7 +99,7 @@ class Exchange:
 
         losses: of the indexes in my accumulator, which must not change meanwhile.
         """
-        contributors = [peer for peer, _, indexes in current.contributions if indexes]
+        contributors = {peer: indexes for peer, _, indexes in current.contributions if indexes}
         reducers = list(current.receivers)
         mine = _Open(current, dict(losses), self.me in contributors)
         parts = dict(zip(reducers, even_parts(self._engine.num_elements, len(reducers)), strict=True))
@@ -116,7 +118,7 @@ class Exchange:
             ]
         collected = [task.result() for task in tasks]
         all_losses = collected[0][1]
-        _check_losses(all_losses, current.contributions)
+        self._check_losses(all_losses, frozenset().union(*contributors.values()))
         digest, sq_norm = await self._install(current, [packed for packed, _ in collected])
         self._held = (current.stamp, current.id)
         return _describe(current, digest, sq_norm, all_losses)
@@ -266,16 +268,34 @@ class Exchange:
             return None
         return current
 
-    async def _reduce(self, mine: _Open, contributors: list[PeerId]) -> None:
-        """Reduce my pieces, one after the other: each needs every contributor's piece in memory."""
+    async def _reduce(self, mine: _Open, contributors: Mapping[PeerId, Indexes]) -> None:
+        """Reduce my pieces, one after the other: each needs every contributor's piece in memory.
+
+        A member weighs what the round gives it: it speaks for these indexes and for no other.
+        """
         for (start, stop), reduced in mine.reduced.items():
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._contribution(mine, peer, start, stop)) for peer in contributors]
             losses: Losses = {}
-            for task in tasks:
-                losses |= task.result()[1]
-            packed = await self._engine.reduce([task.result()[0] for task in tasks], stop - start)
-            reduced.set_result((packed, losses))
+            contributions = []
+            for (peer, indexes), task in zip(contributors.items(), tasks, strict=True):
+                packed, theirs = task.result()
+                self._check_losses(theirs, indexes, peer=peer)
+                losses |= theirs
+                contributions.append(Contribution(peer, len(indexes), packed))
+            result = await self._engine.reduce(contributions, start, stop)
+            for clipped in result.clipped:
+                self._on_event("clipped", {
+                    "step": mine.round.stamp.step, "peer": clipped.peer, "factor": round(clipped.factor, 4),
+                    "part": [start, stop],
+                })
+            reduced.set_result((result.packed, losses))
+
+    def _check_losses(self, losses: Losses, indexes: Indexes, **facts: object) -> None:
+        if losses.keys() != indexes:
+            raise Refused(RejectCode.MALFORMED, "the round's losses are not of the round's indexes", **facts)
+        if any(num_tokens != self._num_tokens for _, num_tokens in losses.values()):
+            raise Refused(RejectCode.MALFORMED, "tokens that the round's indexes do not have", **facts)
 
     async def _contribution(self, mine: _Open, peer: PeerId, start: int, stop: int) -> tuple[Packed, Losses]:
         if peer == self.me:
@@ -313,12 +333,6 @@ class Exchange:
                 return answer
             case _:
                 raise BadMessage(RejectCode.MALFORMED, "not an answer to Part", peer=peer)
-
-
-def _check_losses(losses: Losses, contributions: Iterable[tuple[PeerId, Generation, Indexes]]) -> None:
-    named = {index for _, _, indexes in contributions for index in indexes}
-    if losses.keys() != named:
-        raise Refused(RejectCode.MALFORMED, "the round's losses are not of the round's indexes")
 
 
 def _describe(current: Round, digest: bytes, sq_norm: float, losses: Losses) -> Finished:

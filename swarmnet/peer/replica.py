@@ -114,7 +114,8 @@ class Replica:
             now=self._now(),
         )
         self.exchange = Exchange(
-            around.me, engine, around.transport, self.member.sum_of, running_s=timers.heartbeat_s
+            around.me, engine, around.transport, self.member.sum_of, running_s=timers.heartbeat_s,
+            num_tokens=manifest.training.microbatch_size * manifest.training.sequence_length, on_event=self._event,
         )
         self.driver = StepDriver(
             self.member,

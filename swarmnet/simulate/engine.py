@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.messages import Commit, Packed
-from swarmnet.stage.engine import Stash
+from swarmnet.stage.engine import Contribution, Reduced, Stash
 from swarmnet.step.barrier import evidence
 from swarmnet.wire.values import check_values
 
@@ -230,12 +230,12 @@ class SimulatedEngine:
         """See Engine."""
         return _pack(self._sum[start:stop])
 
-    async def reduce(self, contributions: Sequence[Packed], num_elements: int) -> Packed:
-        """See Engine."""
-        total = [0] * num_elements
-        for packed in contributions:
-            total = self.numbers.add(total, _unpack(packed))
-        return _pack(total)
+    async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int) -> Reduced:
+        """See Engine. Sums, whatever the run's reducer: these numbers have no outliers."""
+        total = [0] * (stop - start)
+        for contribution in contributions:
+            total = self.numbers.add(total, _unpack(contribution.packed))
+        return Reduced(_pack(total))
 
     async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """See Engine."""

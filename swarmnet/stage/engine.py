@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from swarmnet.ids import PeerId
 from swarmnet.messages import Commit, Packed
 
 
@@ -29,6 +30,31 @@ class Stash:
     num_tokens: int = 0
     compute_s: float = 0.0
     saved: object = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one member adds to a part: a sum over as many microbatches as the *round* gives it, whatever it claims."""
+
+    peer: PeerId
+    num_microbatches: int
+    packed: Packed
+
+
+@dataclass(frozen=True, slots=True)
+class Clipped:
+    """A member whose contribution to a part counted for less than its sum. factor: what was left of it, in [0, 1)."""
+
+    peer: PeerId
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """The whole sum of a part, encoded, and whom the run's reducer clipped in it."""
+
+    packed: Packed
+    clipped: tuple[Clipped, ...] = ()
 
 
 class Engine(Protocol):
@@ -72,8 +98,11 @@ class Engine(Protocol):
         """Elements [start, stop) of the accumulator under the averaging codec."""
         ...
 
-    async def reduce(self, contributions: Sequence[Packed], num_elements: int) -> Packed:
-        """Sum the contributions in the order given and encode the result. Order and content fix the bits."""
+    async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int) -> Reduced:
+        """Reduce elements [start, stop) by the run's reducer and encode them: all contributions of a part in one call.
+
+        Order, content and the sum applied last fix the bits. Raises BadMessage, which names the peer, and Overflow.
+        """
         ...
 
     async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:

@@ -29,7 +29,7 @@ from swarmnet.model.decoder import loss_sum
 from swarmnet.model.split import Tape
 from swarmnet.stage.accumulator import MAX_SUM, Accumulator, largest_magnitude, sum_dtype
 from swarmnet.stage.compute import ComputeThread, Turn, Work
-from swarmnet.stage.engine import Stash
+from swarmnet.stage.engine import Contribution, Reduced, Stash
 from swarmnet.stage.replica_state import ReplicaState
 from swarmnet.wire import codecs
 
@@ -179,9 +179,9 @@ class TorchEngine:
             self._manifest.averaging.codec, self._accumulator.read(self.version), start, stop
         ))
 
-    async def reduce(self, contributions: Sequence[Packed], num_elements: int) -> Packed:
-        """Sum contributions in the order given, on the CPU: they come from the network and return to it."""
-        return await self._round(lambda: self._reduce(contributions, num_elements))
+    async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int) -> Reduced:
+        """Reduce contributions in the order given, on the CPU: they come from the network and return to it."""
+        return await self._round(lambda: self._reduce(contributions, stop - start))
 
     async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """Decode the reduced parts into the sum buffer."""
@@ -200,17 +200,17 @@ class TorchEngine:
             raise BadMessage(RejectCode.BAD_SHAPE, "no such part", start=start, stop=stop, num_elements=flat.numel())
         return codecs.encode(codec, flat[start:stop].clone())      # a Packed may view its tensor, and this one moves on
 
-    def _reduce(self, contributions: Sequence[Packed], num_elements: int) -> Packed:
+    def _reduce(self, contributions: Sequence[Contribution], num_elements: int) -> Reduced:
         codec = self._manifest.averaging.codec
         total, bound = torch.zeros(0 if contributions else num_elements, dtype=self._sum.dtype), 0.0
-        for place, packed in enumerate(contributions):
-            self._expect_codec(packed, codec)
-            piece = codecs.decode(packed, expect_shape=(num_elements,))
+        for place, contribution in enumerate(contributions):
+            self._expect_codec(contribution.packed, codec)
+            piece = codecs.decode(contribution.packed, expect_shape=(num_elements,))
             bound += self._check_range(piece)
             total = total.add_(piece) if place else piece        # decoded into memory of its own
             if bound > MAX_SUM and largest_magnitude([total]) > MAX_SUM:     # the second only where the first touches
                 raise Overflow("contributions exceed what a step's microbatches can sum to")
-        return self._encode(codec, total)
+        return Reduced(self._encode(codec, total))
 
     def _install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
         sizes = [math.prod(packed.shape) for packed in parts]

@@ -17,7 +17,7 @@ from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Optimizer, Training
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage.compute import ComputeThread
-from swarmnet.stage.engine import Stash
+from swarmnet.stage.engine import Contribution, Stash
 from swarmnet.stage.torch_engine import TorchEngine
 from swarmnet.wire import codecs
 
@@ -123,9 +123,12 @@ class StageChain:
         elements = replicas[0].num_elements
         edges = [elements * part // parts for part in range(parts + 1)]
         return [
-            await replicas[part % len(replicas)].reduce(
-                [await engine.contribution(start, stop) for engine in replicas], stop - start
-            )
+            (await replicas[part % len(replicas)].reduce(
+                [
+                    Contribution(PeerId(f"replica{place}"), 1, await engine.contribution(start, stop))
+                    for place, engine in enumerate(replicas)
+                ], start, stop
+            )).packed
             for part, (start, stop) in enumerate(itertools.pairwise(edges))
         ]
 

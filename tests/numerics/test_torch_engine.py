@@ -14,11 +14,12 @@ from safetensors.torch import load, save
 from stage_chain import MODEL, StageChain, batch_of, commit, compute_thread, text, tiny
 
 from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
+from swarmnet.ids import PeerId
 from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Wire
 from swarmnet.messages import Packed
 from swarmnet.model.decoder import StageModule, loss_sum
-from swarmnet.stage.engine import Engine, Stash
+from swarmnet.stage.engine import Contribution, Engine, Stash
 from swarmnet.stage.torch_engine import TorchEngine
 from swarmnet.wire import codecs
 
@@ -40,6 +41,10 @@ def packed(tensor: torch.Tensor, codec: str = "fp32") -> Packed:
 def raw(tensor: torch.Tensor, codec: str = "fp32") -> Packed:
     """Bytes as a liar would send them: `encode` refuses NaN."""
     return Packed(codec, tuple(tensor.shape), tensor.numpy().tobytes())
+
+
+def from_a_mate(packed: Packed) -> Contribution:
+    return Contribution(PeerId("mate"), 1, packed)
 
 
 def metadata(*, stage: int, version: int = 0) -> dict[str, str]:
@@ -331,12 +336,12 @@ def test_parts_that_do_not_fit_are_refused_and_the_sum_stays() -> None:
         await refused(engine.install([half]), RejectCode.BAD_SHAPE)
         await refused(engine.install([packed(torch.zeros(n))]), RejectCode.MALFORMED)
         await refused(engine.install([beyond]), RejectCode.MALFORMED)
-        await refused(engine.reduce([beyond], n), RejectCode.MALFORMED)
-        await refused(engine.reduce([half], n), RejectCode.BAD_SHAPE)
+        await refused(engine.reduce([from_a_mate(beyond)], 0, n), RejectCode.MALFORMED)
+        await refused(engine.reduce([from_a_mate(half)], 0, n), RejectCode.BAD_SHAPE)
         await refused(engine.contribution(0, n + 1), RejectCode.BAD_SHAPE)
         with pytest.raises(Overflow):
             most = packed(torch.full((n,), 1 << 62), "int64")
-            await engine.reduce([most, most], n)
+            await engine.reduce([from_a_mate(most), from_a_mate(most)], 0, n)
         assert bytes((await engine.finished_sum(0, n)).data) == bytes(before.data)
 
     run(scenario)

@@ -50,7 +50,7 @@ class Members:
         self.engines = {peer: Engine(list(sums)) for peer, sums in zip((A, B), accumulators, strict=False)}
         self.finished: dict[PeerId, Finished | None] = dict.fromkeys(self.engines)
         self.exchanges = {
-            peer: Exchange(peer, engine, self, lambda stamp, _, peer=peer: self._sum_of(peer, stamp))
+            peer: Exchange(peer, engine, self, lambda stamp, _, peer=peer: self._sum_of(peer, stamp), num_tokens=10)
             for peer, engine in self.engines.items()
         }
         self.change: Change = lambda _, answer: answer
@@ -133,8 +133,12 @@ def test_a_member_that_breaks_off_or_stalls_is_asked_again() -> None:
     assert first == second and members.engines[A]._buffer == [3] * NUM_ELEMENTS
 
 
-@pytest.mark.parametrize("losses", [{0: (1.0, 1)}, {0: (1.0, 1), 1: (1.0, 1), 2: (1.0, 1)}], ids=["lacking", "foreign"])
-def test_losses_of_other_indexes_end_the_round(losses: dict[int, tuple[float, int]]) -> None:
+@pytest.mark.parametrize("losses", [
+    {}, {0: (1.0, 10), 1: (1.0, 10)}, {2: (1.0, 10)}, {0: (1.0, 10**9), 1: (1.0, 10**9)}, {0: (1.0, 0), 1: (1.0, 0)},
+], ids=["lacking", "another member's", "nobody's", "tokens it did not see", "no tokens"])
+def test_a_member_speaks_for_the_microbatches_the_round_gives_it_and_no_others(
+    losses: dict[int, tuple[float, int]]
+) -> None:
     members = Members(ONES, TWOS)
     members.change = lambda request, answer: (
         replace(answer, losses=losses) if isinstance(answer, PartData) and request.kind == "contribution" else answer
@@ -245,7 +249,7 @@ def test_a_sum_that_another_one_replaced_while_it_was_read_is_not_handed_out() -
 
         async def replace_it() -> None:
             engine.before_read = None
-            await exchange.sum(replace(ALONE, id=RoundId(ID.ballot, 2)), {0: (1.0, 1)})
+            await exchange.sum(replace(ALONE, id=RoundId(ID.ballot, 2)), {0: (1.0, 10)})
 
         engine.before_read = replace_it
         return [before, await _last(exchange, "sum")]

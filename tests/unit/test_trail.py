@@ -137,7 +137,7 @@ def test_steps_and_bytes_are_bounded_and_the_newest_stay() -> None:
 
 def test_where_a_donor_stands_decides_what_it_tells() -> None:
     async def story() -> None:
-        exchange = Exchange(ME, Buffer(), None, lambda stamp, number: None)  # type: ignore[arg-type]
+        exchange = Exchange(ME, Buffer(), None, lambda stamp, number: None, num_tokens=1)  # type: ignore[arg-type]
         exchange.applied(stamp(4), finished(4), commits(4))
         opened = TrailStep(None, commits(5)[:1])
 
