@@ -1,0 +1,47 @@
+"""Who reduces what: a vector cut in one contiguous part per member, and a part in chunks that travel one by one.
+
+A member of n that reduces the share s of a vector of S bytes sends the rest of its own vector and its reduced part to
+everybody else: (1 + (n - 2) s) S bytes each way. The cut that lets the slowest member finish soonest therefore gives
+shares by filling up: all members with a part need the same time, and who is too slow for that reduces nothing (as in
+Moshpit's load balancing, arXiv:2103.03239). Exact fractions, so that all members cut alike. Pure.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from fractions import Fraction
+
+Range = tuple[int, int]
+
+CHUNK_ELEMENTS = 1 << 18
+"""What travels, is reduced and is installed at a time: 1 MiB of fp32. Chunks end at multiples of it."""
+
+
+def shares(bandwidths: Sequence[int]) -> list[Fraction]:
+    """The share of each member: min max (1 + (n - 2) share) / bandwidth. Even if somebody's bandwidth is unknown (0).
+
+    bandwidths: bytes per second, at least one. With two members every cut costs the same, so it is even.
+    """
+    n = len(bandwidths)
+    if n <= 2 or min(bandwidths) <= 0:
+        return [Fraction(1, n)] * n
+    fastest = sorted(bandwidths, reverse=True)
+    seconds = next(
+        seconds for k in range(n, 0, -1)
+        if (seconds := Fraction(n - 2 + k, sum(fastest[:k]))) * fastest[k - 1] >= 1
+    )
+    return [max(Fraction(0), (seconds * bandwidth - 1) / (n - 2)) for bandwidth in bandwidths]
+
+
+def parts(num_elements: int, bandwidths: Sequence[int]) -> list[Range]:
+    """Cut [0, num_elements) into one contiguous part per member, in order, by `shares`. Parts may be empty."""
+    edges = [0, *(int(edge * num_elements) for edge in itertools.accumulate(shares(bandwidths)))]
+    return list(itertools.pairwise(edges))
+
+
+def chunks(start: int, stop: int, size: int = CHUNK_ELEMENTS) -> list[Range]:
+    """Cut [start, stop) at the multiples of `size`; an empty range is one empty chunk."""
+    if start >= stop:
+        return [(start, stop)]
+    return list(itertools.pairwise([start, *range((start // size + 1) * size, stop, size), stop]))

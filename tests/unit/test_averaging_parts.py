@@ -1,0 +1,63 @@
+"""Every element of a gradient is reduced by exactly one member, whatever the sizes and bandwidths; the cut is the best."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.averaging.parts import chunks, parts, shares
+
+BANDWIDTHS = st.lists(st.integers(0, 10**11), min_size=1, max_size=40)
+KNOWN = st.lists(st.integers(1, 10**11), min_size=3, max_size=12)
+
+
+@given(st.integers(0, 10_000), BANDWIDTHS)
+def test_every_element_has_one_reducer(num_elements: int, bandwidths: list[int]) -> None:
+    cut = parts(num_elements, bandwidths)
+    assert len(cut) == len(bandwidths)
+    assert [element for start, stop in cut for element in range(start, stop)] == list(range(num_elements))
+
+
+@given(st.integers(0, 10_000), st.integers(1, 40), st.integers(0, 1000))
+def test_equals_and_strangers_share_alike(num_elements: int, num_members: int, bandwidth: int) -> None:
+    sizes = [stop - start for start, stop in parts(num_elements, [bandwidth] * num_members)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def seconds(bandwidths: list[int], cut: list[Fraction]) -> Fraction:
+    """Of the slowest member, for one vector."""
+    n = len(bandwidths)
+    return max((1 + (n - 2) * share) / bandwidth for share, bandwidth in zip(cut, bandwidths, strict=True))
+
+
+@given(KNOWN)
+def test_whoever_reduces_something_needs_the_same_time(bandwidths: list[int]) -> None:
+    cut = shares(bandwidths)
+    assert sum(cut) == 1 and min(cut) >= 0
+    n = len(bandwidths)
+    times = {(1 + (n - 2) * share) / bandwidth for share, bandwidth in zip(cut, bandwidths, strict=True) if share}
+    assert len(times) == 1, "taking from one would only burden another"
+
+
+@given(KNOWN, st.data())
+def test_no_other_cut_is_faster(bandwidths: list[int], data: st.DataObject) -> None:
+    weights = data.draw(st.lists(st.integers(0, 100), min_size=len(bandwidths), max_size=len(bandwidths)))
+    total = sum(weights) or 1
+    other = [Fraction(weight, total) for weight in weights] if sum(weights) else shares([1] * len(bandwidths))
+    assert seconds(bandwidths, shares(bandwidths)) <= seconds(bandwidths, other)
+
+
+def test_a_member_on_a_slow_line_reduces_less_or_nothing() -> None:
+    fast, slow = shares([100, 100, 100, 80])[0], shares([100, 100, 100, 80])[3]
+    assert fast > slow > 0
+    assert shares([100, 100, 100, 1])[3] == 0
+
+
+@given(st.integers(0, 1000), st.integers(0, 5000), st.integers(1, 700))
+def test_chunks_cover_a_part_once_and_end_at_multiples(start: int, length: int, size: int) -> None:
+    cut = chunks(start, start + length, size)
+    assert cut and all(stop - begin <= size for begin, stop in cut)
+    assert [element for begin, stop in cut for element in range(begin, stop)] == list(range(start, start + length))
+    assert all(stop % size == 0 for _, stop in cut[:-1])
