@@ -259,6 +259,10 @@ class Peer:
         """See Listener.on_resync."""
         self._starting.lags(stage, donors)
 
+    def on_orphaned(self, stage: int) -> None:
+        """See Listener.on_orphaned."""
+        self._starting.orphaned(stage)
+
     def on_restart(self, restart: Restart) -> None:
         """See Listener.on_restart."""
         self._starting.hear(restart)

@@ -60,6 +60,11 @@ class Starting:
         if not self._busy(stage):
             self._replace(stage, self._catch_up(stage, donors))
 
+    def orphaned(self, stage: int) -> None:
+        """The replica cannot be brought level: only a mate that got further helps, or the run going back."""
+        self._replace(stage, self._bring_up(stage, beyond=self._replicas[stage].held))
+        self._means.news()
+
     def hear(self, restart: Restart) -> None:
         """Somebody is under this restart of the run."""
         if self.restarts.hear(restart):
@@ -143,13 +148,13 @@ class Starting:
         if not await replica.restore_from(donors) and not replica.member.synced:
             replica.stay()
 
-    async def _bring_up(self, stage: int) -> None:
-        """Ask where from, take it, and again until there is state."""
+    async def _bring_up(self, stage: int, *, beyond: int | None = None) -> None:
+        """Ask where from, take it, and again until there is state. beyond: what is not newer than this is no help."""
         while True:
             self.consider()
             mine = self._mine(stage)
             others = [h for h in self.everybody() if h.peer != mine.peer]
-            source = self.restarts.source(mine, others, held=self._replicas[stage].held)
+            source = self.restarts.source(mine, others, held=self._replicas[stage].held, beyond=beyond)
             if await self._take(stage, source):
                 self._words.pop(stage, None)
                 self._means.news()

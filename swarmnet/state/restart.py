@@ -167,26 +167,28 @@ class Restarts:
                 "of the stages that lack it, or start the peers of the stage that has none with "
                 "--reseed-from-neighbours")
 
-    def source(self, mine: Holding, others: Iterable[Holding], *, held: int | None = None) -> Source:
+    def source(
+        self, mine: Holding, others: Iterable[Holding], *, held: int | None = None, beyond: int | None = None
+    ) -> Source:
         """Where a replica that serves nothing takes its state from.
 
-        held: the version of what is in its memory all the same.
+        held: the version of what is in its memory all the same. beyond: under this restart only later versions help.
         """
         others = tuple(others)
         everyone = (mine, *others)
         mates = [h for h in others if h.stage == mine.stage]
         version = self.current.version
         live = [h for h in mates if h.restart == self.current and h.version is not None]
-        beyond = [h for h in live if h.version is not None and h.version > version]
-        if self.current.number and not beyond and held == version:
+        ahead = [h for h in live if h.version is not None and h.version > (version if beyond is None else beyond)]
+        if self.current.number and beyond is None and not ahead and held == version:
             return InPlace()
-        if beyond or (live and self.current.number):
-            ranked = sorted(beyond or live, key=lambda h: (-(h.version or 0), h.peer))
+        if ahead or (live and self.current.number and beyond is None):
+            ranked = sorted(ahead or live, key=lambda h: (-(h.version or 0), h.peer))
             return Live(tuple(h.peer for h in ranked))
         if not self._begun(everyone):
             return Seed()
         newest = self._newest_served(everyone)
-        if not self.current.number or (newest is not None and newest > version + 1):
+        if beyond is not None or not self.current.number or (newest is not None and newest > version + 1):
             return Wait(self.words(everyone))  # a decision has to come first
         if version in mine.disk:
             return Disk(version)

@@ -86,6 +86,11 @@ class Resync:
 
 
 @dataclass(frozen=True, slots=True)
+class Orphaned:
+    """The others have applied a step whose sum my stage has lost: what I have cannot be brought level any more."""
+
+
+@dataclass(frozen=True, slots=True)
 class Follow:
     """Somebody is under a later restart of the run: whether to follow is the peer's to say."""
 
@@ -101,6 +106,6 @@ class Note:
 
 
 Action = (
-    Send | Broadcast | Granted | Owned | Void | Sum | CollectSum | StopSum | Execute | Apply | Resync | Follow
-    | Note
+    Send | Broadcast | Granted | Owned | Void | Sum | CollectSum | StopSum | Execute | Apply | Resync
+    | Orphaned | Follow | Note
 )

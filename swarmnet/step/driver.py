@@ -36,6 +36,10 @@ class Listener(Protocol):
         """The replica is behind or forked: fetch a snapshot."""
         ...
 
+    def on_orphaned(self, stage: int) -> None:
+        """The run has gone past what the replica can reach; it is suspended."""
+        ...
+
     def on_restart(self, restart: Restart) -> None:
         """Somebody follows a later restart of the run."""
         ...
@@ -189,6 +193,9 @@ class StepDriver:
                 self._spawn(self._apply(action))
             case act.Resync(donors, _):
                 self._listener.on_resync(self.member.stage, donors)
+            case act.Orphaned():
+                self.suspend()
+                self._listener.on_orphaned(self.member.stage)
             case act.Follow(restart):
                 self._listener.on_restart(restart)
             case act.Note(event, fields):

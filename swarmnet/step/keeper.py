@@ -202,6 +202,7 @@ class Keeper:
         self.acks.pop(peer, None)
         self._told.pop(peer, None)
         self._prepared.discard(peer)
+        self._progress.pop(peer, None)  # it has the whole time again to show some
         if not self.acks:
             self.round = None
 

@@ -1,4 +1,4 @@
-"""When a replica must take its state from another one: it fell behind, lost a fork, or holds a sum of its own. Pure.
+"""When a replica must take its state from another one: it fell behind, lost a fork, or its stage lost a sum. Pure.
 
 Rules 18 and 19 of docs/protocol.md. It decides whom to ask and how often; fetching is the driver's.
 """
@@ -17,10 +17,11 @@ class Lag:
         self._view = view
         self._asked_at = -1e9
         self._behind_since: float | None = None
+        self._orphaned_since: float | None = None
 
     def caught_up(self) -> None:
         """The replica has moved on."""
-        self._behind_since = None
+        self._behind_since = self._orphaned_since = None
 
     def behind(self, version: int, *, now: float) -> list[Action]:
         """A mate is ahead (rule 18): by one step the sum may still be fetched; by more, or for long, the state must."""
@@ -32,6 +33,22 @@ class Lag:
         if newest > version + 1 or now - self._behind_since > 2 * self._view.timers.suspect_s:
             return self.resync(tuple(sorted(ahead)), "behind", version, now=now)
         return []
+
+    def orphaned(self, version: int, *, has_sum: bool, now: float) -> bool:
+        """Have others gone past a step whose sum nobody in this stage has any more, and no mate either?
+
+        They applied it on a commit; whoever held the sum behind it is gone. It cannot be made again, since nobody has
+        the other stages' weights of that step. Two long silences, so that whoever holds it may still be heard.
+        """
+        view = self._view
+        passed = any(seen.version > version and seen.synced and not seen.dead for _, _, seen in view.known())
+        mate = any(seen.version > version and seen.synced and not seen.dead for _, seen in view.mates())
+        if has_sum or mate or not passed:
+            self._orphaned_since = None
+            return False
+        if self._orphaned_since is None:
+            self._orphaned_since = now
+        return now - self._orphaned_since > 2 * view.timers.long_silence_s
 
     def resync(self, donors: tuple[PeerId, ...], reason: str, version: int, *, now: float) -> list[Action]:
         """Fetch a snapshot from one of these; asked for at most once per silence limit."""

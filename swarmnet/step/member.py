@@ -208,6 +208,11 @@ class Member:
         self.view.forget_silent(now=now)
         if not self.synced:
             return []
+        commit = self.barrier.of(self.stage)
+        has_sum = self.finished is not None and (commit is None or commit.id == self.finished.id)
+        if self._lag.orphaned(self.version, has_sum=has_sum or self.applying, now=now):
+            self._lag.caught_up()
+            return [act.Orphaned(), Note("orphaned", {"step": self.version})]
         actions: list[Action] = []
         if self.promised is not None:
             actions += self._report()

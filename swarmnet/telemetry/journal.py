@@ -14,7 +14,7 @@ from swarmnet.telemetry.log import Log
 _LEVELS = {
     **dict.fromkeys(("listening", "complete", "synced", "applied", "evaluated", "evicted", "finished", "stopped",
                      "done", "resync", "voided", "checkpoint", "draining"), logging.INFO),
-    **dict.fromkeys(("halted", "waiting", "refused", "digest_differs", "join_failed", "restart", "dropped",
+    **dict.fromkeys(("halted", "waiting", "refused", "digest_differs", "join_failed", "restart", "dropped", "orphaned",
                      "checkpoint_failed", "checkpoint_bad"), logging.WARNING),
 }
 _LONG = frozenset(("contributions", "digest", "chain", "weights_sha256", "incarnation"))

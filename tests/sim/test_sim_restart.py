@@ -216,3 +216,29 @@ def test_a_lost_stage_is_made_from_its_neighbours_where_its_operator_allows_it(l
     assert swarm.counts["dropped"] == len(made)
     weights = {node.engines[lost].weights for node in swarm.replicas(lost)}
     assert len(weights) == 1
+
+
+def test_a_stage_that_lost_a_sum_others_have_applied_brings_the_run_back() -> None:
+    """One replica is stopped, the other commits alone and dies once its commit is out: nobody has that sum any more."""
+    swarm = watched(Plan(stages=3, replicas=2, microbatches=4, steps=10, checkpoint_every=2))
+
+    async def script(swarm: Swarm) -> None:
+        survivor, victim = swarm.replicas(2)
+        begun, passed = asyncio.Event(), asyncio.Event()
+
+        def look(peer: PeerId, event: str, fields: dict[str, object]) -> None:
+            if event == "applied" and peer == survivor.peer_id and fields["version"] == 5:
+                begun.set()
+            if event == "applied" and fields["stage"] != 2 and fields["step"] == 5:
+                passed.set()
+
+        swarm.hooks.append(look)
+        await begun.wait()
+        swarm.stop(survivor)
+        await passed.wait()
+        swarm.kill(victim)
+        swarm.resume(survivor)
+
+    swarm.run(script=script)
+    assert swarm.counts["orphaned"] == 1
+    assert set(versions(swarm, "restart")) == {4}
