@@ -136,6 +136,18 @@ class Averaging(Table):
     codec: Literal["int64", "fp32", "bf16", "int8"] = Field(
         default="int64", description='"int64" (deterministic mode), "fp32", "bf16" or "int8"'
     )
+    reducer: Literal["sum", "norm_clip", "trimmed_mean", "median", "centered_clip"] = Field(
+        default="sum", description='"sum" (exact), "norm_clip", "trimmed_mean", "median" or "centered_clip"'
+    )
+    clip_factor: Above0 = Field(
+        default=2.0, description='"norm_clip", "centered_clip": times the median length, the median distance'
+    )
+    clip_iterations: Annotated[int, Field(ge=1, le=100)] = Field(
+        default=5, description='"centered_clip": steps from the last mean towards the new one'
+    )
+    trim: Annotated[float, Field(ge=0.0, lt=0.5)] = Field(
+        default=0.25, description='"trimmed_mean": share of the weight cut off at either end'
+    )
 
 
 class Protocol(Table):
@@ -206,4 +218,9 @@ class Manifest(Table):
             raise ValueError("model.tie_embeddings = true needs both ends in one stage: untie, or set cut.stages = 1")
         if (self.numerics.mode == "deterministic") != (self.averaging.codec == "int64"):
             raise ValueError('averaging.codec = "int64" and numerics.mode = "deterministic" go together')
+        if self.numerics.mode == "deterministic" and self.averaging.reducer != "sum":
+            raise ValueError(
+                f'averaging.reducer = "{self.averaging.reducer}" gives up exact sums: set numerics.mode = "fp32" and '
+                'averaging.codec = "fp32" with it, or averaging.reducer = "sum"'
+            )
         return self

@@ -49,7 +49,11 @@ def manifests(draw: st.DrawFn) -> Manifest:
         optimizer=Optimizer(learning_rate=draw(above0), beta1=draw(st.floats(0, 1, exclude_max=True))),
         numerics=Numerics(mode="deterministic" if exact else "fp32", grid_bits=draw(st.integers(8, 48))),
         wire=Wire(activations=draw(st.sampled_from(["fp32", "bf16", "int8"]))),
-        averaging=Averaging(codec="int64" if exact else draw(st.sampled_from(["fp32", "bf16", "int8"]))),
+        averaging=Averaging(
+            codec="int64" if exact else draw(st.sampled_from(["fp32", "bf16", "int8"])),
+            reducer="sum" if exact else draw(st.sampled_from(["sum", "norm_clip", "centered_clip"])),
+            clip_factor=draw(above0), trim=draw(st.floats(0, 0.5, exclude_max=True)),
+        ),
         protocol=Protocol(heartbeat_s=timers[0], suspect_s=timers[1], long_silence_s=timers[2]),
     )
 
@@ -69,7 +73,7 @@ def test_equal_manifests_and_only_they_share_a_run_id(one: Manifest, other: Mani
 def test_the_run_id_of_the_default_manifest_is_what_it_was() -> None:
     """A change here makes every manifest in the world another run."""
     assert canonical_bytes(Manifest()).startswith(b'{"admission":{"policy":"open"},"averaging":{')
-    assert run_id(Manifest()) == "c3d08ceadd62dfeb40f1171efdb592126d80cfd26e3bd155f88d0d7eb00bda81"
+    assert run_id(Manifest()) == "222f3f7fa575f33a8d008962b03ec5c6f1c45bc3cd7510fca4dbb06d0b6a88f8"
 
 
 @pytest.mark.parametrize("written", ["1", "1.0", "1e0", "1.00", "+1.0"])
@@ -142,6 +146,11 @@ BAD = [
     ('codec = "int64"', 'codec = "fp32"', 'run.toml: averaging.codec = "int64" and numerics.mode'),
     ("format = 1", "format = 2", "run.toml: format = 2: must be 1"),
     ("format = 1", "format = ", "run.toml: is not valid TOML: Invalid value (at line 3, column"),
+    ('reducer = "sum"', 'reducer = "median"',
+     'run.toml: averaging.reducer = "median" gives up exact sums: set numerics.mode = "fp32" and averaging.codec'),
+    ('reducer = "sum"', 'reducer = "mean"', 'run.toml: averaging.reducer = "mean": must be '),
+    ("trim = 0.25", "trim = 0.5", "run.toml: averaging.trim = 0.5: must be below 0.5"),
+    ("clip_factor = 2.0", "clip_factor = 0", "run.toml: averaging.clip_factor = 0: must be above 0"),
 ]
 
 

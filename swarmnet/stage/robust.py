@@ -1,0 +1,255 @@
+"""Reducers that a minority of wrong contributions cannot carry away: the rules, on the tensors of one part.
+
+    norm_clip       no mean gradient longer than a multiple of the median length (arXiv:1911.07963)
+    trimmed_mean    per coordinate, without the extreme weight at either end (arXiv:1803.01498)
+    median          per coordinate (arXiv:1803.01498)
+    centered_clip   a few steps towards everybody, each step of bounded length (arXiv:2012.10333, arXiv:2106.11257)
+
+A contribution is a sum over microbatches, its weight their number as the *ledger* has it; rules compare means and give
+back a sum over all weights. "Median" is weighted throughout: what holds, holds while wrong members have less than half
+of the weight. A rule sees one part and never the whole gradient, as in BTARD's butterfly: lengths are those of parts.
+
+Given the same order of members the bits are the same; other orders differ by rounding. Knows no peers and no codecs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from swarmnet.manifest.schema import Averaging
+from swarmnet.stage.accumulator import chunk_elements
+
+_BLOCK = 1 << 14
+"""Coordinates sorted at a time: a group's rows should fit a core's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """total: fp32 [K], the sum over all weights. kept: per contribution, how much of it counted, in [0, 1]."""
+
+    total: Tensor
+    kept: tuple[float, ...]
+
+
+class Rule(Protocol):
+    """One way to reduce a part. noted_below: whoever kept less than this has been clipped, and is reported."""
+
+    @property
+    def noted_below(self) -> float:
+        """In (0, 1]."""
+        ...
+
+    def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> Outcome:
+        """Reduce. Consumes `sums`.
+
+        sums: at least one, fp32 [K] each, finite, |x| <= MAX_MAGNITUDE, a sum over weights[i] >= 1 microbatches.
+        center: fp32 [K], the mean per microbatch of the step before; None where nobody remembers it.
+        """
+        ...
+
+
+MAX_MAGNITUDE = 2.0**96
+"""No element of a sum of gradients comes near this. Below it nothing here leaves fp32's range."""
+
+
+def rule_of(averaging: Averaging) -> Rule | None:
+    """The run's rule; None for the plain sum, which needs no more than one contribution in memory at a time."""
+    match averaging.reducer:
+        case "sum":
+            return None
+        case "norm_clip":
+            return NormClip(averaging.clip_factor)
+        case "trimmed_mean":
+            return TrimmedMean(averaging.trim)
+        case "median":
+            return Median()
+        case "centered_clip":
+            return CenteredClip(averaging.clip_factor, averaging.clip_iterations)
+
+
+@dataclass(frozen=True, slots=True)
+class NormClip:
+    """Shorten every mean gradient to at most `factor` times the median length. Where nobody is shortened the result
+    is the plain sum, bit by bit."""
+
+    factor: float
+    noted_below: float = 1.0
+
+    def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> Outcome:
+        """See Rule. |total| <= factor * (median length) * (sum of weights)."""
+        lengths = [_length(each) / weight for each, weight in zip(sums, weights, strict=True)]
+        limit = self.factor * lower_median(lengths, weights)
+        kept = [1.0 if length <= limit else limit / length for length in lengths]
+        total = sums[0].mul_(kept[0])
+        for each, share in zip(sums[1:], kept[1:], strict=True):
+            total.add_(each, alpha=share)
+        return Outcome(total, tuple(kept))
+
+
+@dataclass(frozen=True, slots=True)
+class TrimmedMean:
+    """Per coordinate: the mean without the share `trim` of the weight at the low end and as much at the high end. A
+    contribution on the edge counts for the part of its weight inside."""
+
+    trim: float
+    noted_below: float = 0.5
+
+    def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> Outcome:
+        """See Rule. Wrong members of at most `trim` of the weight cannot leave the range of the others' values.
+
+        kept: the median distance from the result by one's own; the rule itself weighs coordinates, not members.
+        """
+        whole = sum(weights)
+        low, high = self.trim * whole, (1.0 - self.trim) * whole
+
+        def inside(before: Tensor, upto: Tensor) -> Tensor:
+            return (upto.clamp(max=high) - before.clamp(min=low)).clamp_(min=0.0)
+
+        return _by_coordinate(sums, weights, inside)
+
+
+@dataclass(frozen=True, slots=True)
+class Median:
+    """Per coordinate: the value in the middle of the weight, or the mean of the two that meet there."""
+
+    noted_below: float = 0.5
+
+    def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> Outcome:
+        """See Rule. Wrong members of less than half of the weight cannot leave the range of the others' values.
+
+        kept: as for TrimmedMean.
+        """
+        half = sum(weights) / 2.0                # counts of microbatches and their halves: exact in fp32
+
+        def inside(before: Tensor, upto: Tensor) -> Tensor:
+            return ((before <= half) & (upto >= half)).to(torch.float32)
+
+        return _by_coordinate(sums, weights, inside)
+
+
+@dataclass(frozen=True, slots=True)
+class CenteredClip:
+    """From the step before's mean go `iterations` times towards the weighted mean of everybody's pull, none stronger
+    than `factor` times the median distance. Without a step before, start from the median of each coordinate."""
+
+    factor: float
+    iterations: int
+
+    @property
+    def noted_below(self) -> float:
+        """Half of all members are beyond the median; more than twice as far is worth a word."""
+        return min(1.0, self.factor / 2)
+
+    def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> Outcome:
+        """See Rule. In one iteration wrong members of share s move the result by at most s * factor * (median
+        distance), wherever they are."""
+        whole = sum(weights)
+        if center is None:
+            start = Median()([each.clone() for each in sums], weights, None).total.div_(whole)
+        else:
+            start = center.clone()
+        means = [each.div_(weight) for each, weight in zip(sums, weights, strict=True)]
+        limit, kept = math.inf, [1.0] * len(means)
+        for _ in range(self.iterations):
+            distances = [_distance(mean, start) for mean in means]
+            limit = min(limit, self.factor * lower_median(distances, weights))
+            kept = [1.0 if distance <= limit else limit / distance for distance in distances]
+            pull(start, means, [weight * share / whole for weight, share in zip(weights, kept, strict=True)])
+        return Outcome(start.mul_(whole), tuple(kept))
+
+
+def pull(start: Tensor, means: Sequence[Tensor], shares: Sequence[float]) -> None:
+    """start += sum over i of shares[i] * (means[i] - start), in place. shares: >= 0, at most 1 together."""
+    start.mul_(max(1.0 - math.fsum(shares), 0.0))
+    for mean, share in zip(means, shares, strict=True):
+        start.add_(mean, alpha=share)
+
+
+def lower_median(values: Sequence[float], weights: Sequence[int]) -> float:
+    """The smallest of `values` that has half of the weight at or below it.
+
+    While wrong members have less than half, some right one has a value at most this, and some right one at least this.
+    """
+    reached, whole = 0, sum(weights)
+    for value, weight in sorted(zip(values, weights, strict=True)):
+        reached += weight
+        if 2 * reached >= whole:
+            return value
+    raise ValueError("the median of nothing")
+
+
+# ---------------------------------------------------------------- inside
+
+
+Inside = Callable[[Tensor, Tensor], Tensor]
+"""(weight before a place of the order, weight up to and with it) -> the weight it counts with; [B] each."""
+
+
+def _by_coordinate(sums: Sequence[Tensor], weights: Sequence[int], inside: Inside) -> Outcome:
+    """Sort each coordinate's means; average them by the weight that `inside` leaves to each place of the order."""
+    whole = sum(weights)
+    means = [each.div_(weight) for each, weight in zip(sums, weights, strict=True)]
+    result = torch.empty_like(means[0])
+    for block, *rows in zip(*(torch.split(each, _BLOCK) for each in (result, *means)), strict=True):
+        _order_and_average(block, rows, weights, inside)
+    distances = [_distance(mean, result) for mean in means]
+    middle = lower_median(distances, weights)
+    kept = tuple(1.0 if distance <= middle else middle / distance for distance in distances)
+    return Outcome(result.mul_(whole), kept)
+
+
+def _order_and_average(out_B: Tensor, rows: Sequence[Tensor], weights: Sequence[int], inside: Inside) -> None:
+    values = [row.clone() for row in rows]
+    placed = [torch.full_like(out_B, weight) for weight in weights]
+    even = len(set(weights)) == 1                # weights that are all alike need not be carried along
+    for left, right in comparators(len(values)):
+        one, other = values[left], values[right]
+        if not even:
+            swap = one > other
+            placed[left], placed[right] = (
+                torch.where(swap, placed[right], placed[left]), torch.where(swap, placed[left], placed[right])
+            )
+        values[left], values[right] = torch.minimum(one, other), torch.maximum(one, other)
+    out_B.zero_()
+    before, counted = torch.zeros_like(out_B), torch.zeros_like(out_B)
+    for value, weight in zip(values, placed, strict=True):
+        upto = before + weight
+        share = inside(before, upto)
+        out_B.addcmul_(value, share)
+        counted.add_(share)
+        before = upto
+    out_B.div_(counted)
+
+
+def comparators(num_rows: int) -> Iterator[tuple[int, int]]:
+    """Pairs to put in order, one after the other, so that `num_rows` rows are sorted: Batcher's merge exchange (Knuth,
+    volume 3, 5.2.2 M). Whole rows are compared at once, which no sort along a short dimension does."""
+    top = 1 << max(num_rows - 1, 0).bit_length() >> 1
+    width = top
+    while width:
+        partner, wanted, apart = top, 0, width
+        while True:
+            yield from ((row, row + apart) for row in range(num_rows - apart) if row & width == wanted)
+            if partner == width:
+                break
+            apart, partner, wanted = partner - width, partner >> 1, width
+        width >>= 1
+
+
+def _length(flat: Tensor) -> float:
+    """The L2 norm, in fp64: squares of large and small numbers must stay numbers."""
+    return float(torch.linalg.vector_norm(flat, dtype=torch.float64).item())
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    size = chunk_elements(one.device)
+    return math.sqrt(math.fsum(
+        _length(left - right) ** 2
+        for left, right in zip(torch.split(one, size), torch.split(other, size), strict=True)
+    ))
