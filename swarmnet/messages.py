@@ -227,8 +227,8 @@ class Process:
 
     Payload: (tokens,) for stage 0, (tokens, hidden) otherwise. tokens: int32 [B, T + 1], they are the labels too;
     hidden: [B, T, D] under the run's activation codec. purpose: "train" or "eval" (forward only, claims nothing).
-    hedge: compute, whoever owns it (the caller believes the owner hung). repair: wait for the claim's answer before
-    computing, since an owner with a finished answer probably exists.
+    hedge: compute, whoever owns it (the caller believes the owner hung). repair: somebody has begun this microbatch
+    before, so wait for the claim's answer before computing: an owner with a finished answer may exist.
     """
 
     step: int

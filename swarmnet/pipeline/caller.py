@@ -129,8 +129,8 @@ class Caller:
                     if pick:
                         self._router.failed(pick, now=now, hung=hung)
                     avoid.add(attempt.peer)
-                    if hung:
-                        request = replace(request, hedge=True)
+                    # It may have got far: whoever is next learns first who owns what further on (a repair).
+                    request = replace(request, repair=True, hedge=request.hedge or hung)
                     self._on_reroute(request, attempt.peer, type(answer).__name__)
 
     def _pick(self, num_bytes: int, now: float, avoid: Set[PeerId]) -> Pick:

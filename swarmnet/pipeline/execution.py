@@ -394,7 +394,8 @@ class Execution:
             found = await self._sources.gradient(step, work.index)
             if found is not None:
                 return Gradient(found.loss_sum, found.num_tokens, 0.0, found.payload)
-        request = Process(step, self.stage + 1, work.index, repair=ordered)
+        again = ordered or work.patient or work.hedged  # somebody began it before: it is likely to be done further on
+        request = Process(step, self.stage + 1, work.index, repair=again)
         try:
             return await self._caller.process(request, output)
         except Refused as refused:
