@@ -16,12 +16,16 @@ telephony; blockwise scales as in 8-bit optimizers (arXiv:2110.02861).
 from __future__ import annotations
 
 import math
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from swarmnet.errors import BadMessage, RejectCode
-from swarmnet.wire.codecs import INT8_BLOCK as BLOCK
+from swarmnet.wire.codec import blocks, fp32, per_element
 
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+BLOCK = 256
 _CPU_CHUNK = BLOCK << 10
 _DEVICE_CHUNK = BLOCK << 16
 _UNIT = 1.0 / 127**2
@@ -32,8 +36,48 @@ _TINY = 2.0**-110
 _SIGN = -(1 << 31)
 
 
+class Int8:
+    """The codec of this module."""
+
+    name = reduced = "int8"
+    dtype = "float32"
+    feedback = False
+
+    def sizes(self, num_elements: int) -> tuple[int, int]:
+        """Always the same."""
+        num_bytes = 4 * -(-num_elements // BLOCK) + num_elements
+        return num_bytes, num_bytes
+
+    def check(self, data: np.ndarray[Any, Any], num_elements: int) -> None:
+        """What `decode` checks, without torch."""
+        import numpy as np
+
+        num_scales = -(-num_elements // BLOCK)
+        scales, codes = data[: 4 * num_scales].view("<f4"), data[4 * num_scales :].view("i1")
+        if not bool((np.isfinite(scales) & (scales >= 0.0)).all()):
+            raise BadMessage(RejectCode.NON_FINITE, "a block's scale is not a finite number >= 0")
+        if bool((codes == -128).any()):
+            raise BadMessage(RejectCode.MALFORMED, "-128 is no int8 code")
+
+    def encode(self, x_N: torch.Tensor) -> torch.Tensor:
+        """See `encode`."""
+        return encode(fp32(x_N))
+
+    def decode(self, data: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> None:
+        """See `decode`."""
+        decode(data.to(out_N.device), out_N, add=add)
+
+    def bound(self, x_N: torch.Tensor) -> torch.Tensor:
+        """See the module."""
+        size = x_N.double().abs()
+        scale = per_element(blocks(size, BLOCK).amax(1), BLOCK, size.numel())
+        return ((size * scale).sqrt() / 127 + scale / 254**2) * (1 + 1e-5) + 2**-110 * (scale <= 2**-110)
+
+
 def encode(x_N: torch.Tensor) -> torch.Tensor:
     """Encode a flat fp32 tensor to uint8 [4 ceil(N / 256) + N]. Raises BadMessage(NON_FINITE)."""
+    import torch
+
     total = x_N.numel()
     num_blocks = -(-total // BLOCK)
     out = torch.empty(4 * num_blocks + total, dtype=torch.uint8, device=x_N.device)
@@ -54,6 +98,8 @@ def encode(x_N: torch.Tensor) -> torch.Tensor:
 
 
 def _encode_blocks(x: torch.Tensor, scales: torch.Tensor, codes: torch.Tensor, scratch: torch.Tensor) -> None:
+    import torch
+
     size, sign = scratch[0], scratch[1].view(torch.int32)
     torch.abs(x, out=size)
     torch.amax(size, dim=1, out=scales)
@@ -71,6 +117,8 @@ def decode(data: torch.Tensor, out: torch.Tensor, *, add: bool) -> None:
 
     Raises BadMessage before `out` is touched: NON_FINITE (a scale is negative, NaN or infinite), MALFORMED (-128).
     """
+    import torch
+
     total = out.numel()
     if not total:
         return
@@ -98,6 +146,8 @@ def decode(data: torch.Tensor, out: torch.Tensor, *, add: bool) -> None:
 def _decode_blocks(
     scales: torch.Tensor, codes: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor, *, add: bool
 ) -> None:
+    import torch
+
     value, size = scratch[0], scratch[1]
     value.copy_(codes)
     torch.abs(value, out=size)

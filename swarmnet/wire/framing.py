@@ -3,8 +3,8 @@
     header (protobuf)   chunk*   End { num_bytes }          no chunks and no End if the header declares no tensor
 
 Chunks are bare bytes, 1 MiB each but the last of a tensor; no tensor shares a chunk with the next. The declared length
-must be what codec and shape require, and the sum within the limit, before memory is taken; the chunks must then fill it
-exactly. The end of a stream proves nothing (a dying sender looks the same), only End does. TLS authenticates every
+must be one that codec and shape allow, and the sum within the limit, before memory is taken; the chunks must then fill
+it exactly. The end of a stream proves nothing (a dying sender looks the same), only End does. TLS authenticates every
 byte, so End carries a count and no hash.
 
 Knows neither gRPC nor what the tensors mean: it is given a way to read the next message of a stream.
@@ -18,7 +18,7 @@ import numpy as np
 
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.messages import Packed
-from swarmnet.wire.codecs import encoded_bytes
+from swarmnet.wire.codecs import encoded_sizes
 from swarmnet.wire.convert import read_end, write_end
 from swarmnet.wire.convert_calls import TensorHeader
 
@@ -31,7 +31,8 @@ ReadMessage = Callable[[], Awaitable[bytes]]
 def check_declared(declared: Sequence[TensorHeader], *, max_bytes: int) -> int:
     """Total bytes of a declared payload. Raises BadMessage: TOO_LARGE, BAD_SHAPE, MALFORMED. Takes no memory."""
     for tensor in declared:
-        if tensor.length != encoded_bytes(tensor.codec, tensor.shape):
+        shortest, longest = encoded_sizes(tensor.codec, tensor.shape)
+        if not shortest <= tensor.length <= longest:
             raise BadMessage(
                 RejectCode.BAD_SHAPE, "length does not fit codec and shape",
                 codec=tensor.codec, shape=tensor.shape, length=tensor.length,

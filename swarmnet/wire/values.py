@@ -9,32 +9,14 @@ import numpy as np
 
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.messages import Packed
-from swarmnet.wire.codecs import INT8_BLOCK, check_packed, num_elements
-
-_BF16_EXPONENT = 0x7F80
+from swarmnet.wire.codecs import check_packed, find, num_elements
 
 
 def check_values(packed: Packed) -> None:
-    """Raise BadMessage: MALFORMED (length, unknown codec, an int8 code outside [-127, 127]), BAD_SHAPE, TOO_LARGE,
-    NON_FINITE (NaN, infinity, or an int8 scale below zero)."""
+    """Raise BadMessage: MALFORMED (length, unknown codec, a code no encoder writes), BAD_SHAPE, TOO_LARGE,
+    NON_FINITE (NaN, infinity, or a scale that is)."""
     check_packed(packed)
-    match packed.codec:
-        case "fp32":
-            finite = bool(np.isfinite(np.frombuffer(packed.data, "<f4")).all())
-        case "bf16":
-            bits = np.frombuffer(packed.data, "<u2")
-            finite = bool(((bits & _BF16_EXPONENT) != _BF16_EXPONENT).all())
-        case "int8":
-            num_scales = -(-num_elements(packed.shape) // INT8_BLOCK)
-            scales = np.frombuffer(packed.data, "<f4", count=num_scales)
-            codes = np.frombuffer(packed.data, "i1", offset=4 * num_scales)
-            finite = bool((np.isfinite(scales) & (scales >= 0.0)).all())
-            if finite and bool((codes == -128).any()):
-                raise BadMessage(RejectCode.MALFORMED, "-128 is no int8 code")
-        case _:
-            return
-    if not finite:
-        raise BadMessage(RejectCode.NON_FINITE, "NaN or infinity in a tensor", shape=packed.shape)
+    find(packed.codec).check(np.frombuffer(packed.data, np.uint8), num_elements(packed.shape))
 
 
 def check_range(packed: Packed, *, below: int) -> None:

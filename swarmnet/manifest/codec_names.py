@@ -1,0 +1,99 @@
+"""The names of codecs as a manifest writes them: which there are, how they are spelled, and where each makes sense.
+
+A name is a family, and for some families a parameter after a colon: `topk:0.01`, `powersgd:4`. A parameter has one
+spelling only, so that equal runs have equal ids. Families of our own contain no dot; those of other distributions do
+(`acme.ternary`, `acme.ternary:3`), so that none can take the place of ours, now or in a later release.
+
+Knows names, no bytes: `swarmnet.wire.codec_registry` turns one into a codec.
+"""
+
+from __future__ import annotations
+
+import re
+
+ELEMENTWISE = ("fp32", "bf16", "fp16", "int8", "bnb8", "nf4")
+"""Float codecs that need no memory of what they lost: for activations as for sums."""
+
+AUTO_DEFAULT = "int8"
+"""What `auto` sends matrices in."""
+
+LARGEST_FRACTION = 0.25
+LARGEST_RANK = 64
+
+_PLUG_IN = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)+", re.ASCII)
+_MAX_CHARACTERS = 32
+
+
+def split(name: str) -> tuple[str, str | None]:
+    """`topk:0.01` as ("topk", "0.01"), `fp32` as ("fp32", None)."""
+    family, colon, parameter = name.partition(":")
+    return family, parameter if colon else None
+
+
+def is_plug_in(name: str) -> bool:
+    """Is it spelled as a codec of another distribution?"""
+    family, parameter = split(name)
+    return len(name) <= _MAX_CHARACTERS and _PLUG_IN.fullmatch(family) is not None and parameter != ""
+
+
+def fraction(parameter: str | None) -> float:
+    """The parameter of `topk`. Raises ValueError, in words."""
+    advice = f"topk:F keeps a fraction F of all elements, above 0 and at most {LARGEST_FRACTION}, such as topk:0.01"
+    try:
+        value = float(parameter or "")
+    except ValueError:
+        raise ValueError(advice) from None
+    if not 0.0 < value <= LARGEST_FRACTION:
+        raise ValueError(advice)
+    if repr(value) != parameter:
+        raise ValueError(f"write topk:{value!r}: equal runs are spelled alike")
+    return value
+
+
+def rank(parameter: str | None) -> int:
+    """The parameter of `powersgd`. Raises ValueError, in words."""
+    text = parameter or ""
+    if not (text.isascii() and text.isdigit() and text[0] != "0" and len(text) < 4 and int(text) <= LARGEST_RANK):
+        raise ValueError(f"powersgd:R sends matrices as factors of rank R, 1 to {LARGEST_RANK}, such as powersgd:4")
+    return int(text)
+
+
+def auto_matrices(parameter: str | None) -> str:
+    """The codec `auto` sends matrices in. Raises ValueError, in words."""
+    if parameter is None:
+        return AUTO_DEFAULT
+    if parameter not in ELEMENTWISE or parameter in ("fp32", AUTO_DEFAULT):
+        others = ", ".join(f"auto:{each}" for each in ELEMENTWISE if each not in ("fp32", AUTO_DEFAULT))
+        raise ValueError(f"auto sends large matrices in {AUTO_DEFAULT} and the rest in fp32; others: {others}")
+    return parameter
+
+
+def check_boundary(name: str) -> str:
+    """`name`, if activations and their gradients may cross a stage boundary under it. Raises ValueError, in words."""
+    if name in ELEMENTWISE or is_plug_in(name):
+        return name
+    family, _ = split(name)
+    if family in ("topk", "powersgd"):
+        raise ValueError(f"{family} drops what it cannot send and makes up for it in later steps; activations have "
+                         f"none: choose one of {_listed(ELEMENTWISE)}")
+    raise ValueError(f"must be one of {_listed(ELEMENTWISE)}, or a plug-in's such as acme.ternary")
+
+
+def check_averaging(name: str) -> str:
+    """`name`, if sums of gradients may travel under it. Raises ValueError, in words."""
+    family, parameter = split(name)
+    match family:
+        case "topk":
+            fraction(parameter)
+        case "powersgd":
+            rank(parameter)
+        case "auto":
+            auto_matrices(parameter)
+        case _ if name not in ("int64", *ELEMENTWISE) and not is_plug_in(name):
+            raise ValueError(f"must be one of {_listed(('int64', *ELEMENTWISE, 'auto', 'topk:F', 'powersgd:R'))}, "
+                             "or a plug-in's such as acme.ternary")
+    return name
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names)

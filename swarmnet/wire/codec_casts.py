@@ -1,0 +1,118 @@
+"""Codecs that are a dtype's own memory: fp32, bf16, and the exact integers.
+
+    fp32                  exact
+    bf16                  round to nearest even: |x' - x| <= 2^-8 |x| + 2^-134; beyond its range its largest value
+    int64, int32, uint8   exact
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from swarmnet.errors import Overflow
+from swarmnet.wire.codec import check_finite, is_finite, non_finite
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+_BF16_EXPONENT = 0x7F80
+_CHUNK = 1 << 17
+"""Elements handled at a time where several passes are made: small enough to stay in a core's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """stored: the torch dtype on the wire. width: its bytes."""
+
+    name: str
+    dtype: str
+    stored: str
+    width: int
+    feedback: bool = False
+
+    @property
+    def reduced(self) -> str:
+        """Sums travel alike."""
+        return self.name
+
+    def sizes(self, num_elements: int) -> tuple[int, int]:
+        """Always the same."""
+        return self.width * num_elements, self.width * num_elements
+
+    def check(self, data: np.ndarray[Any, Any], num_elements: int) -> None:
+        """NON_FINITE for floats; any integer is one."""
+        import numpy as np
+
+        match self.name:
+            case "fp32":
+                finite = bool(np.isfinite(data.view("<f4")).all())
+            case "bf16":
+                finite = bool(((data.view("<u2") & _BF16_EXPONENT) != _BF16_EXPONENT).all())
+            case _:
+                return
+        if not finite:
+            raise non_finite((num_elements,))
+
+    def encode(self, x_N: torch.Tensor) -> torch.Tensor:
+        """The tensor's own memory where it is of the dtype already."""
+        import torch
+
+        stored = self._stored()
+        encoded = x_N.to(stored).contiguous()
+        if stored.is_floating_point and not is_finite(encoded):
+            check_finite(x_N)
+            largest = torch.finfo(stored).max
+            encoded = x_N.clamp(-largest, largest).to(stored).contiguous()
+        return encoded
+
+    def decode(self, data: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> None:
+        """bf16 widens inside the copy or the addition. Raises Overflow if an int64 sum would leave int64."""
+        stored = self._stored()
+        values = data.view(stored).to(out_N.device)
+        if not add:
+            out_N.copy_(values)
+            if stored.is_floating_point:
+                check_finite(out_N)
+            return
+        if stored.is_floating_point:
+            check_finite(values)
+        elif self.name == "int64":
+            _check_sum(out_N, values)
+        out_N.add_(values)
+
+    def bound(self, x_N: torch.Tensor) -> torch.Tensor:
+        """See the module."""
+        size = x_N.double().abs()
+        return size * 2**-8 + 2**-134 if self.name == "bf16" else size * 0
+
+    def _stored(self) -> torch.dtype:
+        import torch
+
+        dtype = getattr(torch, self.stored)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+
+def _check_sum(left: torch.Tensor, right: torch.Tensor) -> None:
+    """Raise Overflow if an element of left + right leaves int64. Ranges first, elements only where ranges touch."""
+    import torch
+
+    for start in range(0, left.numel(), _CHUNK):
+        a, b = left[start : start + _CHUNK], right[start : start + _CHUNK]
+        low, high = (int(x) + int(y) for x, y in zip(torch.aminmax(a), torch.aminmax(b), strict=True))
+        if low >= -(1 << 63) and high < 1 << 63:
+            continue
+        total = a + b
+        if bool((((a ^ total) & (b ^ total)) < 0).any()):
+            raise Overflow("a fixed-point sum would leave int64: lower numerics.grid_bits or the learning rate")
+
+
+CASTS = (
+    Cast("fp32", "float32", "float32", 4),
+    Cast("bf16", "float32", "bfloat16", 2),
+    Cast("int64", "int64", "int64", 8),
+    Cast("int32", "int32", "int32", 4),
+    Cast("uint8", "uint8", "uint8", 1),
+)
