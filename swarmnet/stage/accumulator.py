@@ -116,6 +116,14 @@ def sum_dtype(numerics: Numerics) -> torch.dtype:
     return torch.int64 if numerics.mode == "deterministic" else torch.float32
 
 
+def check_fixed_point(piece: Tensor) -> float:
+    """The largest magnitude of an int64 piece of somebody's sum. Raises BadMessage where no step can have summed it."""
+    largest = largest_magnitude([piece])
+    if largest > MAX_SUM:
+        raise BadMessage(RejectCode.MALFORMED, "a fixed-point sum outside its range")
+    return largest
+
+
 def largest_magnitude(tensors: Sequence[Tensor]) -> float:
     """The largest absolute value of all; NaN or infinity if there is one. One pass, one synchronisation."""
     extremes = [torch.stack(torch.aminmax(tensor)) for tensor in tensors if tensor.numel()]

@@ -8,15 +8,15 @@ it would be another sum. Knows no rounds: who contributes, and with which weight
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from swarmnet.errors import BadMessage, Overflow, RejectCode
 from swarmnet.manifest.schema import Manifest
-from swarmnet.messages import Packed
-from swarmnet.stage.accumulator import MAX_SUM, largest_magnitude, sum_dtype
+from swarmnet.stage.accumulator import MAX_SUM, check_fixed_point, largest_magnitude, sum_dtype
 from swarmnet.stage.engine import Clipped, Contribution
 from swarmnet.stage.robust import MAX_MAGNITUDE, rule_of
 from swarmnet.wire import codecs
@@ -67,40 +67,41 @@ class PartReducer:
         ]
         return outcome.total, tuple(clipped)
 
-    def check_range(self, piece: Tensor) -> float:
-        """The largest magnitude of a piece of a fixed-point sum; 0 in fp32 mode, where decoding has checked enough.
-
-        Raises BadMessage where no step of this run can have summed that.
-        """
-        largest = largest_magnitude([piece]) if self._fixed_point else 0.0
-        if largest > MAX_SUM:
-            raise BadMessage(RejectCode.MALFORMED, "a fixed-point sum outside its range")
-        return largest
-
     def _sum(self, contributions: Sequence[Contribution], num_elements: int) -> Tensor:
         total, bound = torch.zeros(0, dtype=self._dtype), 0.0
         for place, contribution in enumerate(contributions):
             piece = self._open(contribution, num_elements)
-            bound += self.check_range(piece)
+            bound += self._largest(contribution, piece) if self._fixed_point else 0.0
             total = total.add_(piece) if place else piece        # decoded into memory of its own
             if bound > MAX_SUM and largest_magnitude([total]) > MAX_SUM:     # the second only where the first touches
                 raise Overflow("contributions exceed what a step's microbatches can sum to")
         return total
 
     def _decode(self, contribution: Contribution, num_elements: int) -> Tensor:
+        """Under a rule: a gradient of the accumulator's size, with elements that its arithmetic can hold."""
         piece = self._open(contribution, num_elements)
         if largest_magnitude([piece]) > MAX_MAGNITUDE:
             raise BadMessage(RejectCode.MALFORMED, "larger than any gradient", peer=contribution.peer)
         return piece
 
     def _open(self, contribution: Contribution, num_elements: int) -> Tensor:
-        try:
-            return _decode(contribution.packed, self._codec, num_elements)
-        except BadMessage as error:
-            raise BadMessage(error.code, error.reason, peer=contribution.peer) from error
+        packed = contribution.packed
+        with _named(contribution):
+            if packed.codec != self._codec:
+                raise BadMessage(RejectCode.MALFORMED, f"not the run's codec: {packed.codec[:32]}")
+            piece = codecs.decode(packed, expect_shape=(num_elements,))
+        return piece
+
+    @staticmethod
+    def _largest(contribution: Contribution, piece: Tensor) -> float:
+        with _named(contribution):
+            return check_fixed_point(piece)
 
 
-def _decode(packed: Packed, codec: str, num_elements: int) -> Tensor:
-    if packed.codec != codec:
-        raise BadMessage(RejectCode.MALFORMED, "not the run's codec", found=packed.codec[:32], expected=codec)
-    return codecs.decode(packed, expect_shape=(num_elements,))
+@contextlib.contextmanager
+def _named(contribution: Contribution) -> Iterator[None]:
+    """What is wrong with a contribution is said with its sender's name."""
+    try:
+        yield
+    except BadMessage as error:
+        raise BadMessage(error.code, error.reason, peer=contribution.peer) from error
