@@ -81,7 +81,7 @@ class Fp16:
             if not (math.isfinite(low) and math.isfinite(high)):
                 raise non_finite((total,))
             kept = codes[place * BLOCK : (place + 1) * BLOCK]
-            if (exponent := _exponent(min(largest, _LARGEST))) < _LEAST_EXPONENT:
+            if largest == 0.0 or (exponent := _exponent(min(largest, _LARGEST))) < _LEAST_EXPONENT:
                 scales[place] = 1.0
                 kept.zero_()
                 continue
