@@ -1,9 +1,8 @@
-"""One round: sum the contributions of a group and end up, everywhere, with the same whole sum.
+"""Takes part in rounds, collects sums that others have finished, and serves both.
 
-A direct all-reduce in one group, pulled by the receiver: member r of n reduces the r-th part (it fetches that part from
-every contributor), then everybody fetches every reduced part from its reducer. Fetches are idempotent, so a lost or
-repeated one changes nothing, and whoever gives up leaves accumulators untouched. Everybody, the reducer too, decodes
-what was encoded, so replicas end up with equal bits under any codec.
+A sum is made by a butterfly all-reduce (`butterfly`), or fetched whole from somebody who has it and checked against its
+digest. Fetches are idempotent: a lost or repeated one changes nothing, and whoever gives up leaves accumulators
+untouched.
 
 It knows no ledger: which contributions belong to a round, and whether it goes on, is the step machine's word.
 """
@@ -14,8 +13,8 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
+from swarmnet.averaging.butterfly import PAUSE_S, Butterfly, Losses, OnEvent
 from swarmnet.averaging.trail import Trail
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId, RoundId
@@ -24,27 +23,21 @@ from swarmnet.messages import (
     Answer,
     Commit,
     Finished,
-    Indexes,
     Packed,
     Part,
     PartData,
     Rejected,
     Round,
-    Running,
     Stamp,
     TrailRequest,
     TrailStep,
 )
 from swarmnet.net.ask import ask
 from swarmnet.net.transport import Transport
-from swarmnet.stage.engine import Contribution, Engine
-
-Losses = dict[int, tuple[float, int]]
-
-_PAUSE_S = 0.05
+from swarmnet.stage.engine import Engine
 
 PIECE_ELEMENTS = 1 << 22
-"""A part travels in pieces of this many elements, so that no message grows with the model."""
+"""A finished sum travels in pieces of this many elements, so that no message grows with the model."""
 
 _AT_ONCE = 4
 """Pieces asked for at a time."""
@@ -54,22 +47,6 @@ def pieces(start: int, stop: int, size: int = PIECE_ELEMENTS) -> list[tuple[int,
     """Cut [start, stop) into pieces of `size` elements; an empty range is one empty piece."""
     edges = [*range(start, stop, size), stop] if start < stop else [start, stop]
     return list(itertools.pairwise(edges))
-
-
-def even_parts(num_elements: int, num_members: int) -> list[tuple[int, int]]:
-    """Cut [0, num_elements) into one contiguous part per member, sizes equal to within one."""
-    edges = [num_elements * place // num_members for place in range(num_members + 1)]
-    return list(itertools.pairwise(edges))
-
-
-@dataclass(slots=True)
-class _Open:
-    """The round this replica takes part in, as others may see it."""
-
-    round: Round
-    losses: Losses
-    contributes: bool
-    reduced: dict[tuple[int, int], asyncio.Future[tuple[Packed, Losses]]] = field(default_factory=dict)
 
 
 class Exchange:
@@ -83,12 +60,12 @@ class Exchange:
     def __init__(
         self, me: PeerId, engine: Engine, transport: Transport, finished: Callable[[Stamp, RoundId], Finished | None],
         *, num_tokens: int, running_s: float = 0.5,
-        on_event: Callable[[str, dict[str, object]], None] = lambda event, fields: None,
+        on_event: OnEvent = lambda event, fields: None,
     ) -> None:
         self.me, self._engine, self._transport, self._finished = me, engine, transport, finished
         self._running_s, self._num_tokens, self._on_event = running_s, num_tokens, on_event
         self._held: tuple[Stamp, RoundId] | None = None
-        self._open: _Open | None = None
+        self._open: Butterfly | None = None
         self._opened = asyncio.Event()
         self.trail = Trail(engine, lambda: pieces(0, engine.num_elements))
 
@@ -99,27 +76,17 @@ class Exchange:
 
         losses: of the indexes in my accumulator, which must not change meanwhile.
         """
-        contributors = {peer: indexes for peer, _, indexes in current.contributions if indexes}
-        reducers = list(current.receivers)
-        mine = _Open(current, dict(losses), self.me in contributors)
-        parts = dict(zip(reducers, even_parts(self._engine.num_elements, len(reducers)), strict=True))
-        loop = asyncio.get_running_loop()
-        if self.me in parts:
-            mine.reduced = {piece: loop.create_future() for piece in pieces(*parts[self.me])}
+        mine = Butterfly(
+            self.me, current, losses, self._engine, self._transport, num_tokens=self._num_tokens,
+            running_s=self._running_s, on_event=self._on_event,
+        )
+        self.close()
         self._open = mine
         self._opened.set()
         self._opened = asyncio.Event()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._reduce(mine, contributors))
-            window = asyncio.Semaphore(_AT_ONCE)
-            tasks = [
-                group.create_task(self._reduced_piece(mine, peer, piece, window))
-                for peer in reducers for piece in pieces(*parts[peer])
-            ]
-        collected = [task.result() for task in tasks]
-        all_losses = collected[0][1]
-        self._check_losses(all_losses, frozenset().union(*contributors.values()))
-        digest, sq_norm = await self._install(current, [packed for packed, _ in collected])
+        await self._leave(current)
+        all_losses = await mine.run()
+        digest, sq_norm = await self._engine.seal()
         self._held = (current.stamp, current.id)
         return _describe(current, digest, sq_norm, all_losses)
 
@@ -131,7 +98,7 @@ class Exchange:
                     return await self.collect_from(current, holder)
                 except (PeerGone, PeerTimeout, BadMessage, Refused):
                     continue
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(PAUSE_S)
 
     async def collect_from(self, current: Round, *holders: PeerId) -> Finished:
         """Fetch the finished sum `current.id`, piece by piece from all these holders at once.
@@ -168,6 +135,8 @@ class Exchange:
 
     def close(self) -> None:
         """The round is over or abandoned: serve its contribution no more."""
+        if self._open is not None:
+            self._open.close()
         self._open = None
 
     # ------------------------------------------------------------ serving
@@ -204,30 +173,9 @@ class Exchange:
         if current is None:
             yield Rejected(RejectCode.NOT_READY, "that round is not open here")
             return
-        if request.kind == "contribution":
-            if not current.contributes:
-                yield Rejected(RejectCode.NOT_FOUND, "I contribute nothing to that round")
-                return
-            packed = await self._engine.contribution(request.start, request.stop)
-            # The round may have been abandoned while the compute thread was busy: then this is another accumulator.
-            if self._open is current:
-                yield PartData((packed,), current.losses)
-            else:
-                yield Rejected(RejectCode.NOT_READY, "that round was abandoned")
-            return
-        reduced = current.reduced.get((request.start, request.stop))
-        if reduced is None:
-            yield Rejected(RejectCode.NOT_FOUND, "I do not reduce that piece")
-            return
-        while not reduced.done():
-            await asyncio.wait([reduced], timeout=self._running_s)
-            if not reduced.done():
-                if self._open is not current:
-                    yield Rejected(RejectCode.NOT_READY, "that round was abandoned")
-                    return
-                yield Running()
-        packed, losses = reduced.result()
-        yield PartData((packed,), losses)
+        async with contextlib.aclosing(current.serve(request)) as answers:
+            async for answer in answers:
+                yield answer
 
     def follow(self, request: TrailRequest, here: Stamp | None, open_step: TrailStep) -> Answer:
         """Answer one `TrailRequest`. here, open_step: where I stand and what is known of that step; None: nowhere."""
@@ -246,11 +194,15 @@ class Exchange:
     # ------------------------------------------------------------ inside
 
     async def _install(self, current: Round, parts: Sequence[Packed]) -> tuple[bytes, float]:
-        """Put a sum into the buffer; what was there goes to the trail."""
+        """Put a collected sum into the buffer."""
+        await self._leave(current)
+        return await self._engine.install(parts)
+
+    async def _leave(self, current: Round) -> None:
+        """Another sum comes into the buffer; what was there goes to the trail."""
         if self._held is not None and self._held != (current.stamp, current.id):
             await self.trail.save(*self._held)
         self._held = None
-        return await self._engine.install(parts)
 
     async def _sum_piece(
         self, current: Round, holders: Sequence[PeerId], start: int, stop: int, window: asyncio.Semaphore
@@ -262,64 +214,9 @@ class Exchange:
                     return await self._ask(holder, Part(current.stamp, current.id, "sum", start, stop))
             return await self._ask(holders[-1], Part(current.stamp, current.id, "sum", start, stop))
 
-    def _opened_as(self, request: Part) -> _Open | None:
+    def _opened_as(self, request: Part) -> Butterfly | None:
         current = self._open
-        if current is None or (current.round.stamp, current.round.id) != (request.stamp, request.id):
-            return None
-        return current
-
-    async def _reduce(self, mine: _Open, contributors: Mapping[PeerId, Indexes]) -> None:
-        """Reduce my pieces, one after the other: each needs every contributor's piece in memory.
-
-        A member weighs what the round gives it: it speaks for these indexes and for no other.
-        """
-        for (start, stop), reduced in mine.reduced.items():
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._contribution(mine, peer, start, stop)) for peer in contributors]
-            losses: Losses = {}
-            contributions = []
-            for (peer, indexes), task in zip(contributors.items(), tasks, strict=True):
-                packed, theirs = task.result()
-                self._check_losses(theirs, indexes, peer=peer)
-                losses |= theirs
-                contributions.append(Contribution(peer, len(indexes), packed))
-            result = await self._engine.reduce(contributions, start, stop)
-            for clipped in result.clipped:
-                self._on_event("clipped", {
-                    "step": mine.round.stamp.step, "peer": clipped.peer, "factor": round(clipped.factor, 4),
-                    "part": [start, stop],
-                })
-            reduced.set_result((result.packed, losses))
-
-    def _check_losses(self, losses: Losses, indexes: Indexes, **facts: object) -> None:
-        if losses.keys() != indexes:
-            raise Refused(RejectCode.MALFORMED, "the round's losses are not of the round's indexes", **facts)
-        if any(num_tokens != self._num_tokens for _, num_tokens in losses.values()):
-            raise Refused(RejectCode.MALFORMED, "tokens that the round's indexes do not have", **facts)
-
-    async def _contribution(self, mine: _Open, peer: PeerId, start: int, stop: int) -> tuple[Packed, Losses]:
-        if peer == self.me:
-            return await self._engine.contribution(start, stop), mine.losses
-        return await self._pull(mine, peer, "contribution", start, stop)
-
-    async def _reduced_piece(
-        self, mine: _Open, peer: PeerId, piece: tuple[int, int], window: asyncio.Semaphore
-    ) -> tuple[Packed, Losses]:
-        if peer == self.me:
-            reduced = mine.reduced[piece]
-            await asyncio.wait([reduced])  # others wait for it too: cancelling me must not cancel it
-            return reduced.result()
-        async with window:
-            return await self._pull(mine, peer, "reduced", *piece)
-
-    async def _pull(self, mine: _Open, peer: PeerId, kind: str, start: int, stop: int) -> tuple[Packed, Losses]:
-        """Ask until the part is there: only the step machine (by cancelling) decides that a member is lost."""
-        while True:
-            try:
-                data = await self._ask(peer, Part(mine.round.stamp, mine.round.id, kind, start, stop))
-                return data.payload[0], dict(data.losses)
-            except (PeerGone, PeerTimeout, BadMessage, Refused):
-                await asyncio.sleep(_PAUSE_S)
+        return current if current is not None and current.is_of(request) else None
 
     async def _ask(self, peer: PeerId, request: Part) -> PartData:
         answer = await ask(self._transport, peer, request)  # a piece on a slow line takes as long as it takes

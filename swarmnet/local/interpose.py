@@ -137,6 +137,12 @@ class HeldEngine:
         await self._between.reach("averaging", "begin", self._step)
         return await self._inner.contribution(start, stop)
 
+    async def seal(self) -> tuple[bytes, float]:
+        """See Engine.seal."""
+        digest = await self._inner.seal()
+        await self._between.reach("averaging", "end", self._step)
+        return digest
+
     async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """See Engine.install."""
         digest = await self._inner.install(parts)

@@ -172,6 +172,7 @@ class SimulatedEngine:
         self._voids = 0
         self._sum = [0] * NUM_ELEMENTS
         self._buffer = [0] * NUM_ELEMENTS
+        self._missing: set[int] = set()
 
     @property
     def num_elements(self) -> int:
@@ -236,6 +237,25 @@ class SimulatedEngine:
         for contribution in contributions:
             total = self.numbers.add(total, _unpack(contribution.packed))
         return Reduced(_pack(total))
+
+    async def open_sum(self) -> None:
+        """See Engine."""
+        self._missing = set(range(NUM_ELEMENTS))
+
+    async def put(self, start: int, packed: Packed) -> None:
+        """See Engine."""
+        for place, value in enumerate(_unpack(packed), start):
+            if place not in self._missing:
+                raise BadMessage(RejectCode.BAD_SHAPE, "no such element, or a second one")
+            self._missing.remove(place)
+            self._buffer[place] = value
+
+    async def seal(self) -> tuple[bytes, float]:
+        """See Engine."""
+        await asyncio.sleep(0.001)
+        if self._missing:
+            raise BadMessage(RejectCode.BAD_SHAPE, "pieces do not cover the sum")
+        return Arithmetic.digest(self._buffer)[0], Arithmetic.digest(self.exact_sum)[1]
 
     async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """See Engine."""

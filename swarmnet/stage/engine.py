@@ -105,10 +105,23 @@ class Engine(Protocol):
         """
         ...
 
+    async def open_sum(self) -> None:
+        """Another sum comes into the sum buffer, piece by piece; what it held is gone. Accumulator untouched."""
+        ...
+
+    async def put(self, start: int, packed: Packed) -> None:
+        """Decode reduced elements into the sum buffer, the first at `start`. Raises BAD_SHAPE if they do not fit."""
+        ...
+
+    async def seal(self) -> tuple[bytes, float]:
+        """The sum is whole. Returns what `install` returns. Raises BAD_SHAPE unless each element was put once."""
+        ...
+
     async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """Decode reduced parts (in order, covering everything) into the sum buffer; accumulator untouched.
 
-        Returns (SHA-256 of the decoded sum, its squared L2 norm in fp64 in canonical parameter order).
+        All or none: refused parts leave the buffer as it was. Returns (digest of the decoded sum, the same however it
+        was cut; its squared L2 norm in fp64 in canonical parameter order).
         """
         ...
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import math
 import threading
 import time
@@ -31,6 +30,7 @@ from swarmnet.stage.accumulator import MAX_SUM, Accumulator, largest_magnitude, 
 from swarmnet.stage.compute import ComputeThread, Turn, Work
 from swarmnet.stage.engine import Contribution, Reduced, Stash
 from swarmnet.stage.replica_state import ReplicaState
+from swarmnet.stage.sum_buffer import SumBuffer
 from swarmnet.wire import codecs
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class TorchEngine:
         self._accumulator = Accumulator(
             elements, manifest.numerics, max_microbatches=manifest.training.microbatches, device=self._device
         )
-        self._sum = torch.zeros(elements, dtype=sum_dtype(manifest.numerics), device=self._device)
+        self._sum = SumBuffer(elements, dtype=sum_dtype(manifest.numerics), device=self._device)
         self._sum_version = -1               # the version the finished sum leads on from
         self._epoch = 0                      # counts changes of the weights
         self._spare: Tensor | None = None    # memory for the next snapshot
@@ -183,13 +183,25 @@ class TorchEngine:
         """Reduce contributions in the order given, on the CPU: they come from the network and return to it."""
         return await self._round(lambda: self._reduce(contributions, stop - start))
 
+    async def open_sum(self) -> None:
+        """Another sum comes into the sum buffer, by `put`."""
+        await self._round(self._open_sum)
+
+    async def put(self, start: int, packed: Packed) -> None:
+        """Decode a reduced piece into the sum buffer."""
+        await self._round(lambda: self._put(start, packed))
+
+    async def seal(self) -> tuple[bytes, float]:
+        """The whole sum was put: its digest and its squared norm."""
+        return await self._round(self._seal)
+
     async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
-        """Decode the reduced parts into the sum buffer."""
+        """Decode the reduced parts into the sum buffer, all or none."""
         return await self._round(lambda: self._install(parts))
 
     async def finished_sum(self, start: int, stop: int) -> Packed:
         """Elements [start, stop) of the sum buffer, losslessly."""
-        return await self._round(lambda: self._piece(self._lossless, self._sum, start, stop))
+        return await self._round(lambda: self._piece(self._lossless, self._sum.flat, start, stop))
 
     @property
     def _lossless(self) -> str:
@@ -202,7 +214,7 @@ class TorchEngine:
 
     def _reduce(self, contributions: Sequence[Contribution], num_elements: int) -> Reduced:
         codec = self._manifest.averaging.codec
-        total, bound = torch.zeros(0 if contributions else num_elements, dtype=self._sum.dtype), 0.0
+        total, bound = torch.zeros(0 if contributions else num_elements, dtype=self._sum.flat.dtype), 0.0
         for place, contribution in enumerate(contributions):
             self._expect_codec(contribution.packed, codec)
             piece = codecs.decode(contribution.packed, expect_shape=(num_elements,))
@@ -211,6 +223,23 @@ class TorchEngine:
             if bound > MAX_SUM and largest_magnitude([total]) > MAX_SUM:     # the second only where the first touches
                 raise Overflow("contributions exceed what a step's microbatches can sum to")
         return Reduced(self._encode(codec, total))
+
+    def _open_sum(self) -> None:
+        self._sum.open()
+        self._sum_version = -1
+
+    def _put(self, start: int, packed: Packed) -> None:
+        self._expect_codec(packed, self._manifest.averaging.codec)
+        size = codecs.num_elements(packed.shape)
+        place = self._sum.place(start, size)
+        codecs.decode_into(place, packed)
+        self._check_range(place)
+        self._sum.written(start, size)
+
+    def _seal(self) -> tuple[bytes, float]:
+        digest = self._sum.seal()
+        self._sum_version = self.version
+        return digest, self._state.square_norm(self._sum.flat)
 
     def _install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
         sizes = [math.prod(packed.shape) for packed in parts]
@@ -221,14 +250,13 @@ class TorchEngine:
             self._expect_codec(packed, self._manifest.averaging.codec, self._lossless)
             decoded.append(codecs.decode(packed, expect_shape=(size,)))
             self._check_range(decoded[-1])
-        digest = hashlib.sha256()
+        self._open_sum()
         start = 0
         for piece in decoded:
-            digest.update(piece.numpy().data)
-            self._sum[start : start + piece.numel()].copy_(piece)
+            self._sum.place(start, piece.numel()).copy_(piece)
+            self._sum.written(start, piece.numel())
             start += piece.numel()
-        self._sum_version = self.version
-        return digest.digest(), self._state.square_norm(self._sum)
+        return self._seal()
 
     def _check_range(self, piece: Tensor) -> float:
         """The largest magnitude of a piece of a fixed-point sum; 0 in fp32 mode, where decoding has checked enough."""
@@ -280,7 +308,7 @@ class TorchEngine:
     def _apply(self, commits: Sequence[Commit]) -> None:
         if self._sum_version != self.version:
             raise ValueError(f"no finished sum of version {self.version} is installed")
-        self._state.apply(self._sum, commits)
+        self._state.apply(self._sum.flat, commits)
         self._epoch += 1                     # the accumulator's content is of the version before: it reads as empty
 
     def _take_over(self, tensors: Mapping[str, Tensor], version: int) -> None:

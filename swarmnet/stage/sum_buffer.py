@@ -1,0 +1,64 @@
+"""The memory of one finished sum, filled in whatever order its pieces come, and the digest of what it then holds.
+
+The digest is the SHA-256 of the SHA-256 of every block of `BLOCK_ELEMENTS` elements, in order: a function of the sum
+alone, whoever cut it in which pieces, yet each block is hashed as soon as it is whole and still in cache. Knows no
+codecs and no rounds. Compute thread only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+from swarmnet.errors import BadMessage, RejectCode
+
+BLOCK_ELEMENTS = 1 << 18
+
+
+class SumBuffer:
+    """A flat tensor of `num_elements`, zeros at first. `whole`: everything was put in since `open`, and sealed."""
+
+    def __init__(self, num_elements: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.flat = torch.zeros(num_elements, dtype=dtype, device=device)
+        self.whole = False
+        self._covered: dict[int, int] = {}
+        self._digests: dict[int, bytes] = {}
+
+    def open(self) -> None:
+        """Another sum comes: from now on the buffer holds none."""
+        self.whole = False
+        self._covered, self._digests = {}, {}
+
+    def place(self, start: int, size: int) -> Tensor:
+        """Where elements [start, start + size) belong: write there, then say `written`. Raises BAD_SHAPE."""
+        if not 0 <= start <= start + size <= self.flat.numel() or self._covered.get(start, start) != start:
+            raise BadMessage(RejectCode.BAD_SHAPE, "no such piece, or a second one", start=start, size=size)
+        return self.flat[start : start + size]
+
+    def written(self, start: int, size: int) -> None:
+        """Elements [start, start + size) are final: the blocks wholly inside are hashed."""
+        self._covered[start] = max(start + size, self._covered.get(start, start))
+        first = -(-start // BLOCK_ELEMENTS)
+        for block in range(first, (start + size) // BLOCK_ELEMENTS):
+            self._digests[block] = self._hash(block)
+
+    def seal(self) -> bytes:
+        """The digest of the whole sum. Raises BadMessage(BAD_SHAPE) unless every element was written exactly once."""
+        edge = 0
+        for start, stop in sorted(self._covered.items()):
+            if start < stop and start != edge:
+                raise BadMessage(RejectCode.BAD_SHAPE, "pieces overlap, or leave a gap", at=edge, piece=(start, stop))
+            edge = max(edge, stop)
+        if edge != self.flat.numel():
+            raise BadMessage(RejectCode.BAD_SHAPE, "pieces do not cover the sum", covered=edge)
+        digest = hashlib.sha256()
+        for block in range(-(-self.flat.numel() // BLOCK_ELEMENTS)):
+            digest.update(self._digests.get(block) or self._hash(block))
+        self.whole = True
+        return digest.digest()
+
+    def _hash(self, block: int) -> bytes:
+        elements = self.flat[block * BLOCK_ELEMENTS : (block + 1) * BLOCK_ELEMENTS]
+        return hashlib.sha256(elements.cpu().numpy().data).digest()

@@ -1,0 +1,82 @@
+"""A sum has one digest, however it was cut in whatever order its pieces came; those that do not fit are refused."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.errors import BadMessage
+from swarmnet.stage import sum_buffer
+from swarmnet.stage.sum_buffer import SumBuffer
+
+BLOCK = 8
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks() -> object:
+    patch = pytest.MonkeyPatch()
+    patch.setattr(sum_buffer, "BLOCK_ELEMENTS", BLOCK)
+    yield
+    patch.undo()
+
+
+def a_buffer(size: int) -> SumBuffer:
+    buffer = SumBuffer(size, dtype=torch.float32, device=torch.device("cpu"))
+    buffer.open()
+    return buffer
+
+
+def put(buffer: SumBuffer, values: torch.Tensor, start: int, stop: int) -> None:
+    buffer.place(start, stop - start).copy_(values[start:stop])
+    buffer.written(start, stop - start)
+
+
+@given(st.integers(0, 60), st.data())
+def test_the_digest_is_a_function_of_the_sum(size: int, data: st.DataObject) -> None:
+    values = torch.arange(size, dtype=torch.float32)
+    inner = data.draw(st.lists(st.integers(0, size), max_size=9))
+    spans = data.draw(st.permutations(list(itertools.pairwise([0, *sorted(inner), size]))))
+    buffer = a_buffer(size)
+    for start, stop in spans:
+        if start < stop:
+            put(buffer, values, start, stop)
+    blocks = [hashlib.sha256(piece.numpy().data).digest() for piece in torch.split(values, BLOCK) if size]
+    assert not buffer.whole
+    assert buffer.seal() == hashlib.sha256(b"".join(blocks)).digest()
+    assert buffer.whole and torch.equal(buffer.flat, values)
+
+
+@pytest.mark.parametrize("spans", [
+    [], [(0, 10)], [(1, 20)], [(0, 8), (9, 20)], [(0, 12), (8, 20)], [(0, 20), (4, 8)],
+], ids=["nothing", "a start", "an end", "a gap", "an overlap", "a piece inside"])
+def test_a_sum_that_is_not_whole_is_not_sealed(spans: list[tuple[int, int]]) -> None:
+    buffer = a_buffer(20)
+    for start, stop in spans:
+        put(buffer, torch.ones(20), start, stop)
+    with pytest.raises(BadMessage):
+        buffer.seal()
+    assert not buffer.whole
+
+
+@pytest.mark.parametrize(("start", "size"), [(-1, 2), (19, 2), (0, 21), (4, 4), (4, 2)])
+def test_a_piece_outside_or_a_second_one_is_refused(start: int, size: int) -> None:
+    buffer = a_buffer(20)
+    put(buffer, torch.ones(20), 4, 8)
+    with pytest.raises(BadMessage):
+        buffer.place(start, size)
+
+
+def test_another_sum_begins_with_nothing() -> None:
+    buffer = a_buffer(20)
+    put(buffer, torch.ones(20), 0, 20)
+    first = buffer.seal()
+    buffer.open()
+    with pytest.raises(BadMessage):
+        buffer.seal()
+    put(buffer, torch.ones(20), 0, 20)
+    assert buffer.seal() == first
