@@ -28,6 +28,9 @@ from swarmnet.stage.accumulator import chunk_elements
 _BLOCK = 1 << 14
 """Coordinates sorted at a time: a group's rows should fit a core's cache."""
 
+_ROUNDING = 2.0**-20
+"""Lengths that differ by less than this part of them are one length: the means were divided, and added, in fp32."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -85,7 +88,7 @@ class NormClip:
         """See Rule. |total| <= factor * (median length) * (sum of weights)."""
         lengths = [_length(each) / weight for each, weight in zip(sums, weights, strict=True)]
         limit = self.factor * lower_median(lengths, weights)
-        kept = [1.0 if length <= limit else limit / length for length in lengths]
+        kept = _shares(lengths, limit, noise=_ROUNDING * limit)
         total = sums[0].mul_(kept[0])
         for each, share in zip(sums[1:], kept[1:], strict=True):
             total.add_(each, alpha=share)
@@ -159,7 +162,7 @@ class CenteredClip:
         for _ in range(self.iterations):
             distances = [_distance(mean, start) for mean in means]
             limit = min(limit, self.factor * lower_median(distances, weights))
-            kept = [1.0 if distance <= limit else limit / distance for distance in distances]
+            kept = _shares(distances, limit, noise=_ROUNDING * _length(start))
             pull(start, means, [weight * share / whole for weight, share in zip(weights, kept, strict=True)])
         return Outcome(start.mul_(whole), tuple(kept))
 
@@ -199,9 +202,8 @@ def _by_coordinate(sums: Sequence[Tensor], weights: Sequence[int], inside: Insid
     for block, *rows in zip(*(torch.split(each, _BLOCK) for each in (result, *means)), strict=True):
         _order_and_average(block, rows, weights, inside)
     distances = [_distance(mean, result) for mean in means]
-    middle = lower_median(distances, weights)
-    kept = tuple(1.0 if distance <= middle else middle / distance for distance in distances)
-    return Outcome(result.mul_(whole), kept)
+    kept = _shares(distances, lower_median(distances, weights), noise=_ROUNDING * _length(result))
+    return Outcome(result.mul_(whole), tuple(kept))
 
 
 def _order_and_average(out_B: Tensor, rows: Sequence[Tensor], weights: Sequence[int], inside: Inside) -> None:
@@ -240,6 +242,11 @@ def comparators(num_rows: int) -> Iterator[tuple[int, int]]:
                 break
             apart, partner, wanted = partner - width, partner >> 1, width
         width >>= 1
+
+
+def _shares(lengths: Sequence[float], limit: float, *, noise: float) -> list[float]:
+    """What is left of each length under `limit`, as a share of it. Lengths of `noise` and less are not limited."""
+    return [1.0 if length <= limit + noise else (limit + noise) / length for length in lengths]
 
 
 def _length(flat: Tensor) -> float:

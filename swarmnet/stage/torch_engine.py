@@ -21,14 +21,15 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
+from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Commit, Packed
 from swarmnet.model.decoder import loss_sum
 from swarmnet.model.split import Tape
-from swarmnet.stage.accumulator import MAX_SUM, Accumulator, largest_magnitude, sum_dtype
+from swarmnet.stage.accumulator import Accumulator, check_fixed_point, sum_dtype
 from swarmnet.stage.compute import ComputeThread, Turn, Work
 from swarmnet.stage.engine import Contribution, Reduced, Stash
+from swarmnet.stage.reducer import PartReducer
 from swarmnet.stage.replica_state import ReplicaState
 from swarmnet.stage.sum_buffer import SumBuffer
 from swarmnet.wire import codecs
@@ -70,6 +71,9 @@ class TorchEngine:
         )
         self._sum = SumBuffer(elements, dtype=sum_dtype(manifest.numerics), device=self._device)
         self._sum_version = -1               # the version the finished sum leads on from
+        self._reducer = PartReducer(manifest)
+        self._center: Tensor | None = None   # what the last step's mean was, where the reducer asks for it
+        self._center_version = -1            # the version it led to
         self._epoch = 0                      # counts changes of the weights
         self._spare: Tensor | None = None    # memory for the next snapshot
         self._job_lock = threading.Lock()    # one job or reset at a time
@@ -181,7 +185,7 @@ class TorchEngine:
 
     async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int) -> Reduced:
         """Reduce contributions in the order given, on the CPU: they come from the network and return to it."""
-        return await self._round(lambda: self._reduce(contributions, stop - start))
+        return await self._round(lambda: self._reduce(contributions, start, stop))
 
     async def open_sum(self) -> None:
         """Another sum comes into the sum buffer, by `put`."""
@@ -212,17 +216,10 @@ class TorchEngine:
             raise BadMessage(RejectCode.BAD_SHAPE, "no such part", start=start, stop=stop, num_elements=flat.numel())
         return codecs.encode(codec, flat[start:stop].clone())      # a Packed may view its tensor, and this one moves on
 
-    def _reduce(self, contributions: Sequence[Contribution], num_elements: int) -> Reduced:
-        codec = self._manifest.averaging.codec
-        total, bound = torch.zeros(0 if contributions else num_elements, dtype=self._sum.flat.dtype), 0.0
-        for place, contribution in enumerate(contributions):
-            self._expect_codec(contribution.packed, codec)
-            piece = codecs.decode(contribution.packed, expect_shape=(num_elements,))
-            bound += self._check_range(piece)
-            total = total.add_(piece) if place else piece        # decoded into memory of its own
-            if bound > MAX_SUM and largest_magnitude([total]) > MAX_SUM:     # the second only where the first touches
-                raise Overflow("contributions exceed what a step's microbatches can sum to")
-        return Reduced(self._encode(codec, total))
+    def _reduce(self, contributions: Sequence[Contribution], start: int, stop: int) -> Reduced:
+        center = None if self._center is None or self._center_version != self.version else self._center[start:stop]
+        total, clipped = self._reducer(contributions, stop - start, center)
+        return Reduced(self._encode(self._manifest.averaging.codec, total), clipped)
 
     def _open_sum(self) -> None:
         self._sum.open()
@@ -258,12 +255,16 @@ class TorchEngine:
             start += piece.numel()
         return self._seal()
 
-    def _check_range(self, piece: Tensor) -> float:
-        """The largest magnitude of a piece of a fixed-point sum; 0 in fp32 mode, where decoding has checked enough."""
-        largest = largest_magnitude([piece]) if self._exact else 0.0
-        if largest > MAX_SUM:
-            raise BadMessage(RejectCode.MALFORMED, "a fixed-point sum outside its range")
-        return largest
+    def _check_range(self, piece: Tensor) -> None:
+        if self._exact:                      # in fp32 mode decoding has checked enough
+            check_fixed_point(piece)
+
+    def _remember(self, num_microbatches: int) -> None:
+        """For the next step's reducer: the mean per microbatch of the sum that was just applied."""
+        if self._center is None:
+            self._center = torch.empty(self.num_elements, dtype=torch.float32)
+        self._center.copy_(self._sum.flat).div_(num_microbatches)
+        self._center_version = self.version
 
     # ------------------------------------------------------------ versions
 
@@ -309,6 +310,8 @@ class TorchEngine:
         if self._sum_version != self.version:
             raise ValueError(f"no finished sum of version {self.version} is installed")
         self._state.apply(self._sum.flat, commits)
+        if self._reducer.needs_center:
+            self._remember(self._manifest.training.microbatches - len(commits[-1].voided))
         self._epoch += 1                     # the accumulator's content is of the version before: it reads as empty
 
     def _take_over(self, tensors: Mapping[str, Tensor], version: int) -> None:
@@ -318,7 +321,7 @@ class TorchEngine:
     def _changed(self) -> None:
         """Other weights than the ones the accumulator and the finished sum grew from."""
         self._epoch += 1
-        self._sum_version = -1
+        self._sum_version = self._center_version = -1
         self._accumulator.void()
 
     # ------------------------------------------------------------ jobs and payloads
