@@ -71,11 +71,15 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What every message of the step protocol is about; another chain means a fork."""
+    """What every message of the step protocol is about; another chain means a fork.
+
+    restart: what the sender's state descends from. A lower one has no say in this run.
+    """
 
     step: int
     stage: int
     chain: Chain
+    restart: Restart = NO_RESTART
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,7 @@ class Heartbeat:
     """To replicas of my stage and of the neighbour stages: where I stand and which commits I know.
 
     commits: of step `stamp.step` (= my version), as far as known. last_commits: all P of the step before; only sent
-    to a peer that is known to be behind. restart: what my state descends from; a lower one has no say in this run.
+    to a peer that is known to be behind.
     """
 
     stamp: Stamp
@@ -94,7 +98,6 @@ class Heartbeat:
     last_commits: tuple[Commit, ...] = ()
     queue: int = 0
     draining: bool = False
-    restart: Restart = NO_RESTART
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +199,10 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A commit, pushed by the keeper to its members and to the other stages (rule 16)."""
+    """A commit, pushed by the keeper to its members and to the other stages (rule 16). restart: see Stamp."""
 
     commit: Commit
+    restart: Restart = NO_RESTART
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class CatchUp:
         """Follow from `cut`, where the engine stands. Raises TrailEnds, or NoReplica if nobody answers."""
         attempts = 0
         while True:
-            stamp = Stamp(cut.version, self._stage, cut.chain)
+            stamp = Stamp(cut.version, self._stage, cut.chain, cut.restart)
             told, past = await self._told(stamp, donors())
             if not told:
                 if past:

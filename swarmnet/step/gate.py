@@ -68,7 +68,7 @@ def refusal(sender: PeerId, message: Control, shape: Shape, promised: Ballot | N
 def _heartbeat(beat: Heartbeat, shape: Shape) -> str | None:
     if not 0 <= beat.stamp.stage < shape.num_stages:
         return "no such stage"
-    if not (0 <= beat.stamp.step <= shape.total_steps and 0 <= beat.restart.version <= shape.total_steps):
+    if not (0 <= beat.stamp.step <= shape.total_steps and 0 <= beat.stamp.restart.version <= shape.total_steps):
         return "no such step"
     if len(beat.commits) > shape.num_stages or len(beat.last_commits) > shape.num_stages:
         return "more commits than stages"

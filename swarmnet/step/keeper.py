@@ -150,7 +150,7 @@ class Keeper:
         actions: list[Action] = self._evict_lost(now)
         actions += self._prepare(now, resend)
         if self.commit is not None:
-            return actions + ([Broadcast(Committed(self.commit))] if resend else [])
+            return actions + ([Broadcast(Committed(self.commit, self.stamp.restart))] if resend else [])
         if not self._everybody_reported(now):
             return actions
         early, self._early = self._early, {}
@@ -384,4 +384,4 @@ class Keeper:
             grad_sq_norm=mine.grad_sq_norm,
             voided=mine.voided,
         )
-        return [*notes, Broadcast(Committed(self.commit))]
+        return [*notes, Broadcast(Committed(self.commit, self.stamp.restart))]

@@ -73,7 +73,7 @@ class Member:
     @property
     def stamp(self) -> Stamp:
         """What my messages are about."""
-        return Stamp(self.version, self.stage, self.chain)
+        return Stamp(self.version, self.stage, self.chain, self.restart)
 
     @property
     def promised(self) -> Ballot | None:
@@ -92,7 +92,7 @@ class Member:
 
     def sum_of(self, stamp: Stamp, round_id: RoundId) -> Finished | None:
         """The finished sum of that round of this step or the last one. Round ids repeat from step to step."""
-        finished = {self.stamp: self.finished, self._last_stamp: self.last_finished}.get(stamp)
+        finished = self.finished if stamp == self.stamp else self.last_finished if stamp == self._last_stamp else None
         return finished if finished is not None and finished.id == round_id else None
 
     def heartbeat(self, to: PeerId | None = None) -> Heartbeat:
@@ -107,7 +107,6 @@ class Member:
             last_commits=self.last_commits if behind else (),
             queue=self.queue,
             draining=self.view.draining,
-            restart=self.restart,
         )
 
     # ------------------------------------------------------------ events from my own replica
@@ -119,7 +118,7 @@ class Member:
         """State of `version` is in place (seed or snapshot), with the step's finished sum if there is one."""
         self.account.renew(void=True)
         self.version, self.chain, self.term_chain, self.synced = version, chain, term_chain, True
-        self.last_commits, self.last_finished = (), None
+        self.last_commits, self.last_finished, self._last_stamp = (), None, None
         self._lag.caught_up()
         self._begin(now, finished)
         for commit in commits:
@@ -236,6 +235,8 @@ class Member:
             return []
         mate = peer == self.me or self.view.get(peer) is not None
         if isinstance(message, Committed):
+            if message.restart != self.restart:
+                return []
             return self._on_commit(message.commit, now) if mate or message.commit.stage != self.stage else []
         if message.stamp.stage != self.stage or not mate:
             return []
@@ -277,9 +278,9 @@ class Member:
         return actions + self.keeper.advance(now=now, resend=False)
 
     def _on_heartbeat(self, peer: PeerId, beat: Heartbeat, now: float) -> list[Action]:
-        if beat.restart > self.restart:
-            return [act.Follow(beat.restart)]
-        if beat.restart < self.restart:  # it has no say before it follows; my own heartbeat tells it
+        if beat.stamp.restart > self.restart:
+            return [act.Follow(beat.stamp.restart)]
+        if beat.stamp.restart < self.restart:  # it has no say before it follows; my own heartbeat tells it
             self.view.forget(peer)
             return [Send(peer, self.heartbeat(peer))]
         fresh = self.view.hear(peer, beat, now=now)

@@ -54,7 +54,6 @@ CONTROL: dict[str, Value] = {
             "last_commits": Many(COMMIT),
             "queue": COUNT,
             "draining": Flag(),
-            "restart": One(RESTART),
         },
     ),
     "prepare": Value(Prepare, pb.Prepare, {**_KEPT, "given": INDEXES}),
@@ -89,7 +88,7 @@ CONTROL: dict[str, Value] = {
         },
         void_but_contributed,
     ),
-    "committed": Value(Committed, pb.Committed, {"commit": One(COMMIT)}),
+    "committed": Value(Committed, pb.Committed, {"commit": One(COMMIT), "restart": One(RESTART)}),
     "execute": Value(Execute, pb.Execute, {**_KEPT, "index": INDEX}),
 }
 """Field of `Envelope` -> how its message converts."""

@@ -149,7 +149,7 @@ BALLOT = Value(Ballot, pb.Ballot, {"number": NUMBER, "peer": PEER})
 ROUND_ID = Value(RoundId, pb.RoundId, {"ballot": One(BALLOT), "number": NUMBER})
 GENERATION = Value(Generation, pb.Generation, {"incarnation": Int(0, (1 << 64) - 1), "number": NUMBER})
 RESTART = Value(Restart, pb.Restart, {"number": NUMBER, "version": STEP})
-STAMP = Value(Stamp, pb.Stamp, {"step": STEP, "stage": STAGE, "chain": CHAIN})
+STAMP = Value(Stamp, pb.Stamp, {"step": STEP, "stage": STAGE, "chain": CHAIN, "restart": One(RESTART)})
 FINISHED = Value(
     Finished,
     pb.Finished,

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Heartbeat(_message.Message):
-    __slots__ = ("stamp", "incarnation", "synced", "keeper", "commits", "last_commits", "queue", "draining", "restart")
+    __slots__ = ("stamp", "incarnation", "synced", "keeper", "commits", "last_commits", "queue", "draining")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SYNCED_FIELD_NUMBER: _ClassVar[int]
@@ -17,7 +17,6 @@ class Heartbeat(_message.Message):
     LAST_COMMITS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
-    RESTART_FIELD_NUMBER: _ClassVar[int]
     stamp: _values_pb2.Stamp
     incarnation: int
     synced: bool
@@ -26,8 +25,7 @@ class Heartbeat(_message.Message):
     last_commits: _containers.RepeatedCompositeFieldContainer[_values_pb2.Commit]
     queue: int
     draining: bool
-    restart: _values_pb2.Restart
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., incarnation: _Optional[int] = ..., synced: _Optional[bool] = ..., keeper: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., last_commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., queue: _Optional[int] = ..., draining: _Optional[bool] = ..., restart: _Optional[_Union[_values_pb2.Restart, _Mapping]] = ...) -> None: ...
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., incarnation: _Optional[int] = ..., synced: _Optional[bool] = ..., keeper: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., last_commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., queue: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("stamp", "ballot", "given")
@@ -142,10 +140,12 @@ class Round(_message.Message):
     def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., contributions: _Optional[_Iterable[_Union[_values_pb2.Contribution, _Mapping]]] = ..., receivers: _Optional[_Iterable[str]] = ..., holders: _Optional[_Iterable[str]] = ..., voided: _Optional[bytes] = ...) -> None: ...
 
 class Committed(_message.Message):
-    __slots__ = ("commit",)
+    __slots__ = ("commit", "restart")
     COMMIT_FIELD_NUMBER: _ClassVar[int]
+    RESTART_FIELD_NUMBER: _ClassVar[int]
     commit: _values_pb2.Commit
-    def __init__(self, commit: _Optional[_Union[_values_pb2.Commit, _Mapping]] = ...) -> None: ...
+    restart: _values_pb2.Restart
+    def __init__(self, commit: _Optional[_Union[_values_pb2.Commit, _Mapping]] = ..., restart: _Optional[_Union[_values_pb2.Restart, _Mapping]] = ...) -> None: ...
 
 class Execute(_message.Message):
     __slots__ = ("stamp", "ballot", "index")

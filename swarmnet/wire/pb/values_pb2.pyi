@@ -39,14 +39,16 @@ class Generation(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Stamp(_message.Message):
-    __slots__ = ("step", "stage", "chain")
+    __slots__ = ("step", "stage", "chain", "restart")
     STEP_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
+    RESTART_FIELD_NUMBER: _ClassVar[int]
     step: int
     stage: int
     chain: bytes
-    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., chain: _Optional[bytes] = ...) -> None: ...
+    restart: Restart
+    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., chain: _Optional[bytes] = ..., restart: _Optional[_Union[Restart, _Mapping]] = ...) -> None: ...
 
 class Contribution(_message.Message):
     __slots__ = ("peer", "generation", "indexes")
