@@ -1,0 +1,262 @@
+"""One averaging round among processes on this machine: ours, hivemind's DecentralizedAverager and gloo, in turns.
+
+    python benchmarks/averaging.py [--peers 2,4,8] [--parameters 10M,50M] [--codec fp32,int8] [--turns N] [--json FILE]
+    python benchmarks/averaging.py --kill [--peers 4]
+
+Every peer is a process with one torch thread. Ours goes over the real transport (gRPC, mutual TLS, identities) and does
+all a round of a run does: the keeper's message, the butterfly, checks, digest and norm. hivemind matches a group over
+its DHT and then runs its all-reduce; the two are counted apart. gloo's all_reduce is the floor: no TLS, no checks, no
+failures. Turns are interleaved, and a ratio is the median over turns of two neighbours.
+
+hivemind 1.1.12 cannot decode its 8-bit codecs with numpy >= 2.4: our int8 is compared with its fp16, its smallest that
+runs. Bytes are payload and headers as the transport counts them, per peer, against 2 (N - 1) / N times the vector at
+1 byte (int8) or 4 (fp32) an element. With --kill a member is killed in the middle of a round; what counts is how long
+after that the survivors hold a good sum.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import signal
+import statistics
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from averaging_ways import Place, live
+
+ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int64": 8}
+HIVEMINDS = {"fp32": "fp32", "int64": "fp32"}
+"""What ours is compared with; everything else with fp16."""
+
+TOLERANCE = {"fp32": 1e-5, "int64": 1e-5, "bf16": 0.05, "fp16": 0.01, "int8": 0.1}
+"""Of the largest element: what a sum of rounded contributions may be off."""
+
+PATIENCE_S = 240.0
+Found = dict[str, Any]
+
+
+class Swarm:
+    """N processes on orders."""
+
+    def __init__(self, stack: ExitStack, peers: int, parameters: int, *, hivemind: bool, gloo: bool) -> None:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["averaging_ways"])
+        self.peers, self.pipes, self.processes = peers, list[Connection](), list[Any]()
+        for rank in range(peers):
+            ours, theirs = context.Pipe()
+            place = Place(rank, peers, parameters, f"{folder}/gloo", hivemind, gloo)
+            process = context.Process(target=live, args=(place, theirs))
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+        stack.callback(self._end)
+        if hivemind:
+            first = receive(self.pipes[0])
+            for pipe in self.pipes[1:]:
+                pipe.send(first)
+        told = [receive(pipe) for pipe in self.pipes]
+        for pipe in self.pipes:
+            pipe.send({peer: addresses for peer, addresses, _ in told})
+        self.samples = [sample for _, _, sample in told]
+
+    def order(self, *order: Any) -> list[Found]:
+        """The same to all; what each answers."""
+        for pipe in reversed(self.pipes):                    # who opens the round is last
+            pipe.send(order)
+        return [receive(pipe) for pipe in self.pipes]
+
+    def turn(self, *order: Any) -> Found:
+        """A turn of all: seconds of the slowest, and CPU seconds of all, with their children."""
+        before = cpu_seconds(self.processes)
+        found = self.order(*order)
+        cpu_s = cpu_seconds(self.processes) - before
+        began, ended = min(each["began"] for each in found), max(each["ended"] for each in found)
+        phases = [each["phase"] for each in found if "phase" in each]
+        phase_s = max(p[1] for p in phases) - min(p[0] for p in phases) if phases else ended - began
+        return {"whole_s": ended - began, "phase_s": phase_s, "cpu_s": cpu_s, "each": found}
+
+    def _end(self) -> None:
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            process.join(10.0)
+            assert process.pid is not None
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)       # each leads a group of its own: hivemind's daemons too
+            process.join()
+
+
+def receive(pipe: Connection) -> Any:
+    """What a peer says. Raises TimeoutError if it says nothing for too long, EOFError if it died."""
+    if not wait([pipe], PATIENCE_S):
+        raise TimeoutError("a peer does not answer")
+    return pipe.recv()
+
+
+def cpu_seconds(processes: list[Any]) -> float:
+    """User and system time of these processes and of everything in their groups."""
+    groups, ticks = {process.pid for process in processes}, 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[2]) in groups:
+                ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def check(samples: list[torch.Tensor], found: torch.Tensor, codec: str, *, what: str, mean: bool = False) -> None:
+    """Raise unless what came out is the sum (or mean) of what went in, as far as this codec can tell."""
+    total = torch.stack(samples).sum(0) / (len(samples) if mean else 1)
+    error = float((total - found).abs().max() / total.abs().max())
+    if not error <= TOLERANCE[codec]:
+        raise ValueError(f"{what}: a sum of {len(samples)} in {codec} is off by {error:.3g}")
+
+
+def measure(args: argparse.Namespace, peers: int, parameters: int) -> list[Found]:
+    """One row per codec."""
+    rows = []
+    with ExitStack() as stack:
+        swarm = Swarm(stack, peers, parameters, hivemind=not args.no_hivemind, gloo=not args.no_gloo)
+        number = 0
+        for codec in args.codec:
+            theirs = HIVEMINDS.get(codec, "fp16")
+            swarm.order("prepare", codec)
+            turns: dict[str, list[Found]] = {"ours": [], "gloo": [], "hivemind": []}
+            for turn in range(args.turns + 1):
+                number += 1
+                ours = swarm.turn("ours", number)
+                digests = {each["digest"] for each in ours["each"]}
+                if len(digests) != 1:
+                    raise ValueError("members hold different sums")
+                check(swarm.samples, ours["each"][-1]["sample"], codec, what="ours")
+                if not turn:                                 # the first of ours opens connections and memory
+                    continue
+                turns["ours"].append(ours)
+                if not args.no_gloo:
+                    turns["gloo"].append(swarm.turn("gloo"))
+                    check(swarm.samples, turns["gloo"][-1]["each"][-1]["sample"], "fp32", what="gloo")
+                if not args.no_hivemind:
+                    found = swarm.turn("hivemind", theirs, peers, 60.0)
+                    if min(each["members"] for each in found["each"]) == peers:
+                        turns["hivemind"].append(found)
+                        check(swarm.samples, found["each"][-1]["sample"], theirs, what="hivemind", mean=True)
+            rows.append(summary(codec, theirs, peers, parameters, turns))
+            show(rows[-1])
+    return rows
+
+
+def summary(codec: str, theirs: str, peers: int, parameters: int, turns: dict[str, list[Found]]) -> Found:
+    """Medians of the turns, and of the ratios within a turn."""
+    ours = turns["ours"]
+    bound = 2 * (peers - 1) / peers * parameters * ELEMENT_BYTES[codec]
+    sent = max(each["sent"] for turn in ours for each in turn["each"])
+    row: Found = {
+        "peers": peers, "parameters": parameters, "codec": codec, "hivemind_codec": theirs,
+        "bytes_vs_bound": round(sent / bound, 4),
+    }
+    for other in ("gloo", "hivemind"):
+        pairs = list(zip(ours, turns[other], strict=False))
+        for key, kind in (("", "phase_s"), ("_whole", "whole_s"), ("_cpu", "cpu_s")):
+            if pairs:
+                ratio = statistics.median(a[kind] / max(b[kind], 1e-3) for a, b in pairs)
+                row[f"vs_{other}{key}"] = round(ratio, 3)
+    for name, found in turns.items():
+        if found:
+            row[name] = {
+                kind: round(statistics.median(turn[kind] for turn in found), 3)
+                for kind in ("phase_s", "whole_s", "cpu_s")
+            }
+    return row
+
+
+def show(row: Found) -> None:
+    """A line of ratios, then what they are ratios of."""
+    ratios = [
+        f"{row[key]:6.2f} {what}" for key, what in (
+            ("vs_hivemind", f"of hivemind's all-reduce ({row['hivemind_codec']})"),
+            ("vs_hivemind_whole", "of its round"), ("vs_hivemind_cpu", "of its CPU"), ("vs_gloo", "of gloo"),
+        ) if key in row
+    ]
+    print(f"{row['peers']} peers x {row['parameters'] / 1e6:g}M {row['codec']}: " + ", ".join(ratios)
+          + f"; bytes {row['bytes_vs_bound']:.3f} of the bound", flush=True)
+    for name in ("ours", "hivemind", "gloo"):
+        if name in row:
+            found = row[name]
+            print(f"    {name:9} {found['phase_s']:7.3f} s   whole round {found['whole_s']:7.3f} s   "
+                  f"CPU {found['cpu_s']:7.2f} s", flush=True)
+
+
+def kill(args: argparse.Namespace, peers: int, parameters: int) -> Found:
+    """Kill a member in the middle of a round of ours, then of hivemind's; seconds until the others hold a good sum."""
+    found: Found = {"peers": peers, "parameters": parameters}
+    for way in ["ours"] + ["hivemind"] * (not args.no_hivemind):
+        with ExitStack() as stack:
+            swarm = Swarm(stack, peers, parameters, hivemind=way == "hivemind", gloo=False)
+            if way == "ours":
+                swarm.order("prepare", args.codec[0])
+                swarm.turn("ours", 1)
+                typical = swarm.turn("ours", 2)["phase_s"]
+                order: tuple[Any, ...] = ("ours", 3)
+            else:
+                typical = swarm.turn("hivemind", "fp32", peers, 60.0)["phase_s"]
+                order = ("hivemind", "fp32", peers - 1, args.patience)
+            survivors, victim = swarm.pipes[:-1], swarm.pipes[-1]
+            victim.send(("die", typical / 2))
+            for pipe in reversed(swarm.pipes):
+                pipe.send(order)
+            with suppress(EOFError):
+                receive(victim)
+                raise ValueError("the victim outlived its round: try more parameters")
+            killed = time.monotonic()
+            each = [receive(pipe) for pipe in survivors]
+            good = all(one["members"] == peers - 1 for one in each)
+            took = max(one["ended"] for one in each) - killed
+            found[way] = round(took, 3) if good else None
+            if good and way == "ours":
+                check(swarm.samples[:-1], each[-1]["sample"], args.codec[0], what="ours, one fewer")
+            print(f"{way:9} killed one of {peers} after {typical / 2:.2f} s of a round: the others' next good sum "
+                  + (f"{took:.2f} s later" if good else f"did not come within {args.patience:.0f} s"), flush=True)
+    return found
+
+
+def size(text: str) -> int:
+    """10M, 250k, 1000."""
+    return int(float(text.rstrip("kM")) * {"k": 1000, "M": 1_000_000}.get(text[-1], 1))
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=lambda text: [int(n) for n in text.split(",")], default=[2, 4, 8])
+    parser.add_argument("--parameters", type=lambda text: [size(n) for n in text.split(",")], default=[10**7, 5*10**7])
+    parser.add_argument("--codec", type=lambda text: text.split(","), default=["fp32", "int8"])
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--no-hivemind", action="store_true")
+    parser.add_argument("--no-gloo", action="store_true")
+    parser.add_argument("--kill", action="store_true", help="what a member killed mid-round costs, and nothing else")
+    parser.add_argument("--patience", type=float, default=60.0, help="with --kill: seconds to wait for hivemind")
+    parser.add_argument("--json", type=Path, help="write the rows here")
+    args = parser.parse_args()
+    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
+    written: Found = {"load": os.getloadavg()[0], "turns": args.turns}
+    if args.kill:
+        written["kill"] = [kill(args, peers, parameters) for peers in args.peers for parameters in args.parameters]
+    else:
+        written["rows"] = [row for parameters in args.parameters for peers in args.peers
+                           for row in measure(args, peers, parameters)]
+    if args.json:
+        args.json.write_text(json.dumps(written, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,380 @@
+"""One peer of `benchmarks/averaging.py`: the same vector averaged in three ways, on orders from a pipe.
+
+Everything that forks (hivemind) starts before anything that has threads (gloo, gRPC). A turn answers when it began and
+ended on the machine's monotonic clock, so that the parent can take the slowest peer's word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import math
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar, cast
+
+import torch
+
+from swarmnet.averaging.exchange import Exchange
+from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId, RunId
+from swarmnet.manifest.schema import Averaging, Manifest, Numerics
+from swarmnet.messages import Answer, Control, Packed, Part, Request, Round, Stamp
+from swarmnet.net.grpc_transport import GrpcTransport
+from swarmnet.net.identity import Identity
+from swarmnet.net.tls import open_authority
+from swarmnet.net.transport import ReadPayload
+from swarmnet.stage.compute import ComputeThread, Turn, Work
+from swarmnet.stage.engine import Contribution, Engine, Reduced
+from swarmnet.stage.optimizer import square_norm
+from swarmnet.stage.reducer import PartReducer
+from swarmnet.stage.sum_buffer import SumBuffer
+from swarmnet.wire import codecs
+
+RUN = RunId("00" * 32)
+SAMPLE = 512
+"""Elements at either end of the vector by which a sum is checked."""
+
+LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
+_TOKENS = 10
+T = TypeVar("T")
+Book = dict[PeerId, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Who this peer is among the others. file: where gloo's processes find each other."""
+
+    rank: int
+    peers: int
+    parameters: int
+    file: str
+    hivemind: bool
+    gloo: bool
+
+
+def die() -> None:
+    """Kill this peer's processes, hivemind's too."""
+    os.killpg(0, signal.SIGKILL)
+
+
+def vector_of(place: Place) -> torch.Tensor:
+    """What this peer contributes: Gaussian, as gradients nearly are."""
+    return torch.randn(place.parameters, generator=torch.Generator().manual_seed(place.rank))
+
+
+def sample_of(vector: torch.Tensor) -> torch.Tensor:
+    """A copy of both ends."""
+    return torch.cat([vector[:SAMPLE], vector[-SAMPLE:]]).float()
+
+
+def live(place: Place, pipe: Connection) -> None:
+    """A peer's whole life: start, obey until the pipe closes, and leave without waiting for anybody's threads."""
+    os.setsid()                                              # one group to count and to kill
+    torch.set_num_threads(1)
+    vector = vector_of(place)
+    theirs = HivemindPeer(place, vector.clone(), pipe) if place.hivemind else None
+    if place.gloo:
+        start_gloo(place)
+    asyncio.run(obey(place, pipe, vector, theirs))
+    if theirs is not None:
+        theirs.close()
+    os._exit(0)
+
+
+async def obey(place: Place, pipe: Connection, vector: torch.Tensor, theirs: HivemindPeer | None) -> None:
+    """Carry out orders one after the other."""
+    identity = Identity.generate()
+    book: Book = {}
+    admission = open_authority().admit(identity.peer)
+    service = Member(place, identity.peer, vector)
+    transport = GrpcTransport(identity, RUN, admission=admission, addresses=lambda p: book.get(p, ()), service=service)
+    service.transport = transport
+    async with transport:
+        pipe.send((identity.peer, transport.addresses, sample_of(vector)))
+        book.update(await asyncio.to_thread(pipe.recv))
+        service.everyone = tuple(sorted(book))
+        while (order := await asyncio.to_thread(receive, pipe)) is not None:
+            match order:
+                case ("prepare", codec):
+                    service.prepare(codec)
+                    pipe.send(None)
+                case ("ours", number):
+                    pipe.send(await service.turn(number))
+                case ("gloo",):
+                    pipe.send(await asyncio.to_thread(gloo_turn, vector))
+                case ("hivemind", name, exactly, timeout_s):
+                    assert theirs is not None
+                    pipe.send(await asyncio.to_thread(theirs.turn, name, exactly, timeout_s))
+                case ("die", delay_s):
+                    service.dies_after_s = delay_s
+                    if theirs is not None:
+                        theirs.die(delay_s)
+
+
+def receive(pipe: Connection) -> tuple[Any, ...] | None:
+    """The next order; None when the pipe is closed."""
+    try:
+        return cast(tuple[Any, ...], pipe.recv())
+    except EOFError:
+        return None
+
+
+# ---------------------------------------------------------------- ours
+
+
+class VectorEngine:
+    """The averaging part of `stage.engine.Engine` over one given vector: the run's own arithmetic, no model."""
+
+    def __init__(self, vector: torch.Tensor, codec: str, compute: ComputeThread) -> None:
+        exact = codec == "int64"
+        self._manifest = Manifest(
+            averaging=Averaging(codec=cast(Any, codec)), numerics=Numerics(mode="deterministic" if exact else "fp32")
+        )
+        self.num_elements, self._codec, self._compute = vector.numel(), codec, compute
+        self._vector = (vector * 2.0**self._manifest.numerics.grid_bits).to(torch.int64) if exact else vector
+        self._reducer = PartReducer(self._manifest)
+        self._sum = SumBuffer(vector.numel(), dtype=self._vector.dtype, device=vector.device)
+
+    async def _do(self, job: Callable[[], T]) -> T:
+        return await self._compute.run(Turn(Work.ROUND, 0, 0, 0), job)
+
+    async def contribution(self, start: int, stop: int) -> Packed:
+        """See Engine."""
+        return await self._do(lambda: codecs.encode(self._codec, self._vector[start:stop].clone()))
+
+    async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int) -> Reduced:
+        """See Engine."""
+        def job() -> Reduced:
+            total, clipped = self._reducer(contributions, stop - start, None)
+            return Reduced(codecs.encode(self._codec, total), clipped)
+
+        return await self._do(job)
+
+    async def open_round(self, round_id: RoundId) -> None:
+        """See Engine. What these codecs lose is not sent later."""
+
+    async def open_sum(self) -> None:
+        """See Engine."""
+        await self._do(self._sum.open)
+
+    async def put(self, start: int, packed: Packed) -> None:
+        """See Engine."""
+        def job() -> None:
+            size = codecs.num_elements(packed.shape)
+            codecs.decode_into(self._sum.place(start, size), packed)
+            self._sum.written(start, size)
+
+        await self._do(job)
+
+    async def seal(self) -> tuple[bytes, float]:
+        """See Engine."""
+        return await self._do(
+            lambda: (self._sum.seal(), square_norm(self._sum.flat, numerics=self._manifest.numerics))
+        )
+
+    def sample(self) -> torch.Tensor:
+        """Both ends of the finished sum, in the vector's own unit."""
+        unit = 2.0**-self._manifest.numerics.grid_bits if self._vector.dtype == torch.int64 else 1.0
+        return sample_of(self._sum.flat.double() * unit) if unit != 1.0 else sample_of(self._sum.flat)
+
+
+class Member:
+    """The service: an exchange per codec, and as much of a keeper as opens a round. Rank 0 keeps.
+
+    A round lasts from the moment the keeper tells of it until the slowest member holds the checked sum. When a member's
+    process is gone the keeper opens the next round without it.
+    """
+
+    def __init__(self, place: Place, me: PeerId, vector: torch.Tensor) -> None:
+        self.place, self.me, self._vector = place, me, vector
+        self.transport: GrpcTransport
+        self.everyone: tuple[PeerId, ...] = ()
+        self._compute = ComputeThread()
+        self._exchanges: dict[str, tuple[Exchange, VectorEngine]] = {}
+        self._codec = ""
+        self._told: asyncio.Queue[Round] = asyncio.Queue()
+        self._gone: set[PeerId] = set()
+        self.dies_after_s: float | None = None
+
+    def _exchange(self, codec: str) -> tuple[Exchange, VectorEngine]:
+        if codec not in self._exchanges:
+            self._exchanges.clear()                          # one vector's memory at a time
+            engine = VectorEngine(self._vector, codec, self._compute)
+            exchange = Exchange(
+                self.me, cast(Engine, engine), self.transport, lambda stamp, number: None, num_tokens=_TOKENS
+            )
+            self._exchanges[codec] = exchange, engine
+        return self._exchanges[codec]
+
+    def prepare(self, codec: str) -> None:
+        """Have this codec's exchange ready."""
+        self._codec = codec
+        self._exchange(codec)
+
+    async def turn(self, number: int) -> dict[str, Any]:
+        """One good round: open it (rank 0) or hear of it, and sum; again if a member is lost on the way."""
+        exchange, engine = self._exchange(self._codec)
+        sent = self._sent()
+        began = time.monotonic() if self.place.rank == 0 else math.inf
+        if self.place.rank == 0:
+            self._open(number)
+        rounds, summing = 0, None
+        async with asyncio.TaskGroup() as group:
+            while True:
+                hearing = group.create_task(self._told.get())
+                await asyncio.wait([task for task in (hearing, summing) if task], return_when="FIRST_COMPLETED")
+                if summing is not None and summing.done():
+                    hearing.cancel()
+                    break
+                if summing is not None:
+                    summing.cancel()
+                    exchange.close()
+                if self.dies_after_s is not None:
+                    asyncio.get_running_loop().call_later(self.dies_after_s, die)
+                current, rounds, entered = hearing.result(), rounds + 1, time.monotonic()
+                summing = group.create_task(exchange.sum(current, {self.everyone.index(self.me): (1.0, _TOKENS)}))
+        ended = time.monotonic()
+        return {
+            "began": began, "ended": ended, "phase": (entered, ended), "rounds": rounds, "sample": engine.sample(),
+            "digest": summing.result().digest, "sent": self._sent() - sent, "members": len(current.receivers),
+        }
+
+    def _open(self, number: int) -> None:
+        members = tuple(peer for peer in self.everyone if peer not in self._gone)
+        shares = tuple(
+            (peer, Generation(1, 0), frozenset({self.everyone.index(peer)})) for peer in members
+        )
+        ballot = Ballot(1, self.me)
+        stamp = Stamp(number, 0, Chain("00" * 32))
+        self._number = number
+        current = Round(stamp, ballot, RoundId(ballot, len(self._gone)), shares, members, ())
+        for peer in members:
+            if peer != self.me:
+                self.transport.tell(peer, current)
+        self._told.put_nowait(current)
+
+    def _sent(self) -> int:
+        return sum(int(str(row["sent"])) for row in self.transport.traffic.rows())
+
+    # Service
+
+    def on_tell(self, caller: PeerId, message: Control) -> None:
+        """A round of the keeper's."""
+        assert isinstance(message, Round)
+        self._told.put_nowait(message)
+
+    async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
+        """My share of a round."""
+        assert isinstance(request, Part)
+        async with contextlib.aclosing(self._exchange(self._codec)[0].serve(request)) as answers:
+            async for answer in answers:
+                yield answer
+
+    def on_gone(self, peer: PeerId, *, definite: bool) -> None:
+        """The keeper goes on without it."""
+        if definite and self.place.rank == 0 and peer not in self._gone:
+            self._gone.add(peer)
+            self._open(self._number)
+
+
+# ---------------------------------------------------------------- gloo
+
+
+def start_gloo(place: Place) -> None:
+    """Join the group, over loopback."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{place.file}", rank=place.rank, world_size=place.peers,
+        timeout=datetime.timedelta(seconds=120),
+    )
+
+
+def gloo_turn(vector: torch.Tensor) -> dict[str, Any]:
+    """One all-reduce of a copy."""
+    copy = vector.clone()
+    torch.distributed.barrier()
+    began = time.monotonic()
+    torch.distributed.all_reduce(copy)
+    ended = time.monotonic()
+    return {"began": began, "ended": ended, "sample": sample_of(copy)}
+
+
+# ---------------------------------------------------------------- hivemind
+
+
+class HivemindPeer:
+    """A DHT node and one averager per compression, in processes of their own as hivemind has it.
+
+    An averager stamps when its all-reduce proper began and ended; what is left of a step is matchmaking.
+    """
+
+    def __init__(self, place: Place, vector: torch.Tensor, pipe: Connection) -> None:
+        import hivemind
+        from hivemind.averaging import DecentralizedAverager
+        from hivemind.compression import Float16Compression, NoCompression
+
+        multiprocessing.set_start_method("fork", force=True)  # what hivemind expects
+        stamps = multiprocessing.get_context("fork").Array("d", 3)
+
+        class Stamped(DecentralizedAverager):  # type: ignore[misc]
+            """Says when it averaged."""
+
+            async def _aggregate_with_group(self, *args: Any, **kwargs: Any) -> Any:
+                stamps[0] = time.monotonic()
+                if stamps[2]:
+                    asyncio.get_running_loop().call_later(stamps[2], die)
+                try:
+                    return await super()._aggregate_with_group(*args, **kwargs)
+                finally:
+                    stamps[1] = time.monotonic()
+
+        self._stamps = stamps
+        if place.rank == 0:
+            self._dht = hivemind.DHT(host_maddrs=LOOPBACK, start=True)
+            pipe.send([str(address) for address in self._dht.get_visible_maddrs()])
+        else:
+            self._dht = hivemind.DHT(initial_peers=pipe.recv(), host_maddrs=LOOPBACK, start=True)
+        self.vector = vector
+        self._averagers = {
+            name: Stamped(
+                [self.vector], self._dht, prefix=f"bench_{name}", target_group_size=place.peers, start=True,
+                compression=compression, min_matchmaking_time=3.0, declare_state_period=3600,
+                allow_state_sharing=False,
+            )
+            for name, compression in {"fp32": NoCompression(), "fp16": Float16Compression()}.items()
+        }
+        self._mine = vector_of(place)
+
+    def die(self, delay_s: float) -> None:
+        """Kill this peer so long after its next all-reduce began."""
+        self._stamps[2] = delay_s
+
+    def turn(self, name: str, exactly: int, timeout_s: float) -> dict[str, Any]:
+        """Average until a group of `exactly` so many has done so, or `timeout_s` has passed."""
+        with self._averagers[name].get_tensors() as (tensor,):
+            tensor.copy_(self._mine)
+        began, members, rounds = time.monotonic(), 0, 0
+        while members != exactly and time.monotonic() - began < timeout_s:
+            rounds += 1
+            with contextlib.suppress(Exception):             # whatever went wrong, the next attempt counts
+                found = self._averagers[name].step(timeout=max(1.0, timeout_s - (time.monotonic() - began)))
+                members = len(found or ())
+        ended = time.monotonic()
+        with self._averagers[name].get_tensors() as (tensor,):
+            sample = sample_of(tensor)
+        return {
+            "began": began, "ended": ended, "phase": (self._stamps[0], self._stamps[1]), "members": members,
+            "rounds": rounds, "sample": sample,
+        }
+
+    def close(self) -> None:
+        """End the processes."""
+        for averager in self._averagers.values():
+            averager.kill()
+        self._dht.kill()
