@@ -153,7 +153,7 @@ class _Standing:
 
 
 def _standing(holdings: Sequence[Holding], num_stages: int, restart: Restart) -> _Standing:
-    rules = Restarts(num_stages, settle_s=0.0, lost_s=0.0, current=restart)
+    rules = Restarts(num_stages, 2**53, settle_s=0.0, lost_s=0.0, current=restart)
     served = [held.version for held in holdings if held.version is not None and held.restart == restart]
     begun = bool(restart.number) or any(served) or any(any(held.disk) for held in holdings)
     return _Standing(begun, max(served, default=None), rules.common(holdings) if num_stages else None, restart)

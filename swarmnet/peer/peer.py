@@ -88,10 +88,10 @@ class Peer:
         self._starting = Starting(
             self.replicas,
             Restarts(
-                manifest.cut.stages, settle_s=self._timers.suspect_s, lost_s=self._timers.long_silence_s,
-                allow_drop=training.allow_drop, seed_until=training.checkpoint_every,
+                manifest.cut.stages, training.total_steps, settle_s=self._timers.suspect_s,
+                lost_s=self._timers.long_silence_s, allow_drop=training.allow_drop, seed_until=training.checkpoint_every,
             ),
-            Means(me, lambda: self.records, self._refresh, on_event, self._spawn, lambda: self._news.set()),
+            Means(me, lambda: self.records, self._refresh, self._say, self._spawn, lambda: self._news.set()),
             pause_s=self._timers.heartbeat_s,
         )
         self._group: asyncio.TaskGroup | None = None
@@ -255,6 +255,12 @@ class Peer:
             "stage": replica.stage, "executions": replica.execution.executions, "counted": self._counted[replica.stage],
         })
 
+    def _say(self, event: str, fields: dict[str, object]) -> None:
+        if event == "restart" and not fields["kept"]:
+            self.finished.clear()
+            self._done_stages.clear()
+        self._on_event(event, fields)
+
     def on_resync(self, stage: int, donors: tuple[PeerId, ...]) -> None:
         """See Listener.on_resync."""
         self._starting.lags(stage, donors)
@@ -342,6 +348,7 @@ class Peer:
         self.records = {record.peer: record for record in found if record.peer != self.me}
 
     async def _publishing(self) -> None:
+        await self._starting.opened.wait()  # a record that did not say what is on disk would mislead
         while True:
             self._news.clear()
             await self._directory.publish(self._status())
@@ -349,10 +356,14 @@ class Peer:
                 async with asyncio.timeout(_PUBLISH_S):
                     await self._news.wait()
 
+    def _serves(self, replica: Replica) -> bool:
+        member = replica.member
+        return member.synced and not self._left and member.restart == self._starting.restarts.current
+
     def _status(self) -> Record:
         stages = tuple(
             StageStatus(
-                stage, replica.member.version, replica.member.chain, replica.member.synced and not self._left,
+                stage, replica.member.version, replica.member.chain, self._serves(replica),
                 replica.execution.queue, self._caps.slots, disk=replica.checkpoints.versions,
                 draining=replica.member.view.draining, reseed=replica.reseeds,
             )

@@ -185,10 +185,11 @@ class Replica:
         """May this stage be made from its neighbours, if nobody has its state?"""
         return self._make_anew is not None
 
-    def start_from_seed(self) -> None:
+    async def start_from_seed(self) -> None:
         """Serve the weights of version 0, which every engine is built with."""
         if self._touched or self.member.version:
-            self.engine.reset_to_seed()
+            self._whole = False
+            await self.engine.reset_to_seed()
         self._serve(Cut(0, self._first_chain, self._first_chain))
         self._event("synced", {"version": 0, "how": "seed", "seconds": 0.0, "bytes": 0})
 
@@ -265,6 +266,7 @@ class Replica:
 
     def _serve(self, cut: Cut, finished: Finished | None = None, commits: tuple[Commit, ...] = ()) -> None:
         self._whole = True
+        self.checkpoints.stand_under(self.member.restart)
         self.driver.restored(cut.version, cut.chain, cut.term_chain, finished, commits)
 
     async def restore_from(self, donors: Sequence[PeerId], *, version: int = -1) -> bool:

@@ -16,6 +16,7 @@ from swarmnet.peer.replica import Replica
 from swarmnet.pipeline.relay import Spawn
 from swarmnet.state.restart import (
     Disk,
+    Heard,
     Holding,
     InPlace,
     Live,
@@ -47,11 +48,15 @@ class Starting:
 
     def __init__(self, replicas: Mapping[int, Replica], restarts: Restarts, means: Means, *, pause_s: float) -> None:
         self._replicas, self.restarts, self._means, self._pause_s = replicas, restarts, means, pause_s
+        self.opened = asyncio.Event()
+        self._opened_at, self._settle_s = 0.0, restarts.settle_s / 2
+        self._unopened = 0
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._words: dict[int, str] = {}
 
     def begin(self) -> None:
         """The process has started: nobody here has state yet."""
+        self._unopened = len(self._replicas)
         for stage in self._replicas:
             self._replace(stage, self._start(stage))
 
@@ -67,8 +72,12 @@ class Starting:
 
     def hear(self, restart: Restart) -> None:
         """Somebody is under this restart of the run."""
-        if self.restarts.hear(restart):
-            self._follow("heard of it")
+        serving = any(replica.member.synced for replica in self._replicas.values())
+        match self.restarts.hear(restart, self.everybody(), serving=serving):
+            case Heard.FOLLOW:
+                self._follow("others go on from there")
+            case Heard.ADOPT:
+                self._follow("others went back; this side has got further and keeps its state", keep=True)
 
     def consider(self) -> None:
         """Look at who holds what: may the run be stuck for good?"""
@@ -76,7 +85,7 @@ class Starting:
             self.hear(record.restart)
         holdings = self.everybody()
         if self.restarts.advance(holdings, now=asyncio.get_running_loop().time()) is not None:
-            self._follow("decided it")
+            self._follow("a stage has lost its newest state")
 
     def everybody(self) -> list[Holding]:
         """Who holds what: the live peers of all stages, myself included."""
@@ -115,11 +124,17 @@ class Starting:
             for seen in (replica.member.view.get(record.peer, status.stage),)
         )
 
-    def _follow(self, why: str) -> None:
+    def _may_seed(self) -> bool:
+        """Do I see a peer of every stage, or have I looked for a while? Somebody may have more on disk."""
+        seen = {status.stage for record in self._means.records().values() for status in record.stages}
+        complete = len(seen | self._replicas.keys()) == self.restarts.num_stages
+        return complete or asyncio.get_running_loop().time() - self._opened_at >= self._settle_s
+
+    def _follow(self, why: str, *, keep: bool = False) -> None:
         restart = self.restarts.current
-        self._means.say("restart", {"number": restart.number, "version": restart.version, "reason": why})
+        self._means.say("restart", {"number": restart.number, "version": restart.version, "kept": keep, "reason": why})
         for stage in self._replicas:
-            self._replace(stage, self._go_back(stage, restart))
+            self._replace(stage, self._go_back(stage, restart, keep=keep))
         self._means.news()
 
     def _busy(self, stage: int) -> bool:
@@ -135,12 +150,22 @@ class Starting:
         checkpoints = self._replicas[stage].checkpoints
         await checkpoints.open()
         self.restarts.remember(checkpoints.restart.number)
+        self._unopened -= 1
+        if not self._unopened:
+            self._opened_at = asyncio.get_running_loop().time()
+            self.opened.set()
+        await self.opened.wait()
+        await self._means.look()
         await self._bring_up(stage)
 
-    async def _go_back(self, stage: int, restart: Restart) -> None:
+    async def _go_back(self, stage: int, restart: Restart, *, keep: bool) -> None:
         replica = self._replicas[stage]
+        keep = keep and replica.member.synced
         await replica.driver.follow(restart)
         replica.checkpoints.go_back(restart)
+        if keep:
+            replica.stay()
+            return
         await self._bring_up(stage)
 
     async def _catch_up(self, stage: int, donors: tuple[PeerId, ...]) -> None:
@@ -178,7 +203,9 @@ class Starting:
             case Reseed(before, after):
                 return await replica.reseed(before, after, version=self.restarts.current.version)
             case Seed():
-                replica.start_from_seed()
+                if not self._may_seed():
+                    return False
+                await replica.start_from_seed()
                 return True
             case Wait(words):
                 if self._words.get(stage) != words:

@@ -19,6 +19,7 @@ import struct
 from collections.abc import Sequence
 
 from swarmnet.errors import BadMessage, Refused, RejectCode
+from swarmnet.ids import RoundId
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage.engine import Contribution, Reduced, Stash
 from swarmnet.step.barrier import evidence
@@ -227,6 +228,9 @@ class SimulatedEngine:
         self._voids += 1
         self._sum, self.added = [0] * NUM_ELEMENTS, []
 
+    async def open_round(self, round_id: RoundId) -> None:
+        """See Engine. Nothing is lost here, so nothing is owed."""
+
     async def contribution(self, start: int, stop: int) -> Packed:
         """See Engine."""
         return _pack(self._sum[start:stop])
@@ -297,7 +301,7 @@ class SimulatedEngine:
         self.version, self.weights = version if becomes is None else becomes, weights
         self.void()
 
-    def reset_to_seed(self) -> None:
+    async def reset_to_seed(self) -> None:
         """See Engine."""
         self.version, self.weights, self.digits = 0, self.arithmetic.seed(), 0
         self.void()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from swarmnet.ids import PeerId
+from swarmnet.ids import PeerId, RoundId
 from swarmnet.messages import Commit, Packed
 
 
@@ -94,6 +94,11 @@ class Engine(Protocol):
         """Empty the accumulator and move the void counter; running weight passes add nothing any more."""
         ...
 
+    async def open_round(self, round_id: RoundId) -> None:
+        """What is contributed and reduced from now on is so in that round. Only if its sum is applied does it count as
+        sent (`stage.feedback`)."""
+        ...
+
     async def contribution(self, start: int, stop: int) -> Packed:
         """Elements [start, stop) of the accumulator under the averaging codec."""
         ...
@@ -152,6 +157,6 @@ class Engine(Protocol):
         """
         ...
 
-    def reset_to_seed(self) -> None:
+    async def reset_to_seed(self) -> None:
         """Back to the weights of version 0, drawn from the manifest's seed: those a new engine has."""
         ...

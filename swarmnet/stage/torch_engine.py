@@ -13,7 +13,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from swarmnet.errors import BadMessage, Refused, RejectCode
+from swarmnet.ids import RoundId
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Commit, Packed
 from swarmnet.model.decoder import loss_sum
@@ -32,6 +33,7 @@ from swarmnet.stage.engine import Contribution, Reduced, Stash
 from swarmnet.stage.reducer import PartReducer
 from swarmnet.stage.replica_state import ReplicaState
 from swarmnet.stage.sum_buffer import SumBuffer
+from swarmnet.stage.sum_codec import SumCodec
 from swarmnet.wire import codecs
 
 T = TypeVar("T")
@@ -71,13 +73,18 @@ class TorchEngine:
         )
         self._sum = SumBuffer(elements, dtype=sum_dtype(manifest.numerics), device=self._device)
         self._sum_version = -1               # the version the finished sum leads on from
+        self._sum_codec = SumCodec(
+            manifest.averaging.codec, self._state.parameter_shapes, elements, device=self._device
+        )
+        codecs.use(manifest.wire.activations)
+        codecs.use(manifest.wire.gradients)
         self._reducer = PartReducer(manifest)
         self._center: Tensor | None = None   # what the last step's mean was, where the reducer asks for it
         self._center_version = -1            # the version it led to
         self._epoch = 0                      # counts changes of the weights
         self._spare: Tensor | None = None    # memory for the next snapshot
         self._job_lock = threading.Lock()    # one job or reset at a time
-        self.reset_to_seed()
+        self._reset_to_seed()
 
     # ------------------------------------------------------------ what others may read at any time
 
@@ -177,11 +184,13 @@ class TorchEngine:
 
     # ------------------------------------------------------------ averaging
 
+    async def open_round(self, round_id: RoundId) -> None:
+        """What is sent from now on is sent in that round."""
+        await self._round(lambda: self._sum_codec.begin(round_id))
+
     async def contribution(self, start: int, stop: int) -> Packed:
         """Elements [start, stop) of the accumulator under the averaging codec."""
-        return await self._round(lambda: self._piece(
-            self._manifest.averaging.codec, self._accumulator.read(self.version), start, stop
-        ))
+        return await self._round(lambda: self._contribution(start, stop))
 
     async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int) -> Reduced:
         """Reduce contributions in the order given, on the CPU: they come from the network and return to it."""
@@ -205,28 +214,40 @@ class TorchEngine:
 
     async def finished_sum(self, start: int, stop: int) -> Packed:
         """Elements [start, stop) of the sum buffer, losslessly."""
-        return await self._round(lambda: self._piece(self._lossless, self._sum.flat, start, stop))
+        return await self._round(lambda: self._finished_sum(start, stop))
 
     @property
     def _lossless(self) -> str:
         return "int64" if self._exact else "fp32"
 
-    def _piece(self, codec: str, flat: Tensor, start: int, stop: int) -> Packed:
+    def _contribution(self, start: int, stop: int) -> Packed:
+        self._expect_part(start, stop)
+        return self._sum_codec.contribution(
+            self._accumulator.read(self.version), start, stop, voids=self.voids
+        )
+
+    def _finished_sum(self, start: int, stop: int) -> Packed:
+        self._expect_part(start, stop)
+        return codecs.encode(self._lossless, self._sum.flat[start:stop].clone())     # a Packed may view its tensor
+
+    def _expect_part(self, start: int, stop: int) -> None:
         if not 0 <= start <= stop <= self.num_elements:
-            raise BadMessage(RejectCode.BAD_SHAPE, "no such part", start=start, stop=stop, num_elements=flat.numel())
-        return codecs.encode(codec, flat[start:stop].clone())      # a Packed may view its tensor, and this one moves on
+            raise BadMessage(
+                RejectCode.BAD_SHAPE, "no such part", start=start, stop=stop, num_elements=self.num_elements
+            )
 
     def _reduce(self, contributions: Sequence[Contribution], start: int, stop: int) -> Reduced:
         center = None if self._center is None or self._center_version != self.version else self._center[start:stop]
         total, clipped = self._reducer(contributions, stop - start, center)
-        return Reduced(self._encode(self._manifest.averaging.codec, total), clipped)
+        with self._blameless():
+            return Reduced(self._sum_codec.sum(total, start, voids=self.voids), clipped)
 
     def _open_sum(self) -> None:
         self._sum.open()
         self._sum_version = -1
 
     def _put(self, start: int, packed: Packed) -> None:
-        self._expect_codec(packed, self._manifest.averaging.codec)
+        self._expect_codec(packed, self._sum_codec.reduced)
         size = codecs.num_elements(packed.shape)
         place = self._sum.place(start, size)
         codecs.decode_into(place, packed)
@@ -244,7 +265,7 @@ class TorchEngine:
             raise BadMessage(RejectCode.BAD_SHAPE, "parts do not cover the sum", sizes=sizes[:16])
         decoded = []
         for packed, size in zip(parts, sizes, strict=True):
-            self._expect_codec(packed, self._manifest.averaging.codec, self._lossless)
+            self._expect_codec(packed, self._sum_codec.reduced, self._lossless)
             decoded.append(codecs.decode(packed, expect_shape=(size,)))
             self._check_range(decoded[-1])
         self._open_sum()
@@ -296,11 +317,9 @@ class TorchEngine:
         tensors = await asyncio.to_thread(self._state.unpack, data, version=version)
         await self._round(lambda: self._take_over(tensors, version if becomes is None else becomes))
 
-    def reset_to_seed(self) -> None:
-        """Back to the weights of version 0. Waits for a running job; call it before traffic."""
-        with self._job_lock:
-            self._state.reset_to_seed()
-            self._changed()
+    async def reset_to_seed(self) -> None:
+        """Back to the weights of version 0."""
+        await self._round(self._reset_to_seed)
 
     async def weights(self) -> dict[str, Tensor]:
         """Copies of the weights by name, on the CPU."""
@@ -310,9 +329,14 @@ class TorchEngine:
         if self._sum_version != self.version:
             raise ValueError(f"no finished sum of version {self.version} is installed")
         self._state.apply(self._sum.flat, commits)
+        self._sum_codec.applied(commits[self._stage].id, voids=self.voids)
         if self._reducer.needs_center:
             self._remember(self._manifest.training.microbatches - len(commits[-1].voided))
         self._epoch += 1                     # the accumulator's content is of the version before: it reads as empty
+
+    def _reset_to_seed(self) -> None:
+        self._state.reset_to_seed()
+        self._changed()
 
     def _take_over(self, tensors: Mapping[str, Tensor], version: int) -> None:
         self._state.take_over(tensors, version=version)
@@ -373,8 +397,13 @@ class TorchEngine:
 
     def _encode(self, codec: str, own: Tensor) -> Packed:
         """Encode what we computed ourselves."""
-        try:
+        with self._blameless():
             return codecs.encode(codec, own)
+
+    @contextlib.contextmanager
+    def _blameless(self) -> Iterator[None]:
+        try:
+            yield
         except BadMessage as error:
             raise Refused(RejectCode.VOID, "our own result is not finite", stage=self._stage) from error
 

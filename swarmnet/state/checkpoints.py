@@ -139,6 +139,7 @@ class Checkpointer:
         self._rhythm = Rhythm(every=plan.every, last=plan.last)
         self._held: dict[int, CheckpointInfo] = {}
         self._restarts: set[Restart] = set()
+        self._under: Restart | None = None
         self._common: int | None = None
         self._tried: Cut | None = None
         self._prepared: Cut | None = None
@@ -150,7 +151,9 @@ class Checkpointer:
     def versions(self) -> tuple[int, ...]:
         """The versions to announce: on disk, verified, and not given up by a restart; oldest first."""
         return tuple(sorted(
-            version for version, info in self._held.items() if not abandoned(version, info.restart, self._restarts)
+            version for version, info in self._held.items()
+            if not abandoned(version, info.restart, self._restarts)
+            and (self._under is None or info.restart.number <= self._under.number)
         ))
 
     @property
@@ -183,6 +186,12 @@ class Checkpointer:
             self._restarts.add(restart)
             if self._common is not None:
                 self._common = min(self._common, restart.version)
+
+    def stand_under(self, restart: Restart) -> None:
+        """The replica has the run's state, under this restart: what the disk remembers of later ones is nobody's."""
+        self._under = restart
+        self._restarts = {known for known in self._restarts if known.number <= restart.number}
+        self.go_back(restart)
 
     def reached(self) -> None:
         """The replica has come to stand elsewhere: wake `run` if that is worth a checkpoint."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart
 
@@ -83,6 +84,16 @@ class Wait:
     words: str
 
 
+class Heard(Enum):
+    """What to do about a restart somebody is under."""
+
+    IGNORE = "ignore"
+    FOLLOW = "follow"
+    """Go back to its version."""
+    ADOPT = "adopt"
+    """Take its number and keep the state: this side lacks nothing and has got further. Others catch up with it."""
+
+
 Source = Live | InPlace | Disk | MateDisk | Reseed | Seed | Wait
 
 
@@ -97,6 +108,7 @@ class Restarts:
     """
 
     num_stages: int
+    last_version: int
     settle_s: float
     lost_s: float
     allow_drop: bool = False
@@ -106,12 +118,26 @@ class Restarts:
     _facts: object = None
     _since: float | None = field(default=None)
 
-    def hear(self, restart: Restart) -> bool:
-        """A restart somebody follows. True if it is the highest so far: follow it."""
-        if not self.current < restart or restart.number > max(self.current.number, self.floor) + MAX_RESTARTS_AHEAD:
-            return False
+    def hear(self, restart: Restart, holdings: Sequence[Holding], *, serving: bool) -> Heard:
+        """A restart somebody is under; unless it is ignored, it is `current` from now on. serving: do I have state?
+
+        A partition heals this way: the side that lacks no stage and has got further goes back for nobody. Who has state
+        follows only where there is something to go on from, so a word alone stops no run.
+        """
+        if not self.current < restart or restart.version > self.last_version:
+            return Heard.IGNORE
+        if restart.number > max(self.current.number, self.floor) + MAX_RESTARTS_AHEAD:
+            return Heard.IGNORE
+        if not serving:
+            heard = Heard.FOLLOW
+        elif not self.uncovered(holdings) and (self._newest_served(holdings) or 0) > restart.version:
+            heard = Heard.ADOPT
+        elif self._reachable(restart, holdings):
+            heard = Heard.FOLLOW
+        else:
+            return Heard.IGNORE
         self.current, self._since = restart, None
-        return True
+        return heard
 
     def remember(self, number: int) -> None:
         """A disk remembers a restart of that number: the next one is higher."""
@@ -127,7 +153,8 @@ class Restarts:
             return None
         if self._since is None or facts != self._facts:
             self._facts, self._since = facts, now
-        if now - self._since < (self.lost_s if newest else self.settle_s):
+        anew = newest is None or self._begun_anew(newest, holdings)
+        if now - self._since < (self.settle_s if anew else self.lost_s):
             return None
         version = self.common(holdings)
         if version is None:
@@ -138,7 +165,7 @@ class Restarts:
     def uncovered(self, holdings: Sequence[Holding]) -> tuple[int, ...]:
         """Stages in which nobody serves the weights the run has got to."""
         newest = self._newest_served(holdings)
-        if newest is None:
+        if newest is None or self._begun_anew(newest, holdings):
             return tuple(range(self.num_stages))
         near = {h.stage for h in self._serving(holdings) if h.version is not None and h.version >= newest - 1}
         return tuple(stage for stage in range(self.num_stages) if stage not in near)
@@ -154,7 +181,7 @@ class Restarts:
 
     def words(self, holdings: Sequence[Holding]) -> str:
         """Why nothing goes on, and what to do."""
-        without = [s for s in self.uncovered(holdings) if not self._of(s, holdings)]
+        without = [s for s in self.uncovered(holdings) if not self._has_any(s, holdings)]
         if without:
             stages = _stages(without)
             return (f"the run has started, and nobody has the state of {stages}: start a peer that has its checkpoint "
@@ -226,6 +253,20 @@ class Restarts:
     def _newest_served(self, holdings: Iterable[Holding]) -> int | None:
         return max((h.version for h in self._serving(holdings) if h.version is not None), default=None)
 
+    def _begun_anew(self, newest: int, holdings: Sequence[Holding]) -> bool:
+        """Have newcomers begun at the seed before they heard of what others have on disk?"""
+        if self.current.number:
+            return False
+        on_disk = newest_on_disk(holdings, self.num_stages)
+        return (newest == 0 and any(any(h.disk) for h in holdings)) or (on_disk is not None and on_disk > newest + 1)
+
+    def _reachable(self, restart: Restart, holdings: Sequence[Holding]) -> bool:
+        """Is there something to go on from in every stage, at that restart's version or beyond it?"""
+        beyond = {h.stage for h in holdings if h.restart == restart and h.version is not None}
+        return all(
+            stage in beyond or self._available(stage, restart.version, holdings) for stage in range(self.num_stages)
+        )
+
     def _under_way(self, newest: int | None, holdings: Sequence[Holding]) -> bool:
         """Has the last restart been decided so lately that those who can follow it are still loading?"""
         return (
@@ -239,8 +280,9 @@ class Restarts:
         return bool(self.current.number) or any(h.version or any(h.disk) for h in holdings)
 
     @staticmethod
-    def _of(stage: int, holdings: Iterable[Holding]) -> list[Holding]:
-        return [h for h in holdings if h.stage == stage and (h.version is not None or h.disk or h.reseed)]
+    def _has_any(stage: int, holdings: Iterable[Holding]) -> bool:
+        """Does anybody have anything of this stage that is more than the seed?"""
+        return any(h.stage == stage and (h.version or any(h.disk) or h.reseed) for h in holdings)
 
     def _available(self, stage: int, version: int, holdings: Sequence[Holding]) -> bool:
         """Can somebody begin this stage at that version, by the run's rules and the operators' leave?"""
@@ -256,7 +298,7 @@ class Restarts:
         return lost and self.num_stages > 1 and any(h.reseed for h in mates)
 
     def _held(self, stage: int, holdings: Sequence[Holding]) -> str:
-        mates = self._of(stage, holdings)
+        mates = [h for h in holdings if h.stage == stage]
         served = sorted({h.version for h in self._serving(mates) if h.version is not None})
         disk = sorted({v for h in mates for v in h.disk})
         found = [f"served {', '.join(map(str, served))}"] if served else []

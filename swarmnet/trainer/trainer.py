@@ -21,6 +21,7 @@ from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.patience import Patience
 from swarmnet.pipeline.payload import AnswerCheck
 from swarmnet.pipeline.router import Router
+from swarmnet.state.restart import MAX_RESTARTS_AHEAD
 from swarmnet.trainer.split import feeder, my_indexes
 
 Tokens = Callable[[int], tuple[Packed, ...]]
@@ -242,7 +243,12 @@ class Trainer:
 
     async def _refresh(self) -> None:
         self._records = {record.peer: record for record in await self._directory.records() if record.peer != self.me}
-        newest = max((record.restart for record in self._records.values() if record.stages), default=NO_RESTART)
+        within = (
+            record.restart for record in self._records.values() if record.stages
+            and record.restart.version <= self._manifest.training.total_steps
+            and record.restart.number <= self._restart.number + MAX_RESTARTS_AHEAD
+        )
+        newest = max(within, default=NO_RESTART)
         if newest > self._restart:
             self._restart = newest
             self._restarted.set()

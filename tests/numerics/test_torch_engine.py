@@ -435,7 +435,7 @@ def test_a_restored_engine_continues_with_the_same_bits() -> None:
         copies = [await replicas[0].snapshot() for replicas in chain.engines]
         assert copies == [await replicas[0].snapshot() for replicas in chain.engines]
         for replicas, data in zip(chain.engines, copies, strict=True):
-            replicas[1].reset_to_seed()
+            await replicas[1].reset_to_seed()
             await replicas[1].restore(memoryview(data), version=6)
             assert await replicas[1].snapshot() == data
         for _ in range(6):
@@ -457,7 +457,7 @@ def test_restoring_voids_and_reset_goes_back_to_the_seed() -> None:
         assert not await engine.accumulate(late)
         await chain.step(random.Random(0))
         assert engine.version == 1 and await engine.snapshot() != begin
-        engine.reset_to_seed()
+        await engine.reset_to_seed()
         assert engine.version == 0 and await engine.snapshot() == begin
 
     run(scenario)

@@ -216,7 +216,7 @@ def test_of_two_that_leave_together_the_last_one_stays() -> None:
         await check_always(swarm)
 
     swarm.run(until_s=200.0, script=script)
-    assert executions(swarm) == indexes(swarm.plan)
+    assert indexes(swarm.plan) <= executions(swarm) <= indexes(swarm.plan) + 1  # an order may cross a call under way
 
 
 def test_a_newcomer_without_state_leaves_at_once() -> None:

@@ -60,7 +60,6 @@ class Scene:
         caller = Caller(transport, Router(Patience()), lambda: {PeerId("rest"): 0}, answer_check,
                         lambda request, peer, reason: None)
         self.engine = SimulatedEngine(stage, 2, Device(0.02), poison)
-        self.engine.reset_to_seed()
         self.execution = Execution(
             stage, 2, engine=self.engine, claims=self, caller=None if stage else caller,
             sources=Sources(

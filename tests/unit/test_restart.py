@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart
-from swarmnet.state.restart import Disk, Holding, InPlace, Live, MateDisk, Reseed, Restarts, Seed, Wait
+from swarmnet.state.restart import Disk, Heard, Holding, InPlace, Live, MateDisk, Reseed, Restarts, Seed, Wait
 
-SETTLE_S, LOST_S = 3.0, 15.0
+SETTLE_S, LOST_S, LAST = 3.0, 15.0, 1000
 
 
 def restarts(num_stages: int = 2, *, current: Restart = NO_RESTART, **more: object) -> Restarts:
-    return Restarts(num_stages, SETTLE_S, LOST_S, current=current, **more)  # type: ignore[arg-type]
+    return Restarts(num_stages, LAST, SETTLE_S, LOST_S, current=current, **more)  # type: ignore[arg-type]
 
 
 def holding(peer: str, stage: int, **more: object) -> Holding:
@@ -96,11 +96,40 @@ def test_a_checkpoint_that_turns_out_to_be_torn_leads_to_an_older_one() -> None:
 
 def test_the_highest_restart_is_followed_and_none_far_ahead() -> None:
     machine = restarts()
-    assert machine.hear(Restart(1, 20))
-    assert not machine.hear(Restart(1, 10)) and not machine.hear(Restart(1, 20))
-    assert machine.hear(Restart(1, 30)) and machine.hear(Restart(2, 10))
-    assert not machine.hear(Restart(10**9, 0))
+    assert machine.hear(Restart(1, 20), [], serving=False) is Heard.FOLLOW
+    assert machine.hear(Restart(1, 10), [], serving=False) is Heard.IGNORE
+    assert machine.hear(Restart(1, 20), [], serving=False) is Heard.IGNORE
+    assert machine.hear(Restart(1, 30), [], serving=False) is Heard.FOLLOW
+    assert machine.hear(Restart(2, 10), [], serving=False) is Heard.FOLLOW
+    assert machine.hear(Restart(10**9, 0), [], serving=False) is Heard.IGNORE
+    assert machine.hear(Restart(3, LAST + 1), [], serving=False) is Heard.IGNORE
     assert machine.current == Restart(2, 10)
+
+
+def test_a_side_that_lacks_nothing_and_has_got_further_keeps_its_state() -> None:
+    held = [holding("a", 0, version=431, disk=(400,)), holding("b", 1, version=430, disk=(400,))]
+    machine = restarts()
+    assert machine.hear(Restart(1, 8), held, serving=True) is Heard.ADOPT
+    assert machine.current == Restart(1, 8)
+
+
+def test_a_side_that_lacks_a_stage_goes_back_where_there_is_something_to_go_on_from() -> None:
+    lacking = [holding("a", 0, version=431, disk=(400,)), holding("b", 1, disk=(400,))]
+    assert restarts().hear(Restart(1, 400), lacking, serving=True) is Heard.FOLLOW
+    assert restarts().hear(Restart(1, 8), lacking, serving=True) is Heard.IGNORE
+    ahead = [holding("a", 0, version=431), holding("c", 0, restart=Restart(1, 8), version=12),
+             holding("d", 1, restart=Restart(1, 8), version=12)]
+    assert restarts().hear(Restart(1, 8), ahead, serving=True) is Heard.FOLLOW
+
+
+def test_newcomers_that_began_at_the_seed_give_way_to_what_others_have_on_disk() -> None:
+    held = [holding("a", 0, version=3), holding("b", 1, version=3), holding("c", 0, disk=(20,)),
+            holding("d", 1, disk=(20, 22))]
+    assert decided(restarts(), held, after_s=SETTLE_S) == Restart(1, 20)
+    young = [holding("a", 0, version=0), holding("d", 1, disk=(20,))]
+    machine = restarts()
+    assert decided(machine, young, after_s=SETTLE_S) is None
+    assert "nobody has the state of stage 0" in machine.words(young)
 
 
 def test_one_who_claims_to_be_far_ahead_does_not_stop_a_run_that_moves() -> None:
@@ -183,7 +212,7 @@ def _swarms(draw: st.DrawFn) -> list[Holding]:
 def test_all_come_to_serve_one_version_if_every_stage_has_one(swarm: list[Holding], late: st.DataObject) -> None:
     """Peers that see the others late, and not all at once, still end under one restart, in the state it names."""
     num_stages = 1 + max(h.stage for h in swarm)
-    machines = {h.peer: Restarts(num_stages, SETTLE_S, LOST_S) for h in swarm}
+    machines = {h.peer: Restarts(num_stages, LAST, SETTLE_S, LOST_S) for h in swarm}
     state = {h.peer: h for h in swarm}
     possible = restarts(num_stages).common(swarm)
     stuck = restarts(num_stages).uncovered(swarm)
@@ -193,7 +222,7 @@ def test_all_come_to_serve_one_version_if_every_stage_has_one(swarm: list[Holdin
             hidden = late.draw(st.sampled_from(sorted(state))) if now < 20 else None
             others = [h for h in state.values() if h.peer not in (peer, hidden)]
             for other in others:
-                machine.hear(other.restart)
+                machine.hear(other.restart, [mine, *others], serving=mine.version is not None)
             machine.advance([mine, *others], now=float(now))
             if mine.restart != machine.current or mine.version is None:
                 match machine.source(replace(mine, version=None), others, held=mine.version):
