@@ -46,8 +46,10 @@ _OPTIONS: dict[str, tuple[tuple[str, ...], Callable[[F], F]]] = {
     "dir": (("dir",), click.option("--dir", metavar="DIR", help="Identity key and snapshots.  [~/.swarmnet/COMMAND]")),
     "data": (("data",), click.option("--data", metavar="PATH", help="Where this machine has the run's tokens.")),
     "host": (("host",), click.option("--host", metavar="ADDR", help="Address to listen on.  [0.0.0.0]")),
-    "port": (("port",), click.option("--port", type=int, metavar="N", help="Port of the data plane.  [any free]")),
-    "dht_port": (("dht_port",), click.option("--dht-port", type=int, metavar="N", help="Port of the DHT.  [any free]")),
+    "port": (("port",), click.option(
+        "--port", type=int, metavar="N", help="Port of the data plane.  [last time's, or any free]")),
+    "dht_port": (("dht_port",), click.option(
+        "--dht-port", type=int, metavar="N", help="Port of the DHT.  [last time's, or any free]")),
     "announce": (("announce",), click.option(
         "--announce", multiple=True, metavar=MULTIADDR, help="Multiaddr to publish instead of --host's; repeatable.")),
     "bootstrap": (("bootstrap",), click.option(

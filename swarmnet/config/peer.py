@@ -87,8 +87,8 @@ class PeerConfig(Table):
     )
     data: str | None = Field(default=None, description="where this machine has the run's tokens, if not at data.source")
     host: str = Field(default="0.0.0.0", min_length=1, description="address to listen on")
-    port: Port = Field(default=0, description="port of the data plane; 0: any free one")
-    dht_port: Port = Field(default=0, description="port of the DHT; 0: any free one")
+    port: Port = Field(default=0, description="port of the data plane; 0: last time's, else any free one")
+    dht_port: Port = Field(default=0, description="port of the DHT; 0: last time's, else any free one")
     announce: tuple[Multiaddr, ...] = Field(
         default=(), description="multiaddrs to publish instead of what `host` suggests"
     )

@@ -76,15 +76,16 @@ class DhtDirectory:
     async def start(
         cls, identity: Identity, run: RunId | None, *, num_stages: int, host: str = "127.0.0.1", port: int = 0,
         bootstrap: Sequence[str] = (), state_dir: Path | None = None, ttl_s: float = TTL_S,
-        announce: Sequence[str] = (), client: bool = False,
+        announce: Sequence[str] = (), client: bool = False, first_port: int = 0,
     ) -> DhtDirectory:
         """Start a node and join through `bootstrap`, or through peers remembered in `state_dir`.
 
         num_stages 0: not known yet, learned from the records. Without `bootstrap` (or if it names only ourselves) and
-        with nobody remembered alive, this is the first node. Raises UsageError if the address cannot be listened on,
-        `bootstrap` was given and nobody answers, or this machine's clock is off.
+        with nobody remembered alive, this is the first node. first_port: tried first where `port` is 0. Raises
+        UsageError if the address cannot be listened on, `bootstrap` was given and nobody answers, or this machine's
+        clock is off.
         """
-        listen = Listen(host, port, tuple(announce), client)
+        listen = Listen(host, port, first_port, tuple(announce), client)
         self = cls(
             identity, run, num_stages=num_stages, listen=listen, bootstrap=bootstrap, state_dir=state_dir, ttl_s=ttl_s
         )
@@ -100,6 +101,11 @@ class DhtDirectory:
     def maddrs(self) -> tuple[str, ...]:
         """Multiaddrs with which others can bootstrap from this node."""
         return self._announced()
+
+    @property
+    def port(self) -> int:
+        """The port listened on; 0 for a client."""
+        return next((Address.parse(address).port for address in self._node.maddrs), 0)
 
     @property
     def num_stages(self) -> int:
@@ -256,12 +262,12 @@ class DhtDirectory:
             self._remember()
 
     async def _reopen(self) -> None:
-        """Replace a node whose daemon died, at the same port."""
+        """Replace a node whose daemon died, at the same port if it is still to be had."""
         log.warning("dht_daemon_lost", action="starting another")
-        port = next((Address.parse(address).port for address in self._node.maddrs), self._listen.port)
+        first = self.port
         await self._node.close()
         try:
-            self._node = await self._open(replace(self._listen, port=port))
+            self._node = await self._open(replace(self._listen, first=first))
         except SwarmError as error:
             log.warning("dht_daemon_failed", error=str(error))
             return

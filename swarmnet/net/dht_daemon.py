@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import shutil
 import socket
+import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from swarmnet.errors import SwarmError, UsageError
 from swarmnet.net.hold import Hold
 from swarmnet.net.identity import Identity
 from swarmnet.net.leash import leashed
+from swarmnet.net.ports import check_free
 
 START_TIMEOUT_S = 15.0
 PREFIX = "swarmnet-p2pd-"
@@ -31,10 +32,14 @@ STOP_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Where a node listens. announce: multiaddrs to tell others instead. client: ask only, listen nowhere."""
+    """Where a node listens. announce: multiaddrs to tell others instead. client: ask only, listen nowhere.
+
+    first: the port to try first where `port` is 0.
+    """
 
     host: str = "127.0.0.1"
     port: int = 0
+    first: int = 0
     announce: tuple[str, ...] = ()
     client: bool = False
 
@@ -53,6 +58,7 @@ class Daemon(asyncio.SubprocessProtocol):
         self._ready = asyncio.Event()
         self._output = b""
         self._transport: asyncio.SubprocessTransport | None = None
+        self._claim: socket.socket | None = None
 
     @classmethod
     async def start(cls, identity: Identity, listen: Listen) -> Daemon:
@@ -60,10 +66,13 @@ class Daemon(asyncio.SubprocessProtocol):
 
         Raises UsageError if the address cannot be listened on, DaemonFailed if p2pd does not come up.
         """
+        claim: socket.socket | None = None
         if not listen.client:
-            _check_free(listen.host, listen.port)
+            port, claim = _take_port(listen)
+            listen = replace(listen, port=port)
         _sweep()
         self = cls(*_own_directory())
+        self._claim = claim
         try:
             await self._start(identity, listen)
         except BaseException:
@@ -112,6 +121,8 @@ class Daemon(asyncio.SubprocessProtocol):
                 with contextlib.suppress(ProcessLookupError):
                     self._transport.kill()
             self._transport.close()
+        if self._claim is not None:
+            self._claim.close()
         shutil.rmtree(self._directory, ignore_errors=True)
         self._hold.release()
 
@@ -179,17 +190,31 @@ def _listening(listen: Listen) -> list[str]:
     return arguments
 
 
-def _check_free(host: str, port: int) -> None:
-    """p2pd shares a taken port (SO_REUSEPORT) without a word, so look before. Raises UsageError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)      # a port in TIME_WAIT is free
-        try:
-            probe.bind((host, port))
-            probe.listen()                     # bind alone succeeds next to a listener that set SO_REUSEADDR only
-        except OSError as error:
-            advice = (
-                "choose another dht_port" if error.errno == errno.EADDRINUSE
-                else "host must be the IP address of one of this machine's interfaces, or 0.0.0.0"
-            )
-            raise UsageError(f"cannot listen on {host} port {port} ({error.strerror or error}): {advice}") from error
+def _take_port(listen: Listen) -> tuple[int, socket.socket | None]:
+    """(the port to listen on, what claims it as long as it is open). Raises UsageError if a fixed one is taken."""
+    if not listen.port and listen.first:
+        with contextlib.suppress(UsageError):
+            return _take_port(replace(listen, port=listen.first))
+    claim = _claimed(listen.port) if listen.port else None
+    try:
+        check_free(listen.host, listen.port, option="dht_port")         # p2pd would share a taken port silently
+    except UsageError:
+        if claim is not None:
+            claim.close()
+        raise
+    return listen.port, claim
+
+
+def _claimed(port: int) -> socket.socket | None:
+    """Keep others of us away from a port between our look at it and the daemon's listening: two that start at the same
+    moment would both find it free. A name that the kernel forgets with its owner. Raises UsageError if it is claimed.
+    """
+    if sys.platform != "linux":
+        return None
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0swarmnet-dht-port-{port}")
+    except OSError as error:
+        claim.close()
+        raise UsageError(f"cannot listen on port {port} (another peer does): choose another dht_port") from error
+    return claim

@@ -10,6 +10,7 @@ import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from swarmnet.config.peer import PeerConfig
 from swarmnet.ids import PeerId, RunId
@@ -21,6 +22,7 @@ from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
 from swarmnet.net.own_dir import own_identity
+from swarmnet.net.ports import LastPorts
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.net.tls import open_authority
 from swarmnet.net.transport import Service
@@ -37,6 +39,7 @@ class Endpoint:
     incarnation: int
     numerics: str
     run: RunId
+    dir: Path
 
     @property
     def me(self) -> PeerId:
@@ -60,6 +63,7 @@ class Endpoint:
         """Answer others as `service`, and keep my place in the DHT."""
         self.transport.service = service
         async with self.transport, asyncio.TaskGroup() as group:
+            LastPorts(self.transport.port, self.directory.port).keep(self.dir)
             keeping = group.create_task(self.directory.run())
             try:
                 yield
@@ -74,10 +78,12 @@ async def open_endpoint(
     """Take the identity, which nobody else may be meanwhile, and join the DHT. Raises UsageError with what to do."""
     with own_identity(config.dir) as identity:
         announced = announced_at(config.announce, identity.peer, port=config.port, dht_port=config.dht_port)
+        last = LastPorts.read(config.dir)
         directory = await DhtDirectory.start(
             identity, run, num_stages=manifest.cut.stages, host=config.host, port=config.dht_port,
             bootstrap=config.bootstrap, state_dir=config.dir,
             announce=[str(address) for address in announced["dht_port"]],
+            first_port=0 if last.dht_port == config.port else last.dht_port,
         )
         try:
             def addresses(peer: PeerId) -> Sequence[str]:
@@ -91,12 +97,13 @@ async def open_endpoint(
                 addresses=addresses,
                 host=config.host,
                 port=config.port,
+                first_port=last.port,
                 announce=announced["port"],
                 numerics=numerics,
                 config=GrpcConfig(
                     max_payload_bytes=limits.max_payload_mib << 20, max_clock_offset_s=limits.max_clock_offset_s
                 ),
             )
-            yield Endpoint(identity, directory, transport, secrets.randbits(62), numerics, run)
+            yield Endpoint(identity, directory, transport, secrets.randbits(62), numerics, run, config.dir)
         finally:
             await directory.close()

@@ -8,6 +8,7 @@ or `start` and `close` it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
@@ -27,6 +28,7 @@ from swarmnet.net.grpc_line import Dialling, Line
 from swarmnet.net.grpc_link import Link
 from swarmnet.net.grpc_options import LISTENER_OPTIONS, GrpcConfig, tune_allocator
 from swarmnet.net.identity import Identity
+from swarmnet.net.ports import check_free
 from swarmnet.net.tls import Admission, Leaf
 from swarmnet.net.traffic import Traffic
 from swarmnet.net.transport import Service
@@ -41,7 +43,7 @@ class GrpcTransport:
 
     run: None for somebody who joins and can only ask for a manifest. addresses: where a peer listens (multiaddrs),
     asked at every dial. announce: addresses to publish instead of the one bound. `service` must be set before `start`.
-    listens: False for somebody who only calls, and then has no port.
+    listens: False for somebody who only calls, and then has no port. first_port: tried first where `port` is 0.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class GrpcTransport:
         port: int = 0,
         announce: Sequence[Address] = (),
         listens: bool = True,
+        first_port: int = 0,
         numerics: str = "",
         config: GrpcConfig = GrpcConfig(),  # noqa: B008
         greeter: Greeter | None = None,
@@ -64,6 +67,7 @@ class GrpcTransport:
         self.service = service
         self.traffic = Traffic()
         self._host, self._port, self._announce = host, port, tuple(announce)
+        self._first_port = 0 if port else first_port
         self._config = config
         self._leaf = Leaf(identity, admission)
         self._greeter = greeter or Greeter(run, numerics, config.max_clock_offset_s)
@@ -93,13 +97,25 @@ class GrpcTransport:
         listener = grpc.aio.server(options=LISTENER_OPTIONS)
         callee = Callee(self._greeter, self._greeted, self._the_service, self._link_ended, self._config, self.traffic)
         listener.add_generic_rpc_handlers((callee,))
-        at = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+        first = 0
+        if self._first_port:
+            with contextlib.suppress(UsageError, RuntimeError):      # taken, or taken meanwhile: any free one will do
+                check_free(self._host, self._first_port, option="port")      # gRPC would complain on standard error
+                first = self._bind(listener, self._first_port)
         try:
-            self._port = listener.add_secure_port(at, self._leaf.listener_credentials())
+            self._port = first or self._bind(listener, self._port)
         except RuntimeError as error:
-            raise UsageError(f"cannot listen on {at}: choose another --port, or 0 for a free one") from error
+            raise UsageError(
+                f"cannot listen on {self._at(self._port)}: choose another --port, or 0 for a free one") from error
         await listener.start()
         return listener
+
+    def _bind(self, listener: grpc.aio.Server, port: int) -> int:
+        bound: int = listener.add_secure_port(self._at(port), self._leaf.listener_credentials())
+        return bound
+
+    def _at(self, port: int) -> str:
+        return f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
 
     async def close(self) -> None:
         """Break all links and calls, both ways. Idempotent."""

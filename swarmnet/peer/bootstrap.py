@@ -12,6 +12,7 @@ from swarmnet.config.peer import PeerConfig
 from swarmnet.net.announced import announced_at
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.own_dir import own_identity
+from swarmnet.net.ports import LastPorts
 from swarmnet.net.stop import stopped_by_signal
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import loopback_last
@@ -34,8 +35,10 @@ async def _serve(config: PeerConfig) -> int:
         directory = await DhtDirectory.start(
             identity, None, num_stages=0, host=config.host, port=config.dht_port, bootstrap=config.bootstrap,
             state_dir=config.dir, announce=[str(address) for address in announced["dht_port"]],
+            first_port=LastPorts.read(config.dir).dht_port,
         )
         try:
+            LastPorts(dht_port=directory.port).keep(config.dir)
             for address in loopback_last(directory.maddrs):
                 print(address, flush=True)
                 log.event(f"others join a run with `swarmnet join swarm:RUN_ID@{address}`")

@@ -1,0 +1,70 @@
+"""Is a port free, and which ones a process had last: it comes back where others remember it.
+
+A link names a DHT port, and records that are still fresh name a data port. Where the operator fixed neither, the last
+ones are tried first, and any free one is taken if they are not to be had. What is kept is a hint, in the process's own
+directory: a missing or torn file is no hint.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from swarmnet.errors import UsageError
+from swarmnet.telemetry.log import get
+
+FILE = "ports.json"
+
+log = get(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LastPorts:
+    """0: none."""
+
+    port: int = 0
+    dht_port: int = 0
+
+    @classmethod
+    def read(cls, directory: Path) -> LastPorts:
+        """What `keep` wrote into `directory`; zeros for whatever is not a port."""
+        try:
+            found = json.loads((directory / FILE).read_bytes())
+        except (OSError, ValueError):
+            return cls()
+        ports = found if isinstance(found, dict) else {}
+        return cls(*(_port(ports.get(name)) for name in ("port", "dht_port")))
+
+    def keep(self, directory: Path) -> None:
+        """Write, whole or not at all. A disk that cannot take it costs the hint."""
+        path = directory / FILE
+        try:
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+            os.replace(temporary, path)
+        except OSError as error:
+            log.warning("ports_not_kept", path=str(path), error=str(error))
+
+
+def check_free(host: str, port: int, *, option: str) -> None:
+    """Raises UsageError, in the name of `option`, if nobody can listen there; it may be taken a moment later."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)      # a port in TIME_WAIT is free
+        try:
+            probe.bind((host, port))
+            probe.listen()                     # bind alone succeeds next to a listener that set SO_REUSEADDR only
+        except OSError as error:
+            advice = (
+                f"choose another {option}" if error.errno == errno.EADDRINUSE
+                else "host must be the IP address of one of this machine's interfaces, or 0.0.0.0"
+            )
+            raise UsageError(f"cannot listen on {host} port {port} ({error.strerror or error}): {advice}") from error
+
+
+def _port(value: object) -> int:
+    return value if type(value) is int and 0 < value < 65536 else 0
