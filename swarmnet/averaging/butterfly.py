@@ -183,6 +183,9 @@ class Butterfly:
             return
         losses = self._losses
         for chunk in chunks(request.start, request.stop):
+            if self._closed:                     # not one chunk more: what is encoded now counts as of the next round
+                yield Rejected(RejectCode.NOT_READY, "that round was abandoned")
+                return
             yield PartData((await self._engine.contribution(*chunk),), losses)
             losses = {}
 

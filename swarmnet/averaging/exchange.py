@@ -81,6 +81,7 @@ class Exchange:
             running_s=self._running_s, on_event=self._on_event,
         )
         self.close()
+        await self._engine.open_round(current.id)
         self._open = mine
         self._opened.set()
         self._opened = asyncio.Event()
@@ -132,6 +133,12 @@ class Exchange:
     def applied(self, stamp: Stamp, finished: Finished, commits: tuple[Commit, ...]) -> None:
         """The sum in the buffer has been applied: remember it for who is on the way (`trail`)."""
         self.trail.applied(stamp, finished, commits)
+
+    def forget(self) -> None:
+        """The run has gone back: what is in the buffer and in the trail is of a past that was given up."""
+        self.close()
+        self.trail.forget()
+        self._held = None
 
     def close(self) -> None:
         """The round is over or abandoned: serve its contribution no more."""
@@ -187,8 +194,10 @@ class Exchange:
             return Rejected(RejectCode.NOT_READY, "no state of my own right now")
         if here == request.stamp:
             return open_step
+        if here.restart != request.stamp.restart:
+            return Rejected(RejectCode.NOT_READY, "another restart of the run is followed here", here.step)
         if here.step < request.stamp.step:
-            return TrailStep(None, ())
+            return Rejected(RejectCode.NOT_READY, "behind that step", here.step)
         return Rejected(RejectCode.NOT_FOUND, "that step is not remembered here", here.step)
 
     # ------------------------------------------------------------ inside

@@ -20,7 +20,7 @@ AUTO_DEFAULT = "int8"
 LARGEST_FRACTION = 0.25
 LARGEST_RANK = 64
 
-_PLUG_IN = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)+", re.ASCII)
+_PLUG_IN = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)+")
 _MAX_CHARACTERS = 32
 
 
@@ -68,14 +68,19 @@ def auto_matrices(parameter: str | None) -> str:
     return parameter
 
 
+def travels_as(name: str) -> str:
+    """The codec that a contribution under `averaging.codec` carries on the wire."""
+    return {"auto": "mixed", "powersgd": "fp32"}.get(split(name)[0], name)
+
+
 def check_boundary(name: str) -> str:
     """`name`, if activations and their gradients may cross a stage boundary under it. Raises ValueError, in words."""
     if name in ELEMENTWISE or is_plug_in(name):
         return name
     family, _ = split(name)
     if family in ("topk", "powersgd"):
-        raise ValueError(f"{family} drops what it cannot send and makes up for it in later steps; activations have "
-                         f"none: choose one of {_listed(ELEMENTWISE)}")
+        raise ValueError(f"{family} makes up in later steps for what it drops, and activations have none: choose one "
+                         f"of {_listed(ELEMENTWISE)}")
     raise ValueError(f"must be one of {_listed(ELEMENTWISE)}, or a plug-in's such as acme.ternary")
 
 
@@ -85,12 +90,10 @@ def check_averaging(name: str) -> str:
     match family:
         case "topk":
             fraction(parameter)
-        case "powersgd":
-            rank(parameter)
         case "auto":
             auto_matrices(parameter)
         case _ if name not in ("int64", *ELEMENTWISE) and not is_plug_in(name):
-            raise ValueError(f"must be one of {_listed(('int64', *ELEMENTWISE, 'auto', 'topk:F', 'powersgd:R'))}, "
+            raise ValueError(f"must be one of {_listed(('int64', *ELEMENTWISE, 'auto', 'topk:F'))}, "
                              "or a plug-in's such as acme.ternary")
     return name
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from swarmnet.config.table import Count, Positive, Seconds, Table
+from swarmnet.manifest.codec_names import check_averaging, check_boundary
 
 Above0 = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 Digest = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
-Codec = Literal["fp32", "bf16", "int8"]
+BoundaryCodec = Annotated[str, AfterValidator(check_boundary)]
+SumCodec = Annotated[str, AfterValidator(check_averaging)]
 
 
 class Model(Table):
@@ -123,8 +125,10 @@ class Numerics(Table):
 class Wire(Table):
     """Codecs of what crosses a stage boundary."""
 
-    activations: Codec = Field(default="fp32", description='"fp32", "bf16" or "int8": what goes forward')
-    gradients: Codec = Field(default="fp32", description='"fp32", "bf16" or "int8": what comes back')
+    activations: BoundaryCodec = Field(
+        default="fp32", description='"fp32", "bf16", "int8", ... (see docs/codecs.md): what goes forward'
+    )
+    gradients: BoundaryCodec = Field(default="fp32", description='"fp32", "bf16", "int8", ...: what comes back')
 
 
 class Averaging(Table):
@@ -133,8 +137,9 @@ class Averaging(Table):
     sync: Literal["exact"] = Field(
         default="exact", description='"exact": no step is applied before every stage has committed it'
     )
-    codec: Literal["int64", "fp32", "bf16", "int8"] = Field(
-        default="int64", description='"int64" (deterministic mode), "fp32", "bf16" or "int8"'
+    codec: SumCodec = Field(
+        default="int64",
+        description='"int64" (deterministic mode), "fp32", "bf16", "int8", "auto", ...; see docs/codecs.md',
     )
     reducer: Literal["sum", "norm_clip", "trimmed_mean", "median", "centered_clip"] = Field(
         default="sum", description='"sum" (exact), "norm_clip", "trimmed_mean", "median" or "centered_clip"'
@@ -218,6 +223,11 @@ class Manifest(Table):
             raise ValueError("model.tie_embeddings = true needs both ends in one stage: untie, or set cut.stages = 1")
         if (self.numerics.mode == "deterministic") != (self.averaging.codec == "int64"):
             raise ValueError('averaging.codec = "int64" and numerics.mode = "deterministic" go together')
+        if self.averaging.codec.startswith("topk") and self.averaging.reducer in ("median", "trimmed_mean"):
+            raise ValueError(
+                f'averaging.codec = "{self.averaging.codec}" leaves most elements of every contribution zero, and so '
+                f'is their {self.averaging.reducer.replace("_", " ")}: choose another reducer or codec'
+            )
         if self.numerics.mode == "deterministic" and self.averaging.reducer != "sum":
             raise ValueError(
                 f'averaging.reducer = "{self.averaging.reducer}" gives up exact sums: set numerics.mode = "fp32" and '

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from swarmnet.errors import BadMessage, Overflow, RejectCode
+from swarmnet.manifest.codec_names import travels_as
 from swarmnet.manifest.schema import Manifest
 from swarmnet.stage.accumulator import MAX_SUM, check_fixed_point, largest_magnitude, sum_dtype
 from swarmnet.stage.engine import Clipped, Contribution
@@ -26,7 +27,7 @@ class PartReducer:
     """Reduces parts of one run. On the CPU: contributions come from the network and return to it."""
 
     def __init__(self, manifest: Manifest) -> None:
-        self._codec, self._rule = manifest.averaging.codec, rule_of(manifest.averaging)
+        self._codec, self._rule = travels_as(manifest.averaging.codec), rule_of(manifest.averaging)
         self._dtype = sum_dtype(manifest.numerics)
         self._fixed_point = manifest.numerics.mode == "deterministic"
         self.needs_center = manifest.averaging.reducer == "centered_clip"

@@ -50,6 +50,11 @@ class ReplicaState:
         """Length of the flat gradient."""
         return self.edges[-1]
 
+    @property
+    def parameter_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """(name, shape) of every parameter, in canonical order."""
+        return [(name, tuple(p.shape)) for name, p in zip(self._names, self._parameters, strict=True)]
+
     def weights(self) -> dict[str, Tensor]:
         """Copies of the weights, by name, on the CPU."""
         return {name: p.detach().to("cpu", copy=True) for name, p in zip(self._names, self._parameters, strict=True)}

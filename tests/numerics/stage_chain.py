@@ -25,6 +25,9 @@ MODEL = Model(
     vocab_size=61, hidden_size=32, intermediate_size=56, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=8
 )
 
+ROUND = RoundId(Ballot(0, PeerId("peer")), 0)
+"""Of every step: ids repeat from step to step."""
+
 
 def tiny(stages: int = 2, *, mode: str = "deterministic", model: Model = MODEL, microbatches: int = 4,
          layers: str | tuple[int, ...] = "auto", **optimizer: object) -> Manifest:
@@ -109,6 +112,8 @@ class StageChain:
         """Average every stage's accumulators, commit, apply everywhere."""
         commits = []
         for stage, replicas in enumerate(self.engines):
+            for engine in replicas:
+                await engine.open_round(ROUND)
             installed = {await engine.install(await self.reduced(replicas, parts)) for engine in replicas}
             assert len(installed) == 1
             digest, square = installed.pop()
@@ -142,8 +147,7 @@ class StageChain:
 
 def commit(stage: int, step: int, digest: bytes, loss: float, num_tokens: int, square: float) -> Commit:
     """A commit as the protocol would have made it."""
-    round_id = RoundId(Ballot(0, PeerId("peer")), 0)
-    return Commit(stage, step, Chain(""), round_id, digest, num_tokens, loss, square)
+    return Commit(stage, step, Chain(""), ROUND, digest, num_tokens, loss, square)
 
 
 @contextlib.asynccontextmanager

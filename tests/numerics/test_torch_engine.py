@@ -101,7 +101,7 @@ def test_the_engine_meets_its_contract_by_type_too() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("codec", ["bf16", "int8"])
+@pytest.mark.parametrize("codec", ["bf16", "fp16", "int8", "bnb8", "nf4"])
 def test_lossy_wires_train(codec: str) -> None:
     manifest = tiny(3).model_copy(update={"wire": Wire(activations=codec, gradients=codec)})
 
@@ -115,7 +115,7 @@ def test_lossy_wires_train(codec: str) -> None:
     run(scenario, manifest)
 
 
-@pytest.mark.parametrize("codec", ["bf16", "int8"])
+@pytest.mark.parametrize("codec", ["bf16", "fp16", "int8", "bnb8", "nf4", "auto", "auto:nf4", "topk:0.05"])
 def test_replicas_stay_equal_under_lossy_averaging(codec: str) -> None:
     manifest = tiny(2, mode="fp32").model_copy(update={"averaging": Averaging(codec=codec)})
 

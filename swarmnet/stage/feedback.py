@@ -1,0 +1,84 @@
+"""Error feedback: what a codec could not send of a sum is owed, and sent with a later one (arXiv:1809.07599).
+
+    send   = what the codec makes of (gradient + residual)
+    owed   = gradient + residual - send
+
+`owed` becomes the residual only when the sum of that very round is applied. A round that is abandoned leaves the
+residual as it was. A void drops it, and what is owed with it: it is void with its accumulator.
+
+A reducer loses something too, when it encodes the sum of its part. It owes that itself, on top: over all replicas,
+what is applied and what is left in residuals always add up to what was computed and what was left before. Hence it
+does not matter who reduces which part in which round.
+
+The residual belongs to one replica: others need it neither to verify a sum nor to follow. Knows no codecs and no
+peers. Compute thread only.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.ids import RoundId
+
+
+class Feedback:
+    """The residual of one replica: fp32 [num_elements], zeros at first."""
+
+    def __init__(self, num_elements: int, *, device: torch.device) -> None:
+        self.residual = torch.zeros(num_elements, device=device)
+        self._voids = 0
+        self._round: RoundId | None = None
+        self._owed: dict[tuple[int, int], Tensor] = {}       # of my contribution, instead of the residual
+        self._lost: dict[tuple[int, int], Tensor] = {}       # of sums I encoded, on top of it
+
+    def at(self, voids: int) -> None:
+        """The accumulator's void count now: if it has moved, nothing is owed any more. Say so before all else."""
+        if voids != self._voids:
+            self._voids = voids
+            self.residual.zero_()
+            self._forget()
+
+    def begin(self, round_id: RoundId) -> None:
+        """What is sent from now on is sent in that round."""
+        if round_id != self._round:
+            self._forget()
+            self._round = round_id
+
+    def corrected(self, gradient: Tensor, start: int) -> Tensor:
+        """What should be sent of these elements, the first at `start`: fresh memory."""
+        return gradient + self.residual[start : start + gradient.numel()]
+
+    def contributed(self, corrected: Tensor, sent: Tensor, start: int) -> None:
+        """Of `corrected`, `sent` is what others decode. The same elements again replace what was said before."""
+        self._owed[start, start + corrected.numel()] = corrected - sent
+
+    def reduced(self, total: Tensor, sent: Tensor, start: int) -> None:
+        """Of a part's sum `total`, `sent` is what everybody installs."""
+        self._lost[start, start + total.numel()] = (total - sent).to(self.residual.device)
+
+    def applied(self, round_id: RoundId) -> None:
+        """The sum of that round has been applied, whether it was mine or another."""
+        if round_id == self._round:
+            for (start, stop), owed in self._owed.items():
+                self.residual[start:stop] = owed
+            for (start, stop), lost in self._lost.items():
+                self.residual[start:stop] += lost
+        self._forget()
+
+    def take_over(self, residual: Tensor, *, voids: int) -> None:
+        """Go on from a residual that was saved. Raises BadMessage: BAD_SHAPE, NON_FINITE; unchanged then."""
+        if residual.shape != self.residual.shape or residual.dtype != torch.float32:
+            raise BadMessage(RejectCode.BAD_SHAPE, "not this stage's residual", shape=tuple(residual.shape))
+        if residual.numel() and not math.isfinite(residual.abs().max().item()):
+            raise BadMessage(RejectCode.NON_FINITE, "NaN or infinity in a residual")
+        self.at(voids)
+        self._forget()
+        self.residual.copy_(residual)
+
+    def _forget(self) -> None:
+        self._round = None
+        self._owed, self._lost = {}, {}

@@ -1,0 +1,75 @@
+"""How sums of gradients travel in this run: under which codec, and with what memory of what was lost.
+
+Stands between the accumulator, which is flat and whole, and a `Packed`, which is one piece under one codec. Knows no
+rounds but their ids and no peers. Compute thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from swarmnet.ids import RoundId
+from swarmnet.manifest.codec_names import auto_matrices, split, travels_as
+from swarmnet.messages import Packed
+from swarmnet.stage.codec_choice import Parameter, runs
+from swarmnet.stage.feedback import Feedback
+from swarmnet.wire import codecs
+
+
+class SumCodec:
+    """contributed, reduced: the codecs that a contribution and a reduced piece carry by name.
+
+    codec: `averaging.codec` of the manifest. parameters: all of the stage's, in canonical order. Raises UsageError if
+    another distribution is to bring the codec and does not.
+    """
+
+    def __init__(self, codec: str, parameters: Sequence[Parameter], num_elements: int, *, device: torch.device) -> None:
+        self.contributed = travels_as(codec)
+        found = codecs.use(self.contributed)
+        self.reduced = found.reduced
+        family, parameter = split(codec)
+        self._matrices = auto_matrices(parameter) if family == "auto" else None
+        self._parameters = tuple(parameters)
+        coarse = found.feedback or (self._matrices is not None and codecs.find(self._matrices).feedback)
+        self._loses_twice = self._matrices is not None or codecs.find(self.reduced).feedback
+        self.feedback = Feedback(num_elements, device=device) if coarse else None
+
+    def begin(self, round_id: RoundId) -> None:
+        """A round begins: what is encoded from now on belongs to it."""
+        if self.feedback is not None:
+            self.feedback.begin(round_id)
+
+    def contribution(self, total: Tensor, start: int, stop: int, *, voids: int) -> Packed:
+        """Elements [start, stop) of the accumulator `total`, and what is still owed of them. Raises NON_FINITE."""
+        piece = total[start:stop]
+        if self.feedback is None:
+            return self._encode(self.contributed, piece.clone(), start)   # a Packed may view its tensor, which moves on
+        self.feedback.at(voids)
+        corrected = self.feedback.corrected(piece, start)
+        packed = self._encode(self.contributed, corrected, start)
+        self.feedback.contributed(corrected, codecs.decode(packed, device=corrected.device), start)
+        return packed
+
+    def sum(self, total: Tensor, start: int, *, voids: int) -> Packed:
+        """A reduced piece, on the CPU; do not change `total` afterwards. Raises NON_FINITE."""
+        packed = self._encode(self.reduced, total, start)
+        if self.feedback is not None and self._loses_twice:
+            self.feedback.at(voids)
+            self.feedback.reduced(total, codecs.decode(packed), start)
+        return packed
+
+    def applied(self, round_id: RoundId, *, voids: int) -> None:
+        """The sum of that round has been applied."""
+        if self.feedback is not None:
+            self.feedback.at(voids)
+            self.feedback.applied(round_id)
+
+    def _encode(self, codec: str, piece: Tensor, start: int) -> Packed:
+        if self._matrices is None:
+            return codecs.encode(codec, piece)
+        return codecs.encode_runs(
+            runs(self._parameters, start, start + piece.numel(), matrices=self._matrices), piece
+        )
