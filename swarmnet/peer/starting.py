@@ -177,6 +177,8 @@ class Starting:
         """Ask where from, take it, and again until there is state. beyond: what is not newer than this is no help."""
         while True:
             self.consider()
+            if self._tasks[stage] is not asyncio.current_task():
+                return  # the run goes on from elsewhere: another task has this replica now
             mine = self._mine(stage)
             others = [h for h in self.everybody() if h.peer != mine.peer]
             source = self.restarts.source(mine, others, held=self._replicas[stage].held, beyond=beyond)
