@@ -54,6 +54,10 @@ class Trail:
         """Somebody is on the way: keep sums for a while from now on."""
         self._until = asyncio.get_running_loop().time() + KEEP_S
 
+    def forget(self) -> None:
+        """The run has gone back: these steps are of a past that was given up."""
+        self._steps.clear()
+
     def applied(self, stamp: Stamp, finished: Finished, commits: tuple[Commit, ...]) -> None:
         """The step of `stamp` is over; its sum is in the engine's buffer until `save`."""
         self._steps = {at: kept for at, kept in self._steps.items() if kept.data is not None}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 from swarmnet.averaging.exchange import Exchange, pieces
 from swarmnet.averaging.trail import KEEP_S, Trail
 from swarmnet.errors import RejectCode
-from swarmnet.ids import Ballot, Chain, PeerId, RoundId
+from swarmnet.ids import Ballot, Chain, PeerId, Restart, RoundId
 from swarmnet.messages import Commit, Finished, Packed, Part, Rejected, Stamp, TrailRequest, TrailStep
 from swarmnet.simulate.clock import VirtualLoop
 
@@ -145,12 +146,34 @@ def test_where_a_donor_stands_decides_what_it_tells() -> None:
             return exchange.follow(TrailRequest(stamp(step)), stamp(5), opened)
 
         assert ask(4) == TrailStep(finished(4), commits(4)) and ask(5) == opened
-        assert ask(6) == TrailStep(None, ()), "whoever is ahead of me is level"
+        ahead, elsewhere = ask(6), exchange.follow(
+            TrailRequest(replace(stamp(5), restart=Restart(1, 5))), stamp(5), opened
+        )
+        for answer in (ahead, elsewhere):
+            assert isinstance(answer, Rejected) and answer.code is RejectCode.NOT_READY, "I cannot say what came next"
         past, forked = ask(3), exchange.follow(TrailRequest(Stamp(5, 1, Chain("ff" * 32))), stamp(5), opened)
         for answer in (past, forked):
             assert isinstance(answer, Rejected) and answer.code is RejectCode.NOT_FOUND
         nowhere = exchange.follow(TrailRequest(stamp(5)), None, opened)
         assert isinstance(nowhere, Rejected) and nowhere.code is RejectCode.NOT_READY
+
+    play(story())
+
+
+def test_a_run_that_went_back_leaves_nothing_behind() -> None:
+    async def story() -> None:
+        buffer = Buffer()
+        exchange = Exchange(ME, buffer, None, lambda at, number: finished(9), num_tokens=1)  # type: ignore[arg-type]
+        trail = exchange.trail
+        trail.wanted()
+        await play_steps(trail, buffer, 0, 3)
+        async with asyncio.TaskGroup() as group:
+            saving = group.create_task(trail.save(stamp(3), finished(3).id))
+            await asyncio.sleep(0.05)
+            exchange.forget()
+        assert saving.done() and all(trail.step(stamp(step)) is None for step in range(4))
+        trail.applied(stamp(1), finished(1), commits(1))
+        assert trail.step(stamp(1)) is not None
 
     play(story())
 
