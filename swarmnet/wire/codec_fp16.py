@@ -64,7 +64,7 @@ class Fp16:
             if largest >= _EXPONENT:
                 raise non_finite((num_elements,))
             if largest >= _BEYOND:
-                raise malformed("an fp16 number of 2^15 or more", code=largest)
+                raise malformed("an fp16 number of 2^15 or more", bits=largest)
 
     def encode(self, x_N: torch.Tensor) -> torch.Tensor:
         """Block by block."""

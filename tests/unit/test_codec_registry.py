@@ -1,0 +1,185 @@
+"""Codecs by name: ours cannot be replaced, others' are loaded when a manifest asks for them, never when a peer does."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from swarmnet.errors import BadMessage, UsageError
+from swarmnet.manifest.codec_names import check_averaging, check_boundary, is_plug_in
+from swarmnet.messages import Packed
+from swarmnet.wire import codec_registry, codecs
+
+SIGN = '''
+import torch
+
+class Sign:
+    """Signs under one scale."""
+    dtype, feedback = "float32", True
+
+    def __init__(self, parameter):
+        self.name = self.reduced = "acme.sign" if parameter is None else f"acme.sign:{parameter}"
+
+    def sizes(self, num_elements):
+        return num_elements, num_elements
+
+    def check(self, data, num_elements):
+        pass
+
+    def encode(self, x_N):
+        return x_N.sign().to(torch.int8)
+
+    def decode(self, data, out_N, *, add):
+        out_N.add_(data.view(torch.int8)) if add else out_N.copy_(data.view(torch.int8))
+
+    def bound(self, x_N):
+        return (x_N.sign() - x_N).abs().double()
+
+class Thief(Sign):
+    def __init__(self, parameter):
+        self.name = self.reduced = "int8"
+
+class Half:
+    name, dtype, reduced = "acme.half", "float32", "acme.half"
+    def __init__(self, parameter): ...
+
+class Vague(Sign):
+    def sizes(self, num_elements):
+        return num_elements
+
+class Endless(Sign):
+    def sizes(self, num_elements):
+        return 0, 1 << 60
+
+def broken(parameter):
+    raise RuntimeError("no kernels here")
+'''
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Put a distribution with these entry points on the path, as an installer would."""
+
+    def put(distribution: str, entries: dict[str, str]) -> None:
+        site = tmp_path / distribution
+        info = site / f"{distribution.replace('-', '_')}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+        lines = [f"{name} = {target}" for name, target in entries.items()]
+        (info / "entry_points.txt").write_text("\n".join(["[swarmnet.codecs]", *lines]) + "\n")
+        (site / "acme_codecs.py").write_text(SIGN)
+        monkeypatch.syspath_prepend(str(site))
+        importlib.invalidate_caches()
+
+    monkeypatch.setattr(codec_registry, "_used", {})
+    monkeypatch.delitem(sys.modules, "acme_codecs", raising=False)
+    yield put
+    sys.modules.pop("acme_codecs", None)
+
+
+def test_a_plug_in_is_used_like_our_own(install) -> None:
+    install("acme-codecs", {"acme.sign": "acme_codecs:Sign"})
+    assert codecs.use("acme.sign") is codecs.use("acme.sign")
+    x = torch.tensor([3.0, -0.5, 0.0])
+    packed = codecs.encode("acme.sign", x)
+    assert codecs.decode(packed).tolist() == [1, -1, 0] and packed.num_bytes == 3
+    total = torch.ones(3)
+    codecs.add_decoded(total, packed)
+    assert total.tolist() == [2, 0, 1]
+    assert codecs.use("acme.sign:7").name == "acme.sign:7"
+
+
+def test_what_a_peer_sends_loads_nothing(install) -> None:
+    install("acme-codecs", {"acme.sign": "acme_codecs:Sign"})
+    with pytest.raises(BadMessage, match="unknown codec"):
+        codecs.decode(Packed("acme.sign", (3,), bytes(3)))
+    assert "acme_codecs" not in sys.modules
+
+
+def test_a_plug_in_cannot_take_our_names(install) -> None:
+    install("thief", {"int8": "acme_codecs:Thief", "topk": "acme_codecs:Thief", "acme.int8": "acme_codecs:Thief"})
+    ours = codecs.find("int8")
+    assert codecs.use("int8") is ours and "acme_codecs" not in sys.modules
+    assert codecs.use("topk:0.01").name == "topk:0.01" and "acme_codecs" not in sys.modules
+    with pytest.raises(UsageError, match="distribution thief is no such codec: it is 'int8'"):
+        codecs.use("acme.int8")
+    assert codecs.find("int8") is ours
+
+
+@pytest.mark.parametrize(
+    ("target", "line"),
+    [
+        ("acme_codecs:broken", "cannot be loaded: RuntimeError: no kernels here"),
+        ("acme_codecs:missing", "cannot be loaded: AttributeError"),
+        ("no_such_module:Sign", "cannot be loaded: ModuleNotFoundError"),
+        ("acme_codecs:Half", "is no codec: it has no feedback, no sizes, no check, no encode, no decode, no bound"),
+        ("acme_codecs:Vague", "takes 0 bytes for 0 elements: not"),
+        ("acme_codecs:Endless", "for 0 elements: not"),
+    ],
+)
+def test_a_bad_plug_in_is_named_with_its_distribution(install, target: str, line: str) -> None:
+    install("acme-codecs", {"acme.sign": target, "acme.half": target})
+    name = "acme.half" if target.endswith("Half") else "acme.sign"
+    with pytest.raises(UsageError) as caught:
+        codecs.use(name)
+    assert str(caught.value).startswith(f"codec {name} of distribution acme-codecs ") and line in str(caught.value)
+
+
+def test_two_that_bring_the_same_codec_are_named(install) -> None:
+    install("acme-codecs", {"acme.sign": "acme_codecs:Sign"})
+    install("other-codecs", {"acme.sign": "acme_codecs:Sign"})
+    with pytest.raises(UsageError, match=r"brought by acme-codecs and by other-codecs; uninstall all but one"):
+        codecs.use("acme.sign")
+
+
+def test_a_missing_plug_in_says_what_to_do() -> None:
+    with pytest.raises(UsageError, match=r"no installed distribution has an entry point 'acme\.none'"):
+        codecs.use("acme.none:3")
+
+
+@pytest.mark.parametrize("name", ["int9", "topk", "topk:0.010", "topk:nan", "topk:2.0", "", "auto", "x" * 1000])
+def test_no_name_but_ours_is_found(name: str) -> None:
+    with pytest.raises(BadMessage, match="unknown codec"):
+        codecs.find(name)
+    with pytest.raises(UsageError):
+        codecs.use(name)
+
+
+# ---------------------------------------------------------------- names in a manifest
+
+
+@pytest.mark.parametrize("name", ["fp32", "fp16", "int8", "bnb8", "nf4", "acme.sign", "acme.sign:3", "a-b.c_d.e"])
+def test_names_that_are_good_everywhere(name: str) -> None:
+    assert check_boundary(name) == check_averaging(name) == name
+
+
+@pytest.mark.parametrize("name", ["int64", "auto", "auto:nf4", "topk:0.01", "topk:0.25", "topk:1e-05"])
+def test_names_that_are_good_for_sums_alone(name: str) -> None:
+    assert check_averaging(name) == name
+    with pytest.raises(ValueError, match="fp32, bf16, fp16, int8, bnb8, nf4"):
+        check_boundary(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("int9", "must be one of int64, fp32"), ("sparse", "must be one of"), ("mixed", "must be one of"),
+        ("uint8", "must be one of"), ("int8:3", "must be one of"), ("", "must be one of"), ("acme.", "must be one of"),
+        ("acme.sign:", "must be one of"), ("Acme.sign", "must be one of"), ("acme.sign" * 9, "must be one of"),
+        ("topk", "such as topk:0.01"), ("topk:", "such as topk:0.01"), ("topk:0", "such as topk:0.01"),
+        ("topk:0.5", "at most 0.25"), ("topk:nan", "above 0"), ("topk:-0.1", "above 0"),
+        ("topk:0.010", "write topk:0.01"), ("topk: 0.01", "write topk:0.01"), ("topk:.01", "write topk:0.01"),
+        ("auto:int8", "others: auto:bf16"), ("auto:fp32", "others: auto:bf16"), ("auto:topk", "others: auto:bf16"),
+    ],
+)
+def test_other_names_are_refused_in_words(name: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check_averaging(name)
+
+
+def test_ours_are_never_spelled_as_others() -> None:
+    assert not any(map(is_plug_in, (*codecs.NAMES, "topk:0.01", "auto:nf4")))
