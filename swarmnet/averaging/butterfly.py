@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
-from swarmnet.averaging.parts import Range, chunks, parts
+from swarmnet.averaging.parts import Range, chunk_elements, chunks, parts
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Indexes, Packed, Part, PartData, Rejected, Round, Running
@@ -52,7 +52,8 @@ class Butterfly:
             peer: indexes for peer, _, indexes in current.contributions if indexes
         }
         cut = parts(engine.num_elements, [0] * len(current.receivers))
-        self._chunks = {peer: chunks(*part) for peer, part in zip(current.receivers, cut, strict=True)}
+        self._size = chunk_elements(engine.num_elements, len(cut))
+        self._chunks = {peer: chunks(*part, self._size) for peer, part in zip(current.receivers, cut, strict=True)}
         loop = asyncio.get_running_loop()
         self._mine: dict[Range, asyncio.Future[Packed]] = {
             chunk: loop.create_future() for chunk in self._chunks.get(me, ())
@@ -182,7 +183,7 @@ class Butterfly:
             yield Rejected(RejectCode.NOT_FOUND, "I contribute nothing to that round")
             return
         losses = self._losses
-        for chunk in chunks(request.start, request.stop):
+        for chunk in chunks(request.start, request.stop, self._size):
             if self._closed:                     # not one chunk more: what is encoded now counts as of the next round
                 yield Rejected(RejectCode.NOT_READY, "that round was abandoned")
                 return

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from swarmnet.errors import BadMessage, RejectCode
 
-BLOCK_ELEMENTS = 1 << 18
+BLOCK_ELEMENTS = 1 << 16
 
 
 class SumBuffer:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.averaging.parts import chunks, parts, shares
+from swarmnet.averaging.parts import LEAST_CHUNK, MOST_CHUNK, chunk_elements, chunks, parts, shares
 
 BANDWIDTHS = st.lists(st.integers(0, 10**11), min_size=1, max_size=40)
 KNOWN = st.lists(st.integers(1, 10**11), min_size=3, max_size=12)
@@ -61,3 +61,11 @@ def test_chunks_cover_a_part_once_and_end_at_multiples(start: int, length: int, 
     assert cut and all(stop - begin <= size for begin, stop in cut)
     assert [element for begin, stop in cut for element in range(begin, stop)] == list(range(start, start + length))
     assert all(stop % size == 0 for _, stop in cut[:-1])
+
+
+@given(st.integers(0, 10**11), st.integers(1, 1000))
+def test_chunks_are_powers_of_two_and_several_make_a_part(num_elements: int, num_members: int) -> None:
+    size = chunk_elements(num_elements, num_members)
+    assert size & (size - 1) == 0 and LEAST_CHUNK <= size <= MOST_CHUNK
+    if size > LEAST_CHUNK:
+        assert num_elements // num_members >= 6 * size
