@@ -397,11 +397,13 @@ class SnapshotPiece:
 class TrailStep:
     """The answer to `TrailRequest`: the step's finished sum and its commits, as far as the callee knows them.
 
-    With a commit of every stage the step is over; the sum itself is fetched by `Part(kind="sum")`.
+    With a commit of every stage the step is over; the sum itself is fetched by `Part(kind="sum")`. last_commits: of the
+    step before, all or none: whoever is level then can tell them to a stage that is a step behind.
     """
 
     finished: Finished | None
     commits: tuple[Commit, ...]
+    last_commits: tuple[Commit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

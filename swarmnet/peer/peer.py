@@ -89,7 +89,8 @@ class Peer:
             self.replicas,
             Restarts(
                 manifest.cut.stages, training.total_steps, settle_s=self._timers.suspect_s,
-                lost_s=self._timers.long_silence_s, allow_drop=training.allow_drop, seed_until=training.checkpoint_every,
+                lost_s=self._timers.long_silence_s, allow_drop=training.allow_drop,
+                seed_until=training.checkpoint_every,
             ),
             Means(me, lambda: self.records, self._refresh, self._say, self._spawn, lambda: self._news.set()),
             pause_s=self._timers.heartbeat_s,
@@ -195,7 +196,7 @@ class Peer:
             case Part():
                 return self._serving(request.stamp.stage).exchange.serve(request)
             case SnapshotRequest():
-                return self._serving(request.stage).snapshot(request)
+                return self._serving(request.stage).snapshot(caller, request)
             case TrailRequest():
                 return self._serving(request.stamp.stage).trail(request)
             case _:

@@ -19,7 +19,7 @@ from swarmnet.ids import Chain, PeerId, RunId, first_chain, next_chain
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Answer, Commit, Finished, Packed, Process, SnapshotRequest, TrailRequest, TrailStep
 from swarmnet.net.transport import Transport
-from swarmnet.peer.restoring import Restoring
+from swarmnet.peer.restoring import Footing, Restoring
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.execution import Execution, Limits
 from swarmnet.pipeline.patience import Patience
@@ -103,11 +103,12 @@ class Replica:
         num_stages = manifest.cut.stages
         self.stage, self.engine, self._around = stage, engine, around
         self._first_chain = first_chain(around.run, stage)
+        shape = Shape(num_stages, manifest.training.microbatches, manifest.training.total_steps,
+                      manifest.protocol.keeper_term_steps, manifest.training.max_void)
         self.member = Member(
             around.me,
             stage,
-            Shape(num_stages, manifest.training.microbatches, manifest.training.total_steps,
-                  manifest.protocol.keeper_term_steps, manifest.training.max_void),
+            shape,
             timers,
             incarnation=around.incarnation,
             chain=self._first_chain,
@@ -160,8 +161,8 @@ class Replica:
             stage, engine, self._cut, seal, stored=self._checkpoint, piece_bytes=caps.piece_bytes
         )
         self._state = Restoring(
-            around.transport, engine, self.exchange, seal, stage=stage, num_stages=num_stages,
-            term_steps=manifest.protocol.keeper_term_steps, stand=self._stand, event=self._event,
+            around.transport, engine, self.exchange, seal,
+            Footing(lambda: self.member.restart, self._touch, self._stand, self._event), stage=stage, shape=shape,
         )
         self.checkpoints = Checkpointer(
             stage, engine, self._cut, around.disk,
@@ -238,7 +239,7 @@ class Replica:
             data = await asyncio.to_thread(make, self.stage, version=version, before=old, after=new)
             await self._take_over(data, version=version, becomes=version)
         except SwarmError as error:
-            self._event("join_failed", {"reason": f"the stage cannot be made from its neighbours: {error}"})
+            self._state.say_given_up(error, "the stage cannot be made from its neighbours: ")
             return False
         self._event("dropped", {
             "from": 0, "to": version, "microbatches": version * self._around.manifest.training.microbatches,
@@ -256,18 +257,21 @@ class Replica:
         fetcher = Fetcher(
             self._around.transport, stage, self._seal,
             max_bytes=_LARGEST_NEIGHBOUR * self.engine.num_elements + _NAMES_BYTES,
-            failed=lambda donor, error: self._event("join_failed", {"donor": donor, "reason": str(error)}),
+            failed=self._state.say_failed, unfit=self._state.unfit,
         )
         return (await fetcher.fetch(lambda: donors, version=version))[1]
 
     async def _take_over(self, data: bytes | memoryview, *, version: int, becomes: int) -> None:
-        self._touched, self._whole = True, False
+        self._touch()
         await self.engine.restore(data, version=version, becomes=becomes)
 
-    def _serve(self, cut: Cut, finished: Finished | None = None, commits: tuple[Commit, ...] = ()) -> None:
+    def _serve(
+        self, cut: Cut, finished: Finished | None = None, commits: tuple[Commit, ...] = (),
+        last_commits: tuple[Commit, ...] = (),
+    ) -> None:
         self._whole = True
         self.checkpoints.stand_under(self.member.restart)
-        self.driver.restored(cut.version, cut.chain, cut.term_chain, finished, commits)
+        self.driver.restored(cut.version, cut.chain, cut.term_chain, finished, commits, last_commits)
 
     async def restore_from(self, donors: Sequence[PeerId], *, version: int = -1) -> bool:
         """Take over the state of `version` (-1: the newest) from all who have it, follow until level, and serve.
@@ -285,20 +289,30 @@ class Replica:
                 version=version,
             )
         except SwarmError as error:
-            self._event("join_failed", {"reason": str(error)})
+            self._state.say_given_up(error)
             return False
         finally:
             self._restoring = False
-        self._serve(level.cut, level.finished, level.commits)
+        self._serve(level.cut, level.finished, level.commits, level.last_commits)
         self._event("synced", {
             "version": self.member.version, "how": "snapshot", "seconds": round(self._now() - began, 3),
             "bytes": num_bytes,
         })
         return True
 
+    def forget_past(self) -> None:
+        """The run goes on from elsewhere: hand out nothing that was summed, copied or fetched by halves before."""
+        self.exchange.forget()
+        self.donor.forget()
+        self._state.forget()
+
+    def _touch(self) -> None:
+        """From now on the engine may hold weights that nothing is known of: a job that has begun ends all the same."""
+        self._touched, self._whole = True, False
+
     def _stand(self, cut: Cut) -> None:
         """The engine holds this version now; not to be served before it is level with the others."""
-        self._touched, self._whole = True, False
+        self._touch()
         member = self.member
         member.version, member.chain, member.term_chain = cut.version, cut.chain, cut.term_chain
 
@@ -318,16 +332,16 @@ class Replica:
             return None  # named already; announced no more
         return info.cut, data
 
-    def snapshot(self, request: SnapshotRequest) -> AsyncGenerator[Answer, None]:
+    def snapshot(self, caller: PeerId, request: SnapshotRequest) -> AsyncGenerator[Answer, None]:
         """Answer one `SnapshotRequest`; see Donor.serve."""
         self.exchange.trail.wanted()
-        return self.donor.serve(request)
+        return self.donor.serve(caller, request)
 
     async def trail(self, request: TrailRequest) -> AsyncGenerator[Answer, None]:
         """Answer one `TrailRequest`."""
         member = self.member
         here = member.stamp if member.synced else None
-        yield self.exchange.follow(request, here, TrailStep(member.finished, member.barrier.known))
+        yield self.exchange.follow(request, here, TrailStep(member.finished, member.barrier.known, member.last_commits))
 
     # ------------------------------------------------------------ microbatches
 

@@ -3,12 +3,14 @@
 For every version the donors are asked what was summed and committed on it. Once a commit of every stage is known the
 sum is fetched, checked against the own stage's commit and applied, as every member did. Level with the others, the
 joiner is a member from the step that is open (docs/protocol.md, rule 18). Of donors that tell different stories the
-larger group is believed. Knows no rounds: how sums are fetched and what follows from commits is handed in.
+larger group is believed; of equal ones, the one whose story has led nowhere less often. Knows no rounds: how sums are
+fetched, which commits can be true and what follows from them is handed in.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +28,7 @@ _ATTEMPTS, _PAUSE_S = 10, 0.5
 
 Collect = Callable[[Stamp, Finished, Sequence[PeerId]], Coroutine[Any, Any, None]]
 After = Callable[[Cut, tuple[Commit, ...]], Cut]
+Refusal = Callable[[Commit], str | None]
 
 
 class TrailEnds(SwarmError):
@@ -34,11 +37,13 @@ class TrailEnds(SwarmError):
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Where a joiner has arrived: `finished`, in the engine's buffer, and `commits` are of the open step."""
+    """Where a joiner is: `finished`, in the engine's buffer, and `commits` are of the open step, `last_commits`
+    of the one before."""
 
     cut: Cut
     finished: Finished | None
     commits: tuple[Commit, ...]
+    last_commits: tuple[Commit, ...] = ()
 
 
 class CatchUp:
@@ -46,20 +51,23 @@ class CatchUp:
 
     collect(stamp, finished, holders): fetch that sum into the engine's buffer; raises Refused, BadMessage, PeerGone,
     PeerTimeout. after(cut, commits): where a replica stands that applied on them. moved(cut): the engine stands there
-    now. failed(donor, error): a donor told something that cannot be.
+    now. failed(donor, error): a donor told something that cannot be. refusal(commit): why no run has such a commit.
     """
 
     def __init__(
         self, transport: Transport, engine: Engine, stage: int, num_stages: int, *, collect: Collect, after: After,
         moved: Callable[[Cut], None], failed: Callable[[PeerId, SwarmError], None],
+        refusal: Refusal = lambda commit: None,
     ) -> None:
         self._transport, self._engine = transport, engine
         self._stage, self._num_stages = stage, num_stages
         self._collect, self._after, self._moved, self._failed = collect, after, moved, failed
+        self._refusal = refusal
 
     async def run(self, cut: Cut, donors: Callable[[], Sequence[PeerId]]) -> Level:
         """Follow from `cut`, where the engine stands. Raises TrailEnds, or NoReplica if nobody answers."""
         attempts = 0
+        failures: Counter[PeerId] = Counter()  # how often what somebody told has led nowhere
         while True:
             stamp = Stamp(cut.version, self._stage, cut.chain, cut.restart)
             told, past = await self._told(stamp, donors())
@@ -71,9 +79,11 @@ class CatchUp:
                     raise NoReplica("nobody says what came next", stage=self._stage, version=cut.version)
                 await asyncio.sleep(_PAUSE_S)
                 continue
+            story = self._believed(cut, told, failures)
             try:
-                arrived = await self._follow(cut, stamp, told)
+                arrived = await self._follow(cut, stamp, story)
             except (BadMessage, Refused, PeerGone, PeerTimeout):
+                failures.update(story.keys())
                 attempts += 1
                 if attempts >= _ATTEMPTS:
                     raise
@@ -84,27 +94,40 @@ class CatchUp:
             cut, attempts = arrived, 0
             self._moved(cut)
 
-    async def _follow(self, cut: Cut, stamp: Stamp, told: dict[PeerId, TrailStep]) -> Cut | Level:
-        """One step further, or level."""
-        over = {peer: step for peer, step in told.items() if len(step.commits) == self._num_stages}
+    def _believed(
+        self, cut: Cut, told: dict[PeerId, TrailStep], failures: Counter[PeerId]
+    ) -> dict[PeerId, TrailStep]:
+        """The story that is followed, by who tells it, the one who knows most of it first. One of a step that is over
+        comes before one of an open step."""
+        over = {peer: step for peer, step in sorted(told.items()) if self._is_over(step)}
         if not over:
-            story = max(told.values(), key=lambda step: (step.finished is not None, len(step.commits)))
-            if story.finished is not None:
-                holders = [peer for peer, step in told.items() if step.finished == story.finished]
-                await self._collect(stamp, story.finished, holders)
-            return Level(cut, story.finished, story.commits)
-        groups: dict[Cut, list[PeerId]] = {}
-        for peer, step in sorted(over.items()):
-            groups.setdefault(self._after(cut, step.commits), []).append(peer)
-        target, believed = max(groups.items(), key=lambda item: (len(item[1]), item[1]))
-        step = over[believed[0]]
-        holding = {peer: over[peer].finished for peer in believed}
-        finished = next((held for held in holding.values() if held is not None), None)
-        if finished is None:
-            return Level(cut, None, step.commits)  # a member fetches what its stage has committed
-        await self._collect(stamp, finished, [peer for peer, held in holding.items() if held == finished])
+            best = max(told, key=lambda peer: (
+                -failures[peer], told[peer].finished is not None, len(told[peer].commits),
+            ))
+            same = {peer: step for peer, step in told.items() if step.finished == told[best].finished}
+            return {best: told[best]} | same
+        groups: dict[Cut, dict[PeerId, TrailStep]] = {}
+        for peer, step in over.items():
+            groups.setdefault(self._after(cut, step.commits), {})[peer] = step
+        return max(groups.values(), key=lambda group: (
+            len(group), -min(failures[peer] for peer in group),
+            any(step.finished is not None for step in group.values()), sorted(group),
+        ))
+
+    async def _follow(self, cut: Cut, stamp: Stamp, story: dict[PeerId, TrailStep]) -> Cut | Level:
+        """One step further, or level."""
+        step = next(iter(story.values()))
+        finished = next((each.finished for each in story.values() if each.finished is not None), None)
+        if finished is not None:
+            await self._collect(stamp, finished, [peer for peer, each in story.items() if each.finished == finished])
+        if finished is None or not self._is_over(step):
+            before = next((each.last_commits for each in story.values() if each.last_commits), ())
+            return Level(cut, finished, step.commits, before)  # a member fetches what its stage has committed
         await self._engine.apply(step.commits)
-        return target
+        return self._after(cut, step.commits)
+
+    def _is_over(self, step: TrailStep) -> bool:
+        return len(step.commits) == self._num_stages
 
     async def _told(self, stamp: Stamp, donors: Sequence[PeerId]) -> tuple[dict[PeerId, TrailStep], bool]:
         """What the donors say of a step, and whether any of them says that it is past remembering."""
@@ -134,6 +157,12 @@ class CatchUp:
         in_order = stages == sorted(set(stages)) and all(stage < self._num_stages for stage in stages)
         if not in_order or any(commit.step != stamp.step for commit in step.commits):
             raise BadMessage(RejectCode.MALFORMED, "commits of other steps or stages", step=stamp.step, peer=donor)
+        before = [(commit.stage, commit.step) for commit in step.last_commits]
+        if before and before != [(stage, stamp.step - 1) for stage in range(self._num_stages)]:
+            raise BadMessage(RejectCode.MALFORMED, "commits of other steps or stages", step=stamp.step, peer=donor)
+        refusal = next(filter(None, map(self._refusal, (*step.commits, *step.last_commits))), None)
+        if refusal is not None:
+            raise BadMessage(RejectCode.MALFORMED, refusal, step=stamp.step, peer=donor)
         mine = next((commit for commit in step.commits if commit.stage == self._stage), None)
         if mine is None or step.finished is None or len(step.commits) < self._num_stages:
             return

@@ -87,7 +87,7 @@ class Resync:
 
 @dataclass(frozen=True, slots=True)
 class Orphaned:
-    """The others have applied a step whose sum my stage has lost: what I have cannot be brought level any more."""
+    """The others have applied a step that my stage cannot end: what I have cannot be brought level any more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,16 +34,17 @@ class Lag:
             return self.resync(tuple(sorted(ahead)), "behind", version, now=now)
         return []
 
-    def orphaned(self, version: int, *, has_sum: bool, now: float) -> bool:
-        """Have others gone past a step whose sum nobody in this stage has any more, and no mate either?
+    def orphaned(self, version: int, *, now: float) -> bool:
+        """Have others gone past a step that this replica cannot end, and no mate either?
 
-        They applied it on a commit; whoever held the sum behind it is gone. It cannot be made again, since nobody has
-        the other stages' weights of that step. Two long silences, so that whoever holds it may still be heard.
+        They applied it on its commits; whoever held the sum behind one, or could tell them, is gone. It cannot be made
+        again, since nobody has the other stages' weights of that step. Two long silences, so that somebody may still
+        be heard.
         """
         view = self._view
         passed = any(seen.version > version and seen.synced and not seen.dead for _, _, seen in view.known())
         mate = any(seen.version > version and seen.synced and not seen.dead for _, seen in view.mates())
-        if has_sum or mate or not passed:
+        if mate or not passed:
             self._orphaned_since = None
             return False
         if self._orphaned_since is None:

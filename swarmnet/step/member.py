@@ -113,12 +113,15 @@ class Member:
 
     def restored(
         self, version: int, chain: Chain, term_chain: Chain, finished: Finished | None, commits: tuple[Commit, ...],
-        *, now: float,
+        last_commits: tuple[Commit, ...] = (), *, now: float,
     ) -> list[Action]:
-        """State of `version` is in place (seed or snapshot), with the step's finished sum if there is one."""
+        """State of `version` is in place (seed or snapshot), with the step's finished sum if there is one.
+
+        last_commits: of the step before, all or none: others may still need to hear them from me.
+        """
         self.account.renew(void=True)
         self.version, self.chain, self.term_chain, self.synced = version, chain, term_chain, True
-        self.last_commits, self.last_finished, self._last_stamp = (), None, None
+        self.last_commits, self.last_finished, self._last_stamp = last_commits, None, None
         self._lag.caught_up()
         self._begin(now, finished)
         for commit in commits:
@@ -207,9 +210,7 @@ class Member:
         self.view.forget_silent(now=now)
         if not self.synced:
             return []
-        commit = self.barrier.of(self.stage)
-        has_sum = self.finished is not None and (commit is None or commit.id == self.finished.id)
-        if self._lag.orphaned(self.version, has_sum=has_sum or self.applying, now=now):
+        if not self.applying and self._lag.orphaned(self.version, now=now):
             self._lag.caught_up()
             return [act.Orphaned(), Note("orphaned", {"step": self.version})]
         actions: list[Action] = []

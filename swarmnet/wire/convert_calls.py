@@ -231,7 +231,11 @@ ANSWERS: dict[str, Value] = {
         },
     ),
     "snapshot_piece": Value(SnapshotPiece, pb.SnapshotPiece, {}),
-    "trail": Value(TrailStep, pb.TrailStep, {"finished": Maybe(FINISHED), "commits": Many(COMMIT)}),
+    "trail": Value(
+        TrailStep,
+        pb.TrailStep,
+        {"finished": Maybe(FINISHED), "commits": Many(COMMIT), "last_commits": Many(COMMIT)},
+    ),
     "manifest": Value(ManifestData, pb.ManifestData, {"toml": Text(MAX_TOML_CHARS)}),
     "done": Value(Done, pb.Done, {}),
     "greet_first": Value(GreetFirst, pb.GreetFirst, {}),

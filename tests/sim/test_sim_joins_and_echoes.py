@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from strike import check_always, keeper_of, kill_and_restart, member_of, watched
+from strike import check_always, keeper_of, kill_and_restart, member_of, watch_messages, watched
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Control
@@ -105,3 +105,38 @@ def test_every_message_arrives_again_much_later(seed: int) -> None:
 
     swarm.run(until_s=200.0, script=script)
     assert killed
+
+
+def test_a_newcomer_can_tell_others_how_the_step_before_ended() -> None:
+    """Stage 1 has not heard that stage 0 committed; whoever could tell dies, and the newcomer has it from them."""
+    swarm = watched(Plan(stages=2, replicas=1, microbatches=4, steps=5))
+    deaf = False
+
+    def hush(sender: PeerId, receiver: PeerId, message: Control) -> bool:
+        return not (deaf and sender.startswith("s0") and receiver.startswith("s1"))
+
+    watch_messages(swarm, hush)
+
+    async def script(swarm: Swarm) -> None:
+        nonlocal deaf
+        old, other = swarm.replicas(0)[0], swarm.replicas(1)[0]
+        at_two, applied, joined = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        def look(peer: PeerId, event: str, fields: dict[str, object]) -> None:
+            if event == "applied" and fields["stage"] == 0:
+                (at_two if fields["version"] == 2 else applied if fields["version"] == 3 else asyncio.Event()).set()
+            if event == "synced" and peer == "newcomer" and fields["version"] == 3:
+                joined.set()
+
+        swarm.hooks.append(look)
+        await at_two.wait()
+        deaf = True
+        await applied.wait()
+        assert other.peer.replicas[1].member.version == 2
+        swarm.add((0,), "newcomer")
+        await joined.wait()
+        swarm.kill(old)
+        deaf = False
+
+    swarm.run(until_s=60.0, script=script)
+    assert swarm.counts["restart"] == swarm.counts["orphaned"] == 0

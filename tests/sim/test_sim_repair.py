@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from strike import check_always, node_of, soon, watch_calls, watched
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Process, Request
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
-from tests.sim.strike import check_always, node_of, soon, watch_calls, watched
 
 STEP = 2
 

@@ -6,11 +6,11 @@ import asyncio
 import random
 
 import pytest
+from strike import node_of, watched
 
 from swarmnet.ids import PeerId
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
-from tests.sim.strike import node_of, watched
 
 PLAN = Plan(stages=3, replicas=2, microbatches=4, steps=12, checkpoint_every=2)
 

@@ -188,12 +188,14 @@ class SnapshotPiece(_message.Message):
     def __init__(self) -> None: ...
 
 class TrailStep(_message.Message):
-    __slots__ = ("finished", "commits")
+    __slots__ = ("finished", "commits", "last_commits")
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
+    LAST_COMMITS_FIELD_NUMBER: _ClassVar[int]
     finished: _values_pb2.Finished
     commits: _containers.RepeatedCompositeFieldContainer[_values_pb2.Commit]
-    def __init__(self, finished: _Optional[_Union[_values_pb2.Finished, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ...) -> None: ...
+    last_commits: _containers.RepeatedCompositeFieldContainer[_values_pb2.Commit]
+    def __init__(self, finished: _Optional[_Union[_values_pb2.Finished, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., last_commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ...) -> None: ...
 
 class ManifestData(_message.Message):
     __slots__ = ("toml",)
