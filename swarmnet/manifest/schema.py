@@ -144,9 +144,8 @@ class Averaging(Table):
     reducer: Literal["sum", "norm_clip", "trimmed_mean", "median", "centered_clip"] = Field(
         default="sum", description='"sum" (exact), "norm_clip", "trimmed_mean", "median" or "centered_clip"'
     )
-    clip_factor: Above0 = Field(
-        default=2.0, description='"norm_clip", "centered_clip": times the median length, the median distance'
-    )
+    norm_factor: Above0 = Field(default=2.0, description='"norm_clip": the longest gradient, in median lengths')
+    clip_radius: Above0 = Field(default=1.0, description='"centered_clip": the strongest pull, in median distances')
     clip_iterations: Annotated[int, Field(ge=1, le=100)] = Field(
         default=5, description='"centered_clip": steps from the last mean towards the new one'
     )
@@ -227,6 +226,11 @@ class Manifest(Table):
             raise ValueError(
                 f'averaging.codec = "{self.averaging.codec}" leaves most elements of every contribution zero, and so '
                 f'is their {self.averaging.reducer.replace("_", " ")}: choose another reducer or codec'
+            )
+        if self.averaging.codec.startswith("powersgd") and self.averaging.reducer != "sum":
+            raise ValueError(
+                f'averaging.codec = "{self.averaging.codec}" sums factors, which say nothing of how long a gradient is: '
+                f'averaging.reducer = "{self.averaging.reducer}" needs another codec'
             )
         if self.numerics.mode == "deterministic" and self.averaging.reducer != "sum":
             raise ValueError(

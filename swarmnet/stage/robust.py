@@ -67,13 +67,13 @@ def rule_of(averaging: Averaging) -> Rule | None:
         case "sum":
             return None
         case "norm_clip":
-            return NormClip(averaging.clip_factor)
+            return NormClip(averaging.norm_factor)
         case "trimmed_mean":
             return TrimmedMean(averaging.trim)
         case "median":
             return Median()
         case "centered_clip":
-            return CenteredClip(averaging.clip_factor, averaging.clip_iterations)
+            return CenteredClip(averaging.clip_radius, averaging.clip_iterations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +139,18 @@ class Median:
 @dataclass(frozen=True, slots=True)
 class CenteredClip:
     """From the step before's mean go `iterations` times towards the weighted mean of everybody's pull, none stronger
-    than `factor` times the median distance. Without a step before, start from the median of each coordinate."""
+    than `radius` times the median distance. Without a step before, start from the median of each coordinate."""
 
-    factor: float
+    radius: float
     iterations: int
 
     @property
     def noted_below(self) -> float:
         """Half of all members are beyond the median; more than twice as far is worth a word."""
-        return min(1.0, self.factor / 2)
+        return min(1.0, self.radius / 2)
 
     def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> Outcome:
-        """See Rule. In one iteration wrong members of share s move the result by at most s * factor * (median
+        """See Rule. In one iteration wrong members of share s move the result by at most s * radius * (median
         distance), wherever they are."""
         whole = sum(weights)
         if center is None:
@@ -161,7 +161,7 @@ class CenteredClip:
         limit, kept = math.inf, [1.0] * len(means)
         for _ in range(self.iterations):
             distances = [_distance(mean, start) for mean in means]
-            limit = min(limit, self.factor * lower_median(distances, weights))
+            limit = min(limit, self.radius * lower_median(distances, weights))
             kept = _shares(distances, limit, noise=_ROUNDING * _length(start))
             pull(start, means, [weight * share / whole for weight, share in zip(weights, kept, strict=True)])
         return Outcome(start.mul_(whole), tuple(kept))

@@ -52,7 +52,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         averaging=Averaging(
             codec="int64" if exact else draw(st.sampled_from(["fp32", "bf16", "int8"])),
             reducer="sum" if exact else draw(st.sampled_from(["sum", "norm_clip", "centered_clip"])),
-            clip_factor=draw(above0), trim=draw(st.floats(0, 0.5, exclude_max=True)),
+            norm_factor=draw(above0), clip_radius=draw(above0), trim=draw(st.floats(0, 0.5, exclude_max=True)),
         ),
         protocol=Protocol(heartbeat_s=timers[0], suspect_s=timers[1], long_silence_s=timers[2]),
     )
@@ -73,7 +73,7 @@ def test_equal_manifests_and_only_they_share_a_run_id(one: Manifest, other: Mani
 def test_the_run_id_of_the_default_manifest_is_what_it_was() -> None:
     """A change here makes every manifest in the world another run."""
     assert canonical_bytes(Manifest()).startswith(b'{"admission":{"policy":"open"},"averaging":{')
-    assert run_id(Manifest()) == "222f3f7fa575f33a8d008962b03ec5c6f1c45bc3cd7510fca4dbb06d0b6a88f8"
+    assert run_id(Manifest()) == "5088a70090152d3880e2ec72571198145f772f28d489c6d9ea869e82644ff8d4"
 
 
 @pytest.mark.parametrize("written", ["1", "1.0", "1e0", "1.00", "+1.0"])
@@ -150,7 +150,7 @@ BAD = [
      'run.toml: averaging.reducer = "median" gives up exact sums: set numerics.mode = "fp32" and averaging.codec'),
     ('reducer = "sum"', 'reducer = "mean"', 'run.toml: averaging.reducer = "mean": must be '),
     ("trim = 0.25", "trim = 0.5", "run.toml: averaging.trim = 0.5: must be below 0.5"),
-    ("clip_factor = 2.0", "clip_factor = 0", "run.toml: averaging.clip_factor = 0: must be above 0"),
+    ("norm_factor = 2.0", "norm_factor = 0", "run.toml: averaging.norm_factor = 0: must be above 0"),
 ]
 
 

@@ -356,8 +356,23 @@ def test_a_sum_counts_as_many_microbatches_as_the_round_gives(name: str) -> None
 def test_every_word_of_the_manifest_is_a_rule() -> None:
     assert rule_of(Averaging(reducer="sum")) is None
     for name, rule in RULES.items():
-        made = rule_of(Averaging(reducer=name, clip_factor=1.5, trim=0.1, clip_iterations=3))
+        made = rule_of(Averaging(reducer=name, norm_factor=1.5, trim=0.1, clip_iterations=3))
         assert type(made) is type(rule)
-    assert rule_of(Averaging(reducer="centered_clip", clip_factor=1.5, clip_iterations=3)) == CenteredClip(1.5, 3)
-    assert rule_of(Averaging(reducer="norm_clip", clip_factor=1.5)) == NormClip(1.5)
+    assert rule_of(Averaging(reducer="centered_clip", clip_radius=1.5, clip_iterations=3)) == CenteredClip(1.5, 3)
+    assert rule_of(Averaging(reducer="norm_clip", norm_factor=1.5)) == NormClip(1.5)
     assert rule_of(Averaging(reducer="trimmed_mean", trim=0.1)) == TrimmedMean(0.1)
+
+
+@pytest.mark.parametrize(("codec", "name", "allowed"), [
+    ("topk:0.01", "median", False), ("topk:0.01", "trimmed_mean", False), ("topk:0.01", "norm_clip", True),
+    ("powersgd:4", "norm_clip", False), ("powersgd:4", "sum", True), ("int8", "median", True),
+])
+def test_a_codec_that_a_rule_cannot_judge_is_refused(codec: str, name: str, allowed: bool) -> None:
+    def manifest() -> Manifest:
+        return Manifest(numerics=Numerics(mode="fp32"), averaging=Averaging(codec=codec, reducer=name))
+
+    if allowed:
+        assert manifest().averaging.reducer == name
+    else:
+        with pytest.raises(ValueError, match=f'codec = "{codec}"'):
+            manifest()
