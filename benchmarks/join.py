@@ -71,7 +71,7 @@ class Serving:
     ) -> AsyncGenerator[Answer, None]:
         """State to joiners, an acknowledgement to those who send payloads."""
         if isinstance(request, SnapshotRequest):
-            async for answer in self._donor.serve(request):
+            async for answer in self._donor.serve(caller, request):
                 yield answer
         else:
             self.received += sum(tensor.num_bytes for tensor in await payload())

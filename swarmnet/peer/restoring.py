@@ -7,11 +7,12 @@ neither when state is needed nor who might have it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from swarmnet.averaging.exchange import Exchange
-from swarmnet.errors import BadMessage, RejectCode, SwarmError
-from swarmnet.ids import PeerId, next_chain
-from swarmnet.messages import Commit, Finished, Round, Stamp
+from swarmnet.errors import BadMessage, Refused, RejectCode, SwarmError
+from swarmnet.ids import PeerId, Restart, next_chain
+from swarmnet.messages import Commit, Finished, Round, Snapshot, Stamp
 from swarmnet.net.transport import Transport
 from swarmnet.stage.engine import Engine
 from swarmnet.state.catch_up import CatchUp, Level, TrailEnds
@@ -19,6 +20,7 @@ from swarmnet.state.copies import Seal
 from swarmnet.state.cut import Cut
 from swarmnet.state.fetch import Donors, Fetcher, Progress
 from swarmnet.step.barrier import evidence
+from swarmnet.step.gate import Shape, commit_refusal
 
 _BYTES_PER_ELEMENT, _NAMES_BYTES = 16, 64 << 20
 """No snapshot is larger: a weight and two moments of 4 bytes each take 12, names and shapes a few MiB."""
@@ -26,28 +28,38 @@ _BYTES_PER_ELEMENT, _NAMES_BYTES = 16, 64 << 20
 Event = Callable[[str, dict[str, object]], None]
 
 
-class Restoring:
-    """Brings one (peer, stage) to where its mates are.
+@dataclass(frozen=True, slots=True)
+class Footing:
+    """What is asked of the replica, and told to it.
 
-    term_steps: steps of a keeper's term. stand(cut): the engine holds this version from now on. event(name, fields):
-    `fetching`, `following` and `fetching_again` say how far it is, `join_failed` who did not deliver.
+    restart(): the restart of the run it follows. touch(): from now on the engine may hold other weights than those the
+    replica stands on, also if whoever wanted them gives up. stand(cut): the engine holds this version. event(name,
+    fields): `fetching`, `following` and `fetching_again` say how far it is, `join_failed` who did not deliver.
     """
 
+    restart: Callable[[], Restart]
+    touch: Callable[[], None]
+    stand: Callable[[Cut], None]
+    event: Event
+
+
+class Restoring:
+    """Brings one (peer, stage) to where its mates are."""
+
     def __init__(
-        self, transport: Transport, engine: Engine, exchange: Exchange, seal: Seal, *, stage: int, num_stages: int,
-        term_steps: int, stand: Callable[[Cut], None], event: Event,
+        self, transport: Transport, engine: Engine, exchange: Exchange, seal: Seal, footing: Footing, *, stage: int,
+        shape: Shape,
     ) -> None:
-        self._engine, self._exchange, self._term_steps = engine, exchange, term_steps
-        self._stand, self._event = stand, event
+        self._engine, self._exchange, self._footing, self._shape = engine, exchange, footing, shape
         self._fetcher = Fetcher(
             transport, stage, seal, max_bytes=_BYTES_PER_ELEMENT * engine.num_elements + _NAMES_BYTES,
-            failed=self._say_failed, progress=self._say_progress,
+            failed=self.say_failed, progress=self._say_progress, unfit=self.unfit,
         )
         self._catch_up = CatchUp(
-            transport, engine, stage, num_stages, collect=self._collect, after=self._after, moved=self._moved,
-            failed=self._say_failed,
+            transport, engine, stage, shape.num_stages, collect=self._collect, after=self._after, moved=self._moved,
+            failed=self._fetcher.failed, refusal=lambda commit: commit_refusal(commit, shape),
         )
-        self._failed: set[tuple[PeerId, type[SwarmError], object]] = set()
+        self._failed: set[tuple[object, ...]] = set()
 
     async def run(self, donors: Donors, *, version: int = -1) -> tuple[Level, int]:
         """Fetch and follow; returns where the engine stands then, and the bytes of the copy.
@@ -58,21 +70,47 @@ class Restoring:
         while True:
             snapshot, data = await self._fetcher.fetch(donors, version=version)
             num_bytes = len(data)
+            # A checkpoint of a mate may be older than the restart that goes on from it.
+            cut = Cut(snapshot.version, snapshot.chain, snapshot.term_chain, self._footing.restart())
+            self._footing.touch()
             try:
                 await self._engine.restore(data, version=snapshot.version)
             except BadMessage as error:
                 self._fetcher.useless(error)
                 continue
             del data
-            cut = Cut(snapshot.version, snapshot.chain, snapshot.term_chain, snapshot.restart)
-            self._stand(cut)
+            self._footing.stand(cut)
             try:
-                level = await self._catch_up.run(cut, donors)
+                level = await self._catch_up.run(cut, lambda: self._fetcher.trusted(donors()))
             except TrailEnds as error:
-                self._event("fetching_again", {"version": snapshot.version, "reason": str(error)})
+                self._footing.event("fetching_again", {"version": snapshot.version, "reason": str(error)})
                 continue
             self._failed.clear()
             return level, num_bytes
+
+    def forget(self) -> None:
+        """The run has gone back: half a copy of a past that was given up is of no use."""
+        self._fetcher.forget()
+
+    def unfit(self, snapshot: Snapshot, version: int) -> Refused | BadMessage | None:
+        """Why a described copy is not to be had. One asked for by number may come from a disk, and is then as good as
+        any up to where the run has last gone back to; the newest one is of the present, or of no use."""
+        if snapshot.version > self._shape.total_steps:
+            return BadMessage(RejectCode.MALFORMED, "a copy of a step after the last", version=snapshot.version)
+        restart = self._footing.restart()
+        if snapshot.restart == restart or (version >= 0 and snapshot.version <= restart.version):
+            return None
+        return Refused(RejectCode.STALE, "a copy from before the run went back", version=snapshot.version)
+
+    def say_failed(self, donor: PeerId, error: SwarmError) -> None:
+        """Once per donor and kind of failure until a join succeeds: it is tried again at every heartbeat."""
+        self._say({"donor": donor, "reason": str(error)}, donor, type(error), error.facts.get("code"))
+
+    def say_given_up(self, error: SwarmError, words: str = "") -> None:
+        """No donor has delivered. Once per reason until a join succeeds."""
+        self._say({"reason": f"{words}{error}"}, words, type(error), error.message)
+
+    # ------------------------------------------------------------ inside
 
     async def _collect(self, stamp: Stamp, finished: Finished, holders: Sequence[PeerId]) -> None:
         wanted = Round(stamp, finished.id.ballot, finished.id, (), (), tuple(holders))
@@ -82,23 +120,21 @@ class Restoring:
     def _after(self, cut: Cut, commits: tuple[Commit, ...]) -> Cut:
         """Where a replica stands that has applied on these commits of all stages; as Member.applied."""
         chain = next_chain(cut.chain, evidence(commits))
-        begins_term = (cut.version + 1) % self._term_steps == 0
+        begins_term = (cut.version + 1) % self._shape.keeper_term_steps == 0
         return Cut(cut.version + 1, chain, chain if begins_term else cut.term_chain, cut.restart)
 
     def _moved(self, cut: Cut) -> None:
-        self._stand(cut)
-        self._event("following", {"version": cut.version})
+        self._footing.stand(cut)
+        self._footing.event("following", {"version": cut.version})
 
-    def _say_failed(self, donor: PeerId, error: SwarmError) -> None:
-        """Once per donor and kind of failure until a join succeeds: it is tried again at every heartbeat."""
-        known = donor, type(error), error.facts.get("code")
+    def _say(self, fields: dict[str, object], *known: object) -> None:
         if known not in self._failed:
             self._failed.add(known)
-            self._event("join_failed", {"donor": donor, "reason": str(error)})
+            self._footing.event("join_failed", fields)
 
     def _say_progress(self, progress: Progress) -> None:
         left = progress.seconds_left
-        self._event("fetching", {
+        self._footing.event("fetching", {
             "version": progress.version, "bytes": progress.done_bytes, "total": progress.total_bytes,
             "donors": progress.donors, "seconds_left": None if left is None else round(left, 1),
         })

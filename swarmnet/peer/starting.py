@@ -162,6 +162,7 @@ class Starting:
         replica = self._replicas[stage]
         keep = keep and replica.member.synced
         await replica.driver.follow(restart)
+        replica.forget_past()
         replica.checkpoints.go_back(restart)
         if keep:
             replica.stay()

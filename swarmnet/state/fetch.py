@@ -2,7 +2,8 @@
 
 All donors are asked for a description; those who offer the same copy are its sources (`pieces` says who is asked for
 what). A piece that has not its digest costs its donor the transfer, and only that piece is fetched again. What is
-verified stays when all sources are lost, and is used when somebody has that copy again. Knows no steps.
+verified stays when all sources are lost, and is used when somebody has that copy again. Knows no steps: which copies
+are of the run's present state is handed in.
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ from swarmnet.state.pieces import Action, Ask, PieceSchedule
 
 Donors = Callable[[], Sequence[PeerId]]
 Failed = Callable[[PeerId, SwarmError], None]
+Unfit = Callable[[Snapshot, int], Refused | BadMessage | None]
 
 _GRACE_S = 1.0
 """How long after the first donor's description those of others are waited for."""
 
 _PATIENCE_S, _PAUSE_S = 5.0, 0.5
 """How long somebody with a description is looked for, and how often."""
+
+_LONGEST_WAIT_S, _BUSY_S = 10.0, 60.0
+"""How long a busy donor is left alone, whatever it says, and how long busy donors are all that is waited for."""
 
 _TICK_S, _LOOK_S = 0.25, 2.0
 """How often progress is judged, and how often further donors are looked for."""
@@ -75,14 +80,16 @@ class Fetcher:
     """Fetches copies of one (peer, stage), one after the other.
 
     failed(donor, error) hears of every donor that did not deliver. max_bytes: no state of this stage is larger.
+    unfit(snapshot, version): why a described copy is not to be had when `version` was asked for (-1: the newest), or
+    None. It is asked of every description, and again of what is kept and of what has become whole.
     """
 
     def __init__(
         self, transport: Transport, stage: int, seal: Seal, *, max_bytes: int, failed: Failed,
-        progress: Callable[[Progress], None] = lambda _: None,
+        progress: Callable[[Progress], None] = lambda _: None, unfit: Unfit = lambda snapshot, version: None,
     ) -> None:
         self._transport, self._stage, self._seal = transport, stage, seal
-        self._max_bytes, self._progress, self._failed = max_bytes, progress, failed
+        self._max_bytes, self._progress, self._failed, self._unfit = max_bytes, progress, failed, unfit
         self._copy: _Copy | None = None
         self._banned: dict[PeerId, float] = {}
         self._vouched: set[PeerId] = set()  # who described the copy that is fetched, or was last
@@ -97,16 +104,21 @@ class Fetcher:
             copy, sources = await self._choose(donors, version)
             self._copy, self._vouched = copy, set(sources)
             had = len(copy.done)
-            pull = _Pull(self, copy, sources, donors)
+            pull = _Pull(self, copy, sources, donors, version)
             await pull.run()
             if pull.complete:
                 self._copy = None
-                return copy.snapshot, copy.data
+                if self._unfit(copy.snapshot, version) is None:
+                    return copy.snapshot, copy.data
             if len(copy.done) > had:
                 until = self._now() + _PATIENCE_S
             elif self._now() >= until:
                 raise NoReplica("those who describe a copy hand over none of it", stage=self._stage)
             await asyncio.sleep(_PAUSE_S)
+
+    def forget(self) -> None:
+        """What has been fetched by halves is of no use any more."""
+        self._copy = None
 
     def useless(self, error: BadMessage) -> None:
         """The copy fetched last was whole and is no state: whoever vouched for it is asked no more for a while."""
@@ -115,17 +127,19 @@ class Fetcher:
 
     async def _choose(self, donors: Donors, version: int) -> tuple[_Copy, list[PeerId]]:
         """What to fetch, and from whom."""
-        until = self._now() + _PATIENCE_S
+        began = self._now()
         while True:
             candidates = self._trusted(donors())
             kept = self._copy
+            if kept is not None and self._unfit(kept.snapshot, version) is not None:
+                kept = self._copy = None
             if kept is not None and version in (-1, kept.snapshot.version):
                 request = SnapshotRequest(self._stage, kept.snapshot.version, kept.snapshot.root)
-                offers, _ = await self._offers(candidates, request)
+                offers, _ = await self._offers(candidates, request, version)
                 having = [peer for peer, offer in offers.items() if same_copy(offer, kept.snapshot)]
                 if having:
                     return kept, having
-            offers, wait_s = await self._offers(candidates, SnapshotRequest(self._stage, version))
+            offers, wait_s = await self._offers(candidates, SnapshotRequest(self._stage, version), version)
             if offers:
                 groups: dict[bytes, list[PeerId]] = {}
                 for peer, offer in sorted(offers.items()):
@@ -133,18 +147,18 @@ class Fetcher:
                 best = max(groups.values(), key=lambda peers: (len(peers), offers[peers[0]].version, peers))
                 chosen = offers[best[0]]
                 return _Copy(chosen), [peer for peer in best if same_copy(offers[peer], chosen)]
-            if wait_s is None and self._now() >= until:
+            if self._now() - began >= (_PATIENCE_S if wait_s is None else _BUSY_S):
                 raise NoReplica("nobody hands over a copy", stage=self._stage, asked=len(candidates))
-            await asyncio.sleep(wait_s or _PAUSE_S)
+            await asyncio.sleep(_PAUSE_S if wait_s is None else wait_s)
 
     async def _offers(
-        self, donors: Sequence[PeerId], request: SnapshotRequest
+        self, donors: Sequence[PeerId], request: SnapshotRequest, version: int
     ) -> tuple[dict[PeerId, Snapshot], float | None]:
         """Descriptions by donor, and after how long to ask again if donors are busy."""
         offers: dict[PeerId, Snapshot] = {}
         waits: list[float] = []
         async with asyncio.TaskGroup() as group:
-            tasks = {group.create_task(self.describe(donor, request)): donor for donor in donors}
+            tasks = {group.create_task(self.describe(donor, request, version)): donor for donor in donors}
             waiting = set(tasks)
             until = None
             while waiting and (until is None or until > self._now()):
@@ -155,14 +169,14 @@ class Fetcher:
                         case Snapshot() as offer:
                             offers[tasks[task]] = offer
                             until = until or self._now() + _GRACE_S
-                        case Busy(retry_after_s, _):
-                            waits.append(retry_after_s)
+                        case Busy() as busy:
+                            waits.append(pause_s(busy))
             for task in waiting:
                 task.cancel()
         return offers, min(waits, default=None)
 
-    async def describe(self, donor: PeerId, request: SnapshotRequest) -> Snapshot | Busy | None:
-        """A donor's checked description; None if it gave none that can be used."""
+    async def describe(self, donor: PeerId, request: SnapshotRequest, version: int) -> Snapshot | Busy | None:
+        """A donor's checked description; None if it gave none that can be used. version: as `fetch` was asked for."""
         try:
             match answer := await ask(self._transport, donor, request):
                 case Busy():
@@ -173,6 +187,9 @@ class Fetcher:
                     self._seal.check(answer, donor=donor, stage=self._stage, max_bytes=self._max_bytes)
                     if request.version not in (-1, answer.version) or request.root not in (b"", answer.root):
                         raise BadMessage(RejectCode.MALFORMED, "another copy than asked for", peer=donor)
+                    error = self._unfit(answer, version)
+                    if error is not None:
+                        raise error
                     return answer
                 case _:
                     raise BadMessage(RejectCode.MALFORMED, "not an answer to SnapshotRequest", peer=donor)
@@ -219,11 +236,19 @@ class Fetcher:
         return asyncio.get_running_loop().time()
 
 
+def pause_s(busy: Busy) -> float:
+    """How long to leave a busy donor alone: as it wishes, within reason."""
+    return min(max(busy.retry_after_s, _PAUSE_S), _LONGEST_WAIT_S)
+
+
 class _Pull:
     """One copy on its way: performs what the schedule asks for until it is whole or nobody is left."""
 
-    def __init__(self, fetcher: Fetcher, copy: _Copy, sources: Sequence[PeerId], donors: Donors) -> None:
+    def __init__(
+        self, fetcher: Fetcher, copy: _Copy, sources: Sequence[PeerId], donors: Donors, version: int
+    ) -> None:
         self._fetcher, self._copy, self._donors, self._first = fetcher, copy, donors, sources
+        self._version = version
         self._schedule = PieceSchedule(num_pieces(copy.snapshot), done=copy.done)
         self._asking: dict[tuple[PeerId, int], asyncio.Task[None]] = {}
         self._over = asyncio.Event()
@@ -293,9 +318,10 @@ class _Pull:
                 await asyncio.sleep(_LOOK_S)
 
     async def _invite(self, peer: PeerId, described: Snapshot, asked: set[PeerId]) -> None:
-        offer = await self._fetcher.describe(peer, SnapshotRequest(described.stage, described.version))
+        request = SnapshotRequest(described.stage, described.version)
+        offer = await self._fetcher.describe(peer, request, self._version)
         if isinstance(offer, Busy):
-            await asyncio.sleep(offer.retry_after_s)
+            await asyncio.sleep(pause_s(offer))
         if not isinstance(offer, Snapshot):
             asked.discard(peer)
         elif same_copy(offer, described):

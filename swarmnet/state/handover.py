@@ -2,18 +2,20 @@
 
 A copy is one consistent cut of weights and optimizer state (docs/protocol.md, rule 18), or a checkpoint that was read
 back from disk. It is held while it is being fetched and freed when nobody has asked for a piece for a while; a newer
-one never takes its place. At most two are in memory; whoever needs a third is told when to ask again. What happened
-since a copy was taken is told by `averaging.trail`. It knows no steps; the step machine says what the version is.
+one never takes its place. At most two are in memory; whoever needs a third is told when to ask again. A caller keeps
+one copy in its place at a time, and for no longer than fetching it can take. What happened since a copy was taken is told by `averaging.trail`. It knows no steps; the step machine says what the version is.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swarmnet.errors import RejectCode
+from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Busy, Packed, Rejected, Snapshot, SnapshotPiece, SnapshotRequest
 from swarmnet.stage.engine import Engine
 from swarmnet.state.copies import LARGE, PIECE_BYTES, Seal, num_pieces, piece_digests, piece_size, span
@@ -33,16 +35,32 @@ WAIT_S, _LOOK_S = 30.0, 0.05
 
 _NEARLY = 2
 
+_MOST_CALLERS, _SPARE_ASKS = 1024, 8
+"""How many callers may keep a copy in its place, each for so many calls more than twice the number of its pieces."""
+
 
 @dataclass(slots=True)
 class _Copy:
-    """One state in memory. asking: calls about it that are being answered; asked_at: when the last one ended."""
+    """One state in memory. asking: calls about it that are being answered; asked_at: when the last one ended.
+
+    leases: until when a caller keeps it in its place. asks: how often it has asked.
+    """
 
     cut: Cut
     data: memoryview
     snapshot: Snapshot
     asked_at: float
     asking: int = 0
+    leases: dict[PeerId, float] = field(default_factory=dict)
+    asks: Counter[PeerId] = field(default_factory=Counter)
+
+    def renew(self, caller: PeerId, until: float) -> None:
+        """A call has ended. Who asks again and again, or comes after very many others, keeps nothing in place."""
+        if caller not in self.asks and len(self.asks) >= _MOST_CALLERS:
+            return
+        self.asks[caller] += 1
+        if self.asks[caller] <= 2 * num_pieces(self.snapshot) + _SPARE_ASKS:
+            self.leases[caller] = until
 
 
 Stored = Callable[[int], Awaitable[tuple[Cut, memoryview] | None]]
@@ -64,6 +82,7 @@ class Donor:
         self._stage, self._engine, self._where, self._seal = stage, engine, where, seal
         self._stored, self._piece_bytes = stored, piece_bytes
         self._copies: dict[bytes, _Copy] = {}
+        self._pasts = 0
         self._copying = asyncio.Lock()
         self._forgetting: asyncio.TimerHandle | None = None
 
@@ -72,14 +91,19 @@ class Donor:
         """Copies held in memory."""
         return len(self._copies)
 
-    async def serve(self, request: SnapshotRequest) -> AsyncGenerator[Answer, None]:
+    def forget(self) -> None:
+        """The run has gone back: what is in memory, or on its way there, is of a past that was given up."""
+        self._pasts += 1
+        self._copies.clear()
+
+    async def serve(self, caller: PeerId, request: SnapshotRequest) -> AsyncGenerator[Answer, None]:
         """Answer one call. Joiners of one version share one copy."""
         if request.piece >= 0:
             copy = self._copies.get(request.root)
             if copy is None:
                 yield Rejected(RejectCode.NOT_FOUND, "that copy is gone")
                 return
-            with self._in_use(copy):
+            with self._in_use(copy, caller):
                 yield self._piece(copy, request.piece)
             return
         yield Accepted()
@@ -89,7 +113,7 @@ class Donor:
         elif request.root and found.snapshot.root != request.root:
             yield Rejected(RejectCode.NOT_FOUND, "that copy is not here")
         else:
-            with self._in_use(found):
+            with self._in_use(found, caller):
                 yield found.snapshot
 
     @staticmethod
@@ -139,21 +163,26 @@ class Donor:
     async def _take(self, where: Cut) -> _Copy | Answer | None:
         if not self._has_room():
             return Busy(LEASE_S, where.version)
+        past = self._pasts
         taken = await consistent_copy(self._engine, self._where)
-        return None if taken is None else await self._hold(*taken)
+        return None if taken is None else await self._hold(past, *taken)
 
     async def _read_back(self, version: int) -> _Copy | Answer | None:
         if not self._has_room():
             return Busy(LEASE_S, version)
+        past = self._pasts
         found = await self._stored(version)
-        return None if found is None else await self._hold(*found)
+        return None if found is None else await self._hold(past, *found)
 
-    async def _hold(self, cut: Cut, data: bytes | memoryview) -> _Copy:
+    async def _hold(self, past: int, cut: Cut, data: bytes | memoryview) -> _Copy | None:
+        """Keep a copy; None if the run has gone back since it was begun."""
         size = piece_size(len(data), self._piece_bytes)
         if len(data) <= LARGE:
             digests = piece_digests(data, size)
         else:
             digests = await asyncio.to_thread(piece_digests, data, size)
+        if past != self._pasts:
+            return None
         snapshot = self._seal.describe(
             cut, self._stage, num_bytes=len(data), piece_bytes=size, digests=digests
         )
@@ -167,16 +196,19 @@ class Donor:
         """If need be, give up the copy that has been idle longest, if its lease is over."""
         if len(self._copies) < MOST_COPIES:
             return True
-        idle = [copy for copy in self._copies.values() if self._idle(copy, LEASE_S)]
+        idle = [copy for copy in self._copies.values() if not copy.asking and not self._leased(copy)]
         if idle:
             del self._copies[min(idle, key=lambda copy: copy.asked_at).snapshot.root]
         return bool(idle)
+
+    def _leased(self, copy: _Copy) -> bool:
+        return any(until > self._now() for until in copy.leases.values())
 
     def _idle(self, copy: _Copy, seconds: float) -> bool:
         return not copy.asking and self._now() - copy.asked_at >= seconds
 
     @contextmanager
-    def _in_use(self, copy: _Copy) -> Iterator[None]:
+    def _in_use(self, copy: _Copy, caller: PeerId) -> Iterator[None]:
         """A call about this copy is being answered; some time after the last one it is freed."""
         copy.asking += 1
         try:
@@ -184,6 +216,9 @@ class Donor:
         finally:
             copy.asking -= 1
             copy.asked_at = self._now()
+            for other in self._copies.values():
+                other.leases.pop(caller, None)
+            copy.renew(caller, self._now() + LEASE_S)
             self._forget_later(KEEP_S)
 
     def _forget(self) -> None:

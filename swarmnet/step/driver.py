@@ -253,7 +253,16 @@ class StepDriver:
             "contributions": [[peer, sorted(indexes)] for peer, _, indexes in finished.contributions],
             "voided": sorted(commit.voided),
         })
-        await self._engine.apply(apply.commits)
+        try:
+            await self._engine.apply(apply.commits)
+        except SwarmError as error:  # what is known of this step cannot be: a mate's state tells better
+            self._settled.set()
+            self._listener.on_event(member.stage, "apply_failed", {"step": step, "reason": str(error)})
+            self.suspend()
+            self._listener.on_resync(member.stage, tuple(sorted(
+                peer for peer, seen in member.view.mates() if seen.synced and not seen.dead
+            )))
+            return
         self._exchange.applied(member.stamp, finished, apply.commits)
         actions = member.applied(now=self._now())
         self._settled.set()

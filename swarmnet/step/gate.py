@@ -50,7 +50,7 @@ def refusal(sender: PeerId, message: Control, shape: Shape, promised: Ballot | N
     if isinstance(message, Heartbeat):
         return _heartbeat(message, shape)
     if isinstance(message, Committed):
-        return _commit(message.commit, shape)
+        return commit_refusal(message.commit, shape)
     if not 0 <= message.stamp.stage < shape.num_stages:
         return "no such stage"
     if isinstance(message, Prepare | Granted | Moved | Evicted | Round | Execute) and message.ballot.peer != sender:
@@ -72,10 +72,11 @@ def _heartbeat(beat: Heartbeat, shape: Shape) -> str | None:
         return "no such step"
     if len(beat.commits) > shape.num_stages or len(beat.last_commits) > shape.num_stages:
         return "more commits than stages"
-    return next(filter(None, (_commit(commit, shape) for commit in (*beat.commits, *beat.last_commits))), None)
+    return next(filter(None, (commit_refusal(commit, shape) for commit in (*beat.commits, *beat.last_commits))), None)
 
 
-def _commit(commit: Commit, shape: Shape) -> str | None:
+def commit_refusal(commit: Commit, shape: Shape) -> str | None:
+    """Why no run of this shape has such a commit, or None."""
     if not (0 <= commit.stage < shape.num_stages and 0 <= commit.step < shape.total_steps):
         return "a commit of no stage or step of this run"
     if any(not 0 <= index < shape.num_microbatches for index in commit.voided):

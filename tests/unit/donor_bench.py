@@ -17,6 +17,7 @@ from swarmnet.state.handover import Donor
 
 RUN = RunId("7" * 64)
 STAGE = 2
+CALLER = PeerId("joiner")
 PIECE = 10
 SIZE = 147
 
@@ -76,7 +77,7 @@ class Line:
         self.before(peer, request)
         if peer not in self.mates:
             raise PeerGone("refused", definite=True, peer=peer)
-        async for answer in self.mates[peer].donor.serve(request):
+        async for answer in self.mates[peer].donor.serve(CALLER, request):
             await asyncio.sleep(self.slow_s.get(peer, 0.0))
             if peer not in self.mates:
                 raise PeerGone("broken", peer=peer)
