@@ -227,11 +227,6 @@ class Manifest(Table):
                 f'averaging.codec = "{self.averaging.codec}" leaves most elements of every contribution zero, and so '
                 f'is their {self.averaging.reducer.replace("_", " ")}: choose another reducer or codec'
             )
-        if self.averaging.codec.startswith("powersgd") and self.averaging.reducer != "sum":
-            raise ValueError(
-                f'averaging.codec = "{self.averaging.codec}" sums factors, which say nothing of how long a gradient is: '
-                f'averaging.reducer = "{self.averaging.reducer}" needs another codec'
-            )
         if self.numerics.mode == "deterministic" and self.averaging.reducer != "sum":
             raise ValueError(
                 f'averaging.reducer = "{self.averaging.reducer}" gives up exact sums: set numerics.mode = "fp32" and '
