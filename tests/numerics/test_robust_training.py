@@ -1,0 +1,63 @@
+"""Two of eight replicas lie about their gradients: training goes on under centred clip, and does not without it."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "robust.py"
+STEPS = 120
+LIARS = {"replica0", "replica1"}
+
+
+@cache
+def robust() -> ModuleType:
+    """benchmarks/robust.py: the eight replicas and their attackers."""
+    spec = importlib.util.spec_from_file_location("robust_benchmark", BENCHMARK)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def clean() -> float:
+    loss: float = robust().train("sum", None, steps=STEPS)[0]
+    return loss
+
+
+def test_the_clean_run_learns() -> None:
+    assert clean() < 0.35 * math.log(61)
+
+
+@pytest.mark.parametrize("attack", ["flip_x10", "scaled", "random"])
+def test_with_centered_clip_the_loss_stays_and_the_liars_are_named(attack: str) -> None:
+    loss, clipped = robust().train("centered_clip", attack, steps=STEPS)
+    assert loss / clean() < 1.02
+    honest = max((count for peer, count in clipped.items() if peer not in LIARS), default=0)
+    assert min(clipped.get(liar, 0) for liar in LIARS) > 10 * honest
+
+
+@pytest.mark.parametrize("attack", ["flip_x10", "scaled", "random"])
+def test_without_it_the_loss_does_not_stay(attack: str) -> None:
+    loss, clipped = robust().train("sum", attack, steps=STEPS)
+    assert loss / clean() > 1.02
+    assert not clipped, "the plain sum believes everybody"
+
+
+def test_the_benchmark_prints_its_table(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARK), "--steps", "3", "--seeds", "1", "--reducer", "median", "--attack", "collude",
+         "--json", str(file)], capture_output=True, text=True, timeout=120, check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "collude" in done.stdout and "median" in done.stdout and file.exists()
