@@ -98,9 +98,10 @@ class CatchUp:
         self, cut: Cut, told: dict[PeerId, TrailStep], failures: Counter[PeerId]
     ) -> dict[PeerId, TrailStep]:
         """The story that is followed, by who tells it, the one who knows most of it first. One of a step that is over
-        comes before one of an open step."""
+        comes before one of an open step, unless it has led nowhere more often."""
         over = {peer: step for peer, step in sorted(told.items()) if self._is_over(step)}
-        if not over:
+        opened = [failures[peer] for peer in told if peer not in over]
+        if not over or (opened and min(opened) < min(failures[peer] for peer in over)):
             best = max(told, key=lambda peer: (
                 -failures[peer], told[peer].finished is not None, len(told[peer].commits),
             ))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from swarmnet.errors import BadMessage, NoReplica, PeerGone, RejectCode, SwarmError
+from swarmnet.errors import BadMessage, NoReplica, PeerGone, Refused, RejectCode, SwarmError
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.messages import Answer, Commit, Finished, Rejected, Stamp, TrailRequest, TrailStep
 from swarmnet.simulate.clock import VirtualLoop
@@ -43,7 +43,9 @@ def told(step: int) -> Answer:
     """What an honest donor at version HERE says."""
     if step < HERE:
         return TrailStep(summed(step), committed(step))
-    return TrailStep(summed(step), committed(step, 1)) if step == HERE else TrailStep(None, ())
+    if step == HERE:
+        return TrailStep(summed(step), committed(step, 1))
+    return Rejected(RejectCode.NOT_READY, "behind that step", HERE)
 
 
 class Story:
@@ -56,10 +58,12 @@ class Story:
         self.log: list[str] = []
         self.collected: list[Sequence[PeerId]] = []
         self.break_collect = 0
+        self.refuse: dict[PeerId, SwarmError] = {}
         self.machine = CatchUp(
             self, self, STAGE, STAGES, collect=self.collect, after=self.after,  # type: ignore[arg-type]
             moved=lambda cut: self.log.append(f"at {cut.version}"),
             failed=lambda peer, error: self.failed.append((peer, error)),
+            refusal=lambda commit: None if commit.num_tokens else "a commit that cannot be applied",
         )
 
     async def call(self, peer: PeerId, request: TrailRequest, *_: Any, **__: Any) -> AsyncGenerator[Answer, None]:
@@ -71,6 +75,9 @@ class Story:
 
     async def collect(self, stamp: Stamp, finished: Finished, holders: Sequence[PeerId]) -> None:
         self.collected.append(list(holders))
+        for holder in holders:
+            if holder in self.refuse:
+                raise self.refuse[holder]
         if self.break_collect:
             self.break_collect -= 1
             raise PeerGone("broken")
@@ -98,10 +105,15 @@ def test_every_step_is_fetched_and_applied_until_the_one_that_is_open() -> None:
     assert all(holders == [A, B, C] for holders in story.collected), "a sum comes from all who hold it"
 
 
-def test_whoever_is_level_or_ahead_has_nothing_to_follow() -> None:
+def test_whoever_is_level_has_nothing_to_follow() -> None:
     assert Story().run(HERE).cut == cut(HERE)
+
+
+def test_whoever_is_ahead_of_all_is_not_called_level() -> None:
     story = Story()
-    assert story.run(HERE + 2) == Level(cut(HERE + 2), None, ()) and story.log == []
+    with pytest.raises(NoReplica, match="nobody says"):
+        story.run(HERE + 2)
+    assert story.log == []
 
 
 def test_one_donor_that_lags_does_not_hold_back() -> None:
@@ -125,6 +137,7 @@ FORGERIES = {
     "a stage twice": lambda step: TrailStep(summed(step), (committed(step)[0],) * 2),
     "out of order": lambda step: TrailStep(summed(step), committed(step)[::-1]),
     "a stage that does not exist": lambda step: TrailStep(summed(step), committed(step, 3)),
+    "commits nobody can apply": lambda step: TrailStep(None, tuple(replace(c, num_tokens=0) for c in committed(step))),
     "not an answer": lambda step: Finished,
 }
 
@@ -149,6 +162,20 @@ def test_a_story_that_fits_together_and_differs_needs_the_larger_group() -> None
     story = Story()
     story.lies[A] = forged
     assert story.run(6).cut == cut(HERE) and all(A not in holders for holders in story.collected)
+
+
+def test_of_equal_groups_the_one_whose_story_led_nowhere_is_not_believed_again() -> None:
+    """Alone against one, with the name that wins a tie; the sum it describes is not to be had, or does not apply."""
+    def forged(step: int) -> Answer:
+        other = replace(summed(step), digest=bytes(32))
+        return TrailStep(other, (committed(step)[0], replace(committed(step)[STAGE], digest=bytes(32))))
+
+    for error in (BadMessage(RejectCode.MALFORMED, "no digest"), PeerGone("broken"), Refused(RejectCode.NOT_FOUND)):
+        story = Story(A, C)
+        story.lies[C] = forged
+        story.refuse[C] = error
+        assert story.run(6).cut == cut(HERE)
+        assert [holders for holders in story.collected if C in holders] == [[C]], error
 
 
 def test_a_trail_that_does_not_reach_back_is_said_at_once() -> None:

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from donor_bench import PIECE, RUN, SIZE, STAGE, Line, Mate, cut_at, play, state_at
 
-from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, RejectCode, SwarmError
+from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
-from swarmnet.messages import MAX_PIECES, Answer, Packed, Snapshot, SnapshotPiece, SnapshotRequest
+from swarmnet.messages import MAX_PIECES, Answer, Busy, Packed, Snapshot, SnapshotPiece, SnapshotRequest
 from swarmnet.simulate.signer import SimulatedSigner
 from swarmnet.state.copies import Seal, num_pieces, piece_size, root_of, span
 from swarmnet.state.fetch import Fetcher, Progress
@@ -28,11 +28,16 @@ class Joiner:
         self.fetcher = Fetcher(
             line, STAGE, Seal(RUN, SimulatedSigner(PeerId("me"))), max_bytes=max_bytes,
             failed=lambda peer, error: self.errors.append((peer, error)), progress=self.progress.append,
+            unfit=self.unfit,
         )
+        self.newest = 1 << 40
 
     async def fetch(self, version: int = -1) -> tuple[Snapshot, bytes]:
         snapshot, data = await self.fetcher.fetch(lambda: sorted(self.line.mates), version=version)
         return snapshot, bytes(data)
+
+    def unfit(self, snapshot: Snapshot, version: int) -> Refused | None:
+        return Refused(RejectCode.STALE, "given up") if snapshot.version > self.newest else None
 
     @property
     def refused(self) -> set[PeerId]:
@@ -149,7 +154,7 @@ def test_a_slow_donor_does_not_hold_up_the_end() -> None:
 
     async def story() -> float:
         for mate in line.mates.values():
-            async for _ in mate.donor.serve(SnapshotRequest(STAGE)):
+            async for _ in mate.donor.serve(PeerId("another"), SnapshotRequest(STAGE)):
                 pass
         began = asyncio.get_running_loop().time()
         await Joiner(line).fetch()
@@ -188,13 +193,62 @@ def test_a_busy_donor_is_asked_again_when_it_said() -> None:
     async def story() -> tuple[Snapshot, bytes]:
         for version in (5, 6):
             mate.version = version
-            async for _ in mate.donor.serve(SnapshotRequest(STAGE)):
+            async for _ in mate.donor.serve(PeerId(f"joiner of {version}"), SnapshotRequest(STAGE)):
                 pass
         mate.version = 7
         return await Joiner(line).fetch()
 
     snapshot, _ = play(story())
     assert snapshot.version == 7 and len([r for _, r in line.asked if r.piece < 0]) == 2 and LEASE_S < KEEP_S
+
+
+def test_a_donor_that_is_always_busy_is_given_up_and_not_believed_how_long() -> None:
+    line = Line(Mate("a"))
+    line.change = lambda peer, request, answer: Busy(3600.0, 5) if isinstance(answer, Snapshot) else answer
+
+    async def story() -> float:
+        with pytest.raises(NoReplica, match="nobody hands over"):
+            await Joiner(line).fetch()
+        return asyncio.get_running_loop().time()
+
+    assert 60.0 <= play(story()) <= 90.0 and 6 <= len(line.asked) <= 10
+
+
+def test_half_a_copy_that_is_of_no_use_any_more_is_not_completed() -> None:
+    """The run went back: whoever still offers the old copy is refused, and what was kept of it is thrown away."""
+    old, new = Mate("a", 9), Mate("b", 5)
+    line, joiner = Line(old), None
+
+    async def story() -> tuple[Snapshot, bytes]:
+        nonlocal joiner
+        joiner = Joiner(line)
+        line.slow_s[old.peer] = 1.0
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5.5):
+                await joiner.fetch()
+        assert joiner.fetcher._copy is not None and joiner.fetcher._copy.done
+        joiner.newest = 5
+        line.mates[new.peer] = new
+        return await joiner.fetch()
+
+    snapshot, data = play(story())
+    assert snapshot.version == 5 and data == state_at(5)
+    assert joiner is not None and {peer for peer, _ in joiner.errors} == {old.peer} and not joiner.refused
+
+
+def test_a_copy_that_became_of_no_use_while_it_travelled_is_not_handed_out() -> None:
+    old, new = Mate("a", 9), Mate("b", 5)
+    line = Line(old)
+    joiner = Joiner(line)
+
+    def goes_back(peer: PeerId, request: SnapshotRequest) -> None:
+        if request.piece == ALL - 1:
+            joiner.newest = 5
+            line.mates[new.peer] = new
+
+    line.before = goes_back
+    snapshot, data = play(joiner.fetch())
+    assert snapshot.version == 5 and data == state_at(5)
 
 
 # ---------------------------------------------------------------- donors that lie

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from donor_bench import PIECE, SIZE, STAGE, Mate, cut_at, play, state_at
+from donor_bench import CALLER, PIECE, SIZE, STAGE, Mate, cut_at, play, state_at
 
 from swarmnet.errors import RejectCode
+from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Busy, Rejected, Snapshot, SnapshotPiece, SnapshotRequest
 from swarmnet.state.handover import KEEP_S, LEASE_S, MOST_COPIES, WAIT_S
 
+ALL = -(-SIZE // PIECE)
 
-async def answer(mate: Mate, request: SnapshotRequest, *, slow_s: float = 0.0) -> Answer:
+
+async def answer(mate: Mate, request: SnapshotRequest, *, slow_s: float = 0.0, caller: PeerId = CALLER) -> Answer:
     last = None
-    async for found in mate.donor.serve(request):
+    async for found in mate.donor.serve(caller, request):
         await asyncio.sleep(slow_s)
         last = found
     assert last is not None and not isinstance(last, Accepted)
@@ -167,16 +170,86 @@ def test_there_are_never_more_than_two_and_who_needs_a_third_is_told_when() -> N
         first = await described(mate)
         for version in (6, 7):
             mate.version = version
-            found = await answer(mate, SnapshotRequest(STAGE))
+            found = await answer(mate, SnapshotRequest(STAGE), caller=PeerId("another"))
             assert mate.donor.num_copies <= MOST_COPIES
         assert found == Busy(LEASE_S, 7)
         mate.disk[1] = state_at(1)
-        assert isinstance(await answer(mate, SnapshotRequest(STAGE, 1)), Busy), "one from disk is no exception"
+        third = await answer(mate, SnapshotRequest(STAGE, 1), caller=PeerId("a third"))
+        assert isinstance(third, Busy), "one from disk is no exception"
         await asyncio.sleep(0.5 * LEASE_S)
         await piece(mate, first, 0)
         await asyncio.sleep(0.6 * LEASE_S)
-        assert (await described(mate)).version == 7, "version 6 has been idle for a lease, version 5 has not"
+        newest = await answer(mate, SnapshotRequest(STAGE), caller=PeerId("another"))
+        assert isinstance(newest, Snapshot) and newest.version == 7, "6 has been idle for a lease, 5 has not"
         assert isinstance(await piece(mate, first, 1), SnapshotPiece)
+
+    play(story())
+
+
+def test_a_stranger_keeps_one_copy_in_its_place_and_not_for_ever() -> None:
+    async def story() -> None:
+        mate, stranger, copies = Mate(), PeerId("stranger"), []
+
+        async def newer(*, is_there: bool) -> None:
+            mate.version += 1
+            found = await answer(mate, SnapshotRequest(STAGE))
+            assert isinstance(found, Snapshot if is_there else Busy), found
+            if isinstance(found, Snapshot):
+                copies.append(found)
+                del copies[:-2]
+
+        async def touch() -> None:
+            while True:
+                for copy in copies:
+                    await answer(mate, SnapshotRequest(STAGE, copy.version, copy.root), caller=stranger)
+                await asyncio.sleep(0.5 * LEASE_S)
+
+        async with asyncio.TaskGroup() as group:
+            touching = group.create_task(touch())
+            for _ in range(10):
+                await newer(is_there=True)  # the one it touches keeps its place, the other does not
+                await asyncio.sleep(1.1 * LEASE_S)
+            await asyncio.sleep((SIZE // PIECE + 8) * LEASE_S)
+            for copy in copies:
+                await answer(mate, SnapshotRequest(STAGE, copy.version, copy.root), caller=PeerId(f"of {copy.version}"))
+            await newer(is_there=False)  # two that are fetched in earnest
+            await asyncio.sleep(1.1 * LEASE_S)
+            await newer(is_there=True)
+            touching.cancel()
+
+    play(story())
+
+
+def test_who_asks_for_one_copy_for_ever_does_not_keep_it_in_its_place() -> None:
+    async def story() -> None:
+        mate = Mate()
+        first = await described(mate)
+        ends = asyncio.get_running_loop().time() + 10 * ALL * LEASE_S
+        mate.version = 6
+        while asyncio.get_running_loop().time() < ends:
+            second = await answer(mate, SnapshotRequest(STAGE), caller=PeerId("another"))
+            await answer(mate, SnapshotRequest(STAGE, 5, first.root), caller=PeerId("stranger"))
+            await asyncio.sleep(0.5 * LEASE_S)
+        assert isinstance(second, Snapshot) and mate.donor.num_copies == MOST_COPIES
+        mate.version = 7
+        assert isinstance(await answer(mate, SnapshotRequest(STAGE)), Snapshot)
+
+    play(story())
+
+
+def test_a_run_that_went_back_leaves_no_copy_behind() -> None:
+    async def story() -> None:
+        mate = Mate()
+        old = await described(mate)
+        mate.version, mate.copy_s = 6, 0.4
+        async with asyncio.TaskGroup() as group:
+            taking = group.create_task(described(mate))
+            await asyncio.sleep(0.2)
+            mate.donor.forget()
+            assert mate.donor.num_copies == 0
+        assert mate.copies == 3, "what was being taken was taken again"
+        assert isinstance(await piece(mate, taking.result(), 0), SnapshotPiece)
+        assert await piece(mate, old, 0) == Rejected(RejectCode.NOT_FOUND, "that copy is gone")
 
     play(story())
 
