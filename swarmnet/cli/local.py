@@ -28,6 +28,8 @@ _IN_MANIFEST = {"stages": "cut.stages", "steps": "training.total_steps", "seed":
 @click.option("--checkpoint-every", type=int, metavar="C", help="Steps between two checkpoints on disk.")
 @click.option("--kill-all", type=int, metavar="STEP", help="SIGKILL every process in the middle of STEP, and end.")
 @click.option("--resume", is_flag=True, help="Go on with the run in --out DIR.")
+@click.option("--reseed-from-neighbours", is_flag=True,
+              help="Last resort: make a stage that nobody has any state of from the stages beside it.")
 @click.option("--oracle", is_flag=True, help="Then train in one process, too; print the largest difference in loss.")
 @click.option("--trainers", type=int, default=1, show_default=True, help="Trainers.")
 @click.option("--data", default="stdlib", show_default=True, metavar="SOURCE", help="Text or token file, or directory.")
@@ -42,7 +44,7 @@ _IN_MANIFEST = {"stages": "cut.stages", "steps": "training.total_steps", "seed":
 def command(
     ctx: click.Context, /, stages: int, replicas: int, steps: int, seed: int, out: Path | None, kill: tuple[str, ...],
     kill_every: float | None, chaos: str | None, checkpoint_every: int | None, kill_all: int | None, resume: bool,
-    oracle: bool, trainers: int, data: str, manifest: Path | None,
+    reseed_from_neighbours: bool, oracle: bool, trainers: int, data: str, manifest: Path | None,
     numerics: Literal["deterministic", "fp32"] | None, assignments: tuple[str, ...], slots: int | None,
     log_level: str,
 ) -> int:
@@ -74,7 +76,7 @@ def command(
         stages=stages, replicas=replicas, steps=steps, seed=seed, out=out, kill=kill, kill_every=kill_every,
         oracle=oracle, trainers=trainers, data=data, manifest=manifest, numerics=numerics, set=assignments,
         slots=slots, log_level=log_level, chaos=chaos, checkpoint_every=checkpoint_every, kill_all=kill_all,
-        resume=resume,
+        resume=resume, reseed_from_neighbours=reseed_from_neighbours,
     )
     telemetry.setup(log_level)  # type: ignore[arg-type]  # click has checked the choice
 

@@ -32,6 +32,7 @@ class Verdict:
     split_stages: tuple[int, ...]                   # replicas ended with different weights
     repeated: int = 0                               # steps done again after everybody had been gone
     changed: tuple[int, ...] = ()                   # of these, steps with another loss than before
+    renewed: tuple[int, ...] = ()                   # versions from which the run was another one
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -57,30 +58,44 @@ def _places(places: Sequence[tuple[int, int]]) -> str:
     return shown + (f" and {len(places) - 3} more" if len(places) > 3 else "")
 
 
+_Life = tuple[int, int]
+"""How often the run had been made another one, and how often it had been resumed."""
+
+
 @dataclass(slots=True)
 class Audit:
     """Collects what members wrote; `verdict` may be asked at any time, it costs one pass.
 
     A run that goes on after everybody was gone does some steps again: each life is judged by itself, and a step must
-    have the same loss in all of them, with `exact` the same sums.
+    have the same loss in all of them, with `exact` the same sums. After `anew` the run is another one.
     """
 
     stages: int
     steps: int
     microbatches: int
     exact: bool = True
-    _commits: dict[tuple[int, int], list[tuple[int, Committed]]] = field(default_factory=dict)
+    _commits: dict[tuple[int, int], list[tuple[_Life, Committed]]] = field(default_factory=dict)
     _weights: dict[int, set[tuple[int, str]]] = field(default_factory=dict)
+    _renewed: list[tuple[int, int]] = field(default_factory=list)
 
     def on(self, event: Committed | Finished, *, life: int = 0) -> None:
         """Take one member's word in. Equal words of several members are kept once."""
         match event:
             case Committed():
                 seen = self._commits.setdefault((event.stage, event.step), [])
-                if (life, event) not in seen:
-                    seen.append((life, event))
+                when = len(self._renewed), life
+                if (when, event) not in seen:
+                    seen.append((when, event))
             case Finished():
                 self._weights.setdefault(event.stage, set()).add((event.version, event.weights_sha256))
+
+    def anew(self, version: int, *, life: int = 0) -> bool:
+        """From `version` on, in this life, steps are others than those of the same numbers before: a stage lost its
+        state. False if that is known."""
+        if (version, life) in self._renewed:
+            return False
+        self._renewed.append((version, life))
+        return True
 
     def verdict(self) -> Verdict:
         """Judge what has been written so far. Where members differ, the worst word counts."""
@@ -101,16 +116,21 @@ class Audit:
             split_stages=tuple(sorted(stage for stage, ends in self._weights.items() if len(ends) > 1)),
             repeated=len(again),
             changed=tuple(sorted(step for step, commits in again.items() if self._changed(commits))),
+            renewed=tuple(version for version, _ in self._renewed),
         )
 
-    def _differ(self, commits: Sequence[tuple[int, Committed]]) -> bool:
+    def _differ(self, commits: Sequence[tuple[_Life, Committed]]) -> bool:
         """Other sums in one life, or, where sums do not depend on order, in two."""
-        sums = {(0 if self.exact else life, commit.digest, commit.num_tokens) for life, commit in commits}
-        return len(sums) > len({life for life, _, _ in sums})
+        sums = {(when[:1] if self.exact else when, commit.digest, commit.num_tokens) for when, commit in commits}
+        return len(sums) > len({when for when, _, _ in sums})
 
-    def _changed(self, commits: Sequence[tuple[int, Committed]]) -> bool:
-        losses = [commit.loss_sum / commit.num_tokens for _, commit in commits if commit.num_tokens]
-        return max(losses) - min(losses) > (0.0 if self.exact else FP32_TOLERANCE) if losses else False
+    def _changed(self, commits: Sequence[tuple[_Life, Committed]]) -> bool:
+        losses: dict[int, list[float]] = {}
+        for (renewed, _), commit in commits:
+            if commit.num_tokens:
+                losses.setdefault(renewed, []).append(commit.loss_sum / commit.num_tokens)
+        tolerance = 0.0 if self.exact else FP32_TOLERANCE
+        return any(max(found) - min(found) > tolerance for found in losses.values())
 
 
 def multiplicity(commit: Committed, microbatches: int) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from swarmnet.errors import UsageError
 from swarmnet.local.audit import Audit
-from swarmnet.local.events import Committed, parse
+from swarmnet.local.events import Committed, Dropped, Finished, parse
 from swarmnet.local.progress import Progress
 from swarmnet.telemetry.events import EventReader
 
@@ -37,22 +37,36 @@ def lives(out: Path) -> list[float]:
     return [record["t"] for record in records if record.get("event") == BEGAN]
 
 
+def finished(out: Path, *, stages: int, steps: int) -> bool:
+    """Has a replica of every stage held the last version, and said so?"""
+    ended = {
+        event.stage
+        for path in out.glob("peers/s*/events.jsonl") for record in EventReader(path).read()
+        if record.get("event") == "finished" and isinstance(event := parse(record), Finished) and event.version == steps
+    }
+    return len(ended) == stages
+
+
 def replay(out: Path, began: list[float], progress: Progress, audit: Audit) -> None:
-    """Let `progress` and `audit` take in every commit and held-out loss that was written before.
+    """Let `progress` and `audit` take in every commit, checkpoint and held-out loss that was written before.
 
     Raises BadEvent for a line that lacks a field.
     """
     records = sorted(
         ((record["t"], path.parent.name, record)
          for path in sorted(out.glob("peers/*/events.jsonl")) for record in EventReader(path).read()
-         if record.get("event") in ("committed", "evaluated")),
+         if record.get("event") in ("committed", "evaluated", "checkpoint", "dropped")),
         key=lambda entry: entry[0])
     first = began[0] if began else records[0][0] if records else 0.0
     for at, name, record in records:
-        event = parse(record)
+        event, life = parse(record), max(bisect.bisect_right(began, at) - 1, 0)
+        if isinstance(event, Dropped):
+            if audit.anew(event.version, life=life):
+                progress.on(name, event, now=at - first)
+            continue
         progress.on(name, event, now=at - first)
         if isinstance(event, Committed):
-            audit.on(event, life=max(bisect.bisect_right(began, at) - 1, 0))
+            audit.on(event, life=life)
     progress.done.clear()
     progress.earlier_points = len(progress.points)
     progress.earlier_s = progress.points[-1].seconds if progress.points else 0.0

@@ -117,6 +117,55 @@ class Asking:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """The replica has written `version` of its stage to its disk."""
+
+    stage: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class BadCheckpoint:
+    """A file on the replica's disk is no checkpoint that could be used."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unwritten:
+    """A checkpoint could not be written."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The replica has no state, and nobody to have it from."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WentBack:
+    """The whole run goes on from an earlier version; the number-th time that it has to."""
+
+    number: int
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The stage's state at `version` is not what its steps before made of it: older, or made anew."""
+
+    stage: int
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Noted:
     """Anything else."""
 
@@ -125,7 +174,7 @@ class Noted:
 
 Event = (
     Listening | Synced | Committed | Applied | Rerouted | Executed | Evaluated | Finished | Halted | Reached | Asking
-    | Noted
+    | Checkpointed | BadCheckpoint | Unwritten | Waiting | WentBack | Dropped | Noted
 )
 
 
@@ -147,6 +196,12 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any]], Event]] = {
     "executed": lambda r: Executed(r["stage"], r["executions"]),
     "evaluated": lambda r: Evaluated(r["step"], float(r["loss"]), r["num_tokens"]),
     "halted": lambda r: Halted(str(r["reason"])),
+    "checkpoint": lambda r: Checkpointed(r["stage"], r["version"]),
+    "checkpoint_bad": lambda r: BadCheckpoint(str(r["path"]), str(r["reason"])),
+    "checkpoint_failed": lambda r: Unwritten(str(r["path"]), str(r["reason"])),
+    "waiting": lambda r: Waiting(str(r["reason"])),
+    "restart": lambda r: WentBack(r["number"], r["version"], str(r["reason"])),
+    "dropped": lambda r: Dropped(r["stage"], r["to"], str(r["reason"])),
     REACHED: lambda r: Reached(r["hold"], r["step"]),
     ASKING: lambda r: Asking(),
     "finished": lambda r: Finished(r["stage"], r["version"], r["weights_sha256"]),

@@ -54,6 +54,26 @@ class Pace:
     latency_s: float
 
 
+def unlikely(faults: Iterable[Fault], replicas: Mapping[str, int]) -> list[str]:
+    """In words: what of `faults` no replica may ever be there for. replicas: stage by name, those at the start."""
+    faults = list(faults)
+    joins = [fault for fault in faults if fault.kind == "join"]
+    single = {stage for stage in replicas.values() if list(replicas.values()).count(stage) == 1}
+    alone = [fault.label for fault in faults if fault.takes_away and fault.peer is None
+             and (fault.stage in single if fault.stage is not None else bool(single))]
+    alone += [fault.label for fault in faults if fault.takes_away and fault.peer and replicas.get(fault.peer) in single]
+    absent = [fault.label for fault in faults if fault.peer is not None and fault.peer not in replicas]
+    lines = []
+    if alone:
+        until = "wait until another has joined" if joins else "cannot be carried out"
+        lines.append(f"note: the only replica of a stage is never taken away, so these {until}: {', '.join(alone)}; "
+                     "--replicas 2 or more lets them happen")
+    if absent:
+        until = "wait until it has joined" if joins else "cannot be carried out"
+        lines.append(f"note: no replica of that name is there, so these {until}: {', '.join(absent)}")
+    return lines
+
+
 def stage_of(name: str) -> int | None:
     """1 for "s1-r0" and for "s1"; None for a trainer."""
     head = name.partition("-")[0]

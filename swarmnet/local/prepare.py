@@ -1,4 +1,4 @@
-"""Turn options into a manifest on disk: build or load it, lay `--set` over it, fill in the data's digests."""
+"""Turn options into a manifest: build or load it, lay `--set` over it, fill in the data's digests; then write it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL_PARAMETERS = 50_000_000
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The manifest of one local run, as every child will read it."""
+    """The manifest of one local run, as every child will read it once `write` has been called."""
 
     manifest: Manifest
     run_id: RunId
@@ -38,6 +38,14 @@ class Prepared:
         wire = self.manifest.wire
         return (wire.activations, wire.gradients) == ("fp32", "fp32") and \
             self.manifest.averaging.codec in ("int64", "fp32")
+
+    def write(self) -> None:
+        """Put it at `path`. Raises UsageError for a directory that cannot be written."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(file.to_toml(self.manifest), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{self.path} cannot be written ({error.strerror}): choose another --out") from error
 
 
 def num_parameters(model: Model) -> int:
@@ -81,18 +89,12 @@ def _is_numeric(assignment: str) -> bool:
 
 
 def prepare(options: LocalOptions, directory: Path) -> Prepared:
-    """Write `directory`/run.toml. Raises UsageError for bad options, an unreadable file, or other data than agreed.
+    """What is to become `directory`/run.toml; writes nothing.
 
-    Also for a directory that cannot be written.
+    Raises UsageError for bad options, an unreadable file, or other data than agreed.
     """
     manifest = with_data(choose(options), base=options.manifest.parent if options.manifest else Path())
-    path = directory / "run.toml"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        path.write_text(file.to_toml(manifest), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written ({error.strerror}): choose another --out") from error
-    return Prepared(manifest, run_id(manifest), path)
+    return Prepared(manifest, run_id(manifest), directory / "run.toml")
 
 
 def with_data(manifest: Manifest, *, base: Path) -> Manifest:
@@ -120,7 +122,7 @@ def _absolute(name: str, base: Path) -> str:
 
 
 def resume(directory: Path) -> Prepared:
-    """What `prepare` wrote into `directory` for the run that is to go on. Raises UsageError if there is none."""
+    """What was written into `directory` for the run that is to go on. Raises UsageError if there is none."""
     path = directory / "run.toml"
     if not path.is_file():
         raise UsageError(f"{directory} holds no run that could be resumed: there is no run.toml")
@@ -129,12 +131,12 @@ def resume(directory: Path) -> Prepared:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """What `prepare` wrote."""
+    """What `Prepared.write` wrote."""
     return file.load(path)
 
 
 def read_tokens(manifest: Manifest) -> Tokens:
-    """The token stream of a manifest that `prepare` wrote. Raises UsageError if it has changed since."""
+    """The token stream of a manifest that was prepared. Raises UsageError if it has changed since."""
     tokens = load_tokens(manifest.data.source, manifest.data.tokenizer)
     verify(tokens, manifest.data)
     return tokens

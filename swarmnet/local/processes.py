@@ -26,7 +26,8 @@ Level = Literal["debug", "info", "warning", "error"]
 class ChildSpec:
     """What one start of a child is told. stage None: a trainer. slots None: as many as a peer has by default.
 
-    orders: the file it follows, and then it runs with faults below it.
+    orders: the file it follows, and then it runs with faults below it. reseed: it may make its stage from those beside
+    it, if nobody has its state.
     """
 
     name: str
@@ -38,6 +39,7 @@ class ChildSpec:
     slots: int | None
     log_level: str
     orders: Path | None = None
+    reseed: bool = False
 
 
 ChildCommand = Callable[[ChildSpec], Sequence[str]]
@@ -52,7 +54,8 @@ def swarmnet_command(spec: ChildSpec) -> list[str]:
     if spec.orders is not None:
         return _following(spec, spec.orders)
     slots = () if spec.slots is None else ("--slots", str(spec.slots))
-    served = ("peer", "--stage", str(spec.stage), "--device", "cpu", "--no-restart", *slots)
+    served = ("peer", "--stage", str(spec.stage), "--device", "cpu", "--no-restart", *slots,
+              *(("--reseed-from-neighbours",) if spec.reseed else ()))
     role = ("trainer",) if spec.stage is None else served
     return [
         "-m", "swarmnet", *role, "--manifest", str(spec.manifest), "--dir", str(spec.directory),
@@ -66,7 +69,7 @@ def _following(spec: ChildSpec, orders: Path) -> list[str]:
         manifest=spec.manifest, roles=("trainer",) if spec.stage is None else ("stage",), dir=spec.directory,
         stages=() if spec.stage is None else (spec.stage,), events=spec.events, host="127.0.0.1", device="cpu",
         bootstrap=spec.bootstrap, log=Log(level=cast(Level, spec.log_level)),
-        slots=PeerConfig().slots if spec.slots is None else spec.slots,
+        reseed_from_neighbours=spec.reseed, slots=PeerConfig().slots if spec.slots is None else spec.slots,
     )
     path = spec.directory / "peer.toml"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 from swarmnet.local.events import (
     Applied,
+    Checkpointed,
     Committed,
+    Dropped,
     Evaluated,
     Event,
     Executed,
@@ -63,6 +65,7 @@ class Progress:
     reroutes: int = 0
     kills: list[tuple[str, int, float]] = field(default_factory=list)   # (name, step, seconds)
     faults: Counter[str] = field(default_factory=Counter)               # by kind; kills, too
+    on_disk: dict[int, set[int]] = field(default_factory=dict)          # versions ever written, by stage
     postponed: list[str] = field(default_factory=list)
     trainer_dht: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _executions: Counter[tuple[str, int, int]] = field(default_factory=Counter)
@@ -73,6 +76,12 @@ class Progress:
     def stages(self) -> int:
         """How many stages there are."""
         return 1 + max(replica.stage for replica in self.replicas.values())
+
+    @property
+    def checkpoint(self) -> int | None:
+        """The newest version that every stage has written to some disk; None if there is none."""
+        written = [self.on_disk.get(stage, set()) for stage in range(self.stages)]
+        return max(set.intersection(*written), default=None)
 
     @property
     def executions(self) -> int:
@@ -117,9 +126,19 @@ class Progress:
                 self._executions[key] = max(self._executions[key], event.executions)
             case Evaluated():
                 self.evaluations[event.step] = event.loss
+            case Checkpointed():
+                self.on_disk.setdefault(event.stage, set()).add(event.version)
+            case Dropped():
+                self._cut_back(event.version)
             case Finished() if replica is not None:
                 replica.finished, replica.version = True, event.version
                 self.moved_at = now
+
+    def _cut_back(self, version: int) -> None:
+        """The steps from `version` on will be others than those of before: the curve goes on with the new ones."""
+        del self.points[version:]
+        self._early = {step: point for step, point in self._early.items() if step < version}
+        self.earlier_points = min(self.earlier_points, version)
 
     def _committed(self, event: Committed, now: float) -> None:
         self.moved_at = now
@@ -195,6 +214,15 @@ class Progress:
         if synced < len(self.replicas):
             return f"{total} processes are up, {synced} of {len(self.replicas)} replicas hold their weights"
         return f"{total} processes are up, the first step is under way"
+
+    def again(self) -> str:
+        """In words, when a resumed run has begun to train: what was there, and what is done again."""
+        version = min(max(self.synced(stage), default=0) for stage in range(self.stages))
+        done = self.earlier_points
+        if version >= done:
+            return f"goes on from version {version}" + (f"; the {done} steps before it are done" if done else "")
+        steps = f"step {version} is" if done - version == 1 else f"steps {version} to {done - 1} are"
+        return f"goes on from version {version}: of the {done} steps done before, {steps} done again"
 
     def state_of(self, name: str) -> str:
         """A replica in a word: the version it holds, or what it is doing instead."""

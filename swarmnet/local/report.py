@@ -100,6 +100,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "killed_all": outcome.killed_all,
         "resumed": outcome.resumed,
         "repeated_steps": verdict.repeated,
+        "renewed_at": list(verdict.renewed),
         "reroutes": progress.reroutes,
         "lost": verdict.lost,
         "doubled": verdict.doubled,
@@ -173,15 +174,21 @@ def print_summary(outcome: Outcome, directory: Path, console: Console) -> None:
         f"lost {verdict.lost}, doubled {verdict.doubled}, voided {verdict.voided}",
     ]
     if outcome.resumed:
-        how = "other losses" if verdict.changed else "the same losses"
-        lines.append(f"resumed; {verdict.repeated} steps were done again, with {how}")
+        how = "other" if verdict.changed or verdict.renewed else "the same"
+        lines.append(f"resumed; {verdict.repeated} steps were done again, with {how} losses")
+    if verdict.renewed:
+        lines.append(f"from version {', '.join(map(str, verdict.renewed))} on another run than before: a stage had "
+                     "lost its state")
     if outcome.comparison is not None:
         equal = "bit-equal" if outcome.comparison.bit_equal else f"largest at step {outcome.comparison.at_step}"
         lines.append(f"beside one process: largest loss difference {outcome.comparison.max_difference:.3g} ({equal})")
     lines.append(f"run {outcome.run_id[:16]}, files in {directory}")
     _print(console, lines)
     if outcome.killed_all is not None:
-        lines = [f"everything was killed in step {outcome.killed_all}; go on with:",
+        kept = progress.checkpoint
+        how = (f"it goes on from the checkpoints of version {kept}" if kept else
+               "no checkpoint of all stages was on disk: everything will be done again")
+        lines = [f"everything was killed in step {outcome.killed_all}; {how}. Go on with:",
                  f"    swarmnet local --resume --out {directory}"]
         _print(console, lines)
     if outcome.problem:

@@ -15,7 +15,7 @@ from swarmnet.errors import UsageError
 from swarmnet.local import chaos, earlier
 from swarmnet.local.audit import Audit, compare
 from swarmnet.local.events import ORACLE_STEP
-from swarmnet.local.fault import Fault
+from swarmnet.local.fault import Fault, unlikely
 from swarmnet.local.faults import Faults
 from swarmnet.local.options import LocalOptions, parse_kill_all, parse_kills
 from swarmnet.local.prepare import Prepared, prepare, resume
@@ -55,17 +55,24 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
     kit = kit or Kit()
     console = kit.console or Console()
     out = _directory(options)
+    if options.resume and (said := _over(out)):
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
+        return 0
     with contextlib.closing(kit.starter()) as starter:      # first of all: it imports while we read the data
         prepared = resume(out) if options.resume else kit.prepare(options, out)
         manifest, (replicas, trainers) = prepared.manifest, _members(options, prepared, out)
         plan = _plan(options, prepared, replicas)
+        if not options.resume:
+            prepared.write()                                # only now: nothing is left of what is refused
         console.print(
             f"swarmnet local: {shape(manifest.cut.stages, len(replicas) // manifest.cut.stages)}, "
             f"{manifest.numerics.mode}, run {prepared.run_id[:12]}, files in {out}",
             markup=False, highlight=False, soft_wrap=True)
+        for line in (*unlikely(plan[1], replicas), *_dark(options, prepared)):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
         layout = Layout(out=out, manifest=prepared.path, replicas=replicas, trainers=trainers, slots=options.slots,
                         log_level=options.log_level, chaos=options.chaos is not None, trace=kit.trace,
-                        life=len(earlier.lives(out)) if options.resume else 0)
+                        life=len(earlier.lives(out)) if options.resume else 0, reseed=options.reseed_from_neighbours)
         with Interrupt() as interrupt:
             outcome = _swarm(options, prepared, layout, plan, kit=kit, starter=starter, console=console,
                              interrupt=interrupt)
@@ -94,6 +101,25 @@ def _plan(options: LocalOptions, prepared: Prepared, replicas: dict[str, int]) -
         return f"{training.seed}/churn", (*parse_kills(options.kill, stages=stages, steps=steps), *last)
     seed, faults = chaos.load(options.chaos, stages=stages, replicas=len(replicas) // stages, steps=steps)
     return f"{seed}/whom", (*faults, *last)
+
+
+def _over(out: Path) -> str:
+    """What to say of a run that has nothing left to do, "" if there is something. Raises UsageError."""
+    prepared, _ = resume(out), earlier.members(out)
+    steps = prepared.manifest.training.total_steps
+    if not earlier.finished(out, stages=prepared.manifest.cut.stages, steps=steps):
+        return ""
+    return (f"run {prepared.run_id[:12]} is finished: all {steps} steps are done, every stage has its final snapshot; "
+            f"see summary.json and loss.csv in {out}")
+
+
+def _dark(options: LocalOptions, prepared: Prepared) -> list[str]:
+    """What --kill-all will cost, if nothing can be on disk by then."""
+    every = prepared.manifest.training.checkpoint_every
+    if options.kill_all is None or options.resume or 0 < every <= options.kill_all:
+        return []
+    when = f"the first checkpoint, at version {every}" if every else "any checkpoint (training.checkpoint_every is 0)"
+    return [f"note: step {options.kill_all} comes before {when}: --resume will do everything again"]
 
 
 def _swarm(options: LocalOptions, prepared: Prepared, layout: Layout, plan: tuple[str, tuple[Fault, ...]], *, kit: Kit,

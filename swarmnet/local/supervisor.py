@@ -19,6 +19,7 @@ from swarmnet.local.events import (
     Asking,
     BadEvent,
     Committed,
+    Dropped,
     Finished,
     Halted,
     Listening,
@@ -28,6 +29,7 @@ from swarmnet.local.events import (
     parse,
 )
 from swarmnet.local.faults import Faults
+from swarmnet.local.news import News
 from swarmnet.local.orders import GoOn, HoldAt
 from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop
 from swarmnet.local.progress import Progress, ReplicaView
@@ -62,6 +64,7 @@ class Layout:
     chaos: bool = False                 # faults in phases and on links: children follow orders
     trace: bool = False                 # they say what they work on, too
     life: int = 0                       # how often this run has been resumed
+    reseed: bool = False                # a stage without state may be made anew
 
 
 class Interrupt:
@@ -113,7 +116,9 @@ class Supervisor:
         self._complete_at: float | None = None
         self._ending = False                            # events are still read, nothing is done about them
         self._warned_at = float("-inf")
-        self._problem, self._invited = "", False
+        self._problem = ""
+        self._news = News()
+        self._resumes = layout.life > 0                 # until it is said from which version
 
     def run(self) -> str:
         """Until every step is done, nothing can go on, or someone interrupts. Returns the problem, "" if none.
@@ -152,6 +157,7 @@ class Supervisor:
             self._start(name, now=now)
         if self._waiting and self.starter.ready():
             self._start_waiting(now)
+        self._say(self._news.tick(now=now))
         self.screen.update(self.progress, now=now)
         self._watch(now)
 
@@ -187,6 +193,7 @@ class Supervisor:
             events=directory / "events.jsonl",
             bootstrap=self.progress.bootstrap(but=name), slots=self.layout.slots, log_level=self.layout.log_level,
             orders=directory / "orders" / f"{time.time_ns()}.jsonl" if self.layout.chaos else None,
+            reseed=self.layout.reseed,
         )
         if spec.orders is not None:
             self._channels.open(name, spec.orders)
@@ -205,7 +212,10 @@ class Supervisor:
             event = parse(record)
             if isinstance(event, Noted):
                 continue
+            if isinstance(event, Dropped) and not self.audit.anew(event.version, life=self.layout.life):
+                continue                                # another replica has said so
             self.progress.on(name, event, now=now)
+            self._say(self._news.on(name, event, now=now))
             match event:
                 case Synced(version=version, how=how) if name in self._away and name not in self._killed:
                     self.screen.note(f"{name} is back at version {version} by {how}, "
@@ -215,9 +225,8 @@ class Supervisor:
                     self._act(acts.At(name, version, took=how == "snapshot"), now=now)
                 case Applied(version=version) if name in self._stages:
                     self._act(acts.At(name, version), now=now)
-                case Listening(peer=peer, links=links):
+                case Listening(peer=peer):
                     self._channels.listening(name, peer)
-                    self._invite(links)
                 case Reached(hold=hold, step=step):
                     self._act(acts.Reached(hold, name, step), now=now)
                 case Asking():
@@ -227,11 +236,13 @@ class Supervisor:
                 case Halted(reason):
                     self._problem = reason
 
-    def _invite(self, links: tuple[str, ...]) -> None:
-        """Once, as soon as there is somebody to join: the last link is the one that works on this machine."""
-        if links and not self._invited:
-            self._invited = True
-            self.screen.note(f"join it while it runs: swarmnet join {links[-1]}")
+        if self._resumes and self.progress.training_at is not None:
+            self._resumes = False
+            self._say([self.progress.again()])
+
+    def _say(self, lines: list[str]) -> None:
+        for line in lines:
+            self.screen.note(line)
 
     def _reap(self, name: str, *, now: float) -> None:
         child = self._children[name]
@@ -241,6 +252,7 @@ class Supervisor:
         del self._children[name]
         self._channels.close(name)
         self.progress.ended(name)
+        self._say(self._news.gone(name, back=self._returns(name, code)))
         if name in self._leaving and code == 0:
             self._leaving.discard(name)
             self.screen.note(f"{name} has left")
@@ -262,6 +274,10 @@ class Supervisor:
                 self._back_at[name] = now + self.timing.restart_s
         else:
             self._crashed(child, code, done=done, now=now)
+
+    def _returns(self, name: str, code: int) -> bool:
+        """Will it be started again after this end? Killed from outside, or by an order that brings it back."""
+        return code == -signal.SIGKILL and (name not in self._killed or name in self._away)
 
     def _crashed(self, child: Child, code: int, *, done: bool, now: float) -> None:
         name = child.spec.name

@@ -131,6 +131,7 @@ class PlainScreen:
         if progress.starting not in ("", self._said) and now - self._said_at >= STARTING_S:
             self._said, self._said_at = progress.starting, now
             self.note(progress.starting)
+        self._shown = min(max(self._shown, progress.earlier_points), len(progress.points))
         for point in progress.points[self._shown:]:
             replicas = " ".join(f"{progress.alive(stage)}" for stage in range(progress.stages))
             pace = f"{progress.recent_tokens_per_second():>9,.0f} tokens/s"

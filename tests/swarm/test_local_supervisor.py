@@ -27,7 +27,6 @@ from swarmnet.local.run import Kit, oracle_command
 from swarmnet.local.starter import FreshInterpreter, Process, StarterLost, child_environment
 from swarmnet.local.supervisor import Timing
 from swarmnet.manifest.canonical import run_id
-from swarmnet.manifest.file import to_toml
 from swarmnet.telemetry.events import EventReader
 
 STAGES, REPLICAS, STEPS, M = 3, 2, 6, 4
@@ -123,8 +122,6 @@ def kit(board: Path, *, mode: str = "", hold: int = -1, replicas: int = REPLICAS
 
     def prepare(options: LocalOptions, directory: Path) -> Prepared:
         manifest = choose(options)
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "run.toml").write_text(to_toml(manifest))
         return Prepared(manifest, run_id(manifest), directory / "run.toml")
 
     return Kit(child=child, oracle=oracle, starter=FreshInterpreter, prepare=prepare, timing=timing,
@@ -281,6 +278,7 @@ def test_the_real_oracle_child_writes_its_curve(tmp_path: Path) -> None:
             "model.num_kv_heads=1", "training.microbatches=2", "training.sequence_length=8", "training.eval_every=0")
     options = LocalOptions(steps=3, data=str(tmp_path / "text.txt"), set=tiny)
     prepared = real_prepare(options, tmp_path / "out")
+    prepared.write()
     spec = ChildSpec("oracle", None, prepared.path, tmp_path, tmp_path / "events.jsonl", (), None, "warning")
     done = subprocess.run([sys.executable, *oracle_command(spec)], env=child_environment(os.environ),
                           capture_output=True, text=True)
@@ -364,3 +362,26 @@ def test_a_replica_killed_by_hand_comes_back(tmp_path: Path) -> None:
     code, output, _ = interrupted(tmp_path, end)
     assert code == 0 and "s0-r0 was killed (from outside)" in output
     assert summary(tmp_path)["kills"] == 1
+
+
+def test_a_finished_run_is_said_to_be_and_left_alone(tmp_path: Path) -> None:
+    assert run_local(options(tmp_path), kit(tmp_path / "board")) == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    again = kit(tmp_path / "again")
+    assert run_local(LocalOptions(out=tmp_path / "out", resume=True), again) == 0
+    assert f"is finished: all {STEPS} steps are done" in said(again)
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+
+
+def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
+    for bad in ({"kill": ("1@99",)}, {"kill_all": 99}, {"chaos": "nothere.toml"}, {"chaos": "random:x"}):
+        with pytest.raises(UsageError):
+            run_local(options(tmp_path, **bad), kit(tmp_path / f"board-{next(iter(bad.values()))}"))
+        assert not (tmp_path / "out").exists()
+
+
+def test_an_end_before_any_checkpoint_is_said_to_cost_everything(tmp_path: Path) -> None:
+    first = kit(tmp_path / "board")
+    assert run_local(options(tmp_path, kill_all=3), first) == 0
+    assert "note: step 3 comes before the first checkpoint, at version 50" in said(first)
+    assert "no checkpoint of all stages was on disk: everything will be done again" in said(first)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from swarmnet.errors import UsageError
 from swarmnet.local.audit import Audit
-from swarmnet.local.earlier import lives, members, replay
-from swarmnet.local.events import Committed
+from swarmnet.local.earlier import finished, lives, members, replay
+from swarmnet.local.events import Checkpointed, Committed
 from swarmnet.local.options import LocalOptions, parse_kill_all
-from swarmnet.local.progress import Progress, ReplicaView
+from swarmnet.local.progress import Point, Progress, ReplicaView
+from swarmnet.local.table import PlainScreen
 
 GOOD = Committed(stage=0, step=0, loss_sum=8.0, num_tokens=4, digest="d", voided=frozenset(),
                  contributions=(("a", (0, 1)),))
@@ -96,3 +99,74 @@ def test_orders_that_cannot_be_carried_out() -> None:
         LocalOptions(chaos="random:1", kill=("0@1",))
     with pytest.raises(UsageError, match="--checkpoint-every"):
         LocalOptions(checkpoint_every=0)
+
+
+def test_a_stage_made_anew_makes_another_run_of_what_follows() -> None:
+    judge = Audit(stages=1, steps=1, microbatches=2)
+    judge.on(GOOD, life=0)
+    assert judge.anew(0, life=1) and not judge.anew(0, life=1)     # both replicas of the stage say it
+    other = replace(GOOD, digest="e", loss_sum=8.1)
+    judge.on(other, life=1)
+    verdict = judge.verdict()
+    assert verdict.problems == () and verdict.renewed == (0,) and verdict.repeated == 1
+    judge.on(replace(other, digest="f"), life=1)
+    assert judge.verdict().conflicts == ((0, 0),)                  # but its replicas still have to agree
+
+
+def test_the_curve_goes_on_with_the_steps_of_a_stage_made_anew(tmp_path: Path) -> None:
+    dropped = {"event": "dropped", "stage": 0, "from": 0, "to": 1, "microbatches": 2, "reason": "reseeded"}
+    write(tmp_path / "events.jsonl", {"t": 100.0, "event": "began"}, {"t": 200.0, "event": "began"})
+    write(tmp_path / "peers/s0-r0/events.jsonl", committed(101.0, 0, 3.0), committed(102.0, 1, 2.0),
+          {"t": 200.5, **dropped}, committed(201.0, 1, 2.5), committed(202.0, 2, 1.5))
+    write(tmp_path / "peers/s0-r1/events.jsonl", {"t": 201.5, **dropped})
+    progress = Progress(steps=5, replicas={"s0-r0": ReplicaView(0), "s0-r1": ReplicaView(0)})
+    judge = Audit(stages=1, steps=5, microbatches=2, exact=False)
+    replay(tmp_path, lives(tmp_path), progress, judge)
+    assert [point.loss for point in progress.points] == [3.0, 2.5, 1.5]
+    assert judge.verdict().changed == () and judge.verdict().renewed == (1,)
+
+
+def test_a_run_is_finished_when_every_stage_has_held_the_last_version(tmp_path: Path) -> None:
+    def end(stage: int, version: int) -> dict[str, Any]:
+        return {"t": 1.0, "event": "finished", "stage": stage, "version": version, "weights_sha256": "w"}
+
+    write(tmp_path / "peers/s0-r0/events.jsonl", end(0, 5))
+    write(tmp_path / "peers/s1-r0/events.jsonl", end(1, 4))
+    assert not finished(tmp_path, stages=2, steps=5)
+    write(tmp_path / "peers/s1-r1/events.jsonl", end(1, 5))
+    assert finished(tmp_path, stages=2, steps=5)
+
+
+def test_a_resumed_run_says_from_where_and_what_is_done_again() -> None:
+    progress = Progress(steps=9, replicas={"s0-r0": ReplicaView(0, alive=True, version=4),
+                                           "s1-r0": ReplicaView(1, alive=True, version=5)}, earlier_points=6)
+    assert progress.again() == "goes on from version 4: of the 6 steps done before, steps 4 to 5 are done again"
+    progress.earlier_points = 5
+    assert progress.again() == "goes on from version 4: of the 5 steps done before, step 4 is done again"
+    progress.earlier_points = 4
+    assert progress.again() == "goes on from version 4; the 4 steps before it are done"
+
+
+def test_the_newest_checkpoint_of_all_stages_is_known() -> None:
+    progress = Progress(steps=9, replicas={"s0-r0": ReplicaView(0), "s1-r0": ReplicaView(1)})
+    assert progress.checkpoint is None
+    for stage, version in ((0, 4), (0, 8), (1, 4)):
+        progress.on(f"s{stage}-r0", Checkpointed(stage, version), now=0.0)
+    assert progress.checkpoint == 4
+
+
+@pytest.mark.parametrize("changes", [
+    {"chaos": "random:1", "kill_all": 3}, {"oracle": True, "kill_all": 3},
+    {"chaos": "random:1", "reseed_from_neighbours": True}, {"oracle": True, "reseed_from_neighbours": True}])
+def test_a_comparison_that_cannot_be_made_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="exclude each other"):
+        LocalOptions(**changes)
+
+
+def test_only_what_is_new_is_printed() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    progress = Progress(steps=9, replicas={"s0-r0": ReplicaView(0)}, earlier_points=2)
+    progress.points = [Point(step, 3.0, 4, float(step)) for step in range(3)]
+    PlainScreen(console).update(progress, now=9.0)
+    lines = console.file.getvalue().splitlines()                  # type: ignore[attr-defined]  # a StringIO
+    assert len(lines) == 1 and lines[0].startswith("step    2  loss 3.0000")

@@ -30,7 +30,7 @@ from swarmnet.local.acts import (
     Stop,
     Tick,
 )
-from swarmnet.local.fault import Fault, Pace, links_of, member_of, names
+from swarmnet.local.fault import Fault, Pace, links_of, member_of, names, unlikely
 from swarmnet.local.faults import ASK_S, WAIT_S, Faults
 
 STEPS = 20
@@ -330,3 +330,14 @@ def test_links_are_cut_between_groups_and_the_slowest_pace_counts() -> None:
     assert links_of("s1-r0", [cut], everybody) == ({"s0-r0"}, {})
     _, paces = links_of("trainer-0", [slow, slower], everybody)
     assert paces == {"s1-r0": Pace(50.0, 0.1)}
+
+
+def test_what_nobody_may_be_there_for_is_said_beforehand() -> None:
+    faults = [Fault("kill", "kill s1@5", 1, step=5), Fault("kill", "kill s0@5", 0, step=5),
+              Fault("slow", "slow", step=1, groups=(("s1",),)), Fault("stop", "stop s1-r9", 1, "s1-r9", step=2)]
+    one = {"s0-r0": 0, "s0-r1": 0, "s1-r0": 1}
+    alone, absent = unlikely(faults, one)
+    assert "cannot be carried out: kill s1@5;" in alone and "cannot be carried out: stop s1-r9" in absent
+    alone, absent = unlikely([*faults, Fault("join", "join", 1, step=3)], one)
+    assert "wait until another has joined: kill s1@5" in alone and "wait until it has joined" in absent
+    assert unlikely(faults[:3], {**one, "s1-r1": 1}) == []

@@ -43,6 +43,8 @@ def test_what_children_read_is_the_run(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("the quick brown fox " * 200)
     options = LocalOptions(data=str(tmp_path / "text.txt"), set=("training.microbatches=5",))
     prepared = prepare(options, tmp_path / "out")
+    assert not (tmp_path / "out").exists()                         # nothing is left of what is refused later
+    prepared.write()
     assert prepared.exact and prepared.lossless
     assert read_manifest(prepared.path) == prepared.manifest
     assert prepared.manifest.training.microbatches == 5
@@ -66,6 +68,7 @@ def test_a_manifest_file_keeps_its_own_run(tmp_path: Path) -> None:
 def test_other_data_than_agreed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("abc " * 2000)
     prepared = prepare(LocalOptions(data=str(tmp_path / "text.txt")), tmp_path / "out")
+    prepared.write()
     (tmp_path / "text.txt").write_text("abd " * 2000)
     with pytest.raises(UsageError):
         read_tokens(prepared.manifest)

@@ -1,0 +1,92 @@
+"""What of the children's events is worth a line on the terminal beside the curve, each said once. Pure.
+
+The link by which others join, as long as there is one that works; checkpoints that cannot be used or written, and what
+is used instead; what a stage waits for; the run going back. Faults and crashes are the supervisor's to tell.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from swarmnet.local.events import BadCheckpoint, Dropped, Event, Listening, Synced, Unwritten, Waiting, WentBack
+
+PATIENCE_S = 5.0
+"""A wait that ends sooner is part of every start, and nothing to tell."""
+
+
+_SOURCES = {
+    "checkpoint": "from an older checkpoint of its own", "snapshot": "fetched from other replicas",
+    "seed": "drawn from the run's seed", "neighbours": "made anew from the stages beside it",
+}
+
+
+@dataclass(slots=True)
+class News:
+    """Tell it everything; what it returns are the lines."""
+
+    _links: dict[str, str] = field(default_factory=dict)             # of those that listen now
+    _invited: tuple[str, str] | None = None                          # by whom, and with which link
+    _bad: set[str] = field(default_factory=set)                      # whose checkpoint was of no use
+    _unwritten: set[str] = field(default_factory=set)
+    _waits: dict[str, tuple[float, str]] = field(default_factory=dict)
+    _said: set[str] = field(default_factory=set)
+
+    def on(self, name: str, event: Event, *, now: float) -> list[str]:
+        """One event of the process `name`."""
+        match event:
+            case Listening(links=links) if links:
+                return self._listening(name, links[-1])      # the last one is the one that works on this machine
+            case BadCheckpoint(path, reason):
+                self._bad.add(name)
+                return [f"{name}: the checkpoint {path} is of no use: {reason}"]
+            case Unwritten(path, reason) if name not in self._unwritten:
+                self._unwritten.add(name)
+                return [f"{name}: the checkpoint {path} could not be written: {reason}; training goes on without it"]
+            case Waiting(reason):
+                self._waits.setdefault(name, (now, reason))
+                if self._waits[name][1] != reason:
+                    self._waits[name] = now, reason
+            case WentBack(number, version, reason):
+                return self._once(f"the run goes on from version {version} (restart {number}, {reason})",
+                                  about=f"restart {number}")
+            case Dropped(stage, version, reason):
+                return self._once(f"stage {stage} at version {version} is not what it was: {reason}")
+            case Synced(version=version, how=how):
+                self._waits.pop(name, None)
+                if name in self._bad:
+                    self._bad.discard(name)
+                    return [f"{name} goes on from version {version}, {_SOURCES.get(how, how)}"]
+        return []
+
+    def gone(self, name: str, *, back: bool) -> list[str]:
+        """The process `name` has ended. back: it will be started again."""
+        self._waits.pop(name, None)
+        if self._links.pop(name, None) is None or back or self._invited is None or self._invited[0] != name:
+            return []
+        self._invited = None
+        return self._invite(next(iter(self._links.items()))) if self._links else []
+
+    def tick(self, *, now: float) -> list[str]:
+        """Time has passed: what has been waited for so long that it is worth a word."""
+        reasons = Counter(reason for since, reason in self._waits.values() if now - since >= PATIENCE_S)
+        if not reasons:
+            return []
+        (reason, _), = reasons.most_common(1)                # some see less of the swarm than others
+        return self._once(f"waiting: {reason}")
+
+    def _listening(self, name: str, link: str) -> list[str]:
+        self._links[name] = link
+        if self._invited is None or (self._invited[0] == name and self._invited[1] != link):
+            return self._invite((name, link))
+        return []
+
+    def _invite(self, who: tuple[str, str]) -> list[str]:
+        self._invited = who
+        return [f"join it while it runs: swarmnet join {who[1]}"]
+
+    def _once(self, text: str, *, about: str = "") -> list[str]:
+        if (about or text) in self._said:
+            return []
+        self._said.add(about or text)
+        return [text]
