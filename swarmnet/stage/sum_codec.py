@@ -16,6 +16,7 @@ from swarmnet.manifest.codec_names import auto_matrices, split, travels_as
 from swarmnet.messages import Packed
 from swarmnet.stage.codec_choice import Parameter, runs
 from swarmnet.stage.feedback import Feedback
+from swarmnet.stage.sum_buffer import SumBuffer
 from swarmnet.wire import codecs
 
 
@@ -32,10 +33,15 @@ class SumCodec:
         self.reduced = found.reduced
         family, parameter = split(codec)
         self._matrices = auto_matrices(parameter) if family == "auto" else None
-        self._parameters = tuple(parameters)
+        self._parameters, self._num_elements = tuple(parameters), num_elements
         coarse = found.feedback or (self._matrices is not None and codecs.find(self._matrices).feedback)
         self._loses_twice = self._matrices is not None or codecs.find(self.reduced).feedback
         self.feedback = Feedback(num_elements, device=device) if coarse else None
+
+    @property
+    def phases(self) -> tuple[int, ...]:
+        """One vector is summed: the flat gradient."""
+        return (self._num_elements,)
 
     def begin(self, round_id: RoundId) -> None:
         """A round begins: what is encoded from now on belongs to it."""
@@ -60,6 +66,17 @@ class SumCodec:
             self.feedback.at(voids)
             self.feedback.reduced(total, codecs.decode(packed), start)
         return packed
+
+    def buffer(self, whole: SumBuffer) -> SumBuffer:
+        """Where reduced pieces are put: into the sum itself."""
+        return whole
+
+    def next_phase(self, *, voids: int) -> None:
+        """There is none."""
+        raise ValueError("a round under this codec has one phase")
+
+    def finish(self, whole: SumBuffer) -> None:
+        """What was put is the sum."""
 
     def applied(self, round_id: RoundId, *, voids: int) -> None:
         """The sum of that round has been applied."""

@@ -13,7 +13,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -27,13 +27,11 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Commit, Packed
 from swarmnet.model.decoder import loss_sum
 from swarmnet.model.split import Tape
-from swarmnet.stage.accumulator import Accumulator, check_fixed_point, sum_dtype
+from swarmnet.stage.accumulator import Accumulator
 from swarmnet.stage.compute import ComputeThread, Turn, Work
 from swarmnet.stage.engine import Contribution, Reduced, Stash
-from swarmnet.stage.reducer import PartReducer
 from swarmnet.stage.replica_state import ReplicaState
-from swarmnet.stage.sum_buffer import SumBuffer
-from swarmnet.stage.sum_codec import SumCodec
+from swarmnet.stage.step_sum import StepSum, blameless
 from swarmnet.wire import codecs
 
 T = TypeVar("T")
@@ -67,20 +65,13 @@ class TorchEngine:
         self._device = torch.device(device)
         self._exact = manifest.numerics.mode == "deterministic"
         self._state = ReplicaState(manifest, stage, device=self._device)
-        elements = self._state.num_elements
         self._accumulator = Accumulator(
-            elements, manifest.numerics, max_microbatches=manifest.training.microbatches, device=self._device
+            self._state.num_elements, manifest.numerics, max_microbatches=manifest.training.microbatches,
+            device=self._device,
         )
-        self._sum = SumBuffer(elements, dtype=sum_dtype(manifest.numerics), device=self._device)
-        self._sum_version = -1               # the version the finished sum leads on from
-        self._sum_codec = SumCodec(
-            manifest.averaging.codec, self._state.parameter_shapes, elements, device=self._device
-        )
+        self._sum = StepSum(manifest, self._state, self._accumulator, device=self._device)
         codecs.use(manifest.wire.activations)
         codecs.use(manifest.wire.gradients)
-        self._reducer = PartReducer(manifest)
-        self._center: Tensor | None = None   # what the last step's mean was, where the reducer asks for it
-        self._center_version = -1            # the version it led to
         self._epoch = 0                      # counts changes of the weights
         self._spare: Tensor | None = None    # memory for the next snapshot
         self._job_lock = threading.Lock()    # one job or reset at a time
@@ -92,6 +83,11 @@ class TorchEngine:
     def num_elements(self) -> int:
         """Length of the flat gradient."""
         return self._state.num_elements
+
+    @property
+    def phases(self) -> tuple[int, ...]:
+        """Lengths of the vectors that a round sums, one after the other."""
+        return self._sum.phases
 
     @property
     def voids(self) -> int:
@@ -186,106 +182,39 @@ class TorchEngine:
 
     async def open_round(self, round_id: RoundId) -> None:
         """What is sent from now on is sent in that round."""
-        await self._round(lambda: self._sum_codec.begin(round_id))
+        await self._round(lambda: self._sum.begin(round_id))
 
     async def contribution(self, start: int, stop: int) -> Packed:
         """Elements [start, stop) of the accumulator under the averaging codec."""
-        return await self._round(lambda: self._contribution(start, stop))
+        return await self._round(lambda: self._sum.contribution(start, stop))
 
     async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int) -> Reduced:
         """Reduce contributions in the order given, on the CPU: they come from the network and return to it."""
-        return await self._round(lambda: self._reduce(contributions, start, stop))
+        return await self._round(lambda: self._sum.reduce(contributions, start, stop))
 
     async def open_sum(self) -> None:
         """Another sum comes into the sum buffer, by `put`."""
-        await self._round(self._open_sum)
+        await self._round(self._sum.open)
 
     async def put(self, start: int, packed: Packed) -> None:
         """Decode a reduced piece into the sum buffer."""
-        await self._round(lambda: self._put(start, packed))
+        await self._round(lambda: self._sum.put(start, packed))
+
+    async def next_phase(self) -> None:
+        """One vector was put whole; on to the next."""
+        await self._round(self._sum.next_phase)
 
     async def seal(self) -> tuple[bytes, float]:
         """The whole sum was put: its digest and its squared norm."""
-        return await self._round(self._seal)
+        return await self._round(self._sum.seal)
 
     async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """Decode the reduced parts into the sum buffer, all or none."""
-        return await self._round(lambda: self._install(parts))
+        return await self._round(lambda: self._sum.install(parts))
 
     async def finished_sum(self, start: int, stop: int) -> Packed:
         """Elements [start, stop) of the sum buffer, losslessly."""
-        return await self._round(lambda: self._finished_sum(start, stop))
-
-    @property
-    def _lossless(self) -> str:
-        return "int64" if self._exact else "fp32"
-
-    def _contribution(self, start: int, stop: int) -> Packed:
-        self._expect_part(start, stop)
-        return self._sum_codec.contribution(
-            self._accumulator.read(self.version), start, stop, voids=self.voids
-        )
-
-    def _finished_sum(self, start: int, stop: int) -> Packed:
-        self._expect_part(start, stop)
-        return codecs.encode(self._lossless, self._sum.flat[start:stop].clone())     # a Packed may view its tensor
-
-    def _expect_part(self, start: int, stop: int) -> None:
-        if not 0 <= start <= stop <= self.num_elements:
-            raise BadMessage(
-                RejectCode.BAD_SHAPE, "no such part", start=start, stop=stop, num_elements=self.num_elements
-            )
-
-    def _reduce(self, contributions: Sequence[Contribution], start: int, stop: int) -> Reduced:
-        center = None if self._center is None or self._center_version != self.version else self._center[start:stop]
-        total, clipped = self._reducer(contributions, stop - start, center)
-        with self._blameless():
-            return Reduced(self._sum_codec.sum(total, start, voids=self.voids), clipped)
-
-    def _open_sum(self) -> None:
-        self._sum.open()
-        self._sum_version = -1
-
-    def _put(self, start: int, packed: Packed) -> None:
-        self._expect_codec(packed, self._sum_codec.reduced)
-        size = codecs.num_elements(packed.shape)
-        place = self._sum.place(start, size)
-        codecs.decode_into(place, packed)
-        self._check_range(place)
-        self._sum.written(start, size)
-
-    def _seal(self) -> tuple[bytes, float]:
-        digest = self._sum.seal()
-        self._sum_version = self.version
-        return digest, self._state.square_norm(self._sum.flat)
-
-    def _install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
-        sizes = [math.prod(packed.shape) for packed in parts]
-        if sum(sizes) != self.num_elements:
-            raise BadMessage(RejectCode.BAD_SHAPE, "parts do not cover the sum", sizes=sizes[:16])
-        decoded = []
-        for packed, size in zip(parts, sizes, strict=True):
-            self._expect_codec(packed, self._sum_codec.reduced, self._lossless)
-            decoded.append(codecs.decode(packed, expect_shape=(size,)))
-            self._check_range(decoded[-1])
-        self._open_sum()
-        start = 0
-        for piece in decoded:
-            self._sum.place(start, piece.numel()).copy_(piece)
-            self._sum.written(start, piece.numel())
-            start += piece.numel()
-        return self._seal()
-
-    def _check_range(self, piece: Tensor) -> None:
-        if self._exact:                      # in fp32 mode decoding has checked enough
-            check_fixed_point(piece)
-
-    def _remember(self, num_microbatches: int) -> None:
-        """For the next step's reducer: the mean per microbatch of the sum that was just applied."""
-        if self._center is None:
-            self._center = torch.empty(self.num_elements, dtype=torch.float32)
-        self._center.copy_(self._sum.flat).div_(num_microbatches)
-        self._center_version = self.version
+        return await self._round(lambda: self._sum.finished(start, stop))
 
     # ------------------------------------------------------------ versions
 
@@ -326,12 +255,9 @@ class TorchEngine:
         return await self._run(Work.BACKGROUND, self.version, 0, self._state.weights)
 
     def _apply(self, commits: Sequence[Commit]) -> None:
-        if self._sum_version != self.version:
-            raise ValueError(f"no finished sum of version {self.version} is installed")
         self._state.apply(self._sum.flat, commits)
-        self._sum_codec.applied(commits[self._stage].id, voids=self.voids)
-        if self._reducer.needs_center:
-            self._remember(self._manifest.training.microbatches - len(commits[-1].voided))
+        counted = self._manifest.training.microbatches - len(commits[-1].voided)
+        self._sum.applied(commits[self._stage].id, counted)
         self._epoch += 1                     # the accumulator's content is of the version before: it reads as empty
 
     def _reset_to_seed(self) -> None:
@@ -345,7 +271,7 @@ class TorchEngine:
     def _changed(self) -> None:
         """Other weights than the ones the accumulator and the finished sum grew from."""
         self._epoch += 1
-        self._sum_version = self._center_version = -1
+        self._sum.changed()
         self._accumulator.void()
 
     # ------------------------------------------------------------ jobs and payloads
@@ -397,15 +323,8 @@ class TorchEngine:
 
     def _encode(self, codec: str, own: Tensor) -> Packed:
         """Encode what we computed ourselves."""
-        with self._blameless():
+        with blameless(self._stage):
             return codecs.encode(codec, own)
-
-    @contextlib.contextmanager
-    def _blameless(self) -> Iterator[None]:
-        try:
-            yield
-        except BadMessage as error:
-            raise Refused(RejectCode.VOID, "our own result is not finite", stage=self._stage) from error
 
 
 def _saved(stash: Stash) -> _Saved:

@@ -1,0 +1,192 @@
+"""From a replica's accumulator to the finished sum of its stage, piece by piece: the arithmetic of an averaging round.
+
+What it contributes and reduces goes through the run's codec and reducer; what comes back is put together and digested.
+Knows rounds by their ids only, and no peers but as names of contributions. Compute thread only, but for `phases`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from swarmnet.errors import BadMessage, Refused, RejectCode
+from swarmnet.ids import RoundId
+from swarmnet.manifest.codec_names import rank, split
+from swarmnet.manifest.schema import Manifest
+from swarmnet.messages import Packed
+from swarmnet.stage.accumulator import Accumulator, check_fixed_point, sum_dtype
+from swarmnet.stage.engine import Contribution, Reduced
+from swarmnet.stage.factor_codec import FactorCodec
+from swarmnet.stage.reducer import PartReducer
+from swarmnet.stage.replica_state import ReplicaState
+from swarmnet.stage.sum_buffer import SumBuffer
+from swarmnet.stage.sum_codec import SumCodec
+from swarmnet.wire import codecs
+
+
+class StepSum:
+    """The sums of one stage, always of the version that `state` is at.
+
+    Positions count through all `phases`, the vectors that a round sums one after the other; for most codecs there is
+    one, the flat gradient itself. Raises BadMessage for what a peer sent, Refused(VOID) for a result of our own that is
+    not finite.
+    """
+
+    def __init__(
+        self, manifest: Manifest, state: ReplicaState, accumulator: Accumulator, *, device: torch.device
+    ) -> None:
+        self._state, self._accumulator = state, accumulator
+        self._fixed_point = manifest.numerics.mode == "deterministic"
+        self._sum = SumBuffer(state.num_elements, dtype=sum_dtype(manifest.numerics), device=device)
+        self._version = -1                   # the version the finished sum leads on from
+        self._codec = _codec(manifest.averaging.codec, state, device)
+        self._arriving = self._codec.buffer(self._sum)
+        self._reducer = PartReducer(manifest)
+        self._center: Tensor | None = None   # what the last step's mean was, where the reducer asks for it
+        self._center_version = -1            # the version it led to
+
+    @property
+    def phases(self) -> tuple[int, ...]:
+        """Lengths of the vectors that a round sums."""
+        return self._codec.phases
+
+    @property
+    def flat(self) -> Tensor:
+        """The finished sum. Raises ValueError if there is none of this version."""
+        if self._version != self._state.version:
+            raise ValueError(f"no finished sum of version {self._state.version} is installed")
+        return self._sum.flat
+
+    # ------------------------------------------------------------ taking part in a round
+
+    def begin(self, round_id: RoundId) -> None:
+        """What is contributed and reduced from now on is so in that round."""
+        self._codec.begin(round_id)
+
+    def contribution(self, start: int, stop: int) -> Packed:
+        """Positions [start, stop) of the accumulator under the averaging codec."""
+        self._check_part(start, stop, sum(self.phases))
+        with blameless(self._state.stage):
+            return self._codec.contribution(
+                self._accumulator.read(self._state.version), start, stop, voids=self._accumulator.voids
+            )
+
+    def reduce(self, contributions: Sequence[Contribution], start: int, stop: int) -> Reduced:
+        """Reduce contributions in the order given, on the CPU: they come from the network and return to it."""
+        center = None
+        if self._center is not None and self._center_version == self._state.version:
+            center = self._center[start:stop]
+        total, clipped = self._reducer(contributions, stop - start, center)
+        with blameless(self._state.stage):
+            return Reduced(self._codec.sum(total, start, voids=self._accumulator.voids), clipped)
+
+    def open(self) -> None:
+        """Another sum comes: what was there is gone."""
+        self._sum.open()
+        self._arriving.open()
+        self._version = -1
+
+    def put(self, start: int, packed: Packed) -> None:
+        """Decode a reduced piece, its first element at position `start`."""
+        _check_codec(packed, self._codec.reduced)
+        size = codecs.num_elements(packed.shape)
+        place = self._arriving.place(start, size)
+        codecs.decode_into(place, packed)
+        self._check_range(place)
+        self._arriving.written(start, size)
+
+    def next_phase(self) -> None:
+        """A vector was put whole, and another is to be summed."""
+        with blameless(self._state.stage):
+            self._codec.next_phase(voids=self._accumulator.voids)
+
+    def seal(self) -> tuple[bytes, float]:
+        """Everything was put: the digest of the whole sum and its squared norm."""
+        with blameless(self._state.stage, only=RejectCode.NON_FINITE):
+            self._codec.finish(self._sum)
+        return self._sealed()
+
+    # ------------------------------------------------------------ finished sums
+
+    def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
+        """Take over a sum that others have finished, all of it or none."""
+        sizes = [math.prod(packed.shape) for packed in parts]
+        if sum(sizes) != self._state.num_elements:
+            raise BadMessage(RejectCode.BAD_SHAPE, "parts do not cover the sum", sizes=sizes[:16])
+        decoded = []
+        for packed, size in zip(parts, sizes, strict=True):
+            _check_codec(packed, self._codec.reduced, self._lossless)
+            decoded.append(codecs.decode(packed, expect_shape=(size,)))
+            self._check_range(decoded[-1])
+        self.open()
+        start = 0
+        for piece in decoded:
+            self._sum.place(start, piece.numel()).copy_(piece)
+            self._sum.written(start, piece.numel())
+            start += piece.numel()
+        return self._sealed()
+
+    def finished(self, start: int, stop: int) -> Packed:
+        """Elements [start, stop) of the sum buffer, losslessly."""
+        self._check_part(start, stop, self._state.num_elements)
+        return codecs.encode(self._lossless, self._sum.flat[start:stop].clone())     # a Packed may view its tensor
+
+    def applied(self, round_id: RoundId, num_microbatches: int) -> None:
+        """The finished sum, of that round, was applied: `state` is a version further."""
+        self._codec.applied(round_id, voids=self._accumulator.voids)
+        if self._reducer.needs_center:       # for the next step's reducer: this one's mean per microbatch
+            if self._center is None:
+                self._center = torch.empty(self._state.num_elements, dtype=torch.float32)
+            self._center.copy_(self._sum.flat).div_(num_microbatches)
+            self._center_version = self._state.version
+
+    def changed(self) -> None:
+        """The state is another: no sum of mine leads on from it."""
+        self._version = self._center_version = -1
+
+    # ------------------------------------------------------------ inside
+
+    @property
+    def _lossless(self) -> str:
+        return "int64" if self._fixed_point else "fp32"
+
+    def _sealed(self) -> tuple[bytes, float]:
+        digest = self._sum.seal()
+        self._version = self._state.version
+        return digest, self._state.square_norm(self._sum.flat)
+
+    def _check_range(self, piece: Tensor) -> None:
+        if self._fixed_point:                # in fp32 mode decoding has checked enough
+            check_fixed_point(piece)
+
+    @staticmethod
+    def _check_part(start: int, stop: int, end: int) -> None:
+        if not 0 <= start <= stop <= end:
+            raise BadMessage(RejectCode.BAD_SHAPE, "no such part", start=start, stop=stop, num_elements=end)
+
+
+@contextlib.contextmanager
+def blameless(stage: int, *, only: RejectCode | None = None) -> Iterator[None]:
+    """Encoding what we computed ourselves: if it is refused, nobody is to blame, and it is void."""
+    try:
+        yield
+    except BadMessage as error:
+        if only not in (None, error.code):
+            raise
+        raise Refused(RejectCode.VOID, "our own result is not finite", stage=stage) from error
+
+
+def _codec(name: str, state: ReplicaState, device: torch.device) -> SumCodec | FactorCodec:
+    family, parameter = split(name)
+    if family == "powersgd":
+        return FactorCodec(rank(parameter), state.parameter_shapes, device=device)
+    return SumCodec(name, state.parameter_shapes, state.num_elements, device=device)
+
+
+def _check_codec(packed: Packed, *allowed: str) -> None:
+    if packed.codec not in allowed:
+        raise BadMessage(RejectCode.MALFORMED, "not the run's codec", found=packed.codec[:32], expected=allowed)
