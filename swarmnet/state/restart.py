@@ -147,13 +147,13 @@ class Restarts:
         """A new restart, already followed, if the run cannot go on by itself; None otherwise."""
         newest = self._newest_served(holdings)
         missing = self.uncovered(holdings)
-        facts = frozenset(holdings)
+        anew = newest is None or self._begun_anew(newest, holdings)
+        facts = _on_disk_beyond(newest or 0, holdings) if anew else frozenset(holdings)
         if not missing or not self._begun(holdings) or self._under_way(newest, holdings):
             self._since = None
             return None
         if self._since is None or facts != self._facts:
             self._facts, self._since = facts, now
-        anew = newest is None or self._begun_anew(newest, holdings)
         if now - self._since < (self.settle_s if anew else self.lost_s):
             return None
         version = self.common(holdings)
@@ -206,6 +206,9 @@ class Restarts:
         mates = [h for h in others if h.stage == mine.stage]
         version = self.current.version
         live = [h for h in mates if h.restart == self.current and h.version is not None]
+        newest = self._newest_served(everyone)
+        if beyond is None and newest is not None and self._left_behind(newest, mine, everyone):
+            return Wait(self._words_anew(newest, mine))
         ahead = [h for h in live if h.version is not None and h.version > (version if beyond is None else beyond)]
         if self.current.number and beyond is None and not ahead and held == version:
             return InPlace()
@@ -214,7 +217,6 @@ class Restarts:
             return Live(tuple(h.peer for h in ranked))
         if not self._begun(everyone):
             return Seed()
-        newest = self._newest_served(everyone)
         if beyond is not None or not self.current.number or (newest is not None and newest > version + 1):
             return Wait(self.words(everyone))  # a decision has to come first
         if version in mine.disk:
@@ -260,6 +262,18 @@ class Restarts:
         on_disk = newest_on_disk(holdings, self.num_stages)
         return (newest == 0 and any(any(h.disk) for h in holdings)) or (on_disk is not None and on_disk > newest + 1)
 
+    def _left_behind(self, newest: int, mine: Holding, holdings: Sequence[Holding]) -> bool:
+        """Do those who serve stand before what is on disk here? With their state it would be overwritten in time."""
+        beyond = not self.current.number and max(mine.disk, default=0) > newest + 1
+        return beyond or self._begun_anew(newest, holdings)
+
+    def _words_anew(self, newest: int, mine: Holding) -> str:
+        held = max(mine.disk, default=0)
+        if held <= newest + 1:
+            return "the run is about to go on from its newest common checkpoint"
+        return (f"the others have begun again and stand at step {newest}, here is step {held} on disk: waiting for "
+                "peers that have the other stages of it, or until the others have got as far")
+
     def _reachable(self, restart: Restart, holdings: Sequence[Holding]) -> bool:
         """Is there something to go on from in every stage, at that restart's version or beyond it?"""
         beyond = {h.stage for h in holdings if h.restart == restart and h.version is not None}
@@ -304,6 +318,11 @@ class Restarts:
         found = [f"served {', '.join(map(str, served))}"] if served else []
         found += [f"on disk {', '.join(map(str, disk))}"] if disk else []
         return " and ".join(found) or "none"
+
+
+def _on_disk_beyond(version: int, holdings: Iterable[Holding]) -> frozenset[tuple[PeerId, int, tuple[int, ...]]]:
+    """Who has which later versions on disk: what those who have begun again do meanwhile does not matter."""
+    return frozenset((h.peer, h.stage, tuple(v for v in h.disk if v > version + 1)) for h in holdings)
 
 
 def newest_on_disk(holdings: Iterable[Holding], num_stages: int) -> int | None:

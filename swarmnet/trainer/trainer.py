@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from swarmnet.errors import Refused, RejectCode
-from swarmnet.ids import NO_RESTART, PeerId
+from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Answer, Control, Fetch, Fetched, Packed, Process, Rejected, Request
 from swarmnet.net.directory import Directory, Record
@@ -243,15 +243,18 @@ class Trainer:
 
     async def _refresh(self) -> None:
         self._records = {record.peer: record for record in await self._directory.records() if record.peer != self.me}
-        within = (
-            record.restart for record in self._records.values() if record.stages
-            and record.restart.version <= self._manifest.training.total_steps
-            and record.restart.number <= self._restart.number + MAX_RESTARTS_AHEAD
-        )
-        newest = max(within, default=NO_RESTART)
+        newest = min(self._newest_restart(stage) for stage in range(self._manifest.cut.stages))
         if newest > self._restart:
             self._restart = newest
             self._restarted.set()
+
+    def _newest_restart(self, stage: int) -> Restart:
+        """The highest restart that somebody of this stage is under. What one peer alone says moves no trainer."""
+        return max((
+            record.restart for record in self._records.values() if any(s.stage == stage for s in record.stages)
+            and record.restart.version <= self._manifest.training.total_steps
+            and record.restart.number <= self._restart.number + MAX_RESTARTS_AHEAD
+        ), default=NO_RESTART)
 
     async def _publishing(self) -> None:
         while True:

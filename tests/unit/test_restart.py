@@ -56,6 +56,31 @@ def test_whoever_comes_back_late_is_waited_for_as_long_as_others_appear() -> Non
     assert machine.advance(late, now=2 * SETTLE_S) == Restart(1, 20)
 
 
+def test_newcomers_who_train_from_the_seed_do_not_put_the_decision_off_by_moving() -> None:
+    """Those who have the run on disk wait for the decision meanwhile, and take no state of the new beginning."""
+    machine = restarts()
+    old = [holding("a", 0, disk=(20, 22)), holding("b", 1, disk=(22,))]
+    for tick in range(31):
+        new = [holding("c", 0, version=tick, disk=(tick,)), holding("d", 1, version=tick)]
+        if tick < 20:
+            assert isinstance(restarts().source(old[0], [old[1], *new]), Wait)
+        decision = machine.advance([*old, *new], now=tick * SETTLE_S / 8)
+        if decision is not None:
+            break
+    assert decision == Restart(1, 22) and tick <= 9
+
+
+def test_whoever_has_later_state_than_a_run_that_began_again_keeps_it_until_it_is_caught_up_with() -> None:
+    """Its stage alone is no ground to go back; with a mate's state its disk would fill with the new beginning."""
+    machine, mine = restarts(), holding("a", 0, disk=(22,))
+    new = [holding("c", 0, version=5, disk=(4,)), holding("d", 1, version=5, disk=(4,))]
+    source = machine.source(mine, new)
+    assert isinstance(source, Wait) and "22" in source.words and "5" in source.words
+    assert decided(machine, [mine, *new], after_s=LOST_S) is None
+    level = [holding("c", 0, version=21), holding("d", 1, version=21)]
+    assert machine.source(mine, level) == Live((PeerId("c"),))
+
+
 def test_a_run_that_goes_on_is_left_alone_whatever_is_on_disk() -> None:
     held = [holding("a", 0, version=31, disk=(30,)), holding("b", 1, version=30, disk=(30,)),
             holding("c", 1, disk=(20,))]

@@ -1,0 +1,255 @@
+"""A restart of the run that meets something else: a stranger's word, a cut, an older memory, newcomers, a lost step."""
+
+# ruff: noqa: ASYNC110  (on virtual time, looking again in two milliseconds costs nothing)
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from swarmnet.ids import PeerId, Restart, first_chain
+from swarmnet.net.directory import Record, StageStatus
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import RUN, Node, Swarm
+from tests.sim.going_back import GoingBack
+from tests.sim.strike import keeper_of, node_of, watched
+from tests.sim.test_sim_restart import kill_everybody, reached
+
+
+def member(node: Node):
+    """The step machine of a peer of one stage, None before it has one."""
+    replica = node.peer.replicas.get(node.stages[0])
+    return replica and replica.member
+
+
+def all_serve(swarm: Swarm, version: int) -> bool:
+    """Has every live replica got so far?"""
+    found = [member(node) for node in swarm.nodes if node.up]
+    return all(one is not None and one.synced and one.version >= version for one in found)
+
+
+async def until(condition: Callable[[], object], *, every_s: float = 0.002) -> None:
+    while not condition():
+        await asyncio.sleep(every_s)
+
+
+def last_step_at(swarm: Swarm) -> float:
+    """When the last replica came to the end."""
+    return max(at for at, _, event, fields in swarm.events if event == "applied")
+
+
+def committed_after(swarm: Swarm, began: float) -> list[int]:
+    return [int(str(fields["step"])) for at, _, event, fields in swarm.events if event == "committed" and at > began]
+
+
+# ------------------------------------------------------------ a stranger's word
+
+
+BEYOND = 1 << 53
+
+
+@pytest.mark.parametrize(("number", "version"), [
+    (BEYOND, BEYOND), (1, BEYOND), (1, 31), (BEYOND, 4), (BEYOND, 0), (1, 30), (1, 0), (1, 4), (1000, 2),
+])
+@pytest.mark.parametrize("data_at_peers", [True, False])
+def test_a_strangers_word_moves_nobody(number: int, version: int, data_at_peers: bool) -> None:
+    """Whatever restart a record names: a run that lacks nothing executes every step once, and in its time."""
+    swarm = watched(Plan(stages=2, replicas=2, steps=30, checkpoint_every=2, data_at_peers=data_at_peers))
+    back = GoingBack(swarm)
+    everybody = [PeerId(name) for name in ("s0.0", "s0.1", "s1.2", "s1.3")]
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 8)
+        for _ in range(3):
+            status = StageStatus(0, 0, first_chain(RUN, 0), False)
+            await swarm.directory.publish(
+                Record(RUN, PeerId("stranger"), 7, ("memory",), (status,), restart=Restart(number, version))
+            )
+            await asyncio.sleep(2.0)
+
+    swarm.run(script=script)
+    assert not back.went_back(*everybody) and not back.twice(*everybody)
+    assert back.restarts <= {Restart(number, version)} and (version <= 30 or not back.restarts)
+    assert last_step_at(swarm) < 15.0  # 10 s undisturbed
+
+
+# ------------------------------------------------------------ a cut
+
+
+def test_the_side_that_is_whole_and_further_goes_back_for_nobody() -> None:
+    """Both sides have all stages; one loses a stage, goes back, and has the higher restart when the cut heals."""
+    swarm = watched(Plan(stages=2, replicas=2, steps=160, checkpoint_every=4))
+    back = GoingBack(swarm)
+    healthy = [PeerId("s0.0"), PeerId("s1.2")]
+    far: list[int] = []
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 9)
+        left: list[Node | PeerId] = [node for node in swarm.nodes if node.peer_id in healthy] + [PeerId("trainer.0")]
+        right = [node for node in swarm.nodes if node.peer_id not in healthy]
+        swarm.partition(left, right, directory=True)
+        await asyncio.sleep(20.0)
+        victim = right.pop()
+        swarm.kill(victim)
+        right.append(swarm.add(victim.stages, victim.peer_id))
+        swarm.partition(left, right, directory=True)
+        await until(lambda: all(member(node) and member(node).restart.number for node in right))
+        await asyncio.sleep(5.0)
+        far.append(min(member(node).version for node in swarm.nodes if node.peer_id in healthy))
+        assert max(member(node).version for node in right) < far[0] - 20
+        swarm.heal()
+        await asyncio.sleep(5.0)
+        assert all_serve(swarm, far[0] + 4), swarm.describe()
+
+    swarm.run(script=script)
+    assert back.moves and not back.went_back(*healthy) and not back.twice(*healthy)
+    assert len(back.restarts) <= 2
+    assert all(move.kept for move in back.moves if move.peer in healthy)
+
+
+@pytest.mark.parametrize("away_s", [1.0, 12.0])
+def test_whoever_restarts_alone_behind_a_cut_takes_nobody_back(away_s: float) -> None:
+    """It has all the stages there are, so it goes back by itself; afterwards it catches up with the others."""
+    swarm = watched(Plan(stages=1, replicas=4, steps=160, checkpoint_every=4))
+    back = GoingBack(swarm)
+    rest = [PeerId("s0.0"), PeerId("s0.1"), PeerId("s0.2")]
+    lone = PeerId("s0.3")
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 9)
+        victim = node_of(swarm, lone)
+        assert victim is not None
+        swarm.kill(victim)
+        swarm.partition([*rest, PeerId("trainer.0")], [lone], directory=True)
+        await asyncio.sleep(away_s)
+        swarm.add((0,), lone)
+        await until(lambda: any(move.peer == lone for move in back.moves))
+        await asyncio.sleep(5.0)
+        swarm.heal()
+        await asyncio.sleep(5.0)
+        newest = max(member(node).version for node in swarm.nodes if node.up)
+        assert all_serve(swarm, newest - 2), swarm.describe()
+
+    swarm.run(script=script)
+    assert [move.peer for move in back.moves if not move.kept] == [lone]
+    assert len(back.restarts) == 1 and not back.went_back(*rest) and not back.twice(*rest)
+
+
+# ------------------------------------------------------------ disks
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_disks_that_remember_a_higher_restart_are_not_forgotten(seed: int) -> None:
+    """Of a run that went back twice, two machines come back empty: they would call the next restart the first."""
+    swarm = watched(Plan(stages=2, replicas=2, steps=46, checkpoint_every=2), seed)
+    back = GoingBack(swarm)
+    ends: list[int] = []
+
+    async def again(swarm: Swarm, *empty: str) -> None:
+        ends.append(min(member(node).version for node in swarm.nodes if node.up))
+        victims = kill_everybody(swarm)
+        for name in empty:
+            swarm.disks[PeerId(name)].files.clear()
+        await asyncio.sleep(40.0)
+        for peer, stages in victims:
+            swarm.add(stages, peer)
+        swarm.add_trainer()
+
+    async def script(swarm: Swarm) -> None:
+        for version, empty in ((7, ()), (14, ()), (22, ("s0.1", "s1.3")), (36, ())):
+            await until(lambda version=version: all_serve(swarm, version), every_s=0.05)
+            await again(swarm, *empty)
+
+    swarm.run(script=script, until_s=400.0)
+    # Each time from the newest checkpoint that all have, under a number of its own. The two without a memory may have
+    # said the first number again before they heard of the higher one.
+    numbered: dict[int, set[int]] = {}
+    for restart in back.restarts:
+        numbered.setdefault(restart.number, set()).add(restart.version)
+    for number, end in enumerate(ends, start=1):
+        assert max(numbered[number]) >= end - 2 and min(numbered[number]) >= end - 2, (number, numbered, ends)
+    assert max(numbered) == len(ends)
+    assert len(back.restarts) <= len(ends) + 1
+    for node in swarm.replicas(0) + swarm.replicas(1):
+        checkpoints = node.peer.replicas[node.stages[0]].checkpoints
+        assert {version for _, version in swarm.disks[node.peer_id].files} == set(checkpoints.versions)
+
+
+@pytest.mark.parametrize("between_s", [0.0, 0.5, 4.0])
+@pytest.mark.parametrize("empty_first", [False, True])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_newcomers_without_a_disk_do_not_begin_the_run_again(seed: int, between_s: float, empty_first: bool) -> None:
+    """They serve all stages, and come before, with or after those who have the run on disk."""
+    swarm = watched(Plan(stages=2, replicas=2, steps=34, checkpoint_every=2), seed)
+    back = GoingBack(swarm)
+    empty = {PeerId("s0.1"), PeerId("s1.3")}
+    times: list[float] = []
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 22)
+        victims = kill_everybody(swarm)
+        await asyncio.sleep(40.0)
+        for peer in empty:
+            swarm.disks[peer].files.clear()
+        for peer, stages in sorted(victims, key=lambda victim: (victim[0] in empty) != empty_first):
+            swarm.add(stages, peer)
+            await asyncio.sleep(between_s)
+        swarm.add_trainer()
+        times.append(swarm.loop.time())
+
+    swarm.run(script=script)
+    assert len(back.restarts) == 1 and back.versions <= {22, 24}
+    [restart] = back.restarts
+    began = max(move.at for move in back.moves if move.restart == restart)
+    assert began < times[0] + 8.0
+    assert min(committed_after(swarm, began)) >= restart.version
+    fresh = [peer for peer in empty if any(move.peer == peer and move.served for move in back.moves)]
+    assert not fresh or empty_first  # they had begun before anybody with a disk was to be seen
+
+
+# ------------------------------------------------------------ one step
+
+
+def test_the_sum_of_a_step_that_is_done_a_second_time_is_handed_over() -> None:
+    """The run goes back by one step, so the last step done is the next one to do; its sum is the second one's."""
+    swarm = watched(Plan(stages=2, replicas=3, steps=12, checkpoint_every=4, forward_s=0.05))
+    back = GoingBack(swarm)
+    frozen: list[tuple[PeerId, float]] = []
+
+    def all_at(version: int) -> bool:
+        return all(member(node) is not None and member(node).version == version for node in swarm.replicas(0))
+
+    async def script(swarm: Swarm) -> None:
+        await until(lambda: len(swarm.replicas(0)) == 3 and all_at(5))
+        lost = swarm.replicas(1)
+        for node in lost:
+            swarm.kill(node)
+        await asyncio.sleep(1.0)
+        for node in lost:
+            swarm.add(node.stages, node.peer_id)
+        await until(lambda: all(member(n).restart.number == 1 and member(n).synced for n in swarm.replicas(0)))
+        assert all_at(4)
+
+        def summing() -> bool:
+            keeper = keeper_of(swarm, 0)
+            return keeper is not None and any(member(n).part.round is not None for n in swarm.replicas(0))
+
+        await until(summing, every_s=0.0005)
+        keeper = keeper_of(swarm, 0)
+        assert keeper is not None and all_at(4)
+        holder, late = (node for node in swarm.replicas(0) if node is not keeper)
+        swarm.stop(late)
+        await until(lambda: member(holder).finished is not None or member(holder).version == 5)
+        swarm.kill(keeper)  # `holder` alone has the sum
+        await asyncio.sleep(1.0)
+        swarm.resume(late)
+        frozen.append((late.peer_id, swarm.loop.time()))
+
+    swarm.run(script=script, until_s=120.0)
+    [(late_peer, resumed)] = frozen
+    applied = [at for at, peer, event, fields in swarm.events
+               if event == "applied" and peer == late_peer and fields["version"] == 5 and at > resumed]
+    assert applied and applied[0] < resumed + 10.0
+    assert back.restarts == {Restart(1, 4)}
