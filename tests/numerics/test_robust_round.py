@@ -1,0 +1,148 @@
+"""Whole rounds between real engines in which somebody lies: all end up with the same bits, and with the liar's name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+import pytest
+import torch
+from stage_chain import commit, compute_thread, tiny
+from torch import Tensor
+
+from swarmnet.averaging.exchange import Exchange
+from swarmnet.errors import SwarmError
+from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
+from swarmnet.manifest.schema import Averaging, Manifest
+from swarmnet.messages import Answer, Finished, Packed, Part, Request, Round, Stamp
+from swarmnet.stage.compute import ComputeThread
+from swarmnet.stage.torch_engine import TorchEngine
+from swarmnet.wire import codecs
+
+PEERS = tuple(PeerId(name) for name in "abcde")
+LIAR = PEERS[0]
+TOKENS = 32                                      # of a microbatch of `tiny`
+Lie = Callable[[Tensor], Packed]
+
+
+def manifest_of(reducer: str, codec: str = "fp32") -> Manifest:
+    return tiny(1, mode="fp32", microbatches=len(PEERS)).model_copy(
+        update={"averaging": Averaging(codec=codec, reducer=reducer)}
+    )
+
+
+class Member(TorchEngine):
+    """An engine whose accumulator holds what it is told to, sent as it is told to."""
+
+    def __init__(self, manifest: Manifest, compute: ComputeThread, gradient: Tensor, send: Lie) -> None:
+        super().__init__(manifest, 0, compute)
+        self.gradient, self.send = gradient, send
+
+    async def contribution(self, start: int, stop: int) -> Packed:
+        return self.send(self.gradient[start:stop])
+
+
+class Group:
+    """Five members that call each other directly; the first lies."""
+
+    def __init__(self, manifest: Manifest, compute: ComputeThread, lie: Lie | None) -> None:
+        noise, codec = torch.Generator().manual_seed(1), manifest.averaging.codec
+        size = TorchEngine(manifest, 0, compute).num_elements
+        self.shared = torch.randn(size, generator=noise)
+        self.gradients = [self.shared + 0.1 * torch.randn(size, generator=noise) for _ in PEERS]
+        self.engines = {
+            peer: Member(manifest, compute, gradient, lie if lie is not None and peer == LIAR else (
+                lambda piece: codecs.encode(codec, piece.clone())
+            ))
+            for peer, gradient in zip(PEERS, self.gradients, strict=True)
+        }
+        self.heard: list[tuple[PeerId, dict[str, object]]] = []
+        self.exchanges = {
+            peer: Exchange(peer, engine, self, lambda stamp, round_id: None, num_tokens=TOKENS, on_event=(
+                lambda event, fields, peer=peer: self.heard.append((peer, {"event": event, **fields}))
+            ))
+            for peer, engine in self.engines.items()
+        }
+
+    def tell(self, peer: PeerId, message: object) -> None:
+        raise AssertionError("nothing is told")
+
+    async def call(
+        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
+    ) -> AsyncGenerator[Answer, None]:
+        assert isinstance(request, Part)
+        async for answer in self.exchanges[peer].serve(request):
+            yield answer
+
+    async def step(self, step: int) -> list[Finished]:
+        """One round, applied by everybody."""
+        ballot = Ballot(1, PEERS[0])
+        shares = tuple((peer, Generation(1, 0), frozenset({place})) for place, peer in enumerate(PEERS))
+        current = Round(Stamp(step, 0, Chain("00" * 32)), ballot, RoundId(ballot, step), shares, PEERS, ())
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(exchange.sum(current, {PEERS.index(peer): (1.0, TOKENS)}))
+                for peer, exchange in self.exchanges.items()
+            ]
+        found = [task.result() for task in tasks]
+        for engine in self.engines.values():
+            one = found[0]
+            await engine.apply([commit(0, step, one.digest, one.loss_sum, one.num_tokens, one.grad_sq_norm)])
+        return found
+
+
+def play(reducer: str, lie: Lie | None, *, steps: int = 2, codec: str = "fp32") -> tuple[Group, Sequence[Finished]]:
+    async def whole() -> tuple[Group, Sequence[Finished]]:
+        async with compute_thread() as compute:
+            group = Group(manifest_of(reducer, codec), compute, lie)
+            for step in range(steps):
+                found = await group.step(step)
+                assert len({(one.digest, one.grad_sq_norm) for one in found}) == 1, "replicas differ"
+            weights = [await engine.weights() for engine in group.engines.values()]
+            assert all(torch.equal(each[name], weights[0][name]) for each in weights for name in each)
+            return group, found
+
+    return asyncio.run(whole())
+
+
+LIES: dict[str, Lie] = {
+    "flip": lambda piece: codecs.encode("fp32", piece * -50.0),
+    "NaN": lambda piece: Packed("fp32", tuple(piece.shape), (piece * float("nan")).numpy().tobytes()),
+}
+
+
+@pytest.mark.parametrize("reducer", ["norm_clip", "trimmed_mean", "median", "centered_clip"])
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_everybody_ends_up_with_the_same_sum_and_every_reducer_names_the_liar(reducer: str, lie: Lie) -> None:
+    group, found = play(reducer, lie)
+    honest = float(group.shared.norm()) * len(PEERS)
+    assert found[0].grad_sq_norm**0.5 < 1.1 * honest
+    assert found[0].num_tokens == TOKENS * len(PEERS)
+    named = [(at, fields["step"]) for at, fields in group.heard if fields["peer"] == LIAR]
+    assert set(named) == {(peer, step) for peer in PEERS for step in (0, 1)}
+    assert all(fields["event"] == "clipped" and 0.0 <= float(str(fields["factor"])) < 0.5 for _, fields in group.heard)
+    assert {fields["peer"] for _, fields in group.heard} == {LIAR}
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+def test_coarse_codecs_leave_replicas_equal(codec: str) -> None:
+    group, _ = play("centered_clip", lambda piece: codecs.encode(codec, piece * -50.0), codec=codec)
+    assert {fields["peer"] for _, fields in group.heard} == {LIAR}
+
+
+def test_the_plain_sum_believes_a_flip_and_refuses_a_nan() -> None:
+    group, found = play("sum", LIES["flip"])
+    assert not group.heard and found[0].grad_sq_norm**0.5 > 9 * float(group.shared.norm())
+    with pytest.raises(ExceptionGroup) as caught:
+        play("sum", LIES["NaN"])
+    named, others = caught.value.split(SwarmError)
+    assert named is not None and others is None and "peer='a'" in str(_first(named))
+
+
+def test_where_nobody_is_clipped_norm_clip_is_the_sum() -> None:
+    digests = {play(reducer, None)[1][0].digest for reducer in ("sum", "norm_clip")}
+    assert len(digests) == 1
+
+
+def _first(error: BaseException) -> BaseException:
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
