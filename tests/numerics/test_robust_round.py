@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Manifest
 from swarmnet.messages import Answer, Finished, Packed, Part, Request, Round, Stamp
 from swarmnet.stage.compute import ComputeThread
+from swarmnet.stage.engine import Contribution
+from swarmnet.stage.reducer import PartReducer
 from swarmnet.stage.torch_engine import TorchEngine
 from swarmnet.wire import codecs
 
@@ -142,6 +145,30 @@ def test_the_plain_sum_believes_a_flip_and_refuses_a_nan() -> None:
 def test_where_nobody_is_clipped_norm_clip_is_the_sum() -> None:
     digests = {play(reducer, None)[1][0].digest for reducer in ("sum", "norm_clip")}
     assert len(digests) == 1
+
+
+def test_the_centre_is_the_last_mean_and_who_has_just_arrived_has_none() -> None:
+    async def whole() -> None:
+        async with compute_thread() as compute:
+            group = Group(manifest_of("centered_clip"), compute, None)
+            await group.step(0)
+            old, size = group.engines[PEERS[0]], group.engines[PEERS[0]].num_elements
+            last = codecs.decode(await old.finished_sum(0, size)) / len(PEERS)
+            new = TorchEngine(manifest_of("centered_clip"), 0, compute)
+            await new.restore(bytes(await old.snapshot()), version=1)
+            contributions = [
+                Contribution(peer, 1, codecs.encode("fp32", gradient + 1.0))
+                for peer, gradient in zip(PEERS, group.gradients, strict=True)
+            ]
+            reducer, (start, stop) = PartReducer(manifest_of("centered_clip")), (5, size - 7)
+            part = [replace(each, packed=codecs.encode("fp32", codecs.decode(each.packed)[start:stop].clone()))
+                    for each in contributions]
+            for engine, centre in ((old, last[start:stop]), (new, None)):
+                found = codecs.decode((await engine.reduce(part, start, stop)).packed)
+                assert torch.equal(found, reducer(part, stop - start, centre)[0])
+            assert not torch.equal(reducer(part, stop - start, last[start:stop])[0], reducer(part, stop - start)[0])
+
+    asyncio.run(whole())
 
 
 def _first(error: BaseException) -> BaseException:
