@@ -71,7 +71,10 @@ class Starting:
         self._means.news()
 
     def hear(self, restart: Restart) -> None:
-        """Somebody is under this restart of the run."""
+        """Somebody is under this restart of the run. Before the disks have been read nothing is made of it: it will be
+        said again, and what is on them counts."""
+        if not self.opened.is_set():
+            return
         serving = any(replica.member.synced for replica in self._replicas.values())
         match self.restarts.hear(restart, self.everybody(), serving=serving):
             case Heard.FOLLOW:
@@ -80,7 +83,9 @@ class Starting:
                 self._follow("others went back; this side has got further and keeps its state", keep=True)
 
     def consider(self) -> None:
-        """Look at who holds what: may the run be stuck for good?"""
+        """Look at who holds what, if I know it of myself: may the run be stuck for good?"""
+        if not self.opened.is_set():
+            return
         for record in list(self._means.records().values()):
             self.hear(record.restart)
         holdings = self.everybody()

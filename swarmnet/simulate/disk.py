@@ -15,11 +15,11 @@ from swarmnet.state.disk import Found
 
 
 class SimulatedDisk:
-    """A `state.checkpoints.Disk`. write_s: seconds of one write. full: writes fail. A process that dies while it
-    writes leaves nothing behind."""
+    """A `state.checkpoints.Disk`. open_s, write_s: seconds of reading all that is there, and of one write. full: writes
+    fail. A process that dies while it writes leaves nothing behind."""
 
-    def __init__(self, run: RunId, *, write_s: float = 0.01) -> None:
-        self.write_s, self.full = write_s, False
+    def __init__(self, run: RunId, *, open_s: float = 0.05, write_s: float = 0.01) -> None:
+        self.open_s, self.write_s, self.full = open_s, write_s, False
         self.files: dict[tuple[int, int], tuple[CheckpointInfo, bytes]] = {}
         self._run = run
 
@@ -34,6 +34,7 @@ class SimulatedDisk:
 
     async def open(self, stage: int) -> Found:
         """See Disk."""
+        await asyncio.sleep(self.open_s)
         good: list[CheckpointInfo] = []
         bad: list[BadCheckpoint] = []
         for held, version in sorted(self.files):
