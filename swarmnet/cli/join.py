@@ -64,7 +64,7 @@ def _invited(invitation: str, config: PeerConfig) -> tuple[SwarmLink | Manifest,
 
     path = Path(invitation).expanduser()
     if not path.is_file():
-        raise UsageError(f"{invitation}: neither a link such as swarm:RUN_ID@ADDRESS nor a manifest file")
+        raise UsageError(f"{invitation}: no such file, and no link such as swarm:RUN_ID@ADDRESS")
     if not config.bootstrap:
         raise UsageError(
             f"joining by {invitation} needs --bootstrap with the address of a peer that is up; to start a new swarm "

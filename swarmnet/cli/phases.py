@@ -75,14 +75,15 @@ class Story:
         if now - self._said_at >= PLAIN_EVERY_S:
             self._said_at = now
             pace = (got - first) / (now - began) if now > began else 0.0
-            left = f", {(total - got) / pace:.0f} s left" if pace else ""
-            self.phase("state", f"{size(got)} of {size(total)} {from_whom}, {size(pace)}/s{left}")
+            going = f", {size(pace)}/s, {(total - got) / pace:.0f} s left" if pace and got < total else ""
+            self.phase("state", f"{size(got)} of {size(total)} {from_whom}{going}")
 
     def _synced(self, fields: Mapping[str, Any]) -> None:
         self._close_bar()
         self._began.pop(fields["stage"], None)
         how, num_bytes, seconds = fields["how"], fields.get("bytes", 0), fields.get("seconds", 0.0)
-        took = f"{size(num_bytes)} in {seconds:.1f} s" + (f" ({size(num_bytes / seconds)}/s)" if seconds else "")
+        pace = f" ({size(num_bytes / seconds)}/s)" if num_bytes and seconds else ""
+        took = f"{size(num_bytes)} in {seconds:.1f} s{pace}"
         words = {
             "seed": "drawn from the run's seed: it has not begun yet",
             "snapshot": took,

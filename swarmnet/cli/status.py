@@ -21,7 +21,8 @@ from swarmnet.errors import UsageError
 def command(run: str, bootstrap: tuple[str, ...], output: str, log_level: str) -> int:
     """Ask the DHT how a run is doing, what is wrong with it and what to do.
 
-    The run is named by the link that its peers print, by its manifest file, or by its id (64 hex digits).
+    The run is named by the link that its peers print, by its manifest file, or by its id (64 hex digits). The exit code
+    is 0 if somebody announces it, 1 if nobody does, 2 if nobody answers at the address.
 
     \b
     Examples:
@@ -35,12 +36,11 @@ def command(run: str, bootstrap: tuple[str, ...], output: str, log_level: str) -
         if link.whole_run is None:
             raise UsageError(f"status needs the whole run id, 64 hex digits; the link has {len(link.run)} of them")
         run, bootstrap = link.whole_run, (link.address, *bootstrap)
+    elif not _is_run_id(run) and not Path(run).expanduser().is_file():
+        raise UsageError(f"{run}: no such file, and neither a link (swarm:RUN_ID@ADDRESS) nor a run id (64 hex digits)")
     if not bootstrap:
         raise UsageError("status needs to know a peer: give its link, or --bootstrap with the address it printed")
-    if _is_run_id(run):
-        run = run.lower()
-    elif not Path(run).is_file():
-        raise UsageError(f"{run}: neither a link, a manifest file nor a run id (64 hex digits)")
+    run = run.lower() if _is_run_id(run) else str(Path(run).expanduser())
 
     from swarmnet import telemetry
     from swarmnet.peer.status import run_status

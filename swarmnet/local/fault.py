@@ -56,22 +56,19 @@ class Pace:
 
 def unlikely(faults: Iterable[Fault], replicas: Mapping[str, int]) -> list[str]:
     """In words: what of `faults` no replica may ever be there for. replicas: stage by name, those at the start."""
-    faults = list(faults)
-    joins = [fault for fault in faults if fault.kind == "join"]
-    single = {stage for stage in replicas.values() if list(replicas.values()).count(stage) == 1}
-    alone = [fault.label for fault in faults if fault.takes_away and fault.peer is None
-             and (fault.stage in single if fault.stage is not None else bool(single))]
-    alone += [fault.label for fault in faults if fault.takes_away and fault.peer and replicas.get(fault.peer) in single]
-    absent = [fault.label for fault in faults if fault.peer is not None and fault.peer not in replicas]
-    lines = []
-    if alone:
-        until = "wait until another has joined" if joins else "cannot be carried out"
-        lines.append(f"note: the only replica of a stage is never taken away, so these {until}: {', '.join(alone)}; "
-                     "--replicas 2 or more lets them happen")
-    if absent:
-        until = "wait until it has joined" if joins else "cannot be carried out"
-        lines.append(f"note: no replica of that name is there, so these {until}: {', '.join(absent)}")
-    return lines
+    faults, stages = list(faults), list(replicas.values())
+    single = {stage for stage in stages if stages.count(stage) == 1}
+    joins = [fault.stage for fault in faults if fault.kind == "join"]
+    found: dict[tuple[str, bool], list[str]] = {}
+    for fault in faults:
+        stage = fault.stage if fault.peer is None else stage_of(fault.peer)
+        later = bool(joins) and (stage is None or stage in joins or None in joins)
+        if fault.peer is not None and fault.peer not in replicas:
+            found.setdefault(("no replica of that name is there", later), []).append(fault.label)
+        elif fault.takes_away and (stage in single if stage is not None else bool(single)):
+            found.setdefault(("the only replica of a stage is never taken away", later), []).append(fault.label)
+    return [f"note: {why}, so {'this waits for one that joins' if later else 'this cannot be carried out'}: "
+            f"{', '.join(labels)}" for (why, later), labels in found.items()]
 
 
 def stage_of(name: str) -> int | None:

@@ -16,6 +16,9 @@ from swarmnet.ids import NO_RESTART, Chain, PeerId, Restart, RunId
 from swarmnet.net.directory import Record
 from swarmnet.state.restart import Holding, Restarts, newest_on_disk
 
+NO_BOOTSTRAP = "no_bootstrap"
+"""The kind of problem when none of the addresses answered."""
+
 Severity = Literal["error", "warning", "note"]
 
 
@@ -121,6 +124,7 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int) -> Assessment
     problems = [*_halts(records), *_run_problems(trainers, finished), *_went_back(restart, records)]
     for line in stages:
         problems += _stage_problems(line, standing, finished)
+    problems += () if finished else _two_replicas(stages)
     return Assessment(
         run=run,
         seen=True,
@@ -140,23 +144,29 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int) -> Assessment
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """Where the run as a whole stands. step: the newest version anybody serves, None while nobody serves any."""
+    """Where the run as a whole stands. step: the newest version anybody serves, None while nobody serves any. on_disk:
+    the newest version on anybody's disk."""
 
     begun: bool
     step: int | None
     common: int | None
     restart: Restart
+    on_disk: int
 
     def serves(self, replica: ReplicaLine) -> bool:
-        """Has it the weights that the run goes on with?"""
-        return replica.synced and replica.restart == self.restart.number
+        """Has it the weights that the run goes on with? Not if it began at the seed when others had got further."""
+        return replica.synced and replica.restart == self.restart.number and not self._anew(replica)
+
+    def _anew(self, replica: ReplicaLine) -> bool:
+        return not self.restart.number and replica.version == 0 and not any(replica.disk) and self.on_disk > 1
 
 
 def _standing(holdings: Sequence[Holding], num_stages: int, restart: Restart) -> _Standing:
     rules = Restarts(num_stages, 2**53, settle_s=0.0, lost_s=0.0, current=restart)
     served = [held.version for held in holdings if held.version is not None and held.restart == restart]
     begun = bool(restart.number) or any(served) or any(any(held.disk) for held in holdings)
-    return _Standing(begun, max(served, default=None), rules.common(holdings) if num_stages else None, restart)
+    on_disk = max((version for held in holdings for version in held.disk), default=0)
+    return _Standing(begun, max(served, default=None), rules.common(holdings) if num_stages else None, restart, on_disk)
 
 
 # ---------------------------------------------------------------- what looks wrong
@@ -175,7 +185,7 @@ def unanswered(run: RunId, num_stages: int, bootstrap: Sequence[str]) -> Assessm
     text = (
         f"no bootstrap peer answered; tried {', '.join(bootstrap)}: check that one is running and reachable from here"
     )
-    return Assessment(run, False, num_stages, problems=(Problem("error", "no_bootstrap", text),))
+    return Assessment(run, False, num_stages, problems=(Problem("error", NO_BOOTSTRAP, text),))
 
 
 def _halts(records: Sequence[Record]) -> Iterator[Problem]:
@@ -229,7 +239,7 @@ def _without_state(line: StageLine, standing: _Standing) -> Problem:
     stage, disk = line.stage, sorted({version for replica in line.replicas for version in replica.disk})
     lost = standing.begun and not any(replica.reseed for replica in line.replicas)
     kind = "stage_not_synced" if line.replicas else "stage_empty"
-    at = "" if standing.step is None else f" at step {standing.step}"
+    at = "" if not standing.step else f" at step {standing.step}"
     if not standing.begun:
         text = (
             f"no replica of stage {stage} has the weights yet: wait for one to be ready" if line.replicas else
@@ -271,12 +281,18 @@ def _few(line: StageLine, served: bool) -> Iterator[Problem]:
     if staying == 1:
         text = f"stage {stage} has a single replica: if it goes, the run waits; start one more"
         yield Problem("note", "single_replica", text, stage)
-    if staying == 2:
+
+
+def _two_replicas(lines: Sequence[StageLine]) -> Iterator[Problem]:
+    """Said once, whatever the number of stages it is true of."""
+    stages = [line.stage for line in lines if sum(not replica.draining for replica in line.replicas) == 2]
+    if stages:
+        which = f"stage {stages[0]} has" if len(stages) == 1 else f"stages {', '.join(map(str, stages))} have"
         text = (
-            f"stage {stage} has two replicas: if one hangs (a crash is seen at once), a step waits out the long "
-            "silence limit, since two cannot tell silence from death; a third replica removes that"
+            f"{which} two replicas: if one hangs (a crash is seen at once), a step waits out the long silence limit, "
+            "since two cannot tell silence from death; a third replica removes that"
         )
-        yield Problem("note", "two_replicas", text, stage)
+        yield Problem("note", "two_replicas", text, stages[0] if len(stages) == 1 else None)
 
 
 def _forks(replicas: Sequence[ReplicaLine]) -> Iterator[tuple[int, list[str]]]:

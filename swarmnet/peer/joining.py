@@ -21,6 +21,7 @@ from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Answer, Control, Rejected, Request
+from swarmnet.net.announced import announced_at
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_node import NobodyAnswered
 from swarmnet.net.directory import Record, StageStatus
@@ -62,8 +63,11 @@ async def find_place(config: PeerConfig, invitation: SwarmLink | Manifest, tell:
     """
     with own_identity(config.dir) as identity:
         tell("identity", f"{identity.peer}, kept in {config.dir}")
+        announced_at(config.announce, identity.peer, port=config.port, dht_port=config.dht_port)  # refuses early
         if isinstance(invitation, SwarmLink):
             config = config.model_copy(update={"bootstrap": (invitation.address, *config.bootstrap)})
+        tell("asking", ", ".join(config.bootstrap))
+        if isinstance(invitation, SwarmLink):
             run = invitation.whole_run or await _whole_run(config, identity, invitation)
             manifest = None
         else:
@@ -245,7 +249,9 @@ async def _stages(
     num_stages = manifest.cut.stages
     if config.stages:
         if max(config.stages) >= num_stages:
-            raise UsageError(f"there is no stage {max(config.stages)}: {_shape(manifest)}, 0 to {num_stages - 1}")
+            raise UsageError(
+                f"--stage {max(config.stages)}: there is no such stage: the run has stages 0 to {num_stages - 1}"
+            )
         tell("stage", f"{', '.join(map(str, config.stages))}, as you said")
         return config.stages
     on_disk = CheckpointStore(config.dir, run)

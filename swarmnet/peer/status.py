@@ -16,14 +16,16 @@ from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load
-from swarmnet.peer.assess import Assessment, assess, unanswered
+from swarmnet.peer.assess import NO_BOOTSTRAP, Assessment, assess, unanswered
 
 READS = 3                           # a newcomer's first lookup may meet nodes that are already gone
 BETWEEN_READS_S = 0.3
 
 
 def run_status(manifest_or_run_id: str, bootstrap: tuple[str, ...], output: str) -> int:
-    """Print the state of a run, as a table or (`output` "json") as one JSON object. 0 if it was seen, else 1.
+    """Print the state of a run, as a table or (`output` "json") as one JSON object.
+
+    The exit code: 0 if it was seen, 1 if nobody announces it, 2 if nobody answers at `bootstrap`.
 
     Raises UsageError if the manifest cannot be read or `bootstrap` is empty or malformed.
     """
@@ -37,7 +39,9 @@ def run_status(manifest_or_run_id: str, bootstrap: tuple[str, ...], output: str)
         _show(assessment)
     if not assessment.seen:
         print(f"swarmnet status: {assessment.problems[0].text}", file=sys.stderr)
-    return 0 if assessment.seen else 1
+    if assessment.seen:
+        return 0
+    return 2 if assessment.problems[0].kind == NO_BOOTSTRAP else 1
 
 
 async def _ask(run: RunId, num_stages: int, bootstrap: tuple[str, ...]) -> Assessment:

@@ -458,7 +458,7 @@ def test_status_tells_what_it_sees_and_fails_when_nobody_is_there(capsys: pytest
 
             await directory.close()
             code, out, said = await status(RUN, directory.maddrs)
-            assert code == 1 and "no bootstrap peer answered" in said
+            assert code == 2 and "no bootstrap peer answered" in said
             assert json.loads(out)["problems"][0]["kind"] == "no_bootstrap"
 
     asyncio.run(story())

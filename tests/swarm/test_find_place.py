@@ -82,15 +82,15 @@ def test_a_link_leads_to_the_neediest_stage_and_the_manifest_stays(tmp_path: Pat
             kept = tmp_path / "me" / f"run-{RUN[:12]}.toml"
             assert place.manifest == MANIFEST == load(kept) and place.config.manifest == kept
             assert place.config.stages == (1,) and place.config.bootstrap == (found[0].directory.maddrs[0],)
-            assert [name for name, _ in told] == ["identity", "swarm", "manifest", "stage"]
-            assert told[1][1].startswith(f"run {RUN[:12]}: ") and "its hash is the run's id" in told[2][1]
-            assert told[3][1] == "1: stage 1 has the fewest replicas, 1"
+            assert [name for name, _ in told] == ["identity", "asking", "swarm", "manifest", "stage"]
+            assert told[2][1].startswith(f"run {RUN[:12]}: ") and "its hash is the run's id" in told[3][1]
+            assert told[4][1] == "1: stage 1 has the fewest replicas, 1"
 
             again: list[str] = []
             named = newcomer(tmp_path / "me", stages=(2,))
             place = await find_place(named, link(found[1]), lambda name, text: again.append(text))
-            assert place.config.stages == (2,) and f"kept in {kept}" in again[2] and again[3] == "2, as you said"
-            with pytest.raises(UsageError, match="there is no stage 3"):
+            assert place.config.stages == (2,) and f"kept in {kept}" in again[3] and again[4] == "2, as you said"
+            with pytest.raises(UsageError, match="--stage 3: there is no such stage: the run has stages 0 to 2"):
                 await find_place(newcomer(tmp_path / "me", stages=(3,)), link(found[1]), lambda name, text: None)
 
     asyncio.run(story())

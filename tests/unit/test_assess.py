@@ -102,3 +102,27 @@ def test_the_states_in_a_word() -> None:
     joiner, leaver = status(0, synced=False), status(0, draining=True)
     result, _ = found(record("a", status(0)), record("b", joiner), record("c", leaver))
     assert [line.state for line in result.stages[0].replicas] == ["synced", "joining", "leaving"]
+
+
+def test_who_began_at_the_seed_when_others_had_got_further_has_no_state() -> None:
+    fresh = [record("x", status(1, 0)), record("y", status(1, 0))]
+    result, problems = found(*three(0, disk=(30, 40)), *fresh)
+    assert problems["stage_not_synced"].stage == 1 and result.version is None
+    assert "nobody here has its state" in problems["stage_not_synced"].text
+    _, problems = found(*three(0, version=0), *three(1, version=0))
+    assert problems == {}                                  # so does every run begin
+    _, problems = found(*three(0, disk=(40,)), record("x", status(1, 0, disk=(40,))), *fresh)
+    assert "stage_not_synced" not in problems              # its record is older than its checkpoint
+    back = [replace(each, restart=Restart(1, 0)) for each in (*three(0, version=0, disk=(40,)), *fresh)]
+    assert "stage_not_synced" not in found(*back)[1]       # the run went back to the seed
+
+
+def test_the_note_about_two_replicas_is_said_once() -> None:
+    twos = [record(f"{stage}-{number}", status(stage)) for stage in range(3) for number in range(2)]
+    result, problems = found(*twos, num_stages=3)
+    assert [problem.kind for problem in result.problems] == ["two_replicas"]
+    assert problems["two_replicas"].stage is None and "stages 0, 1, 2 have two" in problems["two_replicas"].text
+    result, problems = found(*twos[:4], *three(2), num_stages=3)
+    assert "stages 0, 1 have" in problems["two_replicas"].text
+    _, problems = found(*twos[:2], *three(1))
+    assert problems["two_replicas"].stage == 0 and "stage 0 has two replicas" in problems["two_replicas"].text

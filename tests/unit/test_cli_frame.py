@@ -96,7 +96,7 @@ def test_every_help_has_an_example_that_parses(name: str, capsys) -> None:
         (["peer", "--stge", "1"], "No such option '--stge'"),
         (["peer", "--port", "x"], "Invalid value for '--port': 'x' is not a valid integer."),
         (["peer", "--stage", "1;2"], "Invalid value for '--stage': '1;2': write stage numbers with commas"),
-        (["status", "x" * 64, "--bootstrap", "/a/b"], "x" * 64 + ": neither a link, a manifest file nor a run id"),
+        (["status", "x" * 64, "--bootstrap", "/a/b"], "x" * 64 + ": no such file, and neither a link"),
     ],
 )
 def test_bad_command_lines(argv: list[str], line: str, capsys) -> None:

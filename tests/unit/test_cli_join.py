@@ -56,7 +56,7 @@ def test_a_manifest_needs_somebody_to_ask(joined) -> None:
 
 @pytest.mark.parametrize(("argv", "line"), [
     ([], "Missing argument 'LINK_OR_MANIFEST'."),
-    (["no.toml"], "no.toml: neither a link such as swarm:RUN_ID@ADDRESS nor a manifest file"),
+    (["no.toml"], "no.toml: no such file, and no link such as swarm:RUN_ID@ADDRESS"),
     (["run.toml"], "joining by run.toml needs --bootstrap with the address of a peer that is up"),
     ([LINK.replace("@", " @")], "the link has blanks or line breaks in it"),
     ([LINK[:-60]], "the address must end in /p2p/12D3Koo..."),

@@ -125,7 +125,7 @@ def test_roles_and_directories_follow_the_command(calls, name: str, role: str) -
         ("local --manifest run.toml --data x", "--data: a manifest fixes its data by digest"),
         ("local --manifest run.toml --stages 9", "cut.stages = 9 is more than model.num_layers = 6"),
         ("local --replicas 0", "--replicas must be at least 1"),
-        ("status nothing --bootstrap /a/b", "nothing: neither a link, a manifest file nor a run id"),
+        ("status nothing --bootstrap /a/b", "nothing: no such file, and neither a link"),
         ("status run.toml", "status needs to know a peer: give its link, or --bootstrap"),
         (f"status swarm:{'ab' * 10}@{FULL_MADDR}", "status needs the whole run id, 64 hex digits; the link has 20"),
     ],

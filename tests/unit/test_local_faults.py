@@ -336,8 +336,12 @@ def test_what_nobody_may_be_there_for_is_said_beforehand() -> None:
     faults = [Fault("kill", "kill s1@5", 1, step=5), Fault("kill", "kill s0@5", 0, step=5),
               Fault("slow", "slow", step=1, groups=(("s1",),)), Fault("stop", "stop s1-r9", 1, "s1-r9", step=2)]
     one = {"s0-r0": 0, "s0-r1": 0, "s1-r0": 1}
-    alone, absent = unlikely(faults, one)
-    assert "cannot be carried out: kill s1@5;" in alone and "cannot be carried out: stop s1-r9" in absent
-    alone, absent = unlikely([*faults, Fault("join", "join", 1, step=3)], one)
-    assert "wait until another has joined: kill s1@5" in alone and "wait until it has joined" in absent
+    never, absent = "cannot be carried out", "no replica of that name is there"
+    assert unlikely(faults, one) == [
+        f"note: the only replica of a stage is never taken away, so this {never}: kill s1@5",
+        f"note: {absent}, so this {never}: stop s1-r9"]
+    joined = unlikely([*faults, Fault("join", "join", 1, step=3)], one)
+    assert len(joined) == 2 and all("waits for one that joins" in line for line in joined)
+    elsewhere = unlikely([*faults, Fault("join", "join", 0, step=3)], one)
+    assert len(elsewhere) == 2 and all(never in line for line in elsewhere)
     assert unlikely(faults[:3], {**one, "s1-r1": 1}) == []

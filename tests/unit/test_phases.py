@@ -55,7 +55,7 @@ def test_in_a_pipe_every_phase_is_a_line_and_bytes_are_told_now_and_then() -> No
     text, changes = told(plain(), tell)
     assert text.splitlines() == [
         "identity  12D3KooW[bold], kept in a directory with a name that is longer than the line",
-        "state     0 B of 4.0 MB from 2 replicas, 0 B/s",
+        "state     0 B of 4.0 MB from 2 replicas",
         "state     1.0 MB of 4.0 MB from 2 replicas, 200.0 kB/s, 15 s left",
         "state     version 8, 4.0 MB in 2.0 s (2.0 MB/s)",
         "serving   stage 1 from step 8 on; Ctrl+C leaves in good order",
