@@ -16,7 +16,7 @@ import heapq
 import itertools
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
@@ -26,6 +26,9 @@ from swarmnet.step.barrier import evidence
 from swarmnet.wire.values import check_values
 
 NUM_ELEMENTS = 4
+
+UNPACK_S, RESTORE_S = 0.01, 0.02
+"""How long a snapshot is read beside the device, and how long its weights are written by it."""
 
 _DIGITS = 16
 """Bits of a number that are rounding, below its exact part."""
@@ -130,6 +133,28 @@ class Device:
 
     async def run(self, seconds: float, priority: tuple[int, ...]) -> None:
         """Occupy the device."""
+        await self._turn(priority)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._next()
+
+    async def see_through(self, seconds: float, priority: tuple[int, ...], job: Callable[[], None]) -> None:
+        """Occupy the device, then do the job. Whoever gives up while it waits for its turn takes it back; once it has
+        begun it ends all the same, as on a thread."""
+        await self._turn(priority)
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def end() -> None:
+            job()
+            self._next()
+            if not ended.done():
+                ended.set_result(None)
+
+        asyncio.get_running_loop().call_later(seconds, end)
+        await ended
+
+    async def _turn(self, priority: tuple[int, ...]) -> None:
         if self._running:
             ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             heapq.heappush(self._line, (priority, next(self._tickets), ticket))
@@ -140,10 +165,6 @@ class Device:
                     self._next()
                 raise
         self._running = True
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            self._next()
 
     def _next(self) -> None:
         while self._line:
@@ -158,7 +179,7 @@ class SimulatedEngine:
     """An Engine on virtual time. Records what it adds, for the invariants.
 
     poison: (stage, step, index) whose forward is not finite. digits: the last digits of the weights, if there are any.
-    state_bytes: of a snapshot, at least.
+    state_bytes: of a snapshot, at least. restore_s: how long the device writes other weights.
     """
 
     def __init__(
@@ -169,6 +190,7 @@ class SimulatedEngine:
         self.numbers = Numbers(rounding)
         self._poison, self._rounding, self._state_bytes = poison, rounding, state_bytes
         self.weights, self.version, self.digits = self.arithmetic.seed(), 0, 0
+        self.restore_s = RESTORE_S
         self.added: list[int] = []
         self._voids = 0
         self._sum = [0] * NUM_ELEMENTS
@@ -295,16 +317,22 @@ class SimulatedEngine:
 
     async def restore(self, data: bytes | memoryview, *, version: int, becomes: int | None = None) -> None:
         """See Engine."""
-        found, weights, self.digits = json.loads(bytes(data))
+        await asyncio.sleep(UNPACK_S)  # beside the device
+        found, weights, digits = json.loads(bytes(data))
         if found != version:
             raise BadMessage(RejectCode.MALFORMED, "another version's snapshot")
-        self.version, self.weights = version if becomes is None else becomes, weights
-        self.void()
+        await self._become(version if becomes is None else becomes, weights, digits)
 
     async def reset_to_seed(self) -> None:
         """See Engine."""
-        self.version, self.weights, self.digits = 0, self.arithmetic.seed(), 0
-        self.void()
+        await self._become(0, self.arithmetic.seed(), 0)
+
+    async def _become(self, version: int, weights: int, digits: int) -> None:
+        def job() -> None:
+            self.version, self.weights, self.digits = version, weights, digits
+            self.void()
+
+        await self.device.see_through(self.restore_s, (0, self.version, -self.stage, 0), job)
 
 
 def make_anew(
