@@ -137,6 +137,7 @@ class VectorEngine:
             averaging=Averaging(codec=cast(Any, codec)), numerics=Numerics(mode="deterministic" if exact else "fp32")
         )
         self.num_elements, self._codec, self._compute = vector.numel(), codec, compute
+        self.phases = (self.num_elements,)
         self._vector = (vector * 2.0**self._manifest.numerics.grid_bits).to(torch.int64) if exact else vector
         self._reducer = PartReducer(self._manifest)
         self._sum = SumBuffer(vector.numel(), dtype=self._vector.dtype, device=vector.device)

@@ -36,24 +36,29 @@ _DEADLINE_S = 3600.0
 
 
 class Butterfly:
-    """One member's part in one round: `run` it once; `serve` others meanwhile and after, until `close`.
+    """One member's part in one phase of a round: `run` it once; `serve` others meanwhile and after, until `close`.
 
+    span: the positions of the engine's vectors that this phase sums.
     losses: of the indexes in my accumulator, which must not change before `close`. num_tokens: of every microbatch.
     """
 
     def __init__(
         self, me: PeerId, current: Round, losses: Mapping[int, tuple[float, int]], engine: Engine,
-        transport: Transport, *, num_tokens: int, running_s: float, on_event: OnEvent,
+        transport: Transport, *, span: Range, num_tokens: int, running_s: float, on_event: OnEvent,
     ) -> None:
-        self.me, self.round = me, current
+        self.me, self.round, self._span = me, current, span
         self._losses, self._engine, self._transport = dict(losses), engine, transport
         self._num_tokens, self._running_s, self._on_event = num_tokens, running_s, on_event
         self._contributors: dict[PeerId, Indexes] = {
             peer: indexes for peer, _, indexes in current.contributions if indexes
         }
-        cut = parts(engine.num_elements, [0] * len(current.receivers))
-        self._size = chunk_elements(engine.num_elements, len(cut))
-        self._chunks = {peer: chunks(*part, self._size) for peer, part in zip(current.receivers, cut, strict=True)}
+        first, last = span
+        cut = parts(last - first, [0] * len(current.receivers))
+        self._size = chunk_elements(last - first, len(cut))
+        self._chunks = {
+            peer: chunks(first + start, first + stop, self._size)
+            for peer, (start, stop) in zip(current.receivers, cut, strict=True) if start < stop
+        }
         loop = asyncio.get_running_loop()
         self._mine: dict[Range, asyncio.Future[Packed]] = {
             chunk: loop.create_future() for chunk in self._chunks.get(me, ())
@@ -62,8 +67,9 @@ class Butterfly:
         self._closed = False
 
     def is_of(self, request: Part) -> bool:
-        """Does this request belong to this round?"""
-        return (self.round.stamp, self.round.id) == (request.stamp, request.id)
+        """Does this request belong to this phase of this round?"""
+        inside = self._span[0] <= request.start <= request.stop <= self._span[1]
+        return inside and (self.round.stamp, self.round.id) == (request.stamp, request.id)
 
     def close(self) -> None:
         """The round is over or abandoned: what the engine holds is no longer of this round."""
@@ -73,7 +79,6 @@ class Butterfly:
 
     async def run(self) -> Losses:
         """Return when all of the sum was put into the engine: the losses of everybody's indexes. Cancel to abandon."""
-        await self._engine.open_sum()
         async with asyncio.TaskGroup() as group:
             arriving = {
                 peer: asyncio.Queue[tuple[Packed, Losses]](_AHEAD) for peer in self._contributors if peer != self.me

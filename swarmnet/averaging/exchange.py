@@ -65,7 +65,7 @@ class Exchange:
         self.me, self._engine, self._transport, self._finished = me, engine, transport, finished
         self._running_s, self._num_tokens, self._on_event = running_s, num_tokens, on_event
         self._held: tuple[Stamp, RoundId] | None = None
-        self._open: Butterfly | None = None
+        self._open: tuple[Butterfly, ...] = ()
         self._opened = asyncio.Event()
         self.trail = Trail(engine, lambda: pieces(0, engine.num_elements))
 
@@ -76,17 +76,23 @@ class Exchange:
 
         losses: of the indexes in my accumulator, which must not change meanwhile.
         """
-        mine = Butterfly(
-            self.me, current, losses, self._engine, self._transport, num_tokens=self._num_tokens,
-            running_s=self._running_s, on_event=self._on_event,
-        )
         self.close()
         await self._engine.open_round(current.id)
-        self._open = mine
-        self._opened.set()
-        self._opened = asyncio.Event()
-        await self._leave(current)
-        all_losses = await mine.run()
+        all_losses: Losses = {}
+        for phase, span in enumerate(itertools.pairwise(itertools.accumulate(self._engine.phases, initial=0))):
+            mine = Butterfly(
+                self.me, current, losses, self._engine, self._transport, span=span, num_tokens=self._num_tokens,
+                running_s=self._running_s, on_event=self._on_event,
+            )
+            if phase:
+                await self._engine.next_phase()
+            self._open = (*self._open, mine)     # others may still be at the phase before
+            self._opened.set()
+            self._opened = asyncio.Event()
+            if not phase:
+                await self._leave(current)
+                await self._engine.open_sum()
+            all_losses = await mine.run()
         digest, sq_norm = await self._engine.seal()
         self._held = (current.stamp, current.id)
         return _describe(current, digest, sq_norm, all_losses)
@@ -142,17 +148,17 @@ class Exchange:
 
     def close(self) -> None:
         """The round is over or abandoned: serve its contribution no more."""
-        if self._open is not None:
-            self._open.close()
-        self._open = None
+        for phase in self._open:
+            phase.close()
+        self._open = ()
 
     # ------------------------------------------------------------ serving
 
     async def serve(self, request: Part) -> AsyncGenerator[Answer, None]:
         """Answer one `Part` call: wait for the round to open here, then for the part."""
-        if not 0 <= request.start <= request.stop <= self._engine.num_elements:
-            raise BadMessage(RejectCode.BAD_SHAPE, f"part [{request.start}, {request.stop}) of "
-                             f"{self._engine.num_elements} elements")
+        length = self._engine.num_elements if request.kind == "sum" else sum(self._engine.phases)
+        if not 0 <= request.start <= request.stop <= length:
+            raise BadMessage(RejectCode.BAD_SHAPE, f"part [{request.start}, {request.stop}) of {length} elements")
         if request.kind == "sum":
             kept = self.trail.piece(request)
             if kept is not None:
@@ -224,8 +230,7 @@ class Exchange:
             return await self._ask(holders[-1], Part(current.stamp, current.id, "sum", start, stop))
 
     def _opened_as(self, request: Part) -> Butterfly | None:
-        current = self._open
-        return current if current is not None and current.is_of(request) else None
+        return next((phase for phase in self._open if phase.is_of(request)), None)
 
     async def _ask(self, peer: PeerId, request: Part) -> PartData:
         answer = await ask(self._transport, peer, request)  # a piece on a slow line takes as long as it takes

@@ -90,10 +90,12 @@ def check_averaging(name: str) -> str:
     match family:
         case "topk":
             fraction(parameter)
+        case "powersgd":
+            rank(parameter)
         case "auto":
             auto_matrices(parameter)
         case _ if name not in ("int64", *ELEMENTWISE) and not is_plug_in(name):
-            raise ValueError(f"must be one of {_listed(('int64', *ELEMENTWISE, 'auto', 'topk:F'))}, "
+            raise ValueError(f"must be one of {_listed(('int64', *ELEMENTWISE, 'auto', 'topk:F', 'powersgd:R'))}, "
                              "or a plug-in's such as acme.ternary")
     return name
 

@@ -227,6 +227,11 @@ class Manifest(Table):
                 f'averaging.codec = "{self.averaging.codec}" leaves most elements of every contribution zero, and so '
                 f'is their {self.averaging.reducer.replace("_", " ")}: choose another reducer or codec'
             )
+        if self.averaging.codec.startswith("powersgd") and self.averaging.reducer != "sum":
+            raise ValueError(
+                f'averaging.codec = "{self.averaging.codec}" sums factors, of which averaging.reducer = '
+                f'"{self.averaging.reducer}" cannot tell whose gradient is out of line: choose "sum" or another codec'
+            )
         if self.numerics.mode == "deterministic" and self.averaging.reducer != "sum":
             raise ValueError(
                 f'averaging.reducer = "{self.averaging.reducer}" gives up exact sums: set numerics.mode = "fp32" and '

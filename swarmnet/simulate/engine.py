@@ -250,6 +250,14 @@ class SimulatedEngine:
         self._voids += 1
         self._sum, self.added = [0] * NUM_ELEMENTS, []
 
+    @property
+    def phases(self) -> tuple[int, ...]:
+        """See Engine."""
+        return (NUM_ELEMENTS,)
+
+    async def next_phase(self) -> None:
+        """See Engine. There is none."""
+
     async def open_round(self, round_id: RoundId) -> None:
         """See Engine. Nothing is lost here, so nothing is owed."""
 

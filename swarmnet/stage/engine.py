@@ -71,6 +71,14 @@ class Engine(Protocol):
         ...
 
     @property
+    def phases(self) -> tuple[int, ...]:
+        """Lengths of the vectors that a round sums, one after the other: mostly one, the flat gradient.
+
+        `contribution`, `reduce` and `put` count positions through all of them.
+        """
+        ...
+
+    @property
     def voids(self) -> int:
         """How often the accumulator has been voided."""
         ...
@@ -100,11 +108,11 @@ class Engine(Protocol):
         ...
 
     async def contribution(self, start: int, stop: int) -> Packed:
-        """Elements [start, stop) of the accumulator under the averaging codec."""
+        """Positions [start, stop) of the accumulator under the averaging codec. Of the second phase: once it began."""
         ...
 
     async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int) -> Reduced:
-        """Reduce elements [start, stop) by the run's reducer and encode them: all contributions of a part in one call.
+        """Reduce positions [start, stop) by the run's reducer and encode them: all contributions of a part in one call.
 
         Order, content and the sum applied last fix the bits. Raises BadMessage, which names the peer, and Overflow.
         """
@@ -116,6 +124,10 @@ class Engine(Protocol):
 
     async def put(self, start: int, packed: Packed) -> None:
         """Decode reduced elements into the sum buffer, the first at `start`. Raises BAD_SHAPE if they do not fit."""
+        ...
+
+    async def next_phase(self) -> None:
+        """All of this phase's vector was put, and another follows."""
         ...
 
     async def seal(self) -> tuple[bytes, float]:

@@ -27,7 +27,7 @@ class FactorCodec:
 
     def __init__(self, rank: int, parameters: Sequence[Parameter], *, device: torch.device) -> None:
         self.low_rank = LowRank(rank, parameters)
-        self.phases = self.low_rank.sizes
+        self.phases = tuple(size for size in self.low_rank.sizes if size)     # without large matrices there is one
         self.feedback = Feedback(self.low_rank.num_elements, device=device)
         self._sums = SumBuffer(sum(self.phases), dtype=torch.float32, device=torch.device("cpu"))
         self._corrected: Tensor | None = None        # what I want to send; None: nobody has asked for it
@@ -76,7 +76,7 @@ class FactorCodec:
     def finish(self, whole: SumBuffer) -> None:
         """Both sums are whole: write what they stand for. Raises NON_FINITE."""
         self._sums.seal()
-        first, second = self._sums.flat.split(list(self.phases))
+        first, second = self._sums.flat[: self.phases[0]], self._sums.flat[self.phases[0] :]
         out = torch.empty(self.low_rank.num_elements)
         self.low_rank.whole(first, self._basis, second, out)
         codecs.check_finite(out)

@@ -112,9 +112,8 @@ class StageChain:
         """Average every stage's accumulators, commit, apply everywhere."""
         commits = []
         for stage, replicas in enumerate(self.engines):
-            for engine in replicas:
-                await engine.open_round(ROUND)
-            installed = {await engine.install(await self.reduced(replicas, parts)) for engine in replicas}
+            await self.all_reduce(replicas, parts)
+            installed = {await engine.seal() for engine in replicas}
             assert len(installed) == 1
             digest, square = installed.pop()
             commits.append(commit(stage, self.step_number, digest, loss, num_tokens, square))
@@ -123,17 +122,31 @@ class StageChain:
                 await engine.apply(commits)
         self.step_number += 1
 
-    async def reduced(self, replicas: Sequence[TorchEngine], parts: int) -> list[Packed]:
-        """The all-reduce of one stage's accumulators, in `parts` parts."""
-        elements = replicas[0].num_elements
-        edges = [elements * part // parts for part in range(parts + 1)]
+    async def all_reduce(self, replicas: Sequence[TorchEngine], parts: int) -> None:
+        """A round of one stage up to `seal`, every phase of it in `parts` parts."""
+        for engine in replicas:
+            await engine.open_round(ROUND)
+            await engine.open_sum()
+        for phase, span in enumerate(itertools.pairwise(itertools.accumulate(replicas[0].phases, initial=0))):
+            for engine in replicas if phase else ():
+                await engine.next_phase()
+            for start, packed in await self.reduced(replicas, parts, span):
+                for engine in replicas:
+                    await engine.put(start, packed)
+
+    async def reduced(
+        self, replicas: Sequence[TorchEngine], parts: int, span: tuple[int, int]
+    ) -> list[tuple[int, Packed]]:
+        """(start, sum) of each part of the positions in `span`."""
+        first, last = span
+        edges = [first + (last - first) * part // parts for part in range(parts + 1)]
         return [
-            (await replicas[part % len(replicas)].reduce(
+            (start, (await replicas[part % len(replicas)].reduce(
                 [
                     Contribution(PeerId(f"replica{place}"), 1, await engine.contribution(start, stop))
                     for place, engine in enumerate(replicas)
                 ], start, stop
-            )).packed
+            )).packed)
             for part, (start, stop) in enumerate(itertools.pairwise(edges))
         ]
 

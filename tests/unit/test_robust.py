@@ -362,6 +362,7 @@ def test_every_word_of_the_manifest_is_a_rule() -> None:
 
 
 @pytest.mark.parametrize(("codec", "name", "allowed"), [
+    ("powersgd:4", "norm_clip", False), ("powersgd:4", "sum", True),
     ("topk:0.01", "median", False), ("topk:0.01", "trimmed_mean", False), ("topk:0.01", "norm_clip", True),
     ("int8", "median", True),
 ])
