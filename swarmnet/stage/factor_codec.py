@@ -36,9 +36,9 @@ class FactorCodec:
         self._finished: RoundId | None = None
         self._round: RoundId | None = None
 
-    def begin(self, round_id: RoundId) -> None:
+    def begin(self, round_id: RoundId, *, voids: int) -> None:
         """A round begins, at its first phase."""
-        self.feedback.begin(round_id)
+        self.feedback.begin(round_id, voids=voids)
         self._round, self._finished = round_id, None
         self._corrected, self._mine, self._basis = None, [], []
 

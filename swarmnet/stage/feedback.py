@@ -36,14 +36,15 @@ class Feedback:
         self._lost: dict[tuple[int, int], Tensor] = {}       # of sums I encoded, on top of it
 
     def at(self, voids: int) -> None:
-        """The accumulator's void count now: if it has moved, nothing is owed any more. Say so before all else."""
+        """The accumulator's void count now: if it has moved, nothing is owed any more, nor sent in this round."""
         if voids != self._voids:
             self._voids = voids
             self.residual.zero_()
             self._forget()
 
-    def begin(self, round_id: RoundId) -> None:
-        """What is sent from now on is sent in that round."""
+    def begin(self, round_id: RoundId, *, voids: int) -> None:
+        """What is sent from now on is sent in that round, as long as the void count stays."""
+        self.at(voids)
         if round_id != self._round:
             self._forget()
             self._round = round_id

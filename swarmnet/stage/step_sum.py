@@ -65,7 +65,7 @@ class StepSum:
 
     def begin(self, round_id: RoundId) -> None:
         """What is contributed and reduced from now on is so in that round."""
-        self._codec.begin(round_id)
+        self._codec.begin(round_id, voids=self._accumulator.voids)
 
     def contribution(self, start: int, stop: int) -> Packed:
         """Positions [start, stop) of the accumulator under the averaging codec."""

@@ -43,10 +43,10 @@ class SumCodec:
         """One vector is summed: the flat gradient."""
         return (self._num_elements,)
 
-    def begin(self, round_id: RoundId) -> None:
+    def begin(self, round_id: RoundId, *, voids: int) -> None:
         """A round begins: what is encoded from now on belongs to it."""
         if self.feedback is not None:
-            self.feedback.begin(round_id)
+            self.feedback.begin(round_id, voids=voids)
 
     def contribution(self, total: Tensor, start: int, stop: int, *, voids: int) -> Packed:
         """Elements [start, stop) of the accumulator `total`, and what is still owed of them. Raises NON_FINITE."""

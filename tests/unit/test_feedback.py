@@ -54,7 +54,7 @@ def swarm(codec: str, size: int, seed: int = 0) -> list[Replica]:
 def average(replicas: list[Replica], number: int, *, order: int = 0) -> torch.Tensor:
     """A round that becomes whole at everybody: what all of them would apply."""
     for replica in replicas:
-        replica.codec.begin(round_id(number))
+        replica.codec.begin(round_id(number), voids=replica.voids)
     total = torch.empty(NUM_ELEMENTS)
     for place, (start, stop) in enumerate(parts(NUM_ELEMENTS, [0] * len(replicas))):
         summed = torch.zeros(stop - start)
@@ -94,7 +94,7 @@ def test_topk_sends_and_keeps_exactly_what_was_there(seed: int, sizes: list[int]
     gradient, old = torch.randn(2, sum(sizes), generator=seeded).unbind()
     feedback = Feedback(sum(sizes), device=CPU)
     feedback.take_over(old, voids=0)
-    feedback.begin(round_id(1))
+    feedback.begin(round_id(1), voids=0)
     sent, start = torch.empty(sum(sizes)), 0
     for size in sizes:
         corrected = feedback.corrected(gradient[start : start + size], start)
@@ -145,9 +145,26 @@ def test_a_void_drops_the_residual_and_what_is_owed(codec: str) -> None:
     assert not bool(replicas[0].residual.any()) and bool(replicas[1].residual.any())
 
 
+def test_a_void_between_rounds_does_not_spoil_the_next() -> None:
+    replicas = swarm("nf4", 2)
+    replicas[0].voids += 1
+    average(replicas, 1)
+    apply(replicas, 1)
+    assert bool(replicas[0].residual.any())
+
+
+def test_a_void_within_a_round_means_that_nothing_was_sent_in_it() -> None:
+    (replica,) = swarm("nf4", 1)
+    replica.codec.begin(round_id(1), voids=0)
+    replica.codec.contribution(replica.gradient, 0, 500, voids=0)
+    replica.codec.contribution(replica.gradient, 500, 900, voids=1)
+    replica.codec.applied(round_id(1), voids=1)
+    assert not bool(replica.residual.any())
+
+
 def test_a_reducer_that_contributes_nothing_owes_what_it_rounds_off() -> None:
     (replica,) = swarm("nf4", 1)
-    replica.codec.begin(round_id(1))
+    replica.codec.begin(round_id(1), voids=0)
     total = torch.randn(300, generator=torch.Generator().manual_seed(1))
     sent = codecs.decode(replica.codec.sum(total, 50, voids=0))
     assert not bool(replica.residual.any())
@@ -158,7 +175,7 @@ def test_a_reducer_that_contributes_nothing_owes_what_it_rounds_off() -> None:
 
 def test_the_same_elements_again_are_counted_once() -> None:
     (replica,) = swarm("nf4", 1)
-    replica.codec.begin(round_id(1))
+    replica.codec.begin(round_id(1), voids=0)
     once = replica.codec.contribution(replica.gradient, 0, 500, voids=0)
     again = replica.codec.contribution(replica.gradient, 0, 500, voids=0)
     assert bytes(once.data) == bytes(again.data)
