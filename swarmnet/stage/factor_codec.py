@@ -6,7 +6,7 @@ no rounds but their ids and no peers. Compute thread only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,10 +14,13 @@ from torch import Tensor
 from swarmnet.ids import RoundId
 from swarmnet.messages import Packed
 from swarmnet.stage.codec_choice import Parameter
-from swarmnet.stage.feedback import Feedback
+from swarmnet.stage.feedback import RESIDUAL, Feedback
 from swarmnet.stage.low_rank import LowRank
 from swarmnet.stage.sum_buffer import SumBuffer
 from swarmnet.wire import codecs
+
+DIRECTIONS = "averaging.directions"
+"""Name of PowerSGD's Q where a replica saves it."""
 
 
 class FactorCodec:
@@ -84,6 +87,16 @@ class FactorCodec:
         whole.place(0, out.numel()).copy_(out)
         whole.written(0, out.numel())
         self._finished = self._round
+
+    @property
+    def memory(self) -> dict[str, Tensor]:
+        """What the codec remembers from step to step, by name."""
+        return {RESIDUAL: self.feedback.residual, DIRECTIONS: self.low_rank.directions}
+
+    def recall(self, memory: Mapping[str, Tensor], *, voids: int) -> None:
+        """Go on from a saved `memory`. Raises BadMessage; the residual is then as it was."""
+        self.low_rank.take_over(memory[DIRECTIONS])
+        self.feedback.take_over(memory[RESIDUAL], voids=voids)
 
     def applied(self, round_id: RoundId, *, voids: int) -> None:
         """The sum of that round has been applied, made here or fetched."""

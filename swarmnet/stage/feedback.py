@@ -24,6 +24,9 @@ from torch import Tensor
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import RoundId
 
+RESIDUAL = "averaging.residual"
+"""Its name where a replica saves it."""
+
 
 class Feedback:
     """The residual of one replica: fp32 [num_elements], zeros at first."""

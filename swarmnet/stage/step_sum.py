@@ -18,6 +18,7 @@ from swarmnet.ids import RoundId
 from swarmnet.manifest.codec_names import rank, split
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Packed
+from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import Accumulator, check_fixed_point, sum_dtype
 from swarmnet.stage.engine import Contribution, Reduced
 from swarmnet.stage.factor_codec import FactorCodec
@@ -147,6 +148,22 @@ class StepSum:
     def changed(self) -> None:
         """The state is another: no sum of mine leads on from it."""
         self._version = self._center_version = -1
+
+    # ------------------------------------------------------------ what only this replica knows
+
+    def memory(self) -> memoryview | None:
+        """What the codec remembers of earlier steps, as a snapshot of its own; None: this codec remembers nothing.
+
+        It belongs to this replica, so it is no part of the stage's state, which all replicas hold and hand on alike.
+        """
+        held = self._codec.memory
+        return snapshot.pack(held, stage=self._state.stage, version=self._state.version) if held else None
+
+    def recall(self, data: bytes | memoryview) -> None:
+        """Go on from what `memory` gave at this version. Raises BadMessage, and remembers what it did before."""
+        shapes = {name: tensor.shape for name, tensor in self._codec.memory.items()}
+        saved = snapshot.unpack(data, shapes, stage=self._state.stage, version=self._state.version)
+        self._codec.recall(saved, voids=self._accumulator.voids)
 
     # ------------------------------------------------------------ inside
 

@@ -6,7 +6,7 @@ rounds but their ids and no peers. Compute thread only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from swarmnet.ids import RoundId
 from swarmnet.manifest.codec_names import auto_matrices, split, travels_as
 from swarmnet.messages import Packed
 from swarmnet.stage.codec_choice import Parameter, runs
-from swarmnet.stage.feedback import Feedback
+from swarmnet.stage.feedback import RESIDUAL, Feedback
 from swarmnet.stage.sum_buffer import SumBuffer
 from swarmnet.wire import codecs
 
@@ -77,6 +77,16 @@ class SumCodec:
 
     def finish(self, whole: SumBuffer) -> None:
         """What was put is the sum."""
+
+    @property
+    def memory(self) -> dict[str, Tensor]:
+        """What the codec remembers from step to step, by name; live tensors."""
+        return {} if self.feedback is None else {RESIDUAL: self.feedback.residual}
+
+    def recall(self, memory: Mapping[str, Tensor], *, voids: int) -> None:
+        """Go on from a saved `memory`. Raises BadMessage; unchanged then."""
+        if self.feedback is not None:
+            self.feedback.take_over(memory[RESIDUAL], voids=voids)
 
     def applied(self, round_id: RoundId, *, voids: int) -> None:
         """The sum of that round has been applied."""

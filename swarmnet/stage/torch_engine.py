@@ -250,6 +250,15 @@ class TorchEngine:
         """Back to the weights of version 0."""
         await self._round(self._reset_to_seed)
 
+    async def memory(self) -> tuple[int, memoryview | None]:
+        """(version, what the averaging codec owes from earlier steps): of this replica alone, to be saved beside its
+        snapshots. None: this codec forgets nothing."""
+        return await self._round(lambda: (self.version, self._sum.memory()))
+
+    async def recall(self, data: bytes | memoryview) -> None:
+        """Go on from `memory` of the same version, after `restore`. Raises BadMessage; nothing is owed then."""
+        await self._round(lambda: self._sum.recall(data))
+
     async def weights(self) -> dict[str, Tensor]:
         """Copies of the weights by name, on the CPU."""
         return await self._run(Work.BACKGROUND, self.version, 0, self._state.weights)

@@ -11,7 +11,7 @@ import torch
 from stage_chain import commit, compute_thread, tiny
 
 from swarmnet.averaging.exchange import Exchange
-from swarmnet.errors import PeerGone
+from swarmnet.errors import BadMessage, PeerGone
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Manifest, Model
 from swarmnet.messages import Answer, Finished, Packed, Part, Request, Round, Stamp
@@ -187,3 +187,33 @@ def test_directions_are_learned_by_all_that_summed(codec: str) -> None:
         assert torch.equal(after[0], after[1]) and torch.equal(after[0], after[2]) and not torch.equal(after[0], before)
 
     play(codec, story)
+
+
+@pytest.mark.parametrize("codec", OWING)
+def test_what_is_owed_survives_a_restart_of_its_replica(codec: str) -> None:
+    async def story(members: Members) -> None:
+        (finished, *_) = await members.sum(round_of(1))
+        await members.apply(finished)
+        old = members.all[PEERS[0]]
+        state, (version, owed) = await old.engine.snapshot(), await old.engine.memory()
+        assert version == 1 and owed is not None
+        new = TorchEngine(old.engine._manifest, 0, old.engine._compute)
+        with pytest.raises(BadMessage, match="not the snapshot asked for"):
+            await new.recall(owed)                               # not before its state is back
+        await new.restore(state, version=version)
+        assert not bool(new._sum._codec.feedback.residual.any())
+        await new.recall(owed)
+        assert torch.equal(new._sum._codec.feedback.residual, old.feedback.residual)
+        assert bytes((await new.memory())[1]) == bytes(owed)
+        await new.restore(state, version=version)                # other state: what was owed was owed by another past
+        await new.open_round(round_of(9).id)
+        assert not bool(new._sum._codec.feedback.residual.any())
+
+    play(codec, story)
+
+
+def test_codecs_that_owe_nothing_save_nothing() -> None:
+    async def story(members: Members) -> None:
+        assert await members.all[PEERS[0]].engine.memory() == (0, None)
+
+    play("int8", story)
