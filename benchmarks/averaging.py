@@ -22,6 +22,7 @@ import multiprocessing
 import os
 import signal
 import statistics
+import sys
 import tempfile
 import time
 from contextlib import ExitStack, suppress
@@ -89,7 +90,7 @@ class Swarm:
         for pipe in self.pipes:
             pipe.close()
         for process in self.processes:
-            process.join(10.0)
+            process.join(1.0)
             assert process.pid is not None
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)       # each leads a group of its own: hivemind's daemons too
@@ -247,6 +248,7 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=60.0, help="with --kill: seconds to wait for hivemind")
     parser.add_argument("--json", type=Path, help="write the rows here")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))    # so that nobody's processes are left behind
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
     written: Found = {"load": os.getloadavg()[0], "turns": args.turns}
     if args.kill:

@@ -32,9 +32,7 @@ from swarmnet.net.transport import ReadPayload
 from swarmnet.stage.compute import ComputeThread, Turn, Work
 from swarmnet.stage.engine import Contribution, Engine, Reduced
 from swarmnet.stage.optimizer import square_norm
-from swarmnet.stage.reducer import PartReducer
-from swarmnet.stage.sum_buffer import SumBuffer
-from swarmnet.wire import codecs
+from swarmnet.stage.step_sum import StepSum
 
 RUN = RunId("00" * 32)
 SAMPLE = 512
@@ -128,37 +126,51 @@ def receive(pipe: Connection) -> tuple[Any, ...] | None:
 # ---------------------------------------------------------------- ours
 
 
+class Given:
+    """What `StepSum` asks of a replica's state and of its accumulator, over one given vector: version 0, one shape."""
+
+    stage = version = voids = 0
+
+    def __init__(self, vector: torch.Tensor, numerics: Numerics) -> None:
+        self.vector, self._numerics = vector, numerics
+        self.num_elements, self.parameter_shapes = vector.numel(), (tuple(vector.shape),)
+
+    def read(self, step: int) -> torch.Tensor:
+        """The sum of a step's gradients."""
+        return self.vector
+
+    def square_norm(self, total: torch.Tensor) -> float:
+        """Of a flat sum."""
+        return square_norm(total, numerics=self._numerics)
+
+
 class VectorEngine:
     """The averaging part of `stage.engine.Engine` over one given vector: the run's own arithmetic, no model."""
 
     def __init__(self, vector: torch.Tensor, codec: str, compute: ComputeThread) -> None:
         exact = codec == "int64"
-        self._manifest = Manifest(
-            averaging=Averaging(codec=cast(Any, codec)), numerics=Numerics(mode="deterministic" if exact else "fp32")
+        manifest = Manifest(
+            averaging=Averaging(codec=codec), numerics=Numerics(mode="deterministic" if exact else "fp32")
         )
-        self.num_elements, self._codec, self._compute = vector.numel(), codec, compute
-        self.phases = (self.num_elements,)
-        self._vector = (vector * 2.0**self._manifest.numerics.grid_bits).to(torch.int64) if exact else vector
-        self._reducer = PartReducer(self._manifest)
-        self._sum = SumBuffer(vector.numel(), dtype=self._vector.dtype, device=vector.device)
+        self._unit = 2.0**-manifest.numerics.grid_bits if exact else 1.0
+        given: Any = Given((vector / self._unit).to(torch.int64) if exact else vector, manifest.numerics)
+        self._sum = StepSum(manifest, given, given, device=vector.device)
+        self.num_elements, self.phases, self._compute = vector.numel(), self._sum.phases, compute
 
     async def _do(self, job: Callable[[], T]) -> T:
         return await self._compute.run(Turn(Work.ROUND, 0, 0, 0), job)
 
+    async def open_round(self, round_id: RoundId) -> None:
+        """See Engine."""
+        await self._do(lambda: self._sum.begin(round_id))
+
     async def contribution(self, start: int, stop: int) -> Packed:
         """See Engine."""
-        return await self._do(lambda: codecs.encode(self._codec, self._vector[start:stop].clone()))
+        return await self._do(lambda: self._sum.contribution(start, stop))
 
     async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int) -> Reduced:
         """See Engine."""
-        def job() -> Reduced:
-            total, clipped = self._reducer(contributions, stop - start, None)
-            return Reduced(codecs.encode(self._codec, total), clipped)
-
-        return await self._do(job)
-
-    async def open_round(self, round_id: RoundId) -> None:
-        """See Engine. What these codecs lose is not sent later."""
+        return await self._do(lambda: self._sum.reduce(contributions, start, stop))
 
     async def open_sum(self) -> None:
         """See Engine."""
@@ -166,23 +178,19 @@ class VectorEngine:
 
     async def put(self, start: int, packed: Packed) -> None:
         """See Engine."""
-        def job() -> None:
-            size = codecs.num_elements(packed.shape)
-            codecs.decode_into(self._sum.place(start, size), packed)
-            self._sum.written(start, size)
+        await self._do(lambda: self._sum.put(start, packed))
 
-        await self._do(job)
+    async def next_phase(self) -> None:
+        """See Engine."""
+        await self._do(self._sum.next_phase)
 
     async def seal(self) -> tuple[bytes, float]:
         """See Engine."""
-        return await self._do(
-            lambda: (self._sum.seal(), square_norm(self._sum.flat, numerics=self._manifest.numerics))
-        )
+        return await self._do(self._sum.seal)
 
     def sample(self) -> torch.Tensor:
         """Both ends of the finished sum, in the vector's own unit."""
-        unit = 2.0**-self._manifest.numerics.grid_bits if self._vector.dtype == torch.int64 else 1.0
-        return sample_of(self._sum.flat.double() * unit) if unit != 1.0 else sample_of(self._sum.flat)
+        return sample_of(self._sum.flat) * self._unit
 
 
 class Member:
@@ -363,12 +371,14 @@ class HivemindPeer:
         began, members, rounds = time.monotonic(), 0, 0
         while members != exactly and time.monotonic() - began < timeout_s:
             rounds += 1
-            with contextlib.suppress(Exception):             # whatever went wrong, the next attempt counts
-                found = self._averagers[name].step(timeout=max(1.0, timeout_s - (time.monotonic() - began)))
-                members = len(found or ())
+            left_s = max(1.0, timeout_s - (time.monotonic() - began))
+            step = self._averagers[name].step(timeout=left_s, wait=False)
+            try:
+                members = len(step.result(left_s) or ())
+            except Exception:                                # whatever went wrong, the next attempt counts
+                step.cancel()
         ended = time.monotonic()
-        with self._averagers[name].get_tensors() as (tensor,):
-            sample = sample_of(tensor)
+        sample = sample_of(self.vector)
         return {
             "began": began, "ended": ended, "phase": (self._stamps[0], self._stamps[1]), "members": members,
             "rounds": rounds, "sample": sample,

@@ -1,4 +1,4 @@
-"""Every element of a gradient is reduced by exactly one member, whatever the sizes and bandwidths; the cut is the best."""
+"""Every element is reduced by exactly one member, whatever the sizes and bandwidths; the cut is the best."""
 
 from __future__ import annotations
 
