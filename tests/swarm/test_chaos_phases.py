@@ -1,7 +1,8 @@
 """Real processes, 3 stages x 3 replicas, struck in every phase of a step, and still one process's curve and weights.
 
-A schedule is drawn from a seed: SIGKILL, SIGSTOP with SIGCONT, and a join, each in forward, backward, averaging, apply
-and snapshot transfer, in stages, at moments and in an order of the seed's choice. Several schedules share one swarm.
+A schedule is a row of a Latin square: SIGKILL, SIGSTOP with SIGCONT and a join, each in another of the phases forward,
+backward, averaging, apply, snapshot (a donor hands over state) and fetch (a newcomer receives it); six rows have every
+kind in every phase once. Stages, moments and the order are the seed's. Several schedules share one swarm.
 Each swarm's own verdict (exit code 0) says: no index lost or doubled, replicas of a stage equal, losses those of the
 oracle; the tests below look again, from the files.
 """
@@ -9,6 +10,7 @@ oracle; the tests below look again, from the files.
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import random
 import subprocess
@@ -26,33 +28,35 @@ from swarmnet.manifest.file import load
 from swarmnet.manifest.schema import Manifest
 
 STAGES, REPLICAS = 3, 3
-PHASES = ("forward", "backward", "averaging", "apply", "snapshot")
+KINDS = ("kill", "stop", "join")
+PHASES = ("forward", "backward", "averaging", "apply", "snapshot", "fetch")
 SETTINGS = (
-    "training.sequence_length=32", "training.microbatch_size=2", "training.eval_every=0", "model.hidden_size=64",
-    "model.intermediate_size=128", "model.head_dim=16", "protocol.heartbeat_s=0.2", "protocol.suspect_s=1.0",
-    "protocol.long_silence_s=4.0",
+    "training.sequence_length=32", "training.microbatch_size=2", "training.microbatches=6", "training.eval_every=0",
+    "model.hidden_size=64", "model.intermediate_size=128", "model.head_dim=16", "protocol.heartbeat_s=0.3",
+    "protocol.suspect_s=1.0", "protocol.long_silence_s=4.0",
 )
-SCHEDULE_STEPS = 10                           # one strike every two steps
-TAIL_STEPS = 16                               # undisturbed, at the end: the last ones struck are back in time
+SCHEDULE_STEPS = 6                            # one strike every two steps
+TAIL_STEPS = 10                               # undisturbed, at the end: the last ones struck are back in time
+
+
+def row(seed: int) -> list[tuple[str, str]]:
+    """(kind, phase): row `seed` modulo 6 of the square."""
+    return [(kind, PHASES[(seed + 2 * number) % len(PHASES)]) for number, kind in enumerate(KINDS)]
 
 
 def schedule(seed: int, first: int) -> list[tuple[str, dict[str, object]]]:
-    """Each phase once, each kind at least once. What strikes a snapshot transfer follows a kill that causes one, and
-    early: a process is back after some steps only."""
+    """The row of that seed. What strikes a transfer of state follows a kill that causes one, and comes first: a process
+    is back after some steps only."""
     rng = random.Random(seed)
-    kinds = [*rng.sample(("kill", "stop", "join"), 3), *rng.choices(("kill", "stop"), k=2)]
-    phases = [*PHASES]
-    rng.shuffle(phases)
-    place = phases.index("snapshot")
-    if place > 2:
-        phases[0], phases[place] = phases[place], phases[0]
+    strikes = row(seed)
+    rng.shuffle(strikes)
+    strikes.sort(key=lambda strike: strike[1] not in ("snapshot", "fetch"))
     entries: list[tuple[str, dict[str, object]]] = []
     turn = rng.randrange(STAGES)
-    for number, (kind, phase) in enumerate(zip(kinds, phases, strict=True)):
+    for number, (kind, phase) in enumerate(strikes):
         step, stage = first + 2 * number, (turn + number) % STAGES      # its stage has recovered from the one before
-        if phase == "snapshot":
+        if phase in ("snapshot", "fetch"):
             entries.append(("kill", {"stage": stage, "step": step, "back_s": 0.2}))
-            phase = rng.choice(("snapshot", "fetch"))
         entry = {"stage": stage, "step": step, "phase": phase, "moment": rng.choice(("begin", "end"))}
         if kind == "stop":
             entry["for_s"] = round(rng.uniform(1.5, 3.0), 2)
@@ -95,7 +99,7 @@ class Swarm:
     summary: dict
     losses: list[float]
     events: list[dict]
-    ordered: int
+    entries: list[tuple[str, dict[str, object]]]
     oracle: OracleResult
 
 
@@ -116,7 +120,7 @@ def run_swarm(directory: Path, *, numerics: str, seeds: list[int]) -> Swarm:
     return Swarm(
         out, manifest, json.loads((out / "summary.json").read_text()), losses,
         [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()],
-        len(entries), run_oracle(manifest, load_tokens("corpus:small")),
+        entries, run_oracle(manifest, load_tokens("corpus:small")),
     )
 
 
@@ -132,10 +136,26 @@ def swarm(request, tmp_path_factory) -> Swarm:
     return run_swarm(tmp_path_factory.mktemp("chaos") / "run", numerics=numerics, seeds=seeds)
 
 
+def test_six_schedules_strike_in_every_way_in_every_phase() -> None:
+    for seeds_of_six in ([seed for _, seeds in CI for seed in seeds], *(seeds for _, seeds in LONG)):
+        entries = [entry for seed in seeds_of_six for entry in schedule(seed, 1)]
+        ordered = [(kind, entry["phase"]) for kind, entry in entries if "phase" in entry]
+        assert sorted(ordered) == sorted(itertools.product(KINDS, PHASES))
+
+
 def test_everything_that_was_ordered_happened(swarm: Swarm) -> None:
     assert swarm.summary["kills_not_done"] == []
-    assert sum(swarm.summary["faults"].values()) == swarm.ordered
+    assert sum(swarm.summary["faults"].values()) == len(swarm.entries)
     assert swarm.summary["crashes"] == []
+
+
+def test_every_strike_hit_its_phase(swarm: Swarm) -> None:
+    """A replica that holds in the phase says so before it is struck."""
+    reached = [event["hold"] for event in swarm.events if event["event"] == "reached"]
+    for kind, entry in swarm.entries:
+        if "phase" in entry:
+            when = f"{kind} s{entry['stage']}@{entry['step']} {entry['phase']}"
+            assert any(hold.startswith(when) for hold in reached), when
 
 
 def test_the_curve_is_the_oracle_s(swarm: Swarm) -> None:
