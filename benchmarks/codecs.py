@@ -1,10 +1,12 @@
-"""Wire codecs beside each other and beside bitsandbytes' blockwise 8 bit, in one run on this machine.
+"""All codecs beside each other, a plain cast, and bitsandbytes' own 8 and 4 bits, in one run on this machine.
 
     python benchmarks/codecs.py [--elements N] [--threads N] [--repeat N] [--json FILE]
 
 Every codec is timed in turn, round after round, and its fastest round counts, so that a disturbance of the machine
-meets all of them. Rates are GB/s of fp32 input. Errors are relative L2 errors on four kinds of tensors. In the JSON,
-`vs_bitsandbytes` holds ratios of int8 to bitsandbytes (speed: above 1 is faster; error: below 1 is closer).
+meets all of them. Rates are GB/s of fp32 input. Errors are relative L2 errors on four kinds of tensors; of codecs with
+error feedback (top-k, PowerSGD, nf4) they say what is sent later, not what is lost. In the JSON, `vs_bitsandbytes`
+holds ratios of ours to bitsandbytes' (speed: above 1 is faster; error: below 1 is closer) for int8 and bnb8 against its
+8 bits, nf4 against its 4.
 """
 
 from __future__ import annotations
@@ -18,13 +20,19 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from swarmnet.messages import Packed
+from swarmnet.stage.low_rank import LowRank
 from swarmnet.wire import codecs
 
 Operation = Callable[[], object]
+
+OURS = ("fp32", "bf16", "fp16", "int8", "bnb8", "nf4", "topk:0.01")
+ERRORS = ("gaussian", "heavy_tails", "loud_channels", "decades")
+COLUMNS = ("encode", "decode", "add", "decode, then add", "size", *(f"error {kind}" for kind in ERRORS))
 
 
 def distributions(num_elements: int) -> dict[str, torch.Tensor]:
@@ -60,43 +68,98 @@ def decode_then_add(total: torch.Tensor, packed: Packed) -> None:
     total.add_(codecs.decode(packed))
 
 
-def measure(num_elements: int, repeat: int) -> dict[str, dict[str, float]]:
-    from bitsandbytes.functional import dequantize_blockwise, quantize_blockwise
+Theirs = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor], float]
+"""encode, decode, bytes an element"""
 
-    x = distributions(num_elements)["gaussian"]
-    packed = {name: codecs.encode(name, x) for name in codecs.FLOATS}
-    theirs, state = quantize_blockwise(x, blocksize=codecs.INT8_BLOCK)
-    total = torch.zeros_like(x)
-    operations: dict[str, Operation] = {}
-    for name, held in packed.items():
+
+def theirs() -> dict[str, Theirs]:
+    """bitsandbytes as it is."""
+    from bitsandbytes import functional as bnb
+
+    return {
+        "bnb 8 bit": (
+            lambda x: bnb.quantize_blockwise(x, blocksize=256), lambda coded: bnb.dequantize_blockwise(*coded),
+            1 + 4 / 256,
+        ),
+        "bnb 4 bit": (
+            lambda x: bnb.quantize_4bit(x, blocksize=64, quant_type="nf4"), lambda coded: bnb.dequantize_4bit(*coded),
+            1 / 2 + 4 / 64,
+        ),
+    }
+
+
+def factors(x: torch.Tensor) -> Theirs:
+    """PowerSGD of rank 4 on `x` as a square matrix, after one step of warm-up. Encoding is both products."""
+    side = math.isqrt(x.numel())
+    low_rank = LowRank(4, [("w.weight", (side, side))])
+
+    def code(flat: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
+        first = low_rank.first(flat)
+        basis = low_rank.basis(first)
+        return first, basis, low_rank.second(flat, basis)
+
+    def decode(coded: tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        out = torch.empty(side * side)
+        low_rank.whole(*coded, out)
+        return out
+
+    low_rank.learn(code(x[: side * side])[2])
+    return lambda flat: code(flat[: side * side]), decode, 4 * sum(low_rank.sizes) / side**2
+
+
+def measure(num_elements: int, repeat: int) -> dict[str, dict[str, float]]:
+    kinds = distributions(num_elements)
+    x, total = kinds["gaussian"], torch.zeros(num_elements)
+    others = theirs() | {"powersgd:4": factors(x)}
+    operations: dict[str, Operation] = {"cast bf16 encode": x.bfloat16, "cast bf16 decode": x.bfloat16().float}
+    for name in OURS:
+        held = codecs.encode(name, x)
         operations[f"{name} encode"] = partial(codecs.encode, name, x)
         operations[f"{name} decode"] = partial(codecs.decode, held)
         operations[f"{name} add"] = partial(codecs.add_decoded, total, held)
         operations[f"{name} decode, then add"] = partial(decode_then_add, total, held)
-    operations["bitsandbytes encode"] = lambda: quantize_blockwise(x, blocksize=codecs.INT8_BLOCK)
-    operations["bitsandbytes decode"] = lambda: dequantize_blockwise(theirs, state)
-    operations["bitsandbytes decode, then add"] = lambda: total.add_(dequantize_blockwise(theirs, state))
+    for name, (encode, decode, _) in others.items():
+        operations[f"{name} encode"] = partial(encode, x)
+        operations[f"{name} decode"] = partial(decode, encode(x))
     seconds = best_seconds(operations, repeat)
     rates: dict[str, dict[str, float]] = {}
     for operation, taken in seconds.items():
-        codec, _, what = operation.partition(" ")
-        rates.setdefault(codec, {})[what] = 4 * num_elements / taken / 1e9
-    for name, held in packed.items():
-        rates[name]["size"] = held.num_bytes / (4 * num_elements)
-    rates["bitsandbytes"]["size"] = (theirs.numel() + 4 * state.absmax.numel()) / (4 * num_elements)
-    for kind, tensor in distributions(min(num_elements, 1 << 21)).items():
-        for name in codecs.FLOATS:
+        what = max((what for what in COLUMNS if operation.endswith(f" {what}")), key=len)
+        rates.setdefault(operation.removesuffix(f" {what}"), {})[what] = 4 * num_elements / taken / 1e9
+    rates["cast bf16"]["size"] = 0.5
+    for name in OURS:
+        rates[name]["size"] = codecs.encode(name, x).num_bytes / (4 * num_elements)
+    for name, (_, _, width) in others.items():
+        rates[name]["size"] = width / 4
+    for kind, tensor in kinds.items():
+        rates["cast bf16"][f"error {kind}"] = relative_error(tensor, tensor.bfloat16().float())
+        for name in OURS:
             rates[name][f"error {kind}"] = relative_error(tensor, codecs.decode(codecs.encode(name, tensor)))
-        theirs, state = quantize_blockwise(tensor, blocksize=codecs.INT8_BLOCK)
-        rates["bitsandbytes"][f"error {kind}"] = relative_error(tensor, dequantize_blockwise(theirs, state))
+        for name, (encode, decode, _) in (theirs() | {"powersgd:4": factors(tensor)}).items():
+            decoded = decode(encode(tensor))
+            rates[name][f"error {kind}"] = relative_error(tensor[: decoded.numel()], decoded)
     return rates
+
+
+def versus(rates: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Ours over bitsandbytes', column by column."""
+    pairs = (("int8", "bnb 8 bit"), ("bnb8", "bnb 8 bit"), ("nf4", "bnb 4 bit"))
+    return {ours: {what: rates[ours][what] / rate for what, rate in rates[other].items()} for ours, other in pairs}
+
+
+def table(rows: dict[str, dict[str, float]]) -> None:
+    """Print it, a codec a line."""
+    columns = [column for column in COLUMNS if any(column in row for row in rows.values())]
+    print(" " * 12 + "".join(f"{column.removeprefix('error '):>18}" for column in columns))
+    for name, row in rows.items():
+        print(f"{name:12}" + "".join(f"{format(row[c], '.3g') if c in row else '-':>18}" for c in columns))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--elements", type=int, default=1 << 22)
+    parser.add_argument("--elements", type=int, default=1 << 20)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeat", type=int, default=10)
+    parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -106,15 +169,11 @@ def main() -> None:
             mallopt(-3, 32 << 20)
             mallopt(-1, 1 << 30)
     rates = measure(arguments.elements, arguments.repeat)
-    ours, theirs = rates["int8"], rates["bitsandbytes"]
-    ratios = {what: ours[what] / theirs[what] for what in theirs}
-    ratios["add"] = ours["add"] / theirs["decode, then add"]
-    columns = list(ours)
-    print(f"{arguments.elements} elements, {arguments.threads} thread(s); GB/s of fp32, sizes of fp32, relative errors")
-    print(" " * 24 + "".join(f"{name:>14}" for name in (*rates, "int8 / bnb")))
-    for column in columns:
-        values = [row.get(column) for row in (*rates.values(), ratios)]
-        print(f"{column:24}" + "".join(f"{'-' if v is None else format(v, '.4g'):>14}" for v in values))
+    ratios = versus(rates)
+    print("ours over bitsandbytes': speed above 1 is faster, error below 1 is closer")
+    table(ratios)
+    print(f"\n{arguments.elements} elements, {arguments.threads} thread(s): GB/s of fp32, share of its size, errors")
+    table(rates)
     if arguments.json is not None:
         report = {"threads": arguments.threads, "codecs": rates, "vs_bitsandbytes": ratios}
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
