@@ -11,7 +11,7 @@ Knows no peer, no disk and no clock; it is told who holds what.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart
@@ -121,22 +121,24 @@ class Restarts:
     def hear(self, restart: Restart, holdings: Sequence[Holding], *, serving: bool) -> Heard:
         """A restart somebody is under; unless it is ignored, it is `current` from now on. serving: do I have state?
 
-        A partition heals this way: the side that lacks no stage and has got further goes back for nobody. Who has state
-        follows only where there is something to go on from, so a word alone stops no run.
+        A partition heals this way: the side that lacks no stage and has got further goes back for nobody. While a run
+        goes on, restarts without anything to go on from are followed by nobody, so a word alone stops no run.
         """
         if not self.current < restart or restart.version > self.last_version:
             return Heard.IGNORE
         if restart.number > max(self.current.number, self.floor) + MAX_RESTARTS_AHEAD:
             return Heard.IGNORE
         if not serving:
-            heard = Heard.FOLLOW
-        elif not self.uncovered(holdings) and (self._newest_served(holdings) or 0) > restart.version:
+            alone = self._lacks_nothing_below(restart, holdings) and not self._reachable(restart, holdings)
+            heard = Heard.IGNORE if alone else Heard.FOLLOW
+        elif not self.uncovered(holdings) and (self._newest_served(holdings) or 0) >= restart.version:
             heard = Heard.ADOPT
         elif self._reachable(restart, holdings):
             heard = Heard.FOLLOW
         else:
-            return Heard.IGNORE
-        self.current, self._since = restart, None
+            heard = Heard.IGNORE
+        if heard is not Heard.IGNORE:
+            self.current, self._since = restart, None
         return heard
 
     def remember(self, number: int) -> None:
@@ -157,8 +159,8 @@ class Restarts:
         if now - self._since < (self.settle_s if anew else self.lost_s):
             return None
         version = self.common(holdings)
-        if version is None:
-            return None
+        if version is None or (anew and newest is not None and version <= newest):
+            return None  # of what was there before they began again, some stage is still missing
         self.current, self._since = Restart(max(self.current.number, self.floor) + 1, version), None
         return self.current
 
@@ -271,8 +273,15 @@ class Restarts:
         held = max(mine.disk, default=0)
         if held <= newest + 1:
             return "the run is about to go on from its newest common checkpoint"
-        return (f"the others have begun again and stand at step {newest}, here is step {held} on disk: waiting for "
-                "peers that have the other stages of it, or until the others have got as far")
+        return (f"the others have begun again at an earlier step, and here is step {held} on disk: waiting for peers that "
+                "have the other stages of it, or until the others have got as far")
+
+    def _lacks_nothing_below(self, restart: Restart, holdings: Sequence[Holding]) -> bool:
+        """Is there a run under a lower restart that goes on?"""
+        return any(
+            not replace(self, current=lower).uncovered(holdings)
+            for lower in {h.restart for h in holdings if h.restart < restart and h.version is not None}
+        )
 
     def _reachable(self, restart: Restart, holdings: Sequence[Holding]) -> bool:
         """Is there something to go on from in every stage, at that restart's version or beyond it?"""

@@ -67,9 +67,12 @@ def test_a_strangers_word_moves_nobody(number: int, version: int, data_at_peers:
             await swarm.directory.publish(
                 Record(RUN, PeerId("stranger"), 7, ("memory",), (status,), restart=Restart(number, version))
             )
-            await asyncio.sleep(2.0)
+            await asyncio.sleep(1.0)
+            swarm.add((len(swarm.nodes) % 2,))
+            await asyncio.sleep(1.0)
 
     swarm.run(script=script)
+    assert all(at < 15.0 for at, peer, event, _ in swarm.events if event == "synced" and peer not in everybody)
     assert not back.went_back(*everybody) and not back.twice(*everybody)
     assert back.restarts <= {Restart(number, version)} and (version <= 30 or not back.restarts)
     assert last_step_at(swarm) < 15.0  # 10 s undisturbed
@@ -177,6 +180,35 @@ def test_disks_that_remember_a_higher_restart_are_not_forgotten(seed: int) -> No
         assert {version for _, version in swarm.disks[node.peer_id].files} == set(checkpoints.versions)
 
 
+@pytest.mark.parametrize("early_s", [0.2, 0.4, 0.6, 0.8])
+def test_a_restart_under_a_lower_number_than_disks_remember_leaves_their_checkpoints_good(early_s: float) -> None:
+    """A newcomer that knows of no restart may decide first; what is written under its number is not abandoned."""
+    swarm = watched(Plan(stages=2, replicas=2, steps=40, checkpoint_every=2))
+    back = GoingBack(swarm)
+    ends: list[int] = []
+
+    async def script(swarm: Swarm) -> None:
+        for version in (7, 14, 22, 30):
+            await until(lambda version=version: all_serve(swarm, version), every_s=0.05)
+            ends.append(min(member(node).version for node in swarm.nodes if node.up))
+            victims = kill_everybody(swarm)
+            await asyncio.sleep(40.0)
+            if version == 22:
+                for stage in range(2):
+                    swarm.add((stage,), f"newcomer-{stage}")
+                await asyncio.sleep(early_s)
+            for peer, stages in victims:
+                swarm.add(stages, peer)
+            swarm.add_trainer()
+
+    swarm.run(script=script, until_s=400.0)
+    for node in swarm.replicas(0) + swarm.replicas(1):
+        checkpoints = node.peer.replicas[node.stages[0]].checkpoints
+        assert {version for _, version in swarm.disks[node.peer_id].files} == set(checkpoints.versions)
+    assert all(end - 2 <= version <= end + 1 for end, version in zip(ends, sorted(back.versions), strict=True))
+    assert len(back.restarts) <= 5
+
+
 @pytest.mark.parametrize("between_s", [0.0, 0.5, 4.0])
 @pytest.mark.parametrize("empty_first", [False, True])
 @pytest.mark.parametrize("seed", [1, 2])
@@ -207,6 +239,51 @@ def test_newcomers_without_a_disk_do_not_begin_the_run_again(seed: int, between_
     assert min(committed_after(swarm, began)) >= restart.version
     fresh = [peer for peer in empty if any(move.peer == peer and move.served for move in back.moves)]
     assert not fresh or empty_first  # they had begun before anybody with a disk was to be seen
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_one_newcomer_looks_for_a_moment_before_it_begins_at_the_seed(stage: int) -> None:
+    """It sees nobody of the other stage yet; a second later those with the run on disk are there."""
+    swarm = watched(Plan(stages=2, replicas=1, steps=16, checkpoint_every=2))
+    back = GoingBack(swarm)
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 8)
+        victims = kill_everybody(swarm)
+        await asyncio.sleep(40.0)
+        swarm.add((stage,), "newcomer")
+        await asyncio.sleep(1.0)
+        for peer, stages in victims:
+            swarm.add(stages, peer)
+        swarm.add_trainer()
+
+    swarm.run(script=script)
+    how = [fields["how"] for _, peer, event, fields in swarm.events if event == "synced" and peer == "newcomer"]
+    assert how == ["snapshot"] and back.restarts == {Restart(1, 8)}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_run_begun_again_gives_way_when_the_last_stage_of_the_old_one_is_back(first: int) -> None:
+    """Until then whoever has some of it on disk waits: with the new beginning's state its disk would be overwritten."""
+    swarm = watched(Plan(stages=2, replicas=1, steps=60, checkpoint_every=2))
+    back = GoingBack(swarm)
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 44)
+        victims = sorted(kill_everybody(swarm), key=lambda victim: victim[1] != (first,))
+        await asyncio.sleep(40.0)
+        swarm.add((0,), "newcomer-0")
+        swarm.add((1,), "newcomer-1")
+        await asyncio.sleep(3.0)
+        for peer, stages in victims:
+            swarm.add(stages, peer)
+            await asyncio.sleep(5.0)
+        assert not any(move.restart.version < 44 for move in back.moves)
+
+    swarm.run(script=script)
+    assert back.restarts == {Restart(1, 44)}
+    waited = [str(fields["reason"]) for _, _, event, fields in swarm.events if event == "waiting"]
+    assert any("begun again" in words and "step 44" in words for words in waited)
 
 
 # ------------------------------------------------------------ one step
