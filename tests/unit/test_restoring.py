@@ -1,0 +1,72 @@
+"""Which described copies a replica has use for, and how often it says why it got none."""
+
+from __future__ import annotations
+
+import pytest
+from donor_bench import RUN, cut_at
+
+from swarmnet.errors import BadMessage, NoReplica, PeerGone, Refused
+from swarmnet.ids import NO_RESTART, PeerId, Restart
+from swarmnet.messages import Snapshot
+from swarmnet.peer.restoring import Footing, Restoring
+from swarmnet.simulate.signer import SimulatedSigner
+from swarmnet.state.copies import Seal
+from swarmnet.step.gate import Shape
+
+LAST = 20
+ME = PeerId("me")
+
+
+class Restored:
+    """A Restoring without a swarm. Stands for its engine."""
+
+    num_elements = 4
+
+    def __init__(self, restart: Restart = NO_RESTART) -> None:
+        self.said: list[dict[str, object]] = []
+        footing = Footing(
+            lambda: restart, lambda: None, lambda cut: None, lambda event, fields: self.said.append(fields)
+        )
+        seal = Seal(RUN, SimulatedSigner(ME))
+        self.machine = Restoring(
+            None, self, None, seal, footing, stage=0, shape=Shape(2, 4, LAST),  # type: ignore[arg-type]
+        )
+
+
+def copy(version: int, restart: Restart) -> Snapshot:
+    at = cut_at(version)
+    return Snapshot(0, version, at.chain, at.term_chain, restart, 0, 1, b"", b"", b"")
+
+
+HERE = Restart(2, 8)
+
+
+@pytest.mark.parametrize(("version", "restart", "asked", "error"), [
+    (8, HERE, -1, None),
+    (15, HERE, -1, None),
+    (15, NO_RESTART, -1, Refused),          # the newest of a past that was given up
+    (8, NO_RESTART, -1, Refused),           # as good as any, but its donor does not go on from there
+    (15, Restart(3, 12), -1, Refused),      # its donor knows more than I do: I shall hear of it
+    (8, NO_RESTART, 8, None),               # from a disk, and asked for by number
+    (4, Restart(1, 4), 4, None),
+    (12, Restart(1, 4), 12, Refused),       # what that disk holds beyond has been given up
+    (12, HERE, 12, None),
+    (LAST, HERE, -1, None),
+    (LAST + 1, HERE, -1, BadMessage),
+    (LAST + 1, HERE, LAST + 1, BadMessage),
+])
+def test_only_a_copy_of_the_present_is_of_use(
+    version: int, restart: Restart, asked: int, error: type[Exception] | None
+) -> None:
+    found = Restored(HERE).machine.unfit(copy(version, restart), asked)
+    assert found is None if error is None else isinstance(found, error)
+
+
+def test_why_there_is_no_state_is_said_once_for_each_reason() -> None:
+    restored = Restored()
+    for asked in (1, 2, 3):
+        restored.machine.say_given_up(NoReplica("nobody hands over a copy", asked=asked))
+        restored.machine.say_given_up(NoReplica("nobody says what came next", version=asked))
+        for donor in (PeerId("a"), PeerId("b")):
+            restored.machine.say_failed(donor, PeerGone("broken", at=asked))
+    assert len(restored.said) == 4
