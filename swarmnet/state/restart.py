@@ -273,8 +273,8 @@ class Restarts:
         held = max(mine.disk, default=0)
         if held <= newest + 1:
             return "the run is about to go on from its newest common checkpoint"
-        return (f"the others have begun again at an earlier step, and here is step {held} on disk: waiting for peers that "
-                "have the other stages of it, or until the others have got as far")
+        return (f"the others have begun again at an earlier step, and here is step {held} on disk: waiting for peers "
+                "that have the other stages of it, or until the others have got as far")
 
     def _lacks_nothing_below(self, restart: Restart, holdings: Sequence[Holding]) -> bool:
         """Is there a run under a lower restart that goes on?"""
