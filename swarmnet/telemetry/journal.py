@@ -15,7 +15,7 @@ _LEVELS = {
     **dict.fromkeys(("listening", "complete", "synced", "applied", "evaluated", "evicted", "finished", "stopped",
                      "done", "resync", "voided", "checkpoint", "draining"), logging.INFO),
     **dict.fromkeys(("halted", "waiting", "refused", "digest_differs", "join_failed", "restart", "dropped", "orphaned",
-                     "checkpoint_failed", "checkpoint_bad"), logging.WARNING),
+                     "apply_failed", "checkpoint_failed", "checkpoint_bad"), logging.WARNING),
 }
 _LONG = frozenset(("contributions", "digest", "chain", "weights_sha256", "incarnation"))
 """Fields for programs."""
