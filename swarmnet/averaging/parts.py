@@ -17,7 +17,7 @@ Range = tuple[int, int]
 LEAST_CHUNK, MOST_CHUNK = 1 << 16, 1 << 20
 """Elements. Smaller ones cost more in calls than they bring, larger ones leave the cache."""
 
-_CHUNKS_PER_PART = 6
+_CHUNKS_PER_PART = 3
 
 
 def shares(bandwidths: Sequence[int]) -> list[Fraction]:
@@ -45,8 +45,8 @@ def parts(num_elements: int, bandwidths: Sequence[int]) -> list[Range]:
 def chunk_elements(num_elements: int, num_members: int) -> int:
     """What travels, is reduced and is installed at a time, a power of two: a few chunks per part, so that they overlap.
 
-    The first chunk and the last have nothing to overlap with: of a round they cost about one part in `_CHUNKS_PER_PART`
-    on a slow line, and every chunk costs half a millisecond of CPU on a fast one.
+    Three to six. On a slow line the last one has nothing to overlap with, which costs up to a tenth of a round or so;
+    on a fast one every chunk costs about a millisecond of CPU, whatever its size.
     """
     ideal = num_elements // (num_members * _CHUNKS_PER_PART)
     return min(max(1 << ideal.bit_length() >> 1, LEAST_CHUNK), MOST_CHUNK)

@@ -68,4 +68,4 @@ def test_chunks_are_powers_of_two_and_several_make_a_part(num_elements: int, num
     size = chunk_elements(num_elements, num_members)
     assert size & (size - 1) == 0 and LEAST_CHUNK <= size <= MOST_CHUNK
     if size > LEAST_CHUNK:
-        assert num_elements // num_members >= 6 * size
+        assert num_elements // num_members >= 3 * size
