@@ -16,7 +16,8 @@ class StageStatus:
     """One replica's announcement about one stage. queue: microbatches in flight; slots: how many it takes.
 
     disk: versions whose checkpoint it holds, verified, oldest first. draining: it is about to leave. reseed: its
-    operator allows the stage to be made anew from its neighbours.
+    operator allows the stage to be made anew from its neighbours. executions, counted: training forwards of this
+    process up to the newest version, and how many indexes it has contributed to sums.
     """
 
     stage: int
@@ -28,6 +29,8 @@ class StageStatus:
     disk: tuple[int, ...] = ()
     draining: bool = False
     reseed: bool = False
+    executions: int = 0
+    counted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

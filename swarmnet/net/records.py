@@ -176,9 +176,9 @@ def _announcement(fields: object) -> Announcement:
 
 
 def _status(entry: object, num_stages: int) -> StageStatus:
-    if not isinstance(entry, list) or len(entry) != 9:
-        _refuse("stages: not nine fields")
-    stage, version, chain, synced, queue, slots, disk, draining, reseed = entry
+    if not isinstance(entry, list) or len(entry) != 11:
+        _refuse("stages: not eleven fields")
+    stage, version, chain, synced, queue, slots, disk, draining, reseed, executions, counted = entry
     return StageStatus(
         stage=_whole("stage", stage, 0, num_stages - 1),
         version=_whole("version", version, 0, 2**53),
@@ -189,13 +189,16 @@ def _status(entry: object, num_stages: int) -> StageStatus:
         disk=tuple(_whole("disk", held, 0, 2**53) for held in _list("disk", disk, MAX_ON_DISK)),
         draining=_flag("draining", draining),
         reseed=_flag("reseed", reseed),
+        executions=_whole("executions", executions, 0, 2**53),
+        counted=_whole("counted", counted, 0, 2**53),
     )
 
 
 def _sealed(status: StageStatus) -> list[object]:
     return [
         status.stage, status.version, status.chain, status.synced, status.queue, status.slots,
-        status.disk[-MAX_ON_DISK:], status.draining, status.reseed,
+        status.disk[-MAX_ON_DISK:], status.draining, status.reseed, status.executions,
+        status.counted,
     ]
 
 

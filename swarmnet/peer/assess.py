@@ -27,7 +27,8 @@ class ReplicaLine:
     """One replica's claims about one stage. queue, slots: microbatches in flight, and how many it takes.
 
     disk: versions whose checkpoint it holds. draining: it is about to leave. reseed: it may make the stage anew.
-    restart: number of the newest restart of the run it follows.
+    restart: number of the newest restart of the run it follows. executions, counted: training forwards of its process,
+    and indexes it has contributed to sums.
     """
 
     peer: PeerId
@@ -43,6 +44,8 @@ class ReplicaLine:
     draining: bool
     reseed: bool
     restart: int
+    executions: int
+    counted: int
 
     @property
     def state(self) -> str:
@@ -88,8 +91,10 @@ class Problem:
 class Assessment:
     """A run at a glance. version: the weights that every stage has at a synced replica, None while one has none.
 
-    tokens_per_second: of the whole run, the median of what its peers measure. on_disk: the newest version that every
-    stage has on some disk, None if there is none. restart: the newest one that anybody follows.
+    tokens_per_second: of the whole run, the median of what its peers measure. executions_per_index: training
+    forwards per contribution, over the processes that are there; 1 when nothing is computed twice, 0 if unknown.
+    on_disk: the newest version that every stage has on some disk, None if there is none. restart: the newest one
+    that anybody follows.
     """
 
     run: RunId
@@ -100,6 +105,7 @@ class Assessment:
     loss: LossAt | None = None
     eval_loss: LossAt | None = None
     tokens_per_second: float = 0.0
+    executions_per_index: float = 0.0
     stages: tuple[StageLine, ...] = ()
     trainers: tuple[TrainerLine, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -134,6 +140,7 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int) -> Assessment
         loss=_newest([record.loss for record in records]),
         eval_loss=_newest([record.eval_loss for record in records]),
         tokens_per_second=statistics.median([r.tokens_per_second for r in records if r.tokens_per_second] or [0.0]),
+        executions_per_index=_executions_per_index(stages),
         stages=stages,
         trainers=trainers,
         problems=tuple(sorted(problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
@@ -316,8 +323,14 @@ def _replicas(stage: int, records: Sequence[Record]) -> Iterator[ReplicaLine]:
                 yield ReplicaLine(
                     record.peer, status.version, status.chain, status.synced, status.queue, status.slots,
                     record.numerics, record.finished, record.addresses, status.disk, status.draining, status.reseed,
-                    record.restart.number,
+                    record.restart.number, status.executions, status.counted,
                 )
+
+
+def _executions_per_index(stages: Sequence[StageLine]) -> float:
+    replicas = [replica for line in stages for replica in line.replicas]
+    counted = sum(replica.counted for replica in replicas)
+    return round(sum(replica.executions for replica in replicas) / counted, 4) if counted else 0.0
 
 
 def _newest(losses: Sequence[tuple[int, float] | None]) -> LossAt | None:

@@ -104,6 +104,7 @@ class Peer:
         self.finished = asyncio.Event()
         self._done_stages: set[int] = set()
         self._counted: Counter[int] = Counter()
+        self._executed: Counter[int] = Counter()
         self._left = False
 
     async def run(self) -> None:
@@ -252,6 +253,7 @@ class Peer:
         if finished is not None:
             own = (indexes for peer, _, indexes in finished.contributions if peer == self.me)
             self._counted[replica.stage] += sum(map(len, own))
+            self._executed[replica.stage] = replica.execution.executions
         self._on_event("executed", {
             "stage": replica.stage, "executions": replica.execution.executions, "counted": self._counted[replica.stage],
         })
@@ -367,6 +369,7 @@ class Peer:
                 stage, replica.member.version, replica.member.chain, self._serves(replica),
                 replica.execution.queue, self._caps.slots, disk=replica.checkpoints.versions,
                 draining=replica.member.view.draining, reseed=replica.reseeds,
+                executions=self._executed[stage], counted=self._counted[stage],
             )
             for stage, replica in self.replicas.items()
         )

@@ -84,7 +84,8 @@ def _show(assessment: Assessment) -> None:
     evaluated = f", held-out {held_out.value:.4f} at version {held_out.step}" if held_out else ""
     state = "finished" if assessment.finished else f"version {'?' if (v := assessment.version) is None else v}"
     pace = f", {assessment.tokens_per_second:,.0f} tokens/s" if assessment.tokens_per_second else ""
-    console.print(f"run {assessment.run[:12]}: {state}{loss}{evaluated}{pace}", markup=False)
+    twice = f", executions per index {assessment.executions_per_index:.3f}" if assessment.executions_per_index else ""
+    console.print(f"run {assessment.run[:12]}: {state}{loss}{evaluated}{pace}{twice}", markup=False)
     kept = f"version {assessment.on_disk}" if assessment.on_disk is not None else "no version of all stages yet"
     console.print(f"on disk: {kept}", markup=False)
     table = Table("stage", "peer", "version", "state", "load", "on disk", "numerics")

@@ -154,8 +154,8 @@ def test_an_interrupted_join_leaves_nothing_behind_and_says_nothing_more(tmp_pat
         )
         try:
             assert process.stdout is not None
-            heard = [process.stdout.readline() for _ in range(2)]
-            assert [line.split()[0] for line in heard] == ["joining", "identity"], heard
+            heard = [process.stdout.readline() for _ in range(3)]
+            assert [line.split()[0] for line in heard] == ["joining", "identity", "asking"], heard
             process.send_signal(signal.SIGINT)
             rest, _ = process.communicate(timeout=PATIENCE_S)
         finally:

@@ -126,3 +126,12 @@ def test_the_note_about_two_replicas_is_said_once() -> None:
     assert "stages 0, 1 have" in problems["two_replicas"].text
     _, problems = found(*twos[:2], *three(1))
     assert problems["two_replicas"].stage == 0 and "stage 0 has two replicas" in problems["two_replicas"].text
+
+
+def test_what_is_computed_twice_shows() -> None:
+    once = [record(f"{stage}-{number}", status(stage, executions=8, counted=8))
+            for stage in range(2) for number in range(2)]
+    assert found(*once)[0].executions_per_index == 1.0
+    twice = record("x", status(1, executions=8, counted=0))
+    assert found(*once, twice)[0].executions_per_index == 1.25
+    assert found(*three(0), *three(1))[0].executions_per_index == 0.0
