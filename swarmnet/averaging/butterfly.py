@@ -34,6 +34,30 @@ _AHEAD = 4
 
 _DEADLINE_S = 3600.0
 
+_LEAST_PATIENCE_S, _PATIENCE = 10.0, 20.0
+"""A contributor owes the next chunk without waiting for anybody: a stream silent for so many times its slowest chunk so
+far, and for so many seconds, is stuck. It is asked for again, and who it was is said."""
+
+
+class _Pace:
+    """How long a stream may be silent. owes: the callee waits for nobody else. Its first chunk may take any time."""
+
+    def __init__(self, *, owes: bool) -> None:
+        self._owes = owes
+        self._slowest_s: float | None = None
+
+    def came(self, seconds: float) -> None:
+        """A chunk has come, so long after the last sign of life."""
+        if self._owes:
+            self._slowest_s = max(self._slowest_s or 0.0, seconds)
+
+    @property
+    def patience_s(self) -> float | None:
+        """Seconds until the next sign of life at the latest; None: however long it takes."""
+        if not self._owes or self._slowest_s is None:
+            return None
+        return max(_LEAST_PATIENCE_S, _PATIENCE * self._slowest_s)
+
 
 class Butterfly:
     """One member's part in one phase of a round: `run` it once; `serve` others meanwhile and after, until `close`.
@@ -135,11 +159,11 @@ class Butterfly:
         self, peer: PeerId, kind: str, wanted: Sequence[Range]
     ) -> AsyncGenerator[tuple[Range, Packed, Losses], None]:
         """These chunks of that member, in order, however often it takes: only the step machine gives a member up."""
-        place = 0
+        place, pace = 0, _Pace(owes=kind == "contribution")
         while place < len(wanted):
             request = Part(self.round.stamp, self.round.id, kind, wanted[place][0], wanted[-1][1])
             with contextlib.suppress(PeerGone, PeerTimeout, BadMessage, Refused):
-                async with contextlib.aclosing(self._answers(peer, request)) as answers:
+                async with contextlib.aclosing(self._answers(peer, request, pace)) as answers:
                     async for data in answers:
                         start, stop = wanted[place]
                         if len(data.payload) != 1 or data.payload[0].shape != (stop - start,):
@@ -150,14 +174,25 @@ class Butterfly:
                             return
             await asyncio.sleep(PAUSE_S)
 
-    async def _answers(self, peer: PeerId, request: Part) -> AsyncGenerator[PartData, None]:
-        deadline = asyncio.get_running_loop().time() + _DEADLINE_S     # silence ends calls, not their length
+    async def _answers(self, peer: PeerId, request: Part, pace: _Pace) -> AsyncGenerator[PartData, None]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _DEADLINE_S     # silence ends calls, not their length
         async with contextlib.aclosing(self._transport.call(peer, request, deadline=deadline)) as answers:
-            async for answer in answers:
+            while True:
+                asked = loop.time()
+                try:
+                    async with asyncio.timeout(pace.patience_s):
+                        answer = await anext(answers, None)
+                except TimeoutError as error:
+                    self._on_event("stuck", {"step": self.round.stamp.step, "peer": peer, "part": request.start})
+                    raise PeerTimeout("no progress", peer=peer) from error
                 match answer:
+                    case None:
+                        return
                     case Accepted() | Running():
                         continue
                     case PartData():
+                        pace.came(loop.time() - asked)
                         yield answer
                     case Rejected():
                         raise Refused(answer.code, answer.reason, peer=peer)
