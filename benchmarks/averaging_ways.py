@@ -13,6 +13,7 @@ import math
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
@@ -366,23 +367,28 @@ class HivemindPeer:
 
     def turn(self, name: str, exactly: int, timeout_s: float) -> dict[str, Any]:
         """Average until a group of `exactly` so many has done so, or `timeout_s` has passed."""
+        members = [0]
+        # After a member's death `step` itself can block without end, whatever its timeout says: leave it behind.
+        trying = threading.Thread(target=self._try, args=(name, exactly, timeout_s, members), daemon=True)
+        began = time.monotonic()
+        trying.start()
+        trying.join(timeout_s)
+        return {
+            "began": began, "ended": time.monotonic(), "phase": (self._stamps[0], self._stamps[1]),
+            "members": members[-1], "rounds": len(members) - 1, "sample": sample_of(self.vector),
+        }
+
+    def _try(self, name: str, exactly: int, timeout_s: float, members: list[int]) -> None:
         with self._averagers[name].get_tensors() as (tensor,):
             tensor.copy_(self._mine)
-        began, members, rounds = time.monotonic(), 0, 0
-        while members != exactly and time.monotonic() - began < timeout_s:
-            rounds += 1
-            left_s = max(1.0, timeout_s - (time.monotonic() - began))
+        until = time.monotonic() + timeout_s
+        while members[-1] != exactly and (left_s := until - time.monotonic()) > 0:
             step = self._averagers[name].step(timeout=left_s, wait=False)
             try:
-                members = len(step.result(left_s) or ())
+                members.append(len(step.result(left_s) or ()))
             except Exception:                                # whatever went wrong, the next attempt counts
+                members.append(0)
                 step.cancel()
-        ended = time.monotonic()
-        sample = sample_of(self.vector)
-        return {
-            "began": began, "ended": ended, "phase": (self._stamps[0], self._stamps[1]), "members": members,
-            "rounds": rounds, "sample": sample,
-        }
 
     def close(self) -> None:
         """End the processes."""
