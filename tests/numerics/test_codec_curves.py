@@ -1,0 +1,51 @@
+"""benchmarks/codec_curves.py, short: replicas agree to the bit, and a good codec does not show in the first steps."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from swarmnet.data.source import load_tokens
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "codec_curves.py"
+STEPS = 30
+
+
+@cache
+def curves() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("codec_curves_benchmark", BENCHMARK)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def row(codec: str) -> dict:
+    return curves().train(codec, load_tokens("corpus:small"), steps=STEPS, replicas=2)
+
+
+@pytest.mark.parametrize("codec", ["fp16", "int8", "auto"])
+def test_the_loss_stays_within_1_percent_of_fp32(codec: str) -> None:
+    found = dict(row(codec))
+    curves().compare(found, row("fp32") | {"bytes": row("fp32")["bytes"]})
+    assert abs(found["held_out_ratio"] - 1) < 0.01
+    assert found["bytes_ratio"] == pytest.approx({"fp16": 0.5, "int8": 0.254, "auto": 0.305}[codec], abs=0.01)
+
+
+def test_it_prints_and_writes_its_table(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARK), "--steps", "2", "--replicas", "3", "--codec", "powersgd:4", "--codec",
+         "topk:0.05", "--data", "corpus:small", "--json", str(file)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "powersgd:4" in done.stdout and "topk:0.05" in done.stdout and file.exists()
