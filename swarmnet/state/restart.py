@@ -312,8 +312,9 @@ class Restarts:
         mates = [h for h in holdings if h.stage == stage]
         if any(h.has(version, self.current) for h in mates):
             return True
-        if version == 0 and mates and (self._newest_served(holdings) or 0) <= self.seed_until:
-            return not any(h.disk for h in holdings)
+        furthest = max(self._newest_served(holdings) or 0, *(v for h in holdings for v in h.disk), 0)
+        if version == 0 and mates and furthest <= self.seed_until:
+            return True  # not even one checkpoint further: also when only some stages have it
         on_disk = [v for h in mates for v in h.disk]
         if self.allow_drop and any(0 < v < version for v in on_disk):
             return True

@@ -1,7 +1,9 @@
 """Random faults, many seeds: every commit is the single process's sum, and the run ends with one chain per stage.
 
 Crashes with restarts under the same or a new name, trainers that come and go, stopped replicas, cuts between groups and
-one way, and one-way messages that are lost, doubled or overtaken; a third of the crashes and stops strike a keeper.
+one way, and one-way messages that are lost, doubled or overtaken; a third of the crashes and stops strike a keeper. In
+some kinds all replicas of a stage die at once, or everybody, so that the run goes back to what is on disks: at most
+twice per blow, and nobody serves what was given up.
 Sums behave as in fp32, so forks are seen, counted and must be healed. Invariants are checked at every event. A seed is
 the whole run; one that fails is shrunk to the fewest faults that still break it, and named below.
 """
@@ -12,6 +14,7 @@ from collections.abc import Sequence
 
 import pytest
 from chaos import Chaos, Fault, shrink
+from going_back import GoingBack
 from strike import watched
 
 from swarmnet.simulate.links import Links
@@ -61,25 +64,43 @@ KINDS: dict[str, tuple[Plan, Chaos]] = {
         Plan(stages=3, replicas=3, microbatches=16, steps=6, forward_s=0.1, trainers=2, links=NOISY, rounding=True),
         Chaos(until_s=40.0, crash_s=4.0, stop_s=6.0, cut_s=8.0, deafen_s=10.0, trainer_s=15.0, longest_stop_s=10.0),
     ),
+    "restarts_2x2": (
+        Plan(stages=2, replicas=2, microbatches=4, steps=16, checkpoint_every=2, rounding=True),
+        Chaos(until_s=60.0, kill_stage_s=5.0, kill_all_s=15.0, crash_s=8.0, join_s=12.0),
+    ),
+    "restarts_3x2": (
+        Plan(stages=3, replicas=2, microbatches=4, steps=16, checkpoint_every=2, trainers=2, rounding=True),
+        Chaos(until_s=80.0, kill_stage_s=8.0, kill_all_s=20.0, join_s=15.0, cut_s=10.0, longest_cut_s=30.0),
+    ),
+    "restarts_everything_2x3": (
+        Plan(stages=2, replicas=3, microbatches=4, steps=16, checkpoint_every=2, forward_s=0.1, links=NOISY,
+             rounding=True),
+        Chaos(until_s=80.0, kill_stage_s=12.0, kill_all_s=30.0, crash_s=8.0, stop_s=10.0, cut_s=12.0, deafen_s=15.0,
+              join_s=20.0, trainer_s=25.0, longest_stop_s=15.0),
+    ),
 }
 
 SEEDS = {
-    "crashes_3x2": 10, "crashes_2x3": 10, "noise_3x2": 8, "tangle_2x3": 14, "one_slot_no_memo_3x2": 10,
-    "stops_2x3": 12, "cuts_2x2": 16, "cuts_3x3": 6, "everything_2x2": 16, "everything_3x3": 4,
+    "crashes_3x2": 11, "crashes_2x3": 11, "noise_3x2": 9, "tangle_2x3": 16, "one_slot_no_memo_3x2": 11,
+    "stops_2x3": 13, "cuts_2x2": 18, "cuts_3x3": 7, "everything_2x2": 18, "everything_3x3": 5,
+    "restarts_2x2": 8, "restarts_3x2": 4, "restarts_everything_2x3": 3,
 }
 """Kind -> seeds in every run of the suite, from 1000 on."""
 
 LONG = 10
 """Times as many under --long, from 2000 on."""
 
-END_S = 400.0
+END_S = 600.0
 
 
 def play(kind: str, seed: int, faults: Sequence[Fault]) -> Swarm:
     """One run under a schedule."""
     plan, chaos = KINDS[kind]
     swarm = watched(plan, seed)
+    back = GoingBack(swarm)
     swarm.run(until_s=END_S, script=chaos.script(faults))
+    struck = swarm.counts["kill_stage"] + swarm.counts["kill_all"] + swarm.counts["partitions"]
+    assert len(back.restarts) <= 2 * struck, (struck, sorted(back.restarts))
     return swarm
 
 
@@ -111,17 +132,14 @@ def test_random_faults(kind: str, group: int) -> None:
 
 
 def counted(seeds: dict[str, int]) -> int:
-    """Microbatches summed, all stages."""
-    return sum(
-        number * KINDS[kind][0].steps * KINDS[kind][0].microbatches * KINDS[kind][0].stages
-        for kind, number in seeds.items()
-    )
+    """Microbatches: distinct (step, index) of every run, however many stages and repetitions each goes through."""
+    return sum(number * KINDS[kind][0].steps * KINDS[kind][0].microbatches for kind, number in seeds.items())
 
 
 def test_the_sets_are_large_enough() -> None:
     assert sum(SEEDS.values()) >= 100
     assert counted(SEEDS) >= 10_000 and LONG * counted(SEEDS) >= 100_000
-    assert {"cut", "stop", "crash", "deafen", "trainer"} <= {
+    assert {"cut", "stop", "crash", "deafen", "trainer", "join", "kill_stage", "kill_all"} <= {
         fault.kind for kind, number in SEEDS.items() for seed in range(number)
         for fault in KINDS[kind][1].schedule(1000 + seed)
     }
@@ -133,7 +151,7 @@ def test_a_failing_schedule_shrinks_to_what_breaks_it() -> None:
     assert set(shrink(faults, lambda fewer: guilty <= set(fewer))) == guilty
 
 
-@pytest.mark.parametrize(("kind", "seed"), [("crashes_2x3", 34), ("tangle_2x3", 50)])
+@pytest.mark.parametrize(("kind", "seed"), [("crashes_2x3", 34), ("tangle_2x3", 50), ("restarts_3x2", 1003)])
 def test_one_seed(kind: str, seed: int) -> None:
     run(kind, seed)
 

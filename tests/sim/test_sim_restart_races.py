@@ -83,7 +83,7 @@ def test_a_strangers_word_moves_nobody(number: int, version: int, data_at_peers:
 
 def test_the_side_that_is_whole_and_further_goes_back_for_nobody() -> None:
     """Both sides have all stages; one loses a stage, goes back, and has the higher restart when the cut heals."""
-    swarm = watched(Plan(stages=2, replicas=2, steps=160, checkpoint_every=4))
+    swarm = watched(Plan(stages=2, replicas=2, steps=240, checkpoint_every=4))
     back = GoingBack(swarm)
     healthy = [PeerId("s0.0"), PeerId("s1.2")]
     far: list[int] = []
@@ -180,33 +180,40 @@ def test_disks_that_remember_a_higher_restart_are_not_forgotten(seed: int) -> No
         assert {version for _, version in swarm.disks[node.peer_id].files} == set(checkpoints.versions)
 
 
-@pytest.mark.parametrize("early_s", [0.2, 0.4, 0.6, 0.8])
-def test_a_restart_under_a_lower_number_than_disks_remember_leaves_their_checkpoints_good(early_s: float) -> None:
-    """A newcomer that knows of no restart may decide first; what is written under its number is not abandoned."""
-    swarm = watched(Plan(stages=2, replicas=2, steps=40, checkpoint_every=2))
+def test_checkpoints_of_a_run_under_a_lower_number_than_disks_remember_are_good() -> None:
+    """Newcomers who know of no restart began again and went back once; who remembers two has to go along with them."""
+    swarm = watched(Plan(stages=2, replicas=1, steps=40, checkpoint_every=2))
     back = GoingBack(swarm)
-    ends: list[int] = []
 
     async def script(swarm: Swarm) -> None:
-        for version in (7, 14, 22, 30):
+        for version in (5, 7, 9):
             await until(lambda version=version: all_serve(swarm, version), every_s=0.05)
-            ends.append(min(member(node).version for node in swarm.nodes if node.up))
             victims = kill_everybody(swarm)
             await asyncio.sleep(40.0)
-            if version == 22:
-                for stage in range(2):
-                    swarm.add((stage,), f"newcomer-{stage}")
-                await asyncio.sleep(early_s)
-            for peer, stages in victims:
+            for peer, stages in victims * (version < 9):
                 swarm.add(stages, peer)
             swarm.add_trainer()
+        newcomers = [swarm.add((stage,), f"newcomer-{stage}") for stage in range(2)]
+        await until(lambda: all_serve(swarm, 15), every_s=0.05)
+        swarm.kill(newcomers[1])
+        swarm.add((1,), newcomers[1].peer_id)
+        await until(lambda: back.moves and back.moves[-1].restart.version >= 14)
+        await asyncio.sleep(2.0)
+        held = [swarm.add(stages, peer) for peer, stages in victims]
+        await until(lambda: all(member(node) is not None and member(node).synced for node in held))
+        for node in held:  # what was written under the second restart is not this run's
+            of = swarm.disks[node.peer_id].files
+            announced = node.peer.replicas[node.stages[0]].checkpoints.versions
+            assert any(info.restart_number == 2 for info, _ in of.values())
+            assert not any(of[node.stages[0], version][0].restart_number == 2 for version in announced)
 
     swarm.run(script=script, until_s=400.0)
+    assert [move.restart.number for move in back.moves][-2:] == [1, 1]
+    assert {restart.number for restart in back.restarts} == {1, 2}
     for node in swarm.replicas(0) + swarm.replicas(1):
         checkpoints = node.peer.replicas[node.stages[0]].checkpoints
         assert {version for _, version in swarm.disks[node.peer_id].files} == set(checkpoints.versions)
-    assert all(end - 2 <= version <= end + 1 for end, version in zip(ends, sorted(back.versions), strict=True))
-    assert len(back.restarts) <= 5
+        assert max(checkpoints.versions) >= 38
 
 
 @pytest.mark.parametrize("between_s", [0.0, 0.5, 4.0])

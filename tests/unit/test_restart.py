@@ -85,6 +85,17 @@ def test_a_newcomer_does_not_follow_a_word_that_leads_nowhere_while_a_run_goes_o
     assert restarts().hear(bogus, standing, serving=False) is Heard.FOLLOW  # nothing goes on that could be left alone
 
 
+def test_a_stage_lost_before_its_first_checkpoint_goes_back_to_the_seed_though_others_have_written_theirs() -> None:
+    held = [holding("a", 0, version=2, disk=(2,)), holding("b", 1)]
+    assert decided(restarts(seed_until=2), held, after_s=LOST_S) == Restart(1, 0)
+    further = [holding("a", 0, version=5, disk=(2, 4)), holding("b", 1)]
+    assert decided(restarts(seed_until=2), further, after_s=LOST_S) is None  # whoever has it may come back
+
+
+def test_a_restart_beyond_the_end_of_the_run_is_nobodys() -> None:
+    assert restarts().hear(Restart(1, LAST + 1), [holding("a", 0), holding("b", 1)], serving=False) is Heard.IGNORE
+
+
 def test_whoever_has_later_state_than_a_run_that_began_again_keeps_it_until_it_is_caught_up_with() -> None:
     """Its stage alone is no ground to go back; with a mate's state its disk would fill with the new beginning."""
     machine, mine = restarts(), holding("a", 0, disk=(22,))
