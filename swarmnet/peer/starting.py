@@ -113,11 +113,12 @@ class Starting:
     def _heard(
         self, record: Record, stage: int, version: int | None, disk: tuple[int, ...], reseed: bool
     ) -> Holding:
-        """What a record says, or a heartbeat that is newer."""
-        restart = record.restart
+        """What a record says, or a heartbeat that is newer; behind a cut the record is."""
+        restart, now = record.restart, asyncio.get_running_loop().time()
         for replica in self._replicas.values():
             seen = replica.member.view.get(record.peer, stage)
-            if seen is not None and seen.synced and seen.incarnation == record.incarnation:
+            heard = seen is not None and replica.member.view.alive(record.peer, now=now, stage=stage)
+            if seen is not None and heard and seen.synced and seen.incarnation == record.incarnation:
                 restart, version = replica.member.restart, seen.version
         return Holding(record.peer, stage, restart, version, disk, reseed)
 

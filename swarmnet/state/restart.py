@@ -131,7 +131,7 @@ class Restarts:
         if not serving:
             alone = self._lacks_nothing_below(restart, holdings) and not self._reachable(restart, holdings)
             heard = Heard.IGNORE if alone else Heard.FOLLOW
-        elif not self.uncovered(holdings) and (self._newest_served(holdings) or 0) >= restart.version:
+        elif self._whole_and_further(restart, holdings):
             heard = Heard.ADOPT
         elif self._reachable(restart, holdings):
             heard = Heard.FOLLOW
@@ -282,6 +282,11 @@ class Restarts:
             not replace(self, current=lower).uncovered(holdings)
             for lower in {h.restart for h in holdings if h.restart < restart and h.version is not None}
         )
+
+    def _whole_and_further(self, restart: Restart, holdings: Sequence[Holding]) -> bool:
+        """Does my side lack nothing and stand no lower? Those of it that have taken the number already still count."""
+        mine = [replace(h, restart=self.current) if h.restart == restart else h for h in holdings]
+        return not self.uncovered(mine) and (self._newest_served(mine) or 0) >= restart.version
 
     def _reachable(self, restart: Restart, holdings: Sequence[Holding]) -> bool:
         """Is there something to go on from in every stage, at that restart's version or beyond it?"""

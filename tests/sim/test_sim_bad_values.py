@@ -39,6 +39,20 @@ class Mute:
         pass
 
 
+async def begun(swarm: Swarm) -> None:
+    """Everybody has state: from now on calls are looked at."""
+    synced, there = set(), asyncio.Event()
+
+    def look(peer: PeerId, event: str, fields: dict[str, object]) -> None:
+        if event == "synced":
+            synced.add(peer)
+            if len(synced) == len(swarm.nodes):
+                there.set()
+
+    swarm.hooks.append(look)
+    await there.wait()
+
+
 def unharmed(swarm: Swarm) -> None:
     """Nothing was left out, nobody stopped; that the weights are right, the run itself has checked."""
     assert not swarm.counts["voided"] and not swarm.counts["halted"]
@@ -54,6 +68,7 @@ def test_a_stranger_uploads_nan_to_everybody(stage: int, seed: int) -> None:
     async def script(swarm: Swarm) -> None:
         swarm.network.attach(STRANGER, Running(STRANGER), Mute())
         transport = swarm.network.transport(STRANGER)
+        await begun(swarm)
 
         async def send(peer: PeerId, step: int, index: int) -> None:
             answers.append(await ask(transport, peer, Process(step, stage, index), bad, patience=lambda: 20.0))
