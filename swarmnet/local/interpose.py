@@ -61,8 +61,8 @@ class Interposed:
     async def reach(self, phase: Phase, moment: Moment | None, step: int | None) -> None:
         """This phase begins or ends now; returns when it may go on. step None: not known here."""
         for hold in [*self._holds.values()]:
-            if hold.phase == phase and moment in (None, hold.moment) and (step is None or step >= hold.step):
-                del self._holds[hold.id]
+            due = hold.phase == phase and moment in (None, hold.moment) and (step is None or step >= hold.step)
+            if due and self._holds.pop(hold.id, None) is not None:  # while I was held, another call may have taken it
                 go_on = self._going_on[hold.id] = asyncio.Event()
                 self._say(REACHED, hold=hold.id, phase=phase, step=step)
                 await go_on.wait()

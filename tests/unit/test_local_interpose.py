@@ -163,6 +163,25 @@ def test_a_child_holds_once_where_it_was_told_to_and_goes_on_when_told() -> None
     run(work())
 
 
+def test_two_holds_of_one_phase_are_each_reached_by_one_call() -> None:
+    """The first call is held at the first; while it is, another takes the second."""
+    async def work() -> None:
+        said: list[object] = []
+        between = Interposed(lambda event, **fields: said.append(fields["hold"]))
+        engine = HeldEngine(Echo(), between)
+        for name in ("one", "two"):
+            between.take(HoldAt(name, "forward", 2, "end"))
+        loop = asyncio.get_running_loop()
+        loop.call_later(1.0, between.take, GoOn("one"))
+        loop.call_later(2.0, between.take, GoOn("two"))
+        async with asyncio.TaskGroup() as group:
+            for index in range(3):
+                group.create_task(engine.forward(2, index, (), train=True))
+        assert said == ["one", "two"] and loop.time() == 2.0
+
+    run(work())
+
+
 def test_what_is_revoked_before_it_was_reached_holds_nobody() -> None:
     async def work() -> None:
         between = Interposed(print)
