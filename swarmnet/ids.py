@@ -48,7 +48,7 @@ class Restart:
     version: int
 
 
-NO_RESTART = Restart(0, 0)
+NO_RESTART: Restart = Restart(0, 0)
 """The run began at its seed."""
 
 
