@@ -70,6 +70,7 @@ class Keeper:
         self._flow_at = now
         self._ordered: dict[int, float] = {}
         self._progress: dict[PeerId, tuple[int, float]] = {}
+        self._at_work: dict[PeerId, int] = {}  # owned and not summed yet, by the last report
         self._told: dict[PeerId, Round] = {}
         self._prepared: set[PeerId] = set()
         self._early: dict[tuple[PeerId, int], Claim] = {}
@@ -119,6 +120,7 @@ class Keeper:
         if owner in self.ledger.closed and report.finished is None:
             return [Send(peer, Evicted(self.stamp, self.ballot, report.generation, void=False))]
         self._note_progress(peer, report, now)
+        self._at_work[peer] = len(report.owned - report.summed)
         for index in report.non_finite:
             self._non_finite.setdefault(index, set()).add(peer)
         self._adopt(report)
@@ -291,7 +293,8 @@ class Keeper:
             return []
         actions: list[Action] = []
         members = sorted(self.members)
-        load = {peer: len(self.ledger.of(peer)) for peer in members}
+        # Who has summed much has time: what counts is what a member still has to do.
+        load = {peer: self._at_work.get(peer, 0) for peer in members}
         patience_s = max(self._idle_s, self.view.timers.suspect_s)
         free = self.ledger.free()
         waiting = {index for index in free if now - self._ordered.get(index, -1e9) <= patience_s}
@@ -304,7 +307,7 @@ class Keeper:
             first = index not in self._ordered
             self._ordered[index] = now
             failed = self._non_finite.get(index, set())
-            peer = min(members, key=lambda p: (self.view.leaves(p), p in failed, load[p], p))
+            peer = min(members, key=lambda p: (self.view.leaves(p), p in failed, load[p], len(self.ledger.of(p)), p))
             load[peer] += 1
             actions.append(Send(peer, Execute(self.stamp, self.ballot, index)))
             actions.append(Note("ordered" if first else "ordered_again", {

@@ -59,7 +59,7 @@ def test_one_hung_replica_of_four_costs_less_than_30_percent(stage: int) -> None
     healthy, _, _ = measure(stage=None)
     hung, around_s, _ = measure(stage=stage)
     assert hung >= 0.7 * healthy, f"{hung} of {healthy} steps"
-    assert around_s <= WINDOW_S / healthy + 5.0, "the struck step takes the usual time and at most 5 s more"
+    assert around_s <= 5.0
 
 
 @pytest.mark.parametrize(("stage", "seed"), [(0, 3), (1, 5), (1, 4)], ids=["keeper", "keeper_of_last", "member"])

@@ -108,6 +108,19 @@ def test_a_dead_owner_loses_its_indexes_and_they_are_ordered_at_once():
     assert [m.index for m in told(actions, Execute, ME)] == [0]
 
 
+def test_what_a_dead_owner_leaves_goes_to_those_who_have_least_left_to_do():
+    """B has summed much and has time, A has all of its own still to do."""
+    office = Office(B, C, microbatches=7)
+    for peer in (ME, B, C):
+        office.report(peer)
+    office.report(ME, owned=(0, 1))
+    office.report(B, summed=(2, 3, 4))
+    office.report(C, owned=(5, 6))
+    office.view.gone(C, now=0.3)
+    actions = office.keeper.advance(now=0.3, resend=False)
+    assert [m.index for m in told(actions, Execute, B)] == [5, 6] and not told(actions, Execute, ME)
+
+
 def test_what_nobody_sends_is_ordered_when_nothing_flows():
     office = Office(B)
     office.everybody_reports(B)
