@@ -420,7 +420,7 @@ class Execution:
             # The answer was finite, the weight gradient is not, or does not fit the grid: nobody can count it.
             self._claims.non_finite(work.index)
             return
-        if added and stash.voids == self.engine.voids:
+        if added and stash.voids == self.engine.voids(stash.step):
             last_stage = self.stage + 1 == self.num_stages
             self.losses[work.index] = (answer.loss_sum if last_stage else 0.0, answer.num_tokens)
             self._claims.added(work.index, stash)

@@ -203,7 +203,11 @@ class SimulatedEngine:
         return NUM_ELEMENTS
 
     @property
-    def voids(self) -> int:
+    def delay(self) -> int:
+        """See Engine."""
+        return 0
+
+    def voids(self, step: int) -> int:
         """See Engine."""
         return self._voids
 
@@ -245,7 +249,7 @@ class SimulatedEngine:
         self._sum = self.numbers.add(self._sum, self.numbers.of(delta))
         return True
 
-    def void(self) -> None:
+    def void(self, step: int | None = None) -> None:
         """See Engine."""
         self._voids += 1
         self._sum, self.added = [0] * NUM_ELEMENTS, []

@@ -1,7 +1,12 @@
 """What one replica computes with: the seam between protocol and arithmetic.
 
 Two implementations: torch on a compute thread (`stage.torch_engine`), emulated compute on virtual time (`simulate`).
-An engine holds weights of exactly one version, one accumulator and one finished sum. It knows no peers and no rounds.
+It knows no peers and no rounds. Step s leads from version s to s + 1; `version` counts the applied ones.
+
+delay = 0: an engine holds the weights of one version, one accumulator and one finished sum, and computes step
+`version`. delay = 1 (`averaging.sync = "overlap"`): the gradient of step s is that of weights s - 1 (of weights 0 for
+s = 0), so an engine holds the weights of two versions and an accumulator for each of the two open steps, `version` and
+`version + 1`. A round is always about the oldest open step, `version`: there is one finished sum.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ class Stash:
     """What backward needs of one forward, and later what the weight pass needs of backward. Opaque to drivers.
 
     output: what goes to the next stage, () in the last one. loss_sum (nats), num_tokens: last stage only.
-    voids: the accumulator's void counter when the work began (rule 5). compute_s: compute spent on it so far.
+    voids: the step's void counter when the work began (rule 5). compute_s: compute spent on it so far.
     """
 
     step: int
@@ -79,12 +84,19 @@ class Engine(Protocol):
         ...
 
     @property
-    def voids(self) -> int:
-        """How often the accumulator has been voided."""
+    def delay(self) -> int:
+        """How many steps beyond `version` are open: 0 or 1. Step s is computed on the weights of version s - delay."""
+        ...
+
+    def voids(self, step: int) -> int:
+        """The void counter of an open step's accumulator: it only grows, from step to step too."""
         ...
 
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
-        """Run the stage. payload: (tokens,) for stage 0, else (tokens, hidden). Eval keeps nothing for backward."""
+        """Run the stage as the open step `step` does. payload: (tokens,) for stage 0, else (tokens, hidden).
+
+        Not train (eval) keeps nothing for backward: the weights of version v are those of step v + delay.
+        """
         ...
 
     async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
@@ -92,14 +104,16 @@ class Engine(Protocol):
         ...
 
     async def accumulate(self, stash: Stash) -> bool:
-        """The weight pass: add this microbatch's gradient once. False if voided since the work began (rule 5).
+        """The weight pass: add this microbatch's gradient once to the sum of its step. False if that was voided since
+        the work began (rule 5), or has been applied.
 
         Raises Overflow; NON_FINITE as BadMessage when the gradient is not finite (nothing is added then).
         """
         ...
 
-    def void(self) -> None:
-        """Empty the accumulator and move the void counter; running weight passes add nothing any more."""
+    def void(self, step: int | None = None) -> None:
+        """Empty the accumulator of one open step, or of all, and move its void counter; running weight passes of that
+        step add nothing any more."""
         ...
 
     async def open_round(self, round_id: RoundId) -> None:
@@ -108,7 +122,8 @@ class Engine(Protocol):
         ...
 
     async def contribution(self, start: int, stop: int) -> Packed:
-        """Positions [start, stop) of the accumulator under the averaging codec. Of the second phase: once it began."""
+        """Positions [start, stop) of the oldest step's accumulator under the averaging codec. Of the second phase: once
+        it began."""
         ...
 
     async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int) -> Reduced:
@@ -148,8 +163,9 @@ class Engine(Protocol):
 
     async def apply(self, commits: Sequence[Commit]) -> None:
         """One optimizer step on the sum buffer: average by num_tokens, clip once by the global norm (all stages'
-        grad_sq_norm summed in stage order), AdamW at the schedule's rate; then empty the accumulator and count the
-        version up. commits: of all P stages, in order. The sum buffer stays readable until the next `install`."""
+        grad_sq_norm summed in stage order), AdamW at the schedule's rate on the newest weights; then empty the step's
+        accumulator and count the version up. Stashes of step version + 1, open before, stay good. commits: of all P
+        stages, in order. The sum buffer stays readable until the next `install`."""
         ...
 
     async def prepare_snapshot(self) -> None:
@@ -157,7 +173,8 @@ class Engine(Protocol):
         ...
 
     async def snapshot(self) -> bytes | memoryview:
-        """Weights and optimizer state at this version as safetensors bytes, canonical names, full layout.
+        """Weights (with delay = 1 also those one version earlier) and optimizer state at this version as safetensors
+        bytes, canonical names, full layout.
 
         Taken before anything else is computed; costs compute one copy of the state, and no more."""
         ...

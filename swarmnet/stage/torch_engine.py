@@ -90,7 +90,11 @@ class TorchEngine:
         return self._sum.phases
 
     @property
-    def voids(self) -> int:
+    def delay(self) -> int:
+        """How many steps beyond `version` are open."""
+        return 0
+
+    def voids(self, step: int) -> int:
         """How often the accumulator has been voided."""
         return self._accumulator.voids
 
@@ -99,7 +103,7 @@ class TorchEngine:
         """Version of the weights."""
         return self._state.version
 
-    def void(self) -> None:
+    def void(self, step: int | None = None) -> None:
         """Empty the accumulator and move the void counter. Never waits for the compute thread."""
         self._accumulator.void()
 
@@ -107,7 +111,7 @@ class TorchEngine:
 
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
         """Run the stage on one microbatch."""
-        voids = self.voids                   # before the job is queued: a void while it waits counts too
+        voids = self.voids(step)             # before the job is queued: a void while it waits counts too
         return await self._run(Work.FORWARD, step, index, lambda: self._forward(step, index, voids, payload, train))
 
     async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
@@ -117,7 +121,7 @@ class TorchEngine:
     async def accumulate(self, stash: Stash) -> bool:
         """The weight pass."""
         added = await self._run(Work.WEIGHTS, stash.step, stash.index, lambda: self._accumulate(stash))
-        return added and stash.voids == self.voids       # here, in the caller's thread, nothing can void in between
+        return added and stash.voids == self.voids(stash.step)   # in the caller's thread: nothing can void in between
 
     def _forward(self, step: int, index: int, voids: int, payload: Sequence[Packed], train: bool) -> Stash:
         began = time.perf_counter()
@@ -170,7 +174,7 @@ class TorchEngine:
         if saved.output is not None or saved.tape is None:
             raise ValueError(f"no gradient to add: microbatch {stash.step}/{stash.index}")
         tape, saved.tape, saved.added = saved.tape, None, False
-        if saved.epoch != self._epoch or stash.voids != self.voids:
+        if saved.epoch != self._epoch or stash.voids != self.voids(stash.step):
             return False
         saved.added = self._accumulator.add(
             self._state.gradients(tape), step=stash.step, index=stash.index, voids=stash.voids

@@ -127,7 +127,7 @@ class StepDriver:
 
     def added(self, index: int, stash: Stash) -> None:
         """See Claims.added."""
-        if stash.voids == self._engine.voids:
+        if stash.voids == self._engine.voids(stash.step):
             self._perform(self.member.add(index, now=self._now()))
 
     def non_finite(self, index: int) -> None:
@@ -172,7 +172,7 @@ class StepDriver:
                     for peer in sorted({*self._listener.everyone(), self.member.me}):
                         self._send(peer, message)
             case act.Granted(index):
-                self._pipeline.granted(index, self._engine.voids)
+                self._pipeline.granted(index, self._engine.voids(self.member.version))
             case act.Owned(index, owner):
                 self._pipeline.owned(index, owner)
             case act.Execute(index):

@@ -65,7 +65,7 @@ class Members:
 
     @staticmethod
     def fill(accumulator: Accumulator, engine: TorchEngine, gradient: torch.Tensor) -> None:
-        assert accumulator.add([gradient], step=engine.version, index=0, voids=engine.voids)
+        assert accumulator.add([gradient], step=engine.version, index=0, voids=engine.voids(engine.version))
 
     def tell(self, peer: PeerId, message: object) -> None:
         raise AssertionError("nothing is told")

@@ -72,7 +72,7 @@ class Scene:
 
     def claim(self, index: int) -> None:
         self.said.append(("claim", index))
-        asyncio.get_running_loop().call_soon(self.execution.granted, index, self.engine.voids)
+        asyncio.get_running_loop().call_soon(self.execution.granted, index, self.engine.voids(0))
 
     def withdraw(self, index: int) -> None:
         self.said.append(("withdraw", index))
