@@ -77,7 +77,7 @@ class Butterfly:
             peer: indexes for peer, _, indexes in current.contributions if indexes
         }
         first, last = span
-        cut = parts(last - first, [0] * len(current.receivers))
+        cut = parts(last - first, [0] * len(current.receivers), block=engine.block)
         self._size = chunk_elements(last - first, len(cut))
         self._chunks = {
             peer: chunks(first + start, first + stop, self._size)

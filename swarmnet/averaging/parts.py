@@ -3,7 +3,8 @@
 A member of n that reduces the share s of a vector of S bytes sends the rest of its own vector and its reduced part to
 everybody else: (1 + (n - 2) s) S bytes each way. The cut that lets the slowest member finish soonest therefore gives
 shares by filling up: all members with a part need the same time, and who is too slow for that reduces nothing (as in
-Moshpit's load balancing, arXiv:2103.03239). Exact fractions, so that all members cut alike. Pure.
+Moshpit's load balancing, arXiv:2103.03239). Exact fractions, so that all members cut alike. Parts and chunks begin at
+multiples of the codec's blocks, so that nothing that is decoded depends on the cut. Pure.
 """
 
 from __future__ import annotations
@@ -36,9 +37,16 @@ def shares(bandwidths: Sequence[int]) -> list[Fraction]:
     return [max(Fraction(0), (seconds * bandwidth - 1) / (n - 2)) for bandwidth in bandwidths]
 
 
-def parts(num_elements: int, bandwidths: Sequence[int]) -> list[Range]:
-    """Cut [0, num_elements) into one contiguous part per member, in order, by `shares`. Parts may be empty."""
-    edges = [0, *(int(edge * num_elements) for edge in itertools.accumulate(shares(bandwidths)))]
+def parts(num_elements: int, bandwidths: Sequence[int], *, block: int = 1) -> list[Range]:
+    """Cut [0, num_elements) into one contiguous part per member, in order, by `shares`, at multiples of `block`.
+
+    Parts may be empty. Rounding to blocks makes a part at most a block larger or smaller than its share.
+    """
+    so_far = itertools.accumulate(shares(bandwidths), initial=Fraction(0))
+    edges = [
+        min(round(share * num_elements / block) * block, num_elements) if share < 1 else num_elements
+        for share in so_far
+    ]
     return list(itertools.pairwise(edges))
 
 

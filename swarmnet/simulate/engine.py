@@ -255,6 +255,11 @@ class SimulatedEngine:
         self._sum, self.added = [0] * NUM_ELEMENTS, []
 
     @property
+    def block(self) -> int:
+        """See Engine."""
+        return 1
+
+    @property
     def phases(self) -> tuple[int, ...]:
         """See Engine."""
         return (NUM_ELEMENTS,)

@@ -26,10 +26,13 @@ def choose(name: str, shape: Sequence[int], *, matrices: str) -> str:
     return EXACT if vector or math.prod(shape) < SMALL else matrices
 
 
-def runs(parameters: Sequence[Parameter], start: int, stop: int, *, matrices: str) -> list[tuple[str, int]]:
-    """(codec, number of elements) along elements [start, stop) of the flat gradient; neighbours differ, none is empty.
+def runs(
+    parameters: Sequence[Parameter], start: int, stop: int, *, matrices: str, block: int = 1
+) -> list[tuple[str, int]]:
+    """(codec, number of elements) along elements [start, stop) of the flat gradient; none is empty.
 
-    parameters: all of the stage's, in canonical order.
+    parameters: all of the stage's, in canonical order. block: of the codec of matrices. What travels under it is cut
+    once more at the first multiple of `block`, from where its blocks are the same wherever a piece begins.
     """
     pieces: list[tuple[str, int]] = []
     edge = 0
@@ -38,5 +41,10 @@ def runs(parameters: Sequence[Parameter], start: int, stop: int, *, matrices: st
         size = min(edge, stop) - max(begin, start)
         if size > 0:
             pieces.append((choose(name, shape, matrices=matrices), size))
-    grouped = itertools.groupby(pieces, key=lambda piece: piece[0])
-    return [(codec, sum(size for _, size in group)) for codec, group in grouped]
+    found: list[tuple[str, int]] = []
+    for codec, group in itertools.groupby(pieces, key=lambda piece: piece[0]):
+        size = sum(size for _, size in group)
+        before = min(size, -start % block) if codec == matrices else 0
+        found += [(codec, each) for each in (before, size - before) if each]
+        start += size
+    return found

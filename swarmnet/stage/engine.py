@@ -84,6 +84,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def block(self) -> int:
+        """Pieces of a round begin at its multiples, or the bits of a sum depend on how it was cut: a power of two."""
+        ...
+
+    @property
     def delay(self) -> int:
         """How many steps beyond `version` are open: 0 or 1. Step s is computed on the weights of version s - delay."""
         ...

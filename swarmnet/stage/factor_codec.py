@@ -27,6 +27,7 @@ class FactorCodec:
     """`phases`: lengths of the vectors that a round sums, one after the other."""
 
     contributed = reduced = "fp32"
+    block = 1
 
     def __init__(self, rank: int, parameters: Sequence[Parameter], *, device: torch.device) -> None:
         self.low_rank = LowRank(rank, parameters)

@@ -56,6 +56,11 @@ class StepSum:
         return self._codec.phases
 
     @property
+    def block(self) -> int:
+        """See Engine."""
+        return self._codec.block
+
+    @property
     def flat(self) -> Tensor:
         """The finished sum. Raises ValueError if there is none of this version."""
         if self._version != self._state.version:

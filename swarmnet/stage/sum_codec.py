@@ -21,7 +21,7 @@ from swarmnet.wire import codecs
 
 
 class SumCodec:
-    """contributed, reduced: the codecs that a contribution and a reduced piece carry by name.
+    """contributed, reduced: the codecs that a contribution and a reduced piece carry by name. block: see Engine.
 
     codec: `averaging.codec` of the manifest. parameters: all of the stage's, in canonical order. Raises UsageError if
     another distribution is to bring the codec and does not.
@@ -35,6 +35,7 @@ class SumCodec:
         self._matrices = auto_matrices(parameter) if family == "auto" else None
         self._parameters, self._num_elements = tuple(parameters), num_elements
         coarse = found.feedback or (self._matrices is not None and codecs.find(self._matrices).feedback)
+        self.block = codecs.find(self._matrices).block if self._matrices is not None else found.block
         self._loses_twice = self._matrices is not None or codecs.find(self.reduced).feedback
         self.feedback = Feedback(num_elements, device=device) if coarse else None
 
@@ -98,5 +99,5 @@ class SumCodec:
         if self._matrices is None:
             return codecs.encode(codec, piece)
         return codecs.encode_runs(
-            runs(self._parameters, start, start + piece.numel(), matrices=self._matrices), piece
+            runs(self._parameters, start, start + piece.numel(), matrices=self._matrices, block=self.block), piece
         )

@@ -90,6 +90,11 @@ class TorchEngine:
         return self._sum.phases
 
     @property
+    def block(self) -> int:
+        """Where pieces of a vector may begin: at its multiples."""
+        return self._sum.block
+
+    @property
     def delay(self) -> int:
         """How many steps beyond `version` are open."""
         return 0

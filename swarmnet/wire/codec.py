@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 MAX_RANK = 8
+MAX_BLOCK = 1 << 16
 MAX_ELEMENTS = 1 << 40
 """More than any tensor we know how to send; framing applies the run's own, far lower limit in bytes."""
 
@@ -28,6 +29,8 @@ class Codec(Protocol):
     dtype: "float32" (takes any float dtype, gives fp32), or exactly "int64", "int32", "uint8".
     reduced: name of the codec in which a sum of tensors under this one travels; mostly its own.
     feedback: what it loses is too much to forget; send it later (`stage.feedback`).
+    block: elements that share a scale or the like, a power of two and at most `MAX_BLOCK`: pieces that begin at its
+    multiples decode to what the whole would. 1 where every element is by itself.
     """
 
     @property
@@ -38,6 +41,8 @@ class Codec(Protocol):
     def reduced(self) -> str: ...
     @property
     def feedback(self) -> bool: ...
+    @property
+    def block(self) -> int: ...
 
     def sizes(self, num_elements: int) -> tuple[int, int]:
         """Shortest and longest encoding in bytes: equal for most codecs. Arithmetic only, no torch."""

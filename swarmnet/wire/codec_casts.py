@@ -31,6 +31,7 @@ class Cast:
     stored: str
     width: int
     feedback: bool = False
+    block: int = 1
 
     @property
     def reduced(self) -> str:

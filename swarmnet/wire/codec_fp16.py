@@ -41,6 +41,7 @@ class Fp16:
     name = reduced = "fp16"
     dtype = "float32"
     feedback = False
+    block = BLOCK
 
     def sizes(self, num_elements: int) -> tuple[int, int]:
         """Always the same."""

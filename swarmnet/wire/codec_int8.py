@@ -42,6 +42,7 @@ class Int8:
     name = reduced = "int8"
     dtype = "float32"
     feedback = False
+    block = BLOCK
 
     def sizes(self, num_elements: int) -> tuple[int, int]:
         """Always the same."""

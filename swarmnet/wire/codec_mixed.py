@@ -3,17 +3,17 @@
 Layout: uint64 number of runs; per run a uint64, the number of its elements times 256 plus its codec's number; then each
 run under its own codec, padded with zeros to a multiple of 8 bytes. Every element has its run's error. Which elements
 go under which codec is the encoder's choice (`stage.codec_choice`); runs of no elements, or more of them than
-4 + N / 2048, are not written and are refused.
+4 + N / 1024, are not written and are refused. Neighbours may be of one codec: a run begins a codec's blocks anew.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from swarmnet.wire.codec import Codec, malformed, memory
+from swarmnet.wire.codec import MAX_BLOCK, Codec, malformed, memory
 from swarmnet.wire.codec_casts import CASTS
 from swarmnet.wire.codec_fp16 import Fp16
 from swarmnet.wire.codec_int8 import Int8
@@ -42,6 +42,7 @@ class Mixed:
     dtype: str = "float32"
     reduced: str = "mixed"
     feedback: bool = False
+    block: int = MAX_BLOCK
 
     def sizes(self, num_elements: int) -> tuple[int, int]:
         """From the empty tensor's to that of the most runs, all in fp32."""
@@ -57,7 +58,7 @@ class Mixed:
         """Run by run. The runs must cover `x_N`."""
         import torch
 
-        runs = merged(self.runs)
+        runs = [run for run in self.runs if run[1]]
         if sum(size for _, size in runs) != x_N.numel() or len(runs) > _most_runs(x_N.numel()):
             raise ValueError(f"{len(runs)} runs do not fit {x_N.numel()} elements")
         header = [len(runs), *(size << 8 | _NUMBER[name] for name, size in runs)]
@@ -83,14 +84,8 @@ class Mixed:
         return torch.cat([MEMBERS[_NUMBER[name]].bound(run) for (name, _), run in pairs])
 
 
-def merged(runs: Sequence[Run]) -> list[Run]:
-    """The same cut with neighbours of one codec made one, and none empty."""
-    grouped = itertools.groupby((run for run in runs if run[1]), key=lambda run: run[0])
-    return [(name, sum(size for _, size in group)) for name, group in grouped]
-
-
 def _most_runs(num_elements: int) -> int:
-    return 4 + num_elements // 2048
+    return 4 + num_elements // 1024
 
 
 def _fields(data: np.ndarray[Any, Any], num_elements: int) -> Iterator[tuple[Codec, slice, slice]]:

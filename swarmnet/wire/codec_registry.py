@@ -15,7 +15,7 @@ import importlib.metadata
 
 from swarmnet.errors import BadMessage, UsageError
 from swarmnet.manifest.codec_names import is_plug_in, split
-from swarmnet.wire.codec import Codec, malformed
+from swarmnet.wire.codec import MAX_BLOCK, Codec, malformed
 from swarmnet.wire.codec_casts import CASTS
 from swarmnet.wire.codec_fp16 import Fp16
 from swarmnet.wire.codec_int8 import Int8
@@ -89,14 +89,16 @@ def _load(name: str) -> Codec:
 
 def _check(codec: Codec, name: str, where: str) -> None:
     """Raise UsageError unless `codec` has all a codec must have."""
-    lacking = [each for each in ("name", "dtype", "reduced", "feedback", "sizes", "check", "encode", "decode", "bound")
-               if not hasattr(codec, each)]
+    lacking = [each for each in ("name", "dtype", "reduced", "feedback", "block", "sizes", "check", "encode",
+                             "decode", "bound") if not hasattr(codec, each)]
     if lacking:
         raise UsageError(f"{where} is no codec: it has no {', no '.join(lacking)}")
     if codec.name != name or codec.dtype != "float32":
         raise UsageError(f"{where} is no such codec: it is {codec.name!r} for {codec.dtype!r}, not for 'float32'")
     if codec.reduced != name and codec.reduced not in _PLAIN:
         raise UsageError(f"{where}: its sums travel under {codec.reduced!r}, which is no codec")
+    if type(codec.block) is not int or not 1 <= codec.block <= MAX_BLOCK or codec.block & (codec.block - 1):
+        raise UsageError(f"{where} has blocks of {codec.block!r} elements: not a power of two up to {MAX_BLOCK}")
     for size in (0, 1, 1000):
         sizes = codec.sizes(size)
         low, high = sizes if isinstance(sizes, tuple) and len(sizes) == 2 else (-1, -1)

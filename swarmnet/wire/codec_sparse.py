@@ -45,6 +45,11 @@ class Sparse:
         """Does it drop anything?"""
         return self.fraction < 1.0
 
+    @property
+    def block(self) -> int:
+        """What is dropped is chosen block by block; what is exact stays so in any piece."""
+        return BLOCK if self.feedback else 1
+
     def sizes(self, num_elements: int) -> tuple[int, int]:
         """From all zeros to as many as there may be."""
         whole, rest = divmod(num_elements, BLOCK)

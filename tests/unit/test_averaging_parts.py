@@ -13,17 +13,27 @@ BANDWIDTHS = st.lists(st.integers(0, 10**11), min_size=1, max_size=40)
 KNOWN = st.lists(st.integers(1, 10**11), min_size=3, max_size=12)
 
 
-@given(st.integers(0, 10_000), BANDWIDTHS)
-def test_every_element_has_one_reducer(num_elements: int, bandwidths: list[int]) -> None:
-    cut = parts(num_elements, bandwidths)
+BLOCKS = st.sampled_from([1, 2, 64, 256, 1 << 16])
+
+
+@given(st.integers(0, 10_000), BANDWIDTHS, BLOCKS)
+def test_every_element_has_one_reducer(num_elements: int, bandwidths: list[int], block: int) -> None:
+    cut = parts(num_elements, bandwidths, block=block)
     assert len(cut) == len(bandwidths)
     assert [element for start, stop in cut for element in range(start, stop)] == list(range(num_elements))
+    assert all(start % block == 0 for start, stop in cut if start < stop), "a codec's block has one reducer"
 
 
-@given(st.integers(0, 10_000), st.integers(1, 40), st.integers(0, 1000))
-def test_equals_and_strangers_share_alike(num_elements: int, num_members: int, bandwidth: int) -> None:
-    sizes = [stop - start for start, stop in parts(num_elements, [bandwidth] * num_members)]
-    assert max(sizes) - min(sizes) <= 1
+@given(st.integers(0, 100_000), st.integers(1, 40), st.integers(0, 1000), st.sampled_from([1, 64, 256]))
+def test_equals_and_strangers_share_alike(num_elements: int, num_members: int, bandwidth: int, block: int) -> None:
+    sizes = [stop - start for start, stop in parts(num_elements, [bandwidth] * num_members, block=block)]
+    assert max(sizes) - min(sizes) <= (2 * block if block > 1 else 1)
+
+
+@given(st.integers(0, 1 << 20), st.lists(st.integers(1, 10**6), min_size=3, max_size=8), BLOCKS)
+def test_who_is_too_slow_to_reduce_gets_no_rest_either(num_elements: int, bandwidths: list[int], block: int) -> None:
+    cut = parts(num_elements, bandwidths, block=block)
+    assert all(start == stop for (start, stop), share in zip(cut, shares(bandwidths), strict=True) if not share)
 
 
 def seconds(bandwidths: list[int], cut: list[Fraction]) -> Fraction:

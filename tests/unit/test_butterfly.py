@@ -49,7 +49,7 @@ class Vector:
 
     def __init__(self, values: list[int], shared: Counter[int]) -> None:
         self.values, self.reduced, self.sum = values, shared, dict[int, int]()
-        self.num_elements, self.phases = len(values), (len(values),)
+        self.num_elements, self.phases, self.block = len(values), (len(values),), 1
         self.reads = 0
 
     async def open_round(self, round_id: RoundId) -> None:

@@ -234,24 +234,20 @@ def test_sparse_refuses_what_no_encoder_writes(packed: Packed, code: RejectCode 
 
 
 def test_mixed_bytes() -> None:
-    packed = codecs.encode_runs([("fp32", 1), ("fp32", 1), ("bf16", 0), ("int8", 3)], torch.tensor([1.0, 2, 3, 3, 3]))
-    head = struct.pack("<3Q", 2, 2 << 8 | 0, 3 << 8 | 3)
-    assert bytes(packed.data) == head + struct.pack("<2f", 1, 2) + struct.pack("<f3bx", 3, 127, 127, 127)
-    assert codecs.decode(packed).tolist() == [1, 2, 3, 3, 3]
+    runs = [("fp32", 2), ("bf16", 0), ("int8", 1), ("int8", 2)]
+    packed = codecs.encode_runs(runs, torch.tensor([1.0, 2, 3, 4, 4]))
+    head = struct.pack("<4Q", 3, 2 << 8 | 0, 1 << 8 | 3, 2 << 8 | 3)
+    bodies = struct.pack("<2f", 1, 2) + struct.pack("<fb3x", 3, 127) + struct.pack("<f2b2x", 4, 127, 127)
+    assert bytes(packed.data) == head + bodies
+    assert codecs.decode(packed).tolist() == [1, 2, 3, 4, 4]
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([codec.name for codec in MEMBERS]), st.integers(0, 700)), max_size=4))
 def test_every_run_is_as_it_is_alone(runs: list[tuple[str, int]]) -> None:
-    merged: list[list] = []
-    for name, size in runs:
-        if size and merged and merged[-1][0] == name:
-            merged[-1][1] += size
-        elif size:
-            merged.append([name, size])
     x = random(sum(size for _, size in runs))
-    pieces = torch.split(x, [size for _, size in merged]) if merged else []
-    expected = [codecs.decode(codecs.encode(name, piece)) for (name, _), piece in zip(merged, pieces, strict=True)]
+    pieces = torch.split(x, [size for _, size in runs]) if runs else []
+    expected = [codecs.decode(codecs.encode(name, piece)) for (name, _), piece in zip(runs, pieces, strict=True)]
     assert torch.equal(codecs.decode(codecs.encode_runs(runs, x)), torch.cat([*expected, x[:0]]))
 
 

@@ -19,7 +19,7 @@ import torch
 
 class Sign:
     """Signs under one scale."""
-    dtype, feedback = "float32", True
+    dtype, feedback, block = "float32", True, 64
 
     def __init__(self, parameter):
         self.name = self.reduced = "acme.sign" if parameter is None else f"acme.sign:{parameter}"
@@ -46,6 +46,9 @@ class Thief(Sign):
 class Half:
     name, dtype, reduced = "acme.half", "float32", "acme.half"
     def __init__(self, parameter): ...
+
+class Odd(Sign):
+    block = 96
 
 class Vague(Sign):
     def sizes(self, num_elements):
@@ -116,7 +119,11 @@ def test_a_plug_in_cannot_take_our_names(install) -> None:
         ("acme_codecs:broken", "cannot be loaded: RuntimeError: no kernels here"),
         ("acme_codecs:missing", "cannot be loaded: AttributeError"),
         ("no_such_module:Sign", "cannot be loaded: ModuleNotFoundError"),
-        ("acme_codecs:Half", "is no codec: it has no feedback, no sizes, no check, no encode, no decode, no bound"),
+        (
+            "acme_codecs:Half",
+            "is no codec: it has no feedback, no block, no sizes, no check, no encode, no decode, no bound",
+        ),
+        ("acme_codecs:Odd", "has blocks of 96 elements: not a power of two up to 65536"),
         ("acme_codecs:Vague", "takes 0 bytes for 0 elements: not"),
         ("acme_codecs:Endless", "for 0 elements: not"),
     ],
