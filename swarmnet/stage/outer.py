@@ -1,0 +1,132 @@
+"""The outer optimizer of `sync = "local"`: slow weights, their momentum, and the step that replicas take together.
+
+A replica trains on its own and now and then looks where the others have gone. Its *pseudo-gradient* is the way from
+its weights back to its slow weights, those it had after the exchange before. With `partners = "all"` the mean
+pseudo-gradient of everybody moves the slow weights by one step of Nesterov momentum, and the weights go on from there
+(DiLoCo, arXiv:2311.08105): slow weights are equal everywhere. With `"pairs"` only two replicas exchange, and slow
+weights differ; a pull towards the partner's, inside the momentum, keeps them together (NoLoCo, arXiv:2506.10911).
+
+Everything is elementwise on flat fp32 vectors, so any range of elements can be exchanged at any time (`outer_plan`).
+Knows no rounds, no codecs and no peers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+SLOW, MOMENTUM = "outer.slow", "outer.momentum"
+"""What their names begin with in a snapshot."""
+
+
+class Outer:
+    """Slow weights and outer momentum of one replica, beside its live weights `parameters` (in canonical order).
+
+    partners: "all" or "pairs". learning_rate, momentum: of the outer step. Positions count through all parameters, one
+    after the other.
+    """
+
+    def __init__(
+        self, parameters: Sequence[Tensor], *, partners: str, learning_rate: float, momentum: float
+    ) -> None:
+        self._parameters = [parameter.detach() for parameter in parameters]      # the same memory
+        self._edges = [0, *itertools.accumulate(parameter.numel() for parameter in self._parameters)]
+        self._gossip = partners == "pairs"
+        self._rate, self._decay = learning_rate, momentum
+        device = self._parameters[0].device
+        self.slow = torch.empty(self._edges[-1], dtype=torch.float32, device=device)
+        self.momentum = torch.empty_like(self.slow)
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin here: the slow weights are the weights, and nothing has moved."""
+        for start, weights in self._pieces(0, self.slow.numel()):
+            self.slow[start : start + weights.numel()] = weights
+        self.momentum.zero_()
+
+    def vector(self, start: int, stop: int, *, group: int = 1) -> Tensor:
+        """What this replica gives to the mean that it asks for: fp32 [stop - start], fresh memory.
+
+        group: how many average together; only gossip depends on it.
+        """
+        out = torch.empty(stop - start, dtype=torch.float32, device=self.slow.device)
+        for at, weights in self._pieces(start, stop):
+            slow, piece = self.slow[at : at + weights.numel()], out[at - start : at - start + weights.numel()]
+            torch.sub(slow, weights, out=piece)
+            if self._gossip:
+                piece.mul_(-self._rate).add_(slow, alpha=pull(group, self._decay))
+        return out
+
+    def step(self, mean: Tensor, start: int, *, group: int = 1, mine: bool = True) -> float:
+        """Move the slow weights from `start` on by the mean of all `vector`s, and the weights with them.
+
+        mine: my vector is in that mean. Then the weights become the slow weights; else they move as the slow weights
+        do, and what I have learned on top of them is mine to bring another time. Returns how far the weights moved, as
+        a part of their length.
+        """
+        moved = length = 0.0
+        for at, weights in self._pieces(start, start + mean.numel()):
+            here = slice(at, at + weights.numel())
+            slow, momentum = self.slow[here], self.momentum[here]
+            before = weights.clone()
+            if not mine:
+                weights.sub_(slow)
+            if self._gossip:
+                gossip_step(slow, momentum, mean[at - start : here.stop - start], decay=self._decay, group=group)
+            else:
+                nesterov_step(
+                    slow, momentum, mean[at - start : here.stop - start], learning_rate=self._rate, decay=self._decay
+                )
+            weights.copy_(slow) if mine else weights.add_(slow)
+            moved += _square(before.sub_(weights))
+            length += _square(weights)
+        return math.sqrt(moved / length) if length else 0.0
+
+    def tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """The live state by the names it has in a snapshot. names: of the parameters, in order."""
+        found: dict[str, Tensor] = {}
+        for name, parameter, (start, stop) in zip(
+            names, self._parameters, itertools.pairwise(self._edges), strict=True
+        ):
+            found[f"{SLOW}.{name}"] = self.slow[start:stop].view(parameter.shape)
+            found[f"{MOMENTUM}.{name}"] = self.momentum[start:stop].view(parameter.shape)
+        return found
+
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+        """(position, flat view) of every piece of a parameter inside [start, stop)."""
+        for parameter, (first, last) in zip(self._parameters, itertools.pairwise(self._edges), strict=True):
+            low, high = max(start, first), min(stop, last)
+            if low < high:
+                yield low, parameter.view(-1)[low - first : high - first]
+
+
+def nesterov_step(slow: Tensor, momentum: Tensor, mean: Tensor, *, learning_rate: float, decay: float) -> None:
+    """In place: momentum = decay * momentum + mean; slow -= learning_rate * (mean + decay * momentum)."""
+    momentum.mul_(decay).add_(mean)
+    slow.sub_(mean, alpha=learning_rate).sub_(momentum, alpha=learning_rate * decay)
+
+
+def gossip_step(slow: Tensor, momentum: Tensor, mean: Tensor, *, decay: float, group: int) -> None:
+    """In place: momentum = decay * momentum + mean - pull * slow; slow += momentum.
+
+    mean: of pull * slow - learning_rate * (slow - weights) over the group. So with an equal group the pull cancels, and
+    the mean of all slow weights moves as if everybody had averaged with everybody.
+    """
+    momentum.mul_(decay).add_(mean).sub_(slow, alpha=pull(group, decay))
+    slow.add_(momentum)
+
+
+def pull(group: int, decay: float) -> float:
+    """How strongly a group of that size is drawn together: the middle of the interval in which, for this momentum, the
+    paper's analysis finds slow weights to stay together (its equation for gamma). 0 for a group of one."""
+    if group < 2:
+        return 0.0
+    return math.sqrt(group / (2 * (group - 1))) * (decay + math.sqrt(2 + decay * decay)) / 2
+
+
+def _square(flat: Tensor) -> float:
+    return float(torch.linalg.vector_norm(flat, dtype=torch.float64).item()) ** 2
