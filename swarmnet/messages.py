@@ -83,11 +83,25 @@ class Stamp:
 
 
 @dataclass(frozen=True, slots=True)
+class Measure:
+    """What a replica's weights were like at `version`, after the commits of `chain` (docs/drift.md).
+
+    digest: SHA-256 of their bits, b"" where nobody promises equal bits. sketch: see `stage.sketch`.
+    """
+
+    version: int
+    chain: Chain
+    digest: bytes
+    sketch: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """To replicas of my stage and of the neighbour stages: where I stand and which commits I know.
 
     commits: of step `stamp.step` (= my version), as far as known. last_commits: all P of the step before; only sent
-    to a peer that is known to be behind.
+    to a peer that is known to be behind. numerics: the numerics class of my weights. measure: the newest one of them;
+    only sent to replicas of my stage.
     """
 
     stamp: Stamp
@@ -98,6 +112,8 @@ class Heartbeat:
     last_commits: tuple[Commit, ...] = ()
     queue: int = 0
     draining: bool = False
+    numerics: str = ""
+    measure: Measure | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,8 @@ def _heartbeat(beat: Heartbeat, shape: Shape) -> str | None:
         return "no such stage"
     if not (0 <= beat.stamp.step <= shape.total_steps and 0 <= beat.stamp.restart.version <= shape.total_steps):
         return "no such step"
+    if beat.measure is not None and beat.measure.version > beat.stamp.step:
+        return "a measure of weights that are not there yet"
     if len(beat.commits) > shape.num_stages or len(beat.last_commits) > shape.num_stages:
         return "more commits than stages"
     return next(filter(None, (commit_refusal(commit, shape) for commit in (*beat.commits, *beat.last_commits))), None)

@@ -9,15 +9,17 @@ from swarmnet.messages import (
     Execute,
     Granted,
     Heartbeat,
+    Measure,
     Moved,
     Prepare,
     Release,
     Report,
     Round,
 )
-from swarmnet.wire.convert_fields import Flag, Int, Items
+from swarmnet.wire.convert_fields import Blob, Flag, Int, Items, Real, Text
 from swarmnet.wire.convert_values import (
     BALLOT,
+    CHAIN,
     COMMIT,
     CONTRIBUTIONS,
     COUNT,
@@ -30,6 +32,7 @@ from swarmnet.wire.convert_values import (
     RESTART,
     ROUND_ID,
     STAMP,
+    STEP,
     Many,
     Maybe,
     One,
@@ -37,6 +40,22 @@ from swarmnet.wire.convert_values import (
     void_but_contributed,
 )
 from swarmnet.wire.pb import control_pb2 as pb
+
+MAX_SKETCH, MAX_NUMERICS = 256, 256
+"""Numbers of a sketch, and characters of a numerics class, at most."""
+
+_LARGEST = 3e38                     # as fp32 it is finite
+
+_MEASURE = Value(
+    Measure,
+    pb.Measure,
+    {
+        "version": STEP,
+        "chain": CHAIN,
+        "digest": Blob(0, 32),
+        "sketch": Items(Real(-_LARGEST, _LARGEST), MAX_SKETCH),
+    },
+)
 
 _KEPT = {"stamp": One(STAMP), "ballot": One(BALLOT)}
 _FENCED = {**_KEPT, "generation": One(GENERATION)}
@@ -54,6 +73,8 @@ CONTROL: dict[str, Value] = {
             "last_commits": Many(COMMIT),
             "queue": COUNT,
             "draining": Flag(),
+            "numerics": Text(MAX_NUMERICS),
+            "measure": Maybe(_MEASURE),
         },
     ),
     "prepare": Value(Prepare, pb.Prepare, {**_KEPT, "given": INDEXES}),

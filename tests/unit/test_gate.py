@@ -12,6 +12,7 @@ from swarmnet.messages import (
     Execute,
     Granted,
     Heartbeat,
+    Measure,
     Moved,
     Prepare,
     Release,
@@ -43,6 +44,7 @@ GOOD = [
     Execute(STAMP, BALLOT, 3), Report(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0), Committed(commit()), round_of(),
     Round(STAMP, BALLOT, RoundId(BALLOT, 0), (), (), (OTHER,)),
     Heartbeat(STAMP, 1, True, BALLOT, (commit(),), (commit(stage=0, step=2),)),
+    Heartbeat(STAMP, 1, True, BALLOT, numerics="cpu", measure=Measure(3, STAMP.chain, b"d" * 32, (1.0, -2.5))),
 ]
 
 BAD = [
@@ -55,6 +57,7 @@ BAD = [
     Committed(commit(stage=2)), Committed(commit(step=10)), Committed(commit(num_tokens=0)),
     Committed(commit(loss_sum=1e300)), Committed(commit(grad_sq_norm=1e308)), Committed(commit(voided=frozenset({4}))),
     Heartbeat(Stamp(3, 3000, STAMP.chain), 1, True, None), Heartbeat(Stamp(11, 1, STAMP.chain), 1, True, None),
+    Heartbeat(STAMP, 1, True, None, measure=Measure(4, STAMP.chain, b"", ())),
     Heartbeat(STAMP, 1, True, None, (commit(num_tokens=0),)), Heartbeat(STAMP, 1, True, None, (commit(),) * 3),
 ]
 

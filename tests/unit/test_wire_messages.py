@@ -29,6 +29,7 @@ from swarmnet.messages import (
     Heartbeat,
     ManifestData,
     ManifestRequest,
+    Measure,
     Moved,
     MovedTo,
     Packed,
@@ -79,6 +80,9 @@ incarnations = st.integers(0, (1 << 64) - 1)
 generations = st.builds(Generation, incarnations, steps)
 stamps = st.builds(Stamp, steps, stages, hex32)
 restarts = st.builds(Restart, steps, steps)
+words = st.text(max_size=20)
+sketches = st.lists(st.floats(-2.0**90, 2.0**90, width=32), max_size=8).map(tuple)
+measures = st.builds(Measure, steps, hex32, st.binary(max_size=32), sketches)
 
 
 @st.composite
@@ -107,7 +111,8 @@ kept = {"stamp": stamps, "ballot": ballots}
 fenced = {**kept, "generation": generations}
 controls: dict[type, st.SearchStrategy] = {
     Heartbeat: st.builds(
-        Heartbeat, stamps, incarnations, st.booleans(), st.none() | ballots, several, several, counts, st.booleans()
+        Heartbeat, stamps, incarnations, st.booleans(), st.none() | ballots, several, several, counts, st.booleans(),
+        numerics=words, measure=st.none() | measures,
     ),
     Prepare: st.builds(Prepare, **kept),
     Claim: st.builds(Claim, **fenced, index=index),

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Heartbeat(_message.Message):
-    __slots__ = ("stamp", "incarnation", "synced", "keeper", "commits", "last_commits", "queue", "draining")
+    __slots__ = ("stamp", "incarnation", "synced", "keeper", "commits", "last_commits", "queue", "draining", "numerics", "measure")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SYNCED_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,8 @@ class Heartbeat(_message.Message):
     LAST_COMMITS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_FIELD_NUMBER: _ClassVar[int]
     stamp: _values_pb2.Stamp
     incarnation: int
     synced: bool
@@ -25,7 +27,21 @@ class Heartbeat(_message.Message):
     last_commits: _containers.RepeatedCompositeFieldContainer[_values_pb2.Commit]
     queue: int
     draining: bool
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., incarnation: _Optional[int] = ..., synced: _Optional[bool] = ..., keeper: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., last_commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., queue: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+    numerics: str
+    measure: Measure
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., incarnation: _Optional[int] = ..., synced: _Optional[bool] = ..., keeper: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., last_commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., queue: _Optional[int] = ..., draining: _Optional[bool] = ..., numerics: _Optional[str] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ...) -> None: ...
+
+class Measure(_message.Message):
+    __slots__ = ("version", "chain", "digest", "sketch")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SKETCH_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    chain: bytes
+    digest: bytes
+    sketch: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, version: _Optional[int] = ..., chain: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., sketch: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("stamp", "ballot", "given")
