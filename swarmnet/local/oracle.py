@@ -4,18 +4,22 @@ Plain autograd on the uncut model, the same microbatches in the same shapes. In 
 loop: `.backward()` accumulates, `clip_grad_norm_` clips, `torch.optim.AdamW` steps. In deterministic mode the grid is
 part of what the manifest means, so the oracle uses the product's accumulator and update arithmetic on its own
 gradients, and adds squared norms per stage, as the commits do; a swarm's losses and weights are then the same bits.
+
+With `averaging.sync = "overlap"` a second copy of the model follows one version behind, and gradients come from it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.tokens import Tokens
@@ -32,7 +36,7 @@ OnStep = Callable[[int, float, int], None]
 
 @dataclass(slots=True)
 class OracleResult:
-    """losses: mean loss in nats per token before each update; tokens: per step; weights: after the last one.
+    """losses: mean loss in nats per token of each step, before its update; tokens: per step; weights: after the last.
 
     evals: mean held-out loss by version, at 0, E, 2E, ... (E = training.eval_every) and the last version.
     """
@@ -49,7 +53,7 @@ class _Update(Protocol):
         ...
 
     def step(self, step: int, num_tokens: int) -> None:
-        """Update the weights."""
+        """Update the weights; those that gradients come from follow."""
         ...
 
 
@@ -62,7 +66,8 @@ def run_oracle(
     module = StageModule(manifest.model, range(manifest.model.num_layers), first=True, last=True)
     module.reset(seed=training.seed)
     exact = manifest.numerics.mode == "deterministic"
-    update: _Update = _Exact(manifest, module) if exact else _Plain(manifest, module)
+    behind = copy.deepcopy(module) if manifest.averaging.delay else module
+    update: _Update = _Exact(manifest, module, behind) if exact else _Plain(manifest, module, behind)
     result = OracleResult()
     with _threads(1 if exact else torch.get_num_threads()):
         _evaluate(manifest, module, sampler, tokens, 0, result)
@@ -72,7 +77,7 @@ def run_oracle(
                 batch = tokens.microbatch(
                     sampler.positions(step * training.microbatches + index), training.sequence_length
                 )
-                loss = loss_sum(module(batch[:, :-1]), batch[:, 1:])
+                loss = loss_sum(behind(batch[:, :-1]), batch[:, 1:])
                 loss.backward()  # type: ignore[no-untyped-call]
                 update.count(index)
                 total += loss.item()
@@ -88,10 +93,10 @@ def run_oracle(
 
 
 class _Plain:
-    """torch's own way."""
+    """torch's own way. behind: where gradients come from, `module` itself or what follows a version behind it."""
 
-    def __init__(self, manifest: Manifest, module: StageModule) -> None:
-        self._manifest, self._parameters = manifest, list(module.parameters())
+    def __init__(self, manifest: Manifest, module: StageModule, behind: StageModule) -> None:
+        self._manifest, self._parameters, self._behind = manifest, list(module.parameters()), list(behind.parameters())
         table = manifest.optimizer
         self._adamw = torch.optim.AdamW(
             [
@@ -106,21 +111,23 @@ class _Plain:
 
     def step(self, step: int, num_tokens: int) -> None:
         table = self._manifest.optimizer
-        for parameter in self._parameters:
-            assert parameter.grad is not None
-            parameter.grad.div_(num_tokens)
+        for parameter, source in zip(self._parameters, self._behind, strict=True):
+            assert source.grad is not None
+            parameter.grad = source.grad.div_(num_tokens)
         torch.nn.utils.clip_grad_norm_(self._parameters, table.clip_norm)
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate(table, step, total_steps=self._manifest.training.total_steps)
+        _follow(self._parameters, self._behind)
         self._adamw.step()
-        self._adamw.zero_grad()
+        for parameter in (*self._parameters, *self._behind):
+            parameter.grad = None
 
 
 class _Exact:
     """The product's fixed-point sum and update, on the uncut model."""
 
-    def __init__(self, manifest: Manifest, module: StageModule) -> None:
-        self._manifest, self._parameters = manifest, list(module.parameters())
+    def __init__(self, manifest: Manifest, module: StageModule, behind: StageModule) -> None:
+        self._manifest, self._parameters, self._behind = manifest, list(module.parameters()), list(behind.parameters())
         self._edges = [0, *itertools.accumulate(p.numel() for p in self._parameters)]
         self._stage_of = stage_of_parameters(manifest)
         self._names = [name for name, _ in module.named_parameters()]
@@ -133,7 +140,7 @@ class _Exact:
 
     def count(self, index: int) -> None:
         gradients = []
-        for parameter in self._parameters:
+        for parameter in self._behind:
             assert parameter.grad is not None
             gradients.append(parameter.grad.contiguous())
             parameter.grad = None
@@ -150,8 +157,17 @@ class _Exact:
         for piece, gradient in zip(pieces, gradients, strict=True):
             average(piece, gradient.view(-1), scale=scale, numerics=numerics)
         rate = learning_rate(table, step, total_steps=self._manifest.training.total_steps)
+        _follow(self._parameters, self._behind)
         self._optimizer.step(gradients, learning_rate=rate)
         self._step += 1
+
+
+@torch.no_grad()
+def _follow(parameters: Sequence[Parameter], behind: Sequence[Parameter]) -> None:
+    """An update is due: what is one version behind takes over the weights as they still are."""
+    for parameter, follower in zip(parameters, behind, strict=True):
+        if follower is not parameter:
+            follower.copy_(parameter)
 
 
 def stage_of_parameters(manifest: Manifest) -> dict[str, int]:

@@ -134,8 +134,9 @@ class Wire(Table):
 class Averaging(Table):
     """How replicas of a stage agree. `codec` "int64" belongs to deterministic mode."""
 
-    sync: Literal["exact"] = Field(
-        default="exact", description='"exact": no step is applied before every stage has committed it'
+    sync: Literal["exact", "overlap"] = Field(
+        default="exact",
+        description='"exact": steps one by one; "overlap": a step is averaged while the next computes; docs/numerics.md',
     )
     codec: SumCodec = Field(
         default="int64",
@@ -152,6 +153,11 @@ class Averaging(Table):
     trim: Annotated[float, Field(ge=0.0, lt=0.5)] = Field(
         default=0.25, description='"trimmed_mean": share of the weight cut off at either end'
     )
+
+    @property
+    def delay(self) -> int:
+        """Step s is computed on the weights of version s - delay (of version 0 at the least)."""
+        return 1 if self.sync == "overlap" else 0
 
 
 class Protocol(Table):

@@ -19,47 +19,60 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class StageOptimizer:
-    """AdamW over named parameters, its state laid out from the start so that a snapshot of version 0 is complete.
+    """AdamW over a list of parameters, its state laid out from the start so that a snapshot of version 0 is complete.
+
+    One set of moments; the weights may rest in several places by turns (see `step`).
 
     Calls torch's function and not its class, whose constructor imports the compiler: a second of CPU per process.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], table: Optimizer) -> None:
         self._parameters, self._table = list(parameters), table
-        self._moments: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
-        self._steps: dict[nn.Parameter, Tensor] = {}
+        self._moments: list[tuple[Tensor, Tensor]] = []
+        self._steps: list[Tensor] = []
         self.reset()
 
     def reset(self) -> None:
         """Back to version 0: no moments, no steps."""
-        for parameter in self._parameters:
-            self._moments[parameter] = (
-                torch.zeros_like(parameter, requires_grad=False), torch.zeros_like(parameter, requires_grad=False)
-            )
-            self._steps[parameter] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        self._moments = [
+            (torch.zeros_like(p, requires_grad=False), torch.zeros_like(p, requires_grad=False))
+            for p in self._parameters
+        ]
+        self._steps = [torch.zeros((), dtype=torch.float32, device=p.device) for p in self._parameters]
 
-    def moments(self, parameter: nn.Parameter) -> tuple[Tensor, Tensor]:
-        """First and second moment of one parameter, the live tensors."""
-        return self._moments[parameter]
+    @property
+    def moments(self) -> list[tuple[Tensor, Tensor]]:
+        """First and second moment of each parameter, the live tensors."""
+        return self._moments
 
     def set_num_steps(self, steps: int) -> None:
         """How many steps the moments have seen (bias correction)."""
-        for seen in self._steps.values():
+        for seen in self._steps:
             seen.fill_(float(steps))
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor], *, learning_rate: float) -> None:
-        """Update every parameter in place. gradients: fp32, averaged and clipped, in the parameters' order."""
-        pairs = list(zip(self._parameters, gradients, strict=True))
-        self._update([pair for pair in pairs if pair[0].ndim >= 2], learning_rate, self._table.weight_decay)
-        self._update([pair for pair in pairs if pair[0].ndim < 2], learning_rate, 0.0)
+    def step(
+        self, gradients: Sequence[Tensor], *, learning_rate: float, parameters: Sequence[nn.Parameter] | None = None
+    ) -> None:
+        """Update every parameter in place. gradients: fp32, averaged and clipped, in the parameters' order.
 
-    def _update(self, pairs: Sequence[tuple[nn.Parameter, Tensor]], learning_rate: float, weight_decay: float) -> None:
-        parameters = [parameter for parameter, _ in pairs]
-        firsts, seconds = ([self._moments[p][number] for p in parameters] for number in (0, 1))
+        parameters: where the weights rest this time, of the same shapes in the same order.
+        """
+        weights = self._parameters if parameters is None else parameters
+        pairs = list(zip(weights, gradients, strict=True))
+        matrices = [place for place, weight in enumerate(weights) if weight.ndim >= 2]
+        vectors = [place for place, weight in enumerate(weights) if weight.ndim < 2]
+        self._update(pairs, matrices, learning_rate, self._table.weight_decay)
+        self._update(pairs, vectors, learning_rate, 0.0)
+
+    def _update(
+        self, pairs: Sequence[tuple[nn.Parameter, Tensor]], places: Sequence[int], learning_rate: float,
+        weight_decay: float,
+    ) -> None:
         adamw(
-            list(parameters), [gradient for _, gradient in pairs], firsts, seconds, [],
-            [self._steps[p] for p in parameters], fused=True, amsgrad=False, maximize=False,
+            [pairs[place][0] for place in places], [pairs[place][1] for place in places],
+            [self._moments[place][0] for place in places], [self._moments[place][1] for place in places], [],
+            [self._steps[place] for place in places], fused=True, amsgrad=False, maximize=False,
             beta1=self._table.beta1, beta2=self._table.beta2, lr=learning_rate, weight_decay=weight_decay,
             eps=self._table.eps,
         )

@@ -1,5 +1,9 @@
 """What one replica holds of a version: weights, moments, and the flat view of its gradients. No threads, no protocol.
 
+With `averaging.sync = "overlap"` step s is computed on the weights of version s - 1: two versions' weights rest in two
+modules, and step s uses module s % 2. The update of step s reads the other one, which holds the newest weights, and
+writes into the module of s, whose weights nobody needs any more. The moments exist once.
+
 The flat gradient is every parameter after the other in canonical order (that of `named_parameters`). Gradients are
 computed into one scratch buffer whose pieces start on 64-byte boundaries: matrix kernels pick their summation order by
 alignment, so a parameter's gradient must not depend on what precedes it in the stage.
@@ -29,21 +33,28 @@ _ALIGN = 16          # fp32 elements
 
 
 class ReplicaState:
-    """Weights of one version of one stage, and the update to the next."""
+    """Weights of `version` of one stage (with `delay` = 1 also of the version before), and the update to the next."""
 
     def __init__(self, manifest: Manifest, stage: int, *, device: torch.device) -> None:
         ranges = cut_layers(manifest.model, manifest.cut, manifest.training.sequence_length)
         self.manifest, self.stage, self.device = manifest, stage, device
         self.first, self.last = stage == 0, stage == len(ranges) - 1
-        self.module = StageModule(manifest.model, ranges[stage], first=self.first, last=self.last).to(device)
-        self._names = [name for name, _ in self.module.named_parameters()]
-        self._parameters = [parameter for _, parameter in self.module.named_parameters()]
-        self._optimizer = StageOptimizer(self._parameters, manifest.optimizer)
-        self._scratch = _aligned_like(self._parameters, device)
-        self._scratch_of = dict(zip(self._parameters, self._scratch, strict=True))
-        self.edges = [0, *itertools.accumulate(parameter.numel() for parameter in self._parameters)]
-        self.layout = snapshot.Layout({name: tensor.shape for name, tensor in self._tensors().items()}, stage=stage)
+        self.delay = manifest.averaging.delay
+        self._modules = [
+            StageModule(manifest.model, ranges[stage], first=self.first, last=self.last).to(device)
+            for _ in range(1 + self.delay)
+        ]
         self.version = 0
+        self._names = [name for name, _ in self._modules[0].named_parameters()]
+        self._parameters = [list(module.parameters()) for module in self._modules]
+        self._optimizer = StageOptimizer(self._parameters[0], manifest.optimizer)
+        self._scratch = _aligned_like(self._parameters[0], device)
+        self._scratch_of = {
+            parameter: scratch for parameters in self._parameters
+            for parameter, scratch in zip(parameters, self._scratch, strict=True)
+        }
+        self.edges = [0, *itertools.accumulate(parameter.numel() for parameter in self._parameters[0])]
+        self.layout = snapshot.Layout({name: tensor.shape for name, tensor in self._tensors().items()}, stage=stage)
 
     @property
     def num_elements(self) -> int:
@@ -53,17 +64,21 @@ class ReplicaState:
     @property
     def parameter_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """(name, shape) of every parameter, in canonical order."""
-        return [(name, tuple(p.shape)) for name, p in zip(self._names, self._parameters, strict=True)]
+        return [(name, tuple(p.shape)) for name, p in zip(self._names, self._parameters[0], strict=True)]
+
+    def module(self, step: int) -> StageModule:
+        """What `step` is computed on, which must be open: version <= step <= version + delay."""
+        return self._modules[step % len(self._modules)]
 
     def weights(self) -> dict[str, Tensor]:
-        """Copies of the weights, by name, on the CPU."""
-        return {name: p.detach().to("cpu", copy=True) for name, p in zip(self._names, self._parameters, strict=True)}
+        """Copies of the newest weights, by name, on the CPU."""
+        return {name: p.detach().to("cpu", copy=True) for name, p in zip(self._names, self._newest, strict=True)}
 
     def gradients(self, tape: Tape) -> list[Tensor]:
         """Run a weight pass: one fp32 gradient per parameter, in canonical order, valid until the next call."""
         written = tape.weight_pass(self._scratch_of.__getitem__)
-        if len(written) != len(self._parameters):
-            raise ValueError(f"a weight pass wrote {len(written)} of {len(self._parameters)} parameters")
+        if len(written) != len(self._names):
+            raise ValueError(f"a weight pass wrote {len(written)} of {len(self._names)} parameters")
         return self._scratch
 
     def square_norm(self, total: Tensor) -> float:
@@ -88,12 +103,17 @@ class ReplicaState:
         for gradient, (start, stop) in zip(self._scratch, itertools.pairwise(self.edges), strict=True):
             average(total[start:stop], gradient.view(-1), scale=scale, numerics=self.manifest.numerics)
         rate = learning_rate(table, self.version, total_steps=training.total_steps)
-        self._optimizer.step(self._scratch, learning_rate=rate)
+        into = self._parameters[self.version % len(self._modules)]
+        if self.delay:
+            _copy(self._newest, into)
+        self._optimizer.step(self._scratch, learning_rate=rate, parameters=into)
         self.version += 1
 
     def reset_to_seed(self) -> None:
-        """Back to version 0."""
-        self.module.reset(seed=self.manifest.training.seed)
+        """Back to version 0, and what would be before it is the same."""
+        self._modules[0].reset(seed=self.manifest.training.seed)
+        for parameters in self._parameters[1:]:
+            _copy(self._parameters[0], parameters)
         self._optimizer.reset()
         self.version = 0
 
@@ -114,19 +134,33 @@ class ReplicaState:
     @torch.no_grad()
     def take_over(self, tensors: Mapping[str, Tensor], *, version: int) -> None:
         """Become what `unpack` has read."""
+        self.version = version               # first: it says which module holds what
         for name, tensor in self._tensors().items():
             tensor.copy_(tensors[name])
         self._optimizer.set_num_steps(version)
-        self.version = version
+
+    @property
+    def _newest(self) -> list[Parameter]:
+        """The weights of `version`."""
+        return self._parameters[(self.version + self.delay) % len(self._modules)]
 
     def _tensors(self) -> dict[str, Tensor]:
         """The live tensors under their snapshot names."""
         tensors: dict[str, Tensor] = {}
-        for name, parameter in zip(self._names, self._parameters, strict=True):
+        for name, parameter, moments in zip(self._names, self._newest, self._optimizer.moments, strict=True):
             tensors[name] = parameter
-            for moment, tensor in zip(MOMENTS, self._optimizer.moments(parameter), strict=True):
+            for moment, tensor in zip(MOMENTS, moments, strict=True):
                 tensors[snapshot.moment_name(moment, name)] = tensor
+        if self.delay:
+            oldest = self._parameters[self.version % len(self._modules)]
+            tensors |= {snapshot.previous_name(name): p for name, p in zip(self._names, oldest, strict=True)}
         return tensors
+
+
+@torch.no_grad()
+def _copy(source: Sequence[Parameter], into: Sequence[Parameter]) -> None:
+    for parameter, value in zip(into, source, strict=True):
+        parameter.copy_(value)
 
 
 def _aligned_like(parameters: Sequence[Parameter], device: torch.device) -> list[Tensor]:

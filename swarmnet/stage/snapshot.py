@@ -1,4 +1,5 @@
-"""A stage's state as safetensors bytes: weights under their own names, optimizer moments under `optimizer.<moment>.`.
+"""A stage's state as safetensors bytes: weights under their own names, optimizer moments under `optimizer.<moment>.`,
+and, where two versions of the weights are in use, those of the version before under `previous.`.
 
 Everything is fp32 and in full layout, whatever the donor's device; the version stands in the metadata. Reading trusts
 nothing: names, shapes, dtypes, finiteness and version are checked before a caller sees a tensor.
@@ -32,6 +33,11 @@ _ALIGN = 64
 def moment_name(moment: str, parameter: str) -> str:
     """Name of an optimizer moment of `parameter`."""
     return f"optimizer.{moment}.{parameter}"
+
+
+def previous_name(parameter: str) -> str:
+    """Name of the weights of `parameter` one version earlier."""
+    return f"previous.{parameter}"
 
 
 class Layout:

@@ -30,7 +30,10 @@ from swarmnet.wire import codecs
 
 
 class StepSum:
-    """The sums of one stage, always of the version that `state` is at.
+    """The sums of one stage, always of the version that `state` is at: of the oldest open step.
+
+    accumulators: step s sums in accumulators[s % len]. What a codec remembers is void with the accumulator of the step
+    that is being averaged; a void of a step that has contributed nothing yet leaves it.
 
     Positions count through all `phases`, the vectors that a round sums one after the other; for most codecs there is
     one, the flat gradient itself. Raises BadMessage for what a peer sent, Refused(VOID) for a result of our own that is
@@ -38,9 +41,11 @@ class StepSum:
     """
 
     def __init__(
-        self, manifest: Manifest, state: ReplicaState, accumulator: Accumulator, *, device: torch.device
+        self, manifest: Manifest, state: ReplicaState, accumulators: Sequence[Accumulator], *, device: torch.device
     ) -> None:
-        self._state, self._accumulator = state, accumulator
+        self._state, self._accumulators = state, accumulators
+        self._accumulator = accumulators[0]  # of the oldest open step
+        self._voids_then = self._voids_before = 0
         self._fixed_point = manifest.numerics.mode == "deterministic"
         self._sum = SumBuffer(state.num_elements, dtype=sum_dtype(manifest.numerics), device=device)
         self._version = -1                   # the version the finished sum leads on from
@@ -71,14 +76,14 @@ class StepSum:
 
     def begin(self, round_id: RoundId) -> None:
         """What is contributed and reduced from now on is so in that round."""
-        self._codec.begin(round_id, voids=self._accumulator.voids)
+        self._codec.begin(round_id, voids=self._voids)
 
     def contribution(self, start: int, stop: int) -> Packed:
         """Positions [start, stop) of the accumulator under the averaging codec."""
         self._check_part(start, stop, sum(self.phases))
         with blameless(self._state.stage):
             return self._codec.contribution(
-                self._accumulator.read(self._state.version), start, stop, voids=self._accumulator.voids
+                self._accumulator.read(self._state.version), start, stop, voids=self._voids
             )
 
     def reduce(self, contributions: Sequence[Contribution], start: int, stop: int) -> Reduced:
@@ -88,7 +93,7 @@ class StepSum:
             center = self._center[start:stop]
         total, clipped = self._reducer(contributions, stop - start, center)
         with blameless(self._state.stage):
-            return Reduced(self._codec.sum(total, start, voids=self._accumulator.voids), clipped)
+            return Reduced(self._codec.sum(total, start, voids=self._voids), clipped)
 
     def open(self) -> None:
         """Another sum comes: what was there is gone."""
@@ -108,7 +113,7 @@ class StepSum:
     def next_phase(self) -> None:
         """A vector was put whole, and another is to be summed."""
         with blameless(self._state.stage):
-            self._codec.next_phase(voids=self._accumulator.voids)
+            self._codec.next_phase(voids=self._voids)
 
     def seal(self) -> tuple[bytes, float]:
         """Everything was put: the digest of the whole sum and its squared norm."""
@@ -143,7 +148,8 @@ class StepSum:
 
     def applied(self, round_id: RoundId, num_microbatches: int) -> None:
         """The finished sum, of that round, was applied: `state` is a version further."""
-        self._codec.applied(round_id, voids=self._accumulator.voids)
+        self._codec.applied(round_id, voids=self._voids)
+        self._turn()
         if self._reducer.needs_center:       # for the next step's reducer: this one's mean per microbatch
             if self._center is None:
                 self._center = torch.empty(self._state.num_elements, dtype=torch.float32)
@@ -153,6 +159,7 @@ class StepSum:
     def changed(self) -> None:
         """The state is another: no sum of mine leads on from it."""
         self._version = self._center_version = -1
+        self._turn()
 
     # ------------------------------------------------------------ what only this replica knows
 
@@ -168,9 +175,20 @@ class StepSum:
         """Go on from what `memory` gave at this version. Raises BadMessage, and remembers what it did before."""
         shapes = {name: tensor.shape for name, tensor in self._codec.memory.items()}
         saved = snapshot.unpack(data, shapes, stage=self._state.stage, version=self._state.version)
-        self._codec.recall(saved, voids=self._accumulator.voids)
+        self._codec.recall(saved, voids=self._voids)
 
     # ------------------------------------------------------------ inside
+
+    @property
+    def _voids(self) -> int:
+        """How often the oldest step was voided since it is that, and those before it while they were."""
+        return self._voids_before + self._accumulator.voids - self._voids_then
+
+    def _turn(self) -> None:
+        """Another step is the oldest open one."""
+        self._voids_before = self._voids
+        self._accumulator = self._accumulators[self._state.version % len(self._accumulators)]
+        self._voids_then = self._accumulator.voids
 
     @property
     def _lossless(self) -> str:

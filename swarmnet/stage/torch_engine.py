@@ -1,9 +1,9 @@
 """The engine of `stage.engine` in torch: one stage, one device, its jobs on the shared compute thread.
 
 Checks every payload before it computes, and computes on nothing that the optimizer has changed since: a stash belongs
-to the weights it was made on, and afterwards it is refused (backward) or not counted (weight pass). An activation or
-gradient that *we* found non-finite, from finite input, raises Refused(VOID): nobody is to blame for the value of a pure
-function. Knows no peers, no rounds, no slots.
+to the weights it was made on, and once they are gone it is refused (backward) or not counted (weight pass). An
+activation or gradient that *we* found non-finite, from finite input, raises Refused(VOID): nobody is to blame for the
+value of a pure function. Knows no peers, no rounds, no slots.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class _Saved:
 class TorchEngine:
     """`stage.engine.Engine` for one stage of `manifest` on `device` ("cpu", "cuda", "cuda:1"). Begins at version 0.
 
-    Besides the contract's errors: Refused(STALE) from forward and backward if the weights are past the step, or are no
-    longer those the stash was made on; Refused(NOT_READY) from forward if they are before it. `accumulate` may be
-    asked again after a cancellation and gives the same answer.
+    Besides the contract's errors: Refused(STALE) from forward and backward if the step is applied, or the weights are
+    no longer those the stash was made on; Refused(NOT_READY) from forward if the step is not open yet. `accumulate` may
+    be asked again after a cancellation and gives the same answer.
     """
 
     def __init__(
@@ -65,14 +65,16 @@ class TorchEngine:
         self._device = torch.device(device)
         self._exact = manifest.numerics.mode == "deterministic"
         self._state = ReplicaState(manifest, stage, device=self._device)
-        self._accumulator = Accumulator(
-            self._state.num_elements, manifest.numerics, max_microbatches=manifest.training.microbatches,
-            device=self._device,
-        )
-        self._sum = StepSum(manifest, self._state, self._accumulator, device=self._device)
+        self._accumulators = [                           # step s, its weights and its sum: number s % (1 + delay)
+            Accumulator(
+                self._state.num_elements, manifest.numerics, max_microbatches=manifest.training.microbatches,
+                device=self._device,
+            ) for _ in range(1 + self.delay)
+        ]
+        self._epochs = [0] * (1 + self.delay)            # counts changes of the weights
+        self._sum = StepSum(manifest, self._state, self._accumulators, device=self._device)
         codecs.use(manifest.wire.activations)
         codecs.use(manifest.wire.gradients)
-        self._epoch = 0                      # counts changes of the weights
         self._spare: Tensor | None = None    # memory for the next snapshot
         self._job_lock = threading.Lock()    # one job or reset at a time
         self._reset_to_seed()
@@ -97,11 +99,11 @@ class TorchEngine:
     @property
     def delay(self) -> int:
         """How many steps beyond `version` are open."""
-        return 0
+        return self._state.delay
 
     def voids(self, step: int) -> int:
-        """How often the accumulator has been voided."""
-        return self._accumulator.voids
+        """How often the accumulator that `step` sums in has been voided."""
+        return self._accumulators[self._place(step)].voids
 
     @property
     def version(self) -> int:
@@ -109,8 +111,15 @@ class TorchEngine:
         return self._state.version
 
     def void(self, step: int | None = None) -> None:
-        """Empty the accumulator and move the void counter. Never waits for the compute thread."""
-        self._accumulator.void()
+        """Empty the accumulator of `step`, or all, and move the void counter. Never waits for the compute thread.
+
+        A step that is applied has nothing left to void.
+        """
+        if step is None:
+            for accumulator in self._accumulators:
+                accumulator.void()
+        elif step >= self.version:
+            self._accumulators[self._place(step)].void()
 
     # ------------------------------------------------------------ microbatches
 
@@ -130,7 +139,7 @@ class TorchEngine:
 
     def _forward(self, step: int, index: int, voids: int, payload: Sequence[Packed], train: bool) -> Stash:
         began = time.perf_counter()
-        if step != self.version:
+        if not self.version <= step <= self.version + self.delay:
             code = RejectCode.STALE if step < self.version else RejectCode.NOT_READY
             raise Refused(code, "other weights", step=step, version=self.version)
         tokens, hidden = self._unpack(payload)
@@ -138,7 +147,8 @@ class TorchEngine:
         with torch.set_grad_enabled(train), self._kernels():
             tape = Tape() if train else None
             leaf = None if hidden is None else hidden.requires_grad_(train)
-            output = self._state.module(tokens[:, :-1].to(self._device) if leaf is None else leaf, tape)
+            module = self._state.module(step)
+            output = module(tokens[:, :-1].to(self._device) if leaf is None else leaf, tape)
             if self._state.last:
                 output = loss_sum(output, tokens[:, 1:].to(self._device))
         if self._state.last:
@@ -148,14 +158,14 @@ class TorchEngine:
         else:
             stash.output = codecs.encode("int32", tokens), self._encode(self._manifest.wire.activations, output)
         if train:
-            stash.saved = _Saved(self._epoch, leaf, output, tape)
+            stash.saved = _Saved(self._epochs[self._place(step)], leaf, output, tape)
         stash.compute_s += time.perf_counter() - began
         return stash
 
     def _backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
         began = time.perf_counter()
         saved = _saved(stash)
-        if saved.epoch != self._epoch:
+        if saved.epoch != self._epochs[self._place(stash.step)]:
             raise Refused(RejectCode.STALE, "the weights have changed since forward", step=stash.step)
         if saved.output is None:
             raise ValueError(f"backward of microbatch {stash.step}/{stash.index} has run already")
@@ -179,9 +189,10 @@ class TorchEngine:
         if saved.output is not None or saved.tape is None:
             raise ValueError(f"no gradient to add: microbatch {stash.step}/{stash.index}")
         tape, saved.tape, saved.added = saved.tape, None, False
-        if saved.epoch != self._epoch or stash.voids != self.voids(stash.step):
+        place = self._place(stash.step)
+        if saved.epoch != self._epochs[place] or stash.voids != self.voids(stash.step):
             return False
-        saved.added = self._accumulator.add(
+        saved.added = self._accumulators[place].add(
             self._state.gradients(tape), step=stash.step, index=stash.index, voids=stash.voids
         )
         stash.compute_s += time.perf_counter() - began
@@ -273,10 +284,11 @@ class TorchEngine:
         return await self._run(Work.BACKGROUND, self.version, 0, self._state.weights)
 
     def _apply(self, commits: Sequence[Commit]) -> None:
+        applied = self._place(self.version)
         self._state.apply(self._sum.flat, commits)
         counted = self._manifest.training.microbatches - len(commits[-1].voided)
         self._sum.applied(commits[self._stage].id, counted)
-        self._epoch += 1                     # the accumulator's content is of the version before: it reads as empty
+        self._epochs[applied] += 1           # its accumulator's content is of that step: for the next it reads as empty
 
     def _reset_to_seed(self) -> None:
         self._state.reset_to_seed()
@@ -288,9 +300,13 @@ class TorchEngine:
 
     def _changed(self) -> None:
         """Other weights than the ones the accumulator and the finished sum grew from."""
-        self._epoch += 1
+        self._epochs = [epoch + 1 for epoch in self._epochs]
         self._sum.changed()
-        self._accumulator.void()
+        self.void()
+
+    def _place(self, step: int) -> int:
+        """Which of the open steps' places is that of `step`."""
+        return step % len(self._epochs)
 
     # ------------------------------------------------------------ jobs and payloads
 

@@ -4,7 +4,8 @@ Layers of a trained decoder resemble their neighbours, so the mean of the layer 
 better beginning than noise, and training repairs the rest. The paper weights the two by their squared gradient norms;
 here it is the plain mean, which every replica that makes the same stage computes to the same bits. A stage at the edge
 has one neighbour and takes a copy. What no neighbour has (embedding, final norm, head) is drawn from the run's seed as
-at version 0, and the optimizer begins without moments.
+at version 0, and the optimizer begins without moments. Where the weights of the version before are kept too, they are
+the same.
 
 Knows no peers: neighbours' snapshots in, a snapshot out.
 """
@@ -50,6 +51,8 @@ def reseed(
         tensors[name] = _mean(near) if near else draw(name, shape, manifest.model, seed=manifest.training.seed)
         for moment in MOMENTS:
             tensors[snapshot.moment_name(moment, name)] = torch.zeros(shape)
+        if manifest.averaging.delay:
+            tensors[snapshot.previous_name(name)] = tensors[name]
     return snapshot.pack(tensors, stage=stage, version=version)
 
 
@@ -68,7 +71,8 @@ def _layers(
     """The layers of a neighbour's snapshot, in order, each as its parameters by their names inside the layer."""
     shapes = _shapes(manifest, stage)
     moments = {snapshot.moment_name(moment, name): shape for name, shape in shapes.items() for moment in MOMENTS}
-    tensors = snapshot.unpack(data, shapes | moments, stage=stage, version=version)
+    earlier = {snapshot.previous_name(name): shape for name, shape in shapes.items() if manifest.averaging.delay}
+    tensors = snapshot.unpack(data, shapes | moments | earlier, stage=stage, version=version)
     layers: dict[int, dict[str, Tensor]] = {}
     for name in shapes:
         if match := _LAYER.fullmatch(name):

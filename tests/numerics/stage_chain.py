@@ -30,7 +30,7 @@ ROUND = RoundId(Ballot(0, PeerId("peer")), 0)
 
 
 def tiny(stages: int = 2, *, mode: str = "deterministic", model: Model = MODEL, microbatches: int = 4,
-         layers: str | tuple[int, ...] = "auto", **optimizer: object) -> Manifest:
+         layers: str | tuple[int, ...] = "auto", averaging: Averaging | None = None, **optimizer: object) -> Manifest:
     """A run of seconds: 20 steps, sequences of 16 tokens."""
     return Manifest(
         model=model,
@@ -40,7 +40,7 @@ def tiny(stages: int = 2, *, mode: str = "deterministic", model: Model = MODEL, 
         ),
         optimizer=Optimizer(warmup_steps=4, **optimizer),
         numerics=Numerics(mode=mode),
-        averaging=Averaging(codec="int64" if mode == "deterministic" else "fp32"),
+        averaging=averaging or Averaging(codec="int64" if mode == "deterministic" else "fp32"),
     )
 
 
@@ -59,7 +59,10 @@ def batch_of(manifest: Manifest, tokens: Tokens, step: int, index: int) -> Packe
 
 
 class StageChain:
-    """stages x replicas engines; `step` trains one step with every index at some replica of each stage."""
+    """stages x replicas engines; `step` trains one step with every index at some replica of each stage.
+
+    step_number: the version of all, and of what a round is about.
+    """
 
     def __init__(self, manifest: Manifest, compute: ComputeThread, *, replicas: int = 1, device: str = "cpu") -> None:
         self.manifest, self.tokens = manifest, text(manifest.model.vocab_size)
@@ -69,18 +72,21 @@ class StageChain:
         ]
         self.step_number = 0
 
-    async def forward(self, route: Sequence[TorchEngine], index: int, *, train: bool = True) -> list[Stash]:
-        """One microbatch forward through the engines of `route`."""
-        payload: tuple[Packed, ...] = (batch_of(self.manifest, self.tokens, self.step_number, index),)
+    async def forward(
+        self, route: Sequence[TorchEngine], index: int, *, train: bool = True, step: int | None = None
+    ) -> list[Stash]:
+        """One microbatch forward through the engines of `route`; step: the oldest open one by default."""
+        step = self.step_number if step is None else step
+        payload: tuple[Packed, ...] = (batch_of(self.manifest, self.tokens, step, index),)
         stashes = []
         for engine in route:
-            stashes.append(await engine.forward(self.step_number, index, payload, train=train))
+            stashes.append(await engine.forward(step, index, payload, train=train))
             payload = stashes[-1].output
         return stashes
 
-    async def travel(self, route: Sequence[TorchEngine], index: int) -> list[Stash]:
+    async def travel(self, route: Sequence[TorchEngine], index: int, *, step: int | None = None) -> list[Stash]:
         """Forward and the input gradients back; weight gradients still owed."""
-        stashes = await self.forward(route, index)
+        stashes = await self.forward(route, index, step=step)
         gradient: tuple[Packed, ...] = ()
         for engine, stash in zip(reversed(route), reversed(stashes), strict=True):
             gradient = await engine.backward(stash, gradient)
@@ -89,13 +95,19 @@ class StageChain:
 
     async def step(self, rng: random.Random, *, parts: int = 1) -> float:
         """Train one step, indexes in random order, at random replicas; returns the step's mean loss."""
+        loss, tokens = await self.compute(rng, self.step_number)
+        await self.finish(loss, tokens, parts=parts)
+        return loss / tokens
+
+    async def compute(self, rng: random.Random, step: int) -> tuple[float, int]:
+        """All microbatches of an open step, each counted by one replica of each stage: (loss sum, tokens)."""
         indexes = list(range(self.manifest.training.microbatches))
         rng.shuffle(indexes)
         losses: dict[int, tuple[float, int]] = {}
         owed = []
         for index in indexes:
             route = [rng.choice(replicas) for replicas in self.engines]
-            stashes = await self.travel(route, index)
+            stashes = await self.travel(route, index, step=step)
             losses[index] = stashes[-1].loss_sum, stashes[-1].num_tokens
             owed += zip(route, stashes, strict=True)
         rng.shuffle(owed)
@@ -105,8 +117,7 @@ class StageChain:
         for index in sorted(losses):
             loss += losses[index][0]
             tokens += losses[index][1]
-        await self.finish(loss, tokens, parts=parts)
-        return loss / tokens
+        return loss, tokens
 
     async def finish(self, loss: float, num_tokens: int, *, parts: int = 1) -> None:
         """Average every stage's accumulators, commit, apply everywhere."""

@@ -59,7 +59,7 @@ class Members:
         for place, peer in enumerate(PEERS):
             engine = TorchEngine(manifest, 0, compute)
             gradient = torch.randn(engine.num_elements, generator=torch.Generator().manual_seed(place)) * 10.0**place
-            self.fill(engine._accumulator, engine, gradient)
+            self.fill(engine._accumulators[0], engine, gradient)
             exchange = Exchange(peer, engine, self, lambda stamp, number: None, num_tokens=10, running_s=0.05)
             self.all[peer] = Member(engine, exchange, gradient)
 

@@ -1,0 +1,259 @@
+"""`averaging.sync = "overlap"` in the engine: two versions of the weights, two sums, and the oracle's bits."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load
+from stage_chain import StageChain, batch_of, compute_thread, text, tiny
+
+from swarmnet.errors import Refused, RejectCode
+from swarmnet.local.oracle import OracleResult, run_oracle
+from swarmnet.manifest.schema import Averaging, Manifest
+from swarmnet.stage.engine import Stash
+from swarmnet.stage.torch_engine import TorchEngine
+from swarmnet.wire import codecs
+
+STEPS = 20
+
+Scenario = Callable[[StageChain], Coroutine[Any, Any, None]]
+
+
+def overlapping(stages: int = 2, *, codec: str = "int64", reducer: str = "sum") -> Manifest:
+    return tiny(stages, mode="deterministic" if codec == "int64" else "fp32",
+                averaging=Averaging(sync="overlap", codec=codec, reducer=reducer))
+
+
+def run(scenario: Scenario, manifest: Manifest | None = None, *, replicas: int = 1) -> None:
+    async def whole() -> None:
+        async with compute_thread() as compute:
+            await scenario(StageChain(manifest or overlapping(), compute, replicas=replicas))
+
+    asyncio.run(whole())
+
+
+async def train(chain: StageChain, rng: random.Random, *, stop: int, parts: int = 1, ahead: bool = True) -> list[float]:
+    """The mean losses of the steps up to `stop`. ahead: each step is computed while the one before is averaged."""
+    first = chain.step_number
+    sums = [await chain.compute(rng, first)]
+    while chain.step_number < stop:
+        begun = ahead and chain.step_number + 1 < stop
+        async with asyncio.TaskGroup() as group:
+            group.create_task(chain.finish(*sums[-1], parts=parts))
+            following = group.create_task(chain.compute(rng, chain.step_number + 1)) if begun else None
+        if following is not None:
+            sums.append(following.result())
+        elif chain.step_number < stop:
+            sums.append(await chain.compute(rng, chain.step_number))
+    return [loss / tokens for loss, tokens in sums]
+
+
+def trained(manifest: Manifest, *, replicas: int = 1, parts: int = 1, ahead: bool = True) -> OracleResult:
+    result = OracleResult()
+
+    async def scenario(chain: StageChain) -> None:
+        result.losses = await train(chain, random.Random(replicas), stop=STEPS, parts=parts, ahead=ahead)
+        result.weights = await chain.weights()
+        for replica in range(1, replicas):
+            for name, weight in (await chain.weights(replica)).items():
+                assert torch.equal(weight, result.weights[name]), name
+
+    run(scenario, manifest, replicas=replicas)
+    return result
+
+
+def assert_same_bits(found: OracleResult, expected: OracleResult) -> None:
+    assert found.losses == expected.losses
+    assert found.weights.keys() == expected.weights.keys()
+    for name, weight in expected.weights.items():
+        assert torch.equal(found.weights[name], weight), name
+
+
+async def the_sum(engine: TorchEngine) -> torch.Tensor:
+    return codecs.decode(await engine.contribution(0, engine.num_elements))
+
+
+# ---------------------------------------------------------------- the oracle
+
+
+@pytest.mark.parametrize(("stages", "replicas", "parts", "ahead"), [
+    (1, 1, 1, True), (2, 2, 3, True), (3, 2, 1, True), (2, 1, 1, False),
+])
+def test_deterministic_mode_has_the_oracles_bits(stages: int, replicas: int, parts: int, ahead: bool) -> None:
+    manifest = overlapping(stages)
+    expected = run_oracle(manifest, text())
+    exact = run_oracle(tiny(stages), text())
+    assert expected.losses[-1] < expected.losses[0] - 0.5, "the oracle does not learn; equality would say little"
+    assert expected.losses[0] == exact.losses[0] and expected.losses[1] != exact.losses[1], "there is no delay"
+    assert_same_bits(trained(manifest, replicas=replicas, parts=parts, ahead=ahead), expected)
+
+
+def test_fp32_mode_stays_within_rounding_of_plain_torch() -> None:
+    manifest = overlapping(2, codec="fp32")
+    expected, found = run_oracle(manifest, text()), trained(manifest, replicas=2)
+    assert max(abs(a - b) for a, b in zip(found.losses, expected.losses, strict=True)) <= 1e-5
+
+
+@pytest.mark.parametrize("averaging", [
+    ("int8", "sum"), ("topk:0.2", "sum"), ("powersgd:8", "sum"), ("fp32", "centered_clip"), ("fp32", "norm_clip"),
+])
+def test_lossy_and_robust_averaging_keep_replicas_equal_and_learn(averaging: tuple[str, str]) -> None:
+    manifest = overlapping(1, codec=averaging[0], reducer=averaging[1])
+    found = trained(manifest, replicas=2, parts=2)
+    assert found.losses[-1] < found.losses[0] - 0.3
+
+
+# ---------------------------------------------------------------- two open steps
+
+
+async def stash_of(chain: StageChain, index: int, step: int) -> tuple[TorchEngine, Stash]:
+    """A microbatch of the first stage whose weight gradient is owed."""
+    route = [replicas[0] for replicas in chain.engines]
+    return route[0], (await chain.travel(route, index, step=step))[0]
+
+
+def test_a_stash_of_the_newest_step_outlives_the_apply_of_the_oldest() -> None:
+    async def scenario(chain: StageChain) -> None:
+        rng = random.Random(0)
+        for _ in range(3):
+            await chain.step(rng)
+        route = [replicas[0] for replicas in chain.engines]
+        sum_of_3 = await chain.compute(rng, 3)
+        travelled = (await chain.travel(route, 0, step=4))[0]
+        only_forward = await chain.forward(route, 1, step=4)
+        await chain.finish(*sum_of_3)
+        assert route[0].version == 4
+        gradient = await route[1].backward(only_forward[1], ())
+        await route[0].backward(only_forward[0], gradient)
+        assert await route[0].accumulate(travelled) and await route[0].accumulate(only_forward[0])
+        before = await the_sum(route[0])
+        route[0].void(4)
+        for index in (0, 1):
+            _, stash = await stash_of(chain, index, 4)
+            assert await route[0].accumulate(stash)
+        assert bool(before.any()) and torch.equal(await the_sum(route[0]), before)
+
+    run(scenario)
+
+
+def test_what_is_left_of_an_applied_step_is_refused() -> None:
+    async def scenario(chain: StageChain) -> None:
+        route = [replicas[0] for replicas in chain.engines]
+        owed = (await chain.travel(route, 0))[0]
+        only_forward = (await chain.forward(route, 1))[0]
+        payload = (batch_of(chain.manifest, chain.tokens, 0, 0),)
+        with pytest.raises(Refused) as early:
+            await route[0].forward(2, 0, payload, train=True)
+        assert early.value.code is RejectCode.NOT_READY
+        await chain.step(random.Random(0))
+        gradient = (codecs.encode("fp32", torch.zeros(2, 16, 32)),)
+        for late in (route[0].forward(0, 0, payload, train=True), route[0].backward(only_forward, gradient)):
+            with pytest.raises(Refused) as stale:
+                await late
+            assert stale.value.code is RejectCode.STALE
+        assert not await route[0].accumulate(owed)
+        assert not bool((await the_sum(route[0])).any())
+
+    run(scenario)
+
+
+def test_a_void_of_one_step_leaves_the_other() -> None:
+    async def scenario(chain: StageChain) -> None:
+        engine, old = await stash_of(chain, 0, 0)
+        _, new = await stash_of(chain, 0, 1)
+        _, waiting = await stash_of(chain, 1, 1)
+        assert await engine.accumulate(old) and await engine.accumulate(new)
+        total = await the_sum(engine)
+        before = engine.voids(0), engine.voids(1)
+        engine.void(1)
+        assert (engine.voids(0), engine.voids(1)) == (before[0], before[1] + 1)
+        assert torch.equal(await the_sum(engine), total)
+        assert not await engine.accumulate(new) and not await engine.accumulate(waiting)
+        engine.void()
+        assert not await engine.accumulate(old) and not bool((await the_sum(engine)).any())
+        again = engine.voids(0)
+        chain_loss = await chain.compute(random.Random(0), 0)
+        await chain.finish(*chain_loss)
+        engine.void(0)
+        assert engine.voids(2) == again, "of an applied step nothing is left to void"
+
+    run(scenario)
+
+
+def test_a_void_of_the_newest_step_leaves_what_the_codec_owes() -> None:
+    async def scenario(chain: StageChain) -> None:
+        engine, rng = chain.engines[0][0], random.Random(0)
+        for _ in range(2):
+            await chain.step(rng)
+        owed = (await engine.memory())[1]
+        assert owed is not None
+        engine.void(chain.step_number + 1)
+        await chain.all_reduce([engine], 1)
+        assert (await engine.memory())[1] == owed
+        engine.void(chain.step_number)
+        await chain.all_reduce([engine], 1)
+        forgotten = (await engine.memory())[1]
+        assert forgotten is not None and not any(bool(tensor.any()) for tensor in load(bytes(forgotten)).values())
+
+    run(scenario, overlapping(1, codec="topk:0.05"))
+
+
+# ---------------------------------------------------------------- snapshots
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_a_restored_engine_continues_with_the_same_bits(version: int) -> None:
+    async def scenario(chain: StageChain) -> None:
+        rng = random.Random(0)
+        await train(chain, rng, stop=version)
+        copies = [await replicas[0].snapshot() for replicas in chain.engines]
+        assert copies == [await replicas[1].snapshot() for replicas in chain.engines]
+        for replicas, data in zip(chain.engines, copies, strict=True):
+            tensors = load(bytes(data))
+            names = (await replicas[0].weights()).keys()
+            assert all(not torch.equal(tensors[f"previous.{n}"], tensors[n]) for n in names if tensors[n].ndim == 2)
+            await replicas[1].reset_to_seed()
+            await replicas[1].restore(memoryview(data), version=version)
+            assert await replicas[1].snapshot() == data
+        await train(chain, rng, stop=version + 5)
+        first, second = await chain.weights(0), await chain.weights(1)
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+    run(scenario, replicas=2)
+
+
+def test_a_snapshot_becomes_a_version_of_other_parity() -> None:
+    """As a run that goes on from an older state: weights and those before them keep their meaning."""
+    async def scenario(chain: StageChain) -> None:
+        for _ in range(3):
+            await chain.step(random.Random(0))
+        engine = chain.engines[0][0]
+        data, weights = await engine.snapshot(), await engine.weights()
+        payload = (batch_of(chain.manifest, chain.tokens, 0, 0),)
+        before = [bytes((await engine.forward(step, 0, payload, train=False)).output[1].data) for step in (3, 4)]
+        assert before[0] != before[1]
+        await engine.restore(data, version=3, becomes=6)
+        assert engine.version == 6
+        assert all(torch.equal(weight, weights[name]) for name, weight in (await engine.weights()).items())
+        after = [bytes((await engine.forward(step, 0, payload, train=False)).output[1].data) for step in (6, 7)]
+        assert after == before
+
+    run(scenario)
+
+
+def test_version_0_has_the_seeds_weights_for_both_open_steps() -> None:
+    async def scenario(chain: StageChain) -> None:
+        engine = chain.engines[0][0]
+        begin = await engine.snapshot()
+        await chain.step(random.Random(0))
+        await engine.reset_to_seed()
+        assert await engine.snapshot() == begin
+        tensors = load(bytes(begin))
+        assert all(torch.equal(tensors[f"previous.{name}"], tensors[name]) for name in await engine.weights())
+
+    run(scenario)
