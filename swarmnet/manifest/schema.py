@@ -136,7 +136,7 @@ class Averaging(Table):
 
     sync: Literal["exact", "overlap"] = Field(
         default="exact",
-        description='"exact": steps one by one; "overlap": a step is averaged while the next computes; docs/numerics.md',
+        description='"exact": steps one by one; "overlap": averaged while the next computes (docs/numerics.md)',
     )
     codec: SumCodec = Field(
         default="int64",

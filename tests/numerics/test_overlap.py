@@ -17,9 +17,10 @@ from swarmnet.local.oracle import OracleResult, run_oracle
 from swarmnet.manifest.schema import Averaging, Manifest
 from swarmnet.stage.engine import Stash
 from swarmnet.stage.torch_engine import TorchEngine
+from swarmnet.state.reseed import reseed
 from swarmnet.wire import codecs
 
-STEPS = 20
+STEPS = 12
 
 Scenario = Callable[[StageChain], Coroutine[Any, Any, None]]
 
@@ -82,20 +83,20 @@ async def the_sum(engine: TorchEngine) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("stages", "replicas", "parts", "ahead"), [
-    (1, 1, 1, True), (2, 2, 3, True), (3, 2, 1, True), (2, 1, 1, False),
+    (2, 2, 3, True), (3, 2, 1, True), (1, 1, 1, False),
 ])
 def test_deterministic_mode_has_the_oracles_bits(stages: int, replicas: int, parts: int, ahead: bool) -> None:
     manifest = overlapping(stages)
-    expected = run_oracle(manifest, text())
-    exact = run_oracle(tiny(stages), text())
-    assert expected.losses[-1] < expected.losses[0] - 0.5, "the oracle does not learn; equality would say little"
+    expected = run_oracle(manifest, text(), steps=STEPS)
+    exact = run_oracle(tiny(stages), text(), steps=2)
+    assert expected.losses[-1] < expected.losses[0] - 0.3, "the oracle does not learn; equality would say little"
     assert expected.losses[0] == exact.losses[0] and expected.losses[1] != exact.losses[1], "there is no delay"
     assert_same_bits(trained(manifest, replicas=replicas, parts=parts, ahead=ahead), expected)
 
 
 def test_fp32_mode_stays_within_rounding_of_plain_torch() -> None:
     manifest = overlapping(2, codec="fp32")
-    expected, found = run_oracle(manifest, text()), trained(manifest, replicas=2)
+    expected, found = run_oracle(manifest, text(), steps=STEPS), trained(manifest, replicas=2)
     assert max(abs(a - b) for a, b in zip(found.losses, expected.losses, strict=True)) <= 1e-5
 
 
@@ -244,6 +245,20 @@ def test_a_snapshot_becomes_a_version_of_other_parity() -> None:
         assert after == before
 
     run(scenario)
+
+
+def test_a_lost_stage_is_made_anew_with_both_versions_alike() -> None:
+    async def scenario(chain: StageChain) -> None:
+        for _ in range(2):
+            await chain.step(random.Random(0))
+        first, last = chain.engines[0][0], chain.engines[2][0]
+        data = reseed(chain.manifest, 1, version=2, before=await first.snapshot(), after=await last.snapshot())
+        tensors = load(bytes(data))
+        assert all(torch.equal(tensors[f"previous.{n}"], tensors[n]) for n in await chain.engines[1][0].weights())
+        await chain.engines[1][0].restore(data, version=2)
+        await chain.step(random.Random(0))
+
+    run(scenario, overlapping(3))
 
 
 def test_version_0_has_the_seeds_weights_for_both_open_steps() -> None:
