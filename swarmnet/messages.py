@@ -159,6 +159,25 @@ class Moved:
     owner: PeerId
 
 
+MAX_MATES = 64
+"""Mates whose distance a replica reports: those it has exchanged with last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What a replica has measured of its own line (`averaging.meter`).
+
+    bytes_per_s: what it carries, the lower of both directions; 0: not known yet. round_trips: mates and how far away
+    they are, in microseconds; each once.
+    """
+
+    bytes_per_s: int = 0
+    round_trips: tuple[tuple[PeerId, int], ...] = ()
+
+
+UNMEASURED = Line()
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """Member to keeper, every heartbeat and on change (rule 9). `finished` doubles as the Ack of a round.
@@ -175,6 +194,7 @@ class Report:
     commit: Commit | None
     progress: int
     non_finite: Indexes = NONE
+    line: Line = UNMEASURED
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +221,8 @@ class Release:
 class Round:
     """Keeper to members: sum these contributions (rule 15), or fetch the finished sum `id` from `holders` (rule 14).
 
-    contributions is empty for an adopted sum. receivers: everybody who must end up holding the sum.
+    contributions is empty for an adopted sum. receivers: everybody who must end up holding the sum. bandwidths: of the
+    receivers, in their order, by which the vector is cut in parts; (): cut it evenly.
     """
 
     stamp: Stamp
@@ -211,6 +232,7 @@ class Round:
     receivers: tuple[PeerId, ...]
     holders: tuple[PeerId, ...]
     voided: Indexes = NONE
+    bandwidths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
+from swarmnet.averaging.meter import Meter
 from swarmnet.averaging.parts import Range, chunk_elements, chunks, parts
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId
@@ -69,15 +70,17 @@ class Butterfly:
     def __init__(
         self, me: PeerId, current: Round, losses: Mapping[int, tuple[float, int]], engine: Engine,
         transport: Transport, *, span: Range, num_tokens: int, running_s: float, on_event: OnEvent,
+        meter: Meter,
     ) -> None:
         self.me, self.round, self._span = me, current, span
         self._losses, self._engine, self._transport = dict(losses), engine, transport
         self._num_tokens, self._running_s, self._on_event = num_tokens, running_s, on_event
+        self._meter = meter
         self._contributors: dict[PeerId, Indexes] = {
             peer: indexes for peer, _, indexes in current.contributions if indexes
         }
         first, last = span
-        cut = parts(last - first, [0] * len(current.receivers), block=engine.block)
+        cut = parts(last - first, current.bandwidths or [0] * len(current.receivers), block=engine.block)
         self._size = chunk_elements(last - first, len(cut))
         self._chunks = {
             peer: chunks(first + start, first + stop, self._size)
@@ -176,7 +179,8 @@ class Butterfly:
 
     async def _answers(self, peer: PeerId, request: Part, pace: _Pace) -> AsyncGenerator[PartData, None]:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + _DEADLINE_S     # silence ends calls, not their length
+        began = loop.time()
+        deadline = began + _DEADLINE_S           # silence ends calls, not their length
         async with contextlib.aclosing(self._transport.call(peer, request, deadline=deadline)) as answers:
             while True:
                 asked = loop.time()
@@ -189,10 +193,14 @@ class Butterfly:
                 match answer:
                     case None:
                         return
-                    case Accepted() | Running():
+                    case Accepted():
+                        self._meter.ping(peer, loop.time() - began)
+                    case Running():
                         continue
                     case PartData():
-                        pace.came(loop.time() - asked)
+                        now = loop.time()
+                        self._meter.received(sum(packed.num_bytes for packed in answer.payload), now=now)
+                        pace.came(now - asked)
                         yield answer
                     case Rejected():
                         raise Refused(answer.code, answer.reason, peer=peer)
@@ -216,7 +224,15 @@ class Butterfly:
                 if self._closed:
                     yield Rejected(RejectCode.NOT_READY, "that round was abandoned")
                     return
-                yield answer
+                try:
+                    yield answer
+                finally:                         # it has been taken; after the last one nobody asks for more
+                    if isinstance(answer, PartData):
+                        self._sent(answer)
+
+    def _sent(self, data: PartData) -> None:
+        num_bytes = sum(packed.num_bytes for packed in data.payload)
+        self._meter.sent(num_bytes, now=asyncio.get_running_loop().time())
 
     async def _serve_contribution(self, request: Part) -> AsyncGenerator[Answer, None]:
         if self.me not in self._contributors:

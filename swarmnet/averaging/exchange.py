@@ -15,6 +15,7 @@ import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 from swarmnet.averaging.butterfly import PAUSE_S, Butterfly, Losses, OnEvent
+from swarmnet.averaging.meter import Meter
 from swarmnet.averaging.trail import Trail
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId, RoundId
@@ -23,6 +24,7 @@ from swarmnet.messages import (
     Answer,
     Commit,
     Finished,
+    Line,
     Packed,
     Part,
     PartData,
@@ -67,6 +69,7 @@ class Exchange:
         self._held: tuple[Stamp, RoundId] | None = None
         self._open: tuple[Butterfly, ...] = ()
         self._opened = asyncio.Event()
+        self._meter = Meter()
         self.trail = Trail(engine, lambda: pieces(0, engine.num_elements))
 
     # ------------------------------------------------------------ my part in a round
@@ -77,12 +80,13 @@ class Exchange:
         losses: of the indexes in my accumulator, which must not change meanwhile.
         """
         self.close()
+        self._meter.begin(now=asyncio.get_running_loop().time())
         await self._engine.open_round(current.id)
         all_losses: Losses = {}
         for phase, span in enumerate(itertools.pairwise(itertools.accumulate(self._engine.phases, initial=0))):
             mine = Butterfly(
                 self.me, current, losses, self._engine, self._transport, span=span, num_tokens=self._num_tokens,
-                running_s=self._running_s, on_event=self._on_event,
+                running_s=self._running_s, on_event=self._on_event, meter=self._meter,
             )
             if phase:
                 await self._engine.next_phase()
@@ -132,6 +136,11 @@ class Exchange:
         self._held = (current.stamp, current.id)
         return finished
 
+    @property
+    def line(self) -> Line:
+        """What the rounds so far have shown of my line."""
+        return self._meter.line
+
     def holds(self, stamp: Stamp, round_id: RoundId) -> bool:
         """Is the sum buffer's content, whole and checked, the sum of that round?"""
         return self._held == (stamp, round_id)
@@ -148,6 +157,7 @@ class Exchange:
 
     def close(self) -> None:
         """The round is over or abandoned: serve its contribution no more."""
+        self._meter.end()
         for phase in self._open:
             phase.close()
         self._open = ()

@@ -8,7 +8,7 @@ grows.
 from __future__ import annotations
 
 from swarmnet.ids import Ballot, Generation
-from swarmnet.messages import NONE, Claim, Commit, Finished, Indexes, Release, Report, Stamp
+from swarmnet.messages import NONE, Claim, Commit, Finished, Indexes, Line, Release, Report, Stamp
 from swarmnet.step.actions import Action, Send
 
 
@@ -51,11 +51,12 @@ class Account:
         return [Send(ballot.peer, Release(stamp, ballot, self.generation, indexes))] if ballot is not None else []
 
     def report(
-        self, stamp: Stamp, ballot: Ballot, finished: Finished | None, commit: Commit | None, progress: int
+        self, stamp: Stamp, ballot: Ballot, finished: Finished | None, commit: Commit | None, progress: int,
+        line: Line,
     ) -> Report:
         """Everything a keeper must know of this replica (rule 9)."""
         return Report(
             stamp=stamp, ballot=ballot, generation=self.generation, owned=self.owned, summed=frozenset(self.summed),
             finished=finished, commit=commit, progress=progress,
-            non_finite=frozenset(self.non_finite) if self.non_finite else NONE,
+            non_finite=frozenset(self.non_finite) if self.non_finite else NONE, line=line,
         )

@@ -88,7 +88,7 @@ class StepDriver:
 
     def tick(self) -> None:
         """One heartbeat interval has passed."""
-        self.member.queue = self._pipeline.queue
+        self.member.queue, self.member.line = self._pipeline.queue, self._exchange.line
         self._beat(self._listener.neighbours(self.member.stage))
         self._perform(self.member.tick(now=self._now()))
 

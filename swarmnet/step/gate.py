@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from swarmnet.ids import Ballot, PeerId
 from swarmnet.messages import (
+    MAX_MATES,
     Claim,
     Commit,
     Committed,
@@ -20,6 +21,7 @@ from swarmnet.messages import (
     Execute,
     Granted,
     Heartbeat,
+    Line,
     Moved,
     Prepare,
     Release,
@@ -32,6 +34,9 @@ MAX_BALLOT_AHEAD = 1024
 
 LARGEST_LOSS, LARGEST_NORM = 1e29, 1e200
 """Bounds of loss sums and squared norms: far above what a finite run has, far below where their sums overflow."""
+
+LARGEST_BANDWIDTH, LONGEST_ROUND_TRIP = 10**12, 3600 * 10**6
+"""Bytes per second, and microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +65,10 @@ def refusal(sender: PeerId, message: Control, shape: Shape, promised: Ballot | N
         return "a ballot far ahead of all others"
     if any(not 0 <= index < shape.num_microbatches for index in _indexes(message)):
         return "no such microbatch"
-    if isinstance(message, Round) and message.contributions:
-        return _summable(message)
+    if isinstance(message, Report):
+        return line_refusal(message.line)
+    if isinstance(message, Round):
+        return _cut(message) or (_summable(message) if message.contributions else None)
     return None
 
 
@@ -86,6 +93,25 @@ def commit_refusal(commit: Commit, shape: Shape) -> str | None:
     sane = abs(commit.loss_sum) < LARGEST_LOSS and 0.0 <= commit.grad_sq_norm < LARGEST_NORM
     if commit.num_tokens < 1 or not sane:
         return "a commit that cannot be applied"
+    return None
+
+
+def line_refusal(line: Line) -> str | None:
+    """Why nobody's line is like this, or None."""
+    if not 0 <= line.bytes_per_s <= LARGEST_BANDWIDTH:
+        return "a bandwidth that no line has"
+    if len(line.round_trips) > MAX_MATES or len({peer for peer, _ in line.round_trips}) != len(line.round_trips):
+        return "round trips of too many mates, or of one twice"
+    if any(not 0 < microseconds <= LONGEST_ROUND_TRIP for _, microseconds in line.round_trips):
+        return "a round trip that no line has"
+    return None
+
+
+def _cut(current: Round) -> str | None:
+    if current.bandwidths and len(current.bandwidths) != len(current.receivers):
+        return "a round whose bandwidths are not its receivers'"
+    if any(not 0 < bandwidth <= LARGEST_BANDWIDTH for bandwidth in current.bandwidths):
+        return "a bandwidth that no line has"
     return None
 
 

@@ -7,12 +7,14 @@ any member reports.
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from dataclasses import replace
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import (
     NONE,
+    UNMEASURED,
     Claim,
     Commit,
     Committed,
@@ -21,6 +23,7 @@ from swarmnet.messages import (
     Finished,
     Granted,
     Indexes,
+    Line,
     Moved,
     Prepare,
     Release,
@@ -71,6 +74,7 @@ class Keeper:
         self._ordered: dict[int, float] = {}
         self._progress: dict[PeerId, tuple[int, float]] = {}
         self._at_work: dict[PeerId, int] = {}  # owned and not summed yet, by the last report
+        self._lines: dict[PeerId, Line] = {}
         self._told: dict[PeerId, Round] = {}
         self._prepared: set[PeerId] = set()
         self._early: dict[tuple[PeerId, int], Claim] = {}
@@ -121,6 +125,7 @@ class Keeper:
             return [Send(peer, Evicted(self.stamp, self.ballot, report.generation, void=False))]
         self._note_progress(peer, report, now)
         self._at_work[peer] = len(report.owned - report.summed)
+        self._lines[peer] = report.line
         for index in report.non_finite:
             self._non_finite.setdefault(index, set()).add(peer)
         self._adopt(report)
@@ -333,17 +338,25 @@ class Keeper:
         return actions
 
     def _open_round(self) -> None:
+        receivers = tuple(sorted(self.members))
         self.round = Round(
             stamp=self.stamp,
             ballot=self.ballot,
             id=RoundId(self.ballot, self._num_rounds),
             contributions=self.ledger.contributions(),
-            receivers=tuple(sorted(self.members)),
+            receivers=receivers,
             holders=(),
             voided=frozenset(self.ledger.voided),
+            bandwidths=self._bandwidths(receivers),
         )
         self._num_rounds += 1
         self._told = {}
+
+    def _bandwidths(self, receivers: tuple[PeerId, ...]) -> tuple[int, ...]:
+        """As they have measured them; a stranger's is taken to be like the others'. (): nobody's is known."""
+        measured = [self._lines.get(peer, UNMEASURED).bytes_per_s for peer in receivers]
+        known = [bandwidth for bandwidth in measured if bandwidth]
+        return tuple(bandwidth or statistics.median_low(known) for bandwidth in measured) if known else ()
 
     def _say_round(self, resend: bool) -> list[Action]:
         holders = tuple(sorted(self.acks))

@@ -18,6 +18,7 @@ from swarmnet.messages import (
     Finished,
     Granted,
     Heartbeat,
+    Line,
     Moved,
     Prepare,
     Release,
@@ -52,6 +53,7 @@ class Member:
         self.synced = False
         self.progress = 0
         self.queue = 0
+        self.line = Line()
         self.last_commits: tuple[Commit, ...] = ()
         self.last_finished: Finished | None = None
         self._last_stamp: Stamp | None = None
@@ -392,7 +394,9 @@ class Member:
         return self.part.round.id if self.part.round is not None else None
 
     def _make_report(self, ballot: Ballot) -> Report:
-        return self.account.report(self.stamp, ballot, self.finished, self.barrier.of(self.stage), self.progress)
+        return self.account.report(
+            self.stamp, ballot, self.finished, self.barrier.of(self.stage), self.progress, self.line
+        )
 
     def _report(self) -> list[Action]:
         if self.promised is None or not self.synced:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from google.protobuf.message import Message
+
+from swarmnet.ids import PeerId
 from swarmnet.messages import (
+    MAX_MATES,
     Claim,
     Committed,
     Evicted,
     Execute,
     Granted,
     Heartbeat,
+    Line,
     Measure,
     Moved,
     Prepare,
@@ -16,7 +23,7 @@ from swarmnet.messages import (
     Report,
     Round,
 )
-from swarmnet.wire.convert_fields import Blob, Flag, Int, Items, Real, Text
+from swarmnet.wire.convert_fields import Blob, Flag, Int, Items, Real, Text, malformed
 from swarmnet.wire.convert_values import (
     BALLOT,
     CHAIN,
@@ -57,8 +64,41 @@ _MEASURE = Value(
     },
 )
 
+MAX_BYTES_PER_S = 10**12
+_MICROSECONDS = Int(1, 3600 * 10**6)
 _KEPT = {"stamp": One(STAMP), "ballot": One(BALLOT)}
 _FENCED = {**_KEPT, "generation": One(GENERATION)}
+
+
+
+@dataclass(frozen=True, slots=True)
+class _RoundTrips:
+    """A tuple of (peer, microseconds), every peer once."""
+
+    def write(self, message: Message, name: str, value: tuple[tuple[PeerId, int], ...]) -> None:
+        assert len(value) <= MAX_MATES, f"{name} has {len(value)} entries, at most {MAX_MATES}"
+        for peer, microseconds in value:
+            entry = getattr(message, name).add()
+            PEER.write(entry, "peer", peer)
+            _MICROSECONDS.write(entry, "microseconds", microseconds)
+
+    def read(self, message: Message, name: str) -> tuple[tuple[PeerId, int], ...]:
+        raw = getattr(message, name)
+        if len(raw) > MAX_MATES:
+            raise malformed(f"{name}: too many entries", entries=len(raw))
+        found = tuple((PEER.read(entry, "peer"), _MICROSECONDS.read(entry, "microseconds")) for entry in raw)
+        if len({peer for peer, _ in found}) != len(found):
+            raise malformed(f"{name}: a peer is measured twice")
+        return found
+
+
+def _contradiction(current: Round) -> str | None:
+    if current.bandwidths and len(current.bandwidths) != len(current.receivers):
+        return "bandwidths of others than the receivers"
+    return void_but_contributed(current)
+
+
+LINE = Value(Line, pb.Line, {"bytes_per_s": Int(0, MAX_BYTES_PER_S), "round_trips": _RoundTrips()})
 
 CONTROL: dict[str, Value] = {
     "heartbeat": Value(
@@ -92,6 +132,7 @@ CONTROL: dict[str, Value] = {
             "commit": Maybe(COMMIT),
             "progress": COUNT,
             "non_finite": INDEXES,
+            "line": One(LINE),
         },
     ),
     "evicted": Value(Evicted, pb.Evicted, {**_FENCED, "void": Flag()}),
@@ -106,8 +147,9 @@ CONTROL: dict[str, Value] = {
             "receivers": Items(PEER, MAX_MEMBERS),
             "holders": Items(PEER, MAX_MEMBERS),
             "voided": INDEXES,
+            "bandwidths": Items(Int(1, MAX_BYTES_PER_S), MAX_MEMBERS),
         },
-        void_but_contributed,
+        _contradiction,
     ),
     "committed": Value(Committed, pb.Committed, {"commit": One(COMMIT), "restart": One(RESTART)}),
     "execute": Value(Execute, pb.Execute, {**_KEPT, "index": INDEX}),

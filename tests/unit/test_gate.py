@@ -1,5 +1,7 @@
 """Every message that cannot be true in this run is refused, with a reason; what the run says itself passes."""
 
+import math
+
 import pytest
 
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
@@ -12,6 +14,7 @@ from swarmnet.messages import (
     Execute,
     Granted,
     Heartbeat,
+    Line,
     Measure,
     Moved,
     Prepare,
@@ -34,6 +37,10 @@ def commit(**changed: object) -> Commit:
     return Commit(**fields)
 
 
+def report(line: Line) -> Report:
+    return Report(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0, line=line)
+
+
 def round_of(parts: tuple = ((OTHER, GEN, SOME),), receivers: tuple = (OTHER, KEEPER), **changed: object) -> Round:
     return Round(STAMP, BALLOT, RoundId(BALLOT, 0), parts, receivers, (), **changed)
 
@@ -42,7 +49,8 @@ GOOD = [
     Prepare(STAMP, BALLOT), Claim(STAMP, BALLOT, GEN, 3), Granted(STAMP, BALLOT, GEN, 0),
     Moved(STAMP, BALLOT, GEN, 0, OTHER), Evicted(STAMP, BALLOT, GEN, True), Release(STAMP, BALLOT, GEN, SOME),
     Execute(STAMP, BALLOT, 3), Report(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0), Committed(commit()), round_of(),
-    Round(STAMP, BALLOT, RoundId(BALLOT, 0), (), (), (OTHER,)),
+    Round(STAMP, BALLOT, RoundId(BALLOT, 0), (), (), (OTHER,)), round_of(bandwidths=(1, 10**12)),
+    report(Line(10**9, ((OTHER, 1), (KEEPER, 50_000)))), report(Line(0)),
     Heartbeat(STAMP, 1, True, BALLOT, (commit(),), (commit(stage=0, step=2),)),
     Heartbeat(STAMP, 1, True, BALLOT, numerics="cpu", measure=Measure(3, STAMP.chain, b"d" * 32, (1.0, -2.5))),
 ]
@@ -54,6 +62,13 @@ BAD = [
     Report(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0, frozenset({60000})),
     round_of(receivers=()), round_of(receivers=(OTHER, OTHER)), round_of(parts=((OTHER, GEN, frozenset()),)),
     round_of(parts=((OTHER, GEN, frozenset({4})),)), round_of(voided=frozenset({7})),
+    round_of(bandwidths=(5,)), round_of(bandwidths=(5, 6, 7)), round_of(bandwidths=(5, 0)),
+    round_of(bandwidths=(5, -6)), round_of(bandwidths=(5, math.nan)), round_of(bandwidths=(5, 10**13)),
+    Round(STAMP, BALLOT, RoundId(BALLOT, 0), (), (), (OTHER,), bandwidths=(5,)),
+    report(Line(-1)), report(Line(math.nan)), report(Line(math.inf)), report(Line(10**13)),
+    report(Line(5, ((OTHER, 0),))), report(Line(5, ((OTHER, math.nan),))), report(Line(5, ((OTHER, -3),))),
+    report(Line(5, ((OTHER, 10**10),))), report(Line(5, ((OTHER, 3), (OTHER, 4)))),
+    report(Line(5, tuple((PeerId(f"p{number}"), 3) for number in range(65)))),
     Committed(commit(stage=2)), Committed(commit(step=10)), Committed(commit(num_tokens=0)),
     Committed(commit(loss_sum=1e300)), Committed(commit(grad_sq_norm=1e308)), Committed(commit(voided=frozenset({4}))),
     Heartbeat(Stamp(3, 3000, STAMP.chain), 1, True, None), Heartbeat(Stamp(11, 1, STAMP.chain), 1, True, None),

@@ -27,6 +27,7 @@ from swarmnet.messages import (
     Gradient,
     Granted,
     Heartbeat,
+    Line,
     ManifestData,
     ManifestRequest,
     Measure,
@@ -107,6 +108,11 @@ commits = st.builds(Commit, stage=stages, step=steps, chain=hex32, voided=indexe
 several = st.lists(commits, max_size=3).map(tuple)
 many_peers = st.lists(peers, max_size=4).map(tuple)
 
+bandwidths = st.integers(1, 10**12)
+lines = st.builds(
+    Line, st.just(0) | bandwidths,
+    st.dictionaries(peers, st.integers(1, 3600 * 10**6), max_size=4).map(lambda found: tuple(found.items())),
+)
 kept = {"stamp": stamps, "ballot": ballots}
 fenced = {**kept, "generation": generations}
 controls: dict[type, st.SearchStrategy] = {
@@ -120,11 +126,13 @@ controls: dict[type, st.SearchStrategy] = {
     Moved: st.builds(Moved, **fenced, index=index, owner=peers),
     Report: st.builds(
         Report, **fenced, owned=indexes, summed=indexes, finished=st.none() | finished, commit=st.none() | commits,
-        progress=counts, non_finite=indexes,
+        progress=counts, non_finite=indexes, line=lines,
     ),
     Evicted: st.builds(Evicted, **fenced, void=st.booleans()),
     Release: st.builds(Release, **fenced, indexes=indexes),
-    Round: build(Round, **kept, id=rounds, receivers=many_peers, holders=many_peers),
+    Round: build(Round, **kept, id=rounds, receivers=many_peers, holders=many_peers)
+    | build(Round, **kept, id=rounds, receivers=st.tuples(peers, peers), holders=many_peers,
+            bandwidths=st.tuples(bandwidths, bandwidths)),
     Committed: st.builds(Committed, commits),
     Execute: st.builds(Execute, **kept, index=index),
 }  # fmt: skip

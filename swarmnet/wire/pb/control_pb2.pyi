@@ -91,8 +91,23 @@ class Moved(_message.Message):
     owner: str
     def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., index: _Optional[int] = ..., owner: _Optional[str] = ...) -> None: ...
 
+class Line(_message.Message):
+    __slots__ = ("bytes_per_s", "round_trips")
+    class RoundTrip(_message.Message):
+        __slots__ = ("peer", "microseconds")
+        PEER_FIELD_NUMBER: _ClassVar[int]
+        MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
+        peer: str
+        microseconds: int
+        def __init__(self, peer: _Optional[str] = ..., microseconds: _Optional[int] = ...) -> None: ...
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIPS_FIELD_NUMBER: _ClassVar[int]
+    bytes_per_s: int
+    round_trips: _containers.RepeatedCompositeFieldContainer[Line.RoundTrip]
+    def __init__(self, bytes_per_s: _Optional[int] = ..., round_trips: _Optional[_Iterable[_Union[Line.RoundTrip, _Mapping]]] = ...) -> None: ...
+
 class Report(_message.Message):
-    __slots__ = ("stamp", "ballot", "generation", "owned", "summed", "finished", "commit", "progress", "non_finite")
+    __slots__ = ("stamp", "ballot", "generation", "owned", "summed", "finished", "commit", "progress", "non_finite", "line")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +117,7 @@ class Report(_message.Message):
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     NON_FINITE_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
     stamp: _values_pb2.Stamp
     ballot: _values_pb2.Ballot
     generation: _values_pb2.Generation
@@ -111,7 +127,8 @@ class Report(_message.Message):
     commit: _values_pb2.Commit
     progress: int
     non_finite: bytes
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., owned: _Optional[bytes] = ..., summed: _Optional[bytes] = ..., finished: _Optional[_Union[_values_pb2.Finished, _Mapping]] = ..., commit: _Optional[_Union[_values_pb2.Commit, _Mapping]] = ..., progress: _Optional[int] = ..., non_finite: _Optional[bytes] = ...) -> None: ...
+    line: Line
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., owned: _Optional[bytes] = ..., summed: _Optional[bytes] = ..., finished: _Optional[_Union[_values_pb2.Finished, _Mapping]] = ..., commit: _Optional[_Union[_values_pb2.Commit, _Mapping]] = ..., progress: _Optional[int] = ..., non_finite: _Optional[bytes] = ..., line: _Optional[_Union[Line, _Mapping]] = ...) -> None: ...
 
 class Evicted(_message.Message):
     __slots__ = ("stamp", "ballot", "generation", "void")
@@ -138,7 +155,7 @@ class Release(_message.Message):
     def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., indexes: _Optional[bytes] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("stamp", "ballot", "id", "contributions", "receivers", "holders", "voided")
+    __slots__ = ("stamp", "ballot", "id", "contributions", "receivers", "holders", "voided", "bandwidths")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +163,7 @@ class Round(_message.Message):
     RECEIVERS_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
     VOIDED_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTHS_FIELD_NUMBER: _ClassVar[int]
     stamp: _values_pb2.Stamp
     ballot: _values_pb2.Ballot
     id: _values_pb2.RoundId
@@ -153,7 +171,8 @@ class Round(_message.Message):
     receivers: _containers.RepeatedScalarFieldContainer[str]
     holders: _containers.RepeatedScalarFieldContainer[str]
     voided: bytes
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., contributions: _Optional[_Iterable[_Union[_values_pb2.Contribution, _Mapping]]] = ..., receivers: _Optional[_Iterable[str]] = ..., holders: _Optional[_Iterable[str]] = ..., voided: _Optional[bytes] = ...) -> None: ...
+    bandwidths: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., contributions: _Optional[_Iterable[_Union[_values_pb2.Contribution, _Mapping]]] = ..., receivers: _Optional[_Iterable[str]] = ..., holders: _Optional[_Iterable[str]] = ..., voided: _Optional[bytes] = ..., bandwidths: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Committed(_message.Message):
     __slots__ = ("commit", "restart")
