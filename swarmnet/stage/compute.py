@@ -3,15 +3,16 @@
 Live tensors and autograd belong to this thread. One of it serves all stages of a peer. Order:
 
 1. averaging, apply and snapshots: every replica of the stage, then every stage, waits for them;
-2. backward: it frees memory, and the stage before waits for it;
-3. forward;
-4. weight passes: nobody waits for one alone (zero bubble, arXiv:2401.10241), but the step waits for all. They run when
-   nothing above is queued - which must happen, since a step has finitely many microbatches and the next one cannot
-   begin without them. Each holds activations meanwhile, so once more than `max_deferred` are queued the first of them
-   goes before the next forward: memory is bounded, and none starves;
-5. copies of the weights for tests and tools.
+2. the older step, all of it: where two are open, the run waits for that one. In a step:
+   a. backward: it frees memory, and the stage before waits for it;
+   b. forward;
+   c. weight passes: nobody waits for one alone (zero bubble, arXiv:2401.10241), but the step waits for all. They run
+      when nothing above is queued - which must happen, since a step has finitely many microbatches and the next but
+      `delay` cannot begin without them. Each holds activations meanwhile, so once more than `max_deferred` are queued
+      the first of them goes before the next forward: memory is bounded, and none starves;
+3. copies of the weights for tests and tools.
 
-Inside a class: older step, then later stage, then lower index, then first come. `JobQueue` decides, purely.
+Then later stage, then lower index, then first come. `JobQueue` decides, purely.
 """
 
 from __future__ import annotations
@@ -43,14 +44,20 @@ class Work(enum.IntEnum):
     BACKGROUND = 4
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Turn:
-    """When a job runs: compared field by field, the lowest first. `later_stage` is the stage's number, negated."""
+    """What a job is. `later_stage` is the stage's number, negated."""
 
     work: Work
     step: int
     later_stage: int
     index: int
+
+    @property
+    def urgency(self) -> tuple[int, ...]:
+        """The lowest runs first, weight passes apart."""
+        among = {Work.ROUND: 0, Work.BACKGROUND: 2}.get(self.work, 1)
+        return among, self.step, self.work, self.later_stage, self.index
 
 
 class JobQueue(Generic[J]):
@@ -59,28 +66,31 @@ class JobQueue(Generic[J]):
     def __init__(self, *, max_deferred: int = MAX_DEFERRED) -> None:
         self._max_deferred = max_deferred
         self._ticket = itertools.count()
-        self._jobs: list[tuple[Turn, int, J]] = []
-        self._weights: list[tuple[Turn, int, J]] = []
+        self._jobs: list[tuple[tuple[int, ...], int, Turn, J]] = []
+        self._weights: list[tuple[tuple[int, ...], int, Turn, J]] = []
 
     def __len__(self) -> int:
         return len(self._jobs) + len(self._weights)
 
     def push(self, turn: Turn, job: J) -> None:
         """Queue a job."""
-        heapq.heappush(self._weights if turn.work is Work.WEIGHTS else self._jobs, (turn, next(self._ticket), job))
+        queue = self._weights if turn.work is Work.WEIGHTS else self._jobs
+        heapq.heappush(queue, (turn.urgency, next(self._ticket), turn, job))
 
     def pop(self) -> J:
         """Take out the next job. Raises IndexError if there is none."""
         if not self._weights:
-            return heapq.heappop(self._jobs)[2]
+            return heapq.heappop(self._jobs)[-1]
         limit = Work.FORWARD if len(self._weights) > self._max_deferred else Work.WEIGHTS
-        if self._jobs and self._jobs[0][0].work < limit:
-            return heapq.heappop(self._jobs)[2]
-        return heapq.heappop(self._weights)[2]
+        if self._jobs:
+            turn, deferred = self._jobs[0][2], self._weights[0][2]
+            if turn.work is Work.ROUND or (turn.work < limit and turn.step <= deferred.step):
+                return heapq.heappop(self._jobs)[-1]
+        return heapq.heappop(self._weights)[-1]
 
     def clear(self) -> list[J]:
         """Take out all jobs."""
-        jobs = [job for _, _, job in (*self._jobs, *self._weights)]
+        jobs = [entry[-1] for entry in (*self._jobs, *self._weights)]
         self._jobs, self._weights = [], []
         return jobs
 

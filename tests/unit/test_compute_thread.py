@@ -38,6 +38,17 @@ def test_inside_a_class_older_step_then_later_stage_then_lower_index_then_first_
     assert drain(queue) == ["first index", "first index again", "second index", "early stage", "next step"]
 
 
+def test_the_older_step_goes_first_with_all_its_work_but_for_averaging() -> None:
+    queue: JobQueue[str] = JobQueue()
+    for step in (4, 3):
+        for work in (Work.WEIGHTS, Work.FORWARD, Work.BACKWARD, Work.ROUND, Work.BACKGROUND):
+            queue.push(Turn(work, step, 0, 0), f"{work.name} {step}")
+    assert drain(queue) == [
+        "ROUND 3", "ROUND 4", "BACKWARD 3", "FORWARD 3", "WEIGHTS 3", "BACKWARD 4", "FORWARD 4", "WEIGHTS 4",
+        "BACKGROUND 3", "BACKGROUND 4",
+    ]
+
+
 def test_too_many_deferred_weight_passes_go_before_forward_but_not_before_backward() -> None:
     queue: JobQueue[str] = JobQueue(max_deferred=2)
     for index in range(4):
@@ -59,7 +70,7 @@ def test_every_job_comes_out_once_and_each_class_in_order(pushed: list[Turn], ma
     assert len(queue) == 0
     for work in Work:
         of_class = [turn for turn in popped if turn.work is work]
-        assert of_class == sorted(turn for turn in pushed if turn.work is work)
+        assert of_class == sorted((turn for turn in pushed if turn.work is work), key=lambda turn: turn.urgency)
 
 
 @given(st.lists(st.booleans(), max_size=60), st.integers(0, 4))
