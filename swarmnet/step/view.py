@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from swarmnet.ids import NO_CHAIN, Chain, PeerId
-from swarmnet.messages import Heartbeat
+from swarmnet.messages import Heartbeat, Measure
 
 _MOST_REPLICAS = 1024
 """Replicas of one stage that are remembered; identities are free, memory is not."""
@@ -38,6 +38,8 @@ class Seen:
     committed: bool = False
     queue: int = 0
     draining: bool = False
+    numerics: str = ""
+    measure: Measure | None = None
     dead: bool = False
     dead_at: float = 0.0
     gap_s: float = 0.0
@@ -66,6 +68,7 @@ class View:
         seen.version, seen.chain, seen.synced = beat.stamp.step, beat.stamp.chain, beat.synced
         seen.committed = any(commit.stage == beat.stamp.stage for commit in beat.commits)
         seen.queue, seen.draining = beat.queue, beat.draining
+        seen.numerics, seen.measure = beat.numerics, beat.measure
         return fresh
 
     def touch(self, peer: PeerId, *, now: float) -> None:

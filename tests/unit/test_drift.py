@@ -1,0 +1,251 @@
+"""Who has drifted, and who takes whose state: everybody judges alone, and all come to the same."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.ids import Chain, PeerId
+from swarmnet.messages import Heartbeat, Measure, Stamp
+from swarmnet.step.drift import MOST_RESTS, Drift, DriftRules, Reading, judge, may_go, relative_distance, resyncs
+from swarmnet.step.view import Timers, View, keeper_rank
+
+CHAIN, TERM = Chain("1" * 64), Chain("2" * 64)
+RULES = DriftRules(every=10, resync_every=100)
+
+
+def measure(bits: int, *, version: int = 10, sketch: tuple[float, ...] | None = None, chain: Chain = CHAIN) -> Measure:
+    return Measure(version, chain, hashlib.sha256(bytes([bits])).digest(), sketch or (100.0, float(bits)))
+
+
+def in_order(count: int) -> list[PeerId]:
+    """Names in the order of keepers."""
+    return sorted((PeerId(f"peer{n}") for n in range(count)), key=lambda peer: keeper_rank(TERM, 0, peer))
+
+
+class Stage:
+    """Replicas that hear each other's heartbeats at once. bits, numerics: of each, in the order of keepers."""
+
+    def __init__(self, bits: list[int], numerics: list[str] | None = None, rules: DriftRules = RULES) -> None:
+        self.order = in_order(len(bits))
+        self.bits = dict(zip(self.order, bits, strict=True))
+        self.numerics = dict(zip(self.order, numerics or [""] * len(bits), strict=True))
+        self.views = {peer: View(peer, 0, Timers()) for peer in self.order}
+        self.drifts = {peer: Drift(self.views[peer], rules, self.numerics[peer]) for peer in self.order}
+        self.now, self.version = 0.0, 0
+        self.synced = dict.fromkeys(self.order, True)
+        self.hear()
+
+    def hear(self) -> None:
+        self.now += 0.5
+        for me, view in self.views.items():
+            for peer in self.order:
+                if peer != me:
+                    view.hear(peer, Heartbeat(
+                        Stamp(self.version, 0, CHAIN), 1, self.synced[peer], None, numerics=self.numerics[peer],
+                        measure=self.drifts[peer].mine,
+                    ), now=self.now)
+
+    def measure(self) -> list[dict[str, object]]:
+        """The next version that is measured. Returns what is said of it."""
+        self.version += 10
+        for peer, drift in self.drifts.items():
+            if self.synced[peer]:
+                drift.measured(measure(self.bits[peer], version=self.version), TERM, now=self.now)
+        self.hear()
+        return [dict(note.fields) for drift in self.drifts.values() for note in drift.review(now=self.now)]
+
+    def repair(self) -> dict[PeerId, tuple[PeerId, ...]]:
+        """Everybody whose turn it is goes at once, and is back before anybody looks again."""
+        going = {peer: donors for peer, drift in self.drifts.items() if (donors := drift.donors(now=self.now))}
+        took = {peer: self.bits[donors[0]] for peer, donors in going.items()}
+        for peer, bits in took.items():
+            self.drifts[peer].repairing()
+            self.drifts[peer].forget()
+            self.bits[peer] = bits
+        self.hear()
+        return going
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("ab")), min_size=1, max_size=9))
+def test_all_of_a_class_end_with_the_bits_that_stood_and_few_are_away_at_a_time(parts: list[tuple[int, str]]) -> None:
+    stage = Stage([bits for bits, _ in parts], [numerics for _, numerics in parts])
+    begun = {
+        numerics: Counter(stage.bits[peer] for peer in stage.order if stage.numerics[peer] == numerics)
+        for numerics in set(stage.numerics.values())
+    }
+    stood = {numerics: bits.most_common(1)[0][0] for numerics, bits in begun.items()}
+    stage.measure()
+    for _ in range(len(parts)):
+        going = stage.repair()
+        assert len(going) <= max(1, (len(parts) - 1) // 2), "never more than a minority, but one of two"
+        for peer, donors in going.items():
+            assert donors and not going.keys() & set(donors), "whoever hands over state stays"
+            assert all(stage.bits[donor] == stood[stage.numerics[peer]] for donor in donors)
+    assert all(stage.bits[peer] == stood[stage.numerics[peer]] for peer in stage.order)
+    stage.measure()
+    assert not stage.repair(), "what agrees is left alone"
+
+
+def test_the_odd_one_of_three_is_named_and_repairs() -> None:
+    stage = Stage([7, 7, 9])
+    odd = stage.order[2]
+    said = stage.measure()
+    assert {note["peer"] for note in said} == {odd} and len(said) == 2, "by itself, and by the first in order"
+    assert all(note["to"] == stage.order[0] and note["stray"] and note["measured"] == 3 for note in said)
+    assert said[0]["distance"] == pytest.approx(2.0 / 100.24, rel=1e-3)
+    assert stage.measure() != [] and stage.repair().keys() == {odd}
+
+
+def test_where_as_many_have_these_as_those_the_first_in_order_stands() -> None:
+    for bits in ([1, 2], [1, 2, 3], [1, 1, 2, 2]):
+        stage = Stage(bits)
+        stage.measure()
+        while stage.repair():
+            pass
+        assert set(stage.bits.values()) == {1}
+
+
+def test_the_first_in_order_gives_way_to_a_majority() -> None:
+    stage = Stage([9, 7, 7])
+    assert {note["to"] for note in stage.measure()} == {stage.order[1]}
+    assert stage.repair().keys() == {stage.order[0]}
+
+
+def test_nobody_judges_before_all_have_measured_or_had_the_time() -> None:
+    """A, alone with B, would stand; C says that it must not."""
+    stage = Stage([9, 7, 7])
+    a, b, c = stage.order
+    for peer in (a, b):
+        stage.drifts[peer].measured(measure(stage.bits[peer]), TERM, now=stage.now)
+    stage.hear()
+    assert not stage.drifts[a].review(now=stage.now) and stage.drifts[b].verdict is None
+    stage.drifts[c].measured(measure(7), TERM, now=stage.now)
+    stage.hear()
+    assert [note.fields["peer"] for note in stage.drifts[b].review(now=stage.now)] == [a]
+    late = Stage([9, 7, 7])
+    for peer in late.order[:2]:
+        late.drifts[peer].measured(measure(late.bits[peer]), TERM, now=late.now)
+    for _ in range(8):
+        late.hear()
+    assert late.drifts[late.order[0]].review(now=late.now), "one that measures nothing is not waited for for ever"
+
+
+def test_nobody_goes_while_others_are_away_or_nobody_could_help() -> None:
+    stage = Stage([1, 2, 3])
+    stage.measure()
+    _first, second, third = stage.order
+    stage.synced[third] = False
+    stage.hear()
+    assert not stage.drifts[second].donors(now=stage.now), "one of three is without state already"
+    alone = Stage([1, 2])
+    alone.measure()
+    alone.synced[alone.order[0]] = False
+    alone.hear()
+    assert not alone.repair(), "the last one with state keeps it"
+
+
+def test_other_chains_and_versions_say_nothing() -> None:
+    stage = Stage([1, 2])
+    a, b = stage.order
+    stage.drifts[b].measured(measure(2, chain=TERM), TERM, now=stage.now)
+    stage.drifts[a].measured(measure(1), TERM, now=stage.now)
+    stage.hear()
+    assert not stage.drifts[a].review(now=stage.now) and stage.drifts[a].verdict is not None
+    assert stage.drifts[a].verdict.judged == {a}
+
+
+def test_a_repair_that_does_not_help_is_tried_less_and_less() -> None:
+    """Two machines that claim one numerics class and have not the same arithmetic."""
+    stage = Stage([1, 1, 2])
+    odd, went = stage.order[2], []
+    for number in range(400):
+        stage.bits[odd] = 2
+        stage.measure()
+        if stage.repair():
+            went.append(number)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(went)]
+    assert gaps[:5] == [1, 2, 4, 8, 16] and max(gaps) <= MOST_RESTS + 1
+    stage.measure()
+    assert not stage.repair()
+    for _ in range(MOST_RESTS + 1):
+        stage.bits[odd] = 1
+        stage.measure()
+    stage.bits[odd] = 2
+    stage.measure()
+    assert stage.repair().keys() == {odd}, "once it has helped, the next one is repaired at once"
+
+
+def test_classes_that_differ_by_rounding_are_measured_and_not_repaired() -> None:
+    stage = Stage([1, 1, 2, 2], ["cpu", "cpu", "cuda", "cuda"])
+    said = stage.measure()
+    assert {note["peer"] for note in said} == set(stage.order[2:]) and not any(note["stray"] for note in said)
+    assert not stage.repair()
+    assert stage.drifts[stage.order[0]].distance == (10, 0.0)
+    version, distance = stage.drifts[stage.order[3]].distance or (0, 0.0)
+    assert version == 10 and distance > 0
+
+
+@given(st.lists(st.sampled_from(["cpu", "cuda", "rocm", ""]), min_size=1, max_size=9), st.integers(5, 60))
+def test_other_classes_take_the_keepers_state_once_a_period_and_in_turns(classes: list[str], every: int) -> None:
+    order = in_order(len(classes))
+    numerics = dict(zip(order, classes, strict=True))
+    went: Counter[PeerId] = Counter()
+    for version in range(every, 2 * every):
+        going = [peer for peer in order if resyncs(peer, numerics, version, every)]
+        assert len(going) <= max(1, (len(order) - 1) // 2) or len(order) > every
+        went.update(going)
+    others = {peer for peer in order if classes[0] and numerics[peer] not in ("", classes[0])}
+    assert went == Counter(others)
+    assert not any(resyncs(peer, numerics, version, 0) for peer in order for version in range(20))
+
+
+def test_whose_state_another_class_takes() -> None:
+    stage = Stage([1, 1, 2], ["cpu", "cpu", "cuda"])
+    a, b, c = stage.order
+    assert stage.drifts[c].class_donors(100, TERM, now=stage.now) == (a, b)
+    assert stage.drifts[c].class_donors(101, TERM, now=stage.now) == ()
+    assert stage.drifts[b].class_donors(100, TERM, now=stage.now) == ()
+
+
+def test_where_equal_bits_are_not_promised_only_who_is_far_outside_is_off() -> None:
+    def verdict(*sketches: tuple[float, ...]) -> set[int]:
+        order = in_order(len(sketches))
+        readings = {peer: Reading(Measure(10, CHAIN, b"", sketch), "")
+                    for peer, sketch in zip(order, sketches, strict=True)}
+        strays = judge(readings, equal_bits=False).strays
+        return {number for number, peer in enumerate(order) if peer in strays}
+
+    near = [(100.0, 0.1 * n, -0.1 * n) for n in range(4)]
+    assert verdict(*near) == set()
+    assert verdict(*near[:2], (130.0, 9.0, 0.0), near[3]) == {2}
+    assert verdict((100.0, 0.0), (100.0, 50.0)) == set(), "of two nobody can say who"
+    assert verdict((100.0, 0.0), (100.0, 1e-6), (100.0, 1e-3)) == set(), "far, but a hundredth of a hundredth"
+    assert verdict((1.0,), (2.0, 3.0), (4.0,)) == set(), "sketches that cannot be compared"
+
+
+def test_distances_are_relative_and_may_be_unknown() -> None:
+    assert relative_distance(measure(0, sketch=(3.0, 4.0)), measure(0, sketch=(3.0, 0.0))) == pytest.approx(4 / 3)
+    assert relative_distance(measure(0, sketch=(1.0,)), measure(0, sketch=(3.0, 0.0))) is None
+    assert relative_distance(measure(0, sketch=(1.0, 1.0)), measure(0, sketch=(0.0, 0.0))) is None
+
+
+@given(st.integers(1, 12), st.sets(st.integers(0, 11)), st.integers(0, 12))
+def test_most_stay(size: int, off: set[int], away: int) -> None:
+    order = in_order(size)
+    strays = frozenset(peer for number, peer in enumerate(order) if number in off)
+    going = may_go(strays, order, away=away)
+    assert set(going) <= strays and len(going) < size
+    total = size + away
+    assert not going or len(going) + away <= max(1, (total - 1) // 2)
+
+
+def test_versions_that_are_measured() -> None:
+    rules = DriftRules(every=10, last=25)
+    assert [v for v in range(26) if rules.measured(v)] == [10, 20, 25]
+    assert not any(DriftRules(every=0, last=25).measured(v) for v in range(26))
