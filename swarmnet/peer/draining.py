@@ -78,7 +78,7 @@ def standing_of(around: Around, replica: Replica, now: float) -> Standing:
         idle=not member.synced or around.over() or (member.done and not followers),
         heirs=len(heirs),
         followers=followers,
-        microbatches=max(len(execution.works), execution.queue),
+        microbatches=max(execution.num_works, execution.queue),
         counted=0 if ahead else len(member.account.owned),
         whole=member.finished is not None and not ahead,
         applying=member.applying,

@@ -21,7 +21,8 @@ from swarmnet.messages import Answer, Commit, Finished, Packed, Process, Snapsho
 from swarmnet.net.transport import Transport
 from swarmnet.peer.restoring import Footing, Restoring
 from swarmnet.pipeline.caller import Caller
-from swarmnet.pipeline.execution import Execution, Limits
+from swarmnet.pipeline.execution import Execution
+from swarmnet.pipeline.floor import Limits
 from swarmnet.pipeline.patience import Patience
 from swarmnet.pipeline.payload import AnswerCheck, InputCheck
 from swarmnet.pipeline.relay import Spawn

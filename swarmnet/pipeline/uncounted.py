@@ -1,6 +1,6 @@
 """What a replica computes or hands out without counting anything: repairs of other stages, and evaluation.
 
-Rule 6 of docs/protocol.md. The step is the caller's concern: everything here is of the current one.
+Rule 6 of docs/protocol.md. The step is the caller's concern: everything here is of one lane's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from swarmnet.stage.engine import Engine
 
 
 class Uncounted:
-    """Answers `Fetch`, and `Process` with purpose "eval", for one (peer, stage)."""
+    """Answers `Fetch`, and `Process` with purpose "eval", for one open step of one (peer, stage)."""
 
     def __init__(
         self,
@@ -38,12 +38,6 @@ class Uncounted:
         self._caller, self._sources, self._check = caller, sources, check
         self._spawn, self._running_s = spawn, running_s
         self._reserved = Slots(1)
-        self._epoch = 0
-
-    def begin(self) -> None:
-        """Another step: what still runs is of the old one."""
-        self._reserved = Slots(1)
-        self._epoch += 1
 
     async def fetch(self, request: Fetch) -> AsyncGenerator[Answer, None]:
         """Hand out what is remembered; recompute a missing input of the next stage unless only a copy is wanted."""
@@ -87,13 +81,11 @@ class Uncounted:
 
     async def _recompute(self, request: Fetch) -> tuple[Packed, ...]:
         """Forward only, in a slot of its own so that a full replica can still repair others (rule 7)."""
-        reserved, epoch = self._reserved, self._epoch
-        await reserved.take()
+        await self._reserved.take()
         try:
             payload = await self._sources.input(request.step, request.index)
             stash = await self._engine.forward(request.step, request.index, payload, train=False)
-            if epoch == self._epoch:
-                self._memo.keep_output(request.index, stash.output)
+            self._memo.keep_output(request.index, stash.output)
             return stash.output
         finally:
-            reserved.give()
+            self._reserved.give()

@@ -9,12 +9,13 @@ def standing(replica: Replica) -> str:
     """Where the replica stands in its step, and its keeper if it is one."""
     member, pipeline = replica.member, replica.execution
     account, part, keeper = member.account, member.part, member.keeper
+    works = {step: sorted(lane.works) for step, lane in pipeline.lanes.items()}
     line = (
         f"stage {member.stage} v{member.version} synced={member.synced} promised={member.promised} "
         f"gen={account.generation.number} asked={sorted(account.asked)} granted={sorted(account.granted)} "
         f"summed={sorted(account.summed)} round={part.round and part.round.id} exchange={part.exchange} "
         f"R={part.finished and part.finished.id} commits={[commit.stage for commit in member.barrier.known]} "
-        f"applying={member.applying} works={sorted(pipeline.works)} queue={pipeline.queue}"
+        f"applying={member.applying} works={works} queue={pipeline.queue}"
     )
     if keeper is None:
         return line

@@ -1,8 +1,8 @@
 """What one replica counts in one step, and the words in which it accounts for it to its keeper. Pure.
 
 An index is *asked* for while work on it is under way, *granted* once the keeper said so, *summed* once its weight
-gradient is in the accumulator. The generation fences all of it (docs/protocol.md, I3): it outlives the step and only
-grows.
+gradient is in the accumulator. The generation fences all of it (docs/protocol.md, I3); its number is drawn from one
+counter of the replica, which outlives all steps and only grows.
 """
 
 from __future__ import annotations
@@ -12,15 +12,24 @@ from swarmnet.messages import NONE, Claim, Commit, Finished, Indexes, Line, Rele
 from swarmnet.step.actions import Action, Send
 
 
+class Generations:
+    """The generations of one process start."""
+
+    def __init__(self, incarnation: int) -> None:
+        self.newest = Generation(incarnation, 0)
+
+    def next(self) -> Generation:
+        """One that no accumulator of this replica has had."""
+        self.newest = self.newest.next()
+        return self.newest
+
+
 class Account:
     """Index sets of one step under one generation. `ballot` arguments are what is promised; None: nobody to tell."""
 
-    def __init__(self, generation: Generation) -> None:
-        self.generation = generation
-        self.begin()
-
-    def begin(self) -> None:
-        """Another step: nothing is counted yet."""
+    def __init__(self, generations: Generations) -> None:
+        self._generations = generations
+        self.generation = generations.newest
         self.asked: set[int] = set()
         self.granted: set[int] = set()
         self.summed: set[int] = set()
@@ -28,7 +37,7 @@ class Account:
 
     def renew(self, *, void: bool) -> None:
         """Close the generation: grants in flight are dead. `void` also closes what is in the accumulator (rule 11)."""
-        self.generation = self.generation.next()
+        self.generation = self._generations.next()
         if void:
             self.granted.clear()
             self.summed.clear()

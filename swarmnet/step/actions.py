@@ -1,4 +1,4 @@
-"""What the step machines ask their driver to do. Values only."""
+"""What the step machines ask their driver to do. Values only. step: the open step that an action is about."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class Broadcast:
 class Granted:
     """The index is mine to count: add its weight gradient, fenced by the void counter as it is now (rule 5)."""
 
+    step: int
     index: int
 
 
@@ -35,13 +36,16 @@ class Granted:
 class Owned:
     """Somebody else counts the index (rule 3): before forward, send callers there; later, input gradient only."""
 
+    step: int
     index: int
     owner: PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """Empty the accumulator (rule 11)."""
+    """Empty the step's accumulator (rule 11)."""
+
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class StopSum:
 class Execute:
     """Take an idle index: input from the stage before, gradient from the stage after (rule 6)."""
 
+    step: int
     index: int
 
 

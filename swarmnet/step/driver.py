@@ -99,6 +99,7 @@ class StepDriver:
     def restored(self, *args: Any) -> None:
         """State is in place; see Member.restored."""
         actions = self.member.restored(*args, now=self._now())
+        self._pipeline.stop()
         self._begin()
         self._perform(actions)
 
@@ -117,22 +118,22 @@ class StepDriver:
 
     # Claims, for the pipeline
 
-    def claim(self, index: int) -> None:
+    def claim(self, step: int, index: int) -> None:
         """See Claims.claim."""
-        self._perform(self.member.claim(index, now=self._now()))
+        self._perform(self.member.claim(step, index, now=self._now()))
 
-    def withdraw(self, index: int) -> None:
+    def withdraw(self, step: int, index: int) -> None:
         """See Claims.withdraw."""
-        self._perform(self.member.withdraw(index))
+        self._perform(self.member.withdraw(step, index))
 
-    def added(self, index: int, stash: Stash) -> None:
+    def added(self, stash: Stash) -> None:
         """See Claims.added."""
         if stash.voids == self._engine.voids(stash.step):
-            self._perform(self.member.add(index, now=self._now()))
+            self._perform(self.member.add(stash.step, stash.index))
 
-    def non_finite(self, index: int) -> None:
+    def non_finite(self, step: int, index: int) -> None:
         """See Claims.non_finite."""
-        self._perform(self.member.found_non_finite(index, now=self._now()))
+        self._perform(self.member.found_non_finite(step, index))
 
     # ------------------------------------------------------------ performing
 
@@ -171,15 +172,15 @@ class StepDriver:
                 else:
                     for peer in sorted({*self._listener.everyone(), self.member.me}):
                         self._send(peer, message)
-            case act.Granted(index):
-                self._pipeline.granted(index, self._engine.voids(self.member.version))
-            case act.Owned(index, owner):
-                self._pipeline.owned(index, owner)
-            case act.Execute(index):
-                self._pipeline.order(index)
-            case act.Void():
-                self._engine.void()
-                self._pipeline.voided()
+            case act.Granted(step, index):
+                self._pipeline.granted(step, index, self._engine.voids(step))
+            case act.Owned(step, index, owner):
+                self._pipeline.owned(step, index, owner)
+            case act.Execute(step, index):
+                self._pipeline.order(step, index)
+            case act.Void(step):
+                self._engine.void(step)
+                self._pipeline.voided(step)
             case act.Sum(current):
                 self._round = self._spawn(self._sum(current))
             case act.CollectSum(current):
@@ -188,7 +189,7 @@ class StepDriver:
                 self._stop_round()
             case act.Apply():
                 self._settled.clear()
-                self._pipeline.stop()
+                self._pipeline.end(self.member.version)
                 self._exchange.close()
                 self._spawn(self._apply(action))
             case act.Resync(donors, _):
@@ -218,7 +219,7 @@ class StepDriver:
         self._exchange.close()
 
     async def _sum(self, current: Round) -> None:
-        await self._whole(current.id, self._exchange.sum(current, self._pipeline.losses))
+        await self._whole(current.id, self._exchange.sum(current, self._pipeline.losses(current.stamp.step)))
 
     async def _collect(self, current: Round) -> None:
         await self._whole(current.id, self._exchange.collect(current))
@@ -236,7 +237,7 @@ class StepDriver:
             else:
                 reason = str(error)
             self._listener.on_event(self.member.stage, "sum_failed", {"reason": reason})
-            self._perform(self.member.sum_failed(round_id, now=self._now()))
+            self.member.sum_failed(round_id)
             return
         self._perform(self.member.sum_whole(finished, now=self._now()))
 

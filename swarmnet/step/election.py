@@ -18,7 +18,6 @@ class Election:
         self._view = view
         self.promised: Ballot | None = None
         self._began_at = self._promised_at = now
-        self._next: Prepare | None = None
         self.given: Indexes = NONE
 
     def promise(self, ballot: Ballot, *, now: float) -> bool:
@@ -31,16 +30,6 @@ class Election:
     def heard(self, prepare: Prepare, *, now: float) -> None:
         """The promised keeper has spoken."""
         self._promised_at, self.given = now, prepare.given
-
-    def early(self, prepare: Prepare) -> None:
-        """A keeper of the next step is ahead of us: remember the highest."""
-        if self._next is None or prepare.ballot > self._next.ballot:
-            self._next = prepare
-
-    @property
-    def of_next_step(self) -> Prepare | None:
-        """The highest keeper of the next step heard of."""
-        return self._next
 
     def due(self, term_chain: Chain, *, keeping: bool, now: float) -> Ballot | None:
         """The ballot to stand with now, or None.

@@ -41,13 +41,14 @@ LARGEST_BANDWIDTH, LONGEST_ROUND_TRIP = 10**12, 3600 * 10**6
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What of the manifest the machines need."""
+    """What of the manifest the machines need. delay: how many steps beyond the oldest are open (0 or 1)."""
 
     num_stages: int
     num_microbatches: int
     total_steps: int
     keeper_term_steps: int = 16
     max_void: int = 0
+    delay: int = 0
 
 
 def refusal(sender: PeerId, message: Control, shape: Shape, promised: Ballot | None) -> str | None:

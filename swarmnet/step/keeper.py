@@ -56,11 +56,13 @@ class Keeper:
         *,
         idle_s: float,
         max_void: int,
+        delay: int = 0,
+        oldest: bool = True,
         now: float,
         given: Indexes = NONE,
     ) -> None:
         self.stamp, self.ballot, self.view = stamp, ballot, view
-        self._idle_s, self._max_void = idle_s, max_void
+        self._idle_s, self._max_void, self._delay, self.oldest = idle_s, max_void, delay, oldest
         self.ledger = Ledger(num_indexes, given)
         self.members: dict[PeerId, Generation] = {}
         self.round: Round | None = None
@@ -152,6 +154,10 @@ class Keeper:
 
     # ------------------------------------------------------------ time
 
+    def become_oldest(self, *, now: float) -> None:
+        """The step before was applied: from now on rounds are opened, and idle indexes ordered."""
+        self.oldest, self._flow_at = True, now
+
     def advance(self, *, now: float, resend: bool) -> list[Action]:
         """Do whatever the state asks for; `resend` repeats what was already said (every tick, level-triggered)."""
         actions: list[Action] = self._evict_lost(now)
@@ -166,7 +172,7 @@ class Keeper:
         if self.adopted and not self.acks and now - self._held_at > 2 * self.view.timers.suspect_s:
             # Whoever held the adopted sum is gone (A6): rebuild from the ledger.
             self.adopted, self._adopted_commit, self.round, self._held_at = None, False, None, now
-        if self.current_id is None:
+        if self.current_id is None and self.oldest:
             actions += self._void_non_finite()
             if self._halted:
                 return actions

@@ -1,41 +1,34 @@
-"""One replica's side of the step: claims, grants, its part in rounds, the barrier, and the keeper if it is one. Pure.
+"""The step machine of one replica of one stage: where it stands, whom it believes alive, and its open steps. Pure.
 
-Events come in as method calls with `now`; each returns actions for the driver. All protocol state is of one
-(peer, stage) and one step; only version, chain, generation and incarnation outlive a step (docs/protocol.md). It
-knows nothing of tensors: the driver tells it what compute has done.
+Events come in as method calls with `now`; each returns actions for the driver. What is of one step lives in
+`open_step.OpenStep`; messages find theirs by their stamp. A replica of version v has steps v .. v + delay open: one
+where training is exact, two where steps overlap, the *oldest* of which is applied next. Only version, chain, generation
+and incarnation outlive a step (docs/protocol.md). It knows nothing of tensors: the driver tells it what compute has
+done.
 """
 
 from __future__ import annotations
 
-from swarmnet.ids import NO_RESTART, Ballot, Chain, Generation, PeerId, Restart, RoundId, next_chain
+from swarmnet.ids import NO_RESTART, Ballot, Chain, PeerId, Restart, RoundId, next_chain
 from swarmnet.messages import (
-    Claim,
     Commit,
     Committed,
     Control,
-    Evicted,
-    Execute,
     Finished,
-    Granted,
     Heartbeat,
     Line,
-    Moved,
     Prepare,
-    Release,
-    Report,
-    Round,
     Stamp,
 )
 from swarmnet.step import actions as act
-from swarmnet.step.account import Account
+from swarmnet.step.account import Account, Generations
 from swarmnet.step.actions import Action, Broadcast, Note, Send
 from swarmnet.step.barrier import Barrier, evidence
-from swarmnet.step.election import Election
 from swarmnet.step.gate import Shape, refusal
 from swarmnet.step.keeper import Keeper
 from swarmnet.step.lag import Lag, yields
-from swarmnet.step.pace import Pace
-from swarmnet.step.rounds import Differs, Lacks, Part
+from swarmnet.step.open_step import OpenStep, Shared
+from swarmnet.step.rounds import Part
 from swarmnet.step.view import Timers, View
 
 
@@ -47,45 +40,108 @@ class Member:
     ) -> None:
         self.me, self.stage, self.shape, self.timers = me, stage, shape, timers
         self.view = View(me, stage, timers)
-        self.account = Account(Generation(incarnation, 0))
-        self.version, self.chain, self.term_chain = 0, chain, chain
+        self._shared = Shared(me, shape, self.view, Generations(incarnation), term_chain=chain)
+        self.version, self.chain, self.before = 0, chain, chain
         self.restart = NO_RESTART
-        self.synced = False
-        self.progress = 0
         self.queue = 0
-        self.line = Line()
         self.last_commits: tuple[Commit, ...] = ()
         self.last_finished: Finished | None = None
         self._last_stamp: Stamp | None = None
-        self._pace, self._lag = Pace(timers), Lag(self.view)
+        self._lag = Lag(self.view)
         self._begin(now, None)
 
     def _begin(self, now: float, finished: Finished | None) -> None:
-        self._pace.begin()
-        self.account.begin()
-        self._election = Election(self.view, now=now)
-        self.keeper: Keeper | None = None
-        self.part = Part(self.me, finished)
-        self.barrier = Barrier(self.version, self.shape.num_stages)
-        self.applying = False
-        self._next_commits: dict[int, Commit] = {}
+        """Open all steps of this version anew."""
+        self._shared.pace.begin()
+        oldest = self.before if self.shape.delay else self.chain
+        stamp = self._stamp(self.version, oldest)
+        self.steps = [OpenStep(stamp, self._shared, oldest=True, now=now, finished=finished)]
+        if self.shape.delay:
+            self.steps.append(self._newest(now))
+        self._early_prepare: Prepare | None = None
+        self._early_commits: dict[int, Commit] = {}
+
+    def _newest(self, now: float) -> OpenStep:
+        """The step that is computed on the weights of this version."""
+        stamp = self._stamp(self.version + self.shape.delay, self.chain)
+        return OpenStep(stamp, self._shared, oldest=not self.shape.delay, now=now)
+
+    def _stamp(self, step: int, chain: Chain) -> Stamp:
+        return Stamp(step, self.stage, chain, self.restart)
 
     # ------------------------------------------------------------ what others may know
 
     @property
+    def oldest(self) -> OpenStep:
+        """The step that is averaged and applied next."""
+        return self.steps[0]
+
+    @property
     def stamp(self) -> Stamp:
-        """What my messages are about."""
-        return Stamp(self.version, self.stage, self.chain, self.restart)
+        """What messages of the oldest step are about."""
+        return self.oldest.stamp
 
     @property
     def promised(self) -> Ballot | None:
-        """The highest ballot heard of: whom I report to."""
-        return self._election.promised
+        """Whom I report to of the oldest step."""
+        return self.oldest.promised
+
+    @property
+    def account(self) -> Account:
+        """What I count of the oldest step."""
+        return self.oldest.account
+
+    @property
+    def barrier(self) -> Barrier:
+        """Commits of the oldest step."""
+        return self.oldest.barrier
+
+    @property
+    def part(self) -> Part:
+        """My part in rounds: they are of the oldest step."""
+        return self.oldest.part
+
+    @property
+    def keeper(self) -> Keeper | None:
+        """The keeper of the oldest step, if that is me."""
+        return self.oldest.keeper
 
     @property
     def finished(self) -> Finished | None:
-        """The finished sum of this step, if it is here (R)."""
-        return self.part.finished
+        """The finished sum of the oldest step, if it is here (R)."""
+        return self.oldest.finished
+
+    @property
+    def applying(self) -> bool:
+        """Is the optimizer moving the weights?"""
+        return self.oldest.applying
+
+    @property
+    def synced(self) -> bool:
+        """Have I state, and so a say?"""
+        return self._shared.synced
+
+    @synced.setter
+    def synced(self, synced: bool) -> None:
+        self._shared.synced = synced
+
+    @property
+    def term_chain(self) -> Chain:
+        """The chain at the start of the keepers' term."""
+        return self._shared.term_chain
+
+    @term_chain.setter
+    def term_chain(self, chain: Chain) -> None:
+        self._shared.term_chain = chain
+
+    @property
+    def line(self) -> Line:
+        """What is known of my line."""
+        return self._shared.line
+
+    @line.setter
+    def line(self, line: Line) -> None:
+        self._shared.line = line
 
     @property
     def done(self) -> bool:
@@ -101,8 +157,8 @@ class Member:
         """My heartbeat, with the last step's commits if `to` is not known to have applied them."""
         behind = to is None or self.view.everyone().get(to, -1) < self.version
         return Heartbeat(
-            stamp=self.stamp,
-            incarnation=self.account.generation.incarnation,
+            stamp=self._stamp(self.version, self.chain),
+            incarnation=self._shared.generations.newest.incarnation,
             synced=self.synced,
             keeper=self.promised,
             commits=self.barrier.known,
@@ -117,11 +173,11 @@ class Member:
         self, version: int, chain: Chain, term_chain: Chain, finished: Finished | None, commits: tuple[Commit, ...],
         last_commits: tuple[Commit, ...] = (), *, now: float,
     ) -> list[Action]:
-        """State of `version` is in place (seed or snapshot), with the step's finished sum if there is one.
+        """State of `version` is in place (seed or snapshot), with the oldest step's finished sum if there is one.
 
         last_commits: of the step before, all or none: others may still need to hear them from me.
         """
-        self.account.renew(void=True)
+        self._shared.generations.next()
         self.version, self.chain, self.term_chain, self.synced = version, chain, term_chain, True
         self.last_commits, self.last_finished, self._last_stamp = last_commits, None, None
         self._lag.caught_up()
@@ -135,70 +191,58 @@ class Member:
         self.restart, self.synced = restart, False
         self.view.forget_all()
 
-    def claim(self, index: int, *, now: float) -> list[Action]:
-        """Work on `index` has begun: ask to count it (rule 3)."""
-        if index in self.account.granted:
-            return [act.Granted(index)]
-        self._pace.claimed(now=now)
-        self.account.asked.add(index)
-        return self.account.claim(index, self.stamp, self.promised)
+    def claim(self, step: int, index: int, *, now: float) -> list[Action]:
+        """Work on (step, index) has begun: ask to count it (rule 3)."""
+        of = self.step(step)
+        return of.claim(index, now=now) if of is not None else []
 
-    def withdraw(self, index: int) -> list[Action]:
+    def withdraw(self, step: int, index: int) -> list[Action]:
         """The work was dropped. A grant that still comes is ignored; the keeper hears of it, now or later."""
-        account = self.account
-        account.asked.discard(index)
-        if index not in account.granted or index in account.summed:
+        of = self.step(step)
+        return of.withdraw(index) if of is not None else []
+
+    def add(self, step: int, index: int) -> list[Action]:
+        """The weight gradient of (step, index) is in the step's accumulator, which has not been voided since."""
+        of = self.step(step)
+        if of is None:
             return []
-        account.granted.discard(index)
-        return account.release(frozenset({index}), self.stamp, self.promised)
+        for behind in self.steps[self.steps.index(of):]:
+            behind.progress += 1  # compute goes to the older step first, so it is progress of the newer one too
+        return of.add(index)
 
-    def add(self, index: int, *, now: float) -> list[Action]:
-        """The weight gradient of `index` is in the accumulator, which has not been voided since."""
-        self.progress += 1
-        if index not in self.account.granted:
-            return self._void_myself()
-        self.account.summed.add(index)
-        return self._join_round()
-
-    def found_non_finite(self, index: int, *, now: float) -> list[Action]:
-        """`index` gave a non-finite value here."""
-        actions = self.withdraw(index)
-        self.account.non_finite.add(index)
-        return [*actions, *self._report()]
+    def found_non_finite(self, step: int, index: int) -> list[Action]:
+        """(step, index) gave a non-finite value here."""
+        of = self.step(step)
+        return of.found_non_finite(index) if of is not None else []
 
     def sum_whole(self, finished: Finished, *, now: float) -> list[Action]:
         """The exchange of a round, or the collection of a finished sum, is complete and digest-checked."""
-        self.part.exchange = None
-        wanted = self._wanted_sum()
-        mine = self.barrier.of(self.stage)
-        foreign = mine is not None and finished.digest != mine.digest  # not what my stage has committed
-        if wanted is None or finished.id != wanted or foreign:
-            return self._join_round()
-        self.part.finished = finished
-        return [*self._report(), *self._advance(now)]
+        return self.oldest.sum_whole(finished, now=now)
 
-    def sum_failed(self, round_id: RoundId, *, now: float) -> list[Action]:
+    def sum_failed(self, round_id: RoundId) -> None:
         """The exchange gave up; the next Round message (or tick) starts it again."""
-        if self.part.exchange == round_id:
-            self.part.exchange = None
-        return []
+        self.oldest.sum_failed(round_id)
 
     def applied(self, *, now: float) -> list[Action]:
         """The optimizer step is done: the next version begins."""
         assert self.applying and self.barrier.complete
         self.last_commits, self.last_finished, self._last_stamp = self.barrier.known, self.finished, self.stamp
-        self.chain = next_chain(self.chain, evidence(self.last_commits))
+        self.before, self.chain = self.chain, next_chain(self.chain, evidence(self.last_commits))
         self.version += 1
         if self.version % self.shape.keeper_term_steps == 0:
             self.term_chain = self.chain
-        prepare, commits = self._election.of_next_step, self._next_commits
         self._lag.caught_up()
-        self._begin(now, None)
+        self._shared.pace.begin()
+        newest = self._newest(now)
+        self.steps = [*self.steps[1:], newest]
+        prepare, commits, self._early_prepare, self._early_commits = self._early_prepare, self._early_commits, None, {}
         for commit in commits.values():
-            self.barrier.add(commit)
+            newest.barrier.add(commit)
         actions: list[Action] = [Broadcast(self.heartbeat())]
-        if prepare is not None and prepare.stamp.chain == self.chain:
-            actions += self._on_prepare(prepare.ballot.peer, prepare, now)
+        if prepare is not None and prepare.stamp == newest.stamp:
+            actions += newest.receive(prepare.ballot.peer, prepare, now=now)
+        if self.shape.delay:
+            actions += self.oldest.become_oldest(now=now)
         return actions + self._advance(now)
 
     def gone(self, peer: PeerId, *, definite: bool, now: float) -> list[Action]:
@@ -215,11 +259,7 @@ class Member:
         if not self.applying and self._lag.orphaned(self.version, now=now):
             self._lag.caught_up()
             return [act.Orphaned(), Note("orphaned", {"step": self.version})]
-        actions: list[Action] = []
-        if self.promised is not None:
-            actions += self._report()
-            actions += self.account.ask(self.stamp, self.promised)
-        return actions + self._advance(now, resend=True)
+        return [action for step in self.steps for action in step.say_again()] + self._advance(now, resend=True)
 
     # ------------------------------------------------------------ events from others
 
@@ -228,7 +268,8 @@ class Member:
 
         What cannot be true in this run is dropped (`gate`); only replicas of my stage have a say in it.
         """
-        reason = refusal(peer, message, self.shape, self.promised)
+        about = None if isinstance(message, Heartbeat | Committed) else self.step(message.stamp.step)
+        reason = refusal(peer, message, self.shape, about.promised if about is not None else None)
         if reason is not None:
             return [Note("refused_message", {"peer": peer, "kind": type(message).__name__, "reason": reason})]
         if isinstance(message, Heartbeat):
@@ -243,42 +284,13 @@ class Member:
             return self._on_commit(message.commit, now) if mate or message.commit.stage != self.stage else []
         if message.stamp.stage != self.stage or not mate:
             return []
-        if isinstance(message, Prepare) and message.stamp.step == self.version + 1:
-            self._election.early(message)
+        if isinstance(message, Prepare) and message.stamp.step == self.version + self.shape.delay + 1:
+            if self._early_prepare is None or message.ballot > self._early_prepare.ballot:
+                self._early_prepare = message  # its keeper is ahead of us
             return []
-        if message.stamp != self.stamp or self.applying:
+        if about is None or message.stamp != about.stamp or about.applying:
             return []
-        match message:
-            case Prepare():
-                return self._on_prepare(peer, message, now)
-            case Granted():
-                return self._on_granted(message)
-            case Moved():
-                return self._on_moved(message)
-            case Evicted():
-                return self._on_evicted(message)
-            case Round():
-                return self._on_round(message)
-            case Execute():
-                return [act.Execute(message.index)] if message.ballot == self.promised else []
-            case Claim() | Report() | Release():
-                return self._to_keeper(peer, message, now)
-        return []
-
-    def _to_keeper(self, peer: PeerId, message: Claim | Report | Release, now: float) -> list[Action]:
-        if isinstance(message, Report) and self.promised is not None and message.ballot > self.promised:
-            # Somebody has promised a higher ballot: whoever keeps under a lower one stops (rule 13).
-            return self._promise(message.ballot, now)
-        if self.keeper is None:
-            return []
-        match message:
-            case Claim():
-                actions = self.keeper.on_claim(peer, message, now=now)
-            case Release():
-                actions = self.keeper.on_release(peer, message, now=now)
-            case Report():
-                actions = self.keeper.on_report(peer, message, now=now)
-        return actions + self.keeper.advance(now=now, resend=False)
+        return about.receive(peer, message, now=now)
 
     def _on_heartbeat(self, peer: PeerId, beat: Heartbeat, now: float) -> list[Action]:
         if beat.stamp.restart > self.restart:
@@ -293,86 +305,27 @@ class Member:
         step, mate = beat.stamp.step, beat.stamp.stage == self.stage
         if mate and step == self.version and beat.stamp.chain != self.chain:
             return actions + self._on_fork(peer, beat, now)
-        if step == self.version:
-            for commit in beat.commits:
-                if mate or commit.stage != self.stage:
-                    actions += self._on_commit(commit, now)
-        elif step == self.version + 1:
+        if step == self.version + 1:
             for commit in beat.last_commits:
                 actions += self._on_commit(commit, now)
+        if step in (self.version, self.version + 1):
             for commit in beat.commits:
-                self._next_commits.setdefault(commit.stage, commit)
+                # Of my own stage only mates may speak, unless it is of a step that is not open here yet.
+                if mate or commit.stage != self.stage or self.step(commit.step) is None:
+                    actions += self._on_commit(commit, now)
         if mate and step > self.version and not self.applying:
             actions += self._lag.behind(self.version, now=now) or self._advance(now)
-        elif step == self.version and mate and self.keeper is not None:
-            actions += self.keeper.advance(now=now, resend=False)
+        elif mate and self.version - self.shape.delay <= step <= self.version:
+            for open_step in self.steps:
+                actions += open_step.keep(now=now)
         return actions
 
     def _on_commit(self, commit: Commit, now: float) -> list[Action]:
-        if commit.step == self.version + 1:
-            self._next_commits.setdefault(commit.stage, commit)
+        if commit.step == self.version + self.shape.delay + 1:
+            self._early_commits.setdefault(commit.stage, commit)
             return []
-        if commit.step != self.version or self.applying:
-            return []
-        if commit.stage == self.stage:
-            if commit.chain != self.chain:
-                return []
-            known = self.barrier.of(self.stage)
-            if known is not None and known.id != commit.id and self._holds(commit):
-                self.barrier.replace(commit)  # two commits of one stage: the one whose sum I hold (A4)
-        news = self.barrier.add(commit)
-        mine = self.finished if news and commit.stage == self.stage else None
-        if mine is not None and mine.id == commit.id and mine.digest != commit.digest:
-            self.part.finished = None  # the same round, other bits than my stage's: fetch them from whoever holds them
-        return self._advance(now) if news else []
-
-    def _on_prepare(self, peer: PeerId, prepare: Prepare, now: float) -> list[Action]:
-        if self.promised is not None and prepare.ballot < self.promised:
-            return [Send(peer, self._make_report(self.promised))]  # carries the higher ballot: the old keeper stops
-        if prepare.ballot == self.promised:
-            self._election.heard(prepare, now=now)
-            return self._report()
-        return self._promise(prepare.ballot, now)
-
-    def _promise(self, ballot: Ballot, now: float) -> list[Action]:
-        if not self._election.promise(ballot, now=now):
-            return []
-        actions = self.part.drop()
-        if self.keeper is not None and self.keeper.ballot != ballot:
-            self.keeper = None
-            actions.append(Note("keeper_stopped", {"step": self.version, "for": ballot.peer}))
-        return actions + self._report() + self.account.ask(self.stamp, self.promised)
-
-    def _on_granted(self, granted: Granted) -> list[Action]:
-        ours = granted.ballot == self.promised and granted.generation == self.account.generation
-        if not ours or granted.index not in self.account.asked or self.finished is not None or self.applying:
-            return []  # the keeper hears of it by Release (A1)
-        self.account.asked.discard(granted.index)
-        self.account.granted.add(granted.index)
-        # Who grants has no open round: what I take part in was given up. Whoever finishes it all the same wins.
-        return [*self.part.drop(), act.Granted(granted.index)]
-
-    def _on_moved(self, moved: Moved) -> list[Action]:
-        ours = moved.ballot == self.promised and moved.generation == self.account.generation
-        if not ours or moved.index not in self.account.asked:
-            return []
-        self.account.asked.discard(moved.index)
-        return [act.Owned(moved.index, moved.owner)]
-
-    def _on_evicted(self, evicted: Evicted) -> list[Action]:
-        if evicted.ballot != self.promised or evicted.generation != self.account.generation:
-            return []
-        self.account.renew(void=evicted.void)  # a new generation always: grants in flight for the old one are dead (A2)
-        actions = self.part.drop()
-        if evicted.void:
-            actions.append(act.Void())
-        actions.append(Note("evicted_me", {"void": evicted.void, "step": self.version}))
-        return actions + self._report()
-
-    def _on_round(self, message: Round) -> list[Action]:
-        if message.ballot != self.promised:
-            return []
-        return self.part.hear(message) + self._join_round()
+        of = self.step(commit.step)
+        return of.add_commit(commit, now=now) if of is not None else []
 
     def _on_fork(self, peer: PeerId, beat: Heartbeat, now: float) -> list[Action]:
         theirs = any(commit.stage == self.stage for commit in beat.commits)
@@ -383,79 +336,10 @@ class Member:
 
     # ------------------------------------------------------------ inside
 
-    def _holds(self, commit: Commit) -> bool:
-        """Is the sum of this commit here, bit by bit?"""
-        return self.finished is not None and (self.finished.id, self.finished.digest) == (commit.id, commit.digest)
-
-    def _wanted_sum(self) -> RoundId | None:
-        mine = self.barrier.of(self.stage)
-        if mine is not None:
-            return mine.id
-        return self.part.round.id if self.part.round is not None else None
-
-    def _make_report(self, ballot: Ballot) -> Report:
-        return self.account.report(
-            self.stamp, ballot, self.finished, self.barrier.of(self.stage), self.progress, self.line
-        )
-
-    def _report(self) -> list[Action]:
-        if self.promised is None or not self.synced:
-            return []
-        return [Send(self.promised.peer, self._make_report(self.promised))]
-
-    def _void_myself(self) -> list[Action]:
-        """The accumulator holds what nobody granted: it is worth nothing (I3)."""
-        self.account.renew(void=True)
-        return [*self.part.drop(), act.Void(), Note("voided_myself", {"step": self.version}), *self._report()]
-
-    def _join_round(self) -> list[Action]:
-        if self.applying:
-            return []
-        match self.part.join(self.account):
-            case Lacks(indexes):
-                return self.account.release(indexes, self.stamp, self.promised)
-            case Differs():
-                return self._report()
-            case actions:
-                return actions
+    def step(self, number: int) -> OpenStep | None:
+        """The open step of that number."""
+        place = number - self.version
+        return self.steps[place] if 0 <= place < len(self.steps) else None
 
     def _advance(self, now: float, *, resend: bool = False) -> list[Action]:
-        if not self.synced or self.done or self.applying:
-            return []
-        ballot = self._election.due(self.term_chain, keeping=self.keeper is not None, now=now)
-        actions = self._keep(ballot, now) if ballot is not None else []
-        if self.keeper is not None:
-            actions += self.keeper.advance(now=now, resend=resend)
-        if resend:
-            actions += self._join_round()
-        actions += self._collect_committed()
-        return actions + self._try_apply()
-
-    def _keep(self, ballot: Ballot, now: float) -> list[Action]:
-        """My turn: keep under this ballot."""
-        self._election.promise(ballot, now=now)
-        actions = self.part.drop()
-        self.keeper = Keeper(
-            self.stamp, ballot, self.shape.num_microbatches, self.view, idle_s=self._pace.idle_s,
-            max_void=self.shape.max_void, now=now, given=self._election.given,
-        )
-        actions.append(Note("keeper", {"step": self.version, "ballot": ballot.number}))
-        actions += self._report() + self.account.ask(self.stamp, ballot)
-        return actions + self.keeper.advance(now=now, resend=False)
-
-    def _collect_committed(self) -> list[Action]:
-        """My stage has committed a sum I do not hold: fetch it from whoever holds it (rule 16)."""
-        commit = self.barrier.of(self.stage)
-        if commit is None or self._holds(commit):
-            return []
-        if self.promised is None:
-            return []
-        holders = sorted(p for p, seen in self.view.mates() if seen.synced and not seen.dead)
-        return self.part.collect(Round(self.stamp, self.promised, commit.id, (), (), ()), holders)
-
-    def _try_apply(self) -> list[Action]:
-        commit = self.barrier.of(self.stage)
-        if commit is None or not self._holds(commit) or not self.barrier.complete:
-            return []
-        self.applying = True
-        return [act.Apply(self.barrier.known)]
+        return [action for step in self.steps for action in step.advance(now, resend=resend)]

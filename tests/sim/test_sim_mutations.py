@@ -14,7 +14,7 @@ import pytest
 from strike import check_always, kill_and_restart, member_of, watched
 from test_sim_scenarios import owners_of_one_index
 
-from swarmnet.pipeline.execution import Execution
+from swarmnet.pipeline.lane import Lane
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Broken, Swarm
@@ -31,7 +31,7 @@ def void_within_a_weight_pass(monkeypatch: pytest.MonkeyPatch, accumulate: Accum
             struck.append(engine)
             node = next(node for node in swarm.nodes if node.engines.get(0) is engine)
             driver, member = node.peer.replicas[0].driver, member_of(swarm, node.peer_id, 0)
-            swarm.loop.call_later(swarm.plan.forward_s / 2, lambda: driver._perform(member._void_myself()))
+            swarm.loop.call_later(swarm.plan.forward_s / 2, lambda: driver._perform(member.oldest._void_myself()))
         return await accumulate(engine, stash)
 
     monkeypatch.setattr(SimulatedEngine, "accumulate", interrupted)
@@ -72,16 +72,16 @@ def owners_die_in_full_replicas(seed: int) -> None:
 
 
 def test_without_the_reserved_slot_repairs_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Execution.begin
+    begin = Lane.__init__
 
-    def crowded(execution: Execution, version: int, *, alive) -> None:
-        begin(execution, version, alive=alive)
-        execution._uncounted._reserved = execution._slots
+    def crowded(lane: Lane, step: int, floor, *, alive) -> None:
+        begin(lane, step, floor, alive=alive)
+        lane._uncounted._reserved = lane._slots
 
     seeds = (2, 10, 12, 21)
     for seed in seeds:
         owners_die_in_full_replicas(seed)
-    monkeypatch.setattr(Execution, "begin", crowded)
+    monkeypatch.setattr(Lane, "__init__", crowded)
     stuck = 0
     for seed in seeds:
         try:

@@ -33,6 +33,21 @@ def held(node: Node, stage: int):
     return state(node, stage).account
 
 
+def lane_of(node: Node, stage: int):
+    """The oldest open step's lane; None while the weights move."""
+    return node.peer.replicas[stage].execution.lanes.get(state(node, stage).version)
+
+
+def works_of(node: Node, stage: int):
+    lane = lane_of(node, stage)
+    return list(lane.works.values()) if lane is not None else []
+
+
+def answered(node: Node, stage: int) -> set[int]:
+    lane = lane_of(node, stage)
+    return {index for kind, index in lane.memo._entries if kind == "up"} if lane is not None else set()
+
+
 def holds_sum(swarm: Swarm, stage: int) -> bool:
     members = [state(node, stage) for node in swarm.replicas(stage) if stage in node.peer.replicas]
     return any(member.finished is not None and member.version >= STEP for member in members)
@@ -41,10 +56,10 @@ def holds_sum(swarm: Swarm, stage: int) -> bool:
 POINTS: dict[str, Predicate] = {
     "after_claim": lambda swarm, node, stage: bool(held(node, stage).asked or held(node, stage).granted),
     "after_forward": lambda swarm, node, stage: any(
-        work.computing and work.voids is not None for work in node.peer.replicas[stage].execution.works.values()
+        work.computing and work.voids is not None for work in works_of(node, stage)
     ),
     "after_gradient": lambda swarm, node, stage: bool(
-        {i for kind, i in node.peer.replicas[stage].execution.memo._entries if kind == "up"} - held(node, stage).summed
+        answered(node, stage) - held(node, stage).summed
     ),
     "after_summed": lambda swarm, node, stage: bool(held(node, stage).summed),
     "in_round_before_ack": lambda swarm, node, stage: state(node, stage).part.exchange is not None

@@ -91,12 +91,12 @@ class Table:
                     self.did.append((name, action))
 
     def claim(self, name: str, index: int) -> None:
-        self.do(name, self.members[name].claim(index, now=self.now))
+        self.do(name, self.members[name].claim(self.members[name].version, index, now=self.now))
 
     def add(self, name: str, index: int) -> None:
         """The weight pass of `index` has ended at `name`, whatever was granted."""
         self.sums[name].append(index)
-        self.do(name, self.members[name].add(index, now=self.now))
+        self.do(name, self.members[name].add(self.members[name].version, index))
 
     def execute(self, name: str, *indexes: int) -> None:
         """Claim, be granted, add."""

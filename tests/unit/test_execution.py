@@ -25,12 +25,14 @@ from swarmnet.messages import (
     Running,
 )
 from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
-from swarmnet.pipeline.execution import Execution, Limits
+from swarmnet.pipeline.execution import Execution
+from swarmnet.pipeline.floor import Limits
 from swarmnet.pipeline.patience import Patience
 from swarmnet.pipeline.payload import AnswerCheck, InputCheck
 from swarmnet.pipeline.router import Router
 from swarmnet.pipeline.sources import Sources
 from swarmnet.simulate.engine import Device, SimulatedEngine
+from swarmnet.stage.engine import Stash
 
 SLOTS = 2
 TOKENS = ("int32", (1, 2))
@@ -70,17 +72,17 @@ class Scene:
         )
         self.execution.begin(0, alive=lambda peer: True)
 
-    def claim(self, index: int) -> None:
+    def claim(self, step: int, index: int) -> None:
         self.said.append(("claim", index))
-        asyncio.get_running_loop().call_soon(self.execution.granted, index, self.engine.voids(0))
+        asyncio.get_running_loop().call_soon(self.execution.granted, step, index, self.engine.voids(step))
 
-    def withdraw(self, index: int) -> None:
+    def withdraw(self, step: int, index: int) -> None:
         self.said.append(("withdraw", index))
 
-    def added(self, index: int, stash: object) -> None:
-        self.said.append(("added", index))
+    def added(self, stash: Stash) -> None:
+        self.said.append(("added", stash.index))
 
-    def non_finite(self, index: int) -> None:
+    def non_finite(self, step: int, index: int) -> None:
         self.said.append(("non_finite", index))
 
     async def ask(self, index: int, sent: tuple[Packed, ...], *, after_s: float = 0.0, step: int = 0) -> Answer:
@@ -125,7 +127,7 @@ def test_a_bad_upload_is_refused_and_leaves_nothing(bad: tuple[Packed, ...], cod
     async def act(here: Scene) -> None:
         answer = await here.ask(0, bad)
         assert isinstance(answer, Rejected) and answer.code is code
-        assert not here.execution.works and here.execution.queue == 0 and here.execution.executions == 0
+        assert not here.execution.num_works and here.execution.queue == 0 and here.execution.executions == 0
         assert ("claim", 0) not in here.said and ("non_finite", 0) not in here.said
         assert isinstance(await here.ask(0, payload(1)), Gradient)
 
@@ -176,7 +178,7 @@ def test_our_own_result_is_a_finding_and_nobodys_fault() -> None:
     async def act(here: Scene) -> None:
         answer = await here.ask(0, payload(1))
         assert isinstance(answer, Rejected) and answer.code is RejectCode.VOID
-        assert ("non_finite", 0) in here.said and not here.execution.works
+        assert ("non_finite", 0) in here.said and not here.execution.num_works
 
     scene(1, act, poison=frozenset({(1, 0, 0)}))
 

@@ -110,7 +110,7 @@ def test_a1_a_grant_nobody_waits_for_is_released():
     table = Table("A", "K")
     table.claim("A", 0)
     table.settle(kind(Claim))
-    table.do("A", table.members["A"].withdraw(0))  # the work was dropped before the grant came
+    table.do("A", table.members["A"].withdraw(0, 0))  # the work was dropped before the grant came
     table.settle()
     table.execute("K", 1)
     assert table.members["A"].account.granted == set()
@@ -124,7 +124,7 @@ def test_a1_a_duplicate_claim_after_moved_does_not_hold_up_the_round():
     copies = [entry for entry in table.wire if isinstance(entry[2], Claim)]
     table.settle()
     assert table.members["A"].account.granted == {0}
-    table.do("A", table.members["A"].withdraw(0))
+    table.do("A", table.members["A"].withdraw(0, 0))
     table.settle()
     table.put(copies)  # K grants 0 to A once more, who does not want it
     table.settle()

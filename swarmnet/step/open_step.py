@@ -1,0 +1,345 @@
+"""One open step of one replica: claims, grants, its part in rounds, the commits, and the keeper if it is one. Pure.
+
+Everything that is of one step and forgotten with it (docs/protocol.md, State). Where steps overlap a replica has
+several of these (`member`): all take claims and grants, only the *oldest*, which is applied next, takes part in rounds,
+collects sums and has idle indexes executed. What outlives a step is `Shared`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from swarmnet.ids import Ballot, Chain, PeerId, RoundId
+from swarmnet.messages import (
+    UNMEASURED,
+    Claim,
+    Commit,
+    Evicted,
+    Execute,
+    Finished,
+    Granted,
+    Line,
+    Moved,
+    Prepare,
+    Release,
+    Report,
+    Round,
+    Stamp,
+)
+from swarmnet.step import actions as act
+from swarmnet.step.account import Account, Generations
+from swarmnet.step.actions import Action, Note, Send
+from swarmnet.step.barrier import Barrier
+from swarmnet.step.election import Election
+from swarmnet.step.gate import Shape
+from swarmnet.step.keeper import Keeper
+from swarmnet.step.pace import Pace
+from swarmnet.step.rounds import Differs, Lacks, Part
+from swarmnet.step.view import View
+
+StepMessage = Prepare | Granted | Moved | Evicted | Round | Execute | Claim | Report | Release
+"""What is about one step, and goes to the machine of that step."""
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all open steps of a replica have in common. synced: has it state, and so a say?
+
+    term_chain: the chain at the start of the keepers' term, from which their order follows. line: what I have measured
+    of mine.
+    """
+
+    me: PeerId
+    shape: Shape
+    view: View
+    generations: Generations
+    term_chain: Chain
+    synced: bool = False
+    line: Line = UNMEASURED
+    pace: Pace = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pace = Pace(self.view.timers)
+
+
+class OpenStep:
+    """The machine of one step, known by its stamp. finished: the step's sum, if it came with the state."""
+
+    def __init__(
+        self, stamp: Stamp, shared: Shared, *, oldest: bool, now: float, finished: Finished | None = None
+    ) -> None:
+        self.stamp, self.oldest = stamp, oldest
+        self._shared = shared
+        self.account = Account(shared.generations)
+        self.election = Election(shared.view, now=now)
+        self.keeper: Keeper | None = None
+        self.part = Part(shared.me, finished)
+        self.barrier = Barrier(stamp.step, shared.shape.num_stages)
+        self.applying = False
+        self.progress = 0
+
+    @property
+    def promised(self) -> Ballot | None:
+        """The highest ballot heard of: whom I report to."""
+        return self.election.promised
+
+    @property
+    def finished(self) -> Finished | None:
+        """The finished sum of this step, if it is here (R)."""
+        return self.part.finished
+
+    # ------------------------------------------------------------ events from my own replica
+
+    def become_oldest(self, *, now: float) -> list[Action]:
+        """The step before was applied: this one is next."""
+        self.oldest = True
+        if self.keeper is not None:
+            self.keeper.become_oldest(now=now)
+        return self._join_round()
+
+    def claim(self, index: int, *, now: float) -> list[Action]:
+        """Work on `index` has begun: ask to count it (rule 3)."""
+        if index in self.account.granted:
+            return [act.Granted(self.stamp.step, index)]
+        self._shared.pace.claimed(now=now)
+        self.account.asked.add(index)
+        return self.account.claim(index, self.stamp, self.promised)
+
+    def withdraw(self, index: int) -> list[Action]:
+        """The work was dropped. A grant that still comes is ignored; the keeper hears of it, now or later."""
+        account = self.account
+        account.asked.discard(index)
+        if index not in account.granted or index in account.summed:
+            return []
+        account.granted.discard(index)
+        return account.release(frozenset({index}), self.stamp, self.promised)
+
+    def add(self, index: int) -> list[Action]:
+        """The weight gradient of `index` is in the accumulator, which has not been voided since."""
+        if index not in self.account.granted:
+            return self._void_myself()
+        self.account.summed.add(index)
+        return self._join_round()
+
+    def found_non_finite(self, index: int) -> list[Action]:
+        """`index` gave a non-finite value here."""
+        actions = self.withdraw(index)
+        self.account.non_finite.add(index)
+        return [*actions, *self._report()]
+
+    def sum_whole(self, finished: Finished, *, now: float) -> list[Action]:
+        """The exchange of a round, or the collection of a finished sum, is complete and digest-checked."""
+        self.part.exchange = None
+        wanted = self._wanted_sum()
+        mine = self._own_commit
+        foreign = mine is not None and finished.digest != mine.digest  # not what my stage has committed
+        if wanted is None or finished.id != wanted or foreign:
+            return self._join_round()
+        self.part.finished = finished
+        return [*self._report(), *self.advance(now)]
+
+    def sum_failed(self, round_id: RoundId) -> None:
+        """The exchange gave up; the next Round message (or tick) starts it again."""
+        if self.part.exchange == round_id:
+            self.part.exchange = None
+
+    def say_again(self) -> list[Action]:
+        """Report, and ask for what was not answered (rule 9)."""
+        if self.promised is None:
+            return []
+        return self._report() + self.account.ask(self.stamp, self.promised)
+
+    # ------------------------------------------------------------ events from others
+
+    def receive(self, peer: PeerId, message: StepMessage, *, now: float) -> list[Action]:
+        """A message under this step's stamp from a replica of my stage."""
+        match message:
+            case Prepare():
+                return self._on_prepare(peer, message, now)
+            case Granted():
+                return self._on_granted(message)
+            case Moved():
+                return self._on_moved(message)
+            case Evicted():
+                return self._on_evicted(message)
+            case Round():
+                return self._on_round(message)
+            case Execute():
+                return [act.Execute(self.stamp.step, message.index)] if message.ballot == self.promised else []
+            case Claim() | Report() | Release():
+                return self._to_keeper(peer, message, now)
+
+    def add_commit(self, commit: Commit, *, now: float) -> list[Action]:
+        """A stage has committed this step."""
+        if self.applying:
+            return []
+        if commit.stage == self.stamp.stage:
+            if commit.chain != self.stamp.chain:
+                return []
+            known = self._own_commit
+            if known is not None and known.id != commit.id and self._holds(commit):
+                self.barrier.replace(commit)  # two commits of one stage: the one whose sum I hold (A4)
+        news = self.barrier.add(commit)
+        mine = self.finished if news and commit.stage == self.stamp.stage else None
+        if mine is not None and mine.id == commit.id and mine.digest != commit.digest:
+            self.part.finished = None  # the same round, other bits than my stage's: fetch them from whoever holds them
+        return self.advance(now) if news else []
+
+    def keep(self, *, now: float) -> list[Action]:
+        """What my keeper knows of the others may have changed."""
+        if self.keeper is None:
+            return []
+        return self.keeper.advance(now=now, resend=False)
+
+    def _to_keeper(self, peer: PeerId, message: Claim | Report | Release, now: float) -> list[Action]:
+        if isinstance(message, Report) and self.promised is not None and message.ballot > self.promised:
+            # Somebody has promised a higher ballot: whoever keeps under a lower one stops (rule 13).
+            return self._promise(message.ballot, now)
+        if self.keeper is None:
+            return []
+        match message:
+            case Claim():
+                actions = self.keeper.on_claim(peer, message, now=now)
+            case Release():
+                actions = self.keeper.on_release(peer, message, now=now)
+            case Report():
+                actions = self.keeper.on_report(peer, message, now=now)
+        return actions + self.keeper.advance(now=now, resend=False)
+
+    def _on_prepare(self, peer: PeerId, prepare: Prepare, now: float) -> list[Action]:
+        if self.promised is not None and prepare.ballot < self.promised:
+            return [Send(peer, self._make_report(self.promised))]  # carries the higher ballot: the old keeper stops
+        if prepare.ballot == self.promised:
+            self.election.heard(prepare, now=now)
+            return self._report()
+        return self._promise(prepare.ballot, now)
+
+    def _promise(self, ballot: Ballot, now: float) -> list[Action]:
+        if not self.election.promise(ballot, now=now):
+            return []
+        actions = self.part.drop()
+        if self.keeper is not None and self.keeper.ballot != ballot:
+            self.keeper = None
+            actions.append(Note("keeper_stopped", {"step": self.stamp.step, "for": ballot.peer}))
+        return actions + self._report() + self.account.ask(self.stamp, self.promised)
+
+    def _on_granted(self, granted: Granted) -> list[Action]:
+        ours = granted.ballot == self.promised and granted.generation == self.account.generation
+        if not ours or granted.index not in self.account.asked or self.finished is not None or self.applying:
+            return []  # the keeper hears of it by Release (A1)
+        self.account.asked.discard(granted.index)
+        self.account.granted.add(granted.index)
+        # Who grants has no open round: what I take part in was given up. Whoever finishes it all the same wins.
+        return [*self.part.drop(), act.Granted(self.stamp.step, granted.index)]
+
+    def _on_moved(self, moved: Moved) -> list[Action]:
+        ours = moved.ballot == self.promised and moved.generation == self.account.generation
+        if not ours or moved.index not in self.account.asked:
+            return []
+        self.account.asked.discard(moved.index)
+        return [act.Owned(self.stamp.step, moved.index, moved.owner)]
+
+    def _on_evicted(self, evicted: Evicted) -> list[Action]:
+        if evicted.ballot != self.promised or evicted.generation != self.account.generation:
+            return []
+        self.account.renew(void=evicted.void)  # a new generation always: grants in flight for the old one are dead (A2)
+        actions = self.part.drop()
+        if evicted.void:
+            actions.append(act.Void(self.stamp.step))
+        actions.append(Note("evicted_me", {"void": evicted.void, "step": self.stamp.step}))
+        return actions + self._report()
+
+    def _on_round(self, message: Round) -> list[Action]:
+        if message.ballot != self.promised:
+            return []
+        return self.part.hear(message) + self._join_round()
+
+    # ------------------------------------------------------------ inside
+
+    @property
+    def _own_commit(self) -> Commit | None:
+        return self.barrier.of(self.stamp.stage)
+
+    def _holds(self, commit: Commit) -> bool:
+        """Is the sum of this commit here, bit by bit?"""
+        return self.finished is not None and (self.finished.id, self.finished.digest) == (commit.id, commit.digest)
+
+    def _wanted_sum(self) -> RoundId | None:
+        mine = self._own_commit
+        if mine is not None:
+            return mine.id
+        return self.part.round.id if self.part.round is not None else None
+
+    def _make_report(self, ballot: Ballot) -> Report:
+        return self.account.report(
+            self.stamp, ballot, self.finished, self._own_commit, self.progress, self._shared.line
+        )
+
+    def _report(self) -> list[Action]:
+        if self.promised is None or not self._shared.synced:
+            return []
+        return [Send(self.promised.peer, self._make_report(self.promised))]
+
+    def _void_myself(self) -> list[Action]:
+        """The accumulator holds what nobody granted: it is worth nothing (I3)."""
+        self.account.renew(void=True)
+        step = self.stamp.step
+        return [*self.part.drop(), act.Void(step), Note("voided_myself", {"step": step}), *self._report()]
+
+    def _join_round(self) -> list[Action]:
+        if self.applying or not self.oldest:
+            return []
+        match self.part.join(self.account):
+            case Lacks(indexes):
+                return self.account.release(indexes, self.stamp, self.promised)
+            case Differs():
+                return self._report()
+            case actions:
+                return actions
+
+    def advance(self, now: float, *, resend: bool = False) -> list[Action]:
+        """Do whatever the state asks for: keep, take part, collect, apply. `resend`: say it again (every tick)."""
+        shared = self._shared
+        if not shared.synced or self.applying or self.stamp.step >= shared.shape.total_steps:
+            return []
+        ballot = self.election.due(shared.term_chain, keeping=self.keeper is not None, now=now)
+        actions = self._keep_under(ballot, now) if ballot is not None else []
+        if self.keeper is not None:
+            actions += self.keeper.advance(now=now, resend=resend)
+        if resend:
+            actions += self._join_round()
+        if not self.oldest:
+            return actions
+        actions += self._collect_committed()
+        return actions + self._try_apply()
+
+    def _keep_under(self, ballot: Ballot, now: float) -> list[Action]:
+        """My turn: keep under this ballot."""
+        shared = self._shared
+        self.election.promise(ballot, now=now)
+        actions = self.part.drop()
+        self.keeper = Keeper(
+            self.stamp, ballot, shared.shape.num_microbatches, shared.view, idle_s=shared.pace.idle_s,
+            max_void=shared.shape.max_void, delay=shared.shape.delay, oldest=self.oldest, now=now,
+            given=self.election.given,
+        )
+        actions.append(Note("keeper", {"step": self.stamp.step, "ballot": ballot.number}))
+        actions += self._report() + self.account.ask(self.stamp, ballot)
+        return actions + self.keeper.advance(now=now, resend=False)
+
+    def _collect_committed(self) -> list[Action]:
+        """My stage has committed a sum I do not hold: fetch it from whoever holds it (rule 16)."""
+        commit = self._own_commit
+        if commit is None or self._holds(commit):
+            return []
+        if self.promised is None:
+            return []
+        holders = sorted(p for p, seen in self._shared.view.mates() if seen.synced and not seen.dead)
+        return self.part.collect(Round(self.stamp, self.promised, commit.id, (), (), ()), holders)
+
+    def _try_apply(self) -> list[Action]:
+        commit = self._own_commit
+        if commit is None or not self._holds(commit) or not self.barrier.complete:
+            return []
+        self.applying = True
+        return [act.Apply(self.barrier.known)]
