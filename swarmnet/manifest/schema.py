@@ -159,6 +159,11 @@ class Averaging(Table):
         """Step s is computed on the weights of version s - delay (of version 0 at the least)."""
         return 1 if self.sync == "overlap" else 0
 
+    @property
+    def equal_bits(self) -> bool:
+        """Do replicas of one numerics class have the same weights, bit by bit?"""
+        return self.sync in ("exact", "overlap")
+
 
 class Protocol(Table):
     """Timers of the step protocol, seconds. suspect_s is the floor of the adaptive silence limit."""

@@ -27,8 +27,8 @@ from swarmnet.wire.values import check_values
 
 NUM_ELEMENTS = 4
 
-UNPACK_S, RESTORE_S = 0.01, 0.02
-"""How long a snapshot is read beside the device, and how long its weights are written by it."""
+UNPACK_S, RESTORE_S, MEASURE_S = 0.01, 0.02, 0.005
+"""How long a snapshot is read beside the device, how long its weights are written by it, and how long measured."""
 
 _DIGITS = 16
 """Bits of a number that are rounding, below its exact part."""
@@ -323,6 +323,13 @@ class SimulatedEngine:
             self.digits = _hash(self.digits, json.dumps(self._buffer), evidence(commits))
         self.version += 1
         self.void()
+
+    async def measure(self) -> tuple[int, bytes, tuple[float, ...]]:
+        """See Engine. The sketch is the weights themselves, so far as fp32 can tell."""
+        found = self.version, self.weights, self.digits
+        await asyncio.sleep(MEASURE_S)
+        sketch = (float(found[1] >> 24), float(found[1] % (1 << 24)), float(found[2] % (1 << 24)))
+        return found[0], hashlib.sha256(json.dumps(found).encode()).digest(), sketch
 
     async def prepare_snapshot(self) -> None:
         """See Engine."""

@@ -173,6 +173,10 @@ class Engine(Protocol):
         stages, in order. The sum buffer stays readable until the next `install`."""
         ...
 
+    async def measure(self) -> tuple[int, bytes, tuple[float, ...]]:
+        """(version, digest of the weights' bits, sketch), see `messages.Measure`. Costs compute one pass over them."""
+        ...
+
     async def prepare_snapshot(self) -> None:
         """One snapshot will be asked for soon: have its memory ready, so that it can be taken without delay."""
         ...

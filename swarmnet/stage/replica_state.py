@@ -72,7 +72,7 @@ class ReplicaState:
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of the newest weights, by name, on the CPU."""
-        return {name: p.detach().to("cpu", copy=True) for name, p in zip(self._names, self._newest, strict=True)}
+        return {name: p.detach().to("cpu", copy=True) for name, p in zip(self._names, self.newest, strict=True)}
 
     def gradients(self, tape: Tape) -> list[Tensor]:
         """Run a weight pass: one fp32 gradient per parameter, in canonical order, valid until the next call."""
@@ -105,7 +105,7 @@ class ReplicaState:
         rate = learning_rate(table, self.version, total_steps=training.total_steps)
         into = self._parameters[self.version % len(self._modules)]
         if self.delay:
-            _copy(self._newest, into)
+            _copy(self.newest, into)
         self._optimizer.step(self._scratch, learning_rate=rate, parameters=into)
         self.version += 1
 
@@ -140,14 +140,14 @@ class ReplicaState:
         self._optimizer.set_num_steps(version)
 
     @property
-    def _newest(self) -> list[Parameter]:
+    def newest(self) -> list[Parameter]:
         """The weights of `version`."""
         return self._parameters[(self.version + self.delay) % len(self._modules)]
 
     def _tensors(self) -> dict[str, Tensor]:
         """The live tensors under their snapshot names."""
         tensors: dict[str, Tensor] = {}
-        for name, parameter, moments in zip(self._names, self._newest, self._optimizer.moments, strict=True):
+        for name, parameter, moments in zip(self._names, self.newest, self._optimizer.moments, strict=True):
             tensors[name] = parameter
             for moment, tensor in zip(MOMENTS, moments, strict=True):
                 tensors[snapshot.moment_name(moment, name)] = tensor

@@ -41,7 +41,10 @@ class Sketcher:
 
     @torch.no_grad()
     def sketch(self, tensors: Iterable[Tensor]) -> tuple[float, ...]:
-        """The sketch of all elements of these fp32 tensors, in order. Costs one pass; the tensors stay as they are."""
+        """The sketch of all elements of these fp32 tensors, in order: fp32 numbers; () if they are not all finite.
+
+        Costs one pass; the tensors stay as they are.
+        """
         sums = torch.zeros(WIDTH, dtype=torch.float64, device=self._device)
         block = torch.empty(BLOCK, dtype=torch.float32, device=self._device)
         number = 0
@@ -52,7 +55,8 @@ class Sketcher:
                 placed = block[self._order].mul_(self._signs[start : start + BLOCK]).view(WIDTH, -1)
                 sums.add_(placed.sum(1, dtype=torch.float64))
                 number += 1
-        return tuple(sums.tolist())
+        numbers = sums.float()
+        return tuple(numbers.tolist()) if bool(numbers.isfinite().all()) else ()
 
     @staticmethod
     def _lay(piece: Tensor, block: Tensor, turn: int) -> None:

@@ -31,6 +31,7 @@ from swarmnet.stage.accumulator import Accumulator
 from swarmnet.stage.compute import ComputeThread, Turn, Work
 from swarmnet.stage.engine import Contribution, Reduced, Stash
 from swarmnet.stage.replica_state import ReplicaState
+from swarmnet.stage.sketch import Sketcher, digest
 from swarmnet.stage.step_sum import StepSum, blameless
 from swarmnet.wire import codecs
 
@@ -76,6 +77,7 @@ class TorchEngine:
         codecs.use(manifest.wire.activations)
         codecs.use(manifest.wire.gradients)
         self._spare: Tensor | None = None    # memory for the next snapshot
+        self._sketcher: Sketcher | None = None
         self._job_lock = threading.Lock()    # one job or reset at a time
         self._reset_to_seed()
 
@@ -242,6 +244,10 @@ class TorchEngine:
         """One optimizer step on the sum buffer."""
         await self._round(lambda: self._apply(commits))
 
+    async def measure(self) -> tuple[int, bytes, tuple[float, ...]]:
+        """Digest and sketch of the newest weights. At once: later they would be of another version."""
+        return await self._round(self._measure)
+
     async def prepare_snapshot(self) -> None:
         """Take the memory for the next snapshot."""
         if self._spare is None:
@@ -289,6 +295,13 @@ class TorchEngine:
         counted = self._manifest.training.microbatches - len(commits[-1].voided)
         self._sum.applied(commits[self._stage].id, counted)
         self._epochs[applied] += 1           # its accumulator's content is of that step: for the next it reads as empty
+
+    def _measure(self) -> tuple[int, bytes, tuple[float, ...]]:
+        if self._sketcher is None:
+            self._sketcher = Sketcher(self._manifest.training.seed, device=self._device)
+        state = self._state
+        bits = digest(state.newest) if self._manifest.averaging.equal_bits else b""
+        return state.version, bits, self._sketcher.sketch(state.newest)
 
     def _reset_to_seed(self) -> None:
         self._state.reset_to_seed()

@@ -73,6 +73,11 @@ def test_a_vector_of_nothing() -> None:
     assert sketcher(0).sketch([]) == sketcher(0).sketch([torch.zeros(10)]) == (0.0,) * WIDTH
 
 
+def test_weights_that_are_no_numbers_have_no_sketch() -> None:
+    for strange in (math.nan, math.inf, 1e39):
+        assert sketcher(0).sketch([torch.ones(3), torch.tensor([1.0, strange])]) == ()
+
+
 def test_it_is_the_same_sketch_on_every_machine() -> None:
     """Peers of a run compare them: what the seed draws must never change."""
     x = torch.arange(BLOCK + 3, dtype=torch.float32)
