@@ -81,7 +81,7 @@ class Butterfly:
         }
         first, last = span
         cut = parts(last - first, current.bandwidths or [0] * len(current.receivers), block=engine.block)
-        self._size = chunk_elements(last - first, len(cut))
+        self._size = chunk_elements(last - first, len(cut), current.bandwidths)
         self._chunks = {
             peer: chunks(first + start, first + stop, self._size)
             for peer, (start, stop) in zip(current.receivers, cut, strict=True) if start < stop
@@ -179,7 +179,7 @@ class Butterfly:
 
     async def _answers(self, peer: PeerId, request: Part, pace: _Pace) -> AsyncGenerator[PartData, None]:
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        heard = began = loop.time()
         deadline = began + _DEADLINE_S           # silence ends calls, not their length
         async with contextlib.aclosing(self._transport.call(peer, request, deadline=deadline)) as answers:
             while True:
@@ -190,17 +190,17 @@ class Butterfly:
                 except TimeoutError as error:
                     self._on_event("stuck", {"step": self.round.stamp.step, "peer": peer, "part": request.start})
                     raise PeerTimeout("no progress", peer=peer) from error
+                since, heard = heard, loop.time()
                 match answer:
                     case None:
                         return
                     case Accepted():
-                        self._meter.ping(peer, loop.time() - began)
+                        self._meter.ping(peer, heard - began)
                     case Running():
                         continue
                     case PartData():
-                        now = loop.time()
-                        self._meter.received(sum(packed.num_bytes for packed in answer.payload), now=now)
-                        pace.came(now - asked)
+                        self._meter.received(_num_bytes(answer), since=since, now=heard)
+                        pace.came(heard - asked)
                         yield answer
                     case Rejected():
                         raise Refused(answer.code, answer.reason, peer=peer)
@@ -217,6 +217,7 @@ class Butterfly:
 
     async def serve(self, request: Part) -> AsyncGenerator[Answer, None]:
         """Stream the chunks of [start, stop), of my own accumulator or of what I reduce; losses come with the first."""
+        loop = asyncio.get_running_loop()
         serve = self._serve_contribution if request.kind == "contribution" else self._serve_reduced
         async with contextlib.aclosing(serve(request)) as answers:
             async for answer in answers:
@@ -224,15 +225,12 @@ class Butterfly:
                 if self._closed:
                     yield Rejected(RejectCode.NOT_READY, "that round was abandoned")
                     return
+                since = loop.time()
                 try:
                     yield answer
                 finally:                         # it has been taken; after the last one nobody asks for more
                     if isinstance(answer, PartData):
-                        self._sent(answer)
-
-    def _sent(self, data: PartData) -> None:
-        num_bytes = sum(packed.num_bytes for packed in data.payload)
-        self._meter.sent(num_bytes, now=asyncio.get_running_loop().time())
+                        self._meter.sent(_num_bytes(answer), since=since, now=loop.time())
 
     async def _serve_contribution(self, request: Part) -> AsyncGenerator[Answer, None]:
         if self.me not in self._contributors:
@@ -258,3 +256,7 @@ class Butterfly:
                 if not reduced.done():
                     yield Running()
             yield PartData((reduced.result(),), self._summed if chunk is wanted[0] else {})
+
+
+def _num_bytes(data: PartData) -> int:
+    return sum(packed.num_bytes for packed in data.payload)

@@ -80,7 +80,7 @@ class Exchange:
         losses: of the indexes in my accumulator, which must not change meanwhile.
         """
         self.close()
-        self._meter.begin(now=asyncio.get_running_loop().time())
+        self._meter.begin()
         await self._engine.open_round(current.id)
         all_losses: Losses = {}
         for phase, span in enumerate(itertools.pairwise(itertools.accumulate(self._engine.phases, initial=0))):

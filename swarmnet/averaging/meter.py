@@ -10,7 +10,7 @@ out. Pure.
 from __future__ import annotations
 
 import statistics
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 
 from swarmnet.ids import PeerId
@@ -19,23 +19,26 @@ from swarmnet.messages import MAX_MATES, Line
 LEAST_BYTES, LEAST_S = 1 << 18, 0.05
 """Less than that in a stretch says nothing about a line."""
 
-_STRETCH = 1 / 3
-"""Of a round. What lies in buffers at a stretch's beginning and arrives at once is then small beside it."""
+_STRETCH = 1 / 4
+"""Of a round's bytes. What lies in buffers at a stretch's beginning and arrives at once is then small beside it."""
 
 _ROUNDS = 5
 _PINGS = 8
 _NOISE = 1.2
 
-Moment = tuple[float, int]
-"""(when, bytes so far)"""
+_LEAST_TRANSFER_S = 1e-3
+
+Transfer = tuple[float, float, int]
+"""(began, ended, bytes)"""
 
 
 class Meter:
     """One replica's line. Rounds follow each other: `begin`, `received` and `sent`, `end`; pings at any time."""
 
     def __init__(self) -> None:
-        self._down: list[Moment] = []
-        self._up: list[Moment] = []
+        self._down: list[Transfer] = []
+        self._up: list[Transfer] = []
+        self._open = False
         self._rates: deque[float] = deque(maxlen=_ROUNDS)
         self._said = 0
         self._round_trips: dict[PeerId, deque[float]] = {}
@@ -47,26 +50,25 @@ class Meter:
             (peer, max(round(min(seconds) * 1e6), 1)) for peer, seconds in self._round_trips.items()
         )))
 
-    def begin(self, *, now: float) -> None:
+    def begin(self) -> None:
         """A round begins."""
-        self._down, self._up = [(now, 0)], [(now, 0)]
+        self.end()
+        self._open = True
 
-    def received(self, num_bytes: int, *, now: float) -> None:
-        """Bytes of a round have come."""
-        self._add(self._down, num_bytes, now)
+    def received(self, num_bytes: int, *, since: float, now: float) -> None:
+        """Bytes of a round have come; the sign of life before them, on the same stream, came at `since`."""
+        if self._open:                               # else somebody is late with what is over
+            self._down.append((since, now, num_bytes))
 
-    def sent(self, num_bytes: int, *, now: float) -> None:
-        """Bytes of a round have been taken by the transport."""
-        self._add(self._up, num_bytes, now)
-
-    @staticmethod
-    def _add(moments: list[Moment], num_bytes: int, now: float) -> None:
-        if moments:                                  # else somebody asks late for what is over
-            moments.append((now, moments[-1][1] + num_bytes))
+    def sent(self, num_bytes: int, *, since: float, now: float) -> None:
+        """Bytes of a round that the transport was given at `since` have been taken."""
+        if self._open:
+            self._up.append((since, now, num_bytes))
 
     def end(self) -> None:
         """The round is over, whether it came to its end or not. Again: nothing more."""
-        found = [rate for moments in (self._down, self._up) if (rate := busiest(moments)) is not None]
+        self._open = False
+        found = [rate for transfers in (self._down, self._up) if (rate := busiest(so_far(transfers))) is not None]
         self._down, self._up = [], []
         if not found:
             return
@@ -84,23 +86,39 @@ class Meter:
             self._round_trips.pop(next(iter(self._round_trips)))
 
 
-def busiest(moments: Sequence[Moment]) -> float | None:
-    """Bytes per second of the fastest stretch of a third of the time or more; None: too few bytes to tell.
+def so_far(transfers: Sequence[Transfer]) -> list[tuple[float, float]]:
+    """(when, bytes so far), rising, wherever a transfer began or ended: each passes evenly between its two ends."""
+    changes: defaultdict[float, float] = defaultdict(float)
+    for began, ended, num_bytes in transfers:
+        began = min(began, ended - _LEAST_TRANSFER_S)
+        changes[began] += num_bytes / (ended - began)
+        changes[ended] -= num_bytes / (ended - began)
+    moments: list[tuple[float, float]] = []
+    rate = passed = 0.0
+    for when in sorted(changes):
+        passed += rate * (when - moments[-1][0]) if moments else 0.0
+        moments.append((when, passed))
+        rate += changes[when]
+    return moments
 
-    moments: rising in both. A stretch has the bytes that came after its first moment, up to its last.
+
+def busiest(moments: Sequence[tuple[float, float]]) -> float | None:
+    """Bytes per second of the fastest stretch that has a quarter of the bytes; None: too few, or too soon, to tell.
+
+    moments: (when, bytes so far), rising in both. Looked at are the shortest such stretch up to each moment, and all.
     """
-    if len(moments) < 2:
+    if not moments:
         return None
-    least_s = max((moments[-1][0] - moments[0][0]) * _STRETCH, LEAST_S)
-    best, first = None, 0
-    for when, so_far in moments:
-        while first + 1 < len(moments) and when - moments[first + 1][0] >= least_s:
-            first += 1
-        # Stretches of twice the length or more are no faster than the faster of their halves.
-        for begun, before in reversed(moments[: first + 1]):
-            seconds = when - begun
-            if seconds >= 2 * least_s and best is not None:
-                break
-            if seconds >= least_s and so_far - before >= LEAST_BYTES:
-                best = max(best or 0.0, (so_far - before) / seconds)
-    return best
+    enough = max((moments[-1][1] - moments[0][1]) * _STRETCH, LEAST_BYTES)
+
+    def reaches(start: int, when: float, passed: float) -> bool:
+        return passed - moments[start][1] >= enough and when - moments[start][0] >= LEAST_S
+
+    stretches = [(moments[0], moments[-1])] if reaches(0, *moments[-1]) else []
+    start = 0
+    for when, passed in moments:
+        while reaches(start + 1, when, passed):
+            start += 1
+        if reaches(start, when, passed):
+            stretches.append((moments[start], (when, passed)))
+    return max(((after - before) / (end - begin) for (begin, before), (end, after) in stretches), default=None)

@@ -19,6 +19,7 @@ LEAST_CHUNK, MOST_CHUNK = 1 << 16, 1 << 20
 """Elements. Smaller ones cost more in calls than they bring, larger ones leave the cache."""
 
 _CHUNKS_PER_PART = 3
+_CHUNK_S, _ELEMENT_BYTES = 0.04, 4
 
 
 def shares(bandwidths: Sequence[int]) -> list[Fraction]:
@@ -50,13 +51,16 @@ def parts(num_elements: int, bandwidths: Sequence[int], *, block: int = 1) -> li
     return list(itertools.pairwise(edges))
 
 
-def chunk_elements(num_elements: int, num_members: int) -> int:
+def chunk_elements(num_elements: int, num_members: int, bandwidths: Sequence[int] = ()) -> int:
     """What travels, is reduced and is installed at a time, a power of two: a few chunks per part, so that they overlap.
 
-    Three to six. On a slow line the last one has nothing to overlap with, which costs up to a tenth of a round or so;
-    on a fast one every chunk costs about a millisecond of CPU, whatever its size.
+    Three to six: every chunk costs about a millisecond of CPU, whatever its size. More where the slowest of the known
+    `bandwidths` would take longer than `_CHUNK_S` for one, since the first and the last overlap with nothing.
     """
     ideal = num_elements // (num_members * _CHUNKS_PER_PART)
+    known = [bandwidth for bandwidth in bandwidths if bandwidth]
+    if known:
+        ideal = min(ideal, int(min(known) * _CHUNK_S) // _ELEMENT_BYTES)
     return min(max(1 << ideal.bit_length() >> 1, LEAST_CHUNK), MOST_CHUNK)
 
 

@@ -73,9 +73,12 @@ def test_chunks_cover_a_part_once_and_end_at_multiples(start: int, length: int, 
     assert all(stop % size == 0 for _, stop in cut[:-1])
 
 
-@given(st.integers(0, 10**11), st.integers(1, 1000))
-def test_chunks_are_powers_of_two_and_several_make_a_part(num_elements: int, num_members: int) -> None:
-    size = chunk_elements(num_elements, num_members)
+@given(st.integers(0, 10**11), st.integers(1, 1000), BANDWIDTHS)
+def test_chunks_are_powers_of_two_and_several_make_a_part(
+    num_elements: int, num_members: int, bandwidths: list[int]
+) -> None:
+    size = chunk_elements(num_elements, num_members, bandwidths)
     assert size & (size - 1) == 0 and LEAST_CHUNK <= size <= MOST_CHUNK
+    assert size <= chunk_elements(num_elements, num_members), "slow lines make chunks smaller, never larger"
     if size > LEAST_CHUNK:
         assert num_elements // num_members >= 3 * size

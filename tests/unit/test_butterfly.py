@@ -98,6 +98,7 @@ class Group:
         }
         self.change: Callable[[Part, Answer], list[Answer]] = lambda request, answer: [answer]
         self.asked: list[tuple[PeerId, Part]] = []
+        self.bandwidths: tuple[int, ...] = ()
 
     def tell(self, peer: PeerId, message: object) -> None:
         raise AssertionError("nothing is told")
@@ -117,7 +118,7 @@ class Group:
     def round(self) -> Round:
         ballot = Ballot(1, self.peers[0])
         shares = tuple((peer, Generation(1, 0), frozenset({at})) for at, peer in enumerate(self.peers))
-        return Round(STAMP, ballot, RoundId(ballot, 1), shares, self.peers, ())
+        return Round(STAMP, ballot, RoundId(ballot, 1), shares, self.peers, (), bandwidths=self.bandwidths)
 
     async def sum(self) -> list[Finished]:
         async with asyncio.timeout(3600.0), asyncio.TaskGroup() as group:
@@ -146,6 +147,17 @@ def test_every_element_is_reduced_once_and_everybody_has_the_sum(members: int, e
     group.check(group.run())
     reducers = min(members, elements)
     assert len(group.asked) == 2 * reducers * (members - 1), "one stream each way with every reducer"
+
+
+@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=7), st.integers(1, 120), st.integers(0, 10**6))
+def test_whatever_the_bandwidths_every_element_is_reduced_once(
+    bandwidths: list[int], elements: int, seed: int
+) -> None:
+    group = Group(len(bandwidths), elements, seed=seed)
+    group.bandwidths = tuple(bandwidths)
+    group.check(group.run())
+    reducers = sum(start < stop for start, stop in parts.parts(elements, bandwidths))
+    assert len(group.asked) == 2 * reducers * (len(bandwidths) - 1)
 
 
 @given(st.integers(2, 5), st.integers(1, 80), st.integers(0, 10**6))

@@ -14,6 +14,7 @@ from swarmnet.messages import (
     Finished,
     Granted,
     Heartbeat,
+    Line,
     Moved,
     Prepare,
     Release,
@@ -47,11 +48,12 @@ class Office:
         self.view.hear(mate, Heartbeat(STAMP, incarnation, True, None), now=now)
 
     def report(
-        self, peer: PeerId, owned=(), summed=(), *, generation=None, finished=None, commit=None, now=0.1, progress=0
+        self, peer: PeerId, owned=(), summed=(), *, generation=None, finished=None, commit=None, now=0.1, progress=0,
+        bandwidth=0,
     ) -> list[Action]:
         message = Report(
             STAMP, BALLOT, generation or gen(0), frozenset(owned) | frozenset(summed), frozenset(summed), finished,
-            commit, progress,
+            commit, progress, line=Line(bandwidth),
         )
         return self.keeper.on_report(peer, message, now=now) + self.keeper.advance(now=now, resend=False)
 
@@ -323,3 +325,24 @@ def test_silence_of_one_of_two_evicts_after_the_long_limit_only():
     assert office.keeper.ledger.owners[0] == (B, gen(0))
     office.keeper.advance(now=15.2, resend=True)
     assert office.keeper.ledger.owners[0] is None
+
+
+def test_a_round_is_cut_by_what_its_receivers_have_measured():
+    office = Office(B, C)
+    office.report(B)
+    office.report(ME, bandwidth=200)
+    office.report(C, bandwidth=700)
+    office.claim(ME, 0)
+    office.claim(C, 1)
+    office.report(C, summed={1}, bandwidth=700)
+    assert opened(office).receivers == (ME, B, C)
+    assert opened(office).bandwidths == (200, 200, 700), "a stranger's is taken to be no better than others'"
+
+
+def test_a_round_is_cut_evenly_while_nobody_has_measured_anything():
+    office = Office(B)
+    office.everybody_reports(B)
+    office.claim(ME, 0)
+    office.claim(ME, 1)
+    office.report(ME, summed={0, 1})
+    assert opened(office).bandwidths == ()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.averaging.meter import LEAST_BYTES, Meter, busiest
+from swarmnet.averaging.meter import LEAST_BYTES, Meter, busiest, so_far
 from swarmnet.ids import PeerId
 from swarmnet.messages import MAX_MATES, Line
 
@@ -16,13 +18,11 @@ A, B = PeerId("a"), PeerId("b")
 
 def round_at(meter: Meter, up: float, down: float, *, pieces: int = 20, idle_s: float = 0.0, at: float = 100.0) -> None:
     """A round in which that many MB pass each way, at these MB/s, after a while in which nothing does."""
-    meter.begin(now=at)
-    moments = [
-        (at + idle_s + piece / rate, count) for rate, count in ((up, meter.sent), (down, meter.received))
-        for piece in range(1, pieces + 1)
-    ]
-    for when, count in sorted(moments, key=lambda moment: moment[0]):
-        count(MB, now=when)
+    meter.begin()
+    meter.received(1, since=at, now=at)
+    for rate, count in ((up, meter.sent), (down, meter.received)):
+        for piece in range(pieces):
+            count(MB, since=at + idle_s + piece / rate, now=at + idle_s + (piece + 1) / rate)
     meter.end()
 
 
@@ -50,11 +50,11 @@ def test_small_changes_are_not_said_and_large_ones_are_believed_the_third_time()
 
 def test_a_few_bytes_and_rounds_that_nobody_has_begun_say_nothing() -> None:
     meter = Meter()
-    meter.begin(now=0.0)
-    meter.received(LEAST_BYTES - 1, now=5.0)
+    meter.begin()
+    meter.received(LEAST_BYTES - 1, since=4.0, now=5.0)
     meter.end()
-    meter.received(100 * MB, now=6.0)
-    meter.sent(100 * MB, now=7.0)
+    meter.received(100 * MB, since=5.0, now=6.0)
+    meter.sent(100 * MB, since=5.0, now=7.0)
     meter.end()
     assert meter.line == Line()
 
@@ -74,18 +74,35 @@ def test_the_shortest_of_a_mates_last_pings_counts_and_mates_are_bounded() -> No
     assert len(kept) == MAX_MATES and A in kept and B not in kept, "who was not heard of for longest is forgotten"
 
 
-@given(st.lists(st.tuples(st.floats(0.001, 3.0), st.integers(0, 64 * MB)), min_size=1, max_size=40))
-def test_the_busiest_stretch_is_the_best_of_all(steps: list[tuple[float, int]]) -> None:
-    moments = [(0.0, 0)]
+def test_transfers_side_by_side_share_the_line() -> None:
+    """Three that end at once have passed since they began, not at the moment they ended."""
+    meter = Meter()
+    meter.begin()
+    for turn in range(4):
+        for mate in range(3):
+            meter.received(MB, since=3.0 * turn + 0.1 * mate, now=3.0 * turn + 2.9 + 0.01 * mate)
+    meter.end()
+    assert meter.line.bytes_per_s == pytest.approx(MB, rel=0.1)
+
+
+@given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9), st.integers(0, MB)), min_size=1, max_size=20))
+def test_every_byte_is_counted_once(transfers: list[tuple[float, float, int]]) -> None:
+    moments = so_far([(began, began + took, num_bytes) for began, took, num_bytes in transfers])
+    assert moments[-1][1] == pytest.approx(sum(num_bytes for _, _, num_bytes in transfers), abs=1.0)
+    assert all(a[0] < b[0] and a[1] <= b[1] + 1e-3 for a, b in itertools.pairwise(moments))
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 3.0), st.integers(0, 64 * MB)), min_size=1, max_size=30))
+def test_the_busiest_stretch_is_no_slower_than_all_and_no_faster_than_any(steps: list[tuple[float, int]]) -> None:
+    moments = [(0.0, 0.0)]
     for seconds, num_bytes in steps:
         moments.append((moments[-1][0] + seconds, moments[-1][1] + num_bytes))
-    least_s = max(moments[-1][0] / 3, 0.05)
     stretches = [
-        ((end - begin), after - before) for at, (begin, before) in enumerate(moments) for end, after in moments[at:]
+        (end - begin, after - before) for at, (begin, before) in enumerate(moments) for end, after in moments[at:]
     ]
-    rates = [passed / seconds for seconds, passed in stretches if seconds >= least_s and passed >= LEAST_BYTES]
+    enough = max(moments[-1][1] / 4, LEAST_BYTES)
+    rates = [passed / seconds for seconds, passed in stretches if seconds >= 0.05 and passed >= enough]
     found = busiest(moments)
-    if not rates:
-        assert found is None
-    else:
-        assert found is not None and max(rates) / 2 <= found <= max(rates)
+    assert (found is None) == (not rates)
+    if found is not None:
+        assert moments[-1][1] / moments[-1][0] <= found <= max(rates)
