@@ -42,7 +42,7 @@ from swarmnet.state.fetch import Fetcher
 from swarmnet.state.handover import Donor
 
 RUN = RunId("00" * 32)
-CUT = Cut(7, Chain("11" * 32), Chain("22" * 32))
+CUT = Cut(7, Chain("11" * 32), Chain("10" * 32), Chain("22" * 32))
 MB = 1_000_000
 PAYLOAD_BYTES = 8 << 20
 

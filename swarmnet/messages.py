@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from swarmnet.errors import RejectCode
-from swarmnet.ids import NO_RESTART, Ballot, Chain, Generation, PeerId, Restart, RoundId
+from swarmnet.ids import NO_CHAIN, NO_RESTART, Ballot, Chain, Generation, PeerId, Restart, RoundId
 
 Indexes = frozenset[int]
 NONE: Indexes = frozenset()
@@ -101,7 +101,7 @@ class Heartbeat:
 
     commits: of step `stamp.step` (= my version), as far as known. last_commits: all P of the step before; only sent
     to a peer that is known to be behind. numerics: the numerics class of my weights. measure: the newest one of them;
-    only sent to replicas of my stage.
+    only sent to replicas of my stage. before: the chain of one version earlier (of version 0: its own).
     """
 
     stamp: Stamp
@@ -114,6 +114,7 @@ class Heartbeat:
     draining: bool = False
     numerics: str = ""
     measure: Measure | None = None
+    before: Chain = NO_CHAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,13 +409,15 @@ class PartData:
 class Snapshot:
     """A copy that the callee keeps for as long as it is fetched, as its donor describes and signs it (`state.copies`).
 
-    term_chain: the chain at the start of the keeper's term. restart: what the state descends from. digests: SHA-256 of
-    every piece of `piece_bytes` (the last may be shorter), one after the other; root: the hash that stands for them.
+    term_chain: the chain at the start of the keeper's term; before: the one of a version earlier. restart: what the
+    state descends from. digests: SHA-256 of every piece of `piece_bytes` (the last may be shorter), one after the
+    other; root: the hash that stands for them.
     """
 
     stage: int
     version: int
     chain: Chain
+    before: Chain
     term_chain: Chain
     restart: Restart
     num_bytes: int

@@ -34,6 +34,7 @@ from swarmnet.state.copies import PIECE_BYTES, Seal, Signer
 from swarmnet.state.cut import Cut
 from swarmnet.state.fetch import Fetcher
 from swarmnet.state.handover import Donor
+from swarmnet.step.drift import DriftRules
 from swarmnet.step.driver import Listener, StepDriver
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
@@ -48,7 +49,7 @@ class Surroundings:
     """What a replica is given by its peer.
 
     holders(): who may have tokens; tokens(step, index): this peer's own. common(): the newest version that every stage
-    is known to have on some disk.
+    is known to have on some disk. numerics: the class of this peer's arithmetic, the same bits inside it.
     """
 
     me: PeerId
@@ -63,6 +64,7 @@ class Surroundings:
     tokens: Callable[[int, int], tuple[Packed, ...] | None]
     disk: Disk
     common: Callable[[], int | None]
+    numerics: str = ""
 
 
 class MakeAnew(Protocol):
@@ -96,6 +98,14 @@ def timers_of(manifest: Manifest) -> Timers:
     return Timers(protocol.heartbeat_s, protocol.suspect_s, protocol.long_silence_s, protocol.idle_index_s)
 
 
+def drift_rules_of(manifest: Manifest) -> DriftRules:
+    """When the run's replicas measure their weights, and what follows."""
+    averaging = manifest.averaging
+    return DriftRules(
+        averaging.drift_every, averaging.resync_every, manifest.training.total_steps, averaging.equal_bits
+    )
+
+
 class Replica:
     """A stage served by this peer."""
 
@@ -114,6 +124,8 @@ class Replica:
             incarnation=around.incarnation,
             chain=self._first_chain,
             now=self._now(),
+            drift=drift_rules_of(manifest),
+            numerics=around.numerics,
         )
         self.exchange = Exchange(
             around.me, engine, around.transport, self.member.sum_of, running_s=timers.heartbeat_s,
@@ -192,13 +204,13 @@ class Replica:
         if self._touched or self.member.version:
             self._whole = False
             await self.engine.reset_to_seed()
-        self._serve(Cut(0, self._first_chain, self._first_chain))
+        self._serve(Cut(0, self._first_chain, self._first_chain, self._first_chain))
         self._event("synced", {"version": 0, "how": "seed", "seconds": 0.0, "bytes": 0})
 
     def stay(self) -> None:
         """Go on with the weights that are here: nobody could hand over newer ones, or the run goes on from these."""
         member = self.member
-        self._serve(Cut(member.version, member.chain, member.term_chain))
+        self._serve(Cut(member.version, member.chain, member.before, member.term_chain))
 
     async def load(self, version: int, *, becomes: int) -> bool:
         """Serve this peer's checkpoint of `version` as version `becomes`. False if it cannot be used.
@@ -272,7 +284,7 @@ class Replica:
     ) -> None:
         self._whole = True
         self.checkpoints.stand_under(self.member.restart)
-        self.driver.restored(cut.version, cut.chain, cut.term_chain, finished, commits, last_commits)
+        self.driver.restored(cut.version, cut.chain, cut.before, cut.term_chain, finished, commits, last_commits)
 
     async def restore_from(self, donors: Sequence[PeerId], *, version: int = -1) -> bool:
         """Take over the state of `version` (-1: the newest) from all who have it, follow until level, and serve.
@@ -286,7 +298,9 @@ class Replica:
         self.driver.suspend()
         try:
             level, num_bytes = await self._state.run(
-                lambda: [*donors, *(peer for peer, seen in self.member.view.mates() if seen.synced and not seen.dead)],
+                lambda: self._sound(
+                    [*donors, *(peer for peer, seen in self.member.view.mates() if seen.synced and not seen.dead)]
+                ),
                 version=version,
             )
         except SwarmError as error:
@@ -300,6 +314,10 @@ class Replica:
             "bytes": num_bytes,
         })
         return True
+
+    def _sound(self, donors: Sequence[PeerId]) -> Sequence[PeerId]:
+        """Those of them whose weights have not drifted, if there are such."""
+        return [donor for donor in donors if not self.member.drift.strays(donor)] or donors
 
     def forget_past(self) -> None:
         """The run goes on from elsewhere: hand out nothing that was summed, copied or fetched by halves before."""
@@ -315,13 +333,15 @@ class Replica:
         """The engine holds this version now; not to be served before it is level with the others."""
         self._touch()
         member = self.member
-        member.version, member.chain, member.term_chain = cut.version, cut.chain, cut.term_chain
+        member.version, member.chain, member.before, member.term_chain = (
+            cut.version, cut.chain, cut.before, cut.term_chain
+        )
 
     def _cut(self) -> Cut | None:
         member = self.member
         if not member.synced or member.applying:
             return None
-        return Cut(member.version, member.chain, member.term_chain, member.restart)
+        return Cut(member.version, member.chain, member.before, member.term_chain, member.restart)
 
     async def _checkpoint(self, version: int) -> tuple[Cut, memoryview] | None:
         """This peer's checkpoint, to be handed to a mate."""
@@ -383,4 +403,4 @@ class Replica:
 def _inexact(chain: Chain, how: str, version: int) -> Cut:
     """Where a stage stands whose state is not that of one process any more: on a chain of its own."""
     apart = next_chain(chain, f"{how}/{version}".encode())
-    return Cut(version, apart, apart)
+    return Cut(version, apart, apart, apart)

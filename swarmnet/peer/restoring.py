@@ -71,7 +71,9 @@ class Restoring:
             snapshot, data = await self._fetcher.fetch(donors, version=version)
             num_bytes = len(data)
             # A checkpoint of a mate may be older than the restart that goes on from it.
-            cut = Cut(snapshot.version, snapshot.chain, snapshot.term_chain, self._footing.restart())
+            cut = Cut(
+                snapshot.version, snapshot.chain, snapshot.before, snapshot.term_chain, self._footing.restart()
+            )
             self._footing.touch()
             try:
                 await self._engine.restore(data, version=snapshot.version)
@@ -121,7 +123,7 @@ class Restoring:
         """Where a replica stands that has applied on these commits of all stages; as Member.applied."""
         chain = next_chain(cut.chain, evidence(commits))
         begins_term = (cut.version + 1) % self._shape.keeper_term_steps == 0
-        return Cut(cut.version + 1, chain, chain if begins_term else cut.term_chain, cut.restart)
+        return Cut(cut.version + 1, chain, cut.chain, chain if begins_term else cut.term_chain, cut.restart)
 
     def _moved(self, cut: Cut) -> None:
         self._footing.stand(cut)

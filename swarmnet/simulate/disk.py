@@ -48,7 +48,8 @@ class SimulatedDisk:
     async def write(self, stage: int, cut: Cut, data: bytes | memoryview) -> Written:
         """See Disk."""
         info = CheckpointInfo(
-            run=self._run, stage=stage, version=cut.version, chain=cut.chain, term_chain=cut.term_chain,
+            run=self._run, stage=stage, version=cut.version, chain=cut.chain, before=cut.before,
+            term_chain=cut.term_chain,
             restart_number=cut.restart.number, restart_version=cut.restart.version, num_bytes=len(data),
             sha256=hashlib.sha256(data).hexdigest(),
         )

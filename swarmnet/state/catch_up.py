@@ -69,7 +69,7 @@ class CatchUp:
         attempts = 0
         failures: Counter[PeerId] = Counter()  # how often what somebody told has led nowhere
         while True:
-            stamp = Stamp(cut.version, self._stage, cut.chain, cut.restart)
+            stamp = cut.oldest(self._stage, self._engine.delay)
             told, past = await self._told(stamp, donors())
             if not told:
                 if past:

@@ -24,13 +24,15 @@ _Hex64 = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 
 
 class CheckpointInfo(Table):
-    """One checkpoint. `chain` says which commits led here, `restart_*` which restart of the run it descends from."""
+    """One checkpoint. `chain` says which commits led here, `before` those up to one version earlier, `restart_*` which
+    restart of the run it descends from."""
 
     format: Literal[1] = 1
     run: _Hex64
     stage: Count
     version: Count
     chain: _Hex64
+    before: _Hex64
     term_chain: _Hex64
     restart_number: Count
     restart_version: Count
@@ -47,7 +49,7 @@ class CheckpointInfo(Table):
     @property
     def cut(self) -> Cut:
         """Where a replica stands that has loaded it."""
-        return Cut(self.version, Chain(self.chain), Chain(self.term_chain), self.restart)
+        return Cut(self.version, Chain(self.chain), Chain(self.before), Chain(self.term_chain), self.restart)
 
 
 def file_name(stage: int, version: int, kind: Literal["json", "safetensors"]) -> str:

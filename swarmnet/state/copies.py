@@ -98,8 +98,8 @@ class Seal:
         """My signed description of a copy."""
         root = root_of(num_bytes, piece_bytes, digests)
         unsigned = Snapshot(
-            stage=stage, version=cut.version, chain=cut.chain, term_chain=cut.term_chain, restart=cut.restart,
-            num_bytes=num_bytes, piece_bytes=piece_bytes, digests=digests, root=root, signature=b"",
+            stage=stage, version=cut.version, chain=cut.chain, before=cut.before, term_chain=cut.term_chain,
+            restart=cut.restart, num_bytes=num_bytes, piece_bytes=piece_bytes, digests=digests, root=root, signature=b"",
         )
         return replace(unsigned, signature=self.signer.sign(self._statement(unsigned)))
 
@@ -128,8 +128,8 @@ class Seal:
             copy.piece_bytes,
         )
         return b"".join((
-            _DOMAIN, self.run.encode(), b"\0", numbers, copy.chain.encode(), b"\0", copy.term_chain.encode(), b"\0",
-            copy.root,
+            _DOMAIN, self.run.encode(), b"\0", numbers, copy.chain.encode(), b"\0", copy.before.encode(), b"\0",
+            copy.term_chain.encode(), b"\0", copy.root,
         ))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from swarmnet.ids import NO_RESTART, Chain, Restart
+from swarmnet.messages import Stamp
 from swarmnet.stage.engine import Engine
 
 _ATTEMPTS = 3
@@ -17,12 +18,20 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where a replica stands: equal before and after the copy means the copy is consistent."""
+    """Where a replica stands: equal before and after the copy means the copy is consistent.
+
+    before: the chain of one version earlier (of version 0: its own). term_chain: at the start of the keepers' term.
+    """
 
     version: int
     chain: Chain
+    before: Chain
     term_chain: Chain
     restart: Restart = NO_RESTART
+
+    def oldest(self, stage: int, delay: int) -> Stamp:
+        """The stamp of the step that is applied next: it carries the chain of the weights it is computed on."""
+        return Stamp(self.version, stage, self.before if delay else self.chain, self.restart)
 
 
 async def consistent_copy(

@@ -150,7 +150,8 @@ class CheckpointStore:
     def describe(self, stage: int, cut: Cut, data: bytes | memoryview) -> CheckpointInfo:
         """What a checkpoint of `data`, the state at `cut`, has to say of itself."""
         return CheckpointInfo(
-            run=self._run, stage=stage, version=cut.version, chain=cut.chain, term_chain=cut.term_chain,
+            run=self._run, stage=stage, version=cut.version, chain=cut.chain, before=cut.before,
+            term_chain=cut.term_chain,
             restart_number=cut.restart.number, restart_version=cut.restart.version,
             num_bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), numerics=self._numerics,
             written_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

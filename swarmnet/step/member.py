@@ -17,6 +17,7 @@ from swarmnet.messages import (
     Finished,
     Heartbeat,
     Line,
+    Measure,
     Prepare,
     Stamp,
 )
@@ -24,6 +25,7 @@ from swarmnet.step import actions as act
 from swarmnet.step.account import Account, Generations
 from swarmnet.step.actions import Action, Broadcast, Note, Send
 from swarmnet.step.barrier import Barrier, evidence
+from swarmnet.step.drift import NO_DRIFT, Drift, DriftRules
 from swarmnet.step.gate import Shape, refusal
 from swarmnet.step.keeper import Keeper
 from swarmnet.step.lag import Lag, yields
@@ -36,10 +38,12 @@ class Member:
     """The step machine of one replica of one stage."""
 
     def __init__(
-        self, me: PeerId, stage: int, shape: Shape, timers: Timers, *, incarnation: int, chain: Chain, now: float
+        self, me: PeerId, stage: int, shape: Shape, timers: Timers, *, incarnation: int, chain: Chain, now: float,
+        drift: DriftRules = NO_DRIFT, numerics: str = "",
     ) -> None:
         self.me, self.stage, self.shape, self.timers = me, stage, shape, timers
         self.view = View(me, stage, timers)
+        self.drift = Drift(self.view, drift, numerics)
         self._shared = Shared(me, shape, self.view, Generations(incarnation), term_chain=chain)
         self.version, self.chain, self.before = 0, chain, chain
         self.restart = NO_RESTART
@@ -165,21 +169,27 @@ class Member:
             last_commits=self.last_commits if behind else (),
             queue=self.queue,
             draining=self.view.draining,
+            numerics=self.drift.numerics,
+            measure=self.drift.mine if to is None or self.view.get(to) is not None else None,
+            before=self.before,
         )
 
     # ------------------------------------------------------------ events from my own replica
 
     def restored(
-        self, version: int, chain: Chain, term_chain: Chain, finished: Finished | None, commits: tuple[Commit, ...],
-        last_commits: tuple[Commit, ...] = (), *, now: float,
+        self, version: int, chain: Chain, before: Chain, term_chain: Chain, finished: Finished | None,
+        commits: tuple[Commit, ...], last_commits: tuple[Commit, ...] = (), *, now: float,
     ) -> list[Action]:
         """State of `version` is in place (seed or snapshot), with the oldest step's finished sum if there is one.
 
-        last_commits: of the step before, all or none: others may still need to hear them from me.
+        before: the chain of one version earlier. last_commits: of the step before, all or none: others may still need
+        to hear them from me.
         """
         self._shared.generations.next()
-        self.version, self.chain, self.term_chain, self.synced = version, chain, term_chain, True
+        self.version, self.chain, self.before, self.term_chain = version, chain, before, term_chain
+        self.synced = True
         self.last_commits, self.last_finished, self._last_stamp = last_commits, None, None
+        self.drift.forget()
         self._lag.caught_up()
         self._begin(now, finished)
         for commit in commits:
@@ -190,6 +200,7 @@ class Member:
         """The run goes on from another version: nothing said before counts, and I have no state until `restored`."""
         self.restart, self.synced = restart, False
         self.view.forget_all()
+        self.drift.forget()
 
     def claim(self, step: int, index: int, *, now: float) -> list[Action]:
         """Work on (step, index) has begun: ask to count it (rule 3)."""
@@ -243,7 +254,17 @@ class Member:
             actions += newest.receive(prepare.ballot.peer, prepare, now=now)
         if self.shape.delay:
             actions += self.oldest.become_oldest(now=now)
+        actions += self.drift.review(now=now)
+        if mending := self._mend(now, begins=True):
+            return actions + mending  # nothing is counted at this version yet: now it costs least
+        if self.drift.rules.measured(self.version):
+            actions.append(act.Measure(self.version, self.chain, self.term_chain))
         return actions + self._advance(now)
+
+    def measured(self, measure: Measure, term_chain: Chain, *, now: float) -> list[Action]:
+        """The weights of a version were measured; term_chain: as it was then."""
+        self.drift.measured(measure, term_chain, now=now)
+        return [Broadcast(self.heartbeat()), *self.drift.review(now=now)]
 
     def gone(self, peer: PeerId, *, definite: bool, now: float) -> list[Action]:
         """A connection to `peer` broke."""
@@ -259,7 +280,9 @@ class Member:
         if not self.applying and self._lag.orphaned(self.version, now=now):
             self._lag.caught_up()
             return [act.Orphaned(), Note("orphaned", {"step": self.version})]
-        return [action for step in self.steps for action in step.say_again()] + self._advance(now, resend=True)
+        actions: list[Action] = [*self.drift.review(now=now), *(self._mend(now, begins=False) if self.done else [])]
+        actions += [action for step in self.steps for action in step.say_again()]
+        return actions + self._advance(now, resend=True)
 
     # ------------------------------------------------------------ events from others
 
@@ -335,6 +358,15 @@ class Member:
         return self._lag.resync((peer,), "fork", self.version, now=now)
 
     # ------------------------------------------------------------ inside
+
+    def _mend(self, now: float, *, begins: bool) -> list[Action]:
+        """My weights are off, or of another numerics class than the keeper's: take over others'. begins: a version."""
+        if donors := self.drift.donors(now=now):
+            if actions := self._lag.resync(donors, "drift", self.version, now=now):
+                self.drift.repairing()
+            return actions
+        donors = self.drift.class_donors(self.version, self.term_chain, now=now) if begins else ()
+        return self._lag.resync(donors, "numerics", self.version, now=now)
 
     def step(self, number: int) -> OpenStep | None:
         """The open step of that number."""

@@ -221,6 +221,7 @@ ANSWERS: dict[str, Value] = {
             "stage": STAGE,
             "version": STEP,
             "chain": CHAIN,
+            "before": CHAIN,
             "term_chain": CHAIN,
             "restart": One(RESTART),
             "num_bytes": Int(0, 1 << 48),

@@ -113,6 +113,7 @@ CONTROL: dict[str, Value] = {
             "last_commits": Many(COMMIT),
             "queue": COUNT,
             "draining": Flag(),
+            "before": CHAIN,
             "numerics": Text(MAX_NUMERICS),
             "measure": Maybe(_MEASURE),
         },

@@ -125,7 +125,7 @@ async def test_training_goes_on_while_a_checkpoint_is_written(
         engine, rng = chain.engines[0][0], random.Random(0)
         store = CheckpointStore(tmp_path, RUN)
         checkpointer = Checkpointer(
-            0, engine, lambda: Cut(engine.version, Chain("00" * 32), Chain("00" * 32)), DirectoryDisk(store),
+            0, engine, lambda: Cut(engine.version, *[Chain("00" * 32)] * 3), DirectoryDisk(store),
             Plan(every=1, last=20, keep=3), on_event=lambda event, fields: written.set(),
         )
         async with asyncio.TaskGroup() as group:

@@ -141,7 +141,7 @@ def test_a_checkpoint_in_the_directory_draws_its_owner_back(tmp_path: Path) -> N
     async def story() -> None:
         async with peers(tmp_path, 0, 1, 2) as found:
             store = CheckpointStore(tmp_path / "me", RUN)
-            info = store.describe(1, Cut(2, Chain("0b" * 32), Chain("0c" * 32)), b"weights")
+            info = store.describe(1, Cut(2, Chain("0b" * 32), Chain("0a" * 32), Chain("0c" * 32)), b"weights")
             store.write(info, b"weights")
             told: list[str] = []
             place = await find_place(newcomer(tmp_path / "me"), link(found[0]), lambda name, text: told.append(text))

@@ -23,7 +23,7 @@ SIZE = 147
 
 
 def cut_at(version: int) -> Cut:
-    return Cut(version, Chain(f"{version:064x}"), Chain("00" * 32))
+    return Cut(version, Chain(f"{version:064x}"), Chain("0b" * 32), Chain("00" * 32))
 
 
 def state_at(version: int | None, size: int = SIZE) -> bytes:

@@ -53,7 +53,7 @@ class Table:
         self.starts += 1
         member = Member(PeerId(name), 0, self.shape, TIMERS, incarnation=self.starts, chain=CHAIN, now=self.now)
         self.members[name], self.sums[name], self.rounds[name], self.collects[name] = member, [], None, None
-        self.do(name, member.restored(0, CHAIN, CHAIN, None, (), now=self.now))
+        self.do(name, member.restored(0, CHAIN, CHAIN, CHAIN, None, (), now=self.now))
 
     def kill(self, name: str) -> None:
         """Everybody left hears that the process is gone."""

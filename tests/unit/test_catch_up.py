@@ -25,7 +25,7 @@ def chain(step: int) -> Chain:
 
 
 def cut(step: int) -> Cut:
-    return Cut(step, chain(step), chain(0))
+    return Cut(step, chain(step), chain(max(step - 1, 0)), chain(0))
 
 
 def summed(step: int) -> Finished:
@@ -50,6 +50,8 @@ def told(step: int) -> Answer:
 
 class Story:
     """One joiner, donors by script, an engine that counts."""
+
+    delay = 0
 
     def __init__(self, *donors: PeerId) -> None:
         self.donors = list(donors or (A, B, C))
@@ -89,7 +91,7 @@ class Story:
     @staticmethod
     def after(at: Cut, commits: tuple[Commit, ...]) -> Cut:
         honest = commits == committed(at.version)
-        return cut(at.version + 1) if honest else Cut(at.version + 1, Chain("ff" * 32), chain(0))
+        return cut(at.version + 1) if honest else Cut(at.version + 1, Chain("ff" * 32), at.chain, chain(0))
 
     def run(self, step: int) -> Level:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:

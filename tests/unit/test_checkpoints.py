@@ -57,7 +57,7 @@ class Replica:
     def where(self) -> Cut | None:
         if self.version is None:
             return None
-        return Cut(self.version, Chain(f"{self.version:064x}"), Chain("00" * 32), self.restart)
+        return Cut(self.version, Chain(f"{self.version:064x}"), Chain("0b" * 32), Chain("00" * 32), self.restart)
 
     @staticmethod
     def state(version: int | None) -> bytes:
@@ -309,7 +309,7 @@ def test_leaving_copies_again_if_the_state_moved(disk: Watched) -> None:
 
 async def filled(disk: SimulatedDisk, *cuts: tuple[int, Restart]) -> None:
     for version, restart in cuts:
-        cut = Cut(version, Chain(f"{version:064x}"), Chain("00" * 32), restart)
+        cut = Cut(version, Chain(f"{version:064x}"), Chain("0b" * 32), Chain("00" * 32), restart)
         await disk.write(STAGE, cut, Replica.state(version))
 
 

@@ -350,7 +350,7 @@ def test_progress_is_told_at_most_every_second_and_ends_whole() -> None:
 @pytest.mark.parametrize("num_bytes", [0, 1, 2 << 20, (2 << 20) + 1, 1 << 34, 12 << 40])
 def test_pieces_of_any_state_fit_a_description(num_bytes: int) -> None:
     size = piece_size(num_bytes)
-    copy = Snapshot(0, 0, "", "", cut_at(0).restart, num_bytes, size, b"", b"", b"")
+    copy = Snapshot(0, 0, "", "", "", cut_at(0).restart, num_bytes, size, b"", b"", b"")
     assert num_pieces(copy) <= MAX_PIECES
     if num_bytes:
         assert span(copy, num_pieces(copy) - 1)[1] == num_bytes and span(copy, num_pieces(copy) - 1)[0] < num_bytes

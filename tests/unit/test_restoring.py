@@ -35,7 +35,7 @@ class Restored:
 
 def copy(version: int, restart: Restart) -> Snapshot:
     at = cut_at(version)
-    return Snapshot(0, version, at.chain, at.term_chain, restart, 0, 1, b"", b"", b"")
+    return Snapshot(0, version, at.chain, at.before, at.term_chain, restart, 0, 1, b"", b"", b"")
 
 
 HERE = Restart(2, 8)

@@ -26,7 +26,7 @@ STAGE = 2
 
 
 def cut_at(version: int, restart: Restart = NO_RESTART) -> Cut:
-    return Cut(version, Chain(f"{version:064x}"), Chain("0c" * 32), restart)
+    return Cut(version, Chain(f"{version:064x}"), Chain("0b" * 32), Chain("0c" * 32), restart)
 
 
 def data_of(version: int) -> bytes:

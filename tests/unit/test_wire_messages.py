@@ -118,7 +118,7 @@ fenced = {**kept, "generation": generations}
 controls: dict[type, st.SearchStrategy] = {
     Heartbeat: st.builds(
         Heartbeat, stamps, incarnations, st.booleans(), st.none() | ballots, several, several, counts, st.booleans(),
-        numerics=words, measure=st.none() | measures,
+        numerics=words, measure=st.none() | measures, before=hex32,
     ),
     Prepare: st.builds(Prepare, **kept),
     Claim: st.builds(Claim, **fenced, index=index),
@@ -165,7 +165,7 @@ answers: dict[type, st.SearchStrategy] = {
     Fetched: st.builds(Fetched, st.just(()), finite, counts),
     PartData: st.builds(PartData, st.just(()), losses, st.none() | finished),
     Snapshot: st.builds(
-        Snapshot, stages, steps, hex32, hex32, restarts, st.integers(0, 1 << 48), st.integers(1, 1 << 48),
+        Snapshot, stages, steps, hex32, hex32, hex32, restarts, st.integers(0, 1 << 48), st.integers(1, 1 << 48),
         st.binary(max_size=100), digests32, st.binary(max_size=128),
     ),
     TrailStep: st.builds(TrailStep, st.none() | finished, several),

@@ -160,7 +160,7 @@ class PartData(_message.Message):
     def __init__(self, losses: _Optional[_Union[Losses, _Mapping]] = ..., finished: _Optional[_Union[_values_pb2.Finished, _Mapping]] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("stage", "version", "chain", "term_chain", "restart", "num_bytes", "piece_bytes", "digests", "root", "signature")
+    __slots__ = ("stage", "version", "chain", "term_chain", "restart", "num_bytes", "piece_bytes", "digests", "root", "signature", "before")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
@@ -171,6 +171,7 @@ class Snapshot(_message.Message):
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
     stage: int
     version: int
     chain: bytes
@@ -181,7 +182,8 @@ class Snapshot(_message.Message):
     digests: bytes
     root: bytes
     signature: bytes
-    def __init__(self, stage: _Optional[int] = ..., version: _Optional[int] = ..., chain: _Optional[bytes] = ..., term_chain: _Optional[bytes] = ..., restart: _Optional[_Union[_values_pb2.Restart, _Mapping]] = ..., num_bytes: _Optional[int] = ..., piece_bytes: _Optional[int] = ..., digests: _Optional[bytes] = ..., root: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    before: bytes
+    def __init__(self, stage: _Optional[int] = ..., version: _Optional[int] = ..., chain: _Optional[bytes] = ..., term_chain: _Optional[bytes] = ..., restart: _Optional[_Union[_values_pb2.Restart, _Mapping]] = ..., num_bytes: _Optional[int] = ..., piece_bytes: _Optional[int] = ..., digests: _Optional[bytes] = ..., root: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., before: _Optional[bytes] = ...) -> None: ...
 
 class SnapshotPiece(_message.Message):
     __slots__ = ()
