@@ -223,7 +223,9 @@ class Round:
     """Keeper to members: sum these contributions (rule 15), or fetch the finished sum `id` from `holders` (rule 14).
 
     contributions is empty for an adopted sum. receivers: everybody who must end up holding the sum. bandwidths: of the
-    receivers, in their order, by which the vector is cut in parts; (): cut it evenly.
+    receivers, in their order, by which the vector is cut in parts; (): cut it evenly. rows: how many of the receivers,
+    in their order, stand in each row of a grid, and columns: in how many parts each row cuts the vector
+    (`averaging.grid`); () and 0: all are one group.
     """
 
     stamp: Stamp
@@ -234,6 +236,8 @@ class Round:
     holders: tuple[PeerId, ...]
     voided: Indexes = NONE
     bandwidths: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    columns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,14 +304,16 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Averaging: elements [start, stop) of a round. kind "contribution": the callee's own accumulator;
-    "reduced": the sum over all contributors, which the callee reduced; "sum": from a finished sum `id`."""
+    """Averaging: elements [start, stop) of a round. kind "contribution": what the callee adds to a sum of hop `hop`,
+    its own accumulator in hop 0, later the sum it made in the hop before; "reduced": of what the callee reduced in that
+    hop, the sum over all contributors; "sum": from a finished sum `id`."""
 
     stamp: Stamp
     id: RoundId
     kind: str
     start: int
     stop: int
+    hop: int = 0
 
 
 @dataclass(frozen=True, slots=True)

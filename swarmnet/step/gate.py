@@ -114,6 +114,13 @@ def _cut(current: Round) -> str | None:
     if any(not 0 < bandwidth <= LARGEST_BANDWIDTH for bandwidth in current.bandwidths):
         return "a bandwidth that no line has"
     return None
+    if current.rows:
+        if min(current.rows) < 1 or sum(current.rows) != len(current.receivers):
+            return "a grid whose rows are not the round's receivers"
+        if not 1 <= current.columns <= len(current.receivers):
+            return "a grid whose rows have no parts, or more than members"
+        if not {peer for peer, _, indexes in current.contributions if indexes} <= set(current.receivers):
+            return "a contributor outside the round's grid"
 
 
 def _indexes(message: Control) -> Iterable[int]:

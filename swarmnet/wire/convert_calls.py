@@ -63,6 +63,8 @@ from swarmnet.wire.pb import values_pb2
 MAX_TOML_CHARS = 1 << 18
 MAX_TENSORS = 16
 """Tensors in one payload."""
+MAX_HOPS = 16
+"""Hops of a round: more than the most members have in groups of two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,7 @@ REQUESTS: dict[str, Value] = {
             "kind": Word(("contribution", "reduced", "sum")),
             "start": Int(0, 1 << 48),
             "stop": Int(0, 1 << 48),
+            "hop": Int(0, MAX_HOPS - 1),
         },
         _part_is_a_range,
     ),

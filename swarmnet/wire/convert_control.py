@@ -149,6 +149,8 @@ CONTROL: dict[str, Value] = {
             "holders": Items(PEER, MAX_MEMBERS),
             "voided": INDEXES,
             "bandwidths": Items(Int(1, MAX_BYTES_PER_S), MAX_MEMBERS),
+            "rows": Items(Int(1, MAX_MEMBERS), MAX_MEMBERS),
+            "columns": Int(0, MAX_MEMBERS),
         },
         _contradiction,
     ),

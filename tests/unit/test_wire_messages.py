@@ -132,7 +132,7 @@ controls: dict[type, st.SearchStrategy] = {
     Release: st.builds(Release, **fenced, indexes=indexes),
     Round: build(Round, **kept, id=rounds, receivers=many_peers, holders=many_peers)
     | build(Round, **kept, id=rounds, receivers=st.tuples(peers, peers), holders=many_peers,
-            bandwidths=st.tuples(bandwidths, bandwidths)),
+            bandwidths=st.tuples(bandwidths, bandwidths), rows=st.just((1, 1)), columns=st.just(1)),
     Committed: st.builds(Committed, commits),
     Execute: st.builds(Execute, **kept, index=index),
 }  # fmt: skip
@@ -145,8 +145,8 @@ requests: dict[type, st.SearchStrategy] = {
         Fetch, steps, st.integers(-1, 100), index, st.sampled_from(["input", "gradient"]), st.booleans()
     ),
     Part: st.builds(
-        lambda stamp, id, kind, span: Part(stamp, id, kind, *span),
-        stamps, rounds, st.sampled_from(["contribution", "reduced", "sum"]), spans,
+        lambda stamp, id, kind, span, hop: Part(stamp, id, kind, *span, hop),
+        stamps, rounds, st.sampled_from(["contribution", "reduced", "sum"]), spans, st.integers(0, 15),
     ),
     SnapshotRequest: st.builds(SnapshotRequest, stages)
     | st.builds(SnapshotRequest, stages, steps, digests32, st.integers(-1, MAX_PIECES - 1)),

@@ -157,7 +157,7 @@ class Release(_message.Message):
     def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., indexes: _Optional[bytes] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("stamp", "ballot", "id", "contributions", "receivers", "holders", "voided", "bandwidths")
+    __slots__ = ("stamp", "ballot", "id", "contributions", "receivers", "holders", "voided", "bandwidths", "rows", "columns")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +166,8 @@ class Round(_message.Message):
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
     VOIDED_FIELD_NUMBER: _ClassVar[int]
     BANDWIDTHS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     stamp: _values_pb2.Stamp
     ballot: _values_pb2.Ballot
     id: _values_pb2.RoundId
@@ -174,7 +176,9 @@ class Round(_message.Message):
     holders: _containers.RepeatedScalarFieldContainer[str]
     voided: bytes
     bandwidths: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., contributions: _Optional[_Iterable[_Union[_values_pb2.Contribution, _Mapping]]] = ..., receivers: _Optional[_Iterable[str]] = ..., holders: _Optional[_Iterable[str]] = ..., voided: _Optional[bytes] = ..., bandwidths: _Optional[_Iterable[int]] = ...) -> None: ...
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    columns: int
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., contributions: _Optional[_Iterable[_Union[_values_pb2.Contribution, _Mapping]]] = ..., receivers: _Optional[_Iterable[str]] = ..., holders: _Optional[_Iterable[str]] = ..., voided: _Optional[bytes] = ..., bandwidths: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., columns: _Optional[int] = ...) -> None: ...
 
 class Committed(_message.Message):
     __slots__ = ("commit", "restart")

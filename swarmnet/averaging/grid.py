@@ -1,0 +1,208 @@
+"""Who sums what with whom: the groups of a round, hop by hop.
+
+Up to `group_size` members are one group. More stand in a grid (Moshpit, arXiv:2103.03239) of about as many rows as
+columns. The vector is cut into one part per column, the same in every row. In hop 0 each row sums its own
+contributions, the member of a column its column's part; in hop 1 a column sums its part over all rows, cut once more
+among its members; then the finished part goes to the rest of each row. So every element is summed once per row and
+once over the rows, everybody receives it once, and a member sends about 2 S bytes of a vector of S, as in one group:
+twice as few as two whole all-reduces one after the other would. A column longer than `group_size` is a grid again.
+
+Rows need not be equally long. A longer row's last members contribute and receive and reduce nothing; in a shorter row,
+one that has lost a member, somebody stands in two columns. So the columns stay what they are when a member is lost.
+
+Pure; knows no bytes and no time. Which members share a row is `averaging.arrange`'s.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from swarmnet.averaging.parts import Range, chunk_elements, chunks, parts
+from swarmnet.ids import Generation, PeerId
+from swarmnet.messages import NONE, Indexes, Round
+
+Counted = tuple[PeerId, Generation, Indexes]
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """What `peer` adds to its group's sum: these contributions, its own ones or those of the group it summed before.
+
+    weight: what that counts for where a reducer weighs: microbatches, or members where each counts alike.
+    """
+
+    peer: PeerId
+    counted: tuple[Counted, ...]
+    weight: int
+
+    @property
+    def indexes(self) -> Indexes:
+        """The microbatches it speaks for."""
+        return NONE.union(*(indexes for _, _, indexes in self.counted))
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One sum among a few members. Equal groups sum the same contributions in the same pieces and order.
+
+    speakers: who contributes, in the order of summing. chunks: what each reducer reduces of `span`, contiguous and in
+    order; together they are the span. last: this sum is everybody's; else the next hop sums it further.
+    """
+
+    hop: int
+    span: Range
+    speakers: tuple[Speaker, ...]
+    chunks: tuple[tuple[PeerId, tuple[Range, ...]], ...]
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Members in rows. columns: parts that every row is cut into; with one row each member has its part."""
+
+    rows: tuple[tuple[PeerId, ...], ...]
+    columns: int
+
+    def reducer(self, row: Sequence[PeerId], column: int) -> PeerId:
+        """Who in this row stands in that column."""
+        return row[column] if self.columns <= len(row) else row[column * len(row) // self.columns]
+
+    def column(self, column: int) -> tuple[PeerId, ...]:
+        """One member of every row."""
+        return tuple(self.reducer(row, column) for row in self.rows)
+
+
+def shape(num_members: int, group_size: int) -> tuple[int, ...]:
+    """Lengths of the rows: one up to `group_size`; else of about the d-th root, d the axes that are needed.
+
+    A row is at most one longer than another and never longer than `group_size`. Raises ValueError for groups below 2.
+    """
+    if group_size < 2 or num_members < 1:
+        raise ValueError(f"no groups of up to {group_size} among {num_members}")
+    if num_members <= group_size:
+        return (num_members,)
+    axes = next(axes for axes in itertools.count(2) if group_size**axes >= num_members)
+    side = next(side for side in itertools.count(2) if side**axes >= num_members)
+    num_rows = -(-num_members // side)
+    short, longer = divmod(num_members, num_rows)
+    return tuple(short + (row < longer) for row in range(num_rows))
+
+
+def in_rows(members: Sequence[PeerId], lengths: Sequence[int], columns: int = 0) -> Grid:
+    """Members in rows of these lengths, in their order. columns: by default as many as the shortest row has members.
+
+    Raises ValueError unless the rows are these members.
+    """
+    if sum(lengths) != len(members) or not lengths or min(lengths) < 1:
+        raise ValueError(f"{len(members)} members in rows of {tuple(lengths)}")
+    edges = itertools.pairwise(itertools.accumulate(lengths, initial=0))
+    return Grid(tuple(tuple(members[start:stop]) for start, stop in edges), columns or min(lengths))
+
+
+def grid_of(current: Round) -> Grid:
+    """How the receivers of a round stand."""
+    return in_rows(current.receivers, current.rows or (len(current.receivers),), current.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """How a vector is cut. size: of chunks. bandwidths: bytes per second, of members for whom it is known."""
+
+    group_size: int
+    size: int
+    block: int
+    bandwidths: Mapping[PeerId, int]
+
+    def parts(self, span: Range, columns: Sequence[Sequence[PeerId]]) -> list[Range]:
+        """One part per column, by the slowest member it has."""
+        rates = [min(self.bandwidths.get(peer, 0) for peer in column) for column in columns]
+        first, last = span
+        return [(first + start, first + stop) for start, stop in parts(last - first, rates, block=self.block)]
+
+    def chunks(self, members: Sequence[PeerId], span: Range) -> Iterator[tuple[PeerId, tuple[Range, ...]]]:
+        """What a group cuts: (reducer, chunks) in order, nobody with nothing."""
+        for peer, (start, stop) in zip(members, self.parts(span, [[peer] for peer in members]), strict=True):
+            if start < stop:
+                yield peer, tuple(chunks(start, stop, self.size))
+
+    def pieces(self, members: Sequence[PeerId], span: Range) -> Iterator[Range]:
+        """The chunks that pass through these members' hops, in order."""
+        grid = in_rows(members, shape(len(members), self.group_size))
+        if len(grid.rows) == 1:
+            for _, cut in self.chunks(members, span):
+                yield from cut
+            return
+        for column, part in self.columns(grid, span):
+            yield from self.pieces(column, part)
+
+    def columns(self, grid: Grid, span: Range) -> list[tuple[tuple[PeerId, ...], Range]]:
+        """(members, part) of every column that has any."""
+        columns = [grid.column(column) for column in range(grid.columns)]
+        return [
+            (column, part) for column, part in zip(columns, self.parts(span, columns), strict=True) if part[0] < part[1]
+        ]
+
+
+def groups(
+    me: PeerId, current: Round, span: Range, *, group_size: int, block: int = 1, alike: bool = False
+) -> list[Group]:
+    """The groups in which `me` takes part to sum this span of a vector over the whole round, hop by hop.
+
+    alike: every receiver contributes, and counts the same; else those who have counted microbatches contribute, and
+    weigh what they have counted. Raises ValueError for a round whose rows are not its receivers.
+    """
+    first, last = span
+    if alike:
+        said = {peer: Speaker(peer, (), 1) for peer in current.receivers}
+    else:
+        said = {
+            peer: Speaker(peer, ((peer, generation, indexes),), len(indexes))
+            for peer, generation, indexes in current.contributions if indexes
+        }
+    size = chunk_elements(last - first, len(current.receivers))
+    cutting = Cutting(group_size, size, block, _rates(current))
+    return list(_groups(me, grid_of(current), said, span, cutting, 0))
+
+
+def lone_group(current: Round, members: Sequence[PeerId], span: Range, *, block: int = 1) -> Group:
+    """A group of its own that sums this span: all contribute alike, and nobody else hears of the result."""
+    first, last = span
+    cutting = Cutting(len(members), chunk_elements(last - first, len(members)), block, _rates(current))
+    said = tuple(Speaker(peer, (), 1) for peer in members)
+    return Group(0, span, said, tuple(cutting.chunks(members, span)), last=True)
+
+
+def _rates(current: Round) -> dict[PeerId, int]:
+    return dict(zip(current.receivers, current.bandwidths, strict=True)) if current.bandwidths else {}
+
+
+def _groups(
+    me: PeerId, grid: Grid, said: Mapping[PeerId, Speaker], span: Range, cutting: Cutting, hop: int
+) -> Iterator[Group]:
+    if len(grid.rows) == 1:
+        yield Group(hop, span, tuple(said.values()), tuple(cutting.chunks(grid.rows[0], span)), last=True)
+        return
+    mine = next(row for row in grid.rows if me in row)
+    columns = cutting.columns(grid, span)
+    reduced: dict[PeerId, list[Range]] = {}
+    for column, part in columns:
+        reduced.setdefault(next(peer for peer in column if peer in mine), []).extend(cutting.pieces(column, part))
+    speakers = tuple(said[peer] for peer in mine if peer in said)
+    yield Group(hop, span, speakers, tuple((peer, tuple(cut)) for peer, cut in reduced.items()), last=False)
+    rows = [_row(row, said) for row in grid.rows]
+    for column, part in columns:
+        if me in column:
+            speaking = {
+                peer: Speaker(peer, counted, weight)
+                for peer, (counted, weight) in zip(column, rows, strict=True) if weight
+            }
+            inner = in_rows(column, shape(len(column), cutting.group_size))
+            yield from _groups(me, inner, speaking, part, cutting, hop + 1)
+
+
+def _row(row: Sequence[PeerId], said: Mapping[PeerId, Speaker]) -> tuple[tuple[Counted, ...], int]:
+    """What a row's sum consists of, and what it weighs."""
+    speakers = [said[peer] for peer in row if peer in said]
+    return tuple(counted for speaker in speakers for counted in speaker.counted), sum(s.weight for s in speakers)
