@@ -153,6 +153,12 @@ class Averaging(Table):
     trim: Annotated[float, Field(ge=0.0, lt=0.5)] = Field(
         default=0.25, description='"trimmed_mean": share of the weight cut off at either end'
     )
+    drift_every: Count = Field(
+        default=10, description="steps between measures of how far replicas' weights are apart; 0: never"
+    )
+    resync_every: Count = Field(
+        default=100, description="steps after which other numerics classes take the keeper's state; 0: never"
+    )
 
     @property
     def delay(self) -> int:

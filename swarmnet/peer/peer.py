@@ -74,13 +74,14 @@ class Peer:
         on_event: OnEvent,
         caps: Caps,
         manifest_toml: str = "",
+        numerics: str = "",
     ) -> None:
         self.me, self.run_id, self.manifest = me, run, manifest
         self._engines, self._directory = engines, directory
         self._incarnation, self._record = incarnation, record
         self._transport = Loopback(me, self, transport)
         self._tokens, self._on_event, self._caps, self._toml = tokens, on_event, caps, manifest_toml
-        self._disk, self._signer = disk, signer
+        self._disk, self._signer, self._numerics = disk, signer, numerics
         self._timers = timers_of(manifest)
         self.replicas: dict[int, Replica] = {}
         self.records: dict[PeerId, Record] = {}
@@ -114,7 +115,7 @@ class Peer:
             around = Surroundings(
                 self.me, self.run_id, self._incarnation, self.manifest, self._transport, self, group.create_task,
                 self._signer, self._token_holders, self._tokens, self._disk,
-                lambda: newest_on_disk(self._starting.everybody(), self.manifest.cut.stages),
+                lambda: newest_on_disk(self._starting.everybody(), self.manifest.cut.stages), self._numerics,
             )
             for stage, engine in self._engines.items():
                 self.replicas[stage] = Replica(stage, engine, around, self._caps)

@@ -128,6 +128,7 @@ async def _serve(
             endpoint.run,
             manifest,
             engines,
+            numerics=numerics,
             transport=wrap.transport(endpoint.transport),
             directory=endpoint.directory,
             incarnation=endpoint.incarnation,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swarmnet.manifest.schema import Cut, Limits, Manifest, Model, Protocol, Training
+from swarmnet.manifest.schema import Averaging, Cut, Limits, Manifest, Model, Protocol, Training
 from swarmnet.simulate.links import Links
 
 
@@ -30,6 +30,8 @@ class Plan:
     checkpoint_every: int = 0
     allow_drop: bool = False
     reseed: bool = False
+    drift_every: int = 0
+    resync_every: int = 0
     state_bytes: int = 0
     piece_bytes: int = 1 << 10
     poison: frozenset[tuple[int, int, int]] = frozenset()
@@ -56,6 +58,7 @@ def manifest_of(plan: Plan) -> Manifest:
             eval_every=plan.eval_every, eval_microbatches=1, max_void=plan.max_void,
             checkpoint_every=plan.checkpoint_every, allow_drop=plan.allow_drop,
         ),
+        averaging=Averaging(drift_every=plan.drift_every, resync_every=plan.resync_every),
         protocol=plan.protocol,
         limits=Limits(),
     )

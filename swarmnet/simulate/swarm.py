@@ -68,6 +68,7 @@ class Swarm:
         self.bits: dict[tuple[int, Chain], int] = {}
         self.hooks: list[Callable[[PeerId, str, dict[str, object]], None]] = []
         self.slowdown: dict[PeerId, float] = {}
+        self.classes: dict[PeerId, str] = {}
         self.exact = True  # false where a run may drop: sums and weights are then not those of one process
         self.over = False
         self._processes: list[Process] = []
@@ -75,7 +76,8 @@ class Swarm:
     # ------------------------------------------------------------ building
 
     def add(self, stages: Iterable[int], name: str | None = None) -> Node:
-        """Start a peer process that serves these stages; the same name is the same identity again."""
+        """Start a peer process that serves these stages; the same name is the same identity again, on what `classes`
+        says its machine is."""
         plan, served = self.plan, tuple(stages)
         peer_id = PeerId(name or f"s{'-'.join(map(str, served))}.{len(self.nodes)}")
         process = Process(peer_id)
@@ -99,6 +101,7 @@ class Swarm:
             on_event=lambda event, fields: self._on_event(peer_id, event, fields),
             caps=Caps(plan.slots, plan.memo_bytes, reseed=make_anew if plan.reseed else None,
                       piece_bytes=plan.piece_bytes),
+            numerics=self.classes.get(peer_id, ""),
         )
         node = Node(peer_id, served, process, peer, engines)
         self.nodes.append(node)

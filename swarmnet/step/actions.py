@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from swarmnet.ids import PeerId, Restart
+from swarmnet.ids import Chain, PeerId, Restart
 from swarmnet.messages import Commit, Control, Round
 
 
@@ -91,6 +91,17 @@ class Resync:
 
 
 @dataclass(frozen=True, slots=True)
+class Measure:
+    """Measure the weights of `version`, the one that has just begun, after the commits of `chain`.
+
+    term_chain: as it is then (`drift.Drift.measured`)."""
+
+    version: int
+    chain: Chain
+    term_chain: Chain
+
+
+@dataclass(frozen=True, slots=True)
 class Orphaned:
     """The others have applied a step that my stage cannot end: what I have cannot be brought level any more."""
 
@@ -112,5 +123,5 @@ class Note:
 
 Action = (
     Send | Broadcast | Granted | Owned | Void | Sum | CollectSum | StopSum | Execute | Apply | Resync
-    | Orphaned | Follow | Note
+    | Measure | Orphaned | Follow | Note
 )

@@ -1,11 +1,12 @@
 """Which replicas of a stage have drifted from the others, and who takes whose state. Pure.
 
-Where equal bits are promised (one numerics class in `exact` and `overlap`), the bits that most replicas have stand, and
-the odd ones take them; where as many have these as those, those of whoever is first in the order of keepers stand.
-Replicas of other classes than the first one's take its state every `resync_every` steps. Where nobody promises equal
-bits (`local`), only who is far outside takes another's. Everybody judges by measures of one version and one chain, and
-decides for itself alone; as many as may be away at a time are the last in that same order, so all come to the same
-without a word (docs/drift.md). Knows no tensors: a measure is a digest and a sketch, whose distances estimate theirs.
+Where equal bits are promised (in `exact` and `overlap`, among replicas of the keeper's numerics class), the bits that
+most have stand, and the odd ones take them; where as many have these as those, those of whoever is first in the order
+of keepers stand. Replicas of other classes take its state every `resync_every` steps, each in its turn, so that even
+two of one such class differ by rounding. Where nobody promises equal bits (`local`), only who is far outside takes
+another's. Everybody judges by measures of one version and one chain, and decides for itself alone; as many as may be
+away at a time are the last in that same order, so all come to the same without a word (docs/drift.md). Knows no
+tensors: a measure is a digest and a sketch, whose distances estimate theirs.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MOST_RESTS = 64
 class DriftRules:
     """What the manifest says. every: versions between two measures, 0 for never. resync_every: versions after which
     other numerics classes take the keeper's state, 0 for never. last: the run's last version, always measured.
-    equal_bits: are the replicas of one numerics class promised to have the same?"""
+    equal_bits: are replicas of one numerics class promised to have the same?"""
 
     every: int = 0
     resync_every: int = 0
@@ -51,6 +52,10 @@ class Reading:
 
     measure: Measure
     numerics: str
+
+
+NO_DRIFT = DriftRules()
+"""Nobody measures anything."""
 
 
 Readings = Mapping[PeerId, Reading]
@@ -219,13 +224,11 @@ def _room(size: int) -> int:
 
 
 def _minorities(readings: Readings) -> frozenset[PeerId]:
-    """Who has other bits than most of its numerics class; of equally many, those of the first in order stand."""
-    strays: set[PeerId] = set()
-    for numerics in {reading.numerics for reading in readings.values()}:
-        members = {peer: reading.measure.digest for peer, reading in readings.items() if reading.numerics == numerics}
-        standing = Counter(members.values()).most_common(1)[0][0]  # of equally many, the first counted
-        strays.update(peer for peer, digest in members.items() if digest != standing)
-    return frozenset(strays)
+    """Who has other bits than most of the keeper's numerics class; of equally many, those of the first stand."""
+    kept = next(iter(readings.values())).numerics
+    members = {peer: reading.measure.digest for peer, reading in readings.items() if reading.numerics == kept}
+    standing = Counter(members.values()).most_common(1)[0][0]  # of equally many, the first counted
+    return frozenset(peer for peer, digest in members.items() if digest != standing)
 
 
 def _outliers(readings: Readings) -> frozenset[PeerId]:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import SwarmError
 from swarmnet.ids import PeerId, Restart, RoundId
-from swarmnet.messages import Commit, Control, Finished, Heartbeat, Round
+from swarmnet.messages import Commit, Control, Finished, Heartbeat, Measure, Round
 from swarmnet.net.transport import Transport
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.relay import Spawn
@@ -72,6 +72,7 @@ class StepDriver:
         self._actions: deque[Action] = deque()
         self._busy = False
         self._round: asyncio.Task[None] | None = None
+        self._measuring: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
         self._settled.set()
 
@@ -106,6 +107,8 @@ class StepDriver:
     def suspend(self) -> None:
         """State is about to be replaced: take part in nothing until `restored`."""
         self.member.synced = False
+        if self._measuring is not None:
+            self._measuring.cancel()
         self._stop_round()
         self._pipeline.stop()
         self._engine.void()
@@ -194,6 +197,8 @@ class StepDriver:
                 self._spawn(self._apply(action))
             case act.Resync(donors, _):
                 self._listener.on_resync(self.member.stage, donors)
+            case act.Measure():
+                self._measuring = self._spawn(self._measure(action))
             case act.Orphaned():
                 self.suspend()
                 self._listener.on_orphaned(self.member.stage)
@@ -272,6 +277,12 @@ class StepDriver:
         })
         self._begin()
         self._perform(actions)
+
+    async def _measure(self, wanted: act.Measure) -> None:
+        version, digest, sketch = await self._engine.measure()
+        if version == wanted.version:  # else the weights have moved on
+            measure = Measure(version, wanted.chain, digest, sketch)
+            self._perform(self.member.measured(measure, wanted.term_chain, now=self._now()))
 
     def _begin(self) -> None:
         member = self.member

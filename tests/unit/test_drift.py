@@ -73,21 +73,19 @@ class Stage:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("ab")), min_size=1, max_size=9))
-def test_all_of_a_class_end_with_the_bits_that_stood_and_few_are_away_at_a_time(parts: list[tuple[int, str]]) -> None:
-    stage = Stage([bits for bits, _ in parts], [numerics for _, numerics in parts])
-    begun = {
-        numerics: Counter(stage.bits[peer] for peer in stage.order if stage.numerics[peer] == numerics)
-        for numerics in set(stage.numerics.values())
-    }
-    stood = {numerics: bits.most_common(1)[0][0] for numerics, bits in begun.items()}
+def test_the_keepers_class_ends_with_what_stood_and_few_are_away_at_a_time(parts: list[tuple[int, str]]) -> None:
+    begun, kept = [bits for bits, _ in parts], parts[0][1]
+    stage = Stage(begun, [numerics for _, numerics in parts])
+    stood = Counter(bits for bits, numerics in parts if numerics == kept).most_common(1)[0][0]
     stage.measure()
     for _ in range(len(parts)):
         going = stage.repair()
         assert len(going) <= max(1, (len(parts) - 1) // 2), "never more than a minority, but one of two"
         for peer, donors in going.items():
             assert donors and not going.keys() & set(donors), "whoever hands over state stays"
-            assert all(stage.bits[donor] == stood[stage.numerics[peer]] for donor in donors)
-    assert all(stage.bits[peer] == stood[stage.numerics[peer]] for peer in stage.order)
+            assert all(stage.bits[donor] == stood and stage.numerics[donor] == kept for donor in donors), peer
+    for peer, bits in zip(stage.order, begun, strict=True):
+        assert stage.bits[peer] == (stood if stage.numerics[peer] == kept else bits)
     stage.measure()
     assert not stage.repair(), "what agrees is left alone"
 
