@@ -157,12 +157,12 @@ class VectorEngine:
         given: Any = Given((vector / self._unit).to(torch.int64) if exact else vector, manifest.numerics)
         self._sum = StepSum(manifest, given, given, device=vector.device)
         self.num_elements, self.phases, self._compute = vector.numel(), self._sum.phases, compute
-        self.block = self._sum.block
+        self.block, self.private_phases = self._sum.block, 0
 
     async def _do(self, job: Callable[[], T]) -> T:
         return await self._compute.run(Turn(Work.ROUND, 0, 0, 0), job)
 
-    async def open_round(self, round_id: RoundId) -> None:
+    async def open_round(self, round_id: RoundId, **stands: object) -> None:
         """See Engine."""
         await self._do(lambda: self._sum.begin(round_id))
 
@@ -170,9 +170,11 @@ class VectorEngine:
         """See Engine."""
         return await self._do(lambda: self._sum.contribution(start, stop))
 
-    async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int) -> Reduced:
+    async def reduce(
+        self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0
+    ) -> Reduced:
         """See Engine."""
-        return await self._do(lambda: self._sum.reduce(contributions, start, stop))
+        return await self._do(lambda: self._sum.reduce(contributions, start, stop, hop=hop))
 
     async def open_sum(self) -> None:
         """See Engine."""

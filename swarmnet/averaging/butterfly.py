@@ -1,9 +1,12 @@
-"""One round in one group: a butterfly all-reduce over streams, pulled by the receiver.
+"""One sum in one group: a butterfly all-reduce over streams, pulled by the receiver.
 
 Each member reduces one part of the vector. It streams that part, chunk by chunk, from every contributor; sums a chunk
 when it has it from all of them, in the round's order; and streams the result to whoever asks. So a chunk is received,
 decoded, summed, encoded and sent while others are on the way. Everybody, the reducer too, installs what was encoded:
 members end up with equal bits under any codec.
+
+In a grid (`averaging.grid`) a member has a butterfly per hop, all at once: what one has summed the next contributes,
+chunk by chunk, and what the last one ends with goes back through all of them to everybody else.
 
 A broken stream is asked for again from the first chunk that is missing; nothing is ever taken twice. A contributor that
 is a few chunks ahead of the slowest waits: memory does not grow with the part. Knows no ledger: whom a round needs, and
@@ -14,10 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+from swarmnet.averaging.grid import Group, Speaker
 from swarmnet.averaging.meter import Meter
-from swarmnet.averaging.parts import Range, chunk_elements, chunks, parts
+from swarmnet.averaging.parts import Range
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Indexes, Packed, Part, PartData, Rejected, Round, Running
@@ -60,43 +65,64 @@ class _Pace:
         return max(_LEAST_PATIENCE_S, _PATIENCE * self._slowest_s)
 
 
-class Butterfly:
-    """One member's part in one phase of a round: `run` it once; `serve` others meanwhile and after, until `close`.
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a replica takes part with. num_tokens: of every microbatch. running_s: between two signs of life."""
 
-    span: the positions of the engine's vectors that this phase sums.
-    losses: of the indexes in my accumulator, which must not change before `close`. num_tokens: of every microbatch.
+    me: PeerId
+    engine: Engine
+    transport: Transport
+    num_tokens: int
+    running_s: float
+    on_event: OnEvent
+    meter: Meter
+
+
+class Butterfly:
+    """One member's part in one group's sum: `run` it once; `serve` others meanwhile and after, until `close`.
+
+    losses: of the indexes in my accumulator, which must not change before `close`. below: in a later hop, what I have
+    summed in the one before. kept: my own sums of an equal group in the round before; what they hold is not asked for.
     """
 
     def __init__(
-        self, me: PeerId, current: Round, losses: Mapping[int, tuple[float, int]], engine: Engine,
-        transport: Transport, *, span: Range, num_tokens: int, running_s: float, on_event: OnEvent,
-        meter: Meter,
+        self, means: Means, current: Round, group: Group, losses: Losses, *, below: Butterfly | None = None,
+        kept: Butterfly | None = None,
     ) -> None:
-        self.me, self.round, self._span = me, current, span
-        self._losses, self._engine, self._transport = dict(losses), engine, transport
-        self._num_tokens, self._running_s, self._on_event = num_tokens, running_s, on_event
-        self._meter = meter
-        self._contributors: dict[PeerId, Indexes] = {
-            peer: indexes for peer, _, indexes in current.contributions if indexes
-        }
-        first, last = span
-        cut = parts(last - first, current.bandwidths or [0] * len(current.receivers), block=engine.block)
-        self._size = chunk_elements(last - first, len(cut), current.bandwidths)
-        self._chunks = {
-            peer: chunks(first + start, first + stop, self._size)
-            for peer, (start, stop) in zip(current.receivers, cut, strict=True) if start < stop
-        }
+        self.me, self.round, self.group, self._below = means.me, current, group, below
+        self._engine, self._transport = means.engine, means.transport
+        self._num_tokens, self._running_s, self._on_event = means.num_tokens, means.running_s, means.on_event
+        self._meter = means.meter
+        self._losses = losses
+        self._indexes = {speaker.peer: speaker.indexes for speaker in group.speakers}
+        self._chunks = dict(group.chunks)
         loop = asyncio.get_running_loop()
-        self._mine: dict[Range, asyncio.Future[Packed]] = {
-            chunk: loop.create_future() for chunk in self._chunks.get(me, ())
-        }
+        mine = self._chunks.get(self.me, ())
+        self._sums: dict[Range, asyncio.Future[Packed]] = {chunk: loop.create_future() for chunk in mine}
         self._summed: Losses = {}
+        if kept is not None:
+            assert kept.group == group, "a sum of other contributions"
+            self._sums |= {chunk: kept._sums[chunk] for chunk in kept.done}
+            self._summed = kept._summed
+        self._ends = self._sums if group.last else {chunk: loop.create_future() for chunk in mine}
+        self._told: Losses = self._summed        # of the whole round, once an end is there
         self._closed = False
 
     def is_of(self, request: Part) -> bool:
-        """Does this request belong to this phase of this round?"""
-        inside = self._span[0] <= request.start <= request.stop <= self._span[1]
+        """Does this request belong to this group of this round?"""
+        first, last = self.group.span
+        inside = self.group.hop == request.hop and first <= request.start <= request.stop <= last
         return inside and (self.round.stamp, self.round.id) == (request.stamp, request.id)
+
+    @property
+    def said(self) -> Speaker | None:
+        """What I contribute to this group."""
+        return next((speaker for speaker in self.group.speakers if speaker.peer == self.me), None)
+
+    @property
+    def done(self) -> list[Range]:
+        """The chunks that I have summed over this group."""
+        return [chunk for chunk, summed in self._sums.items() if summed.done()]
 
     def close(self) -> None:
         """The round is over or abandoned: what the engine holds is no longer of this round."""
@@ -104,67 +130,87 @@ class Butterfly:
 
     # ------------------------------------------------------------ taking part
 
-    async def run(self) -> Losses:
-        """Return when all of the sum was put into the engine: the losses of everybody's indexes. Cancel to abandon."""
+    async def run(self) -> list[Losses]:
+        """Return when all that this group has for me was put into the engine. Cancel to abandon.
+
+        Returns the losses of the whole round, as every reducer of the group tells them: all the same, or one is wrong.
+        """
+        missing = [chunk for chunk, summed in self._sums.items() if not summed.done()]
         async with asyncio.TaskGroup() as group:
-            arriving = {
-                peer: asyncio.Queue[tuple[Packed, Losses]](_AHEAD) for peer in self._contributors if peer != self.me
-            }
-            if self._mine:
+            arriving = {peer: asyncio.Queue[tuple[Packed, Losses]](_AHEAD) for peer in self._indexes if peer != self.me}
+            if missing:
                 for peer, queue in arriving.items():
-                    group.create_task(self._contributions(peer, queue))
+                    group.create_task(self._contributions(peer, queue, missing))
+            if self._sums and self.group.speakers:
                 group.create_task(self._reduce(arriving))
             told = [group.create_task(self._reduced(peer)) for peer in self._chunks if peer != self.me]
-        everybodys = [*([self._summed] if self._mine else []), *(task.result() for task in told)]
-        if any(losses != everybodys[0] for losses in everybodys):
-            raise Refused(RejectCode.MALFORMED, "reducers tell different losses")
-        self._check_losses(everybodys[0], frozenset[int]().union(*self._contributors.values()))
-        return everybodys[0]
+        return [*([self._summed] if self._sums and self.group.last else []), *(task.result() for task in told)]
 
-    async def _contributions(self, peer: PeerId, queue: asyncio.Queue[tuple[Packed, Losses]]) -> None:
-        async for _, packed, losses in self._stream(peer, "contribution", self._chunks[self.me]):
+    async def _contributions(
+        self, peer: PeerId, queue: asyncio.Queue[tuple[Packed, Losses]], wanted: Sequence[Range]
+    ) -> None:
+        async for _, packed, losses in self._stream(peer, "contribution", wanted):
             await queue.put((packed, losses))
 
     async def _reduce(self, arriving: Mapping[PeerId, asyncio.Queue[tuple[Packed, Losses]]]) -> None:
-        """Sum my part, one chunk after the other, always in the order of the round.
+        """Sum my part, one chunk after the other, always in the order of the group.
 
         A member weighs what the round gives it: it speaks for these indexes and for no other.
         """
-        for number, ((start, stop), reduced) in enumerate(self._mine.items()):
-            contributions: list[Contribution] = []
-            for peer, indexes in self._contributors.items():
-                if peer == self.me:
-                    packed, losses = await self._engine.contribution(start, stop), self._losses
-                else:
-                    packed, losses = await arriving[peer].get()
-                if not number:
-                    self._check_losses(losses, indexes, peer=peer)
-                    self._summed |= losses
-                contributions.append(Contribution(peer, len(indexes), packed))
-            result = await self._engine.reduce(contributions, start, stop)
-            for clipped in result.clipped:
-                self._on_event("clipped", {
-                    "step": self.round.stamp.step, "peer": clipped.peer, "factor": round(clipped.factor, 4),
-                    "part": [start, stop],
-                })
-            reduced.set_result(result.packed)
-            await self._engine.put(start, result.packed)
+        for number, (chunk, reduced) in enumerate(self._sums.items()):
+            if not reduced.done():
+                contributions: list[Contribution] = []
+                for speaker in self.group.speakers:
+                    peer = speaker.peer
+                    packed, losses = await (self._mine(chunk) if peer == self.me else arriving[peer].get())
+                    if not number:
+                        self._check_losses(losses, self._indexes[peer], peer=peer)
+                        self._summed |= losses
+                    contributions.append(Contribution(peer, speaker.weight, packed))
+                result = await self._engine.reduce(contributions, *chunk, hop=self.group.hop)
+                for clipped in result.clipped:
+                    self._on_event("clipped", {
+                        "step": self.round.stamp.step, "peer": clipped.peer, "factor": round(clipped.factor, 4),
+                        "part": list(chunk), "hop": self.group.hop,
+                    })
+                reduced.set_result(result.packed)
+            if self.group.last:
+                self._ended(chunk, reduced.result(), self._summed)
+                await self._engine.put(chunk[0], reduced.result())
+
+    async def _mine(self, chunk: Range) -> tuple[Packed, Losses]:
+        """What I contribute."""
+        if self._below is None:
+            return await self._engine.contribution(*chunk), self._losses
+        return await asyncio.shield(self._below._sums[chunk]), self._below._summed
 
     async def _reduced(self, peer: PeerId) -> Losses:
         """Install what that member reduces; returns the losses it tells."""
         told: Losses = {}
-        async for (start, _), packed, losses in self._stream(peer, "reduced", self._chunks[peer]):
+        async for chunk, packed, losses in self._stream(peer, "reduced", self._chunks[peer]):
             told |= losses
-            await self._engine.put(start, packed)
+            self._ended(chunk, packed, told)
+            await self._engine.put(chunk[0], packed)
         return told
+
+    def _ended(self, chunk: Range, packed: Packed, told: Losses) -> None:
+        """What everybody installs of this chunk is known: those wait for it whose sum I made in the hops before."""
+        hop: Butterfly | None = self
+        while hop is not None:
+            if chunk in hop._ends:
+                hop._told = told
+                if not hop._ends[chunk].done():
+                    hop._ends[chunk].set_result(packed)
+            hop = hop._below
 
     async def _stream(
         self, peer: PeerId, kind: str, wanted: Sequence[Range]
     ) -> AsyncGenerator[tuple[Range, Packed, Losses], None]:
         """These chunks of that member, in order, however often it takes: only the step machine gives a member up."""
-        place, pace = 0, _Pace(owes=kind == "contribution")
+        hop = self.group.hop
+        place, pace = 0, _Pace(owes=kind == "contribution" and not hop)
         while place < len(wanted):
-            request = Part(self.round.stamp, self.round.id, kind, wanted[place][0], wanted[-1][1])
+            request = Part(self.round.stamp, self.round.id, kind, wanted[place][0], wanted[-1][1], hop)
             with contextlib.suppress(PeerGone, PeerTimeout, BadMessage, Refused):
                 async with contextlib.aclosing(self._answers(peer, request, pace)) as answers:
                     async for data in answers:
@@ -208,10 +254,7 @@ class Butterfly:
                         raise BadMessage(RejectCode.MALFORMED, "not an answer to Part", peer=peer)
 
     def _check_losses(self, losses: Losses, indexes: Indexes, **facts: object) -> None:
-        if losses.keys() != indexes:
-            raise Refused(RejectCode.MALFORMED, "the round's losses are not of the round's indexes", **facts)
-        if any(num_tokens != self._num_tokens for _, num_tokens in losses.values()):
-            raise Refused(RejectCode.MALFORMED, "tokens that the round's indexes do not have", **facts)
+        check_losses(losses, indexes, self._num_tokens, **facts)
 
     # ------------------------------------------------------------ serving
 
@@ -233,30 +276,52 @@ class Butterfly:
                         self._meter.sent(_num_bytes(answer), since=since, now=loop.time())
 
     async def _serve_contribution(self, request: Part) -> AsyncGenerator[Answer, None]:
-        if self.me not in self._contributors:
-            yield Rejected(RejectCode.NOT_FOUND, "I contribute nothing to that round")
+        wanted = _within(request, (chunk for cut in self._chunks.values() for chunk in cut))
+        if not wanted or self.me not in self._indexes:
+            yield Rejected(RejectCode.NOT_FOUND, "I contribute nothing to that")
             return
-        losses = self._losses
-        for chunk in chunks(request.start, request.stop, self._size):
+        for chunk in wanted:
             if self._closed:                     # not one chunk more: what is encoded now counts as of the next round
                 yield Rejected(RejectCode.NOT_READY, "that round was abandoned")
                 return
-            yield PartData((await self._engine.contribution(*chunk),), losses)
-            losses = {}
+            if self._below is not None:
+                async for running in self._waited(self._below._sums[chunk]):
+                    yield running
+            packed, losses = await self._mine(chunk)
+            yield PartData((packed,), losses if chunk is wanted[0] else {})
 
     async def _serve_reduced(self, request: Part) -> AsyncGenerator[Answer, None]:
-        wanted = [chunk for chunk in self._mine if chunk[0] >= request.start]
-        if not wanted or (wanted[0][0], wanted[-1][1]) != (request.start, request.stop):
+        wanted = _within(request, self._ends)
+        if not wanted:
             yield Rejected(RejectCode.NOT_FOUND, "I do not reduce that piece")
             return
         for chunk in wanted:
-            reduced = self._mine[chunk]
-            while not reduced.done():
-                await asyncio.wait([reduced], timeout=self._running_s)
-                if not reduced.done():
-                    yield Running()
-            yield PartData((reduced.result(),), self._summed if chunk is wanted[0] else {})
+            async for running in self._waited(self._ends[chunk]):
+                yield running
+            yield PartData((self._ends[chunk].result(),), self._told if chunk is wanted[0] else {})
+
+    async def _waited(self, future: asyncio.Future[Packed]) -> AsyncGenerator[Running, None]:
+        """Wait for it, with a sign of life now and then."""
+        while not future.done():
+            await asyncio.wait([future], timeout=self._running_s)
+            if not future.done():
+                yield Running()
+
+
+def _within(request: Part, cut: Iterable[Range]) -> list[Range]:
+    """The chunks that make up what is asked for; none if it begins or ends between chunks, or beyond these."""
+    wanted = [chunk for chunk in cut if request.start <= chunk[0] and chunk[1] <= request.stop]
+    whole = wanted and (wanted[0][0], wanted[-1][1]) == (request.start, request.stop)
+    return wanted if whole else []
 
 
 def _num_bytes(data: PartData) -> int:
     return sum(packed.num_bytes for packed in data.payload)
+
+
+def check_losses(losses: Losses, indexes: Indexes, num_tokens: int, **facts: object) -> None:
+    """Raise Refused(MALFORMED) unless these are losses of exactly these indexes, of so many tokens each."""
+    if losses.keys() != indexes:
+        raise Refused(RejectCode.MALFORMED, "the round's losses are not of the round's indexes", **facts)
+    if any(found != num_tokens for _, found in losses.values()):
+        raise Refused(RejectCode.MALFORMED, "tokens that the round's indexes do not have", **facts)

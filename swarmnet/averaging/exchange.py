@@ -12,14 +12,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 
-from swarmnet.averaging.butterfly import PAUSE_S, Butterfly, Losses, OnEvent
+from swarmnet.averaging.butterfly import PAUSE_S, Butterfly, Losses, Means, OnEvent, check_losses
+from swarmnet.averaging.gossip import partners
+from swarmnet.averaging.grid import Group, groups, lone_group
 from swarmnet.averaging.meter import Meter
+from swarmnet.averaging.parts import Range
 from swarmnet.averaging.trail import Trail
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId, RoundId
 from swarmnet.messages import (
+    NONE,
     Accepted,
     Answer,
     Commit,
@@ -55,19 +59,22 @@ class Exchange:
     """Takes part in rounds of one (peer, stage) and serves its parts to the others.
 
     finished(stamp, id) gives the description of a sum this replica has finished and not forgotten, or None. Round ids
-    repeat from step to step: a round is named by stamp and id. num_tokens: of every microbatch of the run. on_event
-    hears `clipped`: whom the run's reducer clipped in a round's part.
+    repeat from step to step: a round is named by stamp and id. num_tokens: of every microbatch of the run. group_size:
+    of the run, see `averaging.grid`. on_event hears `clipped`: whom the run's reducer clipped in a round's part; and
+    `sums_kept`: what of a group's sum was not made anew in the round after.
     """
 
     def __init__(
         self, me: PeerId, engine: Engine, transport: Transport, finished: Callable[[Stamp, RoundId], Finished | None],
-        *, num_tokens: int, running_s: float = 0.5,
+        *, num_tokens: int, group_size: int = 16, running_s: float = 0.5,
         on_event: OnEvent = lambda event, fields: None,
     ) -> None:
         self.me, self._engine, self._transport, self._finished = me, engine, transport, finished
         self._running_s, self._num_tokens, self._on_event = running_s, num_tokens, on_event
+        self._group_size = group_size
         self._held: tuple[Stamp, RoundId] | None = None
         self._open: tuple[Butterfly, ...] = ()
+        self._before: tuple[Butterfly, ...] = ()     # of the last round, whatever became of it
         self._opened = asyncio.Event()
         self._meter = Meter()
         self.trail = Trail(engine, lambda: pieces(0, engine.num_elements))
@@ -81,22 +88,35 @@ class Exchange:
         """
         self.close()
         self._meter.begin()
-        await self._engine.open_round(current.id)
+        means = Means(
+            self.me, self._engine, self._transport, self._num_tokens, self._running_s, self._on_event, self._meter
+        )
+        spans = list(itertools.pairwise(itertools.accumulate(self._engine.phases, initial=0)))
+        before, self._before = self._before, ()
+        if len(spans) > 1:                       # what a later phase sums hangs on the whole sum of the one before
+            before = ()
         all_losses: Losses = {}
-        for phase, span in enumerate(itertools.pairwise(itertools.accumulate(self._engine.phases, initial=0))):
-            mine = Butterfly(
-                self.me, current, losses, self._engine, self._transport, span=span, num_tokens=self._num_tokens,
-                running_s=self._running_s, on_event=self._on_event, meter=self._meter,
-            )
+        for phase, span in enumerate(spans):
+            private = phase < self._engine.private_phases
+            planned = self._private(current, span) if private else self._shared(current, span)
+            mine = _hops(means, current, planned, {} if private else dict(losses), before)
             if phase:
                 await self._engine.next_phase()
-            self._open = (*self._open, mine)     # others may still be at the phase before
+            else:
+                await self._engine.open_round(
+                    current.id, resent=_contributes_alike(before, mine), kept=self._note_kept(mine)
+                )
+            self._open = (*self._open, *mine)    # others may still be at the phase before
+            self._before = self._open
             self._opened.set()
             self._opened = asyncio.Event()
             if not phase:
                 await self._leave(current)
                 await self._engine.open_sum()
-            all_losses = await mine.run()
+            told = await _run(mine)
+            if not private:
+                check_losses(told, NONE.union(*(found for _, _, found in current.contributions)), self._num_tokens)
+                all_losses = told
         digest, sq_norm = await self._engine.seal()
         self._held = (current.stamp, current.id)
         return _describe(current, digest, sq_norm, all_losses)
@@ -148,12 +168,13 @@ class Exchange:
     def applied(self, stamp: Stamp, finished: Finished, commits: tuple[Commit, ...]) -> None:
         """The sum in the buffer has been applied: remember it for who is on the way (`trail`)."""
         self.trail.applied(stamp, finished, commits)
+        self._before = ()
 
     def forget(self) -> None:
         """The run has gone back: what is in the buffer and in the trail is of a past that was given up."""
         self.close()
         self.trail.forget()
-        self._held = None
+        self._held, self._before = None, ()
 
     def close(self) -> None:
         """The round is over or abandoned: serve its contribution no more."""
@@ -218,6 +239,22 @@ class Exchange:
 
     # ------------------------------------------------------------ inside
 
+    def _shared(self, current: Round, span: Range) -> list[Group]:
+        return groups(self.me, current, span, group_size=self._group_size, block=self._engine.block)
+
+    def _private(self, current: Round, span: Range) -> list[Group]:
+        found = partners(self.me, current.receivers, 2, current.stamp, current.id)
+        return [lone_group(current, found, span, block=self._engine.block)]
+
+    def _note_kept(self, mine: Sequence[Butterfly]) -> list[tuple[int, int, int]]:
+        """(hop, start, stop) of my own sums of the last round that are used again."""
+        for hop in mine:
+            if hop.done:
+                self._on_event("sums_kept", {
+                    "step": hop.round.stamp.step, "hop": hop.group.hop, "chunks": len(hop.done),
+                })
+        return [(hop.group.hop, *chunk) for hop in mine for chunk in hop.done]
+
     async def _install(self, current: Round, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """Put a collected sum into the buffer."""
         await self._leave(current)
@@ -254,6 +291,54 @@ class Exchange:
                 return answer
             case _:
                 raise BadMessage(RejectCode.MALFORMED, "not an answer to Part", peer=peer)
+
+
+def _hops(
+    means: Means, current: Round, planned: Sequence[Group], losses: Losses, before: Sequence[Butterfly]
+) -> tuple[Butterfly, ...]:
+    """My butterflies of a round, each on the one below. before: of my last round.
+
+    A sum of that is used again if this round follows at once and nothing that it is made of has changed: members,
+    generations, microbatches, order, pieces. Only at once: between others a contributor may have been told of a round
+    that its reducers have not heard of, and no longer owe what they have summed (`stage.feedback`).
+    """
+    made: list[Butterfly] = []
+    for group in planned:
+        below = next((hop for hop in reversed(made) if hop.group.hop == group.hop - 1), None)
+        kept = next((hop for hop in before if hop.group == group and _follows(current, hop.round)), None)
+        made.append(Butterfly(means, current, group, losses, below=below, kept=kept))
+    return tuple(made)
+
+
+def _follows(current: Round, before: Round) -> bool:
+    one, other = before.id, current.id
+    return before.stamp == current.stamp and one.ballot == other.ballot and one.number + 1 == other.number
+
+
+def _contributes_alike(before: Sequence[Butterfly], mine: Sequence[Butterfly]) -> bool:
+    """Do I contribute the same in the same pieces as in my last round, however long ago in this step?"""
+    if not before or before[0].round.stamp != mine[0].round.stamp:
+        return False
+    old, new = before[0], mine[0]
+    return old.said is not None and (old.said, old.group.chunks) == (new.said, new.group.chunks)
+
+
+async def _run(hops: Sequence[Butterfly]) -> Losses:
+    """Take part in all of them; the losses of the round. Raises an ExceptionGroup of whatever failed in any."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(hop.run()) for hop in hops]
+    except ExceptionGroup as error:
+        raise ExceptionGroup(error.message, list(_leaves(error))) from error
+    told = [losses for task in tasks for losses in task.result()]
+    if any(losses != told[0] for losses in told):
+        raise Refused(RejectCode.MALFORMED, "reducers tell different losses")
+    return told[0]
+
+
+def _leaves(error: ExceptionGroup[Exception]) -> Iterator[Exception]:
+    for each in error.exceptions:
+        yield from _leaves(each) if isinstance(each, ExceptionGroup) else (each,)
 
 
 def _describe(current: Round, digest: bytes, sq_norm: float, losses: Losses) -> Finished:

@@ -161,7 +161,7 @@ def groups(
             peer: Speaker(peer, ((peer, generation, indexes),), len(indexes))
             for peer, generation, indexes in current.contributions if indexes
         }
-    size = chunk_elements(last - first, len(current.receivers))
+    size = chunk_elements(last - first, len(current.receivers), current.bandwidths)
     cutting = Cutting(group_size, size, block, _rates(current))
     return list(_groups(me, grid_of(current), said, span, cutting, 0))
 
@@ -169,7 +169,9 @@ def groups(
 def lone_group(current: Round, members: Sequence[PeerId], span: Range, *, block: int = 1) -> Group:
     """A group of its own that sums this span: all contribute alike, and nobody else hears of the result."""
     first, last = span
-    cutting = Cutting(len(members), chunk_elements(last - first, len(members)), block, _rates(current))
+    rates = _rates(current)
+    size = chunk_elements(last - first, len(members), [rates.get(peer, 0) for peer in members])
+    cutting = Cutting(len(members), size, block, rates)
     said = tuple(Speaker(peer, (), 1) for peer in members)
     return Group(0, span, said, tuple(cutting.chunks(members, span)), last=True)
 
@@ -184,7 +186,7 @@ def _groups(
     if len(grid.rows) == 1:
         yield Group(hop, span, tuple(said.values()), tuple(cutting.chunks(grid.rows[0], span)), last=True)
         return
-    mine = next(row for row in grid.rows if me in row)
+    mine = next((row for row in grid.rows if me in row), grid.rows[0])       # who came later only receives
     columns = cutting.columns(grid, span)
     reduced: dict[PeerId, list[Range]] = {}
     for column, part in columns:

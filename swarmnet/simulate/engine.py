@@ -16,7 +16,8 @@ import heapq
 import itertools
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
@@ -236,6 +237,16 @@ class SimulatedEngine:
         assert isinstance(stash.saved, list)
         stash.saved[1] = tuple(gradient)
         return self.arithmetic.backward(self.weights, stash.saved[0], gradient)
+    @property
+    def private_phases(self) -> int:
+        """See Engine."""
+        return 0
+
+    @property
+    def sum_elements(self) -> int:
+        """See Engine."""
+        return NUM_ELEMENTS
+
 
     async def accumulate(self, stash: Stash) -> bool:
         """See Engine."""
@@ -267,14 +278,18 @@ class SimulatedEngine:
     async def next_phase(self) -> None:
         """See Engine. There is none."""
 
-    async def open_round(self, round_id: RoundId) -> None:
+    async def open_round(
+        self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
+    ) -> None:
         """See Engine. Nothing is lost here, so nothing is owed."""
 
     async def contribution(self, start: int, stop: int) -> Packed:
         """See Engine."""
         return _pack(self._sum[start:stop])
 
-    async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int) -> Reduced:
+    async def reduce(
+        self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0
+    ) -> Reduced:
         """See Engine. Sums, whatever the run's reducer: these numbers have no outliers."""
         total = [0] * (stop - start)
         for contribution in contributions:

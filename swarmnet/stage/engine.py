@@ -11,7 +11,7 @@ s = 0), so an engine holds the weights of two versions and an accumulator for ea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -94,6 +94,17 @@ class Engine(Protocol):
         ...
 
     def voids(self, step: int) -> int:
+    @property
+    def private_phases(self) -> int:
+        """How many of this version's `phases`, from the first, each member sums with its partners only
+        (`averaging.gossip`): no part of the finished sum."""
+        ...
+
+    @property
+    def sum_elements(self) -> int:
+        """Length of the finished sum of this version: mostly of the flat gradient."""
+        ...
+
         """The void counter of an open step's accumulator: it only grows, from step to step too."""
         ...
 
@@ -121,9 +132,12 @@ class Engine(Protocol):
         step add nothing any more."""
         ...
 
-    async def open_round(self, round_id: RoundId) -> None:
+    async def open_round(
+        self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
+    ) -> None:
         """What is contributed and reduced from now on is so in that round. Only if its sum is applied does it count as
-        sent (`stage.feedback`)."""
+        sent (`stage.feedback`). resent: so is what was contributed in the last round, in the same pieces. kept: so are
+        these reduced pieces of it, (hop, start, stop)."""
         ...
 
     async def contribution(self, start: int, stop: int) -> Packed:
@@ -131,10 +145,13 @@ class Engine(Protocol):
         it began."""
         ...
 
-    async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int) -> Reduced:
+    async def reduce(
+        self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0
+    ) -> Reduced:
         """Reduce positions [start, stop) by the run's reducer and encode them: all contributions of a part in one call.
 
-        Order, content and the sum applied last fix the bits. Raises BadMessage, which names the peer, and Overflow.
+        hop: after the first one contributions are what others have reduced (`averaging.grid`). Order, content and the
+        sum applied last fix the bits. Raises BadMessage, which names the peer, and Overflow.
         """
         ...
 

@@ -6,7 +6,7 @@ no rounds but their ids and no peers. Compute thread only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -40,8 +40,11 @@ class FactorCodec:
         self._finished: RoundId | None = None
         self._round: RoundId | None = None
 
-    def begin(self, round_id: RoundId, *, voids: int) -> None:
-        """A round begins, at its first phase."""
+    def begin(
+        self, round_id: RoundId, *, voids: int, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
+    ) -> None:
+        """A round begins, at its first phase. Only where there is no second may anything of the last one stand; nothing
+        is owed then."""
         self.feedback.begin(round_id, voids=voids)
         self._round, self._finished = round_id, None
         self._corrected, self._mine, self._basis = None, [], []
@@ -56,7 +59,7 @@ class FactorCodec:
         vector, shift = (self._mine[0], 0) if start < edge or not self._basis else (self._mine[1], edge)
         return codecs.encode("fp32", vector[start - shift : stop - shift].clone())
 
-    def sum(self, total: Tensor, start: int, *, voids: int) -> Packed:
+    def sum(self, total: Tensor, start: int, *, voids: int, hop: int = 0) -> Packed:
         """A reduced piece. Raises NON_FINITE."""
         return codecs.encode("fp32", total)
 

@@ -17,6 +17,7 @@ peers. Compute thread only.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ class Feedback:
         self._voids = 0
         self._round: RoundId | None = None
         self._owed: dict[tuple[int, int], Tensor] = {}       # of my contribution, instead of the residual
-        self._lost: dict[tuple[int, int], Tensor] = {}       # of sums I encoded, on top of it
+        self._lost: dict[tuple[int, int, int], Tensor] = {}  # of sums I encoded, hop by hop, on top of it
 
     def at(self, voids: int) -> None:
         """The accumulator's void count now: if it has moved, nothing is owed any more, nor sent in this round."""
@@ -45,12 +46,19 @@ class Feedback:
             self.residual.zero_()
             self._forget()
 
-    def begin(self, round_id: RoundId, *, voids: int) -> None:
-        """What is sent from now on is sent in that round, as long as the void count stays."""
+    def begin(
+        self, round_id: RoundId, *, voids: int, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
+    ) -> None:
+        """What is sent from now on is sent in that round, as long as the void count stays.
+
+        resent: all that was contributed in the last one is in this one, too. kept: so are these pieces of mine,
+        (hop, start, stop).
+        """
         self.at(voids)
         if round_id != self._round:
-            self._forget()
             self._round = round_id
+            self._owed = self._owed if resent else {}
+            self._lost = {piece: lost for piece, lost in self._lost.items() if piece in kept}
 
     def corrected(self, gradient: Tensor, start: int) -> Tensor:
         """What should be sent of these elements, the first at `start`: fresh memory."""
@@ -60,16 +68,16 @@ class Feedback:
         """Of `corrected`, `sent` is what others decode. The same elements again replace what was said before."""
         self._owed[start, start + corrected.numel()] = corrected - sent
 
-    def reduced(self, total: Tensor, sent: Tensor, start: int) -> None:
-        """Of a part's sum `total`, `sent` is what everybody installs."""
-        self._lost[start, start + total.numel()] = (total - sent).to(self.residual.device)
+    def reduced(self, total: Tensor, sent: Tensor, start: int, *, hop: int = 0) -> None:
+        """Of a part's sum `total`, `sent` is what everybody installs, or sums further."""
+        self._lost[hop, start, start + total.numel()] = (total - sent).to(self.residual.device)
 
     def applied(self, round_id: RoundId) -> None:
         """The sum of that round has been applied, whether it was mine or another."""
         if round_id == self._round:
             for (start, stop), owed in self._owed.items():
                 self.residual[start:stop] = owed
-            for (start, stop), lost in self._lost.items():
+            for (_, start, stop), lost in self._lost.items():
                 self.residual[start:stop] += lost
         self._forget()
 

@@ -24,34 +24,40 @@ from swarmnet.wire import codecs
 
 
 class PartReducer:
-    """Reduces parts of one run. On the CPU: contributions come from the network and return to it."""
+    """Reduces parts of one run. On the CPU: contributions come from the network and return to it.
 
-    def __init__(self, manifest: Manifest) -> None:
-        self._codec, self._rule = travels_as(manifest.averaging.codec), rule_of(manifest.averaging)
+    codec: of contributions, where it is not the run's averaging codec.
+    """
+
+    def __init__(self, manifest: Manifest, *, codec: str = "") -> None:
+        self._codec, self._rule = travels_as(codec or manifest.averaging.codec), rule_of(manifest.averaging)
+        self._reduced = codecs.use(self._codec).reduced
         self._dtype = sum_dtype(manifest.numerics)
         self._fixed_point = manifest.numerics.mode == "deterministic"
         self.needs_center = manifest.averaging.reducer == "centered_clip"
 
     def __call__(
-        self, contributions: Sequence[Contribution], num_elements: int, center: Tensor | None = None
+        self, contributions: Sequence[Contribution], num_elements: int, center: Tensor | None = None, *, hop: int = 0
     ) -> tuple[Tensor, tuple[Clipped, ...]]:
         """The sum [num_elements] in the accumulator's dtype, and whom the rule clipped.
 
-        center: fp32 [num_elements], see `stage.robust`. Raises BadMessage, which names the peer, and Overflow.
+        hop: after the first one contributions are reduced pieces, under a reduced piece's codec. center: fp32
+        [num_elements], see `stage.robust`. Raises BadMessage, which names the peer, and Overflow.
         """
         for contribution in contributions:
             if contribution.num_microbatches < 1:
                 raise BadMessage(RejectCode.MALFORMED, "a contribution without microbatches", peer=contribution.peer)
         if not contributions:
             return torch.zeros(num_elements, dtype=self._dtype), ()
+        codec = self._reduced if hop else self._codec
         if self._rule is None:
-            return self._sum(contributions, num_elements), ()
+            return self._sum(contributions, num_elements, codec), ()
         good: list[Contribution] = []
         sums: list[Tensor] = []
         clipped: list[Clipped] = []
         for contribution in contributions:
             try:
-                sums.append(self._decode(contribution, num_elements))
+                sums.append(self._decode(contribution, num_elements, codec))
                 good.append(contribution)
             except BadMessage:
                 clipped.append(Clipped(contribution.peer, 0.0))
@@ -68,27 +74,28 @@ class PartReducer:
         ]
         return outcome.total, tuple(clipped)
 
-    def _sum(self, contributions: Sequence[Contribution], num_elements: int) -> Tensor:
+    def _sum(self, contributions: Sequence[Contribution], num_elements: int, codec: str) -> Tensor:
         total, bound = torch.zeros(0, dtype=self._dtype), 0.0
         for place, contribution in enumerate(contributions):
-            piece = self._open(contribution, num_elements)
+            piece = self._open(contribution, num_elements, codec)
             bound += self._largest(contribution, piece) if self._fixed_point else 0.0
             total = total.add_(piece) if place else piece        # decoded into memory of its own
             if bound > MAX_SUM and largest_magnitude([total]) > MAX_SUM:     # the second only where the first touches
                 raise Overflow("contributions exceed what a step's microbatches can sum to")
         return total
 
-    def _decode(self, contribution: Contribution, num_elements: int) -> Tensor:
+    def _decode(self, contribution: Contribution, num_elements: int, codec: str) -> Tensor:
         """Under a rule: a gradient of the accumulator's size, with elements that its arithmetic can hold."""
-        piece = self._open(contribution, num_elements)
+        piece = self._open(contribution, num_elements, codec)
         if largest_magnitude([piece]) > MAX_MAGNITUDE:
             raise BadMessage(RejectCode.MALFORMED, "larger than any gradient", peer=contribution.peer)
         return piece
 
-    def _open(self, contribution: Contribution, num_elements: int) -> Tensor:
+    @staticmethod
+    def _open(contribution: Contribution, num_elements: int, codec: str) -> Tensor:
         packed = contribution.packed
         with _named(contribution):
-            if packed.codec != self._codec:
+            if packed.codec != codec:
                 raise BadMessage(RejectCode.MALFORMED, f"not the run's codec: {packed.codec[:32]}")
             piece = codecs.decode(packed, expect_shape=(num_elements,))
         return piece

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -61,6 +61,16 @@ class StepSum:
         return self._codec.phases
 
     @property
+    @property
+    def private_phases(self) -> int:
+        """All of them are summed by everybody."""
+        return 0
+
+    @property
+    def sum_elements(self) -> int:
+        """Length of the finished sum."""
+        return self._state.num_elements
+
     def block(self) -> int:
         """See Engine."""
         return self._codec.block
@@ -74,9 +84,11 @@ class StepSum:
 
     # ------------------------------------------------------------ taking part in a round
 
-    def begin(self, round_id: RoundId) -> None:
-        """What is contributed and reduced from now on is so in that round."""
-        self._codec.begin(round_id, voids=self._voids)
+    def begin(
+        self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
+    ) -> None:
+        """What is contributed and reduced from now on is so in that round; and what stands of the last one."""
+        self._codec.begin(round_id, voids=self._voids, resent=resent, kept=kept)
 
     def contribution(self, start: int, stop: int) -> Packed:
         """Positions [start, stop) of the accumulator under the averaging codec."""
@@ -86,14 +98,14 @@ class StepSum:
                 self._accumulator.read(self._state.version), start, stop, voids=self._voids
             )
 
-    def reduce(self, contributions: Sequence[Contribution], start: int, stop: int) -> Reduced:
+    def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
         """Reduce contributions in the order given, on the CPU: they come from the network and return to it."""
         center = None
         if self._center is not None and self._center_version == self._state.version:
             center = self._center[start:stop]
-        total, clipped = self._reducer(contributions, stop - start, center)
+        total, clipped = self._reducer(contributions, stop - start, center, hop=hop)
         with blameless(self._state.stage):
-            return Reduced(self._codec.sum(total, start, voids=self._voids), clipped)
+            return Reduced(self._codec.sum(total, start, voids=self._voids, hop=hop), clipped)
 
     def open(self) -> None:
         """Another sum comes: what was there is gone."""

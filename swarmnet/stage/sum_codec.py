@@ -6,7 +6,7 @@ rounds but their ids and no peers. Compute thread only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -44,10 +44,12 @@ class SumCodec:
         """One vector is summed: the flat gradient."""
         return (self._num_elements,)
 
-    def begin(self, round_id: RoundId, *, voids: int) -> None:
-        """A round begins: what is encoded from now on belongs to it."""
+    def begin(
+        self, round_id: RoundId, *, voids: int, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
+    ) -> None:
+        """A round begins: what is encoded from now on belongs to it, and what stands of the last one."""
         if self.feedback is not None:
-            self.feedback.begin(round_id, voids=voids)
+            self.feedback.begin(round_id, voids=voids, resent=resent, kept=kept)
 
     def contribution(self, total: Tensor, start: int, stop: int, *, voids: int) -> Packed:
         """Elements [start, stop) of the accumulator `total`, and what is still owed of them. Raises NON_FINITE."""
@@ -60,12 +62,12 @@ class SumCodec:
         self.feedback.contributed(corrected, codecs.decode(packed, device=corrected.device), start)
         return packed
 
-    def sum(self, total: Tensor, start: int, *, voids: int) -> Packed:
-        """A reduced piece, on the CPU; do not change `total` afterwards. Raises NON_FINITE."""
+    def sum(self, total: Tensor, start: int, *, voids: int, hop: int = 0) -> Packed:
+        """A piece reduced in that hop, on the CPU; do not change `total` afterwards. Raises NON_FINITE."""
         packed = self._encode(self.reduced, total, start)
         if self.feedback is not None and self._loses_twice:
             self.feedback.at(voids)
-            self.feedback.reduced(total, codecs.decode(packed), start)
+            self.feedback.reduced(total, codecs.decode(packed), start, hop=hop)
         return packed
 
     def buffer(self, whole: SumBuffer) -> SumBuffer:

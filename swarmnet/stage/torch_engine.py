@@ -13,7 +13,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -97,6 +97,16 @@ class TorchEngine:
     def block(self) -> int:
         """Where pieces of a vector may begin: at its multiples."""
         return self._sum.block
+
+    @property
+    def private_phases(self) -> int:
+        """How many of `phases`, from the first, are summed among partners only."""
+        return self._sum.private_phases
+
+    @property
+    def sum_elements(self) -> int:
+        """Length of the finished sum of this version."""
+        return self._sum.sum_elements
 
     @property
     def delay(self) -> int:
@@ -202,17 +212,21 @@ class TorchEngine:
 
     # ------------------------------------------------------------ averaging
 
-    async def open_round(self, round_id: RoundId) -> None:
+    async def open_round(
+        self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
+    ) -> None:
         """What is sent from now on is sent in that round."""
-        await self._round(lambda: self._sum.begin(round_id))
+        await self._round(lambda: self._sum.begin(round_id, resent=resent, kept=kept))
 
     async def contribution(self, start: int, stop: int) -> Packed:
         """Elements [start, stop) of the accumulator under the averaging codec."""
         return await self._round(lambda: self._sum.contribution(start, stop))
 
-    async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int) -> Reduced:
+    async def reduce(
+        self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0
+    ) -> Reduced:
         """Reduce contributions in the order given, on the CPU: they come from the network and return to it."""
-        return await self._round(lambda: self._sum.reduce(contributions, start, stop))
+        return await self._round(lambda: self._sum.reduce(contributions, start, stop, hop=hop))
 
     async def open_sum(self) -> None:
         """Another sum comes into the sum buffer, by `put`."""

@@ -32,12 +32,12 @@ STAMP = Stamp(3, 0, Chain("00" * 32))
 class Hollow:
     """An engine whose arithmetic takes no time."""
 
-    num_elements, phases, block = ELEMENTS, (ELEMENTS,), 256
+    num_elements, phases, private_phases, block = ELEMENTS, (ELEMENTS,), 0, 256
 
     def __init__(self) -> None:
         self.put_in = 0
 
-    async def open_round(self, round_id: RoundId) -> None: ...
+    async def open_round(self, round_id: RoundId, **stands: object) -> None: ...
 
     async def open_sum(self) -> None:
         self.put_in = 0
@@ -45,7 +45,7 @@ class Hollow:
     async def contribution(self, start: int, stop: int) -> Packed:
         return Packed("fp32", (stop - start,), ZEROS[4 * start : 4 * stop])
 
-    async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int) -> Reduced:
+    async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int) -> Reduced:
         return Reduced(contributions[0].packed)
 
     async def put(self, start: int, packed: Packed) -> None:

@@ -52,7 +52,9 @@ class Vector:
         self.num_elements, self.phases, self.block = len(values), (len(values),), 1
         self.reads = 0
 
-    async def open_round(self, round_id: RoundId) -> None:
+    private_phases = 0
+
+    async def open_round(self, round_id: RoundId, **stands: object) -> None:
         await asyncio.sleep(0)
 
     async def open_sum(self) -> None:
@@ -63,7 +65,7 @@ class Vector:
         self.reads += 1
         return pack(self.values[start:stop])
 
-    async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int) -> Reduced:
+    async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int) -> Reduced:
         await asyncio.sleep(0.001)
         self.reduced.update(range(start, stop))
         assert [c.peer for c in contributions] == sorted(c.peer for c in contributions), "in the round's order"
