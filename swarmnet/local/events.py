@@ -141,6 +141,18 @@ class Unwritten:
 
 
 @dataclass(frozen=True, slots=True)
+class Drifted:
+    """The weights of `peer` were not those of the others at `version`. distance: relative to their norm, None: unknown.
+    stray: it is the odd one, and takes the others'."""
+
+    stage: int
+    version: int
+    peer: str
+    distance: float | None
+    stray: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Waiting:
     """The replica has no state, and nobody to have it from."""
 
@@ -174,7 +186,7 @@ class Noted:
 
 Event = (
     Listening | Synced | Committed | Applied | Rerouted | Executed | Evaluated | Finished | Halted | Reached | Asking
-    | Checkpointed | BadCheckpoint | Unwritten | Waiting | WentBack | Dropped | Noted
+    | Checkpointed | BadCheckpoint | Unwritten | Drifted | Waiting | WentBack | Dropped | Noted
 )
 
 
@@ -199,6 +211,8 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any]], Event]] = {
     "checkpoint": lambda r: Checkpointed(r["stage"], r["version"]),
     "checkpoint_bad": lambda r: BadCheckpoint(str(r["path"]), str(r["reason"])),
     "checkpoint_failed": lambda r: Unwritten(str(r["path"]), str(r["reason"])),
+    "drift": lambda r: Drifted(r["stage"], r["version"], r["peer"], r["distance"], True),
+    "apart": lambda r: Drifted(r["stage"], r["version"], r["peer"], r["distance"], False),
     "waiting": lambda r: Waiting(str(r["reason"])),
     "restart": lambda r: WentBack(r["number"], r["version"], str(r["reason"])),
     "dropped": lambda r: Dropped(r["stage"], r["to"], str(r["reason"])),

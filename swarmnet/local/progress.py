@@ -12,6 +12,7 @@ from swarmnet.local.events import (
     Applied,
     Checkpointed,
     Committed,
+    Drifted,
     Dropped,
     Evaluated,
     Event,
@@ -67,6 +68,8 @@ class Progress:
     faults: Counter[str] = field(default_factory=Counter)               # by kind; kills, too
     on_disk: dict[int, set[int]] = field(default_factory=dict)          # versions ever written, by stage
     postponed: list[str] = field(default_factory=list)
+    strays: set[tuple[int, int, str]] = field(default_factory=set)      # (stage, version, peer) whose weights were off
+    apart: float = 0.0                              # the largest distance of a replica's weights from its stage's
     trainer_dht: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _executions: Counter[tuple[str, int, int]] = field(default_factory=Counter)
     _starts: Counter[str] = field(default_factory=Counter)
@@ -130,6 +133,10 @@ class Progress:
                 self.on_disk.setdefault(event.stage, set()).add(event.version)
             case Dropped():
                 self._cut_back(event.version)
+            case Drifted():
+                self.apart = max(self.apart, event.distance or 0.0)
+                if event.stray:
+                    self.strays.add((event.stage, event.version, event.peer))
             case Finished() if replica is not None:
                 replica.finished, replica.version = True, event.version
                 self.moved_at = now

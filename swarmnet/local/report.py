@@ -102,6 +102,8 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "repeated_steps": verdict.repeated,
         "renewed_at": list(verdict.renewed),
         "reroutes": progress.reroutes,
+        "drifted": len(progress.strays),
+        "largest_drift": progress.apart,
         "lost": verdict.lost,
         "doubled": verdict.doubled,
         "voided": verdict.voided,
@@ -173,6 +175,11 @@ def print_summary(outcome: Outcome, directory: Path, console: Console) -> None:
         f"executions per index {executions_per_index(outcome):.3f}",
         f"lost {verdict.lost}, doubled {verdict.doubled}, voided {verdict.voided}",
     ]
+    if progress.strays:
+        lines.append(f"drifted {len(progress.strays)} times, by at most {progress.apart:.1e} of the weights' norm; who "
+                     "had drifted took the others' weights")
+    elif progress.apart:
+        lines.append(f"replicas of a stage were at most {progress.apart:.1e} of the weights' norm apart")
     if outcome.resumed:
         how = "other" if verdict.changed or verdict.renewed else "the same"
         lines.append(f"resumed; {verdict.repeated} steps were done again, with {how} losses")

@@ -17,7 +17,8 @@ class StageStatus:
 
     disk: versions whose checkpoint it holds, verified, oldest first. draining: it is about to leave. reseed: its
     operator allows the stage to be made anew from its neighbours. executions, counted: training forwards of this
-    process up to the newest version, and how many indexes it has contributed to sums.
+    process up to the newest version, and how many indexes it has contributed to sums. drift: (version, how far its
+    weights were from those of the first of its stage, relative to their norm), if measured; stray: it is the odd one.
     """
 
     stage: int
@@ -31,6 +32,8 @@ class StageStatus:
     reseed: bool = False
     executions: int = 0
     counted: int = 0
+    drift: tuple[int, float] | None = None
+    stray: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,9 +176,9 @@ def _announcement(fields: object) -> Announcement:
 
 
 def _status(entry: object, num_stages: int) -> StageStatus:
-    if not isinstance(entry, list) or len(entry) != 11:
-        _refuse("stages: not eleven fields")
-    stage, version, chain, synced, queue, slots, disk, draining, reseed, executions, counted = entry
+    if not isinstance(entry, list) or len(entry) != 13:
+        _refuse("stages: not thirteen fields")
+    stage, version, chain, synced, queue, slots, disk, draining, reseed, executions, counted, drift, stray = entry
     return StageStatus(
         stage=_whole("stage", stage, 0, num_stages - 1),
         version=_whole("version", version, 0, 2**53),
@@ -191,6 +191,8 @@ def _status(entry: object, num_stages: int) -> StageStatus:
         reseed=_flag("reseed", reseed),
         executions=_whole("executions", executions, 0, 2**53),
         counted=_whole("counted", counted, 0, 2**53),
+        drift=_drift(drift),
+        stray=_flag("stray", stray),
     )
 
 
@@ -198,8 +200,15 @@ def _sealed(status: StageStatus) -> list[object]:
     return [
         status.stage, status.version, status.chain, status.synced, status.queue, status.slots,
         status.disk[-MAX_ON_DISK:], status.draining, status.reseed, status.executions,
-        status.counted,
+        status.counted, status.drift, status.stray,
     ]
+
+
+def _drift(value: object) -> tuple[int, float] | None:
+    if value is None:
+        return None
+    version, distance = _pair("drift", value)
+    return _whole("drift", version, 0, 2**53), _number("drift", distance, 0.0, 1e30)
 
 
 def _restart(value: object) -> Restart:

@@ -28,7 +28,8 @@ class ReplicaLine:
 
     disk: versions whose checkpoint it holds. draining: it is about to leave. reseed: it may make the stage anew.
     restart: number of the newest restart of the run it follows. executions, counted: training forwards of its process,
-    and indexes it has contributed to sums.
+    and indexes it has contributed to sums. drift: (version, how far its weights were from those of the first of its
+    stage, relative to their norm), None if not measured; stray: it is the odd one.
     """
 
     peer: PeerId
@@ -46,6 +47,8 @@ class ReplicaLine:
     restart: int
     executions: int
     counted: int
+    drift: tuple[int, float] | None = None
+    stray: bool = False
 
     @property
     def state(self) -> str:
@@ -237,6 +240,15 @@ def _stage_problems(line: StageLine, standing: _Standing, finished: bool) -> Ite
     if len({replica.numerics for replica in replicas if replica.numerics}) > 1:
         text = f"stage {stage} mixes numerics classes: its replicas agree up to rounding, not bit by bit"
         yield Problem("note", "mixed_numerics", text, stage)
+    for replica in replicas:
+        if replica.stray and replica.drift is not None:
+            version, distance = replica.drift
+            text = (
+                f"the weights of {replica.peer} in stage {stage} were not those of the other replicas at version "
+                f"{version} ({distance:.1e} of their norm): it takes the others' by itself; if it is named again and "
+                "again, look at that machine (memory, overclocking)"
+            )
+            yield Problem("warning", "drift", text, stage)
     if not finished and replicas:                     # else nothing waits for anybody any more
         yield from _few(line, bool(serving))
 
@@ -323,7 +335,7 @@ def _replicas(stage: int, records: Sequence[Record]) -> Iterator[ReplicaLine]:
                 yield ReplicaLine(
                     record.peer, status.version, status.chain, status.synced, status.queue, status.slots,
                     record.numerics, record.finished, record.addresses, status.disk, status.draining, status.reseed,
-                    record.restart.number, status.executions, status.counted,
+                    record.restart.number, status.executions, status.counted, status.drift, status.stray,
                 )
 
 

@@ -232,7 +232,7 @@ class Peer:
         self._on_event(event, {"stage": stage, **fields})
         if event == "halted":
             self._halted = self.replicas[stage].member.version
-        if event in ("synced", "halted", "checkpoint", "checkpoint_bad"):
+        if event in ("synced", "halted", "checkpoint", "checkpoint_bad", "drift"):
             self._news.set()
         if event in ("applied", "synced"):
             self.replicas[stage].checkpoints.reached()
@@ -371,6 +371,7 @@ class Peer:
                 replica.execution.queue, self._caps.slots, disk=replica.checkpoints.versions,
                 draining=replica.member.view.draining, reseed=replica.reseeds,
                 executions=self._executed[stage], counted=self._counted[stage],
+                drift=replica.member.drift.distance, stray=replica.member.drift.strays(self.me),
             )
             for stage, replica in self.replicas.items()
         )

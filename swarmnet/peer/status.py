@@ -16,7 +16,7 @@ from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load
-from swarmnet.peer.assess import NO_BOOTSTRAP, Assessment, assess, unanswered
+from swarmnet.peer.assess import NO_BOOTSTRAP, Assessment, ReplicaLine, assess, unanswered
 
 READS = 3                           # a newcomer's first lookup may meet nodes that are already gone
 BETWEEN_READS_S = 0.3
@@ -88,12 +88,12 @@ def _show(assessment: Assessment) -> None:
     console.print(f"run {assessment.run[:12]}: {state}{loss}{evaluated}{pace}{twice}", markup=False)
     kept = f"version {assessment.on_disk}" if assessment.on_disk is not None else "no version of all stages yet"
     console.print(f"on disk: {kept}", markup=False)
-    table = Table("stage", "peer", "version", "state", "load", "on disk", "numerics")
+    table = Table("stage", "peer", "version", "state", "load", "on disk", "drift", "numerics")
     for line in assessment.stages:
         for replica in line.replicas:
             table.add_row(
                 str(line.stage), _short(replica.peer), str(replica.version), replica.state,
-                f"{replica.queue}/{replica.slots}", ", ".join(map(str, replica.disk)),
+                f"{replica.queue}/{replica.slots}", ", ".join(map(str, replica.disk)), _apart(replica),
                 replica.numerics.replace("[", r"\["),
             )
         if not line.replicas:
@@ -103,6 +103,14 @@ def _show(assessment: Assessment) -> None:
     console.print(f"trainers: {names}", markup=False)
     for problem in assessment.problems:
         console.print(f"{problem.severity}: {problem.text}", markup=False)
+
+
+def _apart(replica: ReplicaLine) -> str:
+    """How far its weights were from the stage's, relative to their norm, and at which version; "" if unknown."""
+    if replica.drift is None:
+        return ""
+    version, distance = replica.drift
+    return f"{f'{distance:.1e}' if distance else '0'} at {version}"
 
 
 def _short(peer: PeerId) -> str:

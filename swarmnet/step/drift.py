@@ -26,6 +26,9 @@ FAR, LEAST = 5.0, 0.01
 """Without equal bits: who is farther from the middle than this many times the usual, and than this share of the
 weights' norm, is far outside."""
 
+RESOLUTION = 2.0**-24
+"""Of a relative distance: bits that differ by less than a sketch can tell are said to be so far apart."""
+
 MOST_RESTS = 64
 """Measures that are let pass, at most, before another repair that has not helped before."""
 
@@ -147,9 +150,9 @@ class Drift:
         named = set(verdict.strays) if me == verdict.first else {me} & verdict.strays
         if verdict.distances.get(me, 0.0) > 0.0:
             named.add(me)
-        return [Note("drift", {
+        return [Note("drift" if peer in verdict.strays else "apart", {
             "version": verdict.version, "peer": peer, "distance": verdict.distances.get(peer), "to": verdict.first,
-            "stray": peer in verdict.strays, "strays": len(verdict.strays), "measured": len(readings),
+            "strays": len(verdict.strays), "measured": len(readings),
         }) for peer in sorted(named)]
 
     def donors(self, *, now: float) -> tuple[PeerId, ...]:
@@ -194,9 +197,11 @@ class Drift:
     @property
     def distance(self) -> tuple[int, float] | None:
         """(version, how far my weights were from those of the first in order, relative to their norm), if known."""
-        verdict = self.verdict
-        distance = verdict.distances.get(self._view.me) if verdict is not None else None
-        return None if verdict is None or distance is None else (verdict.version, distance)
+        verdict, me = self.verdict, self._view.me
+        distance = verdict.distances.get(me) if verdict is not None else None
+        if verdict is None or distance is None:
+            return None
+        return verdict.version, max(distance, RESOLUTION if me in verdict.strays else 0.0)
 
     # ------------------------------------------------------------ inside
 

@@ -13,9 +13,9 @@ from swarmnet.telemetry.log import Log
 
 _LEVELS = {
     **dict.fromkeys(("listening", "complete", "synced", "applied", "evaluated", "evicted", "finished", "stopped",
-                     "done", "resync", "voided", "checkpoint", "draining"), logging.INFO),
+                     "done", "resync", "voided", "checkpoint", "draining", "apart"), logging.INFO),
     **dict.fromkeys(("halted", "waiting", "refused", "digest_differs", "join_failed", "restart", "dropped", "orphaned",
-                     "apply_failed", "checkpoint_failed", "checkpoint_bad"), logging.WARNING),
+                     "apply_failed", "checkpoint_failed", "checkpoint_bad", "drift"), logging.WARNING),
 }
 _LONG = frozenset(("contributions", "digest", "chain", "weights_sha256", "incarnation"))
 """Fields for programs."""
@@ -52,4 +52,6 @@ def loopback_last(addresses: Iterable[str]) -> list[str]:
 
 
 def _short(value: object) -> object:
-    return round(value, 4) if isinstance(value, float) else value
+    if not isinstance(value, float):
+        return value
+    return round(value, 4) if abs(value) >= 1e-3 else float(f"{value:.1e}")

@@ -81,7 +81,7 @@ def test_the_odd_one_of_three_is_named_and_repaired(place: int) -> None:
 
     swarm.run(script=script)
     victim, others = victims[0], [n.peer_id for n in swarm.replicas(0) if n.peer_id != victims[0]]
-    named = said(swarm, "drift", stray=True)
+    named = said(swarm, "drift")
     assert {fields["peer"] for _, _, fields in named} == {victim}, "nobody else is off"
     assert {who for _, who, _ in named} > {victim}, "it says so itself, and so does another"
     assert {fields["version"] for _, _, fields in named} == {8}, "at the first measure after it"
@@ -187,6 +187,6 @@ def test_other_numerics_classes_take_the_keepers_state_in_turns(monkeypatch: pyt
     for period, turns in went.items():
         assert {peer for _, peer in turns} == {peer for peer, of in classes.items() if of != kept[period]}
         assert len({at for at, _ in turns}) == 2, "one after the other, since one of four may be away"
-    assert not said(swarm, "drift", stray=True), "between classes nobody is off"
-    apart = [fields["distance"] for _, _, fields in said(swarm, "drift")]
+    assert not said(swarm, "drift"), "between classes nobody is off"
+    apart = [fields["distance"] for _, _, fields in said(swarm, "apart")]
     assert apart and all(isinstance(distance, float) and 0 < distance < 1 for distance in apart)

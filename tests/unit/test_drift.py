@@ -58,7 +58,8 @@ class Stage:
             if self.synced[peer]:
                 drift.measured(measure(self.bits[peer], version=self.version), TERM, now=self.now)
         self.hear()
-        return [dict(note.fields) for drift in self.drifts.values() for note in drift.review(now=self.now)]
+        notes = [note for drift in self.drifts.values() for note in drift.review(now=self.now)]
+        return [{**note.fields, "stray": note.event == "drift"} for note in notes]
 
     def repair(self) -> dict[PeerId, tuple[PeerId, ...]]:
         """Everybody whose turn it is goes at once, and is back before anybody looks again."""

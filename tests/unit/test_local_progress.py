@@ -6,7 +6,17 @@ import io
 
 from rich.console import Console
 
-from swarmnet.local.events import Applied, Committed, Evaluated, Executed, Finished, Listening, Rerouted, Synced
+from swarmnet.local.events import (
+    Applied,
+    Committed,
+    Drifted,
+    Evaluated,
+    Executed,
+    Finished,
+    Listening,
+    Rerouted,
+    Synced,
+)
 from swarmnet.local.progress import Progress, ReplicaView
 from swarmnet.local.table import LiveScreen, PlainScreen, duration, headline, screen
 
@@ -46,6 +56,15 @@ def test_throughput_counts_from_when_every_stage_was_there() -> None:
         progress.on("s1-r0", commit(step), now=10.0 + 2 * (step + 1))
     assert progress.tokens_per_second() == 5.0 == progress.recent_tokens_per_second()
     assert progress.eta_s() == 20.0
+
+
+def test_who_drifted_is_counted_once_however_many_say_so() -> None:
+    progress = fresh()
+    for name in ("s0-r0", "s0-r1"):
+        progress.on(name, Drifted(0, 10, "p", 0.25, True), now=1.0)
+    progress.on("s0-r1", Drifted(0, 20, "p", None, True), now=1.0)
+    progress.on("s0-r1", Drifted(0, 20, "q", 0.5, False), now=1.0)
+    assert progress.strays == {(0, 10, "p"), (0, 20, "p")} and progress.apart == 0.5
 
 
 def test_executions_add_up_over_restarts() -> None:

@@ -63,6 +63,7 @@ statuses = st.builds(
     StageStatus, stage=st.integers(0, 1023), version=st.integers(0, 2**53),
     chain=st.binary(min_size=32, max_size=32).map(lambda raw: Chain(raw.hex())),
     synced=st.booleans(), queue=counts, slots=counts,
+    drift=st.none() | st.tuples(st.integers(0, 2**53), st.floats(0.0, 1e30)), stray=st.booleans(),
 )
 ports = st.integers(1, 65535)
 addresses = st.one_of(

@@ -1,0 +1,90 @@
+"""Real weights that a machine has got wrong: measured, found, and taken from a mate."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+from stage_chain import StageChain, compute_thread, tiny
+
+from swarmnet.ids import Chain, PeerId
+from swarmnet.manifest.schema import Averaging
+from swarmnet.messages import Heartbeat, Measure, Stamp
+from swarmnet.stage.torch_engine import TorchEngine
+from swarmnet.step.drift import Drift, DriftRules, Verdict
+from swarmnet.step.view import Timers, View
+
+CHAIN = Chain("1" * 64)
+PEERS = tuple(map(PeerId, "abc"))
+
+
+@dataclass
+class Judged:
+    verdict: Verdict
+    donors: dict[PeerId, tuple[PeerId, ...]]
+
+
+async def judge(engines: list[TorchEngine]) -> Judged:
+    """What replicas with these engines make of each other's heartbeats."""
+    drifts = {peer: Drift(View(peer, 0, Timers()), DriftRules(every=1), "cpu") for peer in PEERS}
+    for engine, drift in zip(engines, drifts.values(), strict=True):
+        version, digest, sketch = await engine.measure()
+        drift.measured(Measure(version, CHAIN, digest, sketch), CHAIN, now=0.0)
+    for peer, drift in drifts.items():
+        for mate in PEERS:
+            if mate != peer:
+                measure = drifts[mate].mine
+                assert measure is not None
+                drift._view.hear(mate, Heartbeat(
+                    Stamp(measure.version, 0, CHAIN), 1, True, None, numerics="cpu", measure=measure), now=0.0)
+        drift.review(now=0.0)
+    verdicts = [drift.verdict for drift in drifts.values()]
+    assert verdicts[0] is not None and verdicts[1:] == verdicts[:-1], "all come to the same"
+    return Judged(verdicts[0], {peer: found for peer, drift in drifts.items() if (found := drift.donors(now=0.0))})
+
+
+def weights(engine: TorchEngine) -> torch.Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in engine._state.newest])
+
+
+@pytest.mark.parametrize("sync", ["exact", "overlap"])
+@pytest.mark.parametrize("kind", ["one bit", "noise", "not a number"])
+def test_perturbed_weights_are_found_and_repaired(kind: str, sync: str) -> None:
+    async def story() -> None:
+        async with compute_thread() as compute:
+            manifest = tiny(1, averaging=Averaging(sync=sync))
+            chain, rng = StageChain(manifest, compute, replicas=3), random.Random(0)
+            (engines,) = chain.engines
+            await chain.step(rng)
+            calm = await judge(engines)
+            assert not calm.verdict.strays and set(calm.verdict.distances.values()) == {0.0}
+
+            odd = engines[1]
+            sound = weights(engines[0])
+            with torch.no_grad():
+                matrix = odd._state.newest[3]
+                if kind == "one bit":
+                    matrix.view(torch.int32)[0, 0] ^= 1
+                elif kind == "noise":
+                    matrix.add_(1e-3 * torch.randn(matrix.shape, generator=torch.Generator().manual_seed(1)))
+                else:
+                    matrix[0, 0] = torch.nan
+            found = await judge(engines)
+            assert found.verdict.strays == {"b"} and found.donors.keys() == {"b"}
+            if kind == "noise":
+                truth = float((weights(odd) - sound).norm() / sound.norm())
+                assert found.verdict.distances[PeerId("b")] == pytest.approx(truth, rel=0.5)
+            else:
+                assert found.verdict.distances.get(PeerId("b"), 0.0) < 1e-6
+
+            donor = engines[PEERS.index(found.donors[PeerId("b")][0])]
+            await odd.restore(bytes(await donor.snapshot()), version=odd.version)
+            healed = await judge(engines)
+            assert not healed.verdict.strays and torch.equal(weights(odd), weights(engines[2]))
+            await chain.step(rng)
+            assert not (await judge(engines)).verdict.strays
+
+    asyncio.run(story())
