@@ -115,7 +115,8 @@ class Replica:
         self.stage, self.engine, self._around = stage, engine, around
         self._first_chain = first_chain(around.run, stage)
         shape = Shape(num_stages, manifest.training.microbatches, manifest.training.total_steps,
-                      manifest.protocol.keeper_term_steps, manifest.training.max_void)
+                      manifest.protocol.keeper_term_steps, manifest.training.max_void, manifest.averaging.delay,
+                      manifest.averaging.group_size)
         self.member = Member(
             around.me,
             stage,
@@ -130,6 +131,7 @@ class Replica:
         self.exchange = Exchange(
             around.me, engine, around.transport, self.member.sum_of, running_s=timers.heartbeat_s,
             num_tokens=manifest.training.microbatch_size * manifest.training.sequence_length, on_event=self._event,
+            group_size=manifest.averaging.group_size,
         )
         self.driver = StepDriver(
             self.member,

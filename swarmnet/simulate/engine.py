@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import heapq
-import itertools
 import json
 import struct
 from collections.abc import Collection, Sequence
@@ -22,6 +20,7 @@ from dataclasses import dataclass, field
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
 from swarmnet.messages import Commit, Packed
+from swarmnet.simulate.device import Device, Kind, Turn
 from swarmnet.stage.engine import Contribution, Reduced, Stash
 from swarmnet.step.barrier import evidence
 from swarmnet.wire.values import check_values
@@ -123,78 +122,39 @@ class Numbers:
         return [number >> self._digits for number in numbers]
 
 
-class Device:
-    """One compute thread: a job at a time, lowest priority first. speed: seconds of a forward; others in proportion."""
+@dataclass(slots=True)
+class Accumulator:
+    """The sum of one open step, and what is in it."""
 
-    def __init__(self, forward_s: float) -> None:
-        self.forward_s = forward_s
-        self._line: list[tuple[tuple[int, ...], int, asyncio.Future[None]]] = []
-        self._tickets = itertools.count()
-        self._running = False
+    total: list[int] = field(default_factory=lambda: [0] * NUM_ELEMENTS)
+    added: list[int] = field(default_factory=list)
+    voids: int = 0
 
-    async def run(self, seconds: float, priority: tuple[int, ...]) -> None:
-        """Occupy the device."""
-        await self._turn(priority)
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            self._next()
-
-    async def see_through(self, seconds: float, priority: tuple[int, ...], job: Callable[[], None]) -> None:
-        """Occupy the device, then do the job. Whoever gives up while it waits for its turn takes it back; once it has
-        begun it ends all the same, as on a thread."""
-        await self._turn(priority)
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def end() -> None:
-            job()
-            self._next()
-            if not ended.done():
-                ended.set_result(None)
-
-        asyncio.get_running_loop().call_later(seconds, end)
-        await ended
-
-    async def _turn(self, priority: tuple[int, ...]) -> None:
-        if self._running:
-            ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            heapq.heappush(self._line, (priority, next(self._tickets), ticket))
-            try:
-                await ticket
-            except asyncio.CancelledError:
-                if ticket.done() and not ticket.cancelled():
-                    self._next()
-                raise
-        self._running = True
-
-    def _next(self) -> None:
-        while self._line:
-            ticket = heapq.heappop(self._line)[2]
-            if not ticket.done():
-                ticket.set_result(None)
-                return
-        self._running = False
+    def void(self) -> None:
+        """Empty it."""
+        self.total, self.added = [0] * NUM_ELEMENTS, []
+        self.voids += 1
 
 
 class SimulatedEngine:
     """An Engine on virtual time. Records what it adds, for the invariants.
 
-    poison: (stage, step, index) whose forward is not finite. digits: the last digits of the weights, if there are any.
-    state_bytes: of a snapshot, at least. restore_s: how long the device writes other weights.
+    poison: (stage, step, index) whose forward is not finite. weights: of this version; before: of the one earlier.
+    digits: the last digits of the weights, if there are any. state_bytes: of a snapshot, at least. restore_s: how long
+    the device writes other weights. averaging_s: how long a round takes beside the device, beyond its messages.
     """
 
     def __init__(
         self, stage: int, num_stages: int, device: Device, poison: frozenset[tuple[int, int, int]] = frozenset(),
-        *, rounding: bool = False, state_bytes: int = 0,
+        *, rounding: bool = False, state_bytes: int = 0, delay: int = 0, averaging_s: float = 0.001,
     ) -> None:
         self.stage, self.arithmetic, self.device = stage, Arithmetic(stage, num_stages, rounding), device
         self.numbers = Numbers(rounding)
         self._poison, self._rounding, self._state_bytes = poison, rounding, state_bytes
         self.weights, self.version, self.digits = self.arithmetic.seed(), 0, 0
-        self.restore_s = RESTORE_S
-        self.added: list[int] = []
-        self._voids = 0
-        self._sum = [0] * NUM_ELEMENTS
+        self.before = self.weights
+        self.restore_s, self.averaging_s = RESTORE_S, averaging_s
+        self.accumulators = [Accumulator() for _ in range(1 + delay)]  # step s: number s % (1 + delay)
         self._buffer = [0] * NUM_ELEMENTS
         self._missing: set[int] = set()
 
@@ -206,64 +166,66 @@ class SimulatedEngine:
     @property
     def delay(self) -> int:
         """See Engine."""
-        return 0
+        return len(self.accumulators) - 1
 
     def voids(self, step: int) -> int:
         """See Engine."""
-        return self._voids
+        return self.accumulator(step).voids
+
+    def accumulator(self, step: int) -> Accumulator:
+        """Where an open step is summed."""
+        return self.accumulators[step % len(self.accumulators)]
+
+    def weights_of(self, step: int) -> int:
+        """What an open step is computed on."""
+        if not self.version <= step <= self.version + self.delay:
+            raise Refused(RejectCode.STALE, f"step {step} on weights {self.version}")
+        return self.before if step < self.version + self.delay else self.weights
 
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
         """See Engine."""
         seconds = self.device.forward_s
-        await self.device.run(seconds, (1, step, -self.stage, index))
-        if step != self.version:
-            raise BadMessage(RejectCode.STALE, f"forward of step {step} on weights {self.version}")
+        await self.device.run(seconds, Turn(step, Kind.FORWARD, -self.stage, index))
+        weights = self.weights_of(step)
         check_payload(payload)
         if (self.stage, step, index) in self._poison:
             raise Refused(RejectCode.VOID, "our own result is not finite")
-        stash = Stash(step, index, self._voids, compute_s=seconds)
+        stash = Stash(step, index, self.voids(step), compute_s=seconds)
         if self.arithmetic.last:
-            stash.loss_sum, stash.num_tokens = self.arithmetic.loss(self.weights, payload), 1
+            stash.loss_sum, stash.num_tokens = self.arithmetic.loss(weights, payload), 1
         else:
-            stash.output = self.arithmetic.forward(self.weights, payload)
+            stash.output = self.arithmetic.forward(weights, payload)
         stash.saved = [tuple(payload), None]
         return stash
 
     async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
         """See Engine."""
-        await self.device.run(self.device.forward_s, (0, stash.step, -self.stage, stash.index))
+        await self.device.run(self.device.forward_s, Turn(stash.step, Kind.BACKWARD, -self.stage, stash.index))
         check_payload(gradient)
         stash.compute_s += self.device.forward_s
         assert isinstance(stash.saved, list)
         stash.saved[1] = tuple(gradient)
-        return self.arithmetic.backward(self.weights, stash.saved[0], gradient)
-    @property
-    def private_phases(self) -> int:
-        """See Engine."""
-        return 0
-
-    @property
-    def sum_elements(self) -> int:
-        """See Engine."""
-        return NUM_ELEMENTS
-
+        return self.arithmetic.backward(self.weights_of(stash.step), stash.saved[0], gradient)
 
     async def accumulate(self, stash: Stash) -> bool:
         """See Engine."""
-        await self.device.run(self.device.forward_s, (2, stash.step, -self.stage, stash.index))
-        if stash.voids != self._voids or stash.step != self.version or stash.index in self.added:
+        await self.device.run(self.device.forward_s, Turn(stash.step, Kind.WEIGHTS, -self.stage, stash.index))
+        if not self.version <= stash.step <= self.version + self.delay:
+            return False
+        into = self.accumulator(stash.step)
+        if stash.voids != into.voids or stash.index in into.added:
             return False
         assert isinstance(stash.saved, list)
         payload, gradient = stash.saved
-        self.added.append(stash.index)
-        delta = self.arithmetic.weight_gradient(self.weights, payload, gradient)
-        self._sum = self.numbers.add(self._sum, self.numbers.of(delta))
+        into.added.append(stash.index)
+        delta = self.arithmetic.weight_gradient(self.weights_of(stash.step), payload, gradient)
+        into.total = self.numbers.add(into.total, self.numbers.of(delta))
         return True
 
     def void(self, step: int | None = None) -> None:
         """See Engine."""
-        self._voids += 1
-        self._sum, self.added = [0] * NUM_ELEMENTS, []
+        for accumulator in self.accumulators if step is None else (self.accumulator(step),):
+            accumulator.void()
 
     @property
     def block(self) -> int:
@@ -275,6 +237,16 @@ class SimulatedEngine:
         """See Engine."""
         return (NUM_ELEMENTS,)
 
+    @property
+    def private_phases(self) -> int:
+        """See Engine."""
+        return 0
+
+    @property
+    def sum_elements(self) -> int:
+        """See Engine."""
+        return NUM_ELEMENTS
+
     async def next_phase(self) -> None:
         """See Engine. There is none."""
 
@@ -285,7 +257,7 @@ class SimulatedEngine:
 
     async def contribution(self, start: int, stop: int) -> Packed:
         """See Engine."""
-        return _pack(self._sum[start:stop])
+        return _pack(self.accumulator(self.version).total[start:stop])
 
     async def reduce(
         self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0
@@ -310,7 +282,7 @@ class SimulatedEngine:
 
     async def seal(self) -> tuple[bytes, float]:
         """See Engine."""
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(self.averaging_s)
         if self._missing:
             raise BadMessage(RejectCode.BAD_SHAPE, "pieces do not cover the sum")
         return Arithmetic.digest(self._buffer)[0], Arithmetic.digest(self.exact_sum)[1]
@@ -332,12 +304,12 @@ class SimulatedEngine:
 
     async def apply(self, commits: Sequence[Commit]) -> None:
         """See Engine."""
-        await self.device.run(self.device.forward_s, (0, self.version, -self.stage, 0))
-        self.weights = Arithmetic.apply(self.weights, self.exact_sum, commits)
+        await self.device.run(self.device.forward_s, Turn(self.version, Kind.STATE, -self.stage, 0))
+        self.before, self.weights = self.weights, Arithmetic.apply(self.weights, self.exact_sum, commits)
         if self._rounding:
             self.digits = _hash(self.digits, json.dumps(self._buffer), evidence(commits))
+        self.void(self.version)
         self.version += 1
-        self.void()
 
     async def measure(self) -> tuple[int, bytes, tuple[float, ...]]:
         """See Engine. The sketch is the weights themselves, so far as fp32 can tell."""
@@ -352,26 +324,28 @@ class SimulatedEngine:
     async def snapshot(self) -> bytes:
         """See Engine."""
         await asyncio.sleep(0.01)
-        return json.dumps([self.version, self.weights, self.digits]).encode().ljust(self._state_bytes)
+        state = [self.version, self.weights, self.digits, *([self.before] if self.delay else [])]
+        return json.dumps(state).encode().ljust(self._state_bytes)
 
     async def restore(self, data: bytes | memoryview, *, version: int, becomes: int | None = None) -> None:
         """See Engine."""
         await asyncio.sleep(UNPACK_S)  # beside the device
-        found, weights, digits = json.loads(bytes(data))
+        found, weights, digits, *before = json.loads(bytes(data))
         if found != version:
             raise BadMessage(RejectCode.MALFORMED, "another version's snapshot")
-        await self._become(version if becomes is None else becomes, weights, digits)
+        await self._become(version if becomes is None else becomes, weights, digits, before[0] if before else weights)
 
     async def reset_to_seed(self) -> None:
         """See Engine."""
-        await self._become(0, self.arithmetic.seed(), 0)
+        seed = self.arithmetic.seed()
+        await self._become(0, seed, 0, seed)
 
-    async def _become(self, version: int, weights: int, digits: int) -> None:
+    async def _become(self, version: int, weights: int, digits: int, before: int) -> None:
         def job() -> None:
-            self.version, self.weights, self.digits = version, weights, digits
+            self.version, self.weights, self.digits, self.before = version, weights, digits, before
             self.void()
 
-        await self.device.see_through(self.restore_s, (0, self.version, -self.stage, 0), job)
+        await self.device.see_through(self.restore_s, Turn(self.version, Kind.STATE, -self.stage, 0), job)
 
 
 def make_anew(

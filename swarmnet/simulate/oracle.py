@@ -1,4 +1,7 @@
-"""What one process would compute: the truth that a simulated swarm is held against, last digits apart."""
+"""What one process would compute: the truth that a simulated swarm is held against, last digits apart.
+
+Where steps overlap the gradient of step s is that of the weights one version earlier, and moves the newest ones.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,20 @@ class Oracle:
         self.sums: list[list[list[int]]] = []
         self.losses: list[float] = []
         for step in range(plan.steps):
+            computed_on = self.history[max(step - plan.delay, 0)]
             sums = [[0, 0, 0, 0] for _ in stages]
             loss_sum = 0.0
             voided = plan.voided(step)
             for index in [index for index in range(plan.microbatches) if index not in voided]:
                 inputs = [tokens_of(step * plan.microbatches + index)]
-                for stage, at in zip(stages[:-1], weights[:-1], strict=True):
+                for stage, at in zip(stages[:-1], computed_on[:-1], strict=True):
                     inputs.append(stage.forward(at, inputs[-1]))
-                loss_sum += stages[-1].loss(weights[-1], inputs[-1])
+                loss_sum += stages[-1].loss(computed_on[-1], inputs[-1])
                 gradient: tuple[Packed, ...] = ()
                 for place in reversed(range(plan.stages)):
-                    delta = stages[place].weight_gradient(weights[place], inputs[place], gradient)
+                    delta = stages[place].weight_gradient(computed_on[place], inputs[place], gradient)
                     sums[place] = [a + b for a, b in zip(sums[place], delta, strict=True)]
-                    gradient = stages[place].backward(weights[place], inputs[place], gradient)
+                    gradient = stages[place].backward(computed_on[place], inputs[place], gradient)
             described = [Arithmetic.digest(total) for total in sums]
             self.sums.append(sums)
             self.losses.append(loss_sum)

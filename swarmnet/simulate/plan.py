@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from swarmnet.manifest.schema import Averaging, Cut, Limits, Manifest, Model, Protocol, Training
 from swarmnet.simulate.links import Links
@@ -13,17 +14,20 @@ class Plan:
     """What to simulate. forward_s: seconds of a forward (backward and weight pass take as long). poison: (stage, step,
     index) whose forward is not finite, which leaves the index out in every stage. rounding: sums differ in their last
     digits with the order and grouping they are made in, as in fp32 (default: as in deterministic mode). state_bytes: of
-    a copy of a stage's state, at least; it travels in pieces of piece_bytes."""
+    a copy of a stage's state, at least; it travels in pieces of piece_bytes. averaging_s: what a round takes beyond its
+    messages."""
 
     stages: int = 2
     replicas: int = 2
     microbatches: int = 4
     steps: int = 3
     trainers: int = 1
+    sync: Literal["exact", "overlap"] = "exact"
     rounding: bool = False
     slots: int = 4
     memo_bytes: int = 1 << 20
     forward_s: float = 0.02
+    averaging_s: float = 0.001
     data_at_peers: bool = True
     eval_every: int = 0
     max_void: int = 0
@@ -38,6 +42,11 @@ class Plan:
     links: Links = field(default_factory=Links)
     protocol: Protocol = field(default_factory=Protocol)
     served: tuple[tuple[int, ...], ...] | None = None  # stages of each peer; default: `replicas` of each stage
+
+    @property
+    def delay(self) -> int:
+        """How many versions the weights of a step are behind it."""
+        return 1 if self.sync == "overlap" else 0
 
     def voided(self, step: int) -> frozenset[int]:
         """Indexes of a step that no stage can count."""
@@ -58,7 +67,7 @@ def manifest_of(plan: Plan) -> Manifest:
             eval_every=plan.eval_every, eval_microbatches=1, max_void=plan.max_void,
             checkpoint_every=plan.checkpoint_every, allow_drop=plan.allow_drop,
         ),
-        averaging=Averaging(drift_every=plan.drift_every, resync_every=plan.resync_every),
+        averaging=Averaging(sync=plan.sync, drift_every=plan.drift_every, resync_every=plan.resync_every),
         protocol=plan.protocol,
         limits=Limits(),
     )

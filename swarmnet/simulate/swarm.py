@@ -20,9 +20,10 @@ from swarmnet.peer.peer import Peer
 from swarmnet.peer.replica import Caps
 from swarmnet.simulate.clock import Process, VirtualLoop
 from swarmnet.simulate.describe import standing
+from swarmnet.simulate.device import Device
 from swarmnet.simulate.directory import DirectoryAt, MemoryDirectory
 from swarmnet.simulate.disk import SimulatedDisk
-from swarmnet.simulate.engine import Device, SimulatedEngine, make_anew, tokens_of
+from swarmnet.simulate.engine import SimulatedEngine, make_anew, tokens_of
 from swarmnet.simulate.network import MemoryNetwork
 from swarmnet.simulate.oracle import Oracle
 from swarmnet.simulate.plan import Plan, manifest_of
@@ -85,7 +86,8 @@ class Swarm:
         device = Device(plan.forward_s * self.slowdown.get(peer_id, 1.0))
         engines = {
             stage: SimulatedEngine(stage, plan.stages, device, plan.poison, rounding=plan.rounding,
-                                   state_bytes=plan.state_bytes) for stage in served
+                                   state_bytes=plan.state_bytes, delay=plan.delay,
+                                   averaging_s=plan.averaging_s) for stage in served
         }
 
         def own_tokens(step: int, index: int) -> tuple[Packed, ...] | None:
@@ -292,6 +294,9 @@ class Swarm:
                 continue
             if self.exact and node.engines[stage].weights != self.oracle.history[version][stage]:
                 raise Broken(f"{peer}: weights {version} of stage {stage} are not those of the single process")
+            earlier = self.oracle.history[max(version - 1, 0)][stage]
+            if self.exact and self.plan.delay and node.engines[stage].before != earlier:
+                raise Broken(f"{peer}: weights {version - 1} of stage {stage} are not those of the single process")
             of = stage, node.peer.replicas[stage].member.chain
             if self.bits.setdefault(of, node.engines[stage].digits) != node.engines[stage].digits:
                 raise Broken(f"{peer}: weights {version} of stage {stage} differ from others of the same chain")
@@ -324,8 +329,9 @@ class Swarm:
             if not node.up:
                 continue
             for stage, engine in node.engines.items():
-                if len(engine.added) != len(set(engine.added)):
-                    raise Broken(f"{node.peer_id} stage {stage} added {engine.added}")
+                for accumulator in engine.accumulators:
+                    if len(accumulator.added) != len(set(accumulator.added)):
+                        raise Broken(f"{node.peer_id} stage {stage} added {accumulator.added}")
                 replica = node.peer.replicas.get(stage)
                 if replica is None:
                     continue

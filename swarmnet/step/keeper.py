@@ -7,14 +7,12 @@ any member reports.
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from dataclasses import replace
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import (
     NONE,
-    UNMEASURED,
     Claim,
     Commit,
     Committed,
@@ -23,7 +21,6 @@ from swarmnet.messages import (
     Finished,
     Granted,
     Indexes,
-    Line,
     Moved,
     Prepare,
     Release,
@@ -33,7 +30,8 @@ from swarmnet.messages import (
 )
 from swarmnet.step.actions import Action, Broadcast, Note, Send
 from swarmnet.step.ledger import Ledger
-from swarmnet.step.view import View
+from swarmnet.step.opening import Opening, left_alone
+from swarmnet.step.view import Seen, View
 
 _ORDERS_PER_MEMBER = 8
 """Orders under way at a time: a step that nobody feeds is executed bit by bit."""
@@ -42,9 +40,10 @@ _ORDERS_PER_MEMBER = 8
 class Keeper:
     """One term of office. Discard it when a higher ballot is promised or the step is over.
 
-    given: what had an owner under the keeper before. idle_s: how long nothing may be claimed before what is free is
-    executed on the keeper's order. max_void: how many non-finite indexes a step may leave out; with more it does not
-    end.
+    oldest: is the step applied next where I keep? Only then it opens rounds and orders what is idle. delay: how many
+    versions the weights of a step are behind it. given: what had an owner under the keeper before. idle_s: how long
+    nothing may be claimed before what is free is executed on the keeper's order. max_void: how many non-finite indexes
+    a step may leave out; with more it does not end. group_size: of a round, see `averaging.grid`.
     """
 
     def __init__(
@@ -57,6 +56,7 @@ class Keeper:
         idle_s: float,
         max_void: int,
         delay: int = 0,
+        group_size: int = 16,
         oldest: bool = True,
         now: float,
         given: Indexes = NONE,
@@ -70,13 +70,12 @@ class Keeper:
         self.acks: dict[PeerId, Finished] = {}
         self.commit: Commit | None = None
         self._adopted_commit = False
-        self._num_rounds = 0
+        self._opening = Opening(stamp, ballot, group_size)
         self._held_at = now
-        self._flow_at = now
+        self._flow_at = self._level_at = now
         self._ordered: dict[int, float] = {}
         self._progress: dict[PeerId, tuple[int, float]] = {}
         self._at_work: dict[PeerId, int] = {}  # owned and not summed yet, by the last report
-        self._lines: dict[PeerId, Line] = {}
         self._told: dict[PeerId, Round] = {}
         self._prepared: set[PeerId] = set()
         self._early: dict[tuple[PeerId, int], Claim] = {}
@@ -127,7 +126,7 @@ class Keeper:
             return [Send(peer, Evicted(self.stamp, self.ballot, report.generation, void=False))]
         self._note_progress(peer, report, now)
         self._at_work[peer] = len(report.owned - report.summed)
-        self._lines[peer] = report.line
+        self._opening.measured(peer, report.line)
         for index in report.non_finite:
             self._non_finite.setdefault(index, set()).add(peer)
         self._adopt(report)
@@ -156,7 +155,7 @@ class Keeper:
 
     def become_oldest(self, *, now: float) -> None:
         """The step before was applied: from now on rounds are opened, and idle indexes ordered."""
-        self.oldest, self._flow_at = True, now
+        self.oldest, self._flow_at, self._level_at = True, now, now
 
     def advance(self, *, now: float, resend: bool) -> list[Action]:
         """Do whatever the state asks for; `resend` repeats what was already said (every tick, level-triggered)."""
@@ -176,10 +175,11 @@ class Keeper:
             actions += self._void_non_finite()
             if self._halted:
                 return actions
-            if self.ledger.complete:
-                self._open_round()
-            else:
+            actions += self._evict_laggards(now)
+            if not self.ledger.complete:
                 actions += self._order_idle(now)
+            elif not self._laggards():
+                actions += self._open_round(now)
         if self.current_id is not None:
             actions += self._say_round(resend)
             actions += self._try_commit()
@@ -203,13 +203,20 @@ class Keeper:
         return [
             peer
             for peer, seen in self.view.mates()
-            if seen.synced
-            and seen.version == version
-            and seen.chain == self.stamp.chain
-            and not self.view.lost(peer, version, now=now)
+            if seen.synced and self._is_open_at(seen) and not self.view.lost(peer, version, now=now)
         ]
 
+    def _is_open_at(self, seen: Seen) -> bool:
+        """Does this mate have the weights that the step is computed on?"""
+        of = self.stamp.step
+        if not self._delay:
+            return seen.version == of and seen.chain == self.stamp.chain
+        return (seen.version, seen.before) == (of, self.stamp.chain) or (
+            (seen.version, seen.chain) == (of - 1, self.stamp.chain)
+        )
+
     def _evict(self, peer: PeerId, generation: Generation) -> None:
+        self._opening.lost(peer, self.ledger.of(peer))
         self.ledger.evict((peer, generation))
         self.members.pop(peer, None)
         self.acks.pop(peer, None)
@@ -240,6 +247,28 @@ class Keeper:
             else:
                 self._evict(peer, generation)
             actions.append(Note("evicted", {"peer": peer, "reason": reason, "step": self.stamp.step}))
+        return actions
+
+    def _laggards(self) -> list[PeerId]:
+        """Members that have not applied the step before: they count, but cannot contribute yet."""
+        if not self._delay:
+            return []
+        found = ((peer, self.view.get(peer)) for peer in self.members)
+        return [peer for peer, seen in found if seen is not None and seen.version < self.stamp.step]
+
+    def _evict_laggards(self, now: float) -> list[Action]:
+        """Go on without a laggard that has given up its sums for newer state, or stays where it is for very long."""
+        laggards = self._laggards()
+        if not laggards:
+            self._level_at = now
+            return []
+        late = now - self._level_at > self.view.timers.long_silence_s
+        actions: list[Action] = []
+        for peer in laggards:
+            seen = self.view.get(peer)
+            if late or seen is None or not seen.synced:
+                self._evict(peer, self.members[peer])
+                actions.append(Note("evicted", {"peer": peer, "reason": "behind", "step": self.stamp.step}))
         return actions
 
     def _stalled(self, peer: PeerId, now: float) -> bool:
@@ -318,7 +347,10 @@ class Keeper:
             first = index not in self._ordered
             self._ordered[index] = now
             failed = self._non_finite.get(index, set())
-            peer = min(members, key=lambda p: (self.view.leaves(p), p in failed, load[p], len(self.ledger.of(p)), p))
+            spares = self._opening.spares
+            peer = min(members, key=lambda p: (
+                self.view.leaves(p), p in failed, not spares(p, index), load[p], len(self.ledger.of(p)), p
+            ))
             load[peer] += 1
             actions.append(Send(peer, Execute(self.stamp, self.ballot, index)))
             actions.append(Note("ordered" if first else "ordered_again", {
@@ -343,26 +375,11 @@ class Keeper:
             }))
         return actions
 
-    def _open_round(self) -> None:
-        receivers = tuple(sorted(self.members))
-        self.round = Round(
-            stamp=self.stamp,
-            ballot=self.ballot,
-            id=RoundId(self.ballot, self._num_rounds),
-            contributions=self.ledger.contributions(),
-            receivers=receivers,
-            holders=(),
-            voided=frozenset(self.ledger.voided),
-            bandwidths=self._bandwidths(receivers),
-        )
-        self._num_rounds += 1
+    def _open_round(self, now: float) -> list[Action]:
+        self.round = self._opening.open(self.members, self.ledger)
         self._told = {}
-
-    def _bandwidths(self, receivers: tuple[PeerId, ...]) -> tuple[int, ...]:
-        """As they have measured them; a stranger's is taken to be like the others'. (): nobody's is known."""
-        measured = [self._lines.get(peer, UNMEASURED).bytes_per_s for peer in receivers]
-        known = [bandwidth for bandwidth in measured if bandwidth]
-        return tuple(bandwidth or statistics.median_low(known) for bandwidth in measured) if known else ()
+        reason = left_alone(self.view, self.stamp, self.members, now=now)
+        return [] if reason is None else [Note("averaged_alone", {"step": self.stamp.step, "reason": reason})]
 
     def _say_round(self, resend: bool) -> list[Action]:
         holders = tuple(sorted(self.acks))

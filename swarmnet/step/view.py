@@ -34,6 +34,7 @@ class Seen:
     incarnation: int
     version: int = -1
     chain: Chain = NO_CHAIN
+    before: Chain = NO_CHAIN
     synced: bool = False
     committed: bool = False
     queue: int = 0
@@ -66,6 +67,7 @@ class View:
             seen = stage[peer] = Seen(heard_at=now, incarnation=beat.incarnation)
         self._alive(seen, now)
         seen.version, seen.chain, seen.synced = beat.stamp.step, beat.stamp.chain, beat.synced
+        seen.before = beat.before
         seen.committed = any(commit.stage == beat.stamp.stage for commit in beat.commits)
         seen.queue, seen.draining = beat.queue, beat.draining
         seen.numerics, seen.measure = beat.numerics, beat.measure

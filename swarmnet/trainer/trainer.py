@@ -1,12 +1,15 @@
 """Feeds microbatches into stage 0 and holds no weights. Any number of trainers may run; none is needed for safety.
 
-Keeps a window of microbatches in flight, is at most one step ahead, and measures the held-out loss when it is due.
+Keeps a window of microbatches in flight and measures the held-out loss when it is due. It is at most one step ahead of
+those that are open: it begins a step when its share of the one before is back, or, where steps overlap, when that is
+sent and the share of the one before that is back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
@@ -23,6 +26,7 @@ from swarmnet.pipeline.payload import AnswerCheck
 from swarmnet.pipeline.router import Router
 from swarmnet.state.restart import MAX_RESTARTS_AHEAD
 from swarmnet.trainer.split import feeder, my_indexes
+from swarmnet.trainer.window import Window
 
 Tokens = Callable[[int], tuple[Packed, ...]]
 """Number of a microbatch in its stream -> its tokens, (tokens,) int32 [B, T + 1]."""
@@ -55,7 +59,10 @@ class Trainer:
         self._record = record
         self._tokens, self._eval_tokens, self._on_event = tokens, eval_tokens, on_event
         self._records: dict[PeerId, Record] = {}
-        self._looked = asyncio.Event()
+        self._news = asyncio.Event()  # somebody's record was read, or an answer came
+        self._delay = manifest.averaging.delay
+        self._away: Counter[int] = Counter()  # step -> microbatches sent and not answered
+        self._answered = -1  # the newest step of which an answer came
         self._restart, self._restarted = NO_RESTART, asyncio.Event()
         self._dead: dict[PeerId, int] = {}  # peer -> the incarnation that is gone
         patience = Patience(
@@ -79,10 +86,11 @@ class Trainer:
             await self._refresh()
             self.step = self._newest_version()
             while self.step < total:
-                if await self._unless_restarted(self._feed(self.step)):
-                    self.step = max(self.step + 1, self._newest_version())
-                else:
+                if not await self._unless_restarted(self._feed()):
                     self.step = self._newest_version()
+            for version in range(total - self._delay, total):
+                if self._to_evaluate(version):
+                    await self._evaluate(version)
             if self._to_evaluate(total):
                 await self._evaluate_last(total)
             looking.cancel()
@@ -129,26 +137,39 @@ class Trainer:
         self._restarted.clear()
         return restart == self._restart
 
-    # ------------------------------------------------------------ one step
+    # ------------------------------------------------------------ step by step
 
-    async def _feed(self, step: int) -> None:
-        """Send my share of the step, a window at a time; an index ends on its loss or on STALE."""
+    async def _feed(self) -> None:
+        """Send my share of step after step, from `step` on, until all are over."""
         training = self._manifest.training
-        trainers = [peer for peer, record in self._records.items() if record.feeds]
-        if self._to_evaluate(step):
-            await self._evaluate(step)
-        mine = my_indexes(self.me, trainers, step, training.microbatches)
-        window = asyncio.Semaphore(self._window())
+        window = Window(self._window)
+        self._away, self._answered = Counter(), -1
         async with asyncio.TaskGroup() as group:
-            for index in mine:
-                await window.acquire()
-                group.create_task(self._send(step, index, window))
-        if not mine:
-            # Nothing of this step is mine: the next one begins when others have fed it.
-            while self._newest_version() <= step:
-                await self._looked.wait()
+            while True:
+                while not self._may_begin(self.step):
+                    await self._news.wait()
+                step = self.step = max(self.step, self._newest_version())
+                if step >= training.total_steps:
+                    return
+                if step >= self._delay and self._to_evaluate(step - self._delay):
+                    await self._evaluate(step - self._delay)
+                trainers = [peer for peer, record in self._records.items() if record.feeds]
+                for index in my_indexes(self.me, trainers, step, training.microbatches):
+                    await window.take()
+                    self._away[step] += 1
+                    group.create_task(self._send(step, index, window))
+                self.step += 1
 
-    async def _send(self, step: int, index: int, window: asyncio.Semaphore) -> None:
+    def _may_begin(self, step: int) -> bool:
+        """Is my share of all steps but the `delay` last ones back, and is this one open, as far as I know, or next?
+
+        An answer of a step says that it was open then; a share may be empty, so what I see has a say, too.
+        """
+        back = not any(count for fed, count in self._away.items() if fed < step - self._delay)
+        return back and step <= max(self._newest_version() + self._delay, self._answered + 1)
+
+    async def _send(self, step: int, index: int, window: Window) -> None:
+        """One microbatch; it ends on its loss or on STALE."""
         tokens = self._tokens(step * self._manifest.training.microbatches + index)
         try:
             await self._caller.process(Process(step, 0, index), tokens)
@@ -156,8 +177,14 @@ class Trainer:
             if refused.code is not RejectCode.STALE:
                 self._on_event("refused", {"step": step, "index": index, "code": refused.code.value,
                                            "reason": refused.reason})
-        finally:
-            window.release()
+        self._away[step] -= 1
+        self._answered = max(self._answered, step)
+        window.give()
+        self._tell_news()
+
+    def _tell_news(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
 
     def _to_evaluate(self, version: int) -> bool:
         """Versions 0, E, 2E, ... and the last one are measured, each by one trainer."""
@@ -177,7 +204,7 @@ class Trainer:
             self._on_event("not_evaluated", {"step": version, "reason": f"no answer within {_LAST_EVAL_S:g} s"})
 
     async def _evaluate(self, step: int) -> None:
-        """Held-out loss of weights `step`, before this step's own microbatches can move them."""
+        """Held-out loss of weights `step`, before the microbatches that are computed on them can move them."""
         training = self._manifest.training
         async with asyncio.TaskGroup() as group:
             numbers = range(training.eval_microbatches)
@@ -193,7 +220,7 @@ class Trainer:
     async def _evaluate_one(self, step: int, number: int) -> tuple[float, int] | None:
         try:
             answer = await self._caller.process(
-                Process(step, 0, number, purpose="eval"), self._eval_tokens(number)
+                Process(step + self._delay, 0, number, purpose="eval"), self._eval_tokens(number)
             )
         except Refused:
             return None
@@ -238,8 +265,7 @@ class Trainer:
         while True:
             await asyncio.sleep(_LOOK_S)
             await self._refresh()
-            self._looked.set()
-            self._looked = asyncio.Event()
+            self._tell_news()
 
     async def _refresh(self) -> None:
         self._records = {record.peer: record for record in await self._directory.records() if record.peer != self.me}

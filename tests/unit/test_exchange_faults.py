@@ -14,7 +14,8 @@ from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCo
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Accepted, Answer, Finished, Packed, Part, PartData, Rejected, Request, Round, Stamp
 from swarmnet.simulate.clock import VirtualLoop
-from swarmnet.simulate.engine import NUM_ELEMENTS, Device, SimulatedEngine
+from swarmnet.simulate.device import Device
+from swarmnet.simulate.engine import NUM_ELEMENTS, SimulatedEngine
 
 A, B = PeerId("a"), PeerId("b")
 STAMP = Stamp(3, 0, Chain("00" * 32))
@@ -27,7 +28,7 @@ class Engine(SimulatedEngine):
 
     def __init__(self, accumulator: list[int]) -> None:
         super().__init__(0, 1, Device(0.01))
-        self._sum = accumulator
+        self.accumulator(0).total = accumulator
         self.before_read: Callable[[], Awaitable[None]] | None = None
 
     async def contribution(self, start: int, stop: int) -> Packed:

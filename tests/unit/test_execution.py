@@ -31,7 +31,8 @@ from swarmnet.pipeline.patience import Patience
 from swarmnet.pipeline.payload import AnswerCheck, InputCheck
 from swarmnet.pipeline.router import Router
 from swarmnet.pipeline.sources import Sources
-from swarmnet.simulate.engine import Device, SimulatedEngine
+from swarmnet.simulate.device import Device
+from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.stage.engine import Stash
 
 SLOTS = 2

@@ -1,0 +1,101 @@
+"""One compute thread on virtual time: a job at a time, the most urgent first, and a log of what it did when."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Kind(enum.IntEnum):
+    """What a job is; of one step, the most urgent first."""
+
+    STATE = 0
+    BACKWARD = 1
+    FORWARD = 2
+    WEIGHTS = 3
+
+
+class Turn(NamedTuple):
+    """When a job runs: compared field by field, the lowest first, so the older of two open steps goes first.
+    `later_stage` is the stage's number, negated."""
+
+    step: int
+    kind: Kind
+    later_stage: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stint:
+    """A job that was done: from when to when, in virtual seconds."""
+
+    start: float
+    stop: float
+    turn: Turn
+
+
+class Device:
+    """One compute thread. forward_s: seconds of a forward; others in proportion. log: every job, in order."""
+
+    def __init__(self, forward_s: float) -> None:
+        self.forward_s = forward_s
+        self.log: list[Stint] = []
+        self._line: list[tuple[Turn, int, asyncio.Future[None]]] = []
+        self._tickets = itertools.count()
+        self._running = False
+
+    async def run(self, seconds: float, turn: Turn) -> None:
+        """Occupy the device."""
+        await self._turn(turn)
+        began = _now()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._next()
+            self.log.append(Stint(began, _now(), turn))
+
+    async def see_through(self, seconds: float, turn: Turn, job: Callable[[], None]) -> None:
+        """Occupy the device, then do the job. Whoever gives up while it waits for its turn takes it back; once it has
+        begun it ends all the same, as on a thread."""
+        await self._turn(turn)
+        began = _now()
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def end() -> None:
+            job()
+            self._next()
+            self.log.append(Stint(began, _now(), turn))
+            if not ended.done():
+                ended.set_result(None)
+
+        asyncio.get_running_loop().call_later(seconds, end)
+        await ended
+
+    async def _turn(self, turn: Turn) -> None:
+        if self._running:
+            ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._line, (turn, next(self._tickets), ticket))
+            try:
+                await ticket
+            except asyncio.CancelledError:
+                if ticket.done() and not ticket.cancelled():
+                    self._next()
+                raise
+        self._running = True
+
+    def _next(self) -> None:
+        while self._line:
+            ticket = heapq.heappop(self._line)[2]
+            if not ticket.done():
+                ticket.set_result(None)
+                return
+        self._running = False
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
