@@ -142,6 +142,9 @@ class Averaging(Table):
         default="int64",
         description='"int64" (deterministic mode), "fp32", "bf16", "int8", "auto", ...; see docs/codecs.md',
     )
+    group_size: Annotated[int, Field(ge=2, le=1024)] = Field(
+        default=16, description="replicas that average in one group; more stand in a grid of groups"
+    )
     reducer: Literal["sum", "norm_clip", "trimmed_mean", "median", "centered_clip"] = Field(
         default="sum", description='"sum" (exact), "norm_clip", "trimmed_mean", "median" or "centered_clip"'
     )

@@ -35,13 +35,15 @@ MAX_BALLOT_AHEAD = 1024
 LARGEST_LOSS, LARGEST_NORM = 1e29, 1e200
 """Bounds of loss sums and squared norms: far above what a finite run has, far below where their sums overflow."""
 
+
 LARGEST_BANDWIDTH, LONGEST_ROUND_TRIP = 10**12, 3600 * 10**6
 """Bytes per second, and microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What of the manifest the machines need. delay: how many steps beyond the oldest are open (0 or 1)."""
+    """What of the manifest the machines need. delay: how many steps beyond the oldest are open (0 or 1). group_size: of
+    a round, see `averaging.grid`."""
 
     num_stages: int
     num_microbatches: int
@@ -49,6 +51,7 @@ class Shape:
     keeper_term_steps: int = 16
     max_void: int = 0
     delay: int = 0
+    group_size: int = 16
 
 
 def refusal(sender: PeerId, message: Control, shape: Shape, promised: Ballot | None) -> str | None:
@@ -113,7 +116,6 @@ def _cut(current: Round) -> str | None:
         return "a round whose bandwidths are not its receivers'"
     if any(not 0 < bandwidth <= LARGEST_BANDWIDTH for bandwidth in current.bandwidths):
         return "a bandwidth that no line has"
-    return None
     if current.rows:
         if min(current.rows) < 1 or sum(current.rows) != len(current.receivers):
             return "a grid whose rows are not the round's receivers"
@@ -121,6 +123,7 @@ def _cut(current: Round) -> str | None:
             return "a grid whose rows have no parts, or more than members"
         if not {peer for peer, _, indexes in current.contributions if indexes} <= set(current.receivers):
             return "a contributor outside the round's grid"
+    return None
 
 
 def _indexes(message: Control) -> Iterable[int]:

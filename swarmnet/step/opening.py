@@ -1,0 +1,96 @@
+"""How the keeper opens a step's rounds: who stands where, what is cut by which bandwidths, who is left alone. Pure.
+
+Members obey what a round says (`averaging.grid`), so this is the only place where latencies count. A member that is
+lost between two rounds of a step leaves the others' rows as they are, and what it had counted is best executed again in
+its own row: then no other row's sum changes, and none is made anew.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Mapping
+
+from swarmnet.averaging.arrange import rearranged
+from swarmnet.averaging.grid import Grid
+from swarmnet.ids import Ballot, PeerId, RoundId
+from swarmnet.messages import UNMEASURED, Line, Round, Stamp
+from swarmnet.step.ledger import Ledger
+from swarmnet.step.view import View
+
+
+class Opening:
+    """The rounds of one term of office. group_size: see `averaging.grid`."""
+
+    def __init__(self, stamp: Stamp, ballot: Ballot, group_size: int) -> None:
+        self.stamp, self.ballot, self._group_size = stamp, ballot, group_size
+        self._num_rounds = 0
+        self._grid: Grid | None = None
+        self._lines: dict[PeerId, Line] = {}
+        self._home: dict[int, frozenset[PeerId]] = {}
+
+    def measured(self, peer: PeerId, line: Line) -> None:
+        """What a member says of its line."""
+        self._lines[peer] = line
+
+    def lost(self, peer: PeerId, indexes: Collection[int]) -> None:
+        """A member is given up, and what it had counted is to be executed again."""
+        if self._grid is not None and len(self._grid.rows) > 1:
+            row = next((row for row in self._grid.rows if peer in row), ())
+            self._home.update(dict.fromkeys(indexes, frozenset(row)))
+
+    def spares(self, peer: PeerId, index: int) -> bool:
+        """Would no other row's sum change if `peer` executed that index?"""
+        home = self._home.get(index)
+        return home is None or peer in home
+
+    def open(self, members: Collection[PeerId], ledger: Ledger) -> Round:
+        """The next round, of all that the ledger holds."""
+        bandwidths = self._bandwidths(members)
+        trips = {
+            (peer, other): float(microseconds) for peer in members
+            for other, microseconds in self._lines.get(peer, UNMEASURED).round_trips if other in members
+        }
+        self._grid = rearranged(self._grid, members, trips, self._group_size, bandwidths)
+        rows = self._grid.rows
+        receivers = tuple(peer for row in rows for peer in row)
+        opened = Round(
+            stamp=self.stamp,
+            ballot=self.ballot,
+            id=RoundId(self.ballot, self._num_rounds),
+            contributions=ledger.contributions(),
+            receivers=receivers,
+            holders=(),
+            voided=frozenset(ledger.voided),
+            bandwidths=tuple(bandwidths[peer] for peer in receivers) if bandwidths else (),
+            rows=tuple(len(row) for row in rows) if len(rows) > 1 else (),
+            columns=self._grid.columns if len(rows) > 1 else 0,
+        )
+        self._num_rounds += 1
+        return opened
+
+    def _bandwidths(self, members: Collection[PeerId]) -> Mapping[PeerId, int]:
+        """As they have measured them; a stranger's is taken to be like the others'. Empty: nobody's is known."""
+        measured = {peer: self._lines.get(peer, UNMEASURED).bytes_per_s for peer in members}
+        known = [bandwidth for bandwidth in measured.values() if bandwidth]
+        if not known:
+            return {}
+        return {peer: bandwidth or statistics.median_low(known) for peer, bandwidth in measured.items()}
+
+
+def left_alone(view: View, stamp: Stamp, members: Collection[PeerId], *, now: float) -> str | None:
+    """Why I sum with nobody although mates are alive; None: there is company, or nobody it could be."""
+    if set(members) != {view.me}:
+        return None
+    reasons = []
+    for peer, seen in sorted(view.mates()):
+        if not view.alive(peer, now=now):
+            continue
+        if not seen.synced:
+            reasons.append(f"{peer} has no state yet")
+        elif seen.version != stamp.step:
+            reasons.append(f"{peer} is at version {seen.version}")
+        elif seen.chain != stamp.chain:
+            reasons.append(f"{peer} is on another chain")
+        else:
+            reasons.append(f"{peer} has not reported since it was evicted")
+    return "; ".join(reasons) or None
