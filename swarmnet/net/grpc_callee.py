@@ -1,13 +1,14 @@
 """The callee's side: prove who calls, refuse strangers before their payload is read, hand the rest to the service.
 
 Refusals travel in band (an aborted upload reaches its sender as an internal error). While a service thinks, pulses tell
-the caller that this process is alive. A caller that dies in the middle of an upload looks like a clean end of stream;
-only the End message is believed.
+the caller that this process is alive. A caller that dies in the middle of an upload looks like a clean end of stream:
+a payload is whole when every declared byte has come, and not before.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import AsyncGenerator, Callable, Sequence
 
@@ -32,7 +33,7 @@ from swarmnet.wire.convert import (
     write_hello_reply,
 )
 from swarmnet.wire.convert_calls import Done, GreetFirst, Pulse, Signal, TensorHeader
-from swarmnet.wire.framing import check_declared, payload_messages, read_payload
+from swarmnet.wire.framing import answer_messages, check_declared, read_payload
 
 log = telemetry.get(__name__)
 
@@ -204,17 +205,15 @@ class _Inbound:
 
     async def answer(self, answer: Answer | Signal) -> None:
         """Send one answer with its payload. Raises PeerGone if the caller is gone or does not take it."""
+        payload: tuple[Packed, ...] = getattr(answer, "payload", ())
+        messages = answer_messages(write_answer(answer), payload)
+        waits = bool(payload) and isinstance(answer, SnapshotPiece)
         async with self._writing:
-            await self._write(write_answer(answer))
-            payload: tuple[Packed, ...] = getattr(answer, "payload", ())
-            if isinstance(answer, SnapshotPiece):
-                for message in payload_messages(payload):
-                    await self._flow.precedence.turn()
+            with self._flow.precedence.urgent() if payload and not waits else contextlib.nullcontext():
+                for message in messages:
+                    if waits:
+                        await self._flow.precedence.turn()
                     await self._write(message)
-            elif payload:
-                with self._flow.precedence.urgent():
-                    for message in payload_messages(payload):
-                        await self._write(message)
 
     async def answer_if_there(self, answer: Answer) -> None:
         """The same, but nobody minds if the caller has left."""

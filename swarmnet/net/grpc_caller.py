@@ -31,7 +31,7 @@ from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.traffic import Flow
 from swarmnet.wire.convert import declare, read_answer, with_payload, write_request
 from swarmnet.wire.convert_calls import Done, GreetFirst, Pulse
-from swarmnet.wire.framing import Assembly, payload_messages
+from swarmnet.wire.framing import Assembly, payload_messages, split_answer
 
 METHODS: dict[type, str] = {
     Process: "/swarmnet.v1.Stage/Process",
@@ -119,7 +119,8 @@ class _Call:
         if self._arriving is not None:
             return await self._receive(*self._arriving)
         while (data := await self._read()) is not None:
-            answer, declared = read_answer(data)
+            header, chunk = split_answer(data)
+            answer, declared = read_answer(header)
             if isinstance(answer, Pulse):
                 continue
             if isinstance(answer, Done):
@@ -128,7 +129,10 @@ class _Call:
                 self._refused = True
             if isinstance(answer, GreetFirst):
                 return answer
-            self._arriving = answer, Assembly(declared, max_bytes=self._config.max_payload_bytes)
+            assembly = Assembly(declared, max_bytes=self._config.max_payload_bytes)
+            if chunk is not None:
+                assembly.take(chunk)
+            self._arriving = answer, assembly
             return await self._receive(*self._arriving)
         return None
 

@@ -38,7 +38,7 @@ class GrpcConfig:
 
 
 _BOTH_ENDS: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", max(MAX_MESSAGE_BYTES, CHUNK_BYTES) + (64 << 10)),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + CHUNK_BYTES + (64 << 10)),
     ("grpc.max_send_message_length", -1),
     ("grpc.http2.bdp_probe", 1),                             # without it: 8-30 Mb/s at 50-200 ms
     ("grpc.keepalive_time_ms", 10_000),

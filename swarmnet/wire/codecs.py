@@ -21,7 +21,9 @@ Sizes are computed without torch, which is imported on the first tensor. Knows n
 
 from __future__ import annotations
 
+import functools
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -169,16 +171,24 @@ def _flat(out: torch.Tensor, packed: Packed) -> torch.Tensor:
 
 
 def _bytes(packed: Packed) -> torch.Tensor:
-    """The packed bytes as a uint8 tensor, without a copy unless they are read-only or not aligned to 8 bytes."""
+    """The packed bytes as a uint8 tensor that nobody writes to, without a copy if they are aligned to 8 bytes."""
     import torch
 
     if not packed.num_bytes:
         return torch.empty(0, dtype=torch.uint8)
-    data = packed.data
-    if memoryview(data).readonly:
-        data = bytearray(data)
-    held = torch.frombuffer(data, dtype=torch.uint8)
+    _allow_read_only()
+    held = torch.frombuffer(packed.data, dtype=torch.uint8)
     return held.clone() if held.data_ptr() % 8 else held
+
+
+@functools.cache
+def _allow_read_only() -> None:
+    """torch warns of read-only memory, once per process, since it cannot keep a tensor from being written to."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.frombuffer(b"\0", dtype=torch.uint8)
 
 
 def _dtype(codec: Codec) -> torch.dtype:

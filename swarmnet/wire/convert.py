@@ -105,16 +105,6 @@ def with_payload(answer: Answer, payload: tuple[Packed, ...]) -> Answer:
     return replace(answer, payload=payload) if isinstance(answer, PAYLOAD_ANSWERS) else answer
 
 
-def write_end(num_bytes: int) -> bytes:
-    """Closes a payload: all chunks were sent."""
-    return calls_pb2.End(num_bytes=num_bytes).SerializeToString()
-
-
-def read_end(data: bytes) -> int:
-    """How many bytes of chunks the sender says it sent. Raises BadMessage."""
-    return _parse(calls_pb2.End(), data).num_bytes
-
-
 # ---------------------------------------------------------------- greetings
 
 

@@ -1,17 +1,23 @@
-"""How tensors cross a stream of messages: a header declares them, raw chunks carry them, an End closes them.
+"""How tensors cross a stream of messages: a header declares them, raw chunks carry them.
 
-    header (protobuf)   chunk*   End { num_bytes }          no chunks and no End if the header declares no tensor
+    request    header (protobuf)   chunk*
+    answer     header and first chunk in one message   chunk*        the header alone if no tensor is declared
 
-Chunks are bare bytes, 1 MiB each but the last of a tensor; no tensor shares a chunk with the next. The declared length
-must be one that codec and shape allow, and the sum within the limit, before memory is taken; the chunks must then fill
-it exactly. The end of a stream proves nothing (a dying sender looks the same), only End does. TLS authenticates every
-byte, so End carries a count and no hash.
+Chunks are bare bytes, `CHUNK_BYTES` each but the last of a tensor; no tensor shares a chunk with the next. A request's
+header goes alone, so that a refusal costs nothing; an answer was asked for, and most fit one message. That one begins
+with a zero byte, which no protobuf message does, and says where the header ends; the chunk in it begins at a multiple
+of 16 bytes, where it can be computed with as it lies.
+
+The declared length must be one that codec and shape allow, and the sum within the limit, before memory is taken; the
+chunks must then fill it exactly. The end of a stream proves nothing (a dying sender looks the same): a payload is whole
+when every declared byte has come. TLS authenticates every byte, so there is no hash.
 
 Knows neither gRPC nor what the tensors mean: it is given a way to read the next message of a stream.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import numpy as np
@@ -19,13 +25,17 @@ import numpy as np
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.messages import Packed
 from swarmnet.wire.codecs import encoded_sizes
-from swarmnet.wire.convert import read_end, write_end
 from swarmnet.wire.convert_calls import TensorHeader
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 21
 
 ReadMessage = Callable[[], Awaitable[bytes]]
 """The next message of a stream. It raises (PeerGone) when there is none: an end in the middle is never clean."""
+
+_LEAD = struct.Struct("<I")
+"""The header's length times 256: a zero byte, then three of length."""
+
+_ALIGNED = 16
 
 
 def check_declared(declared: Sequence[TensorHeader], *, max_bytes: int) -> int:
@@ -44,25 +54,62 @@ def check_declared(declared: Sequence[TensorHeader], *, max_bytes: int) -> int:
 
 
 def payload_messages(payload: Sequence[Packed]) -> Iterator[bytes]:
-    """The messages that follow the header: every tensor in chunks, then End. Copies one chunk at a time, lazily."""
-    if not payload:
+    """The messages that follow a request's header: every tensor in chunks. Copies one chunk at a time, lazily."""
+    return map(bytes, _chunks(payload))
+
+
+def answer_messages(header: bytes, payload: Sequence[Packed]) -> Iterator[bytes]:
+    """An answer's header with its tensors: likewise."""
+    chunks = _chunks(payload)
+    first = next(chunks, None)
+    if first is None:
+        yield header
         return
+    begin = _begin(len(header))
+    yield b"".join((_LEAD.pack(len(header) << 8), header, bytes(begin - _LEAD.size - len(header)), first))
+    yield from map(bytes, chunks)
+
+
+def split_answer(message: bytes) -> tuple[bytes, memoryview | None]:
+    """An answer's header and the chunk that came with it, if one did. Raises BadMessage."""
+    if not message or message[0]:
+        return message, None
+    if len(message) >= _LEAD.size:
+        length = _LEAD.unpack_from(message)[0] >> 8
+        if _begin(length) <= len(message):
+            return message[_LEAD.size : _LEAD.size + length], memoryview(message)[_begin(length) :]
+    raise BadMessage(RejectCode.MALFORMED, "an answer shorter than its header", num_bytes=len(message))
+
+
+def _begin(length: int) -> int:
+    """Where the chunk begins behind a header of so many bytes."""
+    return -(-(_LEAD.size + length) // _ALIGNED) * _ALIGNED
+
+
+def _chunks(payload: Sequence[Packed]) -> Iterator[memoryview]:
     for tensor in payload:
         view = memoryview(tensor.data).cast("B")
         for start in range(0, len(view), CHUNK_BYTES):
-            yield bytes(view[start : start + CHUNK_BYTES])
-    yield write_end(sum(tensor.num_bytes for tensor in payload))
+            yield view[start : start + CHUNK_BYTES]
 
 
 class Assembly:
-    """A declared payload on its way in, each tensor into one buffer. Raises BadMessage if it is too large."""
+    """A declared payload on its way in: a tensor of one chunk stays where it came, others are put together.
+
+    Raises BadMessage if it is too large.
+    """
 
     def __init__(self, declared: Sequence[TensorHeader], *, max_bytes: int) -> None:
-        self._declared, self._total = declared, check_declared(declared, max_bytes=max_bytes)
+        check_declared(declared, max_bytes=max_bytes)
+        self._declared = declared
         self._tensors: list[memoryview] = []
-        self._filled = 0
-        self.whole = not declared
-        """Has the End message come?"""
+        self._filled = 0                     # bytes of the last one
+        self._skip_empty()
+
+    @property
+    def whole(self) -> bool:
+        """Has every byte come?"""
+        return len(self._tensors) == len(self._declared) and not self._left
 
     @property
     def payload(self) -> tuple[Packed, ...]:
@@ -71,32 +118,38 @@ class Assembly:
         pairs = zip(self._declared, self._tensors, strict=True)
         return tuple(Packed(tensor.codec, tensor.shape, data) for tensor, data in pairs)
 
-    def take(self, message: bytes) -> None:
-        """The next message. Raises BadMessage if it does not fit."""
-        data = self._tensor()
-        if data is None:
-            if (told := read_end(message)) != self._total:
-                raise BadMessage(
-                    RejectCode.MALFORMED, "the end message counts other bytes", told=told, received=self._total
-                )
-            self.whole = True
-            return
-        left = len(data) - self._filled
-        if len(message) != min(CHUNK_BYTES, left):
-            raise BadMessage(RejectCode.MALFORMED, "chunk does not fit", num_bytes=len(message), left=left)
-        data[self._filled : self._filled + len(message)] = message
-        self._filled += len(message)
-
-    def _tensor(self) -> memoryview | None:
-        """The one that the next chunk belongs to; memory is taken when its turn comes. None after the last one."""
-        while not self._tensors or self._filled == len(self._tensors[-1]):
-            if len(self._tensors) == len(self._declared):
-                return None
-            length = self._declared[len(self._tensors)].length
+    def take(self, chunk: bytes | memoryview) -> None:
+        """The next chunk. Raises BadMessage if it does not fit."""
+        if self.whole:
+            raise BadMessage(RejectCode.MALFORMED, "more than was declared", num_bytes=len(chunk))
+        left = self._left or self._declared[len(self._tensors)].length
+        if len(chunk) != min(CHUNK_BYTES, left):
+            raise BadMessage(RejectCode.MALFORMED, "chunk does not fit", num_bytes=len(chunk), left=left)
+        if self._left:
+            self._tensors[-1][self._filled : self._filled + len(chunk)] = chunk
+            self._filled += len(chunk)
+        elif len(chunk) == left:
+            self._tensors.append(memoryview(chunk))
+            self._filled = left
+        else:
             # Not a bytearray: that would first write every byte as zero.
-            self._tensors.append(np.empty(length, dtype=np.uint8).data)
+            self._tensors.append(np.empty(left, dtype=np.uint8).data)
+            self._tensors[-1][: len(chunk)] = chunk
+            self._filled = len(chunk)
+        self._skip_empty()
+
+    @property
+    def _left(self) -> int:
+        """Bytes that the tensor under way still lacks."""
+        return len(self._tensors[-1]) - self._filled if self._tensors else 0
+
+    def _skip_empty(self) -> None:
+        """No chunk comes for a tensor without bytes."""
+        while not self._left and len(self._tensors) < len(self._declared):
+            if self._declared[len(self._tensors)].length:
+                return
+            self._tensors.append(memoryview(b""))
             self._filled = 0
-        return self._tensors[-1]
 
 
 async def read_payload(read: ReadMessage, declared: Sequence[TensorHeader], *, max_bytes: int) -> tuple[Packed, ...]:

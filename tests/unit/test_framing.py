@@ -12,9 +12,16 @@ from hypothesis import strategies as st
 from swarmnet.errors import BadMessage, PeerGone, RejectCode
 from swarmnet.messages import Packed
 from swarmnet.wire import framing
-from swarmnet.wire.convert import declare, write_end
+from swarmnet.wire.convert import declare
 from swarmnet.wire.convert_calls import TensorHeader
-from swarmnet.wire.framing import check_declared, payload_messages, read_payload
+from swarmnet.wire.framing import (
+    Assembly,
+    answer_messages,
+    check_declared,
+    payload_messages,
+    read_payload,
+    split_answer,
+)
 
 MAX = 1 << 30
 
@@ -63,6 +70,8 @@ def test_nothing_declared_reads_nothing() -> None:
 def test_a_missing_message_is_never_success(sizes: list[int], data: st.DataObject) -> None:
     payload = tuple(map(tensor, sizes))
     messages = list(payload_messages(payload))
+    if not messages:
+        return
     del messages[data.draw(st.integers(0, len(messages) - 1))]
     with pytest.raises((BadMessage, PeerGone)):
         receive(messages, declare(payload))
@@ -72,6 +81,8 @@ def test_a_missing_message_is_never_success(sizes: list[int], data: st.DataObjec
 def test_any_message_may_be_replaced_by_junk(sizes: list[int], data: st.DataObject, junk: bytes) -> None:
     payload = tuple(map(tensor, sizes))
     messages = list(payload_messages(payload))
+    if not messages:
+        return
     messages[data.draw(st.integers(0, len(messages) - 1))] = junk
     try:
         received = receive(messages, declare(payload))
@@ -81,11 +92,62 @@ def test_any_message_may_be_replaced_by_junk(sizes: list[int], data: st.DataObje
         assert [x.num_bytes for x in received] == sizes
 
 
-def test_the_end_counts_the_bytes() -> None:
-    payload = (tensor(20),)
-    *chunks, _ = payload_messages(payload)
-    with pytest.raises(BadMessage, match="counts other bytes"):
-        receive([*chunks, write_end(19)], declare(payload))
+def test_more_than_was_declared_is_refused() -> None:
+    assembly = Assembly(declare((tensor(20),)), max_bytes=MAX)
+    for chunk in payload_messages((tensor(20),)):
+        assembly.take(chunk)
+    assert assembly.whole
+    with pytest.raises(BadMessage, match="more than was declared"):
+        assembly.take(b"1")
+
+
+def test_a_tensor_of_one_chunk_stays_where_it_came() -> None:
+    chunk = bytes(range(8))
+    assembly = Assembly(declare((tensor(8),)), max_bytes=MAX)
+    assembly.take(chunk)
+    assert isinstance(data := assembly.payload[0].data, memoryview) and data.obj is chunk
+
+
+def receive_answer(messages: Iterable[bytes], declared: tuple[TensorHeader, ...]) -> tuple[bytes, tuple[Packed, ...]]:
+    stream = Stream(messages)
+
+    async def read() -> tuple[bytes, tuple[Packed, ...]]:
+        header, chunk = split_answer(await stream.read())
+        assembly = Assembly(declared, max_bytes=MAX)
+        if chunk is not None:
+            assembly.take(chunk)
+        while not assembly.whole:
+            assembly.take(await stream.read())
+        return header, assembly.payload
+
+    return asyncio.run(read())
+
+
+@given(st.binary(min_size=1, max_size=70).filter(lambda header: header[0]), st.lists(st.integers(0, 40), max_size=4))
+def test_an_answer_is_one_message_shorter(header: bytes, sizes: list[int]) -> None:
+    payload = tuple(map(tensor, sizes))
+    messages = list(answer_messages(header, payload))
+    assert len(messages) == max(1, len(list(payload_messages(payload))))
+    found, received = receive_answer(messages, declare(payload))
+    assert found == header and [bytes(x.data) for x in received] == [x.data for x in payload]
+
+
+@given(st.binary(max_size=70).map(lambda header: b"h" + header))
+def test_the_chunk_in_an_answer_is_aligned(header: bytes) -> None:
+    (message,) = answer_messages(header, (tensor(8),))
+    _, chunk = split_answer(message)
+    assert chunk is not None and (len(message) - len(chunk)) % 16 == 0
+
+
+@given(st.binary(max_size=12))
+def test_any_answer_is_split_or_malformed(junk: bytes) -> None:
+    for message in (junk, b"\0" + junk):
+        try:
+            header, chunk = split_answer(message)
+        except BadMessage as error:
+            assert error.code is RejectCode.MALFORMED
+        else:
+            assert len(header) + len(chunk or b"") <= len(message)
 
 
 @pytest.mark.parametrize(

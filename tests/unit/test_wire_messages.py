@@ -233,7 +233,6 @@ def test_an_answer_declares_its_payload() -> None:
 
 READERS = [
     convert.read_control, convert.read_request, convert.read_answer, convert.read_hello, convert.read_hello_reply,
-    convert.read_end,
 ]  # fmt: skip
 
 

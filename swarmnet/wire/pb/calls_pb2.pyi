@@ -255,12 +255,6 @@ class AnswerHeader(_message.Message):
     payload: _containers.RepeatedCompositeFieldContainer[_values_pb2.Tensor]
     def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., running: _Optional[_Union[Running, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., moved_to: _Optional[_Union[MovedTo, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., gradient: _Optional[_Union[Gradient, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., part: _Optional[_Union[PartData, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., manifest: _Optional[_Union[ManifestData, _Mapping]] = ..., snapshot_piece: _Optional[_Union[SnapshotPiece, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., greet_first: _Optional[_Union[GreetFirst, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ..., trail: _Optional[_Union[TrailStep, _Mapping]] = ..., payload: _Optional[_Iterable[_Union[_values_pb2.Tensor, _Mapping]]] = ...) -> None: ...
 
-class End(_message.Message):
-    __slots__ = ("num_bytes",)
-    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
-    num_bytes: int
-    def __init__(self, num_bytes: _Optional[int] = ...) -> None: ...
-
 class Hello(_message.Message):
     __slots__ = ("run", "major", "minor", "numerics", "clock")
     RUN_FIELD_NUMBER: _ClassVar[int]
