@@ -7,6 +7,8 @@ checked before the first element is added.
 A sum cannot lose a term again, so it is void whole (docs/protocol.md, I3 and rule 5). The content carries the (step,
 void count) it belongs to; `void` moves the count and nothing else, and whoever finds content of another count starts
 from zero. So voiding never waits for an addition, and an addition that was overtaken has added to nothing.
+
+The averaging thread may read while the compute thread adds: only one of them at a time starts from zero.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def chunk_elements(device: torch.device) -> int:
 
 
 class Accumulator:
-    """A flat sum over microbatches. `void` and `voids` from any thread, all else from the compute thread.
+    """A flat sum over microbatches. `void`, `voids` and `read` from any thread, `add` from the compute thread.
 
     max_microbatches: of one step. In deterministic mode one gradient's elements are limited to MAX_SUM divided by it,
     so whether a microbatch overflows depends on that microbatch alone.
@@ -46,7 +48,8 @@ class Accumulator:
         self._grid = 2.0**numerics.grid_bits
         self._limit = float(MAX_SUM // max_microbatches)
         self._sum = torch.zeros(num_elements, dtype=sum_dtype(numerics), device=device)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()            # of the void count: held for a moment
+        self._content = threading.RLock()        # of the sum: held while one gradient is added
         self._voids = 0
         self._epoch = (-1, -1)
         self._indexes: set[int] = set()
@@ -71,16 +74,18 @@ class Accumulator:
         if voids != self.voids:
             return False
         self._check(gradients, index)
-        self._enter(step, voids)
-        if index in self._indexes:
-            return False
-        self._indexes.add(index)
-        start = 0
-        for gradient in gradients:
-            self._add_flat(self._sum[start : start + gradient.numel()], gradient.view(-1))
-            start += gradient.numel()
-        if start != self._sum.numel():
-            raise ValueError(f"gradients have {start} elements, the sum has {self._sum.numel()}")
+        size = sum(gradient.numel() for gradient in gradients)
+        if size != self._sum.numel():
+            raise ValueError(f"gradients have {size} elements, the sum has {self._sum.numel()}")
+        with self._content:
+            self._enter(step, voids)
+            if index in self._indexes:
+                return False
+            self._indexes.add(index)
+            start = 0
+            for gradient in gradients:
+                self._add_flat(self._sum[start : start + gradient.numel()], gradient.view(-1))
+                start += gradient.numel()
         return voids == self.voids
 
     def read(self, step: int) -> Tensor:
@@ -89,10 +94,11 @@ class Accumulator:
         return self._sum
 
     def _enter(self, step: int, voids: int) -> None:
-        if self._epoch != (step, voids):
-            self._sum.zero_()
-            self._indexes.clear()
-            self._epoch = (step, voids)
+        with self._content:
+            if self._epoch != (step, voids):
+                self._sum.zero_()
+                self._indexes.clear()
+                self._epoch = (step, voids)
 
     def _check(self, gradients: Sequence[Tensor], index: int) -> None:
         largest = largest_magnitude(gradients)

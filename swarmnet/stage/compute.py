@@ -1,8 +1,10 @@
-"""The compute thread: one job at a time, and which one next.
+"""The compute thread and the averaging thread: one job at a time each, and which one next.
 
-Live tensors and autograd belong to this thread. One of it serves all stages of a peer. Order:
+Live tensors and autograd belong to the compute thread. What a round does to sums (encode, decode, reduce, hash) is done
+beside it, on the averaging thread: torch and hashlib let go of the interpreter meanwhile, so neither holds up the other
+while there is a core for both. One pair serves all stages of a peer. Order of compute:
 
-1. averaging, apply and snapshots: every replica of the stage, then every stage, waits for them;
+1. apply, snapshots, other weights: every replica of the stage, then every stage, waits for them;
 2. the older step, all of it: where two are open, the run waits for that one. In a step:
    a. backward: it frees memory, and the stage before waits for it;
    b. forward;
@@ -12,7 +14,8 @@ Live tensors and autograd belong to this thread. One of it serves all stages of 
       the first of them goes before the next forward: memory is bounded, and none starves;
 3. copies of the weights for tests and tools.
 
-Then later stage, then lower index, then first come. `JobQueue` decides, purely.
+Then later stage, then lower index, then first come; of averaging jobs, too, the older step first. `JobQueue` decides,
+purely.
 """
 
 from __future__ import annotations
@@ -35,13 +38,14 @@ MAX_DEFERRED = 4
 
 
 class Work(enum.IntEnum):
-    """What a job is, the most urgent first."""
+    """What a job is, the most urgent first. ROUND: for the averaging thread."""
 
     ROUND = 0
-    BACKWARD = 1
-    FORWARD = 2
-    WEIGHTS = 3
-    BACKGROUND = 4
+    STATE = 1
+    BACKWARD = 2
+    FORWARD = 3
+    WEIGHTS = 4
+    BACKGROUND = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class Turn:
     @property
     def urgency(self) -> tuple[int, ...]:
         """The lowest runs first, weight passes apart."""
-        among = {Work.ROUND: 0, Work.BACKGROUND: 2}.get(self.work, 1)
+        among = {Work.ROUND: 0, Work.STATE: 0, Work.BACKGROUND: 2}.get(self.work, 1)
         return among, self.step, self.work, self.later_stage, self.index
 
 
@@ -84,7 +88,7 @@ class JobQueue(Generic[J]):
         limit = Work.FORWARD if len(self._weights) > self._max_deferred else Work.WEIGHTS
         if self._jobs:
             turn, deferred = self._jobs[0][2], self._weights[0][2]
-            if turn.work is Work.ROUND or (turn.work < limit and turn.step <= deferred.step):
+            if turn.work < Work.BACKWARD or (turn.work < limit and turn.step <= deferred.step):
                 return heapq.heappop(self._jobs)[-1]
         return heapq.heappop(self._weights)[-1]
 
@@ -112,21 +116,18 @@ class _Job(Generic[T]):
             self.loop.call_soon_threadsafe(action)
 
 
-class ComputeThread:
-    """Owns the device. `run` from an event loop, `close` when all stages are done."""
+class _Lane:
+    """One thread and its queue."""
 
-    def __init__(self, *, max_deferred: int = MAX_DEFERRED) -> None:
+    def __init__(self, name: str, *, max_deferred: int) -> None:
         self._queue: JobQueue[_Job[Any]] = JobQueue(max_deferred=max_deferred)
         self._changed = threading.Condition()
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name="compute", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     async def run(self, turn: Turn, call: Callable[[], T]) -> T:
-        """Run `call` on the compute thread when its turn comes; returns or raises what it does.
-
-        Cancelling drops a queued job; a running one finishes and its result is dropped. CancelledError if closed.
-        """
+        """See ComputeThread.run."""
         loop = asyncio.get_running_loop()
         job = _Job(call, loop, loop.create_future())
         with self._changed:
@@ -140,7 +141,7 @@ class ComputeThread:
         return value  # type: ignore[return-value]  # None only if T is
 
     def close(self) -> None:
-        """Finish the running job, cancel the queued ones, end the thread. Idempotent."""
+        """See ComputeThread.close."""
         with self._changed:
             self._closed = True
             dropped = self._queue.clear()
@@ -169,3 +170,24 @@ class ComputeThread:
         except BaseException as error:                   # not swallowed: raised again where the job is awaited
             pair = None, error
         job.tell(lambda: job.finish(pair))
+
+
+class ComputeThread:
+    """Owns the device, with the averaging thread beside it. `run` from an event loop, `close` when all stages are done.
+    """
+
+    def __init__(self, *, max_deferred: int = MAX_DEFERRED) -> None:
+        self._compute = _Lane("compute", max_deferred=max_deferred)
+        self._averaging = _Lane("averaging", max_deferred=max_deferred)
+
+    async def run(self, turn: Turn, call: Callable[[], T]) -> T:
+        """Run `call` on its thread when its turn comes; returns or raises what it does.
+
+        Cancelling drops a queued job; a running one finishes and its result is dropped. CancelledError if closed.
+        """
+        return await (self._averaging if turn.work is Work.ROUND else self._compute).run(turn, call)
+
+    def close(self) -> None:
+        """Finish the running jobs, cancel the queued ones, end the threads. Idempotent."""
+        self._compute.close()
+        self._averaging.close()

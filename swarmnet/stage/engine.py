@@ -93,7 +93,6 @@ class Engine(Protocol):
         """How many steps beyond `version` are open: 0 or 1. Step s is computed on the weights of version s - delay."""
         ...
 
-    def voids(self, step: int) -> int:
     @property
     def private_phases(self) -> int:
         """How many of this version's `phases`, from the first, each member sums with its partners only
@@ -105,6 +104,7 @@ class Engine(Protocol):
         """Length of the finished sum of this version: mostly of the flat gradient."""
         ...
 
+    def voids(self, step: int) -> int:
         """The void counter of an open step's accumulator: it only grows, from step to step too."""
         ...
 

@@ -78,7 +78,7 @@ class TorchEngine:
         codecs.use(manifest.wire.gradients)
         self._spare: Tensor | None = None    # memory for the next snapshot
         self._sketcher: Sketcher | None = None
-        self._job_lock = threading.Lock()    # one job or reset at a time
+        self._sum_lock = threading.Lock()    # StepSum and what it reads of the state: of one thread at a time
         self._reset_to_seed()
 
     # ------------------------------------------------------------ what others may read at any time
@@ -256,11 +256,11 @@ class TorchEngine:
 
     async def apply(self, commits: Sequence[Commit]) -> None:
         """One optimizer step on the sum buffer."""
-        await self._round(lambda: self._apply(commits))
+        await self._turn(lambda: self._apply(commits))
 
     async def measure(self) -> tuple[int, bytes, tuple[float, ...]]:
         """Digest and sketch of the newest weights. At once: later they would be of another version."""
-        return await self._round(self._measure)
+        return await self._turn(self._measure)
 
     async def prepare_snapshot(self) -> None:
         """Take the memory for the next snapshot."""
@@ -274,7 +274,7 @@ class TorchEngine:
         """
         spare, self._spare = self._spare, None
         memory = await self._memory() if spare is None else spare
-        version = await self._round(lambda: self._state.copy(memory))
+        version = await self._turn(lambda: self._state.copy(memory))
         return self._state.layout.seal(memory, version=version)
 
     async def _memory(self) -> Tensor:
@@ -284,20 +284,20 @@ class TorchEngine:
     async def restore(self, data: bytes | memoryview, *, version: int, becomes: int | None = None) -> None:
         """Take over a snapshot's state; read and checked beside the compute thread."""
         tensors = await asyncio.to_thread(self._state.unpack, data, version=version)
-        await self._round(lambda: self._take_over(tensors, version if becomes is None else becomes))
+        await self._turn(lambda: self._take_over(tensors, version if becomes is None else becomes))
 
     async def reset_to_seed(self) -> None:
         """Back to the weights of version 0."""
-        await self._round(self._reset_to_seed)
+        await self._turn(self._reset_to_seed)
 
     async def memory(self) -> tuple[int, memoryview | None]:
         """(version, what the averaging codec owes from earlier steps): of this replica alone, to be saved beside its
         snapshots. None: this codec forgets nothing."""
-        return await self._round(lambda: (self.version, self._sum.memory()))
+        return await self._turn(lambda: (self.version, self._sum.memory()))
 
     async def recall(self, data: bytes | memoryview) -> None:
         """Go on from `memory` of the same version, after `restore`. Raises BadMessage; nothing is owed then."""
-        await self._round(lambda: self._sum.recall(data))
+        await self._turn(lambda: self._sum.recall(data))
 
     async def weights(self) -> dict[str, Tensor]:
         """Copies of the weights by name, on the CPU."""
@@ -338,14 +338,22 @@ class TorchEngine:
     # ------------------------------------------------------------ jobs and payloads
 
     async def _round(self, job: Callable[[], T]) -> T:
-        return await self._run(Work.ROUND, self.version, 0, job)
+        """Arithmetic on sums: on the averaging thread. May be left over from a round that was given up."""
+        return await self._run(Work.ROUND, self.version, 0, lambda: self._alone(job))
+
+    async def _turn(self, job: Callable[[], T]) -> T:
+        """What reads or changes the whole state: on the compute thread, before all else, and no round meanwhile."""
+        return await self._run(Work.STATE, self.version, 0, lambda: self._alone(job))
+
+    def _alone(self, job: Callable[[], T]) -> T:
+        with self._sum_lock:
+            return job()
 
     async def _run(self, work: Work, step: int, index: int, job: Callable[[], T]) -> T:
         def guarded() -> T:
-            with self._job_lock:
-                if self._exact and self._device.type == "cpu" and torch.get_num_threads() != 1:
-                    torch.set_num_threads(1)             # sums inside kernels depend on how many threads share them
-                return job()
+            if self._exact and self._device.type == "cpu" and torch.get_num_threads() != 1:
+                torch.set_num_threads(1)                 # sums inside kernels depend on how many threads share them
+            return job()
 
         return await self._compute.run(Turn(work, step, -self._stage, index), guarded)
 

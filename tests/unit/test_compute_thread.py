@@ -20,11 +20,11 @@ def drain(queue: JobQueue[str]) -> list[str]:
     return [queue.pop() for _ in range(len(queue))]
 
 
-def test_backward_goes_before_forward_before_weights_before_background() -> None:
+def test_state_goes_before_backward_before_forward_before_weights_before_background() -> None:
     queue: JobQueue[str] = JobQueue()
-    for work in (Work.BACKGROUND, Work.WEIGHTS, Work.FORWARD, Work.BACKWARD, Work.ROUND):
+    for work in (Work.BACKGROUND, Work.WEIGHTS, Work.FORWARD, Work.BACKWARD, Work.STATE):
         queue.push(Turn(work, 0, 0, 0), work.name)
-    assert drain(queue) == ["ROUND", "BACKWARD", "FORWARD", "WEIGHTS", "BACKGROUND"]
+    assert drain(queue) == ["STATE", "BACKWARD", "FORWARD", "WEIGHTS", "BACKGROUND"]
 
 
 def test_inside_a_class_older_step_then_later_stage_then_lower_index_then_first_come() -> None:
@@ -38,13 +38,13 @@ def test_inside_a_class_older_step_then_later_stage_then_lower_index_then_first_
     assert drain(queue) == ["first index", "first index again", "second index", "early stage", "next step"]
 
 
-def test_the_older_step_goes_first_with_all_its_work_but_for_averaging() -> None:
+def test_the_older_step_goes_first_with_all_its_work_but_for_state() -> None:
     queue: JobQueue[str] = JobQueue()
     for step in (4, 3):
-        for work in (Work.WEIGHTS, Work.FORWARD, Work.BACKWARD, Work.ROUND, Work.BACKGROUND):
+        for work in (Work.WEIGHTS, Work.FORWARD, Work.BACKWARD, Work.STATE, Work.BACKGROUND):
             queue.push(Turn(work, step, 0, 0), f"{work.name} {step}")
     assert drain(queue) == [
-        "ROUND 3", "ROUND 4", "BACKWARD 3", "FORWARD 3", "WEIGHTS 3", "BACKWARD 4", "FORWARD 4", "WEIGHTS 4",
+        "STATE 3", "STATE 4", "BACKWARD 3", "FORWARD 3", "WEIGHTS 3", "BACKWARD 4", "FORWARD 4", "WEIGHTS 4",
         "BACKGROUND 3", "BACKGROUND 4",
     ]
 
@@ -119,6 +119,24 @@ def test_jobs_run_on_one_thread_in_turn_and_return_or_raise() -> None:
         with pytest.raises(KeyError, match="mine"):
             await compute.run(FIRST, fails)
         assert await compute.run(FIRST, lambda: 5) == 5, "an error does not end the thread"
+        compute.close()
+
+    asyncio.run(scenario())
+
+
+def test_averaging_and_compute_do_not_wait_for_each_other() -> None:
+    async def scenario() -> None:
+        compute, gate = ComputeThread(), threading.Event()
+        async with asyncio.TaskGroup() as group:
+            computing = group.create_task(compute.run(FIRST, gate.wait))
+            averaging = [
+                group.create_task(compute.run(Turn(Work.ROUND, 0, 0, 0), lambda: threading.current_thread().name))
+                for _ in range(2)
+            ]
+            await asyncio.wait(averaging)
+            assert not computing.done()
+            gate.set()
+        assert [task.result() for task in averaging] == ["averaging", "averaging"]
         compute.close()
 
     asyncio.run(scenario())
