@@ -224,7 +224,13 @@ class StepDriver:
         self._exchange.close()
 
     async def _sum(self, current: Round) -> None:
-        await self._whole(current.id, self._exchange.sum(current, self._pipeline.losses(current.stamp.step)))
+        await self._whole(current.id, self._take_part(current))
+
+    async def _take_part(self, current: Round) -> Finished:
+        step, began = current.stamp.step, self._now()
+        finished = await self._exchange.sum(current, self._pipeline.losses(step))
+        self._listener.on_event(self.member.stage, "averaged", {"step": step, "seconds": self._now() - began})
+        return finished
 
     async def _collect(self, current: Round) -> None:
         await self._whole(current.id, self._exchange.collect(current))

@@ -1,0 +1,131 @@
+"""What every device of a simulated swarm did when, what was averaged when, and for what the devices stood still.
+
+A device *stalls* while it has nothing to do and a call somewhere waits for the next version of the weights: work is
+there, only averaging is not done. Spans are (start, stop) in virtual seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swarmnet.ids import PeerId
+from swarmnet.messages import Process, Request
+from swarmnet.simulate.swarm import Swarm
+
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Something that took a while at one peer. what: "forward", "backward", "weights", "state" (the optimizer, other
+    weights), "averaging" or "held" (a call of a step that was not open yet)."""
+
+    peer: PeerId
+    stage: int
+    what: str
+    step: int
+    start: float
+    stop: float
+
+
+class Timeline:
+    """Watches a swarm from before it runs."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self._swarm = swarm
+        self._averaged: list[Bar] = []
+        self._held: list[Bar] = []
+        self._waiting: dict[tuple[PeerId, int, int], float] = {}
+        swarm.hooks.append(self._on_event)
+        opened = swarm.network.open
+
+        def watched(caller: PeerId, callee: PeerId, request: Request, *payload: Any) -> Any:
+            if isinstance(request, Process):
+                self._on_call(callee, request)
+            return opened(caller, callee, request, *payload)
+
+        swarm.network.open = watched  # type: ignore[method-assign, assignment]
+
+    def bars(self) -> list[Bar]:
+        """Everything, in order of its start."""
+        jobs = [
+            Bar(node.peer_id, -job.turn.later_stage, job.turn.kind.name.lower(), job.turn.step, job.start, job.stop)
+            for node in self._swarm.nodes
+            for device in {id(engine.device): engine.device for engine in node.engines.values()}.values()
+            for job in device.log
+        ]
+        return sorted([*jobs, *self._averaged, *self._held], key=lambda bar: (bar.start, bar.stop, bar.peer))
+
+    def idle(self, peer: PeerId, begin: float, end: float) -> list[Span]:
+        """When the peer's device had nothing to do."""
+        busy = ((bar.start, bar.stop) for bar in self.bars() if bar.peer == peer and bar.what in _JOBS)
+        return _without([(begin, end)], _union(busy))
+
+    def stalls(self, peer: PeerId, begin: float, end: float) -> list[Span]:
+        """When it had nothing to do while some call waited for a version."""
+        held = _union((bar.start, bar.stop) for bar in self._held)
+        idle = self.idle(peer, begin, end)
+        return _without(idle, _without([(begin, end)], held))
+
+    def applied_at(self, version: int) -> float:
+        """When the first replica had that version."""
+        return min(at for at, _, event, fields in self._swarm.events
+                   if event == "applied" and fields["version"] == version)
+
+    # ------------------------------------------------------------ watching
+
+    def _on_call(self, callee: PeerId, request: Process) -> None:
+        """A call was opened: is it of a step that is not open there?"""
+        node = next((node for node in self._swarm.nodes if node.up and node.peer_id == callee), None)
+        replica = node.peer.replicas.get(request.stage) if node is not None else None
+        if replica is not None and request.step > replica.member.version + self._swarm.plan.delay:
+            self._waiting.setdefault((callee, request.stage, request.step), self._swarm.loop.time())
+
+    def _on_event(self, peer: PeerId, event: str, fields: dict[str, object]) -> None:
+        now, stage = self._swarm.loop.time(), fields.get("stage")
+        if event == "averaged":
+            seconds, step = fields["seconds"], fields["step"]
+            assert isinstance(seconds, float) and isinstance(step, int) and isinstance(stage, int)
+            self._averaged.append(Bar(peer, stage, "averaging", step, now - seconds, now))
+        if event == "applied":
+            version = fields["version"]
+            assert isinstance(version, int)
+            for at, of, step in [key for key in self._waiting if key[:2] == (peer, stage)]:
+                if step <= version + self._swarm.plan.delay:
+                    self._held.append(Bar(at, of, "held", step, self._waiting.pop((at, of, step)), now))
+
+
+_JOBS = frozenset({"forward", "backward", "weights", "state"})
+
+
+def seconds_of(spans: Sequence[Span]) -> float:
+    """How long they are together."""
+    return sum(stop - start for start, stop in spans)
+
+
+def _union(spans: Iterable[Span]) -> list[Span]:
+    """The same moments, as spans that do not touch, in order."""
+    found: list[Span] = []
+    for start, stop in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(stop, found[-1][1])
+        else:
+            found.append((start, stop))
+    return found
+
+
+def _without(spans: Sequence[Span], other: Sequence[Span]) -> list[Span]:
+    """What of `spans` is in none of `other`; both in order and without overlaps."""
+    found: list[Span] = []
+    for start, stop in spans:
+        for cut_start, cut_stop in other:
+            if cut_stop <= start or cut_start >= stop:
+                continue
+            if cut_start > start:
+                found.append((start, cut_start))
+            start = cut_stop
+        if start < stop:
+            found.append((start, stop))
+    return found
