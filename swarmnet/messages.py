@@ -180,10 +180,32 @@ UNMEASURED = Line()
 
 
 @dataclass(frozen=True, slots=True)
+class Late:
+    """A member whose next chunk is overdue: it stood still for longer than `allowed_s`, which its line explains.
+
+    owes: it is its own contribution that is waited for, which hangs on nobody else.
+    """
+
+    peer: PeerId
+    owes: bool
+    allowed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What holds a member up in round `id`: who is late, and whose chunks it had to refuse. Each at most once."""
+
+    id: RoundId
+    late: tuple[Late, ...] = ()
+    refused: tuple[PeerId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Member to keeper, every heartbeat and on change (rule 9). `finished` doubles as the Ack of a round.
 
-    owned: granted or summed; summed: in the accumulator. progress: counts finished compute jobs.
+    owned: granted or summed; summed: in the accumulator. progress: counts finished compute jobs. trouble: in the open
+    round.
     """
 
     stamp: Stamp
@@ -196,6 +218,7 @@ class Report:
     progress: int
     non_finite: Indexes = NONE
     line: Line = UNMEASURED
+    trouble: Trouble | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ PURE = (
     "ids.py", "errors.py", "messages.py", "step/*.py", "pipeline/router.py", "pipeline/patience.py",
     "data/sampler.py", "model/cut.py", "peer/placement.py", "peer/leaving.py", "peer/revival.py",
     "state/restart.py", "state/rhythm.py", "state/pieces.py", "averaging/parts.py", "averaging/grid.py",
-    "averaging/arrange.py", "averaging/gossip.py", "averaging/meter.py",
+    "averaging/arrange.py", "averaging/gossip.py", "averaging/meter.py", "averaging/watch.py",
     "stage/codec_choice.py",
     "stage/outer_plan.py",
 )

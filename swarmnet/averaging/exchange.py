@@ -20,6 +20,7 @@ from swarmnet.averaging.grid import Group, groups, lone_group
 from swarmnet.averaging.meter import Meter
 from swarmnet.averaging.parts import Range
 from swarmnet.averaging.trail import Trail
+from swarmnet.averaging.watch import Watch
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId, RoundId
 from swarmnet.messages import (
@@ -37,6 +38,7 @@ from swarmnet.messages import (
     Stamp,
     TrailRequest,
     TrailStep,
+    Trouble,
 )
 from swarmnet.net.ask import ask
 from swarmnet.net.transport import Transport
@@ -76,7 +78,7 @@ class Exchange:
         self._open: tuple[Butterfly, ...] = ()
         self._before: tuple[Butterfly, ...] = ()     # of the last round, whatever became of it
         self._opened = asyncio.Event()
-        self._meter = Meter()
+        self._meter, self._watch = Meter(), Watch()
         self.trail = Trail(engine, lambda: pieces(0, engine.num_elements))
 
     # ------------------------------------------------------------ my part in a round
@@ -160,6 +162,11 @@ class Exchange:
     def line(self) -> Line:
         """What the rounds so far have shown of my line."""
         return self._meter.line
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """What holds me up in the round I take part in."""
+        return self._watch.trouble(now=asyncio.get_running_loop().time())
 
     def holds(self, stamp: Stamp, round_id: RoundId) -> bool:
         """Is the sum buffer's content, whole and checked, the sum of that round?"""

@@ -8,7 +8,7 @@ counter of the replica, which outlives all steps and only grows.
 from __future__ import annotations
 
 from swarmnet.ids import Ballot, Generation
-from swarmnet.messages import NONE, Claim, Commit, Finished, Indexes, Line, Release, Report, Stamp
+from swarmnet.messages import NONE, Claim, Commit, Finished, Indexes, Line, Release, Report, Stamp, Trouble
 from swarmnet.step.actions import Action, Send
 
 
@@ -61,11 +61,11 @@ class Account:
 
     def report(
         self, stamp: Stamp, ballot: Ballot, finished: Finished | None, commit: Commit | None, progress: int,
-        line: Line,
+        line: Line, trouble: Trouble | None,
     ) -> Report:
         """Everything a keeper must know of this replica (rule 9)."""
         return Report(
             stamp=stamp, ballot=ballot, generation=self.generation, owned=self.owned, summed=frozenset(self.summed),
             finished=finished, commit=commit, progress=progress,
-            non_finite=frozenset(self.non_finite) if self.non_finite else NONE, line=line,
+            non_finite=frozenset(self.non_finite) if self.non_finite else NONE, line=line, trouble=trouble,
         )

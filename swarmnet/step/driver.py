@@ -89,7 +89,8 @@ class StepDriver:
 
     def tick(self) -> None:
         """One heartbeat interval has passed."""
-        self.member.queue, self.member.line = self._pipeline.queue, self._exchange.line
+        self.member.queue = self._pipeline.queue
+        self.member.feel(self._exchange.line, self._exchange.trouble)
         self._beat(self._listener.neighbours(self.member.stage))
         self._perform(self.member.tick(now=self._now()))
 

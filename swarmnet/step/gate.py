@@ -27,6 +27,7 @@ from swarmnet.messages import (
     Release,
     Report,
     Round,
+    Trouble,
 )
 
 MAX_BALLOT_AHEAD = 1024
@@ -38,6 +39,8 @@ LARGEST_LOSS, LARGEST_NORM = 1e29, 1e200
 
 LARGEST_BANDWIDTH, LONGEST_ROUND_TRIP = 10**12, 3600 * 10**6
 """Bytes per second, and microseconds."""
+
+LONGEST_ALLOWED_S = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ def refusal(sender: PeerId, message: Control, shape: Shape, promised: Ballot | N
     if any(not 0 <= index < shape.num_microbatches for index in _indexes(message)):
         return "no such microbatch"
     if isinstance(message, Report):
-        return line_refusal(message.line)
+        return line_refusal(message.line) or _trouble(message.trouble)
     if isinstance(message, Round):
         return _cut(message) or (_summable(message) if message.contributions else None)
     return None
@@ -108,6 +111,19 @@ def line_refusal(line: Line) -> str | None:
         return "round trips of too many mates, or of one twice"
     if any(not 0 < microseconds <= LONGEST_ROUND_TRIP for _, microseconds in line.round_trips):
         return "a round trip that no line has"
+    return None
+
+
+def _trouble(trouble: Trouble | None) -> str | None:
+    if trouble is None:
+        return None
+    late = {each.peer for each in trouble.late}
+    if len(trouble.late) > MAX_MATES or len(trouble.refused) > MAX_MATES:
+        return "complaints of too many"
+    if len(late) != len(trouble.late) or len(set(trouble.refused)) != len(trouble.refused):
+        return "two complaints of one peer"
+    if any(not 0.0 <= each.allowed_s <= LONGEST_ALLOWED_S for each in trouble.late):
+        return "a time that nobody is given"
     return None
 
 

@@ -7,7 +7,6 @@ any member reports.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
@@ -17,7 +16,6 @@ from swarmnet.messages import (
     Commit,
     Committed,
     Evicted,
-    Execute,
     Finished,
     Granted,
     Indexes,
@@ -29,12 +27,17 @@ from swarmnet.messages import (
     Stamp,
 )
 from swarmnet.step.actions import Action, Broadcast, Note, Send
+from swarmnet.step.barrier import agreed
+from swarmnet.step.dispute import Again, Dispute, Leave
+from swarmnet.step.findings import Findings
+from swarmnet.step.idle import Orders
 from swarmnet.step.ledger import Ledger
-from swarmnet.step.opening import Opening, left_alone
+from swarmnet.step.opening import Opening, circles, left_alone
+from swarmnet.step.progress import Progress
 from swarmnet.step.view import Seen, View
 
-_ORDERS_PER_MEMBER = 8
-"""Orders under way at a time: a step that nobody feeds is executed bit by bit."""
+_LATE, _LATE_S = 8.0, 10.0
+"""Whoever lacks a sum so many times as long as it took to make, and for so many seconds, is not waited for."""
 
 
 class Keeper:
@@ -47,22 +50,11 @@ class Keeper:
     """
 
     def __init__(
-        self,
-        stamp: Stamp,
-        ballot: Ballot,
-        num_indexes: int,
-        view: View,
-        *,
-        idle_s: float,
-        max_void: int,
-        delay: int = 0,
-        group_size: int = 16,
-        oldest: bool = True,
-        now: float,
-        given: Indexes = NONE,
+        self, stamp: Stamp, ballot: Ballot, num_indexes: int, view: View, *, idle_s: float, max_void: int,
+        delay: int = 0, group_size: int = 16, oldest: bool = True, now: float, given: Indexes = NONE,
     ) -> None:
         self.stamp, self.ballot, self.view = stamp, ballot, view
-        self._idle_s, self._max_void, self._delay, self.oldest = idle_s, max_void, delay, oldest
+        self._delay, self.oldest = delay, oldest
         self.ledger = Ledger(num_indexes, given)
         self.members: dict[PeerId, Generation] = {}
         self.round: Round | None = None
@@ -72,15 +64,17 @@ class Keeper:
         self._adopted_commit = False
         self._opening = Opening(stamp, ballot, group_size)
         self._held_at = now
-        self._flow_at = self._level_at = now
-        self._ordered: dict[int, float] = {}
-        self._progress: dict[PeerId, tuple[int, float]] = {}
-        self._at_work: dict[PeerId, int] = {}  # owned and not summed yet, by the last report
+        self._orders = Orders(stamp, ballot, view, idle_s=idle_s, now=now)
+        self._progress = Progress()
+        self._level_at = now
+        self._dispute = Dispute(view.me, patience_s=view.timers.suspect_s)
+        self._left_out: set[PeerId] = set()    # of this step, see step.dispute
+        self._opened_at = now
+        self._first_ack_at: float | None = None
         self._told: dict[PeerId, Round] = {}
         self._prepared: set[PeerId] = set()
         self._early: dict[tuple[PeerId, int], Claim] = {}
-        self._non_finite: dict[int, set[PeerId]] = {}
-        self._halted = False
+        self._findings = Findings(stamp.step, max_void=max_void)
 
     # ------------------------------------------------------------ messages
 
@@ -102,7 +96,7 @@ class Keeper:
             if self.current_id is not None:
                 return []
             held = self.ledger.claim((peer, claim.generation), claim.index)
-            self._flow_at = now
+            self._orders.flow(now=now)
         if held == (peer, claim.generation):
             return [Send(peer, Granted(claim.stamp, self.ballot, claim.generation, claim.index))]
         if held[0] == peer:
@@ -117,6 +111,8 @@ class Keeper:
         if seen is not None and seen.dead and peer != self.view.me:
             return []  # its last words, or a death that was an error: its next heartbeats will tell
         owner = (peer, report.generation)
+        if peer in self._left_out:
+            return [self._void(peer, report.generation)] if owner in self.ledger.closed else []
         known = self.members.get(peer)
         if known is not None and known != report.generation:
             if known.incarnation == report.generation.incarnation and known > report.generation:
@@ -124,11 +120,11 @@ class Keeper:
             self._evict(peer, known)
         if owner in self.ledger.closed and report.finished is None:
             return [Send(peer, Evicted(self.stamp, self.ballot, report.generation, void=False))]
-        self._note_progress(peer, report, now)
-        self._at_work[peer] = len(report.owned - report.summed)
+        self._progress.hear(peer, report, now=now)
+        self._orders.hear(peer, report)
         self._opening.measured(peer, report.line)
-        for index in report.non_finite:
-            self._non_finite.setdefault(index, set()).add(peer)
+        self._dispute.hear(peer, report, now=now)
+        self._findings.hear(peer, report)
         self._adopt(report)
         current = self.current_id
         if current is not None:
@@ -147,7 +143,7 @@ class Keeper:
             return []
         if self.ledger.release((peer, release.generation), release.indexes):
             self.round = None
-            self._flow_at = now
+            self._orders.flow(now=now)
             return [Note("released", {"peer": peer, "indexes": sorted(release.indexes)})]
         return []
 
@@ -155,7 +151,8 @@ class Keeper:
 
     def become_oldest(self, *, now: float) -> None:
         """The step before was applied: from now on rounds are opened, and idle indexes ordered."""
-        self.oldest, self._flow_at, self._level_at = True, now, now
+        self.oldest, self._level_at = True, now
+        self._orders.flow(now=now)
 
     def advance(self, *, now: float, resend: bool) -> list[Action]:
         """Do whatever the state asks for; `resend` repeats what was already said (every tick, level-triggered)."""
@@ -163,6 +160,7 @@ class Keeper:
         actions += self._prepare(now, resend)
         if self.commit is not None:
             return actions + ([Broadcast(Committed(self.commit, self.stamp.restart))] if resend else [])
+        actions += self._settle_dispute(now)
         if not self._everybody_reported(now):
             return actions
         early, self._early = self._early, {}
@@ -172,12 +170,14 @@ class Keeper:
             # Whoever held the adopted sum is gone (A6): rebuild from the ledger.
             self.adopted, self._adopted_commit, self.round, self._held_at = None, False, None, now
         if self.current_id is None and self.oldest:
-            actions += self._void_non_finite()
-            if self._halted:
+            actions += self._findings.void(self.ledger, self.members.keys())
+            if self._findings.halted:
                 return actions
             actions += self._evict_laggards(now)
             if not self.ledger.complete:
-                actions += self._order_idle(now)
+                actions += self._orders.give(
+                    self.ledger, sorted(self.members), self._findings.found_by, self._opening.spares, now=now
+                )
             elif not self._laggards():
                 actions += self._open_round(now)
         if self.current_id is not None:
@@ -196,7 +196,8 @@ class Keeper:
 
     def _everybody_reported(self, now: float) -> bool:
         """Rule 14: nothing is granted or opened before every live member has reported."""
-        return self.view.me in self.members and all(peer in self.members for peer in self._live(now))
+        expected = {self.view.me, *self._live(now)} - self._left_out
+        return expected <= self.members.keys()
 
     def _live(self, now: float) -> list[PeerId]:
         version = self.stamp.step
@@ -222,7 +223,8 @@ class Keeper:
         self.acks.pop(peer, None)
         self._told.pop(peer, None)
         self._prepared.discard(peer)
-        self._progress.pop(peer, None)  # it has the whole time again to show some
+        self._progress.forget(peer)
+        self._dispute.forget(peer)
         if not self.acks:
             self.round = None
 
@@ -240,12 +242,7 @@ class Keeper:
                 reason = "stalled"
             else:
                 continue
-            if self.current_id is not None and set(self.acks) - {peer}:
-                # The sum is safe elsewhere: nothing has to be executed again.
-                self.members.pop(peer)
-                self.acks.pop(peer, None)
-            else:
-                self._evict(peer, generation)
+            self._drop(peer, generation)
             actions.append(Note("evicted", {"peer": peer, "reason": reason, "step": self.stamp.step}))
         return actions
 
@@ -271,21 +268,52 @@ class Keeper:
                 actions.append(Note("evicted", {"peer": peer, "reason": "behind", "step": self.stamp.step}))
         return actions
 
-    def _stalled(self, peer: PeerId, now: float) -> bool:
-        """Heartbeats but no compute: owns unfinished work and its progress counter stood still for T_long."""
-        progress = self._progress.get(peer)
-        return (
-            progress is not None
-            and self.round is None
-            and self.adopted is None
-            and bool(self.ledger.of(peer))
-            and now - progress[1] > 4 * self.view.timers.long_silence_s
-        )
+    def _drop(self, peer: PeerId, generation: Generation) -> None:
+        if self.current_id is not None and set(self.acks) - {peer}:
+            # The sum is safe elsewhere: nothing has to be executed again.
+            self.members.pop(peer)
+            self.acks.pop(peer, None)
+        else:
+            self._evict(peer, generation)
 
-    def _note_progress(self, peer: PeerId, report: Report, now: float) -> None:
-        before = self._progress.get(peer)
-        if before is None or before[0] != report.progress or report.owned <= report.summed:
-            self._progress[peer] = (report.progress, now)
+    def _settle_dispute(self, now: float) -> list[Action]:
+        """Rule 12: go on without who holds up the round, by its members' word or, once there is a sum, by the clock."""
+        self._left_out &= {self.view.me, *(peer for peer, seen in self.view.mates() if not seen.dead)}
+        if self.round is None or self.adopted is not None:
+            return []
+        if self.acks:
+            return self._leave_late(now)
+        match self._dispute.verdict(circles(self.round, self.members), now=now):
+            case Leave(peer, reason) if len(self.members) > 1:
+                generation = self.members[peer]
+                self._left_out.add(peer)
+                self._drop(peer, generation)
+                return [self._void(peer, generation), self._left(peer, reason)]
+            case Again():
+                self.round = None
+                self._opening.turn()
+                return [Note("cut_again", {"step": self.stamp.step})]
+        return []
+
+    def _leave_late(self, now: float) -> list[Action]:
+        whole_at = self._first_ack_at = self._first_ack_at or now
+        if now - whole_at <= max(_LATE_S, _LATE * (whole_at - self._opened_at)):
+            return []
+        late = sorted(self.members.keys() - self.acks.keys())
+        self._left_out.update(late)  # they may fetch it in their own time
+        self.members = {peer: generation for peer, generation in self.members.items() if peer in self.acks}
+        return [self._left(peer, "late") for peer in late]
+
+    def _left(self, peer: PeerId, reason: str) -> Note:
+        return Note("evicted", {"peer": peer, "reason": reason, "step": self.stamp.step})
+
+    def _void(self, peer: PeerId, generation: Generation) -> Send:
+        return Send(peer, Evicted(self.stamp, self.ballot, generation, void=True))
+
+    def _stalled(self, peer: PeerId, now: float) -> bool:
+        """Heartbeats but no compute for very long. In an open round too, which waits until all have summed theirs."""
+        waited = not self.acks and self.adopted is None and bool(self.ledger.of(peer))
+        return waited and self._progress.still_s(peer, now=now) > 4 * self.view.timers.long_silence_s
 
     def _adopt(self, report: Report) -> None:
         """A finished sum beats an unfinished round; a committed one beats all (rule 14)."""
@@ -317,67 +345,17 @@ class Keeper:
         return []
 
     def _prepare(self, now: float, resend: bool) -> list[Action]:
-        live = {self.view.me, *self._live(now)}
+        live = {self.view.me, *self._live(now)}       # who is left out, too, or it would stand itself
         fresh = live if resend else live - self._prepared
         self._prepared |= live
         given = self.ledger.given() if fresh else NONE
         return [Send(peer, Prepare(self.stamp, self.ballot, given)) for peer in sorted(fresh)]
 
-    def _order_idle(self, now: float) -> list[Action]:
-        """Rule 8: an index that stays free is executed on the keeper's order.
-
-        What an evicted owner leaves behind is ordered at once, the rest only when nothing has flowed for a while.
-        """
-        stagnant = now - self._flow_at > self._idle_s
-        if not stagnant and not self.ledger.freed:
-            return []
-        actions: list[Action] = []
-        members = sorted(self.members)
-        # Who has summed much has time: what counts is what a member still has to do.
-        load = {peer: self._at_work.get(peer, 0) for peer in members}
-        patience_s = max(self._idle_s, self.view.timers.suspect_s)
-        free = self.ledger.free()
-        waiting = {index for index in free if now - self._ordered.get(index, -1e9) <= patience_s}
-        room = _ORDERS_PER_MEMBER * len(members) - len(waiting)
-        for index in free:
-            if index in waiting or (index not in self.ledger.freed and not stagnant):
-                continue
-            if len(actions) >= 2 * room:  # an order and its note
-                break
-            first = index not in self._ordered
-            self._ordered[index] = now
-            failed = self._non_finite.get(index, set())
-            spares = self._opening.spares
-            peer = min(members, key=lambda p: (
-                self.view.leaves(p), p in failed, not spares(p, index), load[p], len(self.ledger.of(p)), p
-            ))
-            load[peer] += 1
-            actions.append(Send(peer, Execute(self.stamp, self.ballot, index)))
-            actions.append(Note("ordered" if first else "ordered_again", {
-                "index": index, "peer": peer, "step": self.stamp.step,
-            }))
-        return actions
-
-    def _void_non_finite(self) -> list[Action]:
-        """Leave out what two members, or all there are, found non-finite: a pure function has no second opinion."""
-        actions: list[Action] = []
-        for index, found_by in self._non_finite.items():
-            confirmed = len(found_by) >= 2 or found_by >= self.members.keys()
-            if confirmed and index not in self.ledger.voided and self.ledger.void(index):
-                actions.append(Note("voided", {"step": self.stamp.step, "index": index}))
-        if len(self.ledger.voided) > self._max_void and not self._halted:
-            self._halted = True
-            actions.append(Note("halted", {
-                "step": self.stamp.step,
-                "reason": f"{len(self.ledger.voided)} microbatches of step {self.stamp.step} gave no gradient that can "
-                          f"be counted (not finite, or too large for the grid; training.max_void = {self._max_void}): "
-                          "lower the learning rate or numerics.grid_bits and start again",
-            }))
-        return actions
-
     def _open_round(self, now: float) -> list[Action]:
         self.round = self._opening.open(self.members, self.ledger)
         self._told = {}
+        self._opened_at, self._first_ack_at = now, None
+        self._dispute.opened(self.round.id, now=now)
         reason = left_alone(self.view, self.stamp, self.members, now=now)
         return [] if reason is None else [Note("averaged_alone", {"step": self.stamp.step, "reason": reason})]
 
@@ -404,23 +382,11 @@ class Keeper:
         return actions
 
     def _try_commit(self) -> list[Action]:
-        if not self.members or self.view.me not in self.acks or not set(self.members) <= set(self.acks):
+        me = self.view.me
+        if not self.members or not {*self.members, *({me} - self._left_out)} <= self.acks.keys():
             return []
-        # All have the same bits unless somebody's memory or arithmetic failed: what most hold stands, in a tie mine.
-        held = Counter(finished.digest for finished in self.acks.values())
-        mine = self.acks[self.view.me]
-        mine = max(self.acks.values(), key=lambda finished: (held[finished.digest], finished.digest == mine.digest))
-        differing = sorted(peer for peer, finished in self.acks.items() if finished.digest != mine.digest)
-        notes: list[Action] = [Note("digest_differs", {"peers": differing, "round": str(mine.id)})] if differing else []
-        self.commit = Commit(
-            stage=self.stamp.stage,
-            step=self.stamp.step,
-            chain=self.stamp.chain,
-            id=mine.id,
-            digest=mine.digest,
-            num_tokens=mine.num_tokens,
-            loss_sum=mine.loss_sum,
-            grad_sq_norm=mine.grad_sq_norm,
-            voided=mine.voided,
-        )
+        self.commit, differing = agreed(self.stamp, self.acks, me)
+        notes: list[Action] = []
+        if differing:
+            notes.append(Note("digest_differs", {"peers": differing, "round": str(self.commit.id)}))
         return [*notes, Broadcast(Committed(self.commit, self.stamp.restart))]

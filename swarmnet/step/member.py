@@ -20,6 +20,7 @@ from swarmnet.messages import (
     Measure,
     Prepare,
     Stamp,
+    Trouble,
 )
 from swarmnet.step import actions as act
 from swarmnet.step.account import Account, Generations
@@ -139,15 +140,6 @@ class Member:
         self._shared.term_chain = chain
 
     @property
-    def line(self) -> Line:
-        """What is known of my line."""
-        return self._shared.line
-
-    @line.setter
-    def line(self, line: Line) -> None:
-        self._shared.line = line
-
-    @property
     def done(self) -> bool:
         """The run has reached its last version."""
         return self.version >= self.shape.total_steps
@@ -225,6 +217,10 @@ class Member:
         """(step, index) gave a non-finite value here."""
         of = self.step(step)
         return of.found_non_finite(index) if of is not None else []
+
+    def feel(self, line: Line, trouble: Trouble | None) -> None:
+        """What the exchange has noticed: of my line, and of what holds me up in the round. Reports tell it."""
+        self._shared.line, self._shared.trouble = line, trouble
 
     def sum_whole(self, finished: Finished, *, now: float) -> list[Action]:
         """The exchange of a round, or the collection of a finished sum, is complete and digest-checked."""

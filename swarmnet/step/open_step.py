@@ -25,6 +25,7 @@ from swarmnet.messages import (
     Report,
     Round,
     Stamp,
+    Trouble,
 )
 from swarmnet.step import actions as act
 from swarmnet.step.account import Account, Generations
@@ -46,7 +47,7 @@ class Shared:
     """What all open steps of a replica have in common. synced: has it state, and so a say?
 
     term_chain: the chain at the start of the keepers' term, from which their order follows. line: what I have measured
-    of mine.
+    of mine. trouble: what holds me up in the round I take part in.
     """
 
     me: PeerId
@@ -56,6 +57,7 @@ class Shared:
     term_chain: Chain
     synced: bool = False
     line: Line = UNMEASURED
+    trouble: Trouble | None = None
     pace: Pace = field(init=False)
 
     def __post_init__(self) -> None:
@@ -272,7 +274,8 @@ class OpenStep:
 
     def _make_report(self, ballot: Ballot) -> Report:
         return self.account.report(
-            self.stamp, ballot, self.finished, self._own_commit, self.progress, self._shared.line
+            self.stamp, ballot, self.finished, self._own_commit, self.progress, self._shared.line,
+            self._shared.trouble if self.oldest else None,
         )
 
     def _report(self) -> list[Action]:

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Collection, Mapping
 
 from swarmnet.averaging.arrange import rearranged
-from swarmnet.averaging.grid import Grid
+from swarmnet.averaging.grid import Grid, grid_of
 from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.messages import UNMEASURED, Line, Round, Stamp
 from swarmnet.step.ledger import Ledger
@@ -23,7 +23,7 @@ class Opening:
 
     def __init__(self, stamp: Stamp, ballot: Ballot, group_size: int) -> None:
         self.stamp, self.ballot, self._group_size = stamp, ballot, group_size
-        self._num_rounds = 0
+        self._num_rounds = self._turns = 0
         self._grid: Grid | None = None
         self._lines: dict[PeerId, Line] = {}
         self._home: dict[int, frozenset[PeerId]] = {}
@@ -38,6 +38,10 @@ class Opening:
             row = next((row for row in self._grid.rows if peer in row), ())
             self._home.update(dict.fromkeys(indexes, frozenset(row)))
 
+    def turn(self) -> None:
+        """From the next round on somebody else of its row reduces what a member reduced, and everybody alike much."""
+        self._turns += 1
+
     def spares(self, peer: PeerId, index: int) -> bool:
         """Would no other row's sum change if `peer` executed that index?"""
         home = self._home.get(index)
@@ -45,13 +49,13 @@ class Opening:
 
     def open(self, members: Collection[PeerId], ledger: Ledger) -> Round:
         """The next round, of all that the ledger holds."""
-        bandwidths = self._bandwidths(members)
+        bandwidths = {} if self._turns else self._bandwidths(members)
         trips = {
             (peer, other): float(microseconds) for peer in members
             for other, microseconds in self._lines.get(peer, UNMEASURED).round_trips if other in members
         }
         self._grid = rearranged(self._grid, members, trips, self._group_size, bandwidths)
-        rows = self._grid.rows
+        rows = [_turned(row, self._turns) for row in self._grid.rows]
         receivers = tuple(peer for row in rows for peer in row)
         opened = Round(
             stamp=self.stamp,
@@ -75,6 +79,18 @@ class Opening:
         if not known:
             return {}
         return {peer: bandwidth or statistics.median_low(known) for peer, bandwidth in measured.items()}
+
+
+def circles(current: Round, members: Collection[PeerId]) -> list[frozenset[PeerId]]:
+    """Who exchanges with whom in a round, of these members: rows, and columns of the grid."""
+    grid = grid_of(current)
+    groups = [*grid.rows, *(grid.column(column) for column in range(grid.columns) if len(grid.rows) > 1)]
+    return [frozenset(group) & frozenset(members) for group in groups]
+
+
+def _turned(row: tuple[PeerId, ...], turns: int) -> tuple[PeerId, ...]:
+    turn = turns % len(row)
+    return (*row[turn:], *row[:turn])
 
 
 def left_alone(view: View, stamp: Stamp, members: Collection[PeerId], *, now: float) -> str | None:

@@ -15,6 +15,7 @@ from swarmnet.messages import (
     Execute,
     Granted,
     Heartbeat,
+    Late,
     Line,
     Measure,
     Moved,
@@ -22,6 +23,7 @@ from swarmnet.messages import (
     Release,
     Report,
     Round,
+    Trouble,
 )
 from swarmnet.wire.convert_fields import Blob, Flag, Int, Items, Real, Text, malformed
 from swarmnet.wire.convert_values import (
@@ -65,6 +67,7 @@ _MEASURE = Value(
 )
 
 MAX_BYTES_PER_S = 10**12
+MAX_ALLOWED_S = 1e6
 _MICROSECONDS = Int(1, 3600 * 10**6)
 _KEPT = {"stamp": One(STAMP), "ballot": One(BALLOT)}
 _FENCED = {**_KEPT, "generation": One(GENERATION)}
@@ -98,6 +101,18 @@ def _contradiction(current: Round) -> str | None:
     return void_but_contributed(current)
 
 
+def _named_twice(trouble: Trouble) -> str | None:
+    names = [[late.peer for late in trouble.late], trouble.refused]
+    return "a peer is named twice" if any(len(set(each)) != len(each) for each in names) else None
+
+
+LATE = Value(Late, pb.Trouble.Late, {"peer": PEER, "owes": Flag(), "allowed_s": Real(0.0, MAX_ALLOWED_S)})
+TROUBLE = Value(
+    Trouble,
+    pb.Trouble,
+    {"id": One(ROUND_ID), "late": Many(LATE, MAX_MATES), "refused": Items(PEER, MAX_MATES)},
+    _named_twice,
+)
 LINE = Value(Line, pb.Line, {"bytes_per_s": Int(0, MAX_BYTES_PER_S), "round_trips": _RoundTrips()})
 
 CONTROL: dict[str, Value] = {
@@ -134,6 +149,7 @@ CONTROL: dict[str, Value] = {
             "progress": COUNT,
             "non_finite": INDEXES,
             "line": One(LINE),
+            "trouble": Maybe(TROUBLE),
         },
     ),
     "evicted": Value(Evicted, pb.Evicted, {**_FENCED, "void": Flag()}),

@@ -14,6 +14,7 @@ from swarmnet.messages import (
     Execute,
     Granted,
     Heartbeat,
+    Late,
     Line,
     Measure,
     Moved,
@@ -22,6 +23,7 @@ from swarmnet.messages import (
     Report,
     Round,
     Stamp,
+    Trouble,
 )
 from swarmnet.step.gate import Shape, refusal
 
@@ -41,6 +43,10 @@ def report(line: Line) -> Report:
     return Report(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0, line=line)
 
 
+def complaint(trouble: Trouble) -> Report:
+    return Report(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0, trouble=trouble)
+
+
 def round_of(parts: tuple = ((OTHER, GEN, SOME),), receivers: tuple = (OTHER, KEEPER), **changed: object) -> Round:
     return Round(STAMP, BALLOT, RoundId(BALLOT, 0), parts, receivers, (), **changed)
 
@@ -51,6 +57,7 @@ GOOD = [
     Execute(STAMP, BALLOT, 3), Report(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0), Committed(commit()), round_of(),
     Round(STAMP, BALLOT, RoundId(BALLOT, 0), (), (), (OTHER,)), round_of(bandwidths=(1, 10**12)),
     round_of(rows=(2,), columns=2), round_of(rows=(1, 1), columns=1),
+    complaint(Trouble(RoundId(BALLOT, 0), (Late(OTHER, True, 10.0),), (OTHER, KEEPER))),
     report(Line(10**9, ((OTHER, 1), (KEEPER, 50_000)))), report(Line(0)),
     Heartbeat(STAMP, 1, True, BALLOT, (commit(),), (commit(stage=0, step=2),)),
     Heartbeat(STAMP, 1, True, BALLOT, numerics="cpu", measure=Measure(3, STAMP.chain, b"d" * 32, (1.0, -2.5))),
@@ -69,6 +76,11 @@ BAD = [
     round_of(rows=(1,), columns=1), round_of(rows=(2, 1), columns=1), round_of(rows=(2, 0), columns=1),
     round_of(rows=(1, 1)), round_of(rows=(1, 1), columns=3),
     round_of(parts=((PeerId("p9"), GEN, SOME),), rows=(1, 1), columns=1),
+    complaint(Trouble(RoundId(BALLOT, 0), (Late(OTHER, True, math.nan),))),
+    complaint(Trouble(RoundId(BALLOT, 0), (Late(OTHER, True, -1.0),))),
+    complaint(Trouble(RoundId(BALLOT, 0), (Late(OTHER, True, 1.0), Late(OTHER, False, 1.0)))),
+    complaint(Trouble(RoundId(BALLOT, 0), (), (OTHER, OTHER))),
+    complaint(Trouble(RoundId(BALLOT, 0), (), tuple(PeerId(f"p{number}") for number in range(65)))),
     report(Line(-1)), report(Line(math.nan)), report(Line(math.inf)), report(Line(10**13)),
     report(Line(5, ((OTHER, 0),))), report(Line(5, ((OTHER, math.nan),))), report(Line(5, ((OTHER, -3),))),
     report(Line(5, ((OTHER, 10**10),))), report(Line(5, ((OTHER, 3), (OTHER, 4)))),

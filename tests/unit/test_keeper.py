@@ -14,6 +14,7 @@ from swarmnet.messages import (
     Finished,
     Granted,
     Heartbeat,
+    Late,
     Line,
     Moved,
     Prepare,
@@ -21,6 +22,7 @@ from swarmnet.messages import (
     Report,
     Round,
     Stamp,
+    Trouble,
 )
 from swarmnet.step.actions import Action, Broadcast, Send
 from swarmnet.step.keeper import Keeper
@@ -49,13 +51,19 @@ class Office:
 
     def report(
         self, peer: PeerId, owned=(), summed=(), *, generation=None, finished=None, commit=None, now=0.1, progress=0,
-        bandwidth=0,
+        bandwidth=0, trouble=None,
     ) -> list[Action]:
         message = Report(
             STAMP, BALLOT, generation or gen(0), frozenset(owned) | frozenset(summed), frozenset(summed), finished,
-            commit, progress, line=Line(bandwidth),
+            commit, progress, line=Line(bandwidth), trouble=trouble,
         )
         return self.keeper.on_report(peer, message, now=now) + self.keeper.advance(now=now, resend=False)
+
+    def complain(self, peer: PeerId, of: Round, *, late=None, refused=None, summed=(), now: float) -> list[Action]:
+        for mate in self.keeper.members:
+            self.beat(mate, now)
+        names = ((Late(late, True, 10.0),) if late else ()), ((refused,) if refused else ())
+        return self.report(peer, summed=summed, now=now, trouble=Trouble(of.id, *names))
 
     def claim(self, peer: PeerId, index: int, *, generation=None, ballot=BALLOT, now=0.2) -> list[Action]:
         return self.keeper.on_claim(peer, Claim(STAMP, ballot, generation or gen(0), index), now=now)
@@ -346,3 +354,74 @@ def test_a_round_is_cut_evenly_while_nobody_has_measured_anything():
     office.claim(ME, 1)
     office.report(ME, summed={0, 1})
     assert opened(office).bandwidths == ()
+
+
+def test_a_member_that_holds_up_a_round_is_left_out_of_the_step_and_its_work_is_ordered():
+    office = Office(B, C)
+    office.everybody_reports(B, C)
+    office.claim(B, 0)
+    office.claim(C, 1)
+    office.report(C, summed={1})
+    first = opened(office)
+    assert not told(office.complain(ME, first, late=C, now=11.0), Evicted)
+    actions = office.complain(B, first, late=C, now=11.5, summed={0})
+    assert told(actions, Evicted, C) == [Evicted(STAMP, BALLOT, gen(0), void=True)]
+    assert [message.index for message in told(actions, Execute)] == [1], "what it had counted is executed again"
+    office.report(C, generation=gen(1), now=11.6)
+    assert told(office.claim(C, 1, generation=gen(1)), Granted) == [], "it takes no part before the next step"
+    assert told(office.claim(B, 1), Granted, B)
+    office.report(B, summed={0, 1}, now=12.0)
+    assert opened(office).id != first.id and opened(office).receivers == (ME, B)
+    for peer in (ME, B):
+        actions = office.report(peer, finished=sum_of(opened(office)), now=12.5, summed={0, 1} if peer == B else ())
+    assert any(isinstance(action, Broadcast) and isinstance(action.message, Committed) for action in actions)
+
+
+def test_a_keeper_whose_own_stream_stands_still_lets_the_others_sum_and_fetches_it():
+    office = Office(B, C)
+    office.everybody_reports(B, C)
+    office.claim(ME, 0)
+    office.claim(B, 1)
+    office.report(B, summed={1})
+    office.report(ME, summed={0})
+    first = opened(office)
+    office.complain(C, first, late=ME, now=11.0)
+    actions = office.complain(B, first, late=ME, now=11.0, summed={1})
+    assert told(actions, Evicted, ME)
+    assert told(office.claim(C, 0), Granted, C)
+    office.report(C, summed={0}, now=12.0)
+    assert opened(office).receivers == (B, C)
+    done = sum_of(opened(office))
+    office.report(B, finished=done, summed={1}, now=13.0)
+    actions = office.report(C, finished=done, summed={0}, now=13.0)
+    assert any(isinstance(action, Broadcast) and isinstance(action.message, Committed) for action in actions)
+
+
+def test_one_voice_of_three_makes_somebody_else_reduce():
+    office = Office(B, C)
+    office.everybody_reports(B, C)
+    office.claim(ME, 0)
+    office.claim(C, 1)
+    office.report(C, summed={1}, bandwidth=500)
+    first = opened(office)
+    office.complain(ME, first, refused=C, now=1.0)
+    office.complain(ME, first, refused=C, now=5.0)
+    second = opened(office)
+    assert second.id != first.id and second.contributions == first.contributions
+    assert second.receivers == (B, C, ME) and second.bandwidths == ()
+
+
+def test_whoever_lacks_a_sum_for_long_is_not_waited_for_and_keeps_what_it_has_counted():
+    office = Office(B, C)
+    office.everybody_reports(B, C)
+    office.claim(ME, 0)
+    office.claim(C, 1)
+    office.report(C, summed={1}, now=1.0)
+    done = sum_of(opened(office))
+    office.report(ME, finished=done, summed={0}, now=2.0)
+    actions = office.report(B, finished=done, now=3.0)
+    assert not told(actions, Evicted) and office.keeper.commit is None
+    office.beat(C, 12.0)
+    actions = office.report(B, finished=done, now=13.0)
+    assert not told(actions, Evicted), "its generation is in the sum"
+    assert office.keeper.commit is not None

@@ -27,6 +27,7 @@ from swarmnet.messages import (
     Gradient,
     Granted,
     Heartbeat,
+    Late,
     Line,
     ManifestData,
     ManifestRequest,
@@ -49,6 +50,7 @@ from swarmnet.messages import (
     Stamp,
     TrailRequest,
     TrailStep,
+    Trouble,
 )
 from swarmnet.wire import convert
 from swarmnet.wire.convert_calls import (
@@ -113,6 +115,11 @@ lines = st.builds(
     Line, st.just(0) | bandwidths,
     st.dictionaries(peers, st.integers(1, 3600 * 10**6), max_size=4).map(lambda found: tuple(found.items())),
 )
+troubles = st.builds(
+    lambda id, late, refused: Trouble(id, tuple(Late(peer, *found) for peer, found in late.items()), tuple(refused)),
+    rounds, st.dictionaries(peers, st.tuples(st.booleans(), st.floats(0.0, 1e6)), max_size=3),
+    st.sets(peers, max_size=3),
+)
 kept = {"stamp": stamps, "ballot": ballots}
 fenced = {**kept, "generation": generations}
 controls: dict[type, st.SearchStrategy] = {
@@ -127,6 +134,7 @@ controls: dict[type, st.SearchStrategy] = {
     Report: st.builds(
         Report, **fenced, owned=indexes, summed=indexes, finished=st.none() | finished, commit=st.none() | commits,
         progress=counts, non_finite=indexes, line=lines,
+        trouble=st.none() | troubles,
     ),
     Evicted: st.builds(Evicted, **fenced, void=st.booleans()),
     Release: st.builds(Release, **fenced, indexes=indexes),

@@ -108,8 +108,27 @@ class Line(_message.Message):
     round_trips: _containers.RepeatedCompositeFieldContainer[Line.RoundTrip]
     def __init__(self, bytes_per_s: _Optional[int] = ..., round_trips: _Optional[_Iterable[_Union[Line.RoundTrip, _Mapping]]] = ...) -> None: ...
 
+class Trouble(_message.Message):
+    __slots__ = ("id", "late", "refused")
+    class Late(_message.Message):
+        __slots__ = ("peer", "owes", "allowed_s")
+        PEER_FIELD_NUMBER: _ClassVar[int]
+        OWES_FIELD_NUMBER: _ClassVar[int]
+        ALLOWED_S_FIELD_NUMBER: _ClassVar[int]
+        peer: str
+        owes: bool
+        allowed_s: float
+        def __init__(self, peer: _Optional[str] = ..., owes: _Optional[bool] = ..., allowed_s: _Optional[float] = ...) -> None: ...
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    id: _values_pb2.RoundId
+    late: _containers.RepeatedCompositeFieldContainer[Trouble.Late]
+    refused: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., late: _Optional[_Iterable[_Union[Trouble.Late, _Mapping]]] = ..., refused: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class Report(_message.Message):
-    __slots__ = ("stamp", "ballot", "generation", "owned", "summed", "finished", "commit", "progress", "non_finite", "line")
+    __slots__ = ("stamp", "ballot", "generation", "owned", "summed", "finished", "commit", "progress", "non_finite", "line", "trouble")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +139,7 @@ class Report(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     NON_FINITE_FIELD_NUMBER: _ClassVar[int]
     LINE_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
     stamp: _values_pb2.Stamp
     ballot: _values_pb2.Ballot
     generation: _values_pb2.Generation
@@ -130,7 +150,8 @@ class Report(_message.Message):
     progress: int
     non_finite: bytes
     line: Line
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., owned: _Optional[bytes] = ..., summed: _Optional[bytes] = ..., finished: _Optional[_Union[_values_pb2.Finished, _Mapping]] = ..., commit: _Optional[_Union[_values_pb2.Commit, _Mapping]] = ..., progress: _Optional[int] = ..., non_finite: _Optional[bytes] = ..., line: _Optional[_Union[Line, _Mapping]] = ...) -> None: ...
+    trouble: Trouble
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., owned: _Optional[bytes] = ..., summed: _Optional[bytes] = ..., finished: _Optional[_Union[_values_pb2.Finished, _Mapping]] = ..., commit: _Optional[_Union[_values_pb2.Commit, _Mapping]] = ..., progress: _Optional[int] = ..., non_finite: _Optional[bytes] = ..., line: _Optional[_Union[Line, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ...) -> None: ...
 
 class Evicted(_message.Message):
     __slots__ = ("stamp", "ballot", "generation", "void")

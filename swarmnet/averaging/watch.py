@@ -1,0 +1,106 @@
+"""Who keeps me waiting in a round, and who sends me what I cannot take: what a member tells its keeper of its streams.
+
+A stream stands still while the next chunk is wanted and does not come. How long it may is computed from what its sender
+has to move in the whole round and from its bandwidth, with a margin, so that a slow line is never taken for a dead one
+as long as chunks come. Signs of life do not count: they come from whoever waits for others, too.
+
+Contributions are owed without conditions, sums only once contributions are there. So whoever owes me its contribution
+is named, and a reducer only when nobody does. Knows no ledger; what is done about anybody is the keeper's word
+(`step.dispute`). Events and `now` in, a report out. Pure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+from swarmnet.ids import PeerId, RoundId
+from swarmnet.messages import MAX_MATES, Late, Trouble
+
+LEAST_S = 10.0
+"""A stream may always stand still for so long."""
+
+_MARGIN = 3.0
+"""Times the seconds that a sender's line needs for all of its round."""
+
+_SLOW_LINE = 1 << 20
+"""Bytes per second of a line that nobody has measured."""
+
+
+def allowance_s(num_bytes: float, bandwidth: int) -> float:
+    """How long a stream of a member may stand still that moves so many bytes each way in the round. 0: unmeasured."""
+    return max(LEAST_S, _MARGIN * num_bytes / (bandwidth or _SLOW_LINE))
+
+
+class Wait:
+    """One stream: `since` when its next chunk has been wanted, None while nobody asks for it."""
+
+    def __init__(self, peer: PeerId, owes: bool, now: float) -> None:
+        self.peer, self.owes = peer, owes
+        self.since: float | None = now
+
+    def wanted(self, *, now: float) -> None:
+        """The next chunk may come."""
+        self.since = now
+
+    def came(self) -> None:
+        """It has; what follows waits for me."""
+        self.since = None
+
+
+class Watch:
+    """One replica's streams in the round it takes part in. `begin` each round, `end` when it is left."""
+
+    def __init__(self) -> None:
+        self._round: RoundId | None = None
+        self._allowed: Mapping[PeerId, float] = {}
+        self._waits: list[Wait] = []
+        self._refused: set[PeerId] = set()
+
+    def begin(self, round_id: RoundId, allowed: Mapping[PeerId, float]) -> None:
+        """Streams are of this round from now on. allowed: `allowance_s` of its members.
+
+        The same round again: it was begun anew after something was refused, which stays refused.
+        """
+        if round_id != self._round:
+            self._refused = set()
+        self._round, self._allowed = round_id, allowed
+
+    def end(self) -> None:
+        """The round is over here, whole or given up; who was refused in it is remembered until another one begins."""
+        self._waits = []
+
+    def forget(self) -> None:
+        """The step is over, and with it everything of its rounds."""
+        self.end()
+        self._round, self._refused = None, set()
+
+    @contextlib.contextmanager
+    def stream(self, peer: PeerId, *, owes: bool, now: float) -> Iterator[Wait]:
+        """A stream from that member is read. owes: its next chunk hangs on nobody else."""
+        wait = Wait(peer, owes, now)
+        self._waits.append(wait)
+        try:
+            yield wait
+        finally:
+            if wait in self._waits:
+                self._waits.remove(wait)
+
+    def refused(self, peer: PeerId) -> None:
+        """What that member sent could not be taken."""
+        self._refused.add(peer)
+
+    def trouble(self, *, now: float) -> Trouble | None:
+        """What the keeper should know, or None."""
+        if self._round is None:
+            return None
+        found: dict[bool, dict[PeerId, float]] = {True: {}, False: {}}
+        for wait in self._waits:
+            allowed = self._allowed.get(wait.peer, LEAST_S)
+            if wait.since is not None and now - wait.since > allowed:
+                found[wait.owes][wait.peer] = allowed
+        owes = bool(found[True])
+        late = tuple(Late(peer, owes, allowed) for peer, allowed in sorted(found[owes].items()))
+        if not late and not self._refused:
+            return None
+        return Trouble(self._round, late[:MAX_MATES], tuple(sorted(self._refused))[:MAX_MATES])

@@ -1,0 +1,141 @@
+"""Nobody is left out of a step on one voice of three or more; who holds up a round is left out all the same."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+from stage_table import CHAIN
+
+from swarmnet.ids import Ballot, Generation, PeerId, RoundId
+from swarmnet.messages import NONE, Late, Report, Stamp, Trouble
+from swarmnet.step.dispute import Again, Dispute, Leave
+
+A, B, C, D = (PeerId(name) for name in "ABCD")
+BALLOT = Ballot(1, A)
+PATIENCE_S = 3.0
+
+
+def number(place: int) -> RoundId:
+    return RoundId(BALLOT, place)
+
+
+class Court:
+    """A keeper's ear, A's, and the members of its one group, who have all summed what they own."""
+
+    def __init__(self, *members: PeerId) -> None:
+        self.members = frozenset(members)
+        self.dispute = Dispute(A, patience_s=PATIENCE_S)
+        self.rounds = itertools.count()
+        self.open(0.0)
+        for member in members:
+            self.says(member, now=0.0)
+
+    def open(self, now: float) -> None:
+        self.round = number(next(self.rounds))
+        self.dispute.opened(self.round, now=now)
+
+    def says(
+        self, peer: PeerId, *, late: tuple[PeerId, ...] = (), refused: tuple[PeerId, ...] = (), owes: bool = True,
+        now: float, owned: frozenset[int] = NONE, of: RoundId | None = None,
+    ) -> None:
+        found = tuple(Late(each, owes, 10.0) for each in late)
+        trouble = Trouble(of or self.round, found, refused) if late or refused else None
+        report = Report(Stamp(3, 0, CHAIN), BALLOT, Generation(1, 0), owned, NONE, None, None, 0, trouble=trouble)
+        self.dispute.hear(peer, report, now=now)
+
+    def verdict(self, now: float) -> Leave | Again | None:
+        return self.dispute.verdict([self.members], now=now)
+
+
+def test_whom_most_wait_for_is_left_out_once_it_has_had_its_time() -> None:
+    court = Court(A, B, C, D)
+    court.says(B, late=(D,), now=11.0)
+    assert court.verdict(11.0) is None, "one voice"
+    court.says(C, late=(D,), now=11.5)
+    assert court.verdict(11.5) == Leave(D, "late")
+
+
+def test_who_still_computes_owes_nothing() -> None:
+    court = Court(A, B, C)
+    court.says(C, now=5.0, owned=frozenset({1}))
+    for peer in (A, B):
+        court.says(peer, late=(C,), now=60.0)
+    assert court.verdict(60.0) is None
+    court.says(C, now=61.0)
+    assert court.verdict(70.0) is None, "its time begins when it is done"
+    assert court.verdict(71.5) == Leave(C, "late")
+
+
+def test_a_reducer_that_waits_itself_is_excused() -> None:
+    """B and C reduce nothing and wait for A, who waits for D; so does nobody else."""
+    court = Court(A, B, C, D)
+    for peer in (B, C, D):
+        court.says(peer, late=(A,), owes=False, now=11.0)
+    court.says(A, late=(D,), now=11.0)
+    assert court.verdict(11.0) is None
+    assert court.verdict(15.0) == Again(), "A alone says so: let others reduce"
+
+
+def test_one_voice_of_three_has_the_round_cut_again_and_then_stands_alone() -> None:
+    court = Court(A, B, C)
+    court.says(B, refused=(C,), now=1.0)
+    assert court.verdict(1.0) is None and court.verdict(4.5) == Again()
+    court.open(4.5)
+    assert court.verdict(20.0) is None, "nobody complains of the second round"
+    court.says(B, refused=(C,), now=21.0)
+    assert court.verdict(21.0) is None and court.verdict(24.5) == Leave(B, "alone")
+
+
+def test_two_that_refused_something_of_one_member_in_different_rounds_are_two() -> None:
+    court = Court(A, B, C, D)
+    court.says(B, refused=(D,), now=1.0)
+    court.open(5.0)
+    court.says(A, refused=(D,), now=6.0)
+    assert court.verdict(6.0) == Leave(D, "refused")
+
+
+def test_of_two_the_keeper_believes_itself_about_a_refusal_and_the_other_about_lateness() -> None:
+    court = Court(A, B)
+    court.says(B, refused=(A,), now=1.0)
+    assert court.verdict(1.0) is None
+    court = Court(A, B)
+    court.says(A, refused=(B,), now=1.0)
+    assert court.verdict(1.0) == Leave(B, "refused")
+    court = Court(A, B)
+    court.says(B, late=(A,), now=11.0)
+    assert court.verdict(11.0) == Leave(A, "late")
+    court.says(A, late=(B,), now=11.0)
+    assert court.verdict(11.0) == Leave(B, "late"), "each waits for the other: the keeper stays"
+
+
+def test_words_about_another_round_or_about_strangers_do_not_count() -> None:
+    court = Court(A, B, C)
+    for peer in (A, B):
+        court.says(peer, late=(C,), refused=(C,), now=20.0, of=number(99))
+        assert court.verdict(30.0) is None
+        court.says(peer, late=(D,), refused=(D, peer), now=20.0)
+        assert court.verdict(30.0) is None
+
+
+voices = st.lists(st.tuples(st.sampled_from([B, C, D]), st.booleans(), st.floats(0.0, 100.0)), max_size=30)
+
+
+@given(voices)
+def test_no_single_member_can_have_anybody_but_itself_left_out(said: list[tuple[PeerId, bool, float]]) -> None:
+    """One liar of four, whatever it says and however often rounds are cut again."""
+    court = Court(A, B, C, D)
+    left: list[PeerId] = []
+    now = 0.0
+    for accused, refusal, pause in said:
+        now += pause
+        names = (accused,) if accused != B else (A,)
+        court.says(B, refused=names if refusal else (), late=() if refusal else names, now=now)
+        match court.verdict(now):
+            case Leave(peer, _):
+                left.append(peer)
+                break
+            case Again():
+                court.open(now)
+    assert left in ([], [B])
