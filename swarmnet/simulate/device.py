@@ -8,7 +8,6 @@ import heapq
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 
 class Kind(enum.IntEnum):
@@ -20,7 +19,8 @@ class Kind(enum.IntEnum):
     WEIGHTS = 3
 
 
-class Turn(NamedTuple):
+@dataclass(frozen=True, slots=True, order=True)
+class Turn:
     """When a job runs: compared field by field, the lowest first, so the older of two open steps goes first.
     `later_stage` is the stage's number, negated."""
 

@@ -34,10 +34,11 @@ def kind(*kinds: type, to: str | None = None) -> Wish:
 class Table:
     """Members by name. The highest name keeps at first: all begin alone, and its ballot is the highest."""
 
-    def __init__(self, *names: str, microbatches: int = 2, stages: int = 1) -> None:
-        self.now, self.shape = 0.0, Shape(stages, microbatches, 10)
+    def __init__(self, *names: str, microbatches: int = 2, stages: int = 1, delay: int = 0) -> None:
+        self.now, self.shape = 0.0, Shape(stages, microbatches, 10, delay=delay)
         self.members: dict[str, Member] = {}
         self.sums: dict[str, list[int]] = {}
+        self.later: dict[str, list[int]] = {}
         self.rounds: dict[str, Round | None] = {}
         self.collects: dict[str, Round | None] = {}
         self.applies: list[str] = []
@@ -53,6 +54,7 @@ class Table:
         self.starts += 1
         member = Member(PeerId(name), 0, self.shape, TIMERS, incarnation=self.starts, chain=CHAIN, now=self.now)
         self.members[name], self.sums[name], self.rounds[name], self.collects[name] = member, [], None, None
+        self.later[name] = []
         self.do(name, member.restored(0, CHAIN, CHAIN, CHAIN, None, (), now=self.now))
 
     def kill(self, name: str) -> None:
@@ -77,8 +79,8 @@ class Table:
                 case Broadcast(message):
                     to_all = [other for other in self.members if other != name or isinstance(message, Committed)]
                     self.wire += [(member.me, PeerId(other), message) for other in to_all]
-                case act.Void():
-                    self.sums[name] = []
+                case act.Void(step):
+                    self._accumulator(name, step).clear()
                 case act.Sum(current):
                     self.rounds[name] = current
                 case act.CollectSum(current):
@@ -90,21 +92,35 @@ class Table:
                 case _:
                     self.did.append((name, action))
 
-    def claim(self, name: str, index: int) -> None:
-        self.do(name, self.members[name].claim(self.members[name].version, index, now=self.now))
+    def _accumulator(self, name: str, step: int) -> list[int]:
+        return self.sums[name] if step == self.members[name].version else self.later[name]
 
-    def add(self, name: str, index: int) -> None:
+    def claim(self, name: str, index: int, *, step: int | None = None) -> None:
+        """Of the oldest step, unless told otherwise."""
+        step = self.members[name].version if step is None else step
+        self.do(name, self.members[name].claim(step, index, now=self.now))
+
+    def add(self, name: str, index: int, *, step: int | None = None) -> None:
         """The weight pass of `index` has ended at `name`, whatever was granted."""
-        self.sums[name].append(index)
-        self.do(name, self.members[name].add(self.members[name].version, index))
+        step = self.members[name].version if step is None else step
+        self._accumulator(name, step).append(index)
+        self.do(name, self.members[name].add(step, index))
 
-    def execute(self, name: str, *indexes: int) -> None:
+    def execute(self, name: str, *indexes: int, step: int | None = None) -> None:
         """Claim, be granted, add."""
         for index in indexes:
-            self.claim(name, index)
+            self.claim(name, index, step=step)
         self.settle()
         for index in indexes:
-            self.add(name, index)
+            self.add(name, index, step=step)
+        self.settle()
+
+    def apply(self, *names: str) -> None:
+        """The optimizer steps of these (default: of all who are at it) have ended."""
+        for name in names or tuple(dict.fromkeys(self.applies)):
+            self.applies.remove(name)
+            self.sums[name], self.later[name], self.rounds[name] = self.later[name], [], None
+            self.do(name, self.members[name].applied(now=self.now))
         self.settle()
 
     def finish(self, name: str) -> Finished:

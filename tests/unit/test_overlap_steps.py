@@ -1,0 +1,222 @@
+"""Two open steps in one stage's machines: each is claimed, counted and kept by itself, only the oldest is averaged."""
+
+from __future__ import annotations
+
+import pytest
+from stage_table import CHAIN, Table, kind
+
+from swarmnet.ids import Ballot, PeerId, RoundId
+from swarmnet.messages import Commit, Committed, Evicted, Execute, Heartbeat, Prepare, Report, Round, Stamp
+from swarmnet.step import actions as act
+
+
+def overlapping(*names: str, **more: int) -> Table:
+    return Table(*names, delay=1, **more)
+
+
+def through(table: Table, *, of: str = "A", and_of: str = "K") -> None:
+    """The oldest step to its end, if its indexes are not at work yet."""
+    table.execute(of, 0)
+    table.execute(and_of, 1)
+    table.finish_all()
+    table.apply()
+
+
+def test_one_index_is_counted_in_each_open_step_by_whoever_claims_it_first():
+    table = overlapping("A", "K")
+    table.execute("A", 0, step=0)
+    table.execute("K", 0, step=1)
+    table.execute("A", 1, step=1)
+    oldest, newest = table.members["A"].steps
+    assert (oldest.account.summed, newest.account.summed) == ({0}, {1})
+    assert table.members["K"].steps[1].account.summed == {0}
+    assert table.sums == {"A": [0], "K": []} and table.later == {"A": [1], "K": [0]}
+
+
+def test_a_step_carries_the_chain_of_the_weights_it_is_computed_on():
+    table = overlapping("A", "K")
+    for version in range(3):
+        member = table.members["A"]
+        oldest, newest = (step.stamp for step in member.steps)
+        assert (oldest.step, newest.step) == (version, version + 1)
+        assert (oldest.chain, newest.chain) == (member.before, member.chain)
+        assert version > 1 or oldest.chain == CHAIN  # steps 0 and 1 are both computed on what the run begins with
+        through(table)
+
+
+def test_a_ledger_that_is_complete_early_opens_its_round_when_its_step_is_the_oldest():
+    table = overlapping("A", "K")
+    table.execute("A", 0, 1, step=1)
+    table.tick(2.0)
+    assert table.rounds == {"A": None, "K": None}
+    through(table)
+    assert {current.stamp.step for current in table.rounds.values() if current is not None} == {1}
+    table.finish_all()
+    table.apply()
+    assert {member.version for member in table.members.values()} == {2}
+
+
+def test_what_is_idle_in_the_newest_step_is_ordered_only_when_it_is_the_oldest():
+    table = overlapping("A", "K")
+    table.execute("A", 0, step=0)
+    table.execute("K", 1, step=0)
+    table.tick(20.0)
+    assert not table.orders()
+    table.finish_all()
+    table.apply()
+    table.tick(4.5)
+    assert not table.orders()  # it has as long as any other: from now on
+    table.tick(1.5)
+    assert sorted(index for _, index in table.orders()) == [0, 1]
+
+
+def test_a_step_that_is_applied_leaves_the_other_one_as_it_was():
+    table = overlapping("A", "K")
+    table.claim("A", 0, step=1)
+    table.claim("K", 1, step=1)
+    table.settle()
+    table.add("A", 0, step=1)
+    before = table.members["A"].steps[1].account
+    through(table)
+    assert table.members["A"].account is before and before.summed == {0} and table.sums["A"] == [0]
+    table.add("K", 1)
+    table.settle()
+    table.finish_all()
+
+
+def test_an_eviction_of_one_step_does_not_touch_the_other():
+    table = overlapping("A", "K")
+    table.execute("A", 0, step=0)
+    table.execute("A", 0, step=1)
+    member = table.members["A"]
+    oldest, newest = member.steps
+    closed, before = oldest.account.generation, newest.account.generation
+    table.do("A", member.receive(PeerId("K"), Evicted(oldest.stamp, oldest.promised, closed, void=True), now=table.now))
+    assert table.sums["A"] == [] and table.later["A"] == [0]
+    assert oldest.account.generation > closed and newest.account.generation == before
+    table.do("A", member.receive(PeerId("K"), Evicted(newest.stamp, newest.promised, before, void=False),
+                                 now=table.now))
+    assert newest.account.generation > oldest.account.generation and table.later["A"] == [0]
+
+
+def laggard() -> Table:
+    """A has all of step 1; K has applied step 0, A has not."""
+    table = overlapping("A", "K")
+    table.execute("A", 0, 1, step=1)
+    table.execute("A", 0, step=0)
+    table.execute("K", 1, step=0)
+    for name in ("A", "K"):
+        table.finish(name)
+    table.settle()
+    table.apply("K")
+    return table
+
+
+def test_a_round_waits_for_a_member_that_has_not_applied_the_step_before():
+    table = laggard()
+    table.tick(2.0)
+    assert table.members["K"].keeper is not None and table.members["K"].keeper.round is None
+    table.apply("A")
+    assert table.rounds["A"] is not None and table.rounds["A"].stamp.step == 1
+    table.finish_all()
+
+
+def test_a_member_that_stays_behind_for_very_long_is_left_there():
+    table = laggard()
+    held = table.members["A"]
+    table.tick(17.0)
+    assert "evicted" in table.notes()
+    assert sorted(index for _, index in table.orders()) == [0, 1]
+    assert held.version == 0
+
+
+def test_a_laggard_hears_the_commits_of_both_its_steps_and_applies_one_after_the_other():
+    table = overlapping("A", "K", stages=2)
+    member = table.members["A"]
+    table.execute("A", 0, step=0)
+    table.execute("K", 1, step=0)
+    table.finish("A")
+    table.finish("K")
+    table.settle()
+    mine = member.barrier.of(0)
+    assert mine is not None and not table.applies
+    later = Commit(1, 1, CHAIN, RoundId(Ballot(0, PeerId("X")), 0), b"x" * 32, 2, 0.0, 1.0)
+    table.do("A", member.receive(PeerId("X"), Committed(later), now=table.now))
+    assert member.steps[1].barrier.of(1) == later
+    table.do("A", member.receive(PeerId("X"), Committed(Commit(1, 0, CHAIN, later.id, b"y" * 32, 2, 0.0, 1.0)),
+                                 now=table.now))
+    table.apply("A")
+    assert member.version == 1 and member.barrier.of(1) == later and not member.applying
+
+
+def test_a_keeper_of_a_step_that_opens_next_is_remembered():
+    table = overlapping("A", "B")
+    member = table.members["A"]
+    table.execute("A", 0, step=0)
+    table.execute("B", 1, step=0)
+    table.finish_all()
+    table.apply("B")
+    early = table.members["B"].steps[1].stamp
+    table.do("A", member.receive(PeerId("B"), Prepare(early, Ballot(5, PeerId("B"))), now=table.now))
+    assert early.step == 2
+    table.apply("A")
+    assert member.steps[1].promised == Ballot(5, PeerId("B"))
+
+
+def test_messages_find_their_step_by_the_whole_stamp():
+    table = overlapping("A", "K")
+    member = table.members["A"]
+    newest = member.steps[1]
+    wrong = (Stamp(1, 0, CHAIN.replace("1", "2")), Stamp(2, 0, CHAIN), Stamp(1, 1, CHAIN))
+    for stamp in wrong:
+        table.do("A", member.receive(PeerId("K"), Execute(stamp, newest.promised, 0), now=table.now))
+    assert not table.orders()
+    table.do("A", member.receive(PeerId("K"), Execute(newest.stamp, newest.promised, 0), now=table.now))
+    assert [action for _, action in table.did if isinstance(action, act.Execute)] == [act.Execute(1, 0)]
+
+
+def test_forks_share_the_step_that_is_computed_on_what_they_share():
+    """Two replicas that applied different sums of step 0 still count step 1 together: its weights are the same."""
+    table = overlapping("A", "K")
+    through(table)
+    member = table.members["A"]
+    fork = Heartbeat(Stamp(1, 0, CHAIN.replace("1", "f")), 7, True, None, before=CHAIN)
+    notes = member.receive(PeerId("F"), fork, now=table.now)
+    assert any(isinstance(action, act.Resync) for action in notes)
+    for place, shared in enumerate((True, False)):
+        (name,) = [name for name, member in table.members.items() if member.steps[place].keeper is not None]
+        table.members[name].receive(PeerId("F"), fork, now=table.now)
+        assert ("F" in table.members[name].steps[place].keeper._live(table.now)) is shared
+
+
+def test_work_on_the_older_step_is_progress_of_the_newer():
+    table = overlapping("A", "K")
+    table.execute("A", 0, step=0)
+    assert [step.progress for step in table.members["A"].steps] == [1, 1]
+    table.execute("A", 0, step=1)
+    assert [step.progress for step in table.members["A"].steps] == [1, 2]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_state_of_a_version_opens_both_its_steps(finished: bool):
+    table = overlapping("A", "K")
+    through(table)
+    kept = table.members["K"]
+    table.execute("A", 0)
+    table.execute("K", 1)
+    whole = table.finish("K") if finished else None
+    table.start("A")
+    member = table.members["A"]
+    table.do("A", member.restored(1, kept.chain, kept.before, kept.term_chain, whole, (), now=table.now))
+    assert [step.stamp for step in member.steps] == [step.stamp for step in kept.steps]
+    assert member.finished == whole and member.steps[1].finished is None
+
+
+def test_reports_of_each_step_go_to_its_keeper():
+    table = overlapping("A", "K")
+    table.tick(0.5)
+    beats = table.take(kind(Report, Round))
+    assert beats == []
+    table.do("A", table.members["A"].tick(now=table.now))
+    told = [message for _, peer, message in table.take(kind(Report)) if peer == "K"]
+    assert sorted(message.stamp.step for message in told) == [0, 1]
