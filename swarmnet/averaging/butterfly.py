@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from swarmnet.averaging.grid import Group, Speaker
 from swarmnet.averaging.meter import Meter
 from swarmnet.averaging.parts import Range
+from swarmnet.averaging.watch import Watch
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Indexes, Packed, Part, PartData, Rejected, Round, Running
@@ -76,6 +77,7 @@ class Means:
     running_s: float
     on_event: OnEvent
     meter: Meter
+    watch: Watch
 
 
 class Butterfly:
@@ -92,7 +94,7 @@ class Butterfly:
         self.me, self.round, self.group, self._below = means.me, current, group, below
         self._engine, self._transport = means.engine, means.transport
         self._num_tokens, self._running_s, self._on_event = means.num_tokens, means.running_s, means.on_event
-        self._meter = means.meter
+        self._meter, self._watch = means.meter, means.watch
         self._losses = losses
         self._indexes = {speaker.peer: speaker.indexes for speaker in group.speakers}
         self._chunks = dict(group.chunks)
@@ -130,7 +132,7 @@ class Butterfly:
 
     # ------------------------------------------------------------ taking part
 
-    async def run(self) -> list[Losses]:
+    async def run(self) -> list[tuple[PeerId, Losses]]:
         """Return when all that this group has for me was put into the engine. Cancel to abandon.
 
         Returns the losses of the whole round, as every reducer of the group tells them: all the same, or one is wrong.
@@ -143,8 +145,9 @@ class Butterfly:
                     group.create_task(self._contributions(peer, queue, missing))
             if self._sums and self.group.speakers:
                 group.create_task(self._reduce(arriving))
-            told = [group.create_task(self._reduced(peer)) for peer in self._chunks if peer != self.me]
-        return [*([self._summed] if self._sums and self.group.last else []), *(task.result() for task in told)]
+            told = {peer: group.create_task(self._reduced(peer)) for peer in self._chunks if peer != self.me}
+        mine = [(self.me, self._summed)] if self._sums and self.group.last else []
+        return [*mine, *((peer, task.result()) for peer, task in told.items())]
 
     async def _contributions(
         self, peer: PeerId, queue: asyncio.Queue[tuple[Packed, Losses]], wanted: Sequence[Range]
@@ -164,10 +167,12 @@ class Butterfly:
                     peer = speaker.peer
                     packed, losses = await (self._mine(chunk) if peer == self.me else arriving[peer].get())
                     if not number:
-                        self._check_losses(losses, self._indexes[peer], peer=peer)
+                        with self._noted(peer):
+                            self._check_losses(losses, self._indexes[peer], peer=peer)
                         self._summed |= losses
                     contributions.append(Contribution(peer, speaker.weight, packed))
-                result = await self._engine.reduce(contributions, *chunk, hop=self.group.hop)
+                with self._noted():
+                    result = await self._engine.reduce(contributions, *chunk, hop=self.group.hop)
                 for clipped in result.clipped:
                     self._on_event("clipped", {
                         "step": self.round.stamp.step, "peer": clipped.peer, "factor": round(clipped.factor, 4),
@@ -190,8 +195,20 @@ class Butterfly:
         async for chunk, packed, losses in self._stream(peer, "reduced", self._chunks[peer]):
             told |= losses
             self._ended(chunk, packed, told)
-            await self._engine.put(chunk[0], packed)
+            with self._noted(peer):
+                await self._engine.put(chunk[0], packed)
         return told
+
+    @contextlib.contextmanager
+    def _noted(self, peer: PeerId | None = None) -> Iterator[None]:
+        """What is refused here came from that member, or from whom the refusal names: the keeper will hear of it."""
+        try:
+            yield
+        except (BadMessage, Refused) as error:
+            sender = peer or error.facts.get("peer")
+            if isinstance(sender, str) and sender != self.me and error.code is not RejectCode.VOID:
+                self._watch.refused(PeerId(sender))
+            raise
 
     def _ended(self, chunk: Range, packed: Packed, told: Losses) -> None:
         """What everybody installs of this chunk is known: those wait for it whose sum I made in the hops before."""
@@ -207,21 +224,25 @@ class Butterfly:
         self, peer: PeerId, kind: str, wanted: Sequence[Range]
     ) -> AsyncGenerator[tuple[Range, Packed, Losses], None]:
         """These chunks of that member, in order, however often it takes: only the step machine gives a member up."""
-        hop = self.group.hop
-        place, pace = 0, _Pace(owes=kind == "contribution" and not hop)
-        while place < len(wanted):
-            request = Part(self.round.stamp, self.round.id, kind, wanted[place][0], wanted[-1][1], hop)
-            with contextlib.suppress(PeerGone, PeerTimeout, BadMessage, Refused):
-                async with contextlib.aclosing(self._answers(peer, request, pace)) as answers:
-                    async for data in answers:
-                        start, stop = wanted[place]
-                        if len(data.payload) != 1 or data.payload[0].shape != (stop - start,):
-                            raise BadMessage(RejectCode.BAD_SHAPE, "not the next chunk", peer=peer)
-                        yield (start, stop), data.payload[0], dict(data.losses)
-                        place += 1
-                        if place == len(wanted):
-                            return
-            await asyncio.sleep(PAUSE_S)
+        loop, hop = asyncio.get_running_loop(), self.group.hop
+        owes = kind == "contribution" and not hop
+        place, pace = 0, _Pace(owes=owes)
+        with self._watch.stream(peer, owes=owes, now=loop.time()) as wait:
+            while place < len(wanted):
+                request = Part(self.round.stamp, self.round.id, kind, wanted[place][0], wanted[-1][1], hop)
+                with contextlib.suppress(PeerGone, PeerTimeout, BadMessage, Refused):
+                    async with contextlib.aclosing(self._answers(peer, request, pace)) as answers:
+                        async for data in answers:
+                            start, stop = wanted[place]
+                            if len(data.payload) != 1 or data.payload[0].shape != (stop - start,):
+                                raise BadMessage(RejectCode.BAD_SHAPE, "not the next chunk", peer=peer)
+                            wait.came()
+                            yield (start, stop), data.payload[0], dict(data.losses)
+                            wait.wanted(now=loop.time())
+                            place += 1
+                            if place == len(wanted):
+                                return
+                await asyncio.sleep(PAUSE_S)
 
     async def _answers(self, peer: PeerId, request: Part, pace: _Pace) -> AsyncGenerator[PartData, None]:
         loop = asyncio.get_running_loop()

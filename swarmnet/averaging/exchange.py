@@ -18,9 +18,9 @@ from swarmnet.averaging.butterfly import PAUSE_S, Butterfly, Losses, Means, OnEv
 from swarmnet.averaging.gossip import partners
 from swarmnet.averaging.grid import Group, groups, lone_group
 from swarmnet.averaging.meter import Meter
-from swarmnet.averaging.parts import Range
+from swarmnet.averaging.parts import Range, shares
 from swarmnet.averaging.trail import Trail
-from swarmnet.averaging.watch import Watch
+from swarmnet.averaging.watch import Watch, allowance_s
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId, RoundId
 from swarmnet.messages import (
@@ -46,6 +46,9 @@ from swarmnet.stage.engine import Engine
 
 PIECE_ELEMENTS = 1 << 22
 """A finished sum travels in pieces of this many elements, so that no message grows with the model."""
+
+_MOST_ELEMENT_BYTES = 8
+"""Of what travels: int64 sums."""
 
 _AT_ONCE = 4
 """Pieces asked for at a time."""
@@ -91,8 +94,10 @@ class Exchange:
         self.close()
         self._meter.begin()
         means = Means(
-            self.me, self._engine, self._transport, self._num_tokens, self._running_s, self._on_event, self._meter
+            self.me, self._engine, self._transport, self._num_tokens, self._running_s, self._on_event, self._meter,
+            self._watch,
         )
+        self._watch.begin(current.id, self._allowances(current))
         spans = list(itertools.pairwise(itertools.accumulate(self._engine.phases, initial=0)))
         before, self._before = self._before, ()
         if len(spans) > 1:                       # what a later phase sums hangs on the whole sum of the one before
@@ -115,7 +120,7 @@ class Exchange:
             if not phase:
                 await self._leave(current)
                 await self._engine.open_sum()
-            told = await _run(mine)
+            told = await self._run(mine)
             if not private:
                 check_losses(told, NONE.union(*(found for _, _, found in current.contributions)), self._num_tokens)
                 all_losses = told
@@ -175,17 +180,20 @@ class Exchange:
     def applied(self, stamp: Stamp, finished: Finished, commits: tuple[Commit, ...]) -> None:
         """The sum in the buffer has been applied: remember it for who is on the way (`trail`)."""
         self.trail.applied(stamp, finished, commits)
+        self._watch.forget()
         self._before = ()
 
     def forget(self) -> None:
         """The run has gone back: what is in the buffer and in the trail is of a past that was given up."""
         self.close()
         self.trail.forget()
+        self._watch.forget()
         self._held, self._before = None, ()
 
     def close(self) -> None:
         """The round is over or abandoned: serve its contribution no more."""
         self._meter.end()
+        self._watch.end()
         for phase in self._open:
             phase.close()
         self._open = ()
@@ -262,6 +270,31 @@ class Exchange:
                 })
         return [(hop.group.hop, *chunk) for hop in mine for chunk in hop.done]
 
+    async def _run(self, hops: Sequence[Butterfly]) -> Losses:
+        """Take part in all of them; the losses of the round. Raises an ExceptionGroup of whatever failed in any."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(hop.run()) for hop in hops]
+        except ExceptionGroup as error:
+            raise ExceptionGroup(error.message, list(_leaves(error))) from error
+        told = [each for task in tasks for each in task.result()]
+        for peer in set(odd_ones(told)) - {self.me}:
+            self._watch.refused(peer)
+        if any(losses != told[0][1] for _, losses in told):
+            raise Refused(RejectCode.MALFORMED, "reducers tell different losses")
+        return told[0][1]
+
+    def _allowances(self, current: Round) -> dict[PeerId, float]:
+        """How long members' streams may stand still: by what each moves each way in the round, and its bandwidth."""
+        n = len(current.receivers)
+        bandwidths = current.bandwidths or (0,) * n
+        more = [1.0] * n if current.rows else [float(max(n - 2, 0) * share) for share in shares(bandwidths)]
+        whole = _MOST_ELEMENT_BYTES * sum(self._engine.phases)
+        return {
+            peer: allowance_s((1.0 + extra) * whole, bandwidth)
+            for peer, bandwidth, extra in zip(current.receivers, bandwidths, more, strict=True)
+        }
+
     async def _install(self, current: Round, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """Put a collected sum into the buffer."""
         await self._leave(current)
@@ -330,17 +363,13 @@ def _contributes_alike(before: Sequence[Butterfly], mine: Sequence[Butterfly]) -
     return old.said is not None and (old.said, old.group.chunks) == (new.said, new.group.chunks)
 
 
-async def _run(hops: Sequence[Butterfly]) -> Losses:
-    """Take part in all of them; the losses of the round. Raises an ExceptionGroup of whatever failed in any."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(hop.run()) for hop in hops]
-    except ExceptionGroup as error:
-        raise ExceptionGroup(error.message, list(_leaves(error))) from error
-    told = [losses for task in tasks for losses in task.result()]
-    if any(losses != told[0] for losses in told):
-        raise Refused(RejectCode.MALFORMED, "reducers tell different losses")
-    return told[0]
+def odd_ones(told: Sequence[tuple[PeerId, Losses]]) -> list[PeerId]:
+    """Who tells other losses than most do; nobody, if most tell no one thing."""
+    for _, losses in told:
+        odd = [peer for peer, others in told if others != losses]
+        if 2 * len(odd) < len(told):
+            return odd
+    return []
 
 
 def _leaves(error: ExceptionGroup[Exception]) -> Iterator[Exception]:
