@@ -157,7 +157,7 @@ class VectorEngine:
         given: Any = Given((vector / self._unit).to(torch.int64) if exact else vector, manifest.numerics)
         self._sum = StepSum(manifest, given, given, device=vector.device)
         self.num_elements, self.phases, self._compute = vector.numel(), self._sum.phases, compute
-        self.block, self.private_phases = self._sum.block, 0
+        self.block, self.private_phases, self.sum_elements = self._sum.block, 0, vector.numel()
 
     async def _do(self, job: Callable[[], T]) -> T:
         return await self._compute.run(Turn(Work.ROUND, 0, 0, 0), job)

@@ -82,7 +82,8 @@ class Exchange:
         self._before: tuple[Butterfly, ...] = ()     # of the last round, whatever became of it
         self._opened = asyncio.Event()
         self._meter, self._watch = Meter(), Watch()
-        self.trail = Trail(engine, lambda: pieces(0, engine.num_elements))
+        self._held_elements = 0                      # how long the sum in the buffer is
+        self.trail = Trail(engine, lambda: pieces(0, self._held_elements))
 
     # ------------------------------------------------------------ my part in a round
 
@@ -125,7 +126,7 @@ class Exchange:
                 check_losses(told, NONE.union(*(found for _, _, found in current.contributions)), self._num_tokens)
                 all_losses = told
         digest, sq_norm = await self._engine.seal()
-        self._held = (current.stamp, current.id)
+        self._hold(current)
         return _describe(current, digest, sq_norm, all_losses)
 
     async def collect(self, current: Round) -> Finished:
@@ -144,7 +145,7 @@ class Exchange:
         Raises PeerGone, PeerTimeout, Refused, BadMessage: of the last holder that failed.
         """
         window = asyncio.Semaphore(_AT_ONCE * len(holders))
-        ranges = pieces(0, self._engine.num_elements)
+        ranges = pieces(0, self._engine.sum_elements)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
@@ -160,7 +161,7 @@ class Exchange:
         digest, sq_norm = await self._install(current, [data.payload[0] for data in collected])
         if digest != finished.digest or sq_norm != finished.grad_sq_norm:
             raise BadMessage(RejectCode.MALFORMED, "the sum does not have its digest", peer=holders[0])
-        self._held = (current.stamp, current.id)
+        self._hold(current)
         return finished
 
     @property
@@ -202,9 +203,8 @@ class Exchange:
 
     async def serve(self, request: Part) -> AsyncGenerator[Answer, None]:
         """Answer one `Part` call: wait for the round to open here, then for the part."""
-        length = self._engine.num_elements if request.kind == "sum" else sum(self._engine.phases)
-        if not 0 <= request.start <= request.stop <= length:
-            raise BadMessage(RejectCode.BAD_SHAPE, f"part [{request.start}, {request.stop}) of {length} elements")
+        if not 0 <= request.start <= request.stop:
+            raise BadMessage(RejectCode.BAD_SHAPE, f"part [{request.start}, {request.stop})")
         if request.kind == "sum":
             kept = self.trail.piece(request)
             if kept is not None:
@@ -294,6 +294,10 @@ class Exchange:
             peer: allowance_s((1.0 + extra) * whole, bandwidth)
             for peer, bandwidth, extra in zip(current.receivers, bandwidths, more, strict=True)
         }
+
+    def _hold(self, current: Round) -> None:
+        """The sum of that round is in the buffer, whole."""
+        self._held, self._held_elements = (current.stamp, current.id), self._engine.sum_elements
 
     async def _install(self, current: Round, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """Put a collected sum into the buffer."""

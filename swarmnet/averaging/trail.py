@@ -31,15 +31,15 @@ class _Kept:
 
     finished: Finished
     commits: tuple[Commit, ...]
-    data: list[Packed] | None = None
+    data: dict[tuple[int, int], Packed] | None = None
 
     @property
     def num_bytes(self) -> int:
-        return sum(packed.num_bytes for packed in self.data or ())
+        return sum(packed.num_bytes for packed in (self.data or {}).values())
 
 
 class Trail:
-    """The last steps of one (peer, stage). cut(): the pieces a sum travels in."""
+    """The last steps of one (peer, stage). cut(): the pieces that the sum in the engine's buffer travels in."""
 
     def __init__(
         self, engine: Engine, cut: Callable[[], list[tuple[int, int]]], *, most_steps: int = MOST_STEPS,
@@ -75,7 +75,7 @@ class Trail:
         if asyncio.get_running_loop().time() > self._until:
             self._steps.clear()
             return
-        last.data = [await self._engine.finished_sum(start, stop) for start, stop in self._pieces()]
+        last.data = {piece: await self._engine.finished_sum(*piece) for piece in self._pieces()}
         while len(self._steps) > self.most_steps or sum(kept.num_bytes for kept in self._steps.values()) > (
             self._most_bytes
         ):
@@ -91,7 +91,5 @@ class Trail:
         kept = self._steps.get(request.stamp)
         if kept is None or kept.data is None or kept.finished.id != request.id:
             return None
-        for (start, stop), packed in zip(self._pieces(), kept.data, strict=True):
-            if (start, stop) == (request.start, request.stop):
-                return PartData((packed,), finished=kept.finished)
-        return None
+        packed = kept.data.get((request.start, request.stop))
+        return None if packed is None else PartData((packed,), finished=kept.finished)

@@ -134,9 +134,9 @@ class Wire(Table):
 class Averaging(Table):
     """How replicas of a stage agree. `codec` "int64" belongs to deterministic mode."""
 
-    sync: Literal["exact", "overlap"] = Field(
+    sync: Literal["exact", "overlap", "local"] = Field(
         default="exact",
-        description='"exact": steps one by one; "overlap": averaged while the next computes (docs/numerics.md)',
+        description='"exact", "overlap" (docs/numerics.md), or "local": meet now and then (docs/local-sync.md)',
     )
     codec: SumCodec = Field(
         default="int64",
@@ -162,6 +162,32 @@ class Averaging(Table):
     resync_every: Count = Field(
         default=100, description="steps after which other numerics classes take the keeper's state; 0: never"
     )
+    partners: Literal["all", "pairs"] = Field(
+        default="all", description='"local": who meets: "all" (DiLoCo), or random "pairs" (NoLoCo)'
+    )
+    inner_steps: Positive = Field(default=30, description='"local": steps from one meeting to the next')
+    fragments: Positive = Field(
+        default=1, description='"local": parts of the weights that meet by turns; at most inner_steps'
+    )
+    outer_learning_rate: Above0 = Field(default=0.7, description='"local": of the step that all take together')
+    outer_momentum: Decay = Field(default=0.6, description='"local": of that step, Nesterov')
+
+    @model_validator(mode="after")
+    def _meetings(self) -> Averaging:
+        if self.sync != "local":
+            for name in ("partners", "inner_steps", "fragments", "outer_learning_rate", "outer_momentum"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f'{name} has no effect without sync = "local": leave it at its default')
+            return self
+        if self.fragments > self.inner_steps:
+            raise ValueError(f"fragments = {self.fragments} have no turns of their own in inner_steps = "
+                             f"{self.inner_steps}: choose fewer of them, or more steps")
+        if self.codec.startswith("powersgd") and self.fragments > 1:
+            raise ValueError(f'codec = "{self.codec}" sends whole matrices: set fragments = 1, or choose another codec')
+        if self.partners == "pairs" and self.codec not in ("fp32", "bf16", "fp16"):
+            raise ValueError(f'partners = "pairs" sends weights, which codec = "{self.codec}" would spoil: choose '
+                             '"fp32", "bf16" or "fp16", or partners = "all"')
+        return self
 
     @property
     def delay(self) -> int:
@@ -240,6 +266,12 @@ class Manifest(Table):
             raise ValueError(f"cut.stages = {self.cut.stages} is more than model.num_layers = {self.model.num_layers}")
         if self.model.tie_embeddings and self.cut.stages > 1:
             raise ValueError("model.tie_embeddings = true needs both ends in one stage: untie, or set cut.stages = 1")
+        if self.averaging.sync == "local" and self.numerics.mode == "deterministic":
+            raise ValueError(
+                'averaging.sync = "local" gives up that a run is a pure function of its manifest, which is what '
+                'numerics.mode = "deterministic" is for: set numerics.mode = "fp32" and averaging.codec = "fp32" with '
+                'it (as `swarmnet init --sync local` does), or averaging.sync = "overlap"'
+            )
         if (self.numerics.mode == "deterministic") != (self.averaging.codec == "int64"):
             raise ValueError('averaging.codec = "int64" and numerics.mode = "deterministic" go together')
         if self.averaging.codec.startswith("topk") and self.averaging.reducer in ("median", "trimmed_mean"):

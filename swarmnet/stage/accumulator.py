@@ -93,6 +93,11 @@ class Accumulator:
         self._enter(step, self.voids)
         return self._sum
 
+    def indexes(self, step: int) -> frozenset[int]:
+        """Whose gradients the sum of `step` holds."""
+        self._enter(step, self.voids)
+        return frozenset(self._indexes)
+
     def _enter(self, step: int, voids: int) -> None:
         with self._content:
             if self._epoch != (step, voids):

@@ -62,6 +62,17 @@ class Reduced:
     clipped: tuple[Clipped, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class OuterStep:
+    """The outer step of a version (`averaging.sync = "local"`). elements: that were exchanged. taken: was this
+    replica's pseudo-gradient among them? If not, it is kept for the next time. moved: how far the weights went, as a
+    part of their length."""
+
+    elements: int
+    taken: bool
+    moved: float
+
+
 class Engine(Protocol):
     """One replica's compute. Awaitable methods run on the compute thread in priority order: backward before forward,
     then older step, later stage, lower index; weight passes after both.
@@ -79,18 +90,8 @@ class Engine(Protocol):
     def phases(self) -> tuple[int, ...]:
         """Lengths of the vectors that a round sums, one after the other: mostly one, the flat gradient.
 
-        `contribution`, `reduce` and `put` count positions through all of them.
+        `contribution`, `reduce` and `put` count positions through all of them. They may differ from version to version.
         """
-        ...
-
-    @property
-    def block(self) -> int:
-        """Pieces of a round begin at its multiples, or the bits of a sum depend on how it was cut: a power of two."""
-        ...
-
-    @property
-    def delay(self) -> int:
-        """How many steps beyond `version` are open: 0 or 1. Step s is computed on the weights of version s - delay."""
         ...
 
     @property
@@ -102,6 +103,16 @@ class Engine(Protocol):
     @property
     def sum_elements(self) -> int:
         """Length of the finished sum of this version: mostly of the flat gradient."""
+        ...
+
+    @property
+    def block(self) -> int:
+        """Pieces of a round begin at its multiples, or the bits of a sum depend on how it was cut: a power of two."""
+        ...
+
+    @property
+    def delay(self) -> int:
+        """How many steps beyond `version` are open: 0 or 1. Step s is computed on the weights of version s - delay."""
         ...
 
     def voids(self, step: int) -> int:
@@ -183,11 +194,12 @@ class Engine(Protocol):
         """Elements [start, stop) of the sum buffer, losslessly."""
         ...
 
-    async def apply(self, commits: Sequence[Commit]) -> None:
+    async def apply(self, commits: Sequence[Commit]) -> OuterStep | None:
         """One optimizer step on the sum buffer: average by num_tokens, clip once by the global norm (all stages'
         grad_sq_norm summed in stage order), AdamW at the schedule's rate on the newest weights; then empty the step's
         accumulator and count the version up. Stashes of step version + 1, open before, stay good. commits: of all P
-        stages, in order. The sum buffer stays readable until the next `install`."""
+        stages, in order. The sum buffer stays readable until the next `install`. With `averaging.sync = "local"` the
+        outer step comes first, if one is due, and the gradient is this replica's own (`stage.local_sum`)."""
         ...
 
     async def measure(self) -> tuple[int, bytes, tuple[float, ...]]:
@@ -210,6 +222,15 @@ class Engine(Protocol):
 
         Raises BadMessage if names, shapes or dtypes do not fit; unchanged then.
         """
+        ...
+
+    async def memory(self) -> tuple[int, bytes | memoryview | None]:
+        """(version, what the averaging codec of this very replica owes from earlier steps), to be saved beside its own
+        snapshots and never handed on; None: it owes nothing."""
+        ...
+
+    async def recall(self, data: bytes | memoryview) -> None:
+        """Go on from `memory` of the same version, after `restore`. Raises BadMessage; nothing is owed then."""
         ...
 
     async def reset_to_seed(self) -> None:

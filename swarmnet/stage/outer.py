@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-SLOW, MOMENTUM = "outer.slow", "outer.momentum"
-"""What their names begin with in a snapshot."""
+from swarmnet.manifest.schema import Averaging
+from swarmnet.stage import snapshot
 
 
 class Outer:
@@ -42,26 +42,33 @@ class Outer:
         self.momentum = torch.empty_like(self.slow)
         self.reset()
 
+    @classmethod
+    def of(cls, averaging: Averaging, parameters: Sequence[Tensor]) -> Outer | None:
+        """The run's outer optimizer; None if it has none."""
+        if averaging.sync != "local":
+            return None
+        return cls(
+            parameters, partners=averaging.partners, learning_rate=averaging.outer_learning_rate,
+            momentum=averaging.outer_momentum,
+        )
+
     def reset(self) -> None:
         """Begin here: the slow weights are the weights, and nothing has moved."""
         for start, weights in self._pieces(0, self.slow.numel()):
             self.slow[start : start + weights.numel()] = weights
         self.momentum.zero_()
 
-    def vector(self, start: int, stop: int, *, group: int = 1) -> Tensor:
-        """What this replica gives to the mean that it asks for: fp32 [stop - start], fresh memory.
-
-        group: how many average together; only gossip depends on it.
-        """
+    def vector(self, start: int, stop: int) -> Tensor:
+        """What this replica gives to the mean that it asks for: fp32 [stop - start], fresh memory."""
         out = torch.empty(stop - start, dtype=torch.float32, device=self.slow.device)
         for at, weights in self._pieces(start, stop):
             slow, piece = self.slow[at : at + weights.numel()], out[at - start : at - start + weights.numel()]
             torch.sub(slow, weights, out=piece)
             if self._gossip:
-                piece.mul_(-self._rate).add_(slow, alpha=pull(group, self._decay))
+                piece.mul_(-self._rate).add_(slow, alpha=pull(self._decay))
         return out
 
-    def step(self, mean: Tensor, start: int, *, group: int = 1, mine: bool = True) -> float:
+    def step(self, mean: Tensor, start: int, *, mine: bool = True) -> float:
         """Move the slow weights from `start` on by the mean of all `vector`s, and the weights with them.
 
         mine: my vector is in that mean. Then the weights become the slow weights; else they move as the slow weights
@@ -76,7 +83,7 @@ class Outer:
             if not mine:
                 weights.sub_(slow)
             if self._gossip:
-                gossip_step(slow, momentum, mean[at - start : here.stop - start], decay=self._decay, group=group)
+                gossip_step(slow, momentum, mean[at - start : here.stop - start], decay=self._decay)
             else:
                 nesterov_step(
                     slow, momentum, mean[at - start : here.stop - start], learning_rate=self._rate, decay=self._decay
@@ -92,8 +99,8 @@ class Outer:
         for name, parameter, (start, stop) in zip(
             names, self._parameters, itertools.pairwise(self._edges), strict=True
         ):
-            found[f"{SLOW}.{name}"] = self.slow[start:stop].view(parameter.shape)
-            found[f"{MOMENTUM}.{name}"] = self.momentum[start:stop].view(parameter.shape)
+            found[snapshot.slow_name(name)] = self.slow[start:stop].view(parameter.shape)
+            found[snapshot.outer_momentum_name(name)] = self.momentum[start:stop].view(parameter.shape)
         return found
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
@@ -110,22 +117,20 @@ def nesterov_step(slow: Tensor, momentum: Tensor, mean: Tensor, *, learning_rate
     slow.sub_(mean, alpha=learning_rate).sub_(momentum, alpha=learning_rate * decay)
 
 
-def gossip_step(slow: Tensor, momentum: Tensor, mean: Tensor, *, decay: float, group: int) -> None:
+def gossip_step(slow: Tensor, momentum: Tensor, mean: Tensor, *, decay: float) -> None:
     """In place: momentum = decay * momentum + mean - pull * slow; slow += momentum.
 
-    mean: of pull * slow - learning_rate * (slow - weights) over the group. So with an equal group the pull cancels, and
-    the mean of all slow weights moves as if everybody had averaged with everybody.
+    mean: of pull * slow - learning_rate * (slow - weights) over the partners. Over everybody the pulls cancel: where
+    partners weigh the same, the mean of all slow weights moves as if all had averaged with all.
     """
-    momentum.mul_(decay).add_(mean).sub_(slow, alpha=pull(group, decay))
+    momentum.mul_(decay).add_(mean).sub_(slow, alpha=pull(decay))
     slow.add_(momentum)
 
 
-def pull(group: int, decay: float) -> float:
-    """How strongly a group of that size is drawn together: the middle of the interval in which, for this momentum, the
-    paper's analysis finds slow weights to stay together (its equation for gamma). 0 for a group of one."""
-    if group < 2:
-        return 0.0
-    return math.sqrt(group / (2 * (group - 1))) * (decay + math.sqrt(2 + decay * decay)) / 2
+def pull(decay: float) -> float:
+    """How strongly partners are drawn together: the middle of the interval in which, by the paper's analysis for pairs,
+    slow weights stay together under this momentum; inside that for three, too."""
+    return (decay + math.sqrt(2 + decay * decay)) / 2
 
 
 def _square(flat: Tensor) -> float:

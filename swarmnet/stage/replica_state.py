@@ -27,6 +27,7 @@ from swarmnet.model.decoder import StageModule
 from swarmnet.model.split import Tape
 from swarmnet.stage import snapshot
 from swarmnet.stage.optimizer import MOMENTS, StageOptimizer, average, square_norm
+from swarmnet.stage.outer import Outer
 from swarmnet.stage.schedule import gradient_scale, learning_rate
 
 _ALIGN = 16          # fp32 elements
@@ -54,6 +55,7 @@ class ReplicaState:
             for parameter, scratch in zip(parameters, self._scratch, strict=True)
         }
         self.edges = [0, *itertools.accumulate(parameter.numel() for parameter in self._parameters[0])]
+        self.outer = Outer.of(manifest.averaging, self._parameters[0])
         self.layout = snapshot.Layout({name: tensor.shape for name, tensor in self._tensors().items()}, stage=stage)
 
     @property
@@ -88,18 +90,16 @@ class ReplicaState:
             squares += square_norm(total[start:stop], numerics=self.manifest.numerics)
         return squares
 
-    def apply(self, total: Tensor, commits: Sequence[Commit]) -> None:
-        """Step to the next version with the flat sum `total` (see `stage.engine.Engine.apply`)."""
-        stages = [(commit.stage, commit.step) for commit in commits]
-        if stages != [(stage, self.version) for stage in range(self.manifest.cut.stages)]:
-            raise ValueError(f"version {self.version} needs a commit of each stage, in order; got {stages}")
-        num_tokens = commits[-1].num_tokens
-        if num_tokens <= 0 or not all(0 <= commit.grad_sq_norm < math.inf for commit in commits):
-            raise BadMessage(RejectCode.MALFORMED, "a commit without tokens or norm", step=self.version)
+    def apply(self, total: Tensor, commits: Sequence[Commit], *, num_tokens: int | None = None) -> None:
+        """Step to the next version with the flat sum `total` (see `stage.engine.Engine.apply`).
+
+        num_tokens: that `total` is a sum over, if not over all of the step's; it is clipped as if it were the average.
+        """
+        everybodys = self._check(commits)
         table, training = self.manifest.optimizer, self.manifest.training
         scale = gradient_scale(
-            [commit.grad_sq_norm for commit in commits], num_tokens=num_tokens, clip_norm=table.clip_norm
-        )
+            [commit.grad_sq_norm for commit in commits], num_tokens=everybodys, clip_norm=table.clip_norm
+        ) * (everybodys / (num_tokens or everybodys))
         for gradient, (start, stop) in zip(self._scratch, itertools.pairwise(self.edges), strict=True):
             average(total[start:stop], gradient.view(-1), scale=scale, numerics=self.manifest.numerics)
         rate = learning_rate(table, self.version, total_steps=training.total_steps)
@@ -109,12 +109,29 @@ class ReplicaState:
         self._optimizer.step(self._scratch, learning_rate=rate, parameters=into)
         self.version += 1
 
+    def stay(self, commits: Sequence[Commit]) -> None:
+        """On to the next version with the same weights: there was no gradient for them."""
+        self._check(commits)
+        self.version += 1
+
+    def _check(self, commits: Sequence[Commit]) -> int:
+        """Are these the commits that lead to the next version? Returns the step's number of tokens."""
+        stages = [(commit.stage, commit.step) for commit in commits]
+        if stages != [(stage, self.version) for stage in range(self.manifest.cut.stages)]:
+            raise ValueError(f"version {self.version} needs a commit of each stage, in order; got {stages}")
+        num_tokens = commits[-1].num_tokens
+        if num_tokens <= 0 or not all(0 <= commit.grad_sq_norm < math.inf for commit in commits):
+            raise BadMessage(RejectCode.MALFORMED, "a commit without tokens or norm", step=self.version)
+        return num_tokens
+
     def reset_to_seed(self) -> None:
         """Back to version 0, and what would be before it is the same."""
         self._modules[0].reset(seed=self.manifest.training.seed)
         for parameters in self._parameters[1:]:
             _copy(self._parameters[0], parameters)
         self._optimizer.reset()
+        if self.outer is not None:
+            self.outer.reset()
         self.version = 0
 
     def copy(self, memory: Tensor) -> int:
@@ -154,6 +171,8 @@ class ReplicaState:
         if self.delay:
             oldest = self._parameters[self.version % len(self._modules)]
             tensors |= {snapshot.previous_name(name): p for name, p in zip(self._names, oldest, strict=True)}
+        if self.outer is not None:
+            tensors |= self.outer.tensors(self._names)
         return tensors
 
 

@@ -1,5 +1,6 @@
 """A stage's state as safetensors bytes: weights under their own names, optimizer moments under `optimizer.<moment>.`,
-and, where two versions of the weights are in use, those of the version before under `previous.`.
+where two versions of the weights are in use those of the version before under `previous.`, and where replicas train on
+their own (`averaging.sync = "local"`) what they share under `outer.`.
 
 Everything is fp32 and in full layout, whatever the donor's device; the version stands in the metadata. Reading trusts
 nothing: names, shapes, dtypes, finiteness and version are checked before a caller sees a tensor.
@@ -38,6 +39,16 @@ def moment_name(moment: str, parameter: str) -> str:
 def previous_name(parameter: str) -> str:
     """Name of the weights of `parameter` one version earlier."""
     return f"previous.{parameter}"
+
+
+def slow_name(parameter: str) -> str:
+    """Name of the slow weights of `parameter` (`stage.outer`)."""
+    return f"outer.slow.{parameter}"
+
+
+def outer_momentum_name(parameter: str) -> str:
+    """Name of the outer momentum of `parameter` (`stage.outer`)."""
+    return f"outer.momentum.{parameter}"
 
 
 class Layout:

@@ -17,7 +17,7 @@ from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
 from swarmnet.manifest.codec_names import rank, split
 from swarmnet.manifest.schema import Manifest
-from swarmnet.messages import Packed
+from swarmnet.messages import Commit, Packed
 from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import Accumulator, check_fixed_point, sum_dtype
 from swarmnet.stage.engine import Contribution, Reduced
@@ -47,9 +47,10 @@ class StepSum:
         self._accumulator = accumulators[0]  # of the oldest open step
         self._voids_then = self._voids_before = 0
         self._fixed_point = manifest.numerics.mode == "deterministic"
+        self._num_microbatches = manifest.training.microbatches
         self._sum = SumBuffer(state.num_elements, dtype=sum_dtype(manifest.numerics), device=device)
         self._version = -1                   # the version the finished sum leads on from
-        self._codec = _codec(manifest.averaging.codec, state, device)
+        self._codec = codec_of(manifest.averaging.codec, state, device)
         self._arriving = self._codec.buffer(self._sum)
         self._reducer = PartReducer(manifest)
         self._center: Tensor | None = None   # what the last step's mean was, where the reducer asks for it
@@ -61,7 +62,6 @@ class StepSum:
         return self._codec.phases
 
     @property
-    @property
     def private_phases(self) -> int:
         """All of them are summed by everybody."""
         return 0
@@ -71,6 +71,7 @@ class StepSum:
         """Length of the finished sum."""
         return self._state.num_elements
 
+    @property
     def block(self) -> int:
         """See Engine."""
         return self._codec.block
@@ -92,7 +93,7 @@ class StepSum:
 
     def contribution(self, start: int, stop: int) -> Packed:
         """Positions [start, stop) of the accumulator under the averaging codec."""
-        self._check_part(start, stop, sum(self.phases))
+        check_part(start, stop, sum(self.phases))
         with blameless(self._state.stage):
             return self._codec.contribution(
                 self._accumulator.read(self._state.version), start, stop, voids=self._voids
@@ -115,7 +116,7 @@ class StepSum:
 
     def put(self, start: int, packed: Packed) -> None:
         """Decode a reduced piece, its first element at position `start`."""
-        _check_codec(packed, self._codec.reduced)
+        check_codec(packed, self._codec.reduced)
         size = codecs.num_elements(packed.shape)
         place = self._arriving.place(start, size)
         codecs.decode_into(place, packed)
@@ -142,7 +143,7 @@ class StepSum:
             raise BadMessage(RejectCode.BAD_SHAPE, "parts do not cover the sum", sizes=sizes[:16])
         decoded = []
         for packed, size in zip(parts, sizes, strict=True):
-            _check_codec(packed, self._codec.reduced, self._lossless)
+            check_codec(packed, self._codec.reduced, self._lossless)
             decoded.append(codecs.decode(packed, expect_shape=(size,)))
             self._check_range(decoded[-1])
         self.open()
@@ -155,17 +156,19 @@ class StepSum:
 
     def finished(self, start: int, stop: int) -> Packed:
         """Elements [start, stop) of the sum buffer, losslessly."""
-        self._check_part(start, stop, self._state.num_elements)
+        check_part(start, stop, self._state.num_elements)
         return codecs.encode(self._lossless, self._sum.flat[start:stop].clone())     # a Packed may view its tensor
 
-    def applied(self, round_id: RoundId, num_microbatches: int) -> None:
-        """The finished sum, of that round, was applied: `state` is a version further."""
-        self._codec.applied(round_id, voids=self._voids)
+    def apply(self, commits: Sequence[Commit]) -> None:
+        """One optimizer step on the finished sum: `state` is a version further."""
+        self._state.apply(self.flat, commits)
+        mine = commits[self._state.stage]
+        self._codec.applied(mine.id, voids=self._voids)
         self._turn()
         if self._reducer.needs_center:       # for the next step's reducer: this one's mean per microbatch
             if self._center is None:
                 self._center = torch.empty(self._state.num_elements, dtype=torch.float32)
-            self._center.copy_(self._sum.flat).div_(num_microbatches)
+            self._center.copy_(self._sum.flat).div_(self._num_microbatches - len(mine.voided))
             self._center_version = self._state.version
 
     def changed(self) -> None:
@@ -215,11 +218,6 @@ class StepSum:
         if self._fixed_point:                # in fp32 mode decoding has checked enough
             check_fixed_point(piece)
 
-    @staticmethod
-    def _check_part(start: int, stop: int, end: int) -> None:
-        if not 0 <= start <= stop <= end:
-            raise BadMessage(RejectCode.BAD_SHAPE, "no such part", start=start, stop=stop, num_elements=end)
-
 
 @contextlib.contextmanager
 def blameless(stage: int, *, only: RejectCode | None = None) -> Iterator[None]:
@@ -232,13 +230,21 @@ def blameless(stage: int, *, only: RejectCode | None = None) -> Iterator[None]:
         raise Refused(RejectCode.VOID, "our own result is not finite", stage=stage) from error
 
 
-def _codec(name: str, state: ReplicaState, device: torch.device) -> SumCodec | FactorCodec:
+def check_part(start: int, stop: int, end: int) -> None:
+    """Raises BadMessage unless [start, stop) lies in [0, end)."""
+    if not 0 <= start <= stop <= end:
+        raise BadMessage(RejectCode.BAD_SHAPE, "no such part", start=start, stop=stop, num_elements=end)
+
+
+def codec_of(name: str, state: ReplicaState, device: torch.device) -> SumCodec | FactorCodec:
+    """How vectors over all elements of this stage travel under that averaging codec."""
     family, parameter = split(name)
     if family == "powersgd":
         return FactorCodec(rank(parameter), state.parameter_shapes, device=device)
     return SumCodec(name, state.parameter_shapes, state.num_elements, device=device)
 
 
-def _check_codec(packed: Packed, *allowed: str) -> None:
+def check_codec(packed: Packed, *allowed: str) -> None:
+    """Raises BadMessage if it travels as anything else."""
     if packed.codec not in allowed:
         raise BadMessage(RejectCode.MALFORMED, "not the run's codec", found=packed.codec[:32], expected=allowed)

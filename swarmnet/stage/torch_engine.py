@@ -29,7 +29,8 @@ from swarmnet.model.decoder import loss_sum
 from swarmnet.model.split import Tape
 from swarmnet.stage.accumulator import Accumulator
 from swarmnet.stage.compute import ComputeThread, Turn, Work
-from swarmnet.stage.engine import Contribution, Reduced, Stash
+from swarmnet.stage.engine import Contribution, OuterStep, Reduced, Stash
+from swarmnet.stage.local_sum import LocalSum
 from swarmnet.stage.replica_state import ReplicaState
 from swarmnet.stage.sketch import Sketcher, digest
 from swarmnet.stage.step_sum import StepSum, blameless
@@ -73,7 +74,11 @@ class TorchEngine:
             ) for _ in range(1 + self.delay)
         ]
         self._epochs = [0] * (1 + self.delay)            # counts changes of the weights
-        self._sum = StepSum(manifest, self._state, self._accumulators, device=self._device)
+        self._sum: StepSum | LocalSum
+        if manifest.averaging.sync == "local":
+            self._sum = LocalSum(manifest, self._state, self._accumulators[0], device=self._device)
+        else:
+            self._sum = StepSum(manifest, self._state, self._accumulators, device=self._device)
         codecs.use(manifest.wire.activations)
         codecs.use(manifest.wire.gradients)
         self._spare: Tensor | None = None    # memory for the next snapshot
@@ -94,11 +99,6 @@ class TorchEngine:
         return self._sum.phases
 
     @property
-    def block(self) -> int:
-        """Where pieces of a vector may begin: at its multiples."""
-        return self._sum.block
-
-    @property
     def private_phases(self) -> int:
         """How many of `phases`, from the first, are summed among partners only."""
         return self._sum.private_phases
@@ -107,6 +107,11 @@ class TorchEngine:
     def sum_elements(self) -> int:
         """Length of the finished sum of this version."""
         return self._sum.sum_elements
+
+    @property
+    def block(self) -> int:
+        """Where pieces of a vector may begin: at its multiples."""
+        return self._sum.block
 
     @property
     def delay(self) -> int:
@@ -254,9 +259,9 @@ class TorchEngine:
 
     # ------------------------------------------------------------ versions
 
-    async def apply(self, commits: Sequence[Commit]) -> None:
+    async def apply(self, commits: Sequence[Commit]) -> OuterStep | None:
         """One optimizer step on the sum buffer."""
-        await self._turn(lambda: self._apply(commits))
+        return await self._turn(lambda: self._apply(commits))
 
     async def measure(self) -> tuple[int, bytes, tuple[float, ...]]:
         """Digest and sketch of the newest weights. At once: later they would be of another version."""
@@ -303,12 +308,11 @@ class TorchEngine:
         """Copies of the weights by name, on the CPU."""
         return await self._run(Work.BACKGROUND, self.version, 0, self._state.weights)
 
-    def _apply(self, commits: Sequence[Commit]) -> None:
+    def _apply(self, commits: Sequence[Commit]) -> OuterStep | None:
         applied = self._place(self.version)
-        self._state.apply(self._sum.flat, commits)
-        counted = self._manifest.training.microbatches - len(commits[-1].voided)
-        self._sum.applied(commits[self._stage].id, counted)
+        outer = self._sum.apply(commits)
         self._epochs[applied] += 1           # its accumulator's content is of that step: for the next it reads as empty
+        return outer
 
     def _measure(self) -> tuple[int, bytes, tuple[float, ...]]:
         if self._sketcher is None:

@@ -53,6 +53,9 @@ def reseed(
             tensors[snapshot.moment_name(moment, name)] = torch.zeros(shape)
         if manifest.averaging.delay:
             tensors[snapshot.previous_name(name)] = tensors[name]
+        if manifest.averaging.sync == "local":
+            tensors[snapshot.slow_name(name)] = tensors[name]
+            tensors[snapshot.outer_momentum_name(name)] = torch.zeros(shape)
     return snapshot.pack(tensors, stage=stage, version=version)
 
 
@@ -72,7 +75,11 @@ def _layers(
     shapes = _shapes(manifest, stage)
     moments = {snapshot.moment_name(moment, name): shape for name, shape in shapes.items() for moment in MOMENTS}
     earlier = {snapshot.previous_name(name): shape for name, shape in shapes.items() if manifest.averaging.delay}
-    tensors = snapshot.unpack(data, shapes | moments | earlier, stage=stage, version=version)
+    outer = {
+        of(name): shape for name, shape in shapes.items() for of in (snapshot.slow_name, snapshot.outer_momentum_name)
+        if manifest.averaging.sync == "local"
+    }
+    tensors = snapshot.unpack(data, shapes | moments | earlier | outer, stage=stage, version=version)
     layers: dict[int, dict[str, Tensor]] = {}
     for name in shapes:
         if match := _LAYER.fullmatch(name):

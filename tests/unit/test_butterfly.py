@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from swarmnet.averaging import parts
 from swarmnet.averaging.exchange import Exchange
-from swarmnet.errors import BadMessage, PeerGone, RejectCode
+from swarmnet.errors import PeerGone, RejectCode
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Answer, Fetched, Finished, Packed, Part, PartData, Request, Round, Running, Stamp
 from swarmnet.simulate.clock import VirtualLoop
@@ -50,6 +50,7 @@ class Vector:
     def __init__(self, values: list[int], shared: Counter[int]) -> None:
         self.values, self.reduced, self.sum = values, shared, dict[int, int]()
         self.num_elements, self.phases, self.block = len(values), (len(values),), 1
+        self.sum_elements = self.num_elements
         self.reads = 0
 
     private_phases = 0
@@ -274,9 +275,6 @@ def test_only_the_rest_of_ones_own_part_is_handed_out_as_reduced(start: int, sto
         return [answer async for answer in first.serve(Part(STAMP, group.round().id, "reduced", start, stop))]
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        try:
-            answers = runner.run(story())
-        except BadMessage as error:
-            assert error.code is RejectCode.BAD_SHAPE
-        else:
-            assert getattr(answers[-1], "code", None) is RejectCode.NOT_FOUND
+        code = getattr(runner.run(story())[-1], "code", None)
+    # Beyond the round's vector there is no round: that of another step may be longer.
+    assert code is (RejectCode.NOT_READY if stop > 16 else RejectCode.NOT_FOUND)

@@ -277,7 +277,7 @@ def test_who_waits_for_a_piece_of_an_abandoned_round_is_told() -> None:
     assert play(story()) == Rejected(RejectCode.NOT_READY, "that round was abandoned")
 
 
-@pytest.mark.parametrize(("start", "stop"), [(0, NUM_ELEMENTS + 1), (2, 1), (-1, 1)])
+@pytest.mark.parametrize(("start", "stop"), [(2, 1), (-1, 1)])
 def test_a_part_of_no_gradient_is_refused(start: int, stop: int) -> None:
     async def story() -> None:
         async for _ in Members(ONES).exchanges[A].serve(Part(STAMP, ID, "sum", start, stop)):

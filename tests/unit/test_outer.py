@@ -37,9 +37,9 @@ def learn(outer: Outer, seed: int) -> None:
 
 
 def exchange(group: Sequence[Outer], start: int = 0, stop: int = SIZE) -> None:
-    mean = torch.stack([each.vector(start, stop, group=len(group)) for each in group]).mean(0)
+    mean = torch.stack([each.vector(start, stop) for each in group]).mean(0)
     for each in group:
-        each.step(mean, start, group=len(group))
+        each.step(mean, start)
 
 
 def test_with_rate_1_and_no_momentum_the_outer_step_is_the_plain_mean_of_the_weights() -> None:
@@ -134,10 +134,11 @@ def test_gossip_keeps_slow_weights_together_that_began_apart() -> None:
     assert apart() < 0.05 * began
 
 
-@pytest.mark.parametrize(("group", "momentum"), [(2, 0.0), (2, 0.5), (2, 0.9), (3, 0.5), (8, 0.7)])
+@pytest.mark.parametrize("group", [2, 3])
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 def test_the_pull_is_where_the_paper_wants_it(group: int, momentum: float) -> None:
     unit = (group / (2 * (group - 1))) ** 0.5
-    assert unit * momentum < pull(group, momentum) < unit * (2 + momentum**2) ** 0.5
+    assert unit * momentum < pull(momentum) < unit * (2 + momentum**2) ** 0.5
 
 
 def test_the_state_has_the_parameters_names_and_shapes_and_is_live() -> None:

@@ -1,0 +1,331 @@
+"""`sync = "local"` in real engines: who steps with what, what stays equal, what is kept by who missed a round."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+import torch
+from stage_chain import ROUND, StageChain, commit, compute_thread, tiny
+from torch import Tensor
+
+from swarmnet.errors import BadMessage
+from swarmnet.ids import Ballot, PeerId, RoundId
+from swarmnet.manifest.schema import Averaging, Manifest
+from swarmnet.messages import Commit
+from swarmnet.stage.engine import Contribution, OuterStep
+from swarmnet.stage.torch_engine import TorchEngine
+from swarmnet.wire import codecs
+
+Scenario = Callable[[StageChain], Coroutine[Any, Any, None]]
+OTHER = RoundId(Ballot(1, PeerId("peer")), 0)
+
+
+def local(codec: str = "fp32", **fields: object) -> Averaging:
+    return Averaging(sync="local", codec=codec, **{"inner_steps": 3, **fields})
+
+
+def run(scenario: Scenario, averaging: Averaging, *, replicas: int, stages: int = 1, microbatches: int = 4) -> None:
+    async def whole() -> None:
+        async with compute_thread() as compute:
+            manifest = tiny(stages, mode="fp32", averaging=averaging, microbatches=microbatches)
+            await scenario(StageChain(manifest, compute, replicas=replicas))
+
+    asyncio.run(whole())
+
+
+async def count(chain: StageChain, shares: Sequence[Sequence[int]]) -> tuple[float, int]:
+    """Every replica of the only stage counts its indexes: (loss sum, tokens)."""
+    loss, tokens = 0.0, 0
+    for engine, indexes in zip(chain.engines[0], shares, strict=True):
+        for index in indexes:
+            stash, = await chain.travel([engine], index)
+            assert await engine.accumulate(stash)
+            loss, tokens = loss + stash.loss_sum, tokens + stash.num_tokens
+    return loss, tokens
+
+
+async def a_round(chain: StageChain, members: Sequence[int], shares: Sequence[Sequence[int]]) -> tuple[bytes, float]:
+    """These members of the only stage sum; private phases in pairs of neighbours."""
+    engines = [chain.engines[0][member] for member in members]
+    for engine in engines:
+        await engine.open_round(ROUND)
+        await engine.open_sum()
+    private = engines[0].private_phases
+    for phase, (start, stop) in enumerate(itertools.pairwise(itertools.accumulate(engines[0].phases, initial=0))):
+        for engine in engines if phase else ():
+            await engine.next_phase()
+        places = tuple(range(len(engines)))
+        for group in [places[at : at + 2] for at in range(0, len(places), 2)] if phase < private else [places]:
+            weights = {place: 1 if phase < private else len(shares[members[place]]) for place in group}
+            given = [
+                Contribution(PeerId(f"{place}"), weight, await engines[place].contribution(start, stop))
+                for place, weight in weights.items() if weight
+            ]
+            reduced = (await engines[group[0]].reduce(given, start, stop)).packed
+            for place in group:
+                await engines[place].put(start, reduced)
+    sealed = {await engine.seal() for engine in engines}
+    assert len(sealed) == 1
+    return sealed.pop()
+
+
+async def apply(chain: StageChain, commits: list[Commit]) -> list[OuterStep | None]:
+    outer = [await engine.apply(commits) for engine in chain.engines[0]]
+    chain.step_number += 1
+    return outer
+
+
+async def step(chain: StageChain, shares: Sequence[Sequence[int]]) -> list[OuterStep | None]:
+    loss, tokens = await count(chain, shares)
+    digest, square = await a_round(chain, range(len(shares)), shares)
+    return await apply(chain, [commit(0, chain.step_number, digest, loss, tokens, square)])
+
+
+def flat(tensors: dict[str, Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
+
+
+async def weights(engine: TorchEngine) -> Tensor:
+    return flat(await engine.weights())
+
+
+def slow(engine: TorchEngine) -> Tensor:
+    assert engine._state.outer is not None
+    return engine._state.outer.slow.clone()
+
+
+EVEN = [(0, 1), (2, 3)]
+
+
+def test_one_replica_alone_trains_as_ever() -> None:
+    ends = []
+
+    async def train(chain: StageChain) -> None:
+        for number in range(8):
+            await chain.step(random.Random(number))
+        ends.append(flat(await chain.weights()))
+
+    run(train, local(outer_learning_rate=1.0, outer_momentum=0.0), replicas=1, stages=2)
+    run(train, Averaging(codec="fp32"), replicas=1, stages=2)
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8", "topk:0.1", "auto", "powersgd:2"])
+def test_between_exchanges_replicas_differ_and_after_one_their_slow_weights_are_equal(codec: str) -> None:
+    async def scenario(chain: StageChain) -> None:
+        first, second = chain.engines[0]
+        for number in range(1, 5):
+            outer = await step(chain, EVEN)
+            assert not torch.equal(await weights(first), await weights(second))
+            assert torch.equal(slow(first), slow(second))
+            if number < 4:
+                assert outer == [None, None]
+            else:
+                assert all(each is not None and each.taken and 0 < each.moved < 1 for each in outer)
+
+    run(scenario, local(codec), replicas=2)
+
+
+def test_with_rate_1_and_no_momentum_slow_weights_become_the_mean_by_shares() -> None:
+    async def scenario(chain: StageChain) -> None:
+        shares = [(0, 1, 2), (3,)]
+        for _ in range(3):
+            await step(chain, shares)
+        before = [await weights(engine) for engine in chain.engines[0]]
+        await step(chain, shares)
+        for engine in chain.engines[0]:
+            torch.testing.assert_close(slow(engine), 0.75 * before[0] + 0.25 * before[1], rtol=0, atol=1e-6)
+
+    run(scenario, local(outer_learning_rate=1.0, outer_momentum=0.0), replicas=2)
+
+
+def test_rounds_carry_one_number_but_for_the_exchange() -> None:
+    async def scenario(chain: StageChain) -> None:
+        engine = chain.engines[0][0]
+        lengths = []
+        for _ in range(7):
+            assert sum(engine.phases) == engine.sum_elements
+            lengths.append(engine.sum_elements)
+            await step(chain, EVEN)
+        whole = engine.num_elements
+        assert lengths == [1, 1, whole // 2 + 1, 1, whole - whole // 2 + 1, 1, lengths[2]]
+
+    run(scenario, local(inner_steps=4, fragments=2), replicas=2)
+
+
+def test_who_only_fetches_the_sum_keeps_what_it_has_learned_and_adds_nothing() -> None:
+    async def scenario(chain: StageChain) -> None:
+        first, second, third = chain.engines[0]
+        shares = [(0, 1), (2,), (3,)]
+        for _ in range(3):
+            await step(chain, shares)
+        loss, tokens = await count(chain, shares)
+        learned = await weights(third) - slow(third)
+        third.void()                             # evicted: its share is counted by somebody else
+        stash, = await chain.travel([second], 3)
+        assert await second.accumulate(stash)
+        digest, square = await a_round(chain, [0, 1], [(0, 1), (2, 3), ()])
+        pieces = [await first.finished_sum(0, 1000), await first.finished_sum(1000, first.sum_elements)]
+        assert await third.install(pieces) == (digest, square)
+        outer = await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
+        assert [each.taken for each in outer if each is not None] == [True, True, False]
+        assert torch.equal(slow(third), slow(first))
+        torch.testing.assert_close(await weights(third) - slow(third), learned, rtol=0, atol=1e-6)
+
+    run(scenario, local(), replicas=3)
+
+
+@pytest.mark.parametrize("how", ["voided", "more than was summed"])
+def test_an_accumulator_that_is_not_the_rounds_any_more_is_not_applied(how: str) -> None:
+    async def scenario(chain: StageChain) -> None:
+        first, second = chain.engines[0]
+        loss, tokens = await count(chain, [(0,), (2, 3)])
+        digest, square = await a_round(chain, [0, 1], [(0,), (2, 3)])
+        if how == "voided":
+            first.void()
+        else:
+            stash, = await chain.travel([first], 1)
+            assert await first.accumulate(stash)
+        before = [await weights(engine) for engine in (first, second)]
+        await apply(chain, [commit(0, 0, digest, loss, tokens, square)])
+        assert torch.equal(await weights(first), before[0]) and first.version == 1
+        assert not torch.equal(await weights(second), before[1])
+
+    run(scenario, local(), replicas=2)
+
+
+def test_a_joiner_takes_a_donors_state_whole_and_goes_on_as_the_donor_would() -> None:
+    async def scenario(chain: StageChain) -> None:
+        donor, joiner, other = chain.engines[0]
+        alone = [(0, 1), (), (2, 3)]
+        for _ in range(5):
+            await step(chain, alone)
+        await joiner.restore(await donor.snapshot(), version=5)
+        assert torch.equal(slow(joiner), slow(donor)) and torch.equal(await weights(joiner), await weights(donor))
+        for _ in range(3):
+            await step(chain, alone)
+        assert torch.equal(slow(joiner), slow(other)), "the momentum came along"
+
+    run(scenario, local(), replicas=3)
+
+
+def test_everything_is_exchanged_in_the_last_step() -> None:
+    async def scenario(chain: StageChain) -> None:
+        for engine in chain.engines[0]:
+            await engine.restore(await engine.snapshot(), version=0, becomes=19)
+        chain.step_number = 19
+        outer = await step(chain, EVEN)
+        assert [each.elements for each in outer if each is not None] == [chain.engines[0][0].num_elements] * 2
+
+    run(scenario, local(inner_steps=4, fragments=4), replicas=2)
+
+
+# ---------------------------------------------------------------- pairs
+
+
+FOUR = [(0,), (1,), (2,), (3,)]
+
+
+def test_partners_agree_on_a_vector_of_their_own_and_everybody_on_the_number() -> None:
+    async def scenario(chain: StageChain) -> None:
+        engines = chain.engines[0]
+        for _ in range(3):
+            await step(chain, FOUR)
+        assert engines[0].private_phases == 1 and engines[0].sum_elements == 1
+        mean = torch.stack([await weights(engine) for engine in engines]).mean(0)
+        outer = await step(chain, FOUR)
+        assert all(each is not None and each.taken for each in outer)
+        assert torch.equal(slow(engines[0]), slow(engines[1])), "they began equal, and agreed"
+        assert torch.equal(slow(engines[2]), slow(engines[3]))
+        assert not torch.equal(slow(engines[0]), slow(engines[2]))
+        found = torch.stack([slow(engine) for engine in engines]).mean(0)
+        torch.testing.assert_close(found, mean, rtol=0, atol=1e-6)
+
+    run(scenario, local(partners="pairs", outer_learning_rate=1.0, outer_momentum=0.0), replicas=4)
+
+
+def test_without_a_partner_nothing_is_exchanged_and_all_is_kept() -> None:
+    async def scenario(chain: StageChain) -> None:
+        engines = chain.engines[0]
+        for _ in range(3):
+            await step(chain, FOUR)
+        before = [(slow(engine), await weights(engine)) for engine in engines]
+        loss, tokens = await count(chain, FOUR)
+        digest, square = await a_round(chain, [0, 1], [(0,), (1,), (), ()])
+        for absent in engines[2:]:
+            await absent.install([await engines[0].finished_sum(0, 1)])
+        outer = await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
+        assert [each.taken for each in outer if each is not None] == [True, True, False, False]
+        for (slow_before, weights_before), engine in list(zip(before, engines, strict=True))[2:]:
+            assert torch.equal(slow(engine), slow_before) and torch.equal(await weights(engine), weights_before)
+
+    run(scenario, local(partners="pairs"), replicas=4)
+
+
+def test_a_partner_may_have_agreed_before_the_number_is_fetched_from_somebody_else() -> None:
+    async def scenario(chain: StageChain) -> None:
+        engines = chain.engines[0]
+        for _ in range(3):
+            await step(chain, FOUR)
+        loss, tokens = await count(chain, FOUR)
+        digest, square = await a_round(chain, range(4), FOUR)
+        assert await engines[0].install([await engines[3].finished_sum(0, 1)]) == (digest, square)
+        outer = await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
+        assert all(each is not None and each.taken for each in outer)
+        assert torch.equal(slow(engines[0]), slow(engines[1]))
+
+    run(scenario, local(partners="pairs"), replicas=4)
+
+
+def test_a_round_that_was_given_up_leaves_nothing_behind() -> None:
+    async def scenario(chain: StageChain) -> None:
+        engines = chain.engines[0]
+        for _ in range(3):
+            await step(chain, FOUR)
+        loss, tokens = await count(chain, FOUR)
+        await a_round(chain, range(4), FOUR)
+        await engines[0].open_round(OTHER)       # and nothing comes of it: the first round's sum is adopted after all
+        digest, square = await engines[0].install([await engines[3].finished_sum(0, 1)])
+        outer = await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
+        assert [each.taken for each in outer if each is not None] == [False, True, True, True]
+
+    run(scenario, local(partners="pairs"), replicas=4)
+
+
+# ---------------------------------------------------------------- what peers send
+
+
+def test_pieces_that_are_no_sum_are_refused() -> None:
+    async def scenario(chain: StageChain) -> None:
+        engine = chain.engines[0][0]
+        for wrong in ([codecs.encode("fp32", torch.zeros(2))], [codecs.encode("bf16", torch.zeros(1))]):
+            with pytest.raises(BadMessage):
+                await engine.install(wrong)
+        await engine.open_sum()
+        with pytest.raises(BadMessage):
+            await engine.put(0, codecs.encode("int8", torch.zeros(1)))
+        with pytest.raises(BadMessage):
+            await engine.seal()
+        with pytest.raises(BadMessage):
+            await engine.finished_sum(0, 2)
+
+    run(scenario, local("int8"), replicas=1)
+
+
+def test_the_manifest_refuses_what_cannot_be() -> None:
+    fields = {"mode": "fp32"}
+    for averaging, advice in [
+        ({"sync": "local", "codec": "fp32", "inner_steps": 2, "fragments": 3}, "turns"),
+        ({"sync": "local", "codec": "powersgd:2", "fragments": 2}, "fragments = 1"),
+        ({"sync": "local", "codec": "int8", "partners": "pairs"}, "bf16"),
+        ({"sync": "exact", "codec": "fp32", "inner_steps": 2}, "no effect"),
+    ]:
+        with pytest.raises(ValueError, match=advice):
+            tiny(1, averaging=Averaging(**averaging), **fields)
+    with pytest.raises(ValueError, match="swarmnet init --sync local"):
+        Manifest(averaging=Averaging(sync="local", codec="int64"))
