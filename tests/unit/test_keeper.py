@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from stage_table import CHAIN, TIMERS
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
@@ -24,7 +26,7 @@ from swarmnet.messages import (
     Stamp,
     Trouble,
 )
-from swarmnet.step.actions import Action, Broadcast, Send
+from swarmnet.step.actions import Action, Broadcast, Note, Send
 from swarmnet.step.keeper import Keeper
 from swarmnet.step.view import View
 
@@ -44,7 +46,9 @@ class Office:
         self.view = View(ME, 0, TIMERS)
         for mate in mates:
             self.beat(mate, 0.0)
-        self.keeper = Keeper(STAMP, BALLOT, microbatches, self.view, idle_s=5.0, max_void=1, now=0.0)
+        self.keeper = Keeper(
+            STAMP, BALLOT, microbatches, self.view, idle_s=5.0, max_void=1, numbers=itertools.count(), now=0.0
+        )
 
     def beat(self, mate: PeerId, now: float, incarnation: int = 1) -> None:
         self.view.hear(mate, Heartbeat(STAMP, incarnation, True, None), now=now)
@@ -425,3 +429,14 @@ def test_whoever_lacks_a_sum_for_long_is_not_waited_for_and_keeps_what_it_has_co
     actions = office.report(B, finished=done, now=13.0)
     assert not told(actions, Evicted), "its generation is in the sum"
     assert office.keeper.commit is not None
+
+
+def test_a_keeper_that_sums_alone_says_so():
+    office = Office()
+    office.view.hear(B, Heartbeat(Stamp(2, 0, CHAIN), 1, True, None), now=0.0)
+    office.report(ME)
+    office.claim(ME, 0)
+    office.claim(ME, 1)
+    actions = office.report(ME, summed={0, 1})
+    alone = [action.fields for action in actions if isinstance(action, Note) and action.event == "averaged_alone"]
+    assert alone == [{"step": 3, "reason": f"{B} is at version 2"}]

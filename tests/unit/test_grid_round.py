@@ -1,0 +1,222 @@
+"""Rounds over a grid, by real exchanges: the whole sum for everybody, and nothing made anew that has not changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from grid_members import STAMP, Members, play
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmnet.averaging import parts
+from swarmnet.averaging.gossip import partners
+from swarmnet.averaging.grid import grid_of
+from swarmnet.messages import Part, Round
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_chunks() -> Iterator[None]:
+    patch = pytest.MonkeyPatch()
+    patch.setattr(parts, "LEAST_CHUNK", 4)
+    yield
+    patch.undo()
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 16), st.integers(1, 70), st.integers(2, 6), st.integers(0, 10**6), st.sampled_from([0.0, 0.1]))
+def test_everybody_has_the_sum_and_it_was_made_once(
+    num: int, elements: int, size: int, seed: int, breaks: float
+) -> None:
+    members = Members(num, elements, group_size=size, seed=seed, breaks=breaks)
+
+    async def story() -> None:
+        current = members.round()
+        members.check(await members.sum(current))
+        rows, last = len(grid_of(current).rows), max(members.work.reduced)
+        assert (rows > 1) == (num > size) == (last > 0)
+        assert members.work.reduced[0] == Counter(dict.fromkeys(range(elements), rows)), "once in every row"
+        if last == 1:
+            assert members.work.reduced[1] == Counter(range(elements)), "and once over the rows"
+
+    play(story)
+
+
+def test_three_axes() -> None:
+    members = Members(30, 200, group_size=3)
+
+    async def story() -> None:
+        members.check(await members.sum(members.round()))
+        assert members.work.reduced[max(members.work.reduced)] == Counter(range(200))
+        assert max(members.work.reduced) == 3, "groups of three and two, four times"
+
+    play(story)
+
+
+def test_who_has_counted_nothing_reduces_and_receives() -> None:
+    members = Members(16, 100, group_size=4)
+    idle = members.peers[4:9]                    # a whole row and one more
+
+    async def story() -> None:
+        for peer in idle:
+            members.held[members.peers[0]] |= members.held[peer]
+            members.held[peer] = frozenset()
+            members.ledger.evict((peer, members.generation[peer]))
+        members.ledger.enter((members.peers[0], members.generation[members.peers[0]]), members.held[members.peers[0]])
+        for peer in idle:
+            members.engines[peer].values = [0] * 100
+        members.check(await members.sum(members.round()))
+        assert not members.work.read.keys() & set(idle)
+
+    play(story)
+
+
+def lost_in(members: Members, victim: int, *, at_hop: int) -> Round:
+    """A round in which that member dies at its first answer in a hop, and all others give up after a while."""
+    current = members.round()
+
+    def strike(peer: object, part: Part) -> None:
+        if peer == members.peers[victim] and part.hop == at_hop:
+            members.dead.add(members.peers[victim])
+
+    members.on_part = strike
+    return current
+
+
+@pytest.mark.parametrize("at_hop", [0, 1])
+def test_a_lost_member_spoils_its_own_row_only(at_hop: int) -> None:
+    members = Members(16, 160, group_size=4)
+
+    async def story() -> None:
+        await members.give_up(lost_in(members, 5, at_hop=at_hop), 2.0)
+        assert members.peers[5] in members.dead
+        members.work.clear()
+        members.lose(members.peers[5])
+        members.check(await members.sum(members.round()))
+        own_row = {members.peers[place] for place in (4, 6, 7)}
+        assert set(members.work.by[0]) == own_row, "the others' sums were there"
+        assert set(members.work.read) == own_row, "nobody else was asked to contribute again"
+        assert members.work.reduced[0] == Counter(range(160)) == members.work.reduced[1]
+        assert members.kept().keys() == set(members.peers) - own_row - {members.peers[5]}
+
+    play(story)
+
+
+def test_a_row_that_was_half_summed_is_finished_and_not_begun_again() -> None:
+    members = Members(9, 900, group_size=3)
+
+    async def story() -> None:
+        current = lost_in(members, 0, at_hop=0)
+        await members.give_up(current, 0.05)
+        half = dict(members.work.by[0])
+        assert all(0 < half[peer] < 300 for peer in members.peers[3:]), "of a row's 900 elements each sums 300"
+        members.lose(members.peers[0])
+        members.check(await members.sum(members.round()))
+        chunk = parts.chunk_elements(900, 9)
+        assert all(300 <= members.work.by[0][peer] <= 300 + chunk for peer in members.peers[3:]), "one was broken off"
+
+    play(story)
+
+
+def test_a_sum_is_never_used_for_other_contributions() -> None:
+    members = Members(16, 160, group_size=4)
+
+    async def story() -> None:
+        await members.give_up(lost_in(members, 5, at_hop=1), 2.0)
+        members.lose(members.peers[5])
+        members.void(members.peers[10])          # the same microbatches in another row, counted anew
+        members.work.clear()
+        members.check(await members.sum(members.round()))
+        assert set(members.work.by[0]) == {members.peers[place] for place in (4, 6, 7, 8, 9, 10, 11)}
+
+    play(story)
+
+
+def test_a_sum_is_kept_for_the_very_next_round_only() -> None:
+    members = Members(16, 160, group_size=4)
+
+    async def story() -> None:
+        await members.give_up(lost_in(members, 5, at_hop=1), 2.0)
+        members.lose(members.peers[5])
+        members.round()                          # one that these members have never heard of
+        members.work.clear()
+        members.check(await members.sum(members.round()))
+        assert members.kept() == {}
+        assert members.work.reduced[0] == Counter(dict.fromkeys(range(160), 4))
+        assert all(members.engines[peer].resent for peer in members.peers if peer not in members.peers[4:8])
+
+    play(story)
+
+
+def test_the_next_step_begins_with_nothing() -> None:
+    members = Members(9, 90, group_size=3)
+
+    async def story() -> None:
+        current = members.round()
+        await members.sum(current)
+        for exchange in members.exchanges.values():
+            exchange.close()
+            exchange.forget()
+        members.work.clear()
+        members.check(await members.sum(members.round()))
+        assert members.work.reduced[0].total() == 3 * 90 and not members.kept()
+
+    play(story)
+
+
+def test_a_latecomer_receives_what_a_grid_sums() -> None:
+    members = Members(10, 100, group_size=3)
+    late = members.peers[9]
+
+    async def story() -> None:
+        members.held[members.peers[8]] |= members.held[late]
+        members.ledger.evict((late, members.generation[late]))
+        members.ledger.enter((members.peers[8], members.generation[members.peers[8]]), members.held[members.peers[8]])
+        members.held[late], members.engines[late].values = frozenset(), [0] * 100
+        members.dead.add(late)
+        current = members.round()
+        members.dead.clear()
+        assert late not in current.receivers
+        members.check(await members.sum(current))
+
+    play(story)
+
+
+def test_random_pairs_sum_among_themselves_and_the_rest_is_everybodys() -> None:
+    members = Members(9, 50, group_size=3, phases=(30, 20), private_phases=1)
+
+    async def story() -> None:
+        current = members.round()
+        told = await members.sum(current)
+        assert len(set(told.values())) == 1, "what pairs have of their own is no part of what all have"
+        for peer in members.peers:
+            pair = partners(peer, members.peers, 2, STAMP, current.id)
+            engine = members.engines[peer]
+            assert [engine.sum[at] for at in range(30)] == [
+                sum(members.engines[other].values[at] for other in pair) for at in range(30)
+            ]
+            assert [engine.sum[at] for at in range(30, 50)] == [
+                sum(members.engines[other].values[at] for other in members.peers) for at in range(30, 50)
+            ]
+
+    play(story)
+
+
+def test_a_stranger_to_a_hop_is_told_so() -> None:
+    members = Members(9, 90, group_size=3)
+
+    async def story() -> list[object]:
+        current = members.round()
+        await members.sum(current)
+        first = members.peers[0]
+        other = Part(STAMP, current.id, "contribution", 0, 90, 1)          # not the part that it sums over the rows
+        none = Part(STAMP, current.id, "reduced", 0, 30, 7)
+        async with asyncio.timeout(60):
+            return [answer for part in (other, none) async for answer in members.exchanges[first].serve(part)]
+
+    answers = play(story)
+    assert [getattr(answer, "reason", "") for answer in answers if hasattr(answer, "reason")] == [
+        "that round is not open here"
+    ] * 2
