@@ -36,6 +36,7 @@ class Plan:
     reseed: bool = False
     drift_every: int = 0
     resync_every: int = 0
+    group_size: int = 16
     state_bytes: int = 0
     piece_bytes: int = 1 << 10
     poison: frozenset[tuple[int, int, int]] = frozenset()
@@ -67,7 +68,9 @@ def manifest_of(plan: Plan) -> Manifest:
             eval_every=plan.eval_every, eval_microbatches=1, max_void=plan.max_void,
             checkpoint_every=plan.checkpoint_every, allow_drop=plan.allow_drop,
         ),
-        averaging=Averaging(sync=plan.sync, drift_every=plan.drift_every, resync_every=plan.resync_every),
+        averaging=Averaging(
+            sync=plan.sync, drift_every=plan.drift_every, resync_every=plan.resync_every, group_size=plan.group_size,
+        ),
         protocol=plan.protocol,
         limits=Limits(),
     )
