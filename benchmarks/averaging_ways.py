@@ -155,7 +155,7 @@ class VectorEngine:
         )
         self._unit = 2.0**-manifest.numerics.grid_bits if exact else 1.0
         given: Any = Given((vector / self._unit).to(torch.int64) if exact else vector, manifest.numerics)
-        self._sum = StepSum(manifest, given, given, device=vector.device)
+        self._sum = StepSum(manifest, given, (given,), device=vector.device)
         self.num_elements, self.phases, self._compute = vector.numel(), self._sum.phases, compute
         self.block, self.private_phases, self.sum_elements = self._sum.block, 0, vector.numel()
 

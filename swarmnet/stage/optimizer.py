@@ -97,5 +97,6 @@ def square_norm(total: Tensor, *, numerics: Numerics) -> float:
     unit = 2.0**-numerics.grid_bits if numerics.mode == "deterministic" else 1.0
     squares = 0.0
     for piece in torch.split(total, chunk_elements(total.device)):
-        squares += (piece.to(torch.float64) * unit).square_().sum().item()
+        wide = piece.to(torch.float64)
+        squares += (wide if unit == 1.0 else wide.mul_(unit)).square_().sum().item()
     return squares

@@ -17,6 +17,7 @@ from torch import Tensor
 from swarmnet.errors import BadMessage, Overflow, RejectCode
 from swarmnet.manifest.codec_names import travels_as
 from swarmnet.manifest.schema import Manifest
+from swarmnet.messages import Packed
 from swarmnet.stage.accumulator import MAX_SUM, check_fixed_point, largest_magnitude, sum_dtype
 from swarmnet.stage.engine import Clipped, Contribution
 from swarmnet.stage.robust import MAX_MAGNITUDE, rule_of
@@ -75,11 +76,16 @@ class PartReducer:
         return outcome.total, tuple(clipped)
 
     def _sum(self, contributions: Sequence[Contribution], num_elements: int, codec: str) -> Tensor:
-        total, bound = torch.zeros(0, dtype=self._dtype), 0.0
+        total, bound = self._open(contributions[0], num_elements, codec), 0.0    # decoded into memory of its own
+        if not self._fixed_point:
+            for contribution in contributions[1:]:
+                with _named(contribution):
+                    codecs.add_decoded(total, self._checked(contribution, num_elements, codec))
+            return total
         for place, contribution in enumerate(contributions):
-            piece = self._open(contribution, num_elements, codec)
-            bound += self._largest(contribution, piece) if self._fixed_point else 0.0
-            total = total.add_(piece) if place else piece        # decoded into memory of its own
+            piece = self._open(contribution, num_elements, codec) if place else total
+            bound += self._largest(contribution, piece)
+            total = total.add_(piece) if place else total
             if bound > MAX_SUM and largest_magnitude([total]) > MAX_SUM:     # the second only where the first touches
                 raise Overflow("contributions exceed what a step's microbatches can sum to")
         return total
@@ -91,14 +97,17 @@ class PartReducer:
             raise BadMessage(RejectCode.MALFORMED, "larger than any gradient", peer=contribution.peer)
         return piece
 
-    @staticmethod
-    def _open(contribution: Contribution, num_elements: int, codec: str) -> Tensor:
-        packed = contribution.packed
+    def _open(self, contribution: Contribution, num_elements: int, codec: str) -> Tensor:
         with _named(contribution):
-            if packed.codec != codec:
-                raise BadMessage(RejectCode.MALFORMED, f"not the run's codec: {packed.codec[:32]}")
-            piece = codecs.decode(packed, expect_shape=(num_elements,))
-        return piece
+            return codecs.decode(self._checked(contribution, num_elements, codec))
+
+    @staticmethod
+    def _checked(contribution: Contribution, num_elements: int, codec: str) -> Packed:
+        packed = contribution.packed
+        if packed.codec != codec:
+            raise BadMessage(RejectCode.MALFORMED, f"not the run's codec: {packed.codec[:32]}")
+        codecs.check_packed(packed, expect_shape=(num_elements,))
+        return packed
 
     @staticmethod
     def _largest(contribution: Contribution, piece: Tensor) -> float:

@@ -1,15 +1,15 @@
 """The memory of one finished sum, filled in whatever order its pieces come, and the digest of what it then holds.
 
-The digest is the SHA-256 of the SHA-256 of every block of `BLOCK_ELEMENTS` elements, in order: a function of the sum
-alone, whoever cut it in which pieces, yet each block is hashed as soon as it is whole and still in cache. Knows no
-codecs and no rounds. Compute thread only.
+The digest is the BLAKE3 of the BLAKE3 of every block of `BLOCK_ELEMENTS` elements, in order: a function of the sum
+alone, whoever cut it in which pieces, yet each block is hashed as soon as it is whole and still in cache. As hard to
+collide as SHA-256, three to four times as fast where processors have instructions for that, and more where they have
+none. Knows no codecs and no rounds. Compute thread only.
 """
 
 from __future__ import annotations
 
-import hashlib
-
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from swarmnet.errors import BadMessage, RejectCode
@@ -53,7 +53,7 @@ class SumBuffer:
             edge = max(edge, stop)
         if edge != self.flat.numel():
             raise BadMessage(RejectCode.BAD_SHAPE, "pieces do not cover the sum", covered=edge)
-        digest = hashlib.sha256()
+        digest = blake3()
         for block in range(-(-self.flat.numel() // BLOCK_ELEMENTS)):
             digest.update(self._digests.get(block) or self._hash(block))
         self.whole = True
@@ -61,4 +61,4 @@ class SumBuffer:
 
     def _hash(self, block: int) -> bytes:
         elements = self.flat[block * BLOCK_ELEMENTS : (block + 1) * BLOCK_ELEMENTS]
-        return hashlib.sha256(elements.cpu().numpy().data).digest()
+        return blake3(elements.cpu().view(torch.uint8).numpy().data).digest()

@@ -55,7 +55,7 @@ class SumCodec:
         """Elements [start, stop) of the accumulator `total`, and what is still owed of them. Raises NON_FINITE."""
         piece = total[start:stop]
         if self.feedback is None:
-            return self._encode(self.contributed, piece.clone(), start)   # a Packed may view its tensor, which moves on
+            return self._encode(self.contributed, piece, start, apart=True)      # the accumulator moves on
         self.feedback.at(voids)
         corrected = self.feedback.corrected(piece, start)
         packed = self._encode(self.contributed, corrected, start)
@@ -97,9 +97,9 @@ class SumCodec:
             self.feedback.at(voids)
             self.feedback.applied(round_id)
 
-    def _encode(self, codec: str, piece: Tensor, start: int) -> Packed:
+    def _encode(self, codec: str, piece: Tensor, start: int, *, apart: bool = False) -> Packed:
         if self._matrices is None:
-            return codecs.encode(codec, piece)
+            return codecs.encode(codec, piece, apart=apart)
         return codecs.encode_runs(
             runs(self._parameters, start, start + piece.numel(), matrices=self._matrices, block=self.block), piece
         )

@@ -94,28 +94,32 @@ def check_packed(
 # ---------------------------------------------------------------- encode
 
 
-def encode(name: str, tensor: torch.Tensor) -> Packed:
+def encode(name: str, tensor: torch.Tensor, *, apart: bool = False) -> Packed:
     """Encode `tensor`, from any device. The float codecs take any float dtype, the others exactly their own.
 
     The data is a view of the tensor's own memory where its bytes are already the encoding (contiguous, on the CPU, of
-    the codec's dtype): do not change the tensor while the Packed lives. Finite values beyond the codec's range become
-    its largest value. Raises BadMessage(NON_FINITE) if a float is NaN or infinite, TypeError for a wrong dtype.
+    the codec's dtype): do not change the tensor while the Packed lives, or ask for it `apart`. Finite values beyond the
+    codec's range become its largest value. Raises BadMessage(NON_FINITE) if a float is NaN or infinite, TypeError for a
+    wrong dtype.
     """
-    return _encode(find(name), tensor)
+    return _encode(find(name), tensor, apart=apart)
 
 
 def encode_runs(runs: Sequence[Run], tensor: torch.Tensor) -> Packed:
     """Encode a float tensor under `mixed`: (codec, number of elements) of each run of its flat form, covering it."""
-    return _encode(Mixed(tuple(runs)), tensor)
+    return _encode(Mixed(tuple(runs)), tensor, apart=False)
 
 
-def _encode(codec: Codec, tensor: torch.Tensor) -> Packed:
+def _encode(codec: Codec, tensor: torch.Tensor, *, apart: bool) -> Packed:
     source = tensor.detach()
     shape = tuple(source.shape)
     num_elements(shape)
     if not (source.is_floating_point() if codec.dtype == "float32" else source.dtype == _dtype(codec)):
         raise TypeError(f"codec {codec.name} does not take {source.dtype}")
-    return Packed(codec.name, shape, memory(codec.encode(source.reshape(-1))).numpy().data)
+    data = memory(codec.encode(source.reshape(-1)))
+    if apart and data.untyped_storage().data_ptr() == source.untyped_storage().data_ptr():
+        data = data.clone()
+    return Packed(codec.name, shape, data.numpy().data)
 
 
 # ---------------------------------------------------------------- decode
