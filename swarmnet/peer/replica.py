@@ -230,7 +230,9 @@ class Replica:
             self.checkpoints.forget(version, BadCheckpoint(path, f"not this stage's state: {error.reason}"))
             return False
         cut = info.cut
-        if becomes != version:
+        if becomes == version:
+            await self._recall(version)
+        else:
             microbatches = self._around.manifest.training.microbatches
             self._event("dropped", {
                 "from": version, "to": becomes, "microbatches": (becomes - version) * microbatches,
@@ -243,6 +245,17 @@ class Replica:
             "seconds": round(self._now() - began, 3), "bytes": len(data),
         })
         return True
+
+    async def _recall(self, version: int) -> None:
+        """Take up again what this replica's averaging codec owed when it wrote that checkpoint."""
+        owed = await self.checkpoints.owed(version)
+        if owed is None:
+            return
+        try:
+            await self.engine.recall(owed)
+        except BadMessage as error:
+            path = self.checkpoints.path(version)
+            self.checkpoints.say_not_owed(BadCheckpoint(path, f"what was owed beside it is not so: {error.reason}"))
 
     async def reseed(self, before: Sequence[PeerId], after: Sequence[PeerId], *, version: int) -> bool:
         """Serve a state made from those of the stages beside this one at `version`. False if they are not to be had."""

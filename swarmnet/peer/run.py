@@ -122,7 +122,7 @@ async def _serve(
     async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(stopped_by_signal())
         endpoint = await stack.enter_async_context(open_endpoint(config, manifest, run_id(manifest), numerics=numerics))
-        disk = DirectoryDisk(CheckpointStore(config.dir, endpoint.run, numerics=numerics))
+        disk = DirectoryDisk(CheckpointStore(config.dir, endpoint.run, numerics=numerics, owner=endpoint.me))
         peer = Peer(
             endpoint.me,
             endpoint.run,

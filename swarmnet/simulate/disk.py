@@ -21,6 +21,7 @@ class SimulatedDisk:
     def __init__(self, run: RunId, *, open_s: float = 0.05, write_s: float = 0.01) -> None:
         self.open_s, self.write_s, self.full = open_s, write_s, False
         self.files: dict[tuple[int, int], tuple[CheckpointInfo, bytes]] = {}
+        self.debts: dict[tuple[int, int], bytes | None] = {}
         self._run = run
 
     def path(self, stage: int, version: int) -> str:
@@ -45,7 +46,9 @@ class SimulatedDisk:
                     bad.append(error)
         return Found(tuple(good), tuple(bad))
 
-    async def write(self, stage: int, cut: Cut, data: bytes | memoryview) -> Written:
+    async def write(
+        self, stage: int, cut: Cut, data: bytes | memoryview, owed: bytes | memoryview | None
+    ) -> Written:
         """See Disk."""
         info = CheckpointInfo(
             run=self._run, stage=stage, version=cut.version, chain=cut.chain, before=cut.before,
@@ -57,6 +60,7 @@ class SimulatedDisk:
         if self.full:
             return Written(info, "No space left on device")
         self.files[stage, cut.version] = info, bytes(data)
+        self.debts[stage, cut.version] = None if owed is None else bytes(owed)
         return Written(info)
 
     async def retain(self, stage: int, versions: Collection[int]) -> str | None:
@@ -71,6 +75,11 @@ class SimulatedDisk:
         """See Disk."""
         info, data = self._read(stage, version)
         return info, memoryview(data)
+
+    async def owed(self, stage: int, version: int) -> memoryview | None:
+        """See Disk."""
+        owed = self.debts.get((stage, version))
+        return None if owed is None else memoryview(owed)
 
     def _read(self, stage: int, version: int) -> tuple[CheckpointInfo, bytes]:
         path = self.path(stage, version)

@@ -155,6 +155,7 @@ class SimulatedEngine:
         self.before = self.weights
         self.restore_s, self.averaging_s = RESTORE_S, averaging_s
         self.accumulators = [Accumulator() for _ in range(1 + delay)]  # step s: number s % (1 + delay)
+        self.debt: bytes | None = None
         self._buffer = [0] * NUM_ELEMENTS
         self._missing: set[int] = set()
 
@@ -335,6 +336,14 @@ class SimulatedEngine:
             raise BadMessage(RejectCode.MALFORMED, "another version's snapshot")
         await self._become(version if becomes is None else becomes, weights, digits, before[0] if before else weights)
 
+    async def memory(self) -> tuple[int, bytes | None]:
+        """See Engine. Nothing is lost here, so nothing is owed but what a test says."""
+        return self.version, self.debt
+
+    async def recall(self, data: bytes | memoryview) -> None:
+        """See Engine."""
+        self.debt = bytes(data)
+
     async def reset_to_seed(self) -> None:
         """See Engine."""
         seed = self.arithmetic.seed()
@@ -343,6 +352,7 @@ class SimulatedEngine:
     async def _become(self, version: int, weights: int, digits: int, before: int) -> None:
         def job() -> None:
             self.version, self.weights, self.digits, self.before = version, weights, digits, before
+            self.debt = None
             self.void()
 
         await self.device.see_through(self.restore_s, Turn(self.version, Kind.STATE, -self.stage, 0), job)

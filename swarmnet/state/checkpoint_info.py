@@ -18,14 +18,14 @@ from swarmnet.state.cut import Cut
 
 MAX_JSON_BYTES = 64 << 10
 
-_NAME = re.compile(r"stage-(0|[1-9][0-9]{0,15})-step-(0|[1-9][0-9]{0,15})\.(json|safetensors)")
+_NAME = re.compile(r"stage-(0|[1-9][0-9]{0,15})-step-(0|[1-9][0-9]{0,15})\.(json|safetensors|owed)")
 
 _Hex64 = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 
 
 class CheckpointInfo(Table):
     """One checkpoint. `chain` says which commits led here, `before` those up to one version earlier, `restart_*` which
-    restart of the run it descends from."""
+    restart of the run it descends from. `owed_*`: what the averaging codec of peer `owner` owed; 0 and "": nothing."""
 
     format: Literal[1] = 1
     run: _Hex64
@@ -40,6 +40,9 @@ class CheckpointInfo(Table):
     sha256: _Hex64
     numerics: Annotated[str, Field(max_length=256)] = ""
     written_at: Annotated[str, Field(max_length=64)] = ""
+    owner: Annotated[str, Field(max_length=256)] = ""
+    owed_bytes: Count = 0
+    owed_sha256: Annotated[str, Field(pattern=r"\A([0-9a-f]{64})?\z")] = ""
 
     @property
     def restart(self) -> Restart:
@@ -52,13 +55,13 @@ class CheckpointInfo(Table):
         return Cut(self.version, Chain(self.chain), Chain(self.before), Chain(self.term_chain), self.restart)
 
 
-def file_name(stage: int, version: int, kind: Literal["json", "safetensors"]) -> str:
-    """Name of one half of a checkpoint."""
+def file_name(stage: int, version: int, kind: Literal["json", "safetensors", "owed"]) -> str:
+    """Name of one part of a checkpoint."""
     return f"stage-{stage}-step-{version}.{kind}"
 
 
 def parse_name(name: str) -> tuple[int, int, str] | None:
-    """(stage, version, kind) of a file that is called like half a checkpoint."""
+    """(stage, version, kind) of a file that is called like a part of a checkpoint."""
     match = _NAME.fullmatch(name)
     return (int(match[1]), int(match[2]), match[3]) if match else None
 

@@ -58,8 +58,10 @@ class Disk(Protocol):
         """Tidy up after a crash, and say what is there, verified."""
         ...
 
-    async def write(self, stage: int, cut: Cut, data: bytes | memoryview) -> Written:
-        """Put a checkpoint on disk, in place of one of the same version."""
+    async def write(
+        self, stage: int, cut: Cut, data: bytes | memoryview, owed: bytes | memoryview | None
+    ) -> Written:
+        """Put a checkpoint on disk, in place of one of the same version. owed: see `Engine.memory`."""
         ...
 
     async def retain(self, stage: int, versions: Collection[int]) -> str | None:
@@ -68,6 +70,10 @@ class Disk(Protocol):
 
     async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
         """One checkpoint, verified. Raises BadCheckpoint."""
+        ...
+
+    async def owed(self, stage: int, version: int) -> memoryview | None:
+        """What was owed at that checkpoint, verified, None for nothing. Raises BadCheckpoint."""
         ...
 
 
@@ -86,9 +92,11 @@ class DirectoryDisk:
         """See Disk."""
         return await asyncio.to_thread(self._open, stage)
 
-    async def write(self, stage: int, cut: Cut, data: bytes | memoryview) -> Written:
+    async def write(
+        self, stage: int, cut: Cut, data: bytes | memoryview, owed: bytes | memoryview | None
+    ) -> Written:
         """See Disk."""
-        return await asyncio.to_thread(self._write, stage, cut, data)
+        return await asyncio.to_thread(self._write, stage, cut, data, owed)
 
     async def retain(self, stage: int, versions: Collection[int]) -> str | None:
         """See Disk."""
@@ -98,16 +106,22 @@ class DirectoryDisk:
         """See Disk."""
         return await asyncio.to_thread(self.store.load, stage, version)
 
+    async def owed(self, stage: int, version: int) -> memoryview | None:
+        """See Disk."""
+        return await asyncio.to_thread(self.store.owed, stage, version)
+
     def _open(self, stage: int) -> Found:
         with contextlib.suppress(OSError):  # a disk that cannot be written can be read
             self.store.clean(stage)
         return self.store.verified(stage)
 
-    def _write(self, stage: int, cut: Cut, data: bytes | memoryview) -> Written:
+    def _write(
+        self, stage: int, cut: Cut, data: bytes | memoryview, owed: bytes | memoryview | None
+    ) -> Written:
         with self._one_writes:
-            info = self.store.describe(stage, cut, data)
+            info = self.store.describe(stage, cut, data, owed)
             try:
-                self.store.write(info, data)
+                self.store.write(info, data, owed)
             except OSError as error:
                 return Written(info, error.strerror or str(error))
             return Written(info)
@@ -237,6 +251,22 @@ class Checkpointer:
             self.forget(version, error)
             raise
 
+    async def owed(self, version: int) -> memoryview | None:
+        """What this replica's averaging codec owed at that checkpoint of its own; None: nothing, or it is lost, which
+        is named."""
+        try:
+            return await self._disk.owed(self._stage, version)
+        except BadCheckpoint as error:
+            self.say_not_owed(error)
+            return None
+
+    def say_not_owed(self, error: BadCheckpoint) -> None:
+        """What was owed cannot be used; the checkpoint can."""
+        self._on_event("checkpoint_bad", {
+            "path": error.path, "reason": error.reason,
+            "then": "the state is used without it: what the averaging codec had yet to send is lost",
+        })
+
     def forget(self, version: int, error: BadCheckpoint) -> None:
         """A checkpoint has turned out to be unusable: use an older one."""
         self._held.pop(version, None)
@@ -260,9 +290,12 @@ class Checkpointer:
         if copy is None:
             return None
         cut, data = copy
+        owed_at, owed = await self._engine.memory()
+        if owed_at != cut.version or self._where() != cut:
+            owed = None  # of another version: without it the next start forgets what was owed, and no more
         self.go_back(cut.restart)
         began = self._now()
-        written = await self._disk.write(self._stage, cut, data)
+        written = await self._disk.write(self._stage, cut, data, owed)
         path, info = self.path(cut.version), written.info
         if not written.on_disk:
             self._held.pop(cut.version, None)

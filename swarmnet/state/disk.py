@@ -1,8 +1,9 @@
 """Checkpoints on disk: each is whole, named as bad with a reason, or absent. Blocking; call it beside the event loop.
 
-A checkpoint is two files, `stage-S-step-V.safetensors` and the JSON that vouches for it. Each is written to a temporary
-file, synced, renamed, and the directory synced; the data first, so that the JSON makes the checkpoint exist. What is
-read is not trusted: regular files only, sizes before contents, and the digest before anybody sees a byte.
+A checkpoint is two files, `stage-S-step-V.safetensors` and the JSON that vouches for it, and sometimes `.owed`: what
+this peer's averaging codec owed then, which is nobody else's. Each is written to a temporary file, synced, renamed, and
+the directory synced; the JSON last, so that it makes the checkpoint exist. What is read is not trusted: regular files
+only, sizes before contents, and the digest before anybody sees a byte.
 
 One process writes a directory at a time (net.own_dir holds the lock), and one writer a stage. Knows no engine and
 decides nothing about when to write or what to keep.
@@ -45,11 +46,14 @@ class Found:
 
 
 class CheckpointStore:
-    """The checkpoints of one run under a peer's directory; a peer may serve one run after another from it."""
+    """The checkpoints of one run under a peer's directory; a peer may serve one run after another from it.
 
-    def __init__(self, directory: Path, run: RunId, *, numerics: str = "") -> None:
+    owner: who writes here; what another one owed is not its own, however the file came here.
+    """
+
+    def __init__(self, directory: Path, run: RunId, *, numerics: str = "", owner: str = "") -> None:
         self.folder = directory / "snapshots" / run[:12]
-        self._run, self._numerics = run, numerics
+        self._run, self._numerics, self._owner = run, numerics, owner
 
     def data_path(self, stage: int, version: int) -> Path:
         """Where the data of a checkpoint lies."""
@@ -58,6 +62,10 @@ class CheckpointStore:
     def info_path(self, stage: int, version: int) -> Path:
         """Where the JSON of a checkpoint lies."""
         return self.folder / file_name(stage, version, "json")
+
+    def owed_path(self, stage: int, version: int) -> Path:
+        """Where it lies what the averaging codec owed at a checkpoint."""
+        return self.folder / file_name(stage, version, "owed")
 
     # ------------------------------------------------------------ reading
 
@@ -72,7 +80,7 @@ class CheckpointStore:
         for version, kinds in sorted(names.items()):
             try:
                 if "json" not in kinds:
-                    path = self.data_path(stage, version)
+                    path = (self.data_path if "safetensors" in kinds else self.owed_path)(stage, version)
                     raise BadCheckpoint(path, "no JSON vouches for it (its writing was interrupted, or it is older)")
                 good.append(self._info(stage, version))
             except BadCheckpoint as error:
@@ -113,8 +121,26 @@ class CheckpointStore:
         self._check(info, digest.hexdigest())
         return info, data
 
+    def owed(self, stage: int, version: int) -> memoryview | None:
+        """What this peer's averaging codec owed at that checkpoint, verified; None if it owed nothing.
+
+        Raises BadCheckpoint: the checkpoint itself may be sound all the same.
+        """
+        info, path = self._info(stage, version), self.owed_path(stage, version)
+        if not info.owed_sha256:
+            return None
+        if info.owner != self._owner:
+            raise BadCheckpoint(path, f"owed by another peer ({info.owner or 'unknown'})")
+        with _opened(path) as (file, num_bytes):
+            if num_bytes != info.owed_bytes:
+                raise BadCheckpoint(path, f"torn: {num_bytes} bytes where its JSON promises {info.owed_bytes}")
+            data = file.read(num_bytes)
+        if hashlib.sha256(data).hexdigest() != info.owed_sha256:
+            raise BadCheckpoint(path, "altered: its SHA-256 is not the one its JSON promises")
+        return memoryview(data)
+
     def _names(self, stage: int) -> dict[int, set[str]]:
-        """version -> halves that are there. Raises OSError."""
+        """version -> parts that are there. Raises OSError."""
         versions: dict[int, set[str]] = {}
         for name in os.listdir(self.folder) if self.folder.exists() else ():
             if (parsed := parse_name(name)) is not None and parsed[0] == stage:
@@ -147,17 +173,23 @@ class CheckpointStore:
 
     # ------------------------------------------------------------ writing
 
-    def describe(self, stage: int, cut: Cut, data: bytes | memoryview) -> CheckpointInfo:
-        """What a checkpoint of `data`, the state at `cut`, has to say of itself."""
+    def describe(
+        self, stage: int, cut: Cut, data: bytes | memoryview, owed: bytes | memoryview | None = None
+    ) -> CheckpointInfo:
+        """What a checkpoint of `data`, the state at `cut`, has to say of itself, and of what is owed beside it."""
         return CheckpointInfo(
             run=self._run, stage=stage, version=cut.version, chain=cut.chain, before=cut.before,
             term_chain=cut.term_chain,
             restart_number=cut.restart.number, restart_version=cut.restart.version,
             num_bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), numerics=self._numerics,
-            written_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            written_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), owner=self._owner,
+            owed_bytes=0 if owed is None else len(owed),
+            owed_sha256="" if owed is None else hashlib.sha256(owed).hexdigest(),
         )
 
-    def write(self, info: CheckpointInfo, data: bytes | memoryview) -> None:
+    def write(
+        self, info: CheckpointInfo, data: bytes | memoryview, owed: bytes | memoryview | None = None
+    ) -> None:
         """Put a checkpoint on disk, in place of one of the same stage and version.
 
         Where the same data lie already, only the JSON is replaced: the state that a run has just gone back to is never
@@ -171,6 +203,8 @@ class CheckpointStore:
                 told.unlink()
                 _sync_folder(self.folder)  # else the old JSON could outlive a crash and speak of the new data
             _put(self.data_path(info.stage, info.version), data)
+        if owed is not None:
+            _put(self.owed_path(info.stage, info.version), owed)
         _put(told, info.model_dump_json(indent=1).encode() + b"\n")
 
     def _holds(self, info: CheckpointInfo) -> bool:
@@ -187,7 +221,9 @@ class CheckpointStore:
     def remove(self, stage: int, versions: Collection[int]) -> None:
         """Delete these checkpoints; the JSON first, so that none is left half. Raises OSError."""
         for version in versions:
-            for path in (self.info_path(stage, version), self.data_path(stage, version)):
+            for path in (
+                self.info_path(stage, version), self.owed_path(stage, version), self.data_path(stage, version)
+            ):
                 path.unlink(missing_ok=True)
 
     def remove_leftovers(self, stage: int, *, below: int) -> None:

@@ -28,11 +28,13 @@ class Watched(SimulatedDisk):
 
     writing = False
 
-    async def write(self, stage: int, cut: Cut, data: bytes | memoryview) -> Written:
+    async def write(
+        self, stage: int, cut: Cut, data: bytes | memoryview, owed: bytes | memoryview | None
+    ) -> Written:
         assert not self.writing, "two writes at once"
         self.writing = True
         try:
-            return await super().write(stage, cut, data)
+            return await super().write(stage, cut, data, owed)
         finally:
             self.writing = False
 
@@ -44,7 +46,8 @@ class Replica:
         self.version: int | None = 0
         self.restart = NO_RESTART
         self.copies = 0
-        self.copy_s = self.prepare_s = 0.0
+        self.owes = False
+        self.copy_s = self.prepare_s = self.memory_s = 0.0
         self.prepared: list[int | None] = []
         self.events: list[tuple[str, dict[str, object]]] = []
         self.common: int | None = None
@@ -72,6 +75,11 @@ class Replica:
         data = self.state(self.version)
         await asyncio.sleep(self.copy_s)
         return data
+
+    async def memory(self) -> tuple[int | None, bytes | None]:
+        version = self.version
+        await asyncio.sleep(self.memory_s)
+        return version, f"owed {version}".encode() if self.owes else None
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -310,7 +318,7 @@ def test_leaving_copies_again_if_the_state_moved(disk: Watched) -> None:
 async def filled(disk: SimulatedDisk, *cuts: tuple[int, Restart]) -> None:
     for version, restart in cuts:
         cut = Cut(version, Chain(f"{version:064x}"), Chain("0b" * 32), Chain("00" * 32), restart)
-        await disk.write(STAGE, cut, Replica.state(version))
+        await disk.write(STAGE, cut, Replica.state(version), None)
 
 
 def test_what_an_earlier_process_left_is_verified_and_the_bad_one_named(disk: Watched) -> None:
@@ -458,12 +466,12 @@ def test_a_write_that_was_given_up_and_the_next_are_not_at_it_together(
     inside: list[int] = []
     write = CheckpointStore.write
 
-    def slow(self: CheckpointStore, info: Any, data: Any) -> None:
+    def slow(self: CheckpointStore, info: Any, data: Any, owed: Any) -> None:
         inside.append(info.version)
         assert len(inside) == 1, "two writes at once"
         began.set()
         assert go_on.wait(30)
-        write(self, info, data)
+        write(self, info, data, owed)
         inside.remove(info.version)
 
     monkeypatch.setattr(CheckpointStore, "write", slow)
@@ -480,3 +488,30 @@ def test_a_write_that_was_given_up_and_the_next_are_not_at_it_together(
         assert [info.version for info in store.verified(STAGE).good] == [11]   # 10 was never known to be there
 
     in_directory(tmp_path, story)
+
+
+def test_what_is_owed_is_written_beside_the_state_of_its_version(disk: Watched) -> None:
+    async def story() -> None:
+        replica = Replica(disk, keep=9)
+        replica.owes = True
+        async with replica.running():
+            await replica.train(20)
+            await asyncio.sleep(10.0)
+        assert disk.debts == {(STAGE, version): f"owed {version}".encode() for version in (10, 20)}
+        found = await replica.checkpointer.owed(20)
+        assert found is not None and bytes(found) == b"owed 20"
+
+    play(story())
+
+
+def test_a_checkpoint_of_a_version_that_has_passed_is_written_without_what_is_owed(disk: Watched) -> None:
+    async def story() -> None:
+        replica = Replica(disk)
+        replica.memory_s, replica.owes = 1.5 * STEP_S, True
+        async with replica.running():
+            await replica.train(12)
+            await asyncio.sleep(10.0)
+        assert written(disk) == [10] and disk.debts == {(STAGE, 10): None}
+        assert await replica.checkpointer.owed(10) is None and not replica.of("checkpoint_bad")
+
+    play(story())

@@ -358,3 +358,77 @@ def test_a_disk_that_is_really_full(tiny_disk: Path) -> None:
     store.remove(STAGE, [1])
     store.write(store.describe(STAGE, cut_at(2), large), large)
     assert [info.version for info in store.verified(STAGE).good] == [2]
+
+
+# ---------------------------------------------------------------- what the averaging codec owed
+
+
+OWED = b"a residual"
+MINE = "12D3KooWmine"
+
+
+def put_owing(store: CheckpointStore, version: int, owed: bytes | None = OWED) -> CheckpointInfo:
+    info = store.describe(STAGE, cut_at(version), data_of(version), owed)
+    store.write(info, data_of(version), owed)
+    return info
+
+
+def test_what_is_owed_lies_beside_and_goes_with_its_checkpoint(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, ONE, owner=MINE)
+    put_owing(store, 10)
+    put_owing(store, 20, None)
+    assert bytes(store.owed(STAGE, 10) or b"") == OWED and store.owed(STAGE, 20) is None
+    assert [info.version for info in store.verified(STAGE).good] == [10, 20]
+    assert names(store)[:2] == ["stage-2-step-10.json", "stage-2-step-10.owed"]
+    store.remove(STAGE, [10])
+    assert names(store) == ["stage-2-step-20.json", "stage-2-step-20.safetensors"]
+    put_owing(store, 20)
+    put_owing(store, 20, b"another")
+    assert bytes(store.owed(STAGE, 20) or b"") == b"another"
+    put_owing(store, 20, None)
+    assert store.owed(STAGE, 20) is None, "of the version that was written last"
+
+
+@pytest.mark.parametrize(("damage", "words"), [
+    (lambda path: path.write_bytes(OWED[:-1]), "torn: 9 bytes where its JSON promises 10"),
+    (lambda path: path.write_bytes(OWED[:-1] + b"x"), "altered"),
+    (lambda path: path.unlink(), "missing"),
+    (lambda path: (path.rename(path.with_name("away")), path.symlink_to(path.with_name("away"))), "a symbolic link"),
+])
+def test_a_bad_debt_is_named_and_its_checkpoint_is_as_good_as_before(
+    tmp_path: Path, damage: Callable[[Path], object], words: str
+) -> None:
+    store = CheckpointStore(tmp_path, ONE, owner=MINE)
+    info = put_owing(store, 10)
+    damage(store.owed_path(STAGE, 10))
+    with pytest.raises(BadCheckpoint, match=rf"stage-2-step-10\.owed: {words}"):
+        store.owed(STAGE, 10)
+    assert store.verified(STAGE) == disk.Found(good=(info,)) and bytes(store.load(STAGE, 10)[1]) == data_of(10)
+
+
+def test_nobody_owes_what_another_owed(tmp_path: Path) -> None:
+    """A checkpoint that was copied by hand from another peer is state, and no more."""
+    put_owing(CheckpointStore(tmp_path, ONE, owner="12D3KooWother"), 10)
+    mine = CheckpointStore(tmp_path, ONE, owner=MINE)
+    assert bytes(mine.load(STAGE, 10)[1]) == data_of(10)
+    with pytest.raises(BadCheckpoint, match="owed by another peer"):
+        mine.owed(STAGE, 10)
+
+
+def test_a_debt_without_a_checkpoint_is_a_leftover(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, ONE, owner=MINE)
+    put_owing(store, 10)
+    store.info_path(STAGE, 10).unlink()
+    store.data_path(STAGE, 10).unlink()
+    assert [str(error.path).rsplit("-", 1)[1] for error in store.found(STAGE).bad] == ["10.owed"]
+    put_owing(store, 20)
+    store.remove_leftovers(STAGE, below=20)
+    assert all("step-20" in name for name in names(store))
+
+
+def test_a_checkpoint_from_before_there_were_debts(store: CheckpointStore) -> None:
+    put(store, 10)
+    path = store.info_path(STAGE, 10)
+    old = {key: value for key, value in json.loads(path.read_text()).items() if not key.startswith(("owe", "owner"))}
+    path.write_text(json.dumps(old))
+    assert store.found(STAGE).good[0].version == 10 and store.owed(STAGE, 10) is None
