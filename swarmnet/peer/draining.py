@@ -71,7 +71,8 @@ def standing_of(around: Around, replica: Replica, now: float) -> Standing:
     ]
     followers = len(staying) - len(heirs)
     # An heir that knows the commit need not hold the sum: only one that has applied the step surely does.
-    ahead = any(seen.version > member.version for seen in heirs)
+    newest = max((seen.version for seen in heirs), default=-1)
+    ahead = newest > member.version
     return Standing(
         stage=replica.stage,
         step=member.version,
@@ -79,7 +80,7 @@ def standing_of(around: Around, replica: Replica, now: float) -> Standing:
         heirs=len(heirs),
         followers=followers,
         microbatches=max(execution.num_works, execution.queue),
-        counted=0 if ahead else len(member.account.owned),
+        counted=sum(len(step.account.owned) for step in member.steps if newest <= step.stamp.step),
         whole=member.finished is not None and not ahead,
         applying=member.applying,
     )

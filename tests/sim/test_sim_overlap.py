@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import pytest
 from strike import check_always, keeper_of, kill_and_restart, watch_calls, watched
+from test_sim_drain import Farewells, executions, indexes
 from test_sim_random import KINDS, LONG, SEEDS, play
 from test_sim_scenarios import POINTS, STEP, Trap, held, state
 
@@ -49,8 +50,7 @@ def test_without_faults_it_is_the_single_process_with_a_delay_of_one() -> None:
     swarm = watched(replace(PLAN, stages=3, steps=6))
     swarm.run(until_s=60.0, script=check_always)
     assert swarm.counts["executed"] == swarm.counts["applied"] == 3 * 2 * 6
-    executions = sum(replica.execution.executions for node in swarm.nodes for replica in node.peer.replicas.values())
-    assert executions == 3 * 6 * 6 and swarm.counts["ordered"] == swarm.counts["rerouted"] == 0
+    assert executions(swarm) == indexes(swarm.plan) and swarm.counts["ordered"] == swarm.counts["rerouted"] == 0
     exact = Oracle(replace(swarm.plan, sync="exact"))
     assert exact.history[:2] == swarm.oracle.history[:2] and exact.history[2] != swarm.oracle.history[2]
 
@@ -132,6 +132,16 @@ def test_a_replica_joins_while_both_steps_are_at_work() -> None:
     swarm.run(until_s=60.0, script=script)
     joined = [fields for _, peer, event, fields in swarm.events if event == "synced" and fields["how"] == "snapshot"]
     assert len(joined) == 2
+
+
+@pytest.mark.parametrize("keeper", [False, True], ids=["member", "keeper"])
+def test_who_leaves_stays_until_both_its_steps_are_averaged(keeper: bool) -> None:
+    swarm = watched(PLAN)
+    farewells = Farewells(swarm)
+    trap = Trap(swarm, 1, "newest_summed_and_oldest_in_round", keeper=keeper, strike=farewells.ask)
+    swarm.run(until_s=60.0, script=trap.watch)
+    assert [words for _, words in farewells.gone.values()] == ["nothing here is needed any more"]
+    assert executions(swarm) == indexes(swarm.plan), "a farewell made somebody compute again"
 
 
 @pytest.mark.parametrize("slots", [1, 4])
