@@ -34,7 +34,10 @@ class Ballot:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RoundId:
-    """The n-th averaging round that one keeper opened under one ballot."""
+    """An averaging round that one keeper opened under one ballot; no two that it ever opens have one number.
+
+    Later ones of a process have higher numbers.
+    """
 
     ballot: Ballot
     number: int

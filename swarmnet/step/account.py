@@ -7,9 +7,15 @@ counter of the replica, which outlives all steps and only grows.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 from swarmnet.ids import Ballot, Generation
 from swarmnet.messages import NONE, Claim, Commit, Finished, Indexes, Line, Release, Report, Stamp, Trouble
 from swarmnet.step.actions import Action, Send
+
+_STARTS, _ROUNDS_OF_A_START = 1 << 28, 1 << 24
+"""Starts of a process that are told apart, and rounds that each may open; a round number holds their product."""
 
 
 class Generations:
@@ -22,6 +28,15 @@ class Generations:
         """One that no accumulator of this replica has had."""
         self.newest = self.newest.next()
         return self.newest
+
+
+def round_numbers(incarnation: int) -> Iterator[int]:
+    """For the rounds that one process opens: none twice, and none that another start of its identity has used.
+
+    A replica may keep the same step twice under the same ballot: after a restart, or with a state of the same version
+    taken from a mate. Who still exchanges the earlier round must not take the later one for it.
+    """
+    return itertools.count((incarnation % _STARTS) * _ROUNDS_OF_A_START)
 
 
 class Account:

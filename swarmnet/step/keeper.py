@@ -7,6 +7,7 @@ any member reports.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
@@ -47,11 +48,13 @@ class Keeper:
     versions the weights of a step are behind it. given: what had an owner under the keeper before. idle_s: how long
     nothing may be claimed before what is free is executed on the keeper's order. max_void: how many non-finite indexes
     a step may leave out; with more it does not end. group_size: of a round, see `averaging.grid`.
+    numbers: of rounds, see `round_numbers`.
     """
 
     def __init__(
         self, stamp: Stamp, ballot: Ballot, num_indexes: int, view: View, *, idle_s: float, max_void: int,
-        delay: int = 0, group_size: int = 16, oldest: bool = True, now: float, given: Indexes = NONE,
+        delay: int = 0, group_size: int = 16, numbers: Iterator[int], oldest: bool = True, now: float,
+        given: Indexes = NONE,
     ) -> None:
         self.stamp, self.ballot, self.view = stamp, ballot, view
         self._delay, self.oldest = delay, oldest
@@ -62,7 +65,7 @@ class Keeper:
         self.acks: dict[PeerId, Finished] = {}
         self.commit: Commit | None = None
         self._adopted_commit = False
-        self._opening = Opening(stamp, ballot, group_size)
+        self._opening = Opening(stamp, ballot, group_size, numbers)
         self._held_at = now
         self._orders = Orders(stamp, ballot, view, idle_s=idle_s, now=now)
         self._progress = Progress()

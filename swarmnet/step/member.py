@@ -23,7 +23,7 @@ from swarmnet.messages import (
     Trouble,
 )
 from swarmnet.step import actions as act
-from swarmnet.step.account import Account, Generations
+from swarmnet.step.account import Account, Generations, round_numbers
 from swarmnet.step.actions import Action, Broadcast, Note, Send
 from swarmnet.step.barrier import Barrier, evidence
 from swarmnet.step.drift import NO_DRIFT, Drift, DriftRules
@@ -45,7 +45,9 @@ class Member:
         self.me, self.stage, self.shape, self.timers = me, stage, shape, timers
         self.view = View(me, stage, timers)
         self.drift = Drift(self.view, drift, numerics)
-        self._shared = Shared(me, shape, self.view, Generations(incarnation), term_chain=chain)
+        self._shared = Shared(
+            me, shape, self.view, Generations(incarnation), round_numbers(incarnation), term_chain=chain
+        )
         self.version, self.chain, self.before = 0, chain, chain
         self.restart = NO_RESTART
         self.queue = 0

@@ -7,6 +7,7 @@ collects sums and has idle indexes executed. What outlives a step is `Shared`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
@@ -47,13 +48,14 @@ class Shared:
     """What all open steps of a replica have in common. synced: has it state, and so a say?
 
     term_chain: the chain at the start of the keepers' term, from which their order follows. line: what I have measured
-    of mine. trouble: what holds me up in the round I take part in.
+    of mine. trouble: what holds me up in the round I take part in. numbers: of the rounds I open.
     """
 
     me: PeerId
     shape: Shape
     view: View
     generations: Generations
+    numbers: Iterator[int]
     term_chain: Chain
     synced: bool = False
     line: Line = UNMEASURED
@@ -194,8 +196,9 @@ class OpenStep:
         return self.keeper.advance(now=now, resend=False)
 
     def _to_keeper(self, peer: PeerId, message: Claim | Report | Release, now: float) -> list[Action]:
-        if isinstance(message, Report) and self.promised is not None and message.ballot > self.promised:
-            # Somebody has promised a higher ballot: whoever keeps under a lower one stops (rule 13).
+        if isinstance(message, Report) and (self.promised is None or message.ballot > self.promised):
+            # Somebody has promised a higher ballot: whoever keeps under a lower one stops (rule 13). If it is one of my
+            # own, from before I began this step again, I am waited for: my turn comes under the next one.
             return self._promise(message.ballot, now)
         if self.keeper is None:
             return []
@@ -324,7 +327,7 @@ class OpenStep:
         self.keeper = Keeper(
             self.stamp, ballot, shared.shape.num_microbatches, shared.view, idle_s=shared.pace.idle_s,
             max_void=shared.shape.max_void, delay=shared.shape.delay, group_size=shared.shape.group_size,
-            oldest=self.oldest, now=now, given=self.election.given,
+            numbers=shared.numbers, oldest=self.oldest, now=now, given=self.election.given,
         )
         actions.append(Note("keeper", {"step": self.stamp.step, "ballot": ballot.number}))
         actions += self._report() + self.account.ask(self.stamp, ballot)

@@ -8,7 +8,7 @@ its own row: then no other row's sum changes, and none is made anew.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from swarmnet.averaging.arrange import rearranged
 from swarmnet.averaging.grid import Grid, grid_of
@@ -19,11 +19,11 @@ from swarmnet.step.view import View
 
 
 class Opening:
-    """The rounds of one term of office. group_size: see `averaging.grid`."""
+    """The rounds of one term of office. group_size: see `averaging.grid`. numbers: for them, see `round_numbers`."""
 
-    def __init__(self, stamp: Stamp, ballot: Ballot, group_size: int) -> None:
-        self.stamp, self.ballot, self._group_size = stamp, ballot, group_size
-        self._num_rounds = self._turns = 0
+    def __init__(self, stamp: Stamp, ballot: Ballot, group_size: int, numbers: Iterator[int]) -> None:
+        self.stamp, self.ballot, self._group_size, self._numbers = stamp, ballot, group_size, numbers
+        self._turns = 0
         self._grid: Grid | None = None
         self._lines: dict[PeerId, Line] = {}
         self._home: dict[int, frozenset[PeerId]] = {}
@@ -60,7 +60,7 @@ class Opening:
         opened = Round(
             stamp=self.stamp,
             ballot=self.ballot,
-            id=RoundId(self.ballot, self._num_rounds),
+            id=RoundId(self.ballot, next(self._numbers)),
             contributions=ledger.contributions(),
             receivers=receivers,
             holders=(),
@@ -69,7 +69,6 @@ class Opening:
             rows=tuple(len(row) for row in rows) if len(rows) > 1 else (),
             columns=self._grid.columns if len(rows) > 1 else 0,
         )
-        self._num_rounds += 1
         return opened
 
     def _bandwidths(self, members: Collection[PeerId]) -> Mapping[PeerId, int]:
