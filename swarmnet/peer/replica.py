@@ -102,7 +102,8 @@ def drift_rules_of(manifest: Manifest) -> DriftRules:
     """When the run's replicas measure their weights, and what follows."""
     averaging = manifest.averaging
     return DriftRules(
-        averaging.drift_every, averaging.resync_every, manifest.training.total_steps, averaging.equal_bits
+        averaging.drift_every, averaging.resync_every, manifest.training.total_steps, averaging.equal_bits,
+        averaging.inner_steps,
     )
 
 

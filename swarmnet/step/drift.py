@@ -37,16 +37,23 @@ MOST_RESTS = 64
 class DriftRules:
     """What the manifest says. every: versions between two measures, 0 for never. resync_every: versions after which
     other numerics classes take the keeper's state, 0 for never. last: the run's last version, always measured.
-    equal_bits: are replicas of one numerics class promised to have the same?"""
+    equal_bits: are replicas of one numerics class promised to have the same? meet_every: where they are not, versions
+    from one meeting to the next: what is measured is what a meeting has left."""
 
     every: int = 0
     resync_every: int = 0
     last: int = -1
     equal_bits: bool = True
+    meet_every: int = 1
 
     def measured(self, version: int) -> bool:
         """Is this version to be measured?"""
-        return self.every > 0 and version > 0 and (version % self.every == 0 or version == self.last)
+        if self.every <= 0 or version <= 0:
+            return False
+        if self.equal_bits:
+            return version % self.every == 0 or version == self.last
+        meetings, since = divmod(version - 1, self.meet_every)  # that of step s is in the weights of version s + 1
+        return meetings > 0 and since == 0 and meetings % max(1, self.every // self.meet_every) == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,3 +248,7 @@ def test_versions_that_are_measured() -> None:
     rules = DriftRules(every=10, last=25)
     assert [v for v in range(26) if rules.measured(v)] == [10, 20, 25]
     assert not any(DriftRules(every=0, last=25).measured(v) for v in range(26))
+    local = DriftRules(every=10, last=25, equal_bits=False, meet_every=4)
+    assert [v for v in range(26) if local.measured(v)] == [9, 17, 25], "after every second meeting"
+    rare = DriftRules(every=10, last=100, equal_bits=False, meet_every=30)
+    assert [v for v in range(100) if rare.measured(v)] == [31, 61, 91], "nothing to see in between"
