@@ -97,7 +97,7 @@ class PeerConfig(Table):
     )
     device: Literal["cpu", "cuda", "auto"] = Field(default="auto", description="auto: cuda where there is one")
     threads: Positive = Field(default=1, description="CPU threads of the compute thread")
-    slots: Positive = Field(default=4, description="microbatches in flight per stage: the memory bound")
+    slots: Positive = Field(default=4, description="microbatches in flight per stage and open step: the memory bound")
     drain_s: Seconds = Field(
         default=60.0, description="seconds a leaving peer waits for another replica to have its stage's state"
     )
