@@ -86,8 +86,8 @@ class Starting:
         """Look at who holds what, if I know it of myself: may the run be stuck for good?"""
         if not self.opened.is_set():
             return
-        for record in list(self._means.records().values()):
-            self.hear(record.restart)
+        for restart in {record.restart: None for record in self._means.records().values()}:     # mostly one
+            self.hear(restart)
         holdings = self.everybody()
         if self.restarts.advance(holdings, now=asyncio.get_running_loop().time()) is not None:
             self._follow("a stage has lost its newest state")

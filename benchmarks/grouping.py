@@ -1,0 +1,188 @@
+"""Groups on paper: how fast gossip mixes beside what the paper predicts, and what losses cost an exact round.
+
+    python benchmarks/grouping.py [--members 64,256] [--absent 0,0.15] [--rounds N] [--seed N] [--json FILE]
+
+No network: the pure classes that production's rounds are made of, driven over lists of numbers.
+
+Mixing. Every member holds a vector; in a round each group replaces its members' vectors by their mean, and who is
+absent keeps its own. Printed is what a round leaves of the squared distance from the mean, on average, beside
+(r - 1) / N + r / N^2 of arXiv:2103.03239 (theorem 3.2), r the number of groups, an absentee a group of its own.
+`random`: groups drawn anew each round (`averaging.gossip`, pairs are what `sync = "local"` uses). `grid`: rows and
+columns in turns, which is no random partition: without absentees two rounds give the exact mean.
+
+Exact rounds. In every round of a step some members are lost before it ends, what they had counted is counted again
+where the keeper would have it, and the round is opened again. Printed is how many rows had lost somebody, and how many
+are summed anew; all others are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from swarmnet.averaging.gossip import contraction, random_groups
+from swarmnet.averaging.grid import Group, groups, in_rows, shape
+from swarmnet.ids import Ballot, Chain, Generation, PeerId
+from swarmnet.messages import Stamp
+from swarmnet.step.ledger import Ledger
+from swarmnet.step.opening import Opening
+
+STAMP = Stamp(3, 0, Chain("00" * 32))
+DIMENSIONS, ELEMENTS = 24, 1 << 20
+
+Partition = Sequence[Sequence[PeerId]]
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """By what a round shrinks the squared distance from the mean, on average over rounds."""
+
+    way: str
+    members: int
+    group: int
+    absent: float
+    measured: float
+    predicted: float
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What one loss after the other in a step's rounds costs. rows: of the grid; hit, anew: in all rounds together."""
+
+    members: int
+    group: int
+    lost: int
+    rows: int
+    rounds: int
+    hit: int
+    anew: int
+
+
+def peers_of(number: int) -> list[PeerId]:
+    """Names."""
+    return [PeerId(f"p{place:03}") for place in range(number)]
+
+
+def spread(values: dict[PeerId, list[float]]) -> float:
+    """The squared distance from the mean, summed over members."""
+    means = [statistics.fmean(column) for column in zip(*values.values(), strict=True)]
+    return sum((value - mean) ** 2 for vector in values.values() for value, mean in zip(vector, means, strict=True))
+
+
+def mix(values: dict[PeerId, list[float]], partition: Partition, absent: frozenset[PeerId]) -> int:
+    """One round, in place. Returns the number of groups, absentees as groups of their own."""
+    num_groups = 0
+    for group in partition:
+        present = [peer for peer in group if peer not in absent]
+        num_groups += len(group) - len(present) + bool(present)
+        if present:
+            mean = [statistics.fmean(column) for column in zip(*(values[peer] for peer in present), strict=True)]
+            for peer in present:
+                values[peer] = mean
+    return num_groups
+
+
+def mixing(
+    way: str, members: int, size: int, absent: float, partition: Callable[[int], Partition], *, rounds: int, seed: int,
+    fresh_every: int,
+) -> Mixing:
+    """Measure it. fresh_every: rounds after which all vectors are drawn anew."""
+    rng, names = random.Random(seed), peers_of(members)
+    ratios: list[float] = []
+    predicted: list[float] = []
+    values: dict[PeerId, list[float]] = {}
+    for turn in range(rounds):
+        if turn % fresh_every == 0:
+            values = {peer: [rng.gauss(0.0, 1.0) for _ in range(DIMENSIONS)] for peer in names}
+        gone = frozenset(rng.sample(names, round(absent * members)))
+        before = spread(values)
+        num_groups = mix(values, partition(turn), gone)
+        ratios.append(spread(values) / before)
+        predicted.append(contraction(members, num_groups))
+    return Mixing(way, members, size, absent, statistics.fmean(ratios), statistics.fmean(predicted))
+
+
+def by_chance(members: int, size: int, absent: float, *, rounds: int, seed: int) -> Mixing:
+    """Random groups, drawn anew each round."""
+    names = peers_of(members)
+    return mixing("random", members, size, absent, lambda turn: random_groups(names, size, f"{seed}/{turn}"),
+                  rounds=rounds, seed=seed, fresh_every=1)
+
+
+def by_turns(members: int, size: int, absent: float, *, rounds: int, seed: int) -> Mixing:
+    """Rows and columns of one grid in turns: per round, over both turns together."""
+    grid = in_rows(peers_of(members), shape(members, size))
+    ways: tuple[Partition, Partition] = grid.rows, [grid.column(column) for column in range(grid.columns)]
+    return mixing("grid", members, len(grid.rows[0]), absent, lambda turn: ways[turn % 2],
+                  rounds=rounds, seed=seed, fresh_every=2)
+
+
+def hop_0(peer: PeerId, opening: Opening, members: Sequence[PeerId], ledger: Ledger, size: int) -> dict[PeerId, Group]:
+    """What every member takes part in first, in the round that the keeper opens now."""
+    current = opening.open(members, ledger)
+    return {peer: groups(peer, current, (0, ELEMENTS), group_size=size)[0] for peer in members}
+
+
+def losses(members: int, size: int, absent: float, *, waves: int, seed: int) -> Losses:
+    """`absent` of the members are lost, in so many waves, each in the middle of a round."""
+    rng, names = random.Random(seed), peers_of(members)
+    ledger, opening = Ledger(members), Opening(STAMP, Ballot(1, names[0]), size, itertools.count())
+    for index, peer in enumerate(names):
+        ledger.claim((peer, Generation(1, 0)), index)
+    now = hop_0(names[0], opening, names, ledger, size)
+    rows, hit, anew = len({group.chunks for group in now.values()}), 0, 0
+    doomed = rng.sample(names[1:], round(absent * members))
+    for wave in range(waves):
+        gone = doomed[wave::waves]
+        hit += len({now[peer].chunks for peer in gone})
+        for peer in gone:
+            opening.lost(peer, ledger.of(peer))
+            ledger.evict((peer, Generation(1, 0)))
+            names.remove(peer)
+        for index in ledger.free():
+            peer = min(names, key=lambda p: (not opening.spares(p, index), len(ledger.of(p)), p))
+            ledger.claim((peer, Generation(1, 0)), index)
+        before, now = now, hop_0(names[0], opening, names, ledger, size)
+        anew += len({now[peer].chunks for peer in names if now[peer] != before[peer]})
+    return Losses(members, size, len(doomed), rows, waves, hit, anew)
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--members", default="64,256", type=lambda text: [int(part) for part in text.split(",")])
+    parser.add_argument("--absent", default="0,0.15", type=lambda text: [float(part) for part in text.split(",")])
+    parser.add_argument("--rounds", default=40, type=int)
+    parser.add_argument("--seed", default=0, type=int)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    drawn: list[Mixing] = []
+    for members, absent in itertools.product(options.members, options.absent):
+        for size in (2, 8, 16):
+            drawn.append(by_chance(members, size, absent, rounds=options.rounds, seed=options.seed))
+        drawn.append(by_turns(members, 16, absent, rounds=options.rounds, seed=options.seed))
+    print("| groups | members | in a group | absent | a round leaves | predicted | ratio |")
+    print("|---|---|---|---|---|---|---|")
+    for row in drawn:
+        print(f"| {row.way} | {row.members} | {row.group} | {row.absent:.0%} | {row.measured:.4f} | "
+              f"{row.predicted:.4f} | {row.measured / row.predicted:.2f} |")
+    cost = [
+        losses(members, 16, absent, waves=waves, seed=options.seed)
+        for members in options.members for absent in options.absent if absent for waves in (1, 5)
+    ]
+    print("\n| members | rows | lost | in rounds | rows hit | rows summed anew |\n|---|---|---|---|---|---|")
+    for each in cost:
+        print(f"| {each.members} | {each.rows} | {each.lost} | {each.rounds} | {each.hit} | {each.anew} |")
+    if options.json:
+        rows = [*map(asdict, drawn), *map(asdict, cost)]
+        options.json.write_text(json.dumps({"rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

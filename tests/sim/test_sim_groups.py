@@ -1,0 +1,132 @@
+"""64 and 256 members in groups with 15 % absentees a round: exact rounds make anew what was hit and nothing else;
+gossip mixes as the paper says."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from strike import keeper_of, watch_messages
+
+from swarmnet.averaging.grid import grid_of
+from swarmnet.ids import PeerId
+from swarmnet.messages import Control, Round
+from swarmnet.simulate.engine import SimulatedEngine
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Swarm
+from swarmnet.stage.engine import Contribution, Reduced
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "grouping.py"
+
+
+@pytest.fixture(scope="module")
+def grouping() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("grouping_benchmark", BENCHMARK)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def watch_sums(engine: SimulatedEngine, over_rows: asyncio.Event) -> None:
+    """Tell when something has been summed over the rows."""
+    reduce = engine.reduce
+
+    async def watched(contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
+        result = await reduce(contributions, start, stop, hop=hop)
+        if hop:
+            over_rows.set()
+        return result
+
+    engine.reduce = watched  # type: ignore[method-assign]
+
+
+def test_64_replicas_lose_ten_in_the_middle_of_a_round() -> None:
+    """The whole product. What was summed and where everybody ends is the single process's, to the bit."""
+    swarm = Swarm(Plan(stages=1, replicas=64, microbatches=64, steps=1, group_size=16), seed=1)
+    lost: set[PeerId] = set()
+    rounds: list[Round] = []
+
+    def watch(sender: PeerId, receiver: PeerId, message: Control) -> None:
+        if isinstance(message, Round) and message not in rounds:
+            rounds.append(message)
+
+    watch_messages(swarm, watch)
+
+    def strike() -> None:
+        keeper = keeper_of(swarm, 0)
+        candidates = sorted(node.peer_id for node in swarm.replicas(0) if node is not keeper)
+        lost.update(random.Random(3).sample(candidates, 10))
+        for node in swarm.replicas(0):
+            if node.peer_id in lost:
+                swarm.kill(node)
+
+    async def script(swarm: Swarm) -> None:
+        struck = asyncio.Event()
+        for node in swarm.nodes:
+            watch_sums(node.engines[0], struck)
+        await struck.wait()
+        strike()
+
+    swarm.run(until_s=60.0, script=script)
+    kept = {peer for _, peer, event, fields in swarm.events if event == "sums_kept" and fields["hop"] == 0}
+    assert len(lost) == 10 and len(swarm.replicas(0)) == 54
+    rows = grid_of(rounds[0]).rows
+    spared = {peer for row in rows if not lost & set(row) for peer in row}
+    assert len(rows) == 8 and len(spared) >= 8
+    assert kept and kept <= spared, "where nothing changed sums were kept, and nowhere else"
+    again = {fields["peer"] for _, _, event, fields in swarm.events if event == "ordered"}
+    assert again and not again & spared, "what was lost was counted again in rows that had to be summed anew anyway"
+
+
+@pytest.mark.parametrize(("members", "rows", "waves"), [(64, 8, 1), (64, 8, 5), (256, 16, 1)])
+def test_no_row_is_summed_anew_but_those_that_lost_somebody(
+    grouping: ModuleType, members: int, rows: int, waves: int
+) -> None:
+    found = grouping.losses(members, 16, 0.15, waves=waves, seed=waves)
+    assert (found.rows, found.lost) == (rows, round(0.15 * members))
+    assert found.anew == found.hit < rows * waves
+
+
+@pytest.mark.parametrize(("members", "size"), [(64, 2), (64, 8), (256, 16)])
+def test_random_groups_mix_as_the_paper_predicts(grouping: ModuleType, members: int, size: int) -> None:
+    found = grouping.by_chance(members, size, 0.15, rounds=12, seed=5)
+    assert 0.9 < found.measured / found.predicted < 1.1, found
+
+
+@pytest.mark.parametrize("members", [64, 256])
+def test_two_rounds_of_a_full_grid_are_the_mean_and_absentees_cost_no_more_than_by_chance(
+    grouping: ModuleType, members: int
+) -> None:
+    names = grouping.peers_of(members)
+    grid = grouping.in_rows(names, grouping.shape(members, 16))
+    values = {peer: [float(place), float(place**2)] for place, peer in enumerate(names)}
+    grouping.mix(values, grid.rows, frozenset())
+    grouping.mix(values, [grid.column(column) for column in range(grid.columns)], frozenset())
+    assert grouping.spread(values) < 1e-9 * members**4
+    found = grouping.by_turns(members, 16, 0.15, rounds=12, seed=2)
+    assert found.measured < 1.1 * found.predicted, found
+
+
+def test_a_replica_that_sums_alone_says_why() -> None:
+    swarm = Swarm(Plan(stages=1, replicas=2, microbatches=4, steps=6, state_bytes=1 << 21), seed=2)
+    first_applied = asyncio.Event()
+    swarm.hooks.append(lambda peer, event, fields: first_applied.set() if event == "applied" else None)
+
+    async def script(swarm: Swarm) -> None:
+        await first_applied.wait()
+        gone = swarm.nodes[1]
+        swarm.kill(gone)
+        await asyncio.sleep(0.2)
+        swarm.add(gone.stages, gone.peer_id)     # it is alive, and its copy of the state takes a while
+
+    swarm.run(until_s=120.0, script=script)
+    alone = [(peer, fields["reason"]) for _, peer, event, fields in swarm.events if event == "averaged_alone"]
+    assert set(alone) == {("s0.0", "s0.1 has no state yet")}
