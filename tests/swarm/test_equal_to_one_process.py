@@ -38,10 +38,10 @@ class Finished:
     printed: str
 
 
-def run_local(directory: Path, *, numerics: str, kills: tuple[str, ...]) -> Finished:
+def run_local(directory: Path, *, numerics: str, kills: tuple[str, ...], sync: str = "exact") -> Finished:
     argv = [sys.executable, "-m", "swarmnet", "local", "--stages", str(STAGES), "--replicas", str(REPLICAS),
             "--steps", "20", "--data", "corpus:small", "--numerics", numerics, "--out", str(directory)]
-    argv += [word for setting in SMALL for word in ("--set", setting)]
+    argv += [word for setting in (*SMALL, f"averaging.sync={sync}") for word in ("--set", setting)]
     argv += [word for kill in kills for word in ("--kill", kill)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -58,11 +58,13 @@ def run_local(directory: Path, *, numerics: str, kills: tuple[str, ...]) -> Fini
 
 
 @pytest.fixture(scope="module", params=[
-    ("deterministic", ()), ("deterministic", KILLS), ("fp32", ()), ("fp32", KILLS),
-], ids=["deterministic", "deterministic-killed", "fp32", "fp32-killed"])
+    ("deterministic", (), "exact"), ("deterministic", KILLS, "exact"), ("fp32", (), "exact"), ("fp32", KILLS, "exact"),
+    pytest.param(("deterministic", KILLS, "overlap"), marks=pytest.mark.long),
+    pytest.param(("fp32", KILLS, "overlap"), marks=pytest.mark.long),
+], ids=["deterministic", "deterministic-killed", "fp32", "fp32-killed", "overlap-killed", "fp32-overlap-killed"])
 def finished(request, tmp_path_factory) -> Finished:
-    numerics, kills = request.param
-    return run_local(tmp_path_factory.mktemp("swarm") / "out", numerics=numerics, kills=kills)
+    numerics, kills, sync = request.param
+    return run_local(tmp_path_factory.mktemp("swarm") / "out", numerics=numerics, kills=kills, sync=sync)
 
 
 def test_the_curve_is_one_process_s_curve(finished: Finished) -> None:
