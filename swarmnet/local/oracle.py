@@ -119,8 +119,25 @@ class _Plain:
             group["lr"] = learning_rate(table, step, total_steps=self._manifest.training.total_steps)
         _follow(self._parameters, self._behind)
         self._adamw.step()
+        self._lead()
         for parameter in (*self._parameters, *self._behind):
             parameter.grad = None
+
+
+    @torch.no_grad()
+    def _lead(self) -> None:
+        """AdamW has no such thing: what the first moment has changed by, `lead` times."""
+        table = self._manifest.optimizer
+        for group in self._adamw.param_groups:
+            for parameter in group["params"]:
+                state = self._adamw.state[parameter]
+                steps, beta1 = int(state["step"].item()), table.beta1
+                if not table.lead or steps < 2:
+                    return
+                before = (state["exp_avg"] - (1 - beta1) * parameter.grad) / beta1
+                change = state["exp_avg"] / (1 - beta1**steps) - before / (1 - beta1 ** (steps - 1))
+                scale = (state["exp_avg_sq"] / (1 - table.beta2**steps)).sqrt() + table.eps
+                parameter.sub_(group["lr"] * table.lead * change / scale)
 
 
 class _Exact:

@@ -102,6 +102,9 @@ class Optimizer(Table):
     learning_rate: Above0 = Field(default=3e-3, description="at the peak, after warm-up")
     beta1: Decay = Field(default=0.9, description="decay of the first moment")
     beta2: Decay = Field(default=0.95, description="decay of the second moment")
+    lead: Annotated[float, Field(ge=0.0, le=20.0)] = Field(
+        default=0.0, description='steps by which the first moment is carried on; with averaging.sync = "overlap" 2.5'
+    )
     eps: Above0 = Field(default=1e-8, description="added to the root of the second moment")
     weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.1, description="decoupled, matrices only")
     clip_norm: Above0 = Field(default=1.0, description="largest L2 norm of the average gradient, over all stages")
@@ -111,6 +114,12 @@ class Optimizer(Table):
     )
     decay_steps: Count = Field(default=0, description='"wsd": length of the final decay')
     min_lr_ratio: Fraction = Field(default=0.1, description="learning rate at the end, as a fraction of the peak")
+
+    @model_validator(mode="after")
+    def _moving(self) -> Optimizer:
+        if self.lead and not self.beta1:
+            raise ValueError(f"lead = {self.lead} carries on a first moment that beta1 = 0 does not keep: set lead = 0")
+        return self
 
 
 class Numerics(Table):

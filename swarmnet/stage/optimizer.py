@@ -1,4 +1,8 @@
-"""The optimizer step on a finished sum: average, clip, AdamW (arXiv:1711.05101).
+"""The optimizer step on a finished sum: average, clip, AdamW (arXiv:1711.05101), led on if the manifest says so.
+
+With `optimizer.lead` = a the update follows not the first moment m but where it will be in a steps if it goes on as in
+the last one, m(t) + a (m(t) - m(t - 1)), both without bias. Nesterov's is about a = beta1. A gradient that is one step
+late makes momentum swing; this damps it (arXiv:2505.01099).
 
 Everything is elementwise and per parameter, so the bits of an update do not depend on which other parameters share the
 stage. Weight decay falls on matrices only. Learning rate and gradient scale come from `stage.schedule`.
@@ -64,6 +68,8 @@ class StageOptimizer:
         vectors = [place for place, weight in enumerate(weights) if weight.ndim < 2]
         self._update(pairs, matrices, learning_rate, self._table.weight_decay)
         self._update(pairs, vectors, learning_rate, 0.0)
+        if self._table.lead:
+            self._lead(pairs, learning_rate)
 
     def _update(
         self, pairs: Sequence[tuple[nn.Parameter, Tensor]], places: Sequence[int], learning_rate: float,
@@ -76,6 +82,20 @@ class StageOptimizer:
             beta1=self._table.beta1, beta2=self._table.beta2, lr=learning_rate, weight_decay=weight_decay,
             eps=self._table.eps,
         )
+
+    def _lead(self, pairs: Sequence[tuple[nn.Parameter, Tensor]], learning_rate: float) -> None:
+        """Add what is missing to `_update`. Of the first moment before it only this is left: with g the gradient,
+        m(t) - m(t - 1) = (1 - beta1) / (beta1 - beta1^t) (g - m(t)), without bias."""
+        for place, (weight, gradient) in enumerate(pairs):
+            steps = int(self._steps[place].item())
+            if steps < 2:
+                return
+            beta1, size = self._table.beta1, chunk_elements(weight.device)
+            factor = -learning_rate * self._table.lead * (1 - beta1) / (beta1 - beta1**steps)
+            flat = (weight.view(-1), gradient.view(-1), *(moment.view(-1) for moment in self._moments[place]))
+            for part, piece, first, second in zip(*(torch.split(tensor, size) for tensor in flat), strict=True):
+                scale = (second / (1 - self._table.beta2**steps)).sqrt_().add_(self._table.eps)
+                part.addcdiv_(piece - first / (1 - beta1**steps), scale, value=factor)
 
 
 def average(total: Tensor, out: Tensor, *, scale: float, numerics: Numerics) -> None:

@@ -25,9 +25,9 @@ STEPS = 12
 Scenario = Callable[[StageChain], Coroutine[Any, Any, None]]
 
 
-def overlapping(stages: int = 2, *, codec: str = "int64", reducer: str = "sum") -> Manifest:
+def overlapping(stages: int = 2, *, codec: str = "int64", reducer: str = "sum", lead: float = 0.0) -> Manifest:
     return tiny(stages, mode="deterministic" if codec == "int64" else "fp32",
-                averaging=Averaging(sync="overlap", codec=codec, reducer=reducer))
+                averaging=Averaging(sync="overlap", codec=codec, reducer=reducer), lead=lead)
 
 
 def run(scenario: Scenario, manifest: Manifest | None = None, *, replicas: int = 1) -> None:
@@ -82,11 +82,13 @@ async def the_sum(engine: TorchEngine) -> torch.Tensor:
 # ---------------------------------------------------------------- the oracle
 
 
-@pytest.mark.parametrize(("stages", "replicas", "parts", "ahead"), [
-    (2, 2, 3, True), (3, 2, 1, True), (1, 1, 1, False),
+@pytest.mark.parametrize(("stages", "replicas", "parts", "ahead", "lead"), [
+    (2, 2, 3, True, 0.0), (3, 2, 1, True, 2.5), (1, 1, 1, False, 0.0),
 ])
-def test_deterministic_mode_has_the_oracles_bits(stages: int, replicas: int, parts: int, ahead: bool) -> None:
-    manifest = overlapping(stages)
+def test_deterministic_mode_has_the_oracles_bits(
+    stages: int, replicas: int, parts: int, ahead: bool, lead: float
+) -> None:
+    manifest = overlapping(stages, lead=lead)
     expected = run_oracle(manifest, text(), steps=STEPS)
     exact = run_oracle(tiny(stages), text(), steps=2)
     assert expected.losses[-1] < expected.losses[0] - 0.3, "the oracle does not learn; equality would say little"
@@ -94,8 +96,9 @@ def test_deterministic_mode_has_the_oracles_bits(stages: int, replicas: int, par
     assert_same_bits(trained(manifest, replicas=replicas, parts=parts, ahead=ahead), expected)
 
 
-def test_fp32_mode_stays_within_rounding_of_plain_torch() -> None:
-    manifest = overlapping(2, codec="fp32")
+@pytest.mark.parametrize("lead", [0.0, 2.5])
+def test_fp32_mode_stays_within_rounding_of_plain_torch(lead: float) -> None:
+    manifest = overlapping(2, codec="fp32", lead=lead)
     expected, found = run_oracle(manifest, text(), steps=STEPS), trained(manifest, replicas=2)
     assert max(abs(a - b) for a, b in zip(found.losses, expected.losses, strict=True)) <= 1e-5
 
