@@ -18,7 +18,7 @@ Range = tuple[int, int]
 LEAST_CHUNK, MOST_CHUNK = 1 << 16, 1 << 20
 """Elements. Smaller ones cost more in calls than they bring, larger ones leave the cache."""
 
-_CHUNKS_PER_PART = 3
+_CHUNKS_PER_PART = 2
 _CHUNK_S, _ELEMENT_BYTES = 0.04, 4
 
 
@@ -54,7 +54,7 @@ def parts(num_elements: int, bandwidths: Sequence[int], *, block: int = 1) -> li
 def chunk_elements(num_elements: int, num_members: int, bandwidths: Sequence[int] = ()) -> int:
     """What travels, is reduced and is installed at a time, a power of two: a few chunks per part, so that they overlap.
 
-    Three to six: every chunk costs about a millisecond of CPU, whatever its size. More where the slowest of the known
+    Two to four: every chunk costs half a millisecond of CPU, whatever its size. More where the slowest of the known
     `bandwidths` would take longer than `_CHUNK_S` for one, since the first and the last overlap with nothing.
     """
     ideal = num_elements // (num_members * _CHUNKS_PER_PART)
