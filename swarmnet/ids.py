@@ -20,7 +20,7 @@ Chain = NewType("Chain", str)
 """Hash of the commits one stage has applied so far, 64 hex digits. Equal chains mean equal weights."""
 
 
-NO_CHAIN = Chain("")
+NO_CHAIN: Chain = Chain("")
 """The chain of a replica that has no state yet."""
 
 

@@ -265,10 +265,13 @@ class Keeper:
         late = now - self._level_at > self.view.timers.long_silence_s
         actions: list[Action] = []
         for peer in laggards:
-            seen = self.view.get(peer)
+            seen, generation = self.view.get(peer), self.members[peer]
             if late or seen is None or not seen.synced:
-                self._evict(peer, self.members[peer])
-                actions.append(Note("evicted", {"peer": peer, "reason": "behind", "step": self.stamp.step}))
+                self._evict(peer, generation)
+                actions.append(self._left(peer, "behind"))
+            if late:
+                self._left_out.add(peer)  # it reports again and would own its indexes again: it may fetch the sum
+                actions.append(self._void(peer, generation))
         return actions
 
     def _drop(self, peer: PeerId, generation: Generation) -> None:
