@@ -13,6 +13,10 @@ columns in turns, which is no random partition: without absentees two rounds giv
 Exact rounds. In every round of a step some members are lost before it ends, what they had counted is counted again
 where the keeper would have it, and the round is opened again. Printed is how many rows had lost somebody, and how many
 are summed anew; all others are kept.
+
+Traffic. Members at sites of equal size, a millisecond from each other inside one and fifty between two. Printed is what
+a member receives in a round, in vectors, what of that comes from another site, and from how many members it comes: in
+one group of all, and in a grid that the keeper has arranged by what members report of their distances.
 """
 
 from __future__ import annotations
@@ -22,14 +26,15 @@ import itertools
 import json
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from swarmnet.averaging.gossip import contraction, random_groups
 from swarmnet.averaging.grid import Group, groups, in_rows, shape
 from swarmnet.ids import Ballot, Chain, Generation, PeerId
-from swarmnet.messages import Stamp
+from swarmnet.messages import MAX_MATES, Line, Stamp
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.opening import Opening
 
@@ -62,6 +67,19 @@ class Losses:
     rounds: int
     hit: int
     anew: int
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a member receives in a round on average. vectors: in all, and from_afar: from other sites, as a share of the
+    whole vector. mates: from how many members, at most."""
+
+    members: int
+    sites: int
+    group: int
+    vectors: float
+    from_afar: float
+    mates: int
 
 
 def peers_of(number: int) -> list[PeerId]:
@@ -153,6 +171,37 @@ def losses(members: int, size: int, absent: float, *, waves: int, seed: int) -> 
     return Losses(members, size, len(doomed), rows, waves, hit, anew)
 
 
+def traffic(members: int, sites: int, size: int) -> Traffic:
+    """Of one round in which everybody has counted something."""
+    names = peers_of(members)
+    site = {peer: place % sites for place, peer in enumerate(names)}
+    ledger, opening = Ledger(members), Opening(STAMP, Ballot(1, names[0]), size, itertools.count())
+    for index, peer in enumerate(names):
+        ledger.claim((peer, Generation(1, 0)), index)
+        opening.measured(peer, Line(0, tuple(
+            (other, 1_000 if site[other] == site[peer] else 50_000) for other in names[:MAX_MATES] if other != peer
+        )))
+    current = opening.open(names, ledger)
+    elements: Counter[bool] = Counter()
+    mates = 0
+    for peer in names:
+        found = [received for group in groups(peer, current, (0, ELEMENTS), group_size=size)
+                 for received in _received(peer, group)]
+        mates = max(mates, len({other for other, _ in found}))
+        for other, num_elements in found:
+            elements[site[other] != site[peer]] += num_elements
+    whole = members * ELEMENTS
+    return Traffic(members, sites, size, elements.total() / whole, elements[True] / whole, mates)
+
+
+def _received(peer: PeerId, group: Group) -> Iterator[tuple[PeerId, int]]:
+    """(from whom, how many elements) comes to `peer` in this group."""
+    sizes = {reducer: sum(stop - start for start, stop in chunks) for reducer, chunks in group.chunks}
+    yield from ((reducer, num_elements) for reducer, num_elements in sizes.items() if reducer != peer)
+    if peer in sizes:
+        yield from ((speaker.peer, sizes[peer]) for speaker in group.speakers if speaker.peer != peer)
+
+
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -179,8 +228,13 @@ def main() -> None:
     print("\n| members | rows | lost | in rounds | rows hit | rows summed anew |\n|---|---|---|---|---|---|")
     for each in cost:
         print(f"| {each.members} | {each.rows} | {each.lost} | {each.rounds} | {each.hit} | {each.anew} |")
+    moved = [traffic(members, 8, size) for members in options.members for size in (1024, 16)]
+    print("\n| members | sites | largest group | vectors received | from other sites | from members |")
+    print("|---|---|---|---|---|---|")
+    for way in moved:
+        print(f"| {way.members} | {way.sites} | {way.group} | {way.vectors:.3f} | {way.from_afar:.3f} | {way.mates} |")
     if options.json:
-        rows = [*map(asdict, drawn), *map(asdict, cost)]
+        rows = [*map(asdict, drawn), *map(asdict, cost), *map(asdict, moved)]
         options.json.write_text(json.dumps({"rows": rows}, indent=1))
 
 

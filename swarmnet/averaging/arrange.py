@@ -6,8 +6,9 @@ Pure and deterministic; the keeper asks, members obey what its round says.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 from swarmnet.averaging.grid import Grid, in_rows, shape
 from swarmnet.ids import PeerId
@@ -21,30 +22,21 @@ def arrange(
 ) -> Grid:
     """A grid of all members, each once: near peers share a row, and who is fast stands where something is reduced.
 
-    Greedy: a row is begun by who is farthest from everybody left, and filled with who is nearest to those in it.
+    Greedy: a row is begun by who is farthest from all others, on average over what is known, and filled with who is
+    nearest to it, as measured or over one mate between them. Of whom nothing is known comes last.
     """
     rates = bandwidths or {}
     left = sorted(set(members))
     lengths = shape(len(left), group_size)
-    if len(lengths) == 1:
+    if len(lengths) == 1 or not round_trips:
         return in_rows(left, lengths)
-    if not round_trips:
-        return in_rows(left, lengths)
-    far = _Far(round_trips)
-    total = {peer: sum(far(peer, other) for other in left) for peer in left}
+    known = _distances(round_trips, set(left))
+    left.sort(key=lambda peer: -statistics.fmean(known[peer].values() or (0.0,)))
     placed: list[PeerId] = []
     for length in lengths:
-        row = [max(left, key=lambda peer: total[peer])]
-        near = dict.fromkeys(left, 0.0)
-        while True:
-            newest = row[-1]
-            left.remove(newest)
-            for peer in left:
-                near[peer] += far(peer, newest)
-                total[peer] -= far(peer, newest)
-            if len(row) == length:
-                break
-            row.append(min(left, key=lambda peer: near[peer]))
+        near = _near(left[0], known)
+        row = sorted(left, key=lambda peer: near.get(peer, math.inf))[:length]
+        left = [peer for peer in left if peer not in row]
         placed += sorted(row, key=lambda peer: (-rates.get(peer, 0), peer))
     return in_rows(placed, lengths)
 
@@ -65,17 +57,22 @@ def rearranged(
     return arrange(present, round_trips, group_size, bandwidths)
 
 
-class _Far:
-    """Distance of two peers: the mean of what both have measured, or else that of everybody."""
+def _distances(round_trips: RoundTrips, members: Set[PeerId]) -> dict[PeerId, dict[PeerId, float]]:
+    """Peer -> other -> the mean of what both have measured, as far as anybody has."""
+    found: dict[PeerId, dict[PeerId, list[float]]] = {peer: {} for peer in members}
+    for (one, other), value in round_trips.items():
+        if one != other and one in members and other in members:
+            found[one].setdefault(other, []).append(value)
+            found[other].setdefault(one, []).append(value)
+    return {peer: {other: statistics.fmean(each) for other, each in mates.items()} for peer, mates in found.items()}
 
-    def __init__(self, round_trips: RoundTrips) -> None:
-        found: dict[tuple[PeerId, PeerId], list[float]] = {}
-        for (one, other), value in round_trips.items():
-            found.setdefault((min(one, other), max(one, other)), []).append(value)
-        self._known = {pair: statistics.fmean(values) for pair, values in found.items()}
-        self._unknown = statistics.fmean(self._known.values())
 
-    def __call__(self, one: PeerId, other: PeerId) -> float:
-        if one == other:
-            return 0.0
-        return self._known.get((min(one, other), max(one, other)), self._unknown)
+def _near(first: PeerId, known: Mapping[PeerId, Mapping[PeerId, float]]) -> dict[PeerId, float]:
+    """How far everybody is from `first`, itself included: what is known, or the shortest way over one other."""
+    found = {first: 0.0}
+    for mate, distance in known[first].items():
+        for other, further in known[mate].items():
+            found[other] = min(distance + further, found.get(other, math.inf))
+    found.update(known[first])
+    found[first] = 0.0
+    return found

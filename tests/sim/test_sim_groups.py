@@ -130,3 +130,11 @@ def test_a_replica_that_sums_alone_says_why() -> None:
     swarm.run(until_s=120.0, script=script)
     alone = [(peer, fields["reason"]) for _, peer, event, fields in swarm.events if event == "averaged_alone"]
     assert set(alone) == {("s0.0", "s0.1 has no state yet")}
+
+
+def test_a_grid_moves_the_bytes_of_one_group_and_few_of_them_far(grouping: ModuleType) -> None:
+    """Eight sites of eight: each is a row, and only columns reach beyond it."""
+    one, grid = grouping.traffic(64, 8, 64), grouping.traffic(64, 8, 16)
+    assert one.vectors == grid.vectors == pytest.approx(2 * 63 / 64)
+    assert (one.mates, grid.mates) == (63, 14)
+    assert grid.from_afar == pytest.approx(one.from_afar / 8)
