@@ -206,7 +206,7 @@ class Butterfly:
             yield
         except (BadMessage, Refused) as error:
             sender = peer or error.facts.get("peer")
-            if isinstance(sender, str) and sender != self.me and error.code is not RejectCode.VOID:
+            if isinstance(sender, str) and error.code is not RejectCode.VOID:
                 self._watch.refused(PeerId(sender))
             raise
 

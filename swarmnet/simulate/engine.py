@@ -266,6 +266,8 @@ class SimulatedEngine:
         """See Engine. Sums, whatever the run's reducer: these numbers have no outliers."""
         total = [0] * (stop - start)
         for contribution in contributions:
+            if contribution.packed.codec != "int64":
+                raise BadMessage(RejectCode.MALFORMED, "not the run's codec", peer=contribution.peer)
             total = self.numbers.add(total, _unpack(contribution.packed))
         return Reduced(_pack(total))
 

@@ -2,9 +2,9 @@
 
 A member names whose stream stands still for too long, and whose chunks it had to refuse (`averaging.watch`). Nobody is
 left out on one voice where there are three members or more: two must have refused something of it, or most of its
-group must wait for it. One voice alone is a dispute between two, and there is a way to tell: cut the round again, so
-that others reduce what the accused sends. If again nobody else complains, it is the accuser that is left out. A wrong
-verdict costs time: what is left out is executed again, and may take part in the next step.
+group must wait for it; its own word is enough. One voice alone is a dispute between two, and there is a way to tell:
+cut the round again, so that others reduce what the accused sends. If again nobody else complains, it is the accuser
+that is left out. A wrong verdict costs time: what is left out is executed again, and may take part in the next step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Again:
 class Dispute:
     """Complaints of one step. me: the keeper, for whom somebody else's single word against it is not enough.
 
-    patience_s: how long others have to say the same before one voice counts as alone.
+    patience_s: how long others have to be heard, too: whoever is named may itself be waiting for somebody, and one
+    voice may not stay the only one.
     """
 
     def __init__(self, me: PeerId, *, patience_s: float) -> None:
@@ -44,13 +45,14 @@ class Dispute:
         self._late: dict[PeerId, tuple[Late, ...]] = {}
         self._refused: dict[PeerId, set[PeerId]] = {}     # accused -> accusers, in all rounds of the step
         self._fresh: dict[PeerId, set[PeerId]] = {}       # those of this round
+        self._late_since: float | None = None
         self._alone_since: float | None = None
         self._again = False
 
     def opened(self, round_id: RoundId, *, now: float) -> None:
         """Another round: who is late in it is yet to be seen."""
         self._round, self._began = round_id, now
-        self._late, self._fresh, self._alone_since = {}, {}, None
+        self._late, self._fresh, self._late_since, self._alone_since = {}, {}, None, None
 
     def hear(self, peer: PeerId, report: Report, *, now: float) -> None:
         """What a member complains of; and whether it still computes: then it owes nobody anything."""
@@ -64,9 +66,8 @@ class Dispute:
             return
         self._late[peer] = tuple(late for late in trouble.late if late.peer != peer)
         for accused in trouble.refused:
-            if accused != peer:
-                for found in (self._refused, self._fresh):
-                    found.setdefault(accused, set()).add(peer)
+            for found in (self._refused, self._fresh):
+                found.setdefault(accused, set()).add(peer)
 
     def forget(self, peer: PeerId) -> None:
         """That member is gone, and so are its complaints and those about it."""
@@ -86,7 +87,7 @@ class Dispute:
         members = frozenset[PeerId]().union(*circles)
         for accused in sorted(members & self._refused.keys()):
             voices = self._refused[accused] & members
-            if len(voices) >= 2 or (voices and len(members) == 2 and accused != self._me):
+            if len(voices) >= 2 or accused in voices or (voices and len(members) == 2 and accused != self._me):
                 return Leave(accused, "refused")
         late = self._named(members, now)
         for accused in sorted(late, key=lambda peer: (peer == self._me, peer)):
@@ -97,6 +98,12 @@ class Dispute:
 
     def _named(self, members: frozenset[PeerId], now: float) -> dict[PeerId, set[PeerId]]:
         """accused -> who names it, of those that have had their time. A reducer that waits for others is excused."""
+        if not any(self._late.values()):
+            self._late_since = None
+        elif self._late_since is None:
+            self._late_since = now
+        if self._late_since is None or now - self._late_since <= self._patience_s:
+            return {}
         found: dict[PeerId, set[PeerId]] = {}
         owed = {peer for peer, names in self._late.items() if any(late.owes for late in names)}
         for peer, names in self._late.items():

@@ -368,16 +368,17 @@ def test_a_member_that_holds_up_a_round_is_left_out_of_the_step_and_its_work_is_
     office.report(C, summed={1})
     first = opened(office)
     assert not told(office.complain(ME, first, late=C, now=11.0), Evicted)
-    actions = office.complain(B, first, late=C, now=11.5, summed={0})
+    assert not told(office.complain(B, first, late=C, now=11.5, summed={0}), Evicted), "who is named may be heard"
+    actions = office.complain(B, first, late=C, now=14.5, summed={0})
     assert told(actions, Evicted, C) == [Evicted(STAMP, BALLOT, gen(0), void=True)]
     assert [message.index for message in told(actions, Execute)] == [1], "what it had counted is executed again"
-    office.report(C, generation=gen(1), now=11.6)
+    office.report(C, generation=gen(1), now=14.6)
     assert told(office.claim(C, 1, generation=gen(1)), Granted) == [], "it takes no part before the next step"
     assert told(office.claim(B, 1), Granted, B)
-    office.report(B, summed={0, 1}, now=12.0)
+    office.report(B, summed={0, 1}, now=15.0)
     assert opened(office).id != first.id and opened(office).receivers == (ME, B)
     for peer in (ME, B):
-        actions = office.report(peer, finished=sum_of(opened(office)), now=12.5, summed={0, 1} if peer == B else ())
+        actions = office.report(peer, finished=sum_of(opened(office)), now=15.5, summed={0, 1} if peer == B else ())
     assert any(isinstance(action, Broadcast) and isinstance(action.message, Committed) for action in actions)
 
 
@@ -390,14 +391,15 @@ def test_a_keeper_whose_own_stream_stands_still_lets_the_others_sum_and_fetches_
     office.report(ME, summed={0})
     first = opened(office)
     office.complain(C, first, late=ME, now=11.0)
-    actions = office.complain(B, first, late=ME, now=11.0, summed={1})
+    office.complain(B, first, late=ME, now=11.0, summed={1})
+    actions = office.complain(B, first, late=ME, now=14.5, summed={1})
     assert told(actions, Evicted, ME)
     assert told(office.claim(C, 0), Granted, C)
-    office.report(C, summed={0}, now=12.0)
+    office.report(C, summed={0}, now=15.0)
     assert opened(office).receivers == (B, C)
     done = sum_of(opened(office))
-    office.report(B, finished=done, summed={1}, now=13.0)
-    actions = office.report(C, finished=done, summed={0}, now=13.0)
+    office.report(B, finished=done, summed={1}, now=16.0)
+    actions = office.report(C, finished=done, summed={0}, now=16.0)
     assert any(isinstance(action, Broadcast) and isinstance(action.message, Committed) for action in actions)
 
 

@@ -1,0 +1,86 @@
+"""A member whose heartbeats come and whose averaging does not work: the step ends without it, and then it is back.
+
+Its contribution stands still, or is refused whenever it is sent. The sum and the weights are those of a single process
+all the same: what it had counted is executed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from swarmnet.messages import Packed
+from swarmnet.simulate.engine import SimulatedEngine
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Node, Swarm
+
+STEP, STAGE = 1, 0
+Read = Callable[[int, int], Awaitable[Packed]]
+Fault = Callable[[Read, int, int], Awaitable[Packed]]
+
+
+async def stands_still(read: Read, start: int, stop: int) -> Packed:
+    await asyncio.sleep(1e6)
+    return await read(start, stop)
+
+
+async def is_refused(read: Read, start: int, stop: int) -> Packed:
+    return Packed("nonsense", (stop - start,), b"")
+
+
+async def is_refused_in_one_place(read: Read, start: int, stop: int) -> Packed:
+    return await (is_refused if start <= 2 < stop else _read)(read, start, stop)
+
+
+async def _read(read: Read, start: int, stop: int) -> Packed:
+    return await read(start, stop)
+
+
+def spoil(node: Node, fault: Fault) -> None:
+    """From now on this replica's contributions to STEP are so."""
+    engine = node.engines[STAGE]
+    assert isinstance(engine, SimulatedEngine)
+    read = engine.contribution
+
+    async def contribution(start: int, stop: int) -> Packed:
+        return await (fault if engine.version == STEP else _read)(read, start, stop)
+
+    engine.contribution = contribution  # type: ignore[method-assign]
+
+
+def play(fault: Fault, *, keeper: bool, replicas: int) -> tuple[Swarm, Node]:
+    swarm = Swarm(Plan(stages=2, replicas=replicas, microbatches=2 * replicas, steps=4), seed=3)
+    struck: list[Node] = []
+
+    def hook(peer: object, event: str, fields: dict[str, object]) -> None:
+        if event == "keeper" and (fields["stage"], fields["step"]) == (STAGE, STEP) and not struck:
+            struck.append(next(node for node in swarm.replicas(STAGE) if (node.peer_id == peer) == keeper))
+            spoil(struck[0], fault)
+
+    swarm.hooks.append(hook)
+    swarm.run(until_s=300.0)
+    return swarm, struck[0]
+
+
+def left_out(swarm: Swarm) -> list[tuple[object, object, object]]:
+    return [
+        (fields["peer"], fields["reason"], fields["step"]) for _, _, event, fields in swarm.events
+        if event == "evicted" and fields["stage"] == STAGE
+    ]
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 4])
+@pytest.mark.parametrize("keeper", [False, True], ids=["member", "keeper"])
+@pytest.mark.parametrize("fault", [stands_still, is_refused, is_refused_in_one_place])
+def test_a_step_ends_without_who_holds_up_its_round(fault: Fault, keeper: bool, replicas: int) -> None:
+    swarm, node = play(fault, keeper=keeper, replicas=replicas)
+    reason = "late" if fault is stands_still else "refused"
+    found = left_out(swarm)
+    assert found == [(node.peer_id, reason, STEP)], "two of them refuse it, or its own reducer does"
+    took_part = {
+        fields["step"] for _, peer, event, fields in swarm.events if event == "committed" and peer == node.peer_id
+        and any(peer == node.peer_id and indexes for peer, indexes in fields["contributions"])  # type: ignore[attr-defined]
+    }
+    assert STEP not in took_part and took_part & {2, 3}, "it is back in the next steps"
