@@ -142,6 +142,36 @@ def test_the_plain_sum_believes_a_flip_and_refuses_a_nan() -> None:
     assert named is not None and others is None and "peer='a'" in str(_first(named))
 
 
+@pytest.mark.parametrize("lie", [
+    LIES["NaN"], lambda piece: codecs.encode("bf16", piece), lambda piece: Packed("fp32", tuple(piece.shape), b""),
+], ids=["NaN", "another codec", "too short"])
+def test_who_is_refused_under_the_plain_sum_is_named_and_the_others_sum_without_it(lie: Lie) -> None:
+    async def whole() -> None:
+        async with compute_thread() as compute:
+            group = Group(manifest_of("sum"), compute, lie)
+            others = PEERS[1:]
+            shares = tuple((peer, Generation(1, 0), frozenset({place})) for place, peer in enumerate(PEERS))
+            ballot = Ballot(1, PEERS[1])
+            first = Round(Stamp(0, 0, Chain("00" * 32)), ballot, RoundId(ballot, 0), shares, PEERS, ())
+
+            async def take_part(peer: PeerId, current: Round) -> Finished:
+                place = PEERS.index(peer)
+                return await group.exchanges[peer].sum(current, {place: (1.0, TOKENS)})
+
+            tries = [asyncio.create_task(take_part(peer, first)) for peer in PEERS]
+            _, waiting = await asyncio.wait(tries, timeout=10.0, return_when=asyncio.ALL_COMPLETED)
+            assert not waiting and all(task.exception() is not None for task in tries), "all of them reduce a part"
+            for peer in others:
+                trouble = group.exchanges[peer].trouble
+                assert trouble is not None and (trouble.id, trouble.refused) == (first.id, (LIAR,))
+            second = replace(first, id=RoundId(ballot, 1), contributions=shares[1:], receivers=others)
+            found = await asyncio.gather(*(take_part(peer, second) for peer in others))
+            assert len(set(found)) == 1 and found[0].num_tokens == TOKENS * len(others)
+            assert all(group.exchanges[peer].trouble is None for peer in others)
+
+    asyncio.run(whole())
+
+
 def test_where_nobody_is_clipped_norm_clip_is_the_sum() -> None:
     digests = {play(reducer, None)[1][0].digest for reducer in ("sum", "norm_clip")}
     assert len(digests) == 1
