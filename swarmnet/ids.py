@@ -56,6 +56,14 @@ NO_RESTART: Restart = Restart(0, 0)
 
 
 @dataclass(frozen=True, slots=True, order=True)
+class OnDisk:
+    """A checkpoint of `version` that descends from `restart`: a later restart may have given it up."""
+
+    version: int
+    restart: Restart = NO_RESTART
+
+
+@dataclass(frozen=True, slots=True, order=True)
 class Generation:
     """Which accumulator of which process start: `incarnation` is random per start, `number` only grows within it."""
 

@@ -30,6 +30,7 @@ GROUND = frozenset(ROWS[0].split())
 
 # Decisions: the standard library, row 0 and each other. No clock, no socket, no torch.
 PURE = (
+    "state/pasts.py",
     "ids.py", "errors.py", "messages.py", "step/*.py", "pipeline/router.py", "pipeline/patience.py",
     "data/sampler.py", "model/cut.py", "peer/placement.py", "peer/leaving.py", "peer/revival.py",
     "state/restart.py", "state/rhythm.py", "state/pieces.py", "averaging/parts.py", "averaging/grid.py",

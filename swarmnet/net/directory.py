@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from swarmnet.ids import NO_RESTART, Chain, PeerId, Restart, RunId
+from swarmnet.ids import NO_RESTART, Chain, OnDisk, PeerId, Restart, RunId
 
 
 @dataclass(frozen=True, slots=True)
 class StageStatus:
     """One replica's announcement about one stage. queue: microbatches in flight; slots: how many it takes.
 
-    disk: versions whose checkpoint it holds, verified, oldest first. draining: it is about to leave. reseed: its
+    disk: the checkpoints it holds, verified, oldest first. draining: it is about to leave. reseed: its
     operator allows the stage to be made anew from its neighbours. executions, counted: training forwards of this
     process up to the newest version, and how many indexes it has contributed to sums. drift: (version, how far its
     weights were from those of the first of its stage, relative to their norm), if measured; stray: it is the odd one.
@@ -27,7 +27,7 @@ class StageStatus:
     synced: bool
     queue: int = 0
     slots: int = 0
-    disk: tuple[int, ...] = ()
+    disk: tuple[OnDisk, ...] = ()
     draining: bool = False
     reseed: bool = False
     executions: int = 0

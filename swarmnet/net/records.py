@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from swarmnet.errors import BadMessage, RejectCode, UsageError
-from swarmnet.ids import Chain, PeerId, Restart, RunId
+from swarmnet.ids import Chain, OnDisk, PeerId, Restart, RunId
 from swarmnet.net.address import Address
 from swarmnet.net.directory import Record, StageStatus
 from swarmnet.net.identity import verify
@@ -186,7 +186,7 @@ def _status(entry: object, num_stages: int) -> StageStatus:
         synced=_flag("synced", synced),
         queue=_whole("queue", queue, 0, 2**31),
         slots=_whole("slots", slots, 0, 2**31),
-        disk=tuple(_whole("disk", held, 0, 2**53) for held in _list("disk", disk, MAX_ON_DISK)),
+        disk=tuple(map(_on_disk, _list("disk", disk, MAX_ON_DISK))),
         draining=_flag("draining", draining),
         reseed=_flag("reseed", reseed),
         executions=_whole("executions", executions, 0, 2**53),
@@ -199,7 +199,8 @@ def _status(entry: object, num_stages: int) -> StageStatus:
 def _sealed(status: StageStatus) -> list[object]:
     return [
         status.stage, status.version, status.chain, status.synced, status.queue, status.slots,
-        status.disk[-MAX_ON_DISK:], status.draining, status.reseed, status.executions,
+        [[kept.version, kept.restart.number, kept.restart.version] for kept in status.disk[-MAX_ON_DISK:]],
+        status.draining, status.reseed, status.executions,
         status.counted, status.drift, status.stray,
     ]
 
@@ -209,6 +210,13 @@ def _drift(value: object) -> tuple[int, float] | None:
         return None
     version, distance = _pair("drift", value)
     return _whole("drift", version, 0, 2**53), _number("drift", distance, 0.0, 1e30)
+
+
+def _on_disk(value: object) -> OnDisk:
+    numbers = [_whole("disk", number, 0, 2**53) for number in _list("disk", value, 3)]
+    if len(numbers) != 3:
+        _refuse("disk: not a version and a restart")
+    return OnDisk(numbers[0], Restart(numbers[1], numbers[2]))
 
 
 def _restart(value: object) -> Restart:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from swarmnet.ids import NO_RESTART, Chain, PeerId, Restart, RunId
 from swarmnet.net.directory import Record
+from swarmnet.state.pasts import of_one_past
 from swarmnet.state.restart import Holding, Restarts, newest_on_disk
 
 NO_BOOTSTRAP = "no_bootstrap"
@@ -124,10 +125,11 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int) -> Assessment
     trainers = tuple(TrainerLine(r.peer, r.addresses) for r in records if r.feeds)
     finished = bool(stages) and all(any(replica.finished for replica in line.replicas) for line in stages)
     restart = max(record.restart for record in records)
-    holdings = [
-        Holding(r.peer, s.stage, r.restart, s.version if s.synced else None, s.disk, s.reseed)
+    announced = [
+        (Holding(r.peer, s.stage, r.restart, s.version if s.synced else None, (), s.reseed), s.disk)
         for r in records for s in r.stages if s.stage < num_stages
     ]
+    holdings = of_one_past(announced, restart, _rules(num_stages, restart).common)
     standing = _standing(holdings, num_stages, restart)
     synced = [[replica.version for replica in line.replicas if standing.serves(replica)] for line in stages]
     problems = [*_halts(records), *_run_problems(trainers, finished), *_went_back(restart, records)]
@@ -171,8 +173,12 @@ class _Standing:
         return not self.restart.number and replica.version == 0 and not any(replica.disk) and self.on_disk > 1
 
 
+def _rules(num_stages: int, restart: Restart) -> Restarts:
+    return Restarts(num_stages, 2**53, settle_s=0.0, lost_s=0.0, current=restart)
+
+
 def _standing(holdings: Sequence[Holding], num_stages: int, restart: Restart) -> _Standing:
-    rules = Restarts(num_stages, 2**53, settle_s=0.0, lost_s=0.0, current=restart)
+    rules = _rules(num_stages, restart)
     served = [held.version for held in holdings if held.version is not None and held.restart == restart]
     begun = bool(restart.number) or any(served) or any(any(held.disk) for held in holdings)
     on_disk = max((version for held in holdings for version in held.disk), default=0)
@@ -334,7 +340,8 @@ def _replicas(stage: int, records: Sequence[Record]) -> Iterator[ReplicaLine]:
             if status.stage == stage:
                 yield ReplicaLine(
                     record.peer, status.version, status.chain, status.synced, status.queue, status.slots,
-                    record.numerics, record.finished, record.addresses, status.disk, status.draining, status.reseed,
+                    record.numerics, record.finished, record.addresses, tuple(kept.version for kept in status.disk),
+                    status.draining, status.reseed,
                     record.restart.number, status.executions, status.counted, status.drift, status.stray,
                 )
 

@@ -369,7 +369,7 @@ class Peer:
         stages = tuple(
             StageStatus(
                 stage, replica.member.version, replica.member.chain, self._serves(replica),
-                replica.execution.queue, self._caps.slots, disk=replica.checkpoints.versions,
+                replica.execution.queue, self._caps.slots, disk=replica.checkpoints.on_disk,
                 draining=replica.member.view.draining, reseed=replica.reseeds,
                 executions=self._executed[stage], counted=self._counted[stage],
                 drift=replica.member.drift.distance, stray=replica.member.drift.strays(self.me),

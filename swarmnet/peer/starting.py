@@ -14,6 +14,7 @@ from swarmnet.ids import PeerId, Restart
 from swarmnet.net.directory import Record
 from swarmnet.peer.replica import Replica
 from swarmnet.pipeline.relay import Spawn
+from swarmnet.state.pasts import of_one_past
 from swarmnet.state.restart import (
     Disk,
     Heard,
@@ -93,26 +94,29 @@ class Starting:
             self._follow("a stage has lost its newest state")
 
     def everybody(self) -> list[Holding]:
-        """Who holds what: the live peers of all stages, myself included."""
-        mine = [self._mine(stage) for stage in self._replicas]
-        return mine + [
-            self._heard(record, status.stage, status.version if status.synced else None, status.disk, status.reseed)
+        """Who holds what: the live peers of all stages, myself included. What is on disk is of one past."""
+        announced = [(self._here(stage), replica.checkpoints.on_disk) for stage, replica in self._replicas.items()]
+        announced += [
+            (self._heard(record, status.stage, status.version if status.synced else None, status.reseed), status.disk)
             for record in self._means.records().values() if not self._dead(record) for status in record.stages
         ]
+        for _, disk in announced:
+            for kept in disk:
+                self.restarts.remember(kept.restart.number)  # the next one must not be taken for one of those
+        return of_one_past(announced, self.restarts.current, self.restarts.common)
 
     # ------------------------------------------------------------ inside
 
-    def _mine(self, stage: int) -> Holding:
+    def _here(self, stage: int) -> Holding:
+        """What this peer has of a stage, apart from its disk."""
         replica = self._replicas[stage]
         member = replica.member
         return Holding(
             self._means.me, stage, member.restart if member.synced else self.restarts.current,
-            member.version if member.synced else None, replica.checkpoints.versions, replica.reseeds,
+            member.version if member.synced else None, (), replica.reseeds,
         )
 
-    def _heard(
-        self, record: Record, stage: int, version: int | None, disk: tuple[int, ...], reseed: bool
-    ) -> Holding:
+    def _heard(self, record: Record, stage: int, version: int | None, reseed: bool) -> Holding:
         """What a record says, or a heartbeat that is newer; behind a cut the record is."""
         restart, now = record.restart, asyncio.get_running_loop().time()
         for replica in self._replicas.values():
@@ -120,7 +124,7 @@ class Starting:
             heard = seen is not None and replica.member.view.alive(record.peer, now=now, stage=stage)
             if seen is not None and heard and seen.synced and seen.incarnation == record.incarnation:
                 restart, version = replica.member.restart, seen.version
-        return Holding(record.peer, stage, restart, version, disk, reseed)
+        return Holding(record.peer, stage, restart, version, (), reseed)
 
     def _dead(self, record: Record) -> bool:
         """Is the process behind this record known to have ended?"""
@@ -186,8 +190,9 @@ class Starting:
             self.consider()
             if self._tasks[stage] is not asyncio.current_task():
                 return  # the run goes on from elsewhere: another task has this replica now
-            mine = self._mine(stage)
-            others = [h for h in self.everybody() if h.peer != mine.peer]
+            everybody = self.everybody()
+            mine = next(h for h in everybody if (h.peer, h.stage) == (self._means.me, stage))
+            others = [h for h in everybody if h.peer != mine.peer]
             source = self.restarts.source(mine, others, held=self._replicas[stage].held, beyond=beyond)
             if await self._take(stage, source):
                 self._words.pop(stage, None)

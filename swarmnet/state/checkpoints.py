@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from swarmnet.errors import BadCheckpoint
-from swarmnet.ids import NO_RESTART, Restart
+from swarmnet.ids import NO_RESTART, OnDisk, Restart
 from swarmnet.stage.engine import Engine
 from swarmnet.state.checkpoint_info import CheckpointInfo
 from swarmnet.state.cut import Cut, consistent_copy
@@ -169,6 +169,11 @@ class Checkpointer:
             if not abandoned(version, info.restart, self._restarts)
             and (self._under is None or info.restart.number <= self._under.number)
         ))
+
+    @property
+    def on_disk(self) -> tuple[OnDisk, ...]:
+        """`versions`, each with the restart it descends from."""
+        return tuple(OnDisk(version, self._held[version].restart) for version in self.versions)
 
     @property
     def restart(self) -> Restart:

@@ -142,8 +142,9 @@ class Restarts:
         return heard
 
     def remember(self, number: int) -> None:
-        """A disk remembers a restart of that number: the next one is higher."""
-        self.floor = max(self.floor, number)
+        """A disk, mine or another's, remembers a restart of that number: the next one is higher."""
+        if number <= max(self.current.number, self.floor) + MAX_RESTARTS_AHEAD:
+            self.floor = max(self.floor, number)
 
     def advance(self, holdings: Sequence[Holding], *, now: float) -> Restart | None:
         """A new restart, already followed, if the run cannot go on by itself; None otherwise."""

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from swarmnet.ids import Chain, PeerId, Restart, RunId
+from swarmnet.ids import Chain, OnDisk, PeerId, Restart, RunId
 from swarmnet.net.directory import Record, StageStatus
 from swarmnet.peer.assess import Assessment, Problem, assess
 
@@ -14,8 +14,9 @@ def record(name: str, *statuses: StageStatus, **changes: object) -> Record:
     return replace(Record(RUN, PeerId(name), 1, (), statuses, numerics="cpu"), **changes)
 
 
-def status(stage: int, version: int = 41, **changes: object) -> StageStatus:
-    return replace(StageStatus(stage, version, Chain("c"), synced=True, slots=4), **changes)
+def status(stage: int, version: int = 41, disk: tuple[int, ...] = (), **changes: object) -> StageStatus:
+    plain = StageStatus(stage, version, Chain("c"), synced=True, slots=4, disk=tuple(map(OnDisk, disk)))
+    return replace(plain, **changes)
 
 
 TRAINER = record("t", trainer=True)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.errors import BadMessage, RejectCode, UsageError
-from swarmnet.ids import Chain, PeerId, RunId, first_chain
+from swarmnet.ids import Chain, OnDisk, PeerId, Restart, RunId, first_chain
 from swarmnet.net.directory import Record, StageStatus
 from swarmnet.net.identity import Identity
 from swarmnet.net.record_table import RecordTable, agreed_num_stages
@@ -63,6 +63,7 @@ statuses = st.builds(
     StageStatus, stage=st.integers(0, 1023), version=st.integers(0, 2**53),
     chain=st.binary(min_size=32, max_size=32).map(lambda raw: Chain(raw.hex())),
     synced=st.booleans(), queue=counts, slots=counts,
+    disk=st.lists(st.builds(OnDisk, st.integers(0, 2**53), st.builds(Restart, counts, counts)), max_size=8).map(tuple),
     drift=st.none() | st.tuples(st.integers(0, 2**53), st.floats(0.0, 1e30)), stray=st.booleans(),
 )
 ports = st.integers(1, 65535)

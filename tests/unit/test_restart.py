@@ -291,3 +291,10 @@ def test_all_come_to_serve_one_version_if_every_stage_has_one(swarm: list[Holdin
         assert {h.version for h in state.values()} == {next(iter(state.values())).restart.version}
     if not stuck:
         assert all(machine.current == NO_RESTART for machine in machines.values())
+
+
+def test_the_next_restart_is_higher_than_all_that_any_disk_remembers_within_reason() -> None:
+    rules = Restarts(1, 100, settle_s=0.0, lost_s=0.0)
+    rules.remember(3)
+    rules.remember(1 << 50)
+    assert rules.floor == 3, "a number far ahead of all others is nobody's"
