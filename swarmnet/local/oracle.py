@@ -5,7 +5,8 @@ loop: `.backward()` accumulates, `clip_grad_norm_` clips, `torch.optim.AdamW` st
 part of what the manifest means, so the oracle uses the product's accumulator and update arithmetic on its own
 gradients, and adds squared norms per stage, as the commits do; a swarm's losses and weights are then the same bits.
 
-With `averaging.sync = "overlap"` a second copy of the model follows one version behind, and gradients come from it.
+With `averaging.sync = "overlap"` a second copy of the model follows, a version behind once steps overlap, and gradients
+come from it.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def run_oracle(
     module = StageModule(manifest.model, range(manifest.model.num_layers), first=True, last=True)
     module.reset(seed=training.seed)
     exact = manifest.numerics.mode == "deterministic"
-    behind = copy.deepcopy(module) if manifest.averaging.delay else module
+    delay = manifest.averaging.delay
+    behind = copy.deepcopy(module) if delay.most else module
     update: _Update = _Exact(manifest, module, behind) if exact else _Plain(manifest, module, behind)
     result = OracleResult()
     with _threads(1 if exact else torch.get_num_threads()):
@@ -83,6 +85,8 @@ def run_oracle(
                 total += loss.item()
                 num_tokens += batch[:, 1:].numel()
             update.step(step, num_tokens)
+            if not delay.behind(step + 1):
+                _follow(list(module.parameters()), list(behind.parameters()))
             result.losses.append(total / num_tokens)
             result.tokens.append(num_tokens)
             if on_step is not None:
@@ -181,7 +185,7 @@ class _Exact:
 
 @torch.no_grad()
 def _follow(parameters: Sequence[Parameter], behind: Sequence[Parameter]) -> None:
-    """An update is due: what is one version behind takes over the weights as they still are."""
+    """The second copy takes over the weights as they are."""
     for parameter, follower in zip(parameters, behind, strict=True):
         if follower is not parameter:
             follower.copy_(parameter)

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from swarmnet.config.table import Count, Positive, Seconds, Table
 from swarmnet.manifest.codec_names import check_averaging, check_boundary
+from swarmnet.manifest.delay import NO_DELAY, Delay
 
 Above0 = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -147,6 +148,7 @@ class Averaging(Table):
         default="exact",
         description='"exact", "overlap" (docs/numerics.md), or "local": meet now and then (docs/local-sync.md)',
     )
+    overlap_after: Count = Field(default=40, description='"overlap": after so many steps one by one')
     codec: SumCodec = Field(
         default="int64",
         description='"int64" (deterministic mode), "fp32", "bf16", "int8", "auto", ...; see docs/codecs.md',
@@ -199,9 +201,9 @@ class Averaging(Table):
         return self
 
     @property
-    def delay(self) -> int:
-        """Step s is computed on the weights of version s - delay (of version 0 at the least)."""
-        return 1 if self.sync == "overlap" else 0
+    def delay(self) -> Delay:
+        """On which version's weights each step is computed."""
+        return Delay(1, self.overlap_after) if self.sync == "overlap" else NO_DELAY
 
     @property
     def equal_bits(self) -> bool:

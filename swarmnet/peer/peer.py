@@ -188,7 +188,8 @@ class Peer:
             case Process():
                 if not 0 <= request.index < self._num_indexes(request):
                     raise Refused(RejectCode.MALFORMED, f"index {request.index} of {training.microbatches}")
-                beyond = 1 + self.manifest.averaging.delay if request.purpose == "eval" else 0
+                ahead = self.manifest.averaging.delay.ahead(training.total_steps)
+                beyond = 1 + ahead if request.purpose == "eval" else 0
                 if request.step >= training.total_steps + beyond:
                     raise Refused(RejectCode.FINISHED, f"the run ends after step {training.total_steps - 1}")
                 return self._serving(request.stage).process(caller, request, payload)

@@ -1,6 +1,6 @@
 """The microbatches of one replica: which lane a call belongs to, and what calls get whose step is not open.
 
-A lane is one open step (`pipeline.lane`). At version v the steps v .. v + delay are open: one where training is exact,
+A lane is one open step (`pipeline.lane`). At version v the steps v .. v + ahead are open: one where training is exact,
 two where steps overlap. What is of an applied step is refused, what is of a later one waits at the door for a moment.
 """
 
@@ -75,7 +75,7 @@ class Execution:
         self._floor.version = version
         for step in [step for step in self.lanes if step < version]:
             self.end(step)
-        for step in range(version, version + self._floor.engine.delay + 1):
+        for step in range(version, version + self._floor.engine.delay.ahead(version) + 1):
             if step not in self.lanes:
                 self.lanes[step] = Lane(step, self._floor, alive=alive)
         self._begun.set()

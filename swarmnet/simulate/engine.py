@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
+from swarmnet.manifest.delay import NO_DELAY, Delay
 from swarmnet.messages import Commit, Packed
 from swarmnet.simulate.device import Device, Kind, Turn
 from swarmnet.stage.engine import Contribution, Reduced, Stash
@@ -146,7 +147,7 @@ class SimulatedEngine:
 
     def __init__(
         self, stage: int, num_stages: int, device: Device, poison: frozenset[tuple[int, int, int]] = frozenset(),
-        *, rounding: bool = False, state_bytes: int = 0, delay: int = 0, averaging_s: float = 0.001,
+        *, rounding: bool = False, state_bytes: int = 0, delay: Delay = NO_DELAY, averaging_s: float = 0.001,
     ) -> None:
         self.stage, self.arithmetic, self.device = stage, Arithmetic(stage, num_stages, rounding), device
         self.numbers = Numbers(rounding)
@@ -154,7 +155,8 @@ class SimulatedEngine:
         self.weights, self.version, self.digits = self.arithmetic.seed(), 0, 0
         self.before = self.weights
         self.restore_s, self.averaging_s = RESTORE_S, averaging_s
-        self.accumulators = [Accumulator() for _ in range(1 + delay)]  # step s: number s % (1 + delay)
+        self.delay = delay
+        self.accumulators = [Accumulator() for _ in range(1 + delay.most)]  # step s: number s % (1 + most)
         self.debt: bytes | None = None
         self._buffer = [0] * NUM_ELEMENTS
         self._missing: set[int] = set()
@@ -163,11 +165,6 @@ class SimulatedEngine:
     def num_elements(self) -> int:
         """See Engine."""
         return NUM_ELEMENTS
-
-    @property
-    def delay(self) -> int:
-        """See Engine."""
-        return len(self.accumulators) - 1
 
     def voids(self, step: int) -> int:
         """See Engine."""
@@ -179,9 +176,12 @@ class SimulatedEngine:
 
     def weights_of(self, step: int) -> int:
         """What an open step is computed on."""
-        if not self.version <= step <= self.version + self.delay:
+        if not self._is_open(step):
             raise Refused(RejectCode.STALE, f"step {step} on weights {self.version}")
-        return self.before if step < self.version + self.delay else self.weights
+        return self.before if step - self.delay.behind(step) < self.version else self.weights
+
+    def _is_open(self, step: int) -> bool:
+        return self.version <= step <= self.version + self.delay.ahead(self.version)
 
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
         """See Engine."""
@@ -211,7 +211,7 @@ class SimulatedEngine:
     async def accumulate(self, stash: Stash) -> bool:
         """See Engine."""
         await self.device.run(self.device.forward_s, Turn(stash.step, Kind.WEIGHTS, -self.stage, stash.index))
-        if not self.version <= stash.step <= self.version + self.delay:
+        if not self._is_open(stash.step):
             return False
         into = self.accumulator(stash.step)
         if stash.voids != into.voids or stash.index in into.added:
@@ -327,7 +327,7 @@ class SimulatedEngine:
     async def snapshot(self) -> bytes:
         """See Engine."""
         await asyncio.sleep(0.01)
-        state = [self.version, self.weights, self.digits, *([self.before] if self.delay else [])]
+        state = [self.version, self.weights, self.digits, *([self.before] if self.delay.most else [])]
         return json.dumps(state).encode().ljust(self._state_bytes)
 
     async def restore(self, data: bytes | memoryview, *, version: int, becomes: int | None = None) -> None:

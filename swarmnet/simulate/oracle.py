@@ -16,12 +16,12 @@ class Oracle:
 
     def __init__(self, plan: Plan) -> None:
         stages = [Arithmetic(stage, plan.stages, plan.rounding) for stage in range(plan.stages)]
-        weights = [stage.seed() for stage in stages]
+        weights, delay = [stage.seed() for stage in stages], plan.delay
         self.history = [weights]
         self.sums: list[list[list[int]]] = []
         self.losses: list[float] = []
         for step in range(plan.steps):
-            computed_on = self.history[max(step - plan.delay, 0)]
+            computed_on = self.history[max(step - delay.behind(step), 0)]
             sums = [[0, 0, 0, 0] for _ in stages]
             loss_sum = 0.0
             voided = plan.voided(step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from swarmnet.manifest.delay import Delay
 from swarmnet.manifest.schema import Averaging, Cut, Limits, Manifest, Model, Protocol, Training
 from swarmnet.simulate.links import Links
 
@@ -23,6 +24,7 @@ class Plan:
     steps: int = 3
     trainers: int = 1
     sync: Literal["exact", "overlap"] = "exact"
+    overlap_after: int = 0
     rounding: bool = False
     slots: int = 4
     memo_bytes: int = 1 << 20
@@ -45,9 +47,9 @@ class Plan:
     served: tuple[tuple[int, ...], ...] | None = None  # stages of each peer; default: `replicas` of each stage
 
     @property
-    def delay(self) -> int:
-        """How many versions the weights of a step are behind it."""
-        return 1 if self.sync == "overlap" else 0
+    def delay(self) -> Delay:
+        """On which version's weights each step is computed."""
+        return manifest_of(self).averaging.delay
 
     def voided(self, step: int) -> frozenset[int]:
         """Indexes of a step that no stage can count."""
@@ -69,7 +71,8 @@ def manifest_of(plan: Plan) -> Manifest:
             checkpoint_every=plan.checkpoint_every, allow_drop=plan.allow_drop,
         ),
         averaging=Averaging(
-            sync=plan.sync, drift_every=plan.drift_every, resync_every=plan.resync_every, group_size=plan.group_size,
+            sync=plan.sync, overlap_after=plan.overlap_after,
+            drift_every=plan.drift_every, resync_every=plan.resync_every, group_size=plan.group_size,
         ),
         protocol=plan.protocol,
         limits=Limits(),

@@ -295,7 +295,7 @@ class Swarm:
             if self.exact and node.engines[stage].weights != self.oracle.history[version][stage]:
                 raise Broken(f"{peer}: weights {version} of stage {stage} are not those of the single process")
             earlier = self.oracle.history[max(version - 1, 0)][stage]
-            if self.exact and self.plan.delay and node.engines[stage].before != earlier:
+            if self.exact and self.plan.delay.most and node.engines[stage].before != earlier:
                 raise Broken(f"{peer}: weights {version - 1} of stage {stage} are not those of the single process")
             of = stage, node.peer.replicas[stage].member.chain
             if self.bits.setdefault(of, node.engines[stage].digits) != node.engines[stage].digits:

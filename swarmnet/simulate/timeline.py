@@ -76,11 +76,14 @@ class Timeline:
 
     # ------------------------------------------------------------ watching
 
+    def _ahead(self, version: int) -> int:
+        return self._swarm.plan.delay.ahead(version)
+
     def _on_call(self, callee: PeerId, request: Process) -> None:
         """A call was opened: is it of a step that is not open there?"""
         node = next((node for node in self._swarm.nodes if node.up and node.peer_id == callee), None)
         replica = node.peer.replicas.get(request.stage) if node is not None else None
-        if replica is not None and request.step > replica.member.version + self._swarm.plan.delay:
+        if replica is not None and request.step > replica.member.version + self._ahead(replica.member.version):
             self._waiting.setdefault((callee, request.stage, request.step), self._swarm.loop.time())
 
     def _on_event(self, peer: PeerId, event: str, fields: dict[str, object]) -> None:
@@ -93,7 +96,7 @@ class Timeline:
             version = fields["version"]
             assert isinstance(version, int)
             for at, of, step in [key for key in self._waiting if key[:2] == (peer, stage)]:
-                if step <= version + self._swarm.plan.delay:
+                if step <= version + self._ahead(version):
                     self._held.append(Bar(at, of, "held", step, self._waiting.pop((at, of, step)), now))
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from swarmnet.ids import PeerId, RoundId
+from swarmnet.manifest.delay import Delay
 from swarmnet.messages import Commit, Packed
 
 
@@ -111,8 +112,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def delay(self) -> int:
-        """How many steps beyond `version` are open: 0 or 1. Step s is computed on the weights of version s - delay."""
+    def delay(self) -> Delay:
+        """On which version's weights each step is computed, and so how many steps beyond `version` are open."""
         ...
 
     def voids(self, step: int) -> int:

@@ -2,7 +2,8 @@
 
 With `averaging.sync = "overlap"` step s is computed on the weights of version s - 1: two versions' weights rest in two
 modules, and step s uses module s % 2. The update of step s reads the other one, which holds the newest weights, and
-writes into the module of s, whose weights nobody needs any more. The moments exist once.
+writes into the module of s, whose weights nobody needs any more. Before steps overlap both hold the same. The moments
+exist once.
 
 The flat gradient is every parameter after the other in canonical order (that of `named_parameters`). Gradients are
 computed into one scratch buffer whose pieces start on 64-byte boundaries: matrix kernels pick their summation order by
@@ -34,7 +35,7 @@ _ALIGN = 16          # fp32 elements
 
 
 class ReplicaState:
-    """Weights of `version` of one stage (with `delay` = 1 also of the version before), and the update to the next."""
+    """Weights of `version` of one stage (with a delay also of the version before), and the update to the next."""
 
     def __init__(self, manifest: Manifest, stage: int, *, device: torch.device) -> None:
         ranges = cut_layers(manifest.model, manifest.cut, manifest.training.sequence_length)
@@ -43,7 +44,7 @@ class ReplicaState:
         self.delay = manifest.averaging.delay
         self._modules = [
             StageModule(manifest.model, ranges[stage], first=self.first, last=self.last).to(device)
-            for _ in range(1 + self.delay)
+            for _ in range(1 + self.delay.most)
         ]
         self.version = 0
         self._names = [name for name, _ in self._modules[0].named_parameters()]
@@ -69,7 +70,7 @@ class ReplicaState:
         return [(name, tuple(p.shape)) for name, p in zip(self._names, self._parameters[0], strict=True)]
 
     def module(self, step: int) -> StageModule:
-        """What `step` is computed on, which must be open: version <= step <= version + delay."""
+        """What `step` is computed on, which must be open."""
         return self._modules[step % len(self._modules)]
 
     def weights(self) -> dict[str, Tensor]:
@@ -104,10 +105,12 @@ class ReplicaState:
             average(total[start:stop], gradient.view(-1), scale=scale, numerics=self.manifest.numerics)
         rate = learning_rate(table, self.version, total_steps=training.total_steps)
         into = self._parameters[self.version % len(self._modules)]
-        if self.delay:
+        if self.delay.most:
             _copy(self.newest, into)
         self._optimizer.step(self._scratch, learning_rate=rate, parameters=into)
         self.version += 1
+        if not self.delay.behind(self.version) and self.delay.most:
+            _copy(into, self._parameters[self.version % len(self._modules)])
 
     def stay(self, commits: Sequence[Commit]) -> None:
         """On to the next version with the same weights: there was no gradient for them."""
@@ -159,7 +162,7 @@ class ReplicaState:
     @property
     def newest(self) -> list[Parameter]:
         """The weights of `version`."""
-        return self._parameters[(self.version + self.delay) % len(self._modules)]
+        return self._parameters[(self.version + self.delay.most) % len(self._modules)]
 
     def _tensors(self) -> dict[str, Tensor]:
         """The live tensors under their snapshot names."""
@@ -168,7 +171,7 @@ class ReplicaState:
             tensors[name] = parameter
             for moment, tensor in zip(MOMENTS, moments, strict=True):
                 tensors[snapshot.moment_name(moment, name)] = tensor
-        if self.delay:
+        if self.delay.most:
             oldest = self._parameters[self.version % len(self._modules)]
             tensors |= {snapshot.previous_name(name): p for name, p in zip(self._names, oldest, strict=True)}
         if self.outer is not None:

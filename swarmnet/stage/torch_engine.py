@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
+from swarmnet.manifest.delay import Delay
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Commit, Packed
 from swarmnet.model.decoder import loss_sum
@@ -67,13 +68,13 @@ class TorchEngine:
         self._device = torch.device(device)
         self._exact = manifest.numerics.mode == "deterministic"
         self._state = ReplicaState(manifest, stage, device=self._device)
-        self._accumulators = [                           # step s, its weights and its sum: number s % (1 + delay)
+        self._accumulators = [                           # step s, its weights and its sum: number s % (1 + delay.most)
             Accumulator(
                 self._state.num_elements, manifest.numerics, max_microbatches=manifest.training.microbatches,
                 device=self._device,
-            ) for _ in range(1 + self.delay)
+            ) for _ in range(1 + self.delay.most)
         ]
-        self._epochs = [0] * (1 + self.delay)            # counts changes of the weights
+        self._epochs = [0] * (1 + self.delay.most)       # counts changes of the weights
         self._sum: StepSum | LocalSum
         if manifest.averaging.sync == "local":
             self._sum = LocalSum(manifest, self._state, self._accumulators[0], device=self._device)
@@ -114,8 +115,8 @@ class TorchEngine:
         return self._sum.block
 
     @property
-    def delay(self) -> int:
-        """How many steps beyond `version` are open."""
+    def delay(self) -> Delay:
+        """On which version's weights each step is computed."""
         return self._state.delay
 
     def voids(self, step: int) -> int:
@@ -156,7 +157,7 @@ class TorchEngine:
 
     def _forward(self, step: int, index: int, voids: int, payload: Sequence[Packed], train: bool) -> Stash:
         began = time.perf_counter()
-        if not self.version <= step <= self.version + self.delay:
+        if not self.version <= step <= self.version + self.delay.ahead(self.version):
             code = RejectCode.STALE if step < self.version else RejectCode.NOT_READY
             raise Refused(code, "other weights", step=step, version=self.version)
         tokens, hidden = self._unpack(payload)

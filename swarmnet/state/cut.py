@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from swarmnet.ids import NO_RESTART, Chain, Restart
+from swarmnet.manifest.delay import Delay
 from swarmnet.messages import Stamp
 from swarmnet.stage.engine import Engine
 
@@ -29,9 +30,9 @@ class Cut:
     term_chain: Chain
     restart: Restart = NO_RESTART
 
-    def oldest(self, stage: int, delay: int) -> Stamp:
+    def oldest(self, stage: int, delay: Delay) -> Stamp:
         """The stamp of the step that is applied next: it carries the chain of the weights it is computed on."""
-        return Stamp(self.version, stage, self.before if delay else self.chain, self.restart)
+        return Stamp(self.version, stage, self.before if delay.behind(self.version) else self.chain, self.restart)
 
 
 async def consistent_copy(

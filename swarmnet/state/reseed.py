@@ -51,7 +51,7 @@ def reseed(
         tensors[name] = _mean(near) if near else draw(name, shape, manifest.model, seed=manifest.training.seed)
         for moment in MOMENTS:
             tensors[snapshot.moment_name(moment, name)] = torch.zeros(shape)
-        if manifest.averaging.delay:
+        if manifest.averaging.delay.most:
             tensors[snapshot.previous_name(name)] = tensors[name]
         if manifest.averaging.sync == "local":
             tensors[snapshot.slow_name(name)] = tensors[name]
@@ -74,7 +74,7 @@ def _layers(
     """The layers of a neighbour's snapshot, in order, each as its parameters by their names inside the layer."""
     shapes = _shapes(manifest, stage)
     moments = {snapshot.moment_name(moment, name): shape for name, shape in shapes.items() for moment in MOMENTS}
-    earlier = {snapshot.previous_name(name): shape for name, shape in shapes.items() if manifest.averaging.delay}
+    earlier = {snapshot.previous_name(name): shape for name, shape in shapes.items() if manifest.averaging.delay.most}
     outer = {
         of(name): shape for name, shape in shapes.items() for of in (snapshot.slow_name, snapshot.outer_momentum_name)
         if manifest.averaging.sync == "local"

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from swarmnet.ids import Ballot, PeerId
+from swarmnet.manifest.delay import NO_DELAY, Delay
 from swarmnet.messages import (
     MAX_MATES,
     Claim,
@@ -45,15 +46,15 @@ LONGEST_ALLOWED_S = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What of the manifest the machines need. delay: how many steps beyond the oldest are open (0 or 1). group_size: of
-    a round, see `averaging.grid`."""
+    """What of the manifest the machines need. delay: on which version's weights a step is computed. group_size: of a
+    round, see `averaging.grid`."""
 
     num_stages: int
     num_microbatches: int
     total_steps: int
     keeper_term_steps: int = 16
     max_void: int = 0
-    delay: int = 0
+    delay: Delay = NO_DELAY
     group_size: int = 16
 
 

@@ -1,7 +1,7 @@
 """The step machine of one replica of one stage: where it stands, whom it believes alive, and its open steps. Pure.
 
 Events come in as method calls with `now`; each returns actions for the driver. What is of one step lives in
-`open_step.OpenStep`; messages find theirs by their stamp. A replica of version v has steps v .. v + delay open: one
+`open_step.OpenStep`; messages find theirs by their stamp. A replica of version v has steps v .. v + ahead open: one
 where training is exact, two where steps overlap, the *oldest* of which is applied next. Only version, chain, generation
 and incarnation outlive a step (docs/protocol.md). It knows nothing of tensors: the driver tells it what compute has
 done.
@@ -60,18 +60,27 @@ class Member:
     def _begin(self, now: float, finished: Finished | None) -> None:
         """Open all steps of this version anew."""
         self._shared.pace.begin()
-        oldest = self.before if self.shape.delay else self.chain
+        oldest = self.before if self.shape.delay.behind(self.version) else self.chain
         stamp = self._stamp(self.version, oldest)
         self.steps = [OpenStep(stamp, self._shared, oldest=True, now=now, finished=finished)]
-        if self.shape.delay:
-            self.steps.append(self._newest(now))
+        self.steps += self._following(now)
         self._early_prepare: Prepare | None = None
         self._early_commits: dict[int, Commit] = {}
 
-    def _newest(self, now: float) -> OpenStep:
-        """The step that is computed on the weights of this version."""
-        stamp = self._stamp(self.version + self.shape.delay, self.chain)
-        return OpenStep(stamp, self._shared, oldest=not self.shape.delay, now=now)
+    def _following(self, now: float) -> list[OpenStep]:
+        """The steps that this version opens beside those that are: they are computed on its weights.
+
+        Mostly one; two where steps begin to overlap, for the first of them was not open a version earlier.
+        """
+        return [
+            OpenStep(self._stamp(step, self.chain), self._shared, oldest=step == self.version, now=now)
+            for step in range(self.version + len(self.steps), self.version + self._ahead + 1)
+        ]
+
+    @property
+    def _ahead(self) -> int:
+        """How many steps beyond the oldest are open."""
+        return self.shape.delay.ahead(self.version)
 
     def _stamp(self, step: int, chain: Chain) -> Stamp:
         return Stamp(step, self.stage, chain, self.restart)
@@ -236,21 +245,23 @@ class Member:
         """The optimizer step is done: the next version begins."""
         assert self.applying and self.barrier.complete
         self.last_commits, self.last_finished, self._last_stamp = self.barrier.known, self.finished, self.stamp
+        self.steps = self.steps[1:]
         self.before, self.chain = self.chain, next_chain(self.chain, evidence(self.last_commits))
         self.version += 1
         if self.version % self.shape.keeper_term_steps == 0:
             self.term_chain = self.chain
         self._lag.caught_up()
         self._shared.pace.begin()
-        newest = self._newest(now)
-        self.steps = [*self.steps[1:], newest]
+        follows = bool(self.steps)
+        opened = self._following(now)
+        self.steps += opened
         prepare, commits, self._early_prepare, self._early_commits = self._early_prepare, self._early_commits, None, {}
         for commit in commits.values():
-            newest.barrier.add(commit)
+            opened[0].barrier.add(commit)
         actions: list[Action] = [Broadcast(self.heartbeat())]
-        if prepare is not None and prepare.stamp == newest.stamp:
-            actions += newest.receive(prepare.ballot.peer, prepare, now=now)
-        if self.shape.delay:
+        if prepare is not None and prepare.stamp == opened[0].stamp:
+            actions += opened[0].receive(prepare.ballot.peer, prepare, now=now)
+        if follows:
             actions += self.oldest.become_oldest(now=now)
         actions += self.drift.review(now=now)
         if mending := self._mend(now, begins=True):
@@ -305,7 +316,7 @@ class Member:
             return self._on_commit(message.commit, now) if mate or message.commit.stage != self.stage else []
         if message.stamp.stage != self.stage or not mate:
             return []
-        if isinstance(message, Prepare) and message.stamp.step == self.version + self.shape.delay + 1:
+        if isinstance(message, Prepare) and message.stamp.step == self.version + self._ahead + 1:
             if self._early_prepare is None or message.ballot > self._early_prepare.ballot:
                 self._early_prepare = message  # its keeper is ahead of us
             return []
@@ -336,13 +347,13 @@ class Member:
                     actions += self._on_commit(commit, now)
         if mate and step > self.version and not self.applying:
             actions += self._lag.behind(self.version, now=now) or self._advance(now)
-        elif mate and self.version - self.shape.delay <= step <= self.version:
+        elif mate and self.version - self.shape.delay.most <= step <= self.version:
             for open_step in self.steps:
                 actions += open_step.keep(now=now)
         return actions
 
     def _on_commit(self, commit: Commit, now: float) -> list[Action]:
-        if commit.step == self.version + self.shape.delay + 1:
+        if commit.step == self.version + self._ahead + 1:
             self._early_commits.setdefault(commit.stage, commit)
             return []
         of = self.step(commit.step)

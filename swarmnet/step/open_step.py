@@ -326,7 +326,8 @@ class OpenStep:
         actions = self.part.drop()
         self.keeper = Keeper(
             self.stamp, ballot, shared.shape.num_microbatches, shared.view, idle_s=shared.pace.idle_s,
-            max_void=shared.shape.max_void, delay=shared.shape.delay, group_size=shared.shape.group_size,
+            max_void=shared.shape.max_void,
+            delay=shared.shape.delay.behind(self.stamp.step), group_size=shared.shape.group_size,
             numbers=shared.numbers, oldest=self.oldest, now=now, given=self.election.given,
         )
         actions.append(Note("keeper", {"step": self.stamp.step, "ballot": ballot.number}))

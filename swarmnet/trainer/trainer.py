@@ -88,7 +88,7 @@ class Trainer:
             while self.step < total:
                 if not await self._unless_restarted(self._feed()):
                     self.step = self._newest_version()
-            for version in range(total - self._delay, total):
+            for version in range(total - self._delay.ahead(total - 1), total):
                 if self._to_evaluate(version):
                     await self._evaluate(version)
             if self._to_evaluate(total):
@@ -151,8 +151,9 @@ class Trainer:
                 step = self.step = max(self.step, self._newest_version())
                 if step >= training.total_steps:
                     return
-                if step >= self._delay and self._to_evaluate(step - self._delay):
-                    await self._evaluate(step - self._delay)
+                for version in (step - 1, step):
+                    if version >= 0 and version + self._delay.ahead(version) == step and self._to_evaluate(version):
+                        await self._evaluate(version)
                 trainers = [peer for peer, record in self._records.items() if record.feeds]
                 for index in my_indexes(self.me, trainers, step, training.microbatches):
                     await window.take()
@@ -161,12 +162,13 @@ class Trainer:
                 self.step += 1
 
     def _may_begin(self, step: int) -> bool:
-        """Is my share of all steps but the `delay` last ones back, and is this one open, as far as I know, or next?
+        """Is my share of all steps that this one waits for back, and is this one open, as far as I know, or next?
 
         An answer of a step says that it was open then; a share may be empty, so what I see has a say, too.
         """
-        back = not any(count for fed, count in self._away.items() if fed < step - self._delay)
-        return back and step <= max(self._newest_version() + self._delay, self._answered + 1)
+        newest = self._newest_version()
+        back = not any(count for fed, count in self._away.items() if fed < step - self._delay.behind(step))
+        return back and step <= max(newest + self._delay.ahead(newest), self._answered + 1)
 
     async def _send(self, step: int, index: int, window: Window) -> None:
         """One microbatch; it ends on its loss or on STALE."""
@@ -220,7 +222,7 @@ class Trainer:
     async def _evaluate_one(self, step: int, number: int) -> tuple[float, int] | None:
         try:
             answer = await self._caller.process(
-                Process(step + self._delay, 0, number, purpose="eval"), self._eval_tokens(number)
+                Process(step + self._delay.ahead(step), 0, number, purpose="eval"), self._eval_tokens(number)
             )
         except Refused:
             return None

@@ -25,9 +25,10 @@ STEPS = 12
 Scenario = Callable[[StageChain], Coroutine[Any, Any, None]]
 
 
-def overlapping(stages: int = 2, *, codec: str = "int64", reducer: str = "sum", lead: float = 0.0) -> Manifest:
-    return tiny(stages, mode="deterministic" if codec == "int64" else "fp32",
-                averaging=Averaging(sync="overlap", codec=codec, reducer=reducer), lead=lead)
+def overlapping(stages: int = 2, *, codec: str = "int64", reducer: str = "sum", lead: float = 0.0,
+                after: int = 0) -> Manifest:
+    averaging = Averaging(sync="overlap", overlap_after=after, codec=codec, reducer=reducer)
+    return tiny(stages, mode="deterministic" if codec == "int64" else "fp32", averaging=averaging, lead=lead)
 
 
 def run(scenario: Scenario, manifest: Manifest | None = None, *, replicas: int = 1) -> None:
@@ -40,10 +41,10 @@ def run(scenario: Scenario, manifest: Manifest | None = None, *, replicas: int =
 
 async def train(chain: StageChain, rng: random.Random, *, stop: int, parts: int = 1, ahead: bool = True) -> list[float]:
     """The mean losses of the steps up to `stop`. ahead: each step is computed while the one before is averaged."""
-    first = chain.step_number
+    first, delay = chain.step_number, chain.manifest.averaging.delay
     sums = [await chain.compute(rng, first)]
     while chain.step_number < stop:
-        begun = ahead and chain.step_number + 1 < stop
+        begun = ahead and chain.step_number + 1 < stop and delay.ahead(chain.step_number)
         async with asyncio.TaskGroup() as group:
             group.create_task(chain.finish(*sums[-1], parts=parts))
             following = group.create_task(chain.compute(rng, chain.step_number + 1)) if begun else None
@@ -82,17 +83,18 @@ async def the_sum(engine: TorchEngine) -> torch.Tensor:
 # ---------------------------------------------------------------- the oracle
 
 
-@pytest.mark.parametrize(("stages", "replicas", "parts", "ahead", "lead"), [
-    (2, 2, 3, True, 0.0), (3, 2, 1, True, 2.5), (1, 1, 1, False, 0.0),
+@pytest.mark.parametrize(("stages", "replicas", "parts", "ahead", "lead", "after"), [
+    (2, 2, 3, True, 0.0, 0), (3, 2, 1, True, 2.5, 4), (1, 1, 1, True, 0.0, 5), (1, 1, 1, False, 0.0, 0),
 ])
 def test_deterministic_mode_has_the_oracles_bits(
-    stages: int, replicas: int, parts: int, ahead: bool, lead: float
+    stages: int, replicas: int, parts: int, ahead: bool, lead: float, after: int
 ) -> None:
-    manifest = overlapping(stages, lead=lead)
+    manifest = overlapping(stages, lead=lead, after=after)
     expected = run_oracle(manifest, text(), steps=STEPS)
-    exact = run_oracle(tiny(stages), text(), steps=2)
+    exact = run_oracle(tiny(stages, lead=lead), text(), steps=7)
     assert expected.losses[-1] < expected.losses[0] - 0.3, "the oracle does not learn; equality would say little"
-    assert expected.losses[0] == exact.losses[0] and expected.losses[1] != exact.losses[1], "there is no delay"
+    first = max(after, 1)
+    assert expected.losses[:first] == exact.losses[:first] and expected.losses[first] != exact.losses[first], "no delay"
     assert_same_bits(trained(manifest, replicas=replicas, parts=parts, ahead=ahead), expected)
 
 

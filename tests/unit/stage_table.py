@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable
 
 from swarmnet.ids import Chain, PeerId
+from swarmnet.manifest.delay import Delay
 from swarmnet.messages import Committed, Control, Finished, Heartbeat, Prepare, Round
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action, Broadcast, Note, Send
@@ -35,7 +36,7 @@ class Table:
     """Members by name. The highest name keeps at first: all begin alone, and its ballot is the highest."""
 
     def __init__(self, *names: str, microbatches: int = 2, stages: int = 1, delay: int = 0) -> None:
-        self.now, self.shape = 0.0, Shape(stages, microbatches, 10, delay=delay)
+        self.now, self.shape = 0.0, Shape(stages, microbatches, 10, delay=Delay(delay))
         self.members: dict[str, Member] = {}
         self.sums: dict[str, list[int]] = {}
         self.later: dict[str, list[int]] = {}

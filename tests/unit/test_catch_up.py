@@ -11,6 +11,7 @@ import pytest
 
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, Refused, RejectCode, SwarmError
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
+from swarmnet.manifest.delay import NO_DELAY
 from swarmnet.messages import Answer, Commit, Finished, Rejected, Stamp, TrailRequest, TrailStep
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.state.catch_up import CatchUp, Level, TrailEnds
@@ -51,7 +52,7 @@ def told(step: int) -> Answer:
 class Story:
     """One joiner, donors by script, an engine that counts."""
 
-    delay = 0
+    delay = NO_DELAY
 
     def __init__(self, *donors: PeerId) -> None:
         self.donors = list(donors or (A, B, C))

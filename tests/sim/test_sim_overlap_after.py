@@ -1,0 +1,78 @@
+"""Steps that overlap from the `overlap_after`-th on: until then exactly the exact run, and no fault between shows."""
+
+# ruff: noqa: ASYNC110  (on virtual time, looking again in five milliseconds costs nothing)
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from strike import check_always, kill_and_restart, watched
+from test_sim_scenarios import STEP, Trap
+
+from swarmnet.simulate.oracle import Oracle
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Swarm
+
+PLAN = Plan(stages=2, replicas=2, microbatches=6, steps=6, averaging_s=0.3, sync="overlap", overlap_after=3)
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 5, 6, 40])
+def test_it_is_the_single_process_that_is_late_from_that_step_on(after: int) -> None:
+    swarm = watched(replace(PLAN, overlap_after=after, eval_every=1))
+
+    async def script(swarm: Swarm) -> None:
+        while not swarm.counts["done"]:
+            await asyncio.sleep(0.05)
+
+    swarm.run(until_s=60.0, script=script)
+    assert swarm.counts["executed"] == swarm.counts["applied"] == 2 * 2 * 6
+    exact = Oracle(replace(PLAN, sync="exact")).history
+    same = min(after, 6)                         # step `after` is the first that is late
+    assert swarm.oracle.history[: same + 1] == exact[: same + 1]
+    assert all(ours != other for ours, other in zip(swarm.oracle.history[same + 1 :], exact[same + 1 :], strict=True))
+    evaluated = [fields["step"] for _, _, event, fields in swarm.events if event == "evaluated"]
+    assert len(evaluated) == len(set(evaluated)) and {0, 6} <= set(evaluated)
+
+
+def test_until_then_nobody_computes_ahead() -> None:
+    swarm = watched(PLAN)
+    ahead: set[tuple[int, int]] = set()
+
+    async def script(swarm: Swarm) -> None:
+        while not swarm.counts["done"]:
+            for node in swarm.nodes:
+                for replica in node.peer.replicas.values():
+                    version, steps = replica.member.version, [step.stamp.step for step in replica.member.steps]
+                    ahead.add((version, max(steps) - version))
+            await asyncio.sleep(0.005)
+
+    swarm.run(until_s=60.0, script=script)
+    assert {(0, 0), (1, 0), (2, 1), (3, 1)} <= ahead and not ahead & {(0, 1), (1, 1), (2, 0), (3, 0)}
+
+
+@pytest.mark.parametrize("after", [STEP, STEP + 1, STEP + 2], ids=lambda after: f"late-from-{after - STEP:+d}")
+@pytest.mark.parametrize("keeper", [False, True], ids=["member", "keeper"])
+@pytest.mark.parametrize("point", ["after_claim", "after_summed", "in_round_before_ack", "after_commit"])
+def test_kill_where_steps_begin_to_overlap(point: str, keeper: bool, after: int) -> None:
+    swarm = watched(replace(PLAN, overlap_after=after, averaging_s=0.001))
+    trap = Trap(swarm, 1, point, keeper=keeper, strike=lambda node: kill_and_restart(swarm, node))
+    swarm.run(until_s=60.0, script=trap.watch)
+    assert trap.sprung and swarm.counts["kills"] == 1
+
+
+@pytest.mark.parametrize("for_s", [2.0, 40.0])
+def test_a_replica_that_slept_over_the_change_comes_back(for_s: float) -> None:
+    swarm = watched(replace(PLAN, replicas=3))
+
+    async def script(swarm: Swarm) -> None:
+        while min(node.peer.replicas[0].member.version for node in swarm.replicas(0)) < 1:
+            await asyncio.sleep(0.005)
+        asleep = swarm.replicas(0)[0]
+        swarm.stop(asleep)
+        await asyncio.sleep(for_s)
+        swarm.resume(asleep)
+        await check_always(swarm)
+
+    swarm.run(until_s=150.0, script=script)
