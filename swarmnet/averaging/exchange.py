@@ -100,9 +100,8 @@ class Exchange:
         )
         self._watch.begin(current.id, self._allowances(current))
         spans = list(itertools.pairwise(itertools.accumulate(self._engine.phases, initial=0)))
-        before, self._before = self._before, ()
-        if len(spans) > 1:                       # what a later phase sums hangs on the whole sum of the one before
-            before = ()
+        # With more than one, what a later phase sums hangs on the whole sum of the one before: nothing stands.
+        before = self._before if len(spans) == 1 else ()
         all_losses: Losses = {}
         for phase, span in enumerate(spans):
             private = phase < self._engine.private_phases
@@ -342,9 +341,10 @@ def _hops(
 ) -> tuple[Butterfly, ...]:
     """My butterflies of a round, each on the one below. before: of my last round.
 
-    A sum of that is used again if this round follows at once and nothing that it is made of has changed: members,
-    generations, microbatches, order, pieces. Only at once: between others a contributor may have been told of a round
-    that its reducers have not heard of, and no longer owe what they have summed (`stage.feedback`).
+    A sum of that is used again if it is the same round, tried again, or this one follows at once, and nothing that it
+    is made of has changed: members, generations, microbatches, order, pieces. Only at once: in between a contributor
+    may have taken part in a round that its reducers never heard of, and owe no more what they have summed
+    (`stage.feedback`).
     """
     made: list[Butterfly] = []
     for group in planned:
@@ -356,7 +356,7 @@ def _hops(
 
 def _follows(current: Round, before: Round) -> bool:
     one, other = before.id, current.id
-    return before.stamp == current.stamp and one.ballot == other.ballot and one.number + 1 == other.number
+    return before.stamp == current.stamp and one.ballot == other.ballot and other.number - one.number in (0, 1)
 
 
 def _contributes_alike(before: Sequence[Butterfly], mine: Sequence[Butterfly]) -> bool:

@@ -220,3 +220,20 @@ def test_a_stranger_to_a_hop_is_told_so() -> None:
     assert [getattr(answer, "reason", "") for answer in answers if hasattr(answer, "reason")] == [
         "that round is not open here"
     ] * 2
+
+
+@pytest.mark.parametrize("num", [4, 9])
+def test_a_round_that_is_tried_again_goes_on_where_it_was(num: int) -> None:
+    members = Members(num, 900, group_size=4)
+
+    async def story() -> None:
+        current = members.round()
+        await members.give_up(current, 0.03)
+        half = members.work.read.total()
+        members.check(await members.sum(current))
+        assert half and members.kept()
+        rows, chunk = len(grid_of(current).rows), parts.chunk_elements(900, num)
+        broken_off = num * chunk                 # a piece each
+        assert members.work.reduced[0].total() <= rows * 900 + broken_off
+
+    play(story)
