@@ -82,7 +82,7 @@ class Exchange:
         self._before: tuple[Butterfly, ...] = ()     # of the last round, whatever became of it
         self._opened = asyncio.Event()
         self._meter, self._watch = Meter(), Watch()
-        self._held_elements = 0                      # how long the sum in the buffer is
+        self._held_elements = self._sent_bytes = 0   # _held_elements: how long the sum in the buffer is
         self.trail = Trail(engine, lambda: pieces(0, self._held_elements))
 
     # ------------------------------------------------------------ my part in a round
@@ -177,6 +177,11 @@ class Exchange:
         """Is the sum buffer's content, whole and checked, the sum of that round?"""
         return self._held == (stamp, round_id)
 
+    def take_sent(self) -> int:
+        """Bytes of sums that I have handed to others since this was asked last; without the messages around them."""
+        sent, self._sent_bytes = self._sent_bytes, 0
+        return sent
+
     def applied(self, stamp: Stamp, finished: Finished, commits: tuple[Commit, ...]) -> None:
         """The sum in the buffer has been applied: remember it for who is on the way (`trail`)."""
         self.trail.applied(stamp, finished, commits)
@@ -202,6 +207,13 @@ class Exchange:
 
     async def serve(self, request: Part) -> AsyncGenerator[Answer, None]:
         """Answer one `Part` call: wait for the round to open here, then for the part."""
+        async with contextlib.aclosing(self._serve(request)) as answers:
+            async for answer in answers:
+                if isinstance(answer, PartData):
+                    self._sent_bytes += sum(packed.num_bytes for packed in answer.payload)
+                yield answer
+
+    async def _serve(self, request: Part) -> AsyncGenerator[Answer, None]:
         if not 0 <= request.start <= request.stop:
             raise BadMessage(RejectCode.BAD_SHAPE, f"part [{request.start}, {request.stop})")
         if request.kind == "sum":

@@ -26,6 +26,8 @@ NAMES = frozenset(["stdlib", "bytes", "ids"])
 @click.option("--name", help="For people.  [my-run]")
 @click.option("--stages", type=int, metavar="N", help="Stages the model is cut into.  [3]")
 @click.option("--steps", type=int, metavar="N", help="Optimizer steps of the run.  [60]")
+@click.option("--sync", type=click.Choice(["exact", "overlap", "local"]),
+              help="How replicas of a stage agree; local trains them on their own, with few exchanges.  [exact]")
 @click.option("--seed", type=int, metavar="N", help="Of weights and data order.  [0]")
 @click.option("--data", default="stdlib", show_default=True, metavar="SOURCE",
               help="Text (.txt, .jsonl, directory) or tokens (.bin, .npy); stdlib: source of Python's own library.")
@@ -35,8 +37,8 @@ NAMES = frozenset(["stdlib", "bytes", "ids"])
               help="Any field of the manifest, such as model.num_layers=12; repeatable.")
 @click.option("--force", is_flag=True, allow_from_autoenv=False, help="Overwrite FILE.")
 def command(
-    path: Path, name: str | None, stages: int | None, steps: int | None, seed: int | None, data: str, tokenizer: str,
-    assignments: tuple[str, ...], force: bool,
+    path: Path, name: str | None, stages: int | None, steps: int | None, sync: str | None, seed: int | None, data: str,
+    tokenizer: str, assignments: tuple[str, ...], force: bool,
 ) -> int:
     """Write FILE (run.toml): a run's manifest, with every field and what it means.
 
@@ -52,15 +54,19 @@ def command(
 
     flags = {
         "--name": ("name", name), "--stages": ("cut.stages", stages), "--steps": ("training.total_steps", steps),
-        "--seed": ("training.seed", seed), "--data": ("data.source", _seen_from(path.parent, data)),
+        "--sync": ("averaging.sync", sync), "--seed": ("training.seed", seed), "--data": ("data.source", _seen_from(path.parent, data)),
         "--tokenizer": ("data.tokenizer", _seen_from(path.parent, tokenizer)),
     }
-    manifest = _fill(_manifest(flags, assignments), base=path.parent, keep_vocab=any(
+    chosen, follows = _manifest(flags, assignments)
+    manifest = _fill(chosen, base=path.parent, keep_vocab=any(
         text.partition("=")[0].strip() == "model.vocab_size" for text in assignments
     ))
     _write(path, to_toml(manifest), force=force)
     click.echo(f"wrote {path}: {manifest.data.num_tokens:,} tokens, {manifest.cut.stages} stages, "
                f"{manifest.training.total_steps} steps")
+    if follows:
+        also = ", ".join(f"{name} = {value}" for name, value in follows.items())
+        click.echo(f"with it: {also}; --set chooses otherwise")
     click.echo(f"run id {run_id(manifest)}")
     click.echo(f"next: swarmnet local --manifest {path}")
     return 0
@@ -73,15 +79,23 @@ def _seen_from(folder: Path, source: str) -> str:
     return Path(os.path.relpath(source, folder)).as_posix()
 
 
-def _manifest(flags: Mapping[str, tuple[str, object]], assignments: tuple[str, ...]) -> Manifest:
+def _manifest(
+    flags: Mapping[str, tuple[str, object]], assignments: tuple[str, ...]
+) -> tuple[Manifest, dict[str, object]]:
+    """The manifest asked for, and which of its fields follow from others."""
     from swarmnet.config import toml
     from swarmnet.config.layers import layer
     from swarmnet.manifest.file import change
+    from swarmnet.manifest.implied import implied
     from swarmnet.manifest.schema import Manifest
 
     changes = [layer(flag, tuple(key.split(".")), value) for flag, (key, value) in flags.items() if value is not None]
     changes += [layer("--set", *toml.assignment(text)) for text in assignments]
-    return change(Manifest(), changes, where="manifest")
+    said = {key: value for key, value in flags.values() if value is not None}
+    said |= {".".join(path): value for path, value in map(toml.assignment, assignments)}
+    follows = implied(said, opened=said.get("admission.policy", "open") == "open")
+    under = [layer("manifest", tuple(name.split(".")), value) for name, value in follows.items()]
+    return change(Manifest(), [*under, *changes], where="manifest"), follows
 
 
 def _fill(manifest: Manifest, *, base: Path, keep_vocab: bool) -> Manifest:

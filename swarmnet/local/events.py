@@ -54,11 +54,22 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The replica made an optimizer step and is now at `version`."""
+    """The replica made an optimizer step and is now at `version`. averaging_bytes: of sums that it has handed to its
+    mates since the step before."""
 
     stage: int
     step: int
     version: int
+    averaging_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    """A step that replicas have taken together (`averaging.sync = "local"`). taken: with what this one has learned."""
+
+    stage: int
+    step: int
+    taken: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +196,7 @@ class Noted:
 
 
 Event = (
-    Listening | Synced | Committed | Applied | Rerouted | Executed | Evaluated | Finished | Halted | Reached | Asking
+    Listening | Synced | Committed | Applied | Outer | Rerouted | Executed | Evaluated | Finished | Halted | Reached | Asking
     | Checkpointed | BadCheckpoint | Unwritten | Drifted | Waiting | WentBack | Dropped | Noted
 )
 
@@ -203,7 +214,9 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any]], Event]] = {
     "listening": lambda r: Listening(r["peer"], tuple(r["dht"]), tuple(r.get("links", ()))),
     "synced": lambda r: Synced(r["stage"], r["version"], r["how"], r["seconds"]),
     "committed": _committed,
-    "applied": lambda r: Applied(r["stage"], r["step"], r["version"]),
+    "applied": lambda r: Applied(r["stage"], r["step"], r["version"], r.get("averaging_bytes", 0)),
+    "outer_step": lambda r: Outer(r["stage"], r["step"], True),
+    "outer_missed": lambda r: Outer(r["stage"], r["step"], False),
     "rerouted": lambda r: Rerouted(r["stage"], r["step"], r["index"]),
     "executed": lambda r: Executed(r["stage"], r["executions"]),
     "evaluated": lambda r: Evaluated(r["step"], float(r["loss"]), r["num_tokens"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from swarmnet.config import toml
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.source import load_tokens
 from swarmnet.data.tokens import Tokens, verify
@@ -13,6 +14,7 @@ from swarmnet.ids import RunId
 from swarmnet.local.options import LocalOptions
 from swarmnet.manifest import file
 from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.implied import implied
 from swarmnet.manifest.schema import Cut, Data, Manifest, Model, Training
 
 SMALL_PARAMETERS = 50_000_000
@@ -65,7 +67,7 @@ def choose(options: LocalOptions) -> Manifest:
     go over it.
     """
     every = () if options.checkpoint_every is None else (f"training.checkpoint_every={options.checkpoint_every}",)
-    assignments = (*every, *options.set)
+    assignments = _with_what_follows((*every, *options.set), options.numerics)
     if options.manifest is not None:
         manifest = file.load(options.manifest)
     else:
@@ -82,6 +84,14 @@ def choose(options: LocalOptions) -> Manifest:
         return file.override(manifest, assignments)
     codec = "int64" if mode == "deterministic" else "fp32"
     return file.override(manifest, (f"numerics.mode={mode}", f"averaging.codec={codec}", *assignments))
+
+
+def _with_what_follows(assignments: tuple[str, ...], numerics: str | None) -> tuple[str, ...]:
+    """The assignments, and under them what they bring along."""
+    said = {".".join(path): value for path, value in map(toml.assignment, assignments)}
+    if numerics is not None:
+        said["numerics.mode"] = numerics
+    return (*(f"{name}={value}" for name, value in implied(said, opened=False).items()), *assignments)
 
 
 def _is_numeric(assignment: str) -> bool:

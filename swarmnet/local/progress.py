@@ -19,6 +19,7 @@ from swarmnet.local.events import (
     Executed,
     Finished,
     Listening,
+    Outer,
     Rerouted,
     Synced,
 )
@@ -68,6 +69,9 @@ class Progress:
     faults: Counter[str] = field(default_factory=Counter)               # by kind; kills, too
     on_disk: dict[int, set[int]] = field(default_factory=dict)          # versions ever written, by stage
     postponed: list[str] = field(default_factory=list)
+    applied: int = 0                                # optimizer steps of all replicas
+    averaging_bytes: int = 0                        # of sums that replicas have sent each other
+    outer: Counter[bool] = field(default_factory=Counter)               # meetings of local training; False: missed
     strays: set[tuple[int, int, str]] = field(default_factory=set)      # (stage, version, peer) whose weights were off
     apart: float = 0.0                              # the largest distance of a replica's weights from its stage's
     trainer_dht: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -120,8 +124,13 @@ class Progress:
                     self.moved_at = now
                 if self.training_at is None and all(self.synced(stage) for stage in range(self.stages)):
                     self.training_at = now
+                if isinstance(event, Applied):
+                    self.applied += 1
+                    self.averaging_bytes += event.averaging_bytes
             case Committed():
                 self._committed(event, now)
+            case Outer():
+                self.outer[event.taken] += 1
             case Rerouted():
                 self.reroutes += 1
             case Executed():

@@ -73,6 +73,12 @@ def executions_per_index(outcome: Outcome) -> float:
     return outcome.progress.executions / done if done else 0.0
 
 
+def averaging_bytes_each(outcome: Outcome) -> int:
+    """What a replica sends its mates in a step, on the average."""
+    progress = outcome.progress
+    return round(progress.averaging_bytes / progress.applied) if progress.applied else 0
+
+
 def summary(outcome: Outcome) -> dict[str, Any]:
     """What summary.json holds."""
     progress, verdict = outcome.progress, outcome.verdict
@@ -110,6 +116,10 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "unaudited": [list(place) for place in verdict.unaudited],
         "digest_conflicts": [list(place) for place in verdict.conflicts],
         "executions_per_index": round(executions_per_index(outcome), 4),
+        "averaging_bytes": progress.averaging_bytes,
+        "averaging_bytes_per_replica_and_step": averaging_bytes_each(outcome),
+        "outer_steps": progress.outer[True],
+        "outer_missed": progress.outer[False],
         "crashes": list(outcome.crashes),
     }
     if outcome.comparison is not None:
@@ -174,6 +184,7 @@ def print_summary(outcome: Outcome, directory: Path, console: Console) -> None:
         f"{_faults(progress)}{_postponed(outcome)}, reroutes {progress.reroutes}, "
         f"executions per index {executions_per_index(outcome):.3f}",
         f"lost {verdict.lost}, doubled {verdict.doubled}, voided {verdict.voided}",
+        f"averaging: {averaging_bytes_each(outcome):,} bytes sent per replica and step{_outer(progress)}",
     ]
     if progress.strays:
         lines.append(f"drifted {len(progress.strays)} times, by at most {progress.apart:.1e} of the weights' norm; who "
@@ -187,8 +198,7 @@ def print_summary(outcome: Outcome, directory: Path, console: Console) -> None:
         lines.append(f"from version {', '.join(map(str, verdict.renewed))} on another run than before: a stage had "
                      "lost its state")
     if outcome.comparison is not None:
-        equal = "bit-equal" if outcome.comparison.bit_equal else f"largest at step {outcome.comparison.at_step}"
-        lines.append(f"beside one process: largest loss difference {outcome.comparison.max_difference:.3g} ({equal})")
+        lines.append(f"beside one process: {_beside(outcome.comparison)}")
     lines.append(f"run {outcome.run_id[:16]}, files in {directory}")
     _print(console, lines)
     if outcome.killed_all is not None:
@@ -200,6 +210,20 @@ def print_summary(outcome: Outcome, directory: Path, console: Console) -> None:
         _print(console, lines)
     if outcome.problem:
         console.print(f"FAILED: {outcome.problem}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+
+
+def _outer(progress: Progress) -> str:
+    if not progress.outer:
+        return ""
+    missed = f", {progress.outer[False]} missed" if progress.outer[False] else ""
+    return f"; {progress.outer[True]} outer steps taken together{missed}"
+
+
+def _beside(comparison: Comparison) -> str:
+    how = "bit-equal" if comparison.bit_equal else f"largest at step {comparison.at_step}"
+    if not comparison.promised:
+        how += "; replicas trained on their own: close is all that can be expected"
+    return f"largest loss difference {comparison.max_difference:.3g} ({how})"
 
 
 def _faults(progress: Progress) -> str:

@@ -130,7 +130,10 @@ def _swarm(options: LocalOptions, prepared: Prepared, layout: Layout, plan: tupl
     (seed, ordered), out = plan, layout.out
     progress = Progress(steps=steps, replicas={name: ReplicaView(stage) for name, stage in layout.replicas.items()},
                         trainers=frozenset(layout.trainers))
-    audit = Audit(stages=stages, steps=steps, microbatches=manifest.training.microbatches, exact=prepared.exact)
+    audit = Audit(
+        stages=stages, steps=steps, microbatches=manifest.training.microbatches, exact=prepared.exact,
+        pure=manifest.averaging.equal_bits,
+    )
     faults = Faults(ordered, replicas=layout.replicas, steps=steps, rng=random.Random(seed),
                     every_s=options.kill_every, restart_s=kit.timing.restart_s)
     if options.resume:
@@ -199,7 +202,10 @@ def _beside(outcome: Outcome, prepared: Prepared, layout: Layout, *, kit: Kit, s
         problem = f"the oracle failed (exit code {code}), see {child.log}"
         return replace(outcome, problem=_also(outcome.problem, problem))
     mine: Sequence[float] = [point.loss for point in outcome.progress.points]
-    comparison = compare(mine, losses, exact=prepared.exact, lossless=prepared.lossless)
+    comparison = compare(
+        mine, losses, exact=prepared.exact, lossless=prepared.lossless,
+        promised=prepared.manifest.averaging.equal_bits,
+    )
     return replace(outcome, oracle=tuple(losses), comparison=comparison,
                    problem=_also(outcome.problem, comparison.problem))
 

@@ -1,11 +1,11 @@
 """What rounds sum with `averaging.sync = "local"`, and the step that follows, in the place of `stage.step_sum`.
 
 Nobody's gradient travels. Each replica steps with what it has accumulated itself, averaged over its own tokens. A
-round sums one number, the length of each member's own sum: with the commits of all stages it gives the norm by which
-everybody clips alike. When the plan says so, the round first carries a vector of pseudo-gradients (`stage.outer`),
-weighted as the ledger weighs its members in this step. It moves the slow weights, the weights go on from there, and
-then comes the own gradient, which was computed one step before (as in Streaming DiLoCo, arXiv:2501.18512, with a delay
-of one).
+round sums one number, the length of each member's own sum: so every stage knows how long gradients are in the others,
+and a replica clips its own by the norm over all stages. When the plan says so, the round first carries a vector of
+pseudo-gradients (`stage.outer`), weighted as the ledger weighs its members in this step. It moves the slow weights,
+the weights go on from there, and then comes the own gradient, which was computed one step before (as in Streaming
+DiLoCo, arXiv:2501.18512, with a delay of one).
 
 With `partners = "all"` both vectors are what everybody holds in the end. With "pairs" the first is a plain mean among
 partners: it is no part of the digest, nobody can fetch it later, and who does not get it keeps its own for the next
@@ -232,7 +232,7 @@ class LocalSum:
         )
         if own:
             self._state.apply(
-                self._accumulator.read(commit.step), commits, num_tokens=len(self._counted) * self._tokens_each
+                self._accumulator.read(commit.step), commits, own_tokens=len(self._counted) * self._tokens_each
             )
         else:
             self._state.stay(commits)

@@ -91,16 +91,19 @@ class ReplicaState:
             squares += square_norm(total[start:stop], numerics=self.manifest.numerics)
         return squares
 
-    def apply(self, total: Tensor, commits: Sequence[Commit], *, num_tokens: int | None = None) -> None:
+    def apply(self, total: Tensor, commits: Sequence[Commit], *, own_tokens: int | None = None) -> None:
         """Step to the next version with the flat sum `total` (see `stage.engine.Engine.apply`).
 
-        num_tokens: that `total` is a sum over, if not over all of the step's; it is clipped as if it were the average.
+        own_tokens: that `total` is a sum over, where it is this replica's own. Then its own length counts in the norm
+        by which it is clipped, and those of other stages are what their commits say.
         """
         everybodys = self._check(commits)
+        norms = [commit.grad_sq_norm for commit in commits]
+        if own_tokens is not None:
+            norms[self.stage] = self.square_norm(total) * (everybodys / own_tokens) ** 2
         table, training = self.manifest.optimizer, self.manifest.training
-        scale = gradient_scale(
-            [commit.grad_sq_norm for commit in commits], num_tokens=everybodys, clip_norm=table.clip_norm
-        ) * (everybodys / (num_tokens or everybodys))
+        scale = gradient_scale(norms, num_tokens=everybodys, clip_norm=table.clip_norm)
+        scale *= everybodys / (own_tokens or everybodys)
         for gradient, (start, stop) in zip(self._scratch, itertools.pairwise(self.edges), strict=True):
             average(total[start:stop], gradient.view(-1), scale=scale, numerics=self.manifest.numerics)
         rate = learning_rate(table, self.version, total_steps=training.total_steps)

@@ -267,7 +267,7 @@ class StepDriver:
             "voided": sorted(commit.voided),
         })
         try:
-            await self._engine.apply(apply.commits)
+            outer = await self._engine.apply(apply.commits)
         except SwarmError as error:  # what is known of this step cannot be: a mate's state tells better
             self._settled.set()
             self._listener.on_event(member.stage, "apply_failed", {"step": step, "reason": str(error)})
@@ -281,7 +281,12 @@ class StepDriver:
         self._settled.set()
         self._listener.on_event(member.stage, "applied", {
             "step": step, "version": member.version, "chain": member.chain, **_measures(apply.commits),
+            "averaging_bytes": self._exchange.take_sent(),
         })
+        if outer is not None:
+            self._listener.on_event(member.stage, "outer_step" if outer.taken else "outer_missed", {
+                "step": step, "elements": outer.elements, "moved": outer.moved,
+            })
         self._begin()
         self._perform(actions)
 

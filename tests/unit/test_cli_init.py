@@ -55,6 +55,25 @@ def test_every_flag_arrives(asked) -> None:
     assert manifest.optimizer.learning_rate == 1.0
 
 
+def test_local_training_brings_along_what_it_needs_and_says_so(asked, capsys) -> None:
+    assert typed("init --sync local --set averaging.inner_steps=9") == 0
+    manifest = load("run.toml")
+    assert (manifest.averaging.sync, manifest.averaging.inner_steps) == ("local", 9)
+    assert (manifest.numerics.mode, manifest.averaging.codec, manifest.averaging.reducer) == (
+        "fp32", "fp32", "norm_clip")
+    said = "with it: numerics.mode = fp32, averaging.codec = fp32, averaging.reducer = norm_clip; --set chooses"
+    assert said in capsys.readouterr().out
+    assert typed("init other.toml --sync local --set averaging.reducer=sum") == 0
+    assert load("other.toml").averaging.reducer == "sum"
+
+
+def test_an_open_run_with_float_sums_clips_unless_told_otherwise(asked) -> None:
+    fp32 = "--set numerics.mode=fp32 --set averaging.codec=fp32"
+    assert typed(f"init {fp32}") == 0 and load("run.toml").averaging.reducer == "norm_clip"
+    assert typed(f"init sum.toml {fp32} --set averaging.reducer=sum") == 0
+    assert load("sum.toml").averaging.reducer == "sum"
+
+
 def test_a_path_that_is_here_is_written_as_the_manifest_sees_it(asked) -> None:
     Path("corpus.txt").write_text("text")
     assert typed("init deep/r.toml --data corpus.txt") == 0

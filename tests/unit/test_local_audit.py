@@ -17,6 +17,16 @@ GOOD = Committed(stage=0, step=0, loss_sum=0.0, num_tokens=16, digest="d", voide
                  contributions=(("a", (0, 2, 4, 6)), ("b", (1, 3, 5, 7))))
 
 
+def test_replicas_that_train_on_their_own_may_end_apart_and_need_only_be_finite() -> None:
+    judge = Audit(stages=1, steps=1, microbatches=M, pure=False)
+    for event in (GOOD, replace(GOOD, loss_sum=3.0), Finished(0, 1, "w"), Finished(0, 1, "other")):
+        judge.on(event)
+    judge.on(replace(GOOD, loss_sum=4.0), life=1)
+    assert judge.verdict().problems == ()
+    assert not compare([3.0, 2.0], [3.0, 1.0], exact=False, lossless=True, promised=False).problem
+    assert compare([3.0, math.nan], [3.0, 1.0], exact=False, lossless=True, promised=False).problem
+
+
 def audit(*events: Committed | Finished) -> Audit:
     judge = Audit(stages=1, steps=1, microbatches=M)
     for event in events:

@@ -1,0 +1,291 @@
+"""Training with `sync = "local"` beside exact training: equal tokens, equal order of them, equal first weights.
+
+    python benchmarks/local_sync.py [--steps N] [--replicas N] [--seeds N] [--only NAME]... [--json FILE] [--png FILE]
+
+A small decoder on the default data (Python's standard library, as bytes). Every step's microbatches are dealt to the
+replicas anew, at random and not evenly, as a swarm's routers do. *exact* averages gradients in fp32 in every step; the
+others train on their own and exchange pseudo-gradients now and then, under the settings printed. Arithmetic, codecs and
+error feedback are the product's (`stage.outer`, `stage.sum_codec`); only the network is left out.
+
+Printed per setting: the held-out loss of the weights one takes home, over that of exact (1.00 is no harm), worst and
+mean of all seeds, and how many times fewer bytes a replica sends for averaging. Goals: at most 1.03, at least 50 times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from swarmnet.data.sampler import Sampler
+from swarmnet.data.source import load_tokens
+from swarmnet.data.tokens import Tokens
+from swarmnet.ids import Ballot, PeerId, RoundId
+from swarmnet.manifest.schema import Model, Optimizer
+from swarmnet.model.decoder import StageModule, loss_sum
+from swarmnet.stage.optimizer import StageOptimizer
+from swarmnet.stage.outer import Outer
+from swarmnet.stage.outer_plan import OuterPlan
+from swarmnet.stage.schedule import gradient_scale, learning_rate
+from swarmnet.stage.sum_codec import SumCodec
+from swarmnet.wire import codecs
+
+MODEL = Model(hidden_size=64, intermediate_size=176, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16)
+OPTIMIZER = Optimizer(warmup_steps=10)
+MICROBATCHES, MICROBATCH_SIZE, LENGTH = 8, 4, 64
+EVALS, SMOOTH = 32, 20
+LOSS_GOAL, BYTES_GOAL = 1.03, 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """partners "": exact. The rest as in a manifest's `averaging`."""
+
+    name: str
+    partners: str = "all"
+    inner_steps: int = 50
+    outer_learning_rate: float = 0.7
+    outer_momentum: float = 0.5
+    fragments: int = 1
+    codec: str = "fp32"
+
+
+SETTINGS = (
+    Setting("exact", partners="", inner_steps=1),
+    Setting("diloco"),
+    Setting("diloco, int8", codec="int8", inner_steps=20),
+    Setting("diloco, topk", codec="topk:0.05", inner_steps=10),
+    Setting("streaming, int8", fragments=4, codec="int8", inner_steps=20),
+    Setting("noloco", partners="pairs"),
+    Setting("noloco, bf16", partners="pairs", codec="bf16", inner_steps=30),
+)
+
+
+class Replica:
+    """One whole model and what it keeps to itself."""
+
+    def __init__(self, setting: Setting, seed: int, steps: int) -> None:
+        self.module = StageModule(MODEL, range(MODEL.num_layers), first=True, last=True)
+        self.module.reset(seed=seed)
+        self.parameters = list(self.module.parameters())
+        self._optimizer = StageOptimizer(self.parameters, OPTIMIZER)
+        shapes = [(name, tuple(p.shape)) for name, p in self.module.named_parameters()]
+        self.num_elements = sum(p.numel() for p in self.parameters)
+        self.codec = SumCodec(setting.codec, shapes, self.num_elements, device=torch.device("cpu"))
+        self.outer = Outer(
+            self.parameters, partners=setting.partners, learning_rate=setting.outer_learning_rate,
+            momentum=setting.outer_momentum,
+        )
+        self._steps, self.count, self.sent_bytes = steps, 0, 0
+
+    def compute(self, batches: Sequence[Tensor]) -> tuple[float, list[Tensor]]:
+        """The summed loss of these microbatches, which are its share of a step, and its gradient."""
+        self.count = len(batches)
+        if not batches:
+            return 0.0, [torch.zeros_like(p) for p in self.parameters]
+        batch = torch.cat(list(batches))
+        loss = loss_sum(self.module(batch[:, :-1]), batch[:, 1:])
+        return loss.item(), list(torch.autograd.grad(loss, self.parameters))
+
+    def update(self, gradient: Sequence[Tensor], step: int) -> None:
+        """Average, clip, AdamW."""
+        scale = gradient_scale(
+            [_norm(gradient) ** 2], num_tokens=self.count * MICROBATCH_SIZE * LENGTH, clip_norm=OPTIMIZER.clip_norm
+        )
+        rate = learning_rate(OPTIMIZER, step, total_steps=self._steps)
+        self._optimizer.step([each * scale for each in gradient], learning_rate=rate)
+
+
+class Run:
+    """All replicas of one setting."""
+
+    def __init__(self, setting: Setting, tokens: Tokens, *, replicas: int, steps: int, seed: int) -> None:
+        self.setting, self._tokens, self._steps = setting, tokens, steps
+        self._sampler = Sampler(seed, tokens.num_tokens, LENGTH, MICROBATCH_SIZE)
+        self.replicas = [Replica(setting, seed, steps) for _ in range(replicas if setting.partners else 1)]
+        self._num_replicas = replicas
+        self._plan = OuterPlan(self.replicas[0].num_elements, setting.inner_steps, setting.fragments, steps)
+        self._rng = random.Random(seed)
+
+    def _batch(self, number: int) -> Tensor:
+        return self._tokens.microbatch(self._sampler.positions(number), LENGTH)
+
+    def step(self, step: int) -> float:
+        """One step of everybody; the mean loss of its microbatches."""
+        shares: list[list[Tensor]] = [[] for _ in self.replicas]
+        for index in range(MICROBATCHES):
+            self._rng.choice(shares).append(self._batch(step * MICROBATCHES + index))
+        computed = [replica.compute(share) for replica, share in zip(self.replicas, shares, strict=True)]
+        loss, gradients = math.fsum(loss for loss, _ in computed), [gradient for _, gradient in computed]
+        if self.setting.partners:
+            self._local(step, gradients)
+        else:
+            self.replicas[0].update(gradients[0], step)
+            whole = 4 * self.replicas[0].num_elements
+            self.replicas[0].sent_bytes += _butterfly_bytes(whole, whole, self._num_replicas)
+        return loss / (MICROBATCHES * MICROBATCH_SIZE * LENGTH)
+
+    def _local(self, step: int, gradients: Sequence[list[Tensor]]) -> None:
+        due = self._plan.due(step)
+        if due is not None:
+            for group in groups(self.replicas, self._rng) if self.setting.partners == "pairs" else [self.replicas]:
+                self._exchange(group, *due)
+        for replica, gradient in zip(self.replicas, gradients, strict=True):
+            replica.sent_bytes += _butterfly_bytes(4, 4, len(self.replicas))
+            if replica.count:
+                replica.update(gradient, step)
+
+    def _exchange(self, group: list[Replica], start: int, stop: int) -> None:
+        """A round. Contributions weigh what their members have counted in this step, between partners all the same."""
+        weights = {replica: 1 if self.setting.partners == "pairs" else replica.count for replica in group}
+        sent, total = 0, torch.zeros(group[0].num_elements)
+        round_id = RoundId(Ballot(0, PeerId("")), 0)
+        for replica, weight in weights.items():
+            if weight:
+                mine = torch.zeros(replica.num_elements)
+                mine[start:stop] = replica.outer.vector(start, stop) * weight
+                replica.codec.begin(round_id, voids=0)
+                packed = replica.codec.contribution(mine, start, stop, voids=0)
+                total[start:stop] += codecs.decode(packed)
+                sent = packed.num_bytes
+        reduced = group[0].codec.sum(total[start:stop].clone(), start, voids=0)
+        mean = codecs.decode(reduced) / sum(weights.values())
+        for replica, weight in weights.items():
+            replica.outer.step(mean, start, mine=weight > 0)
+            replica.codec.applied(round_id, voids=0)
+            replica.sent_bytes += _butterfly_bytes(sent, reduced.num_bytes, len(group))
+
+    @torch.no_grad()
+    def held_out(self) -> float:
+        """On microbatches that no step has seen, of the mean of all slow weights (exact: of the weights)."""
+        replica = self.replicas[0]
+        if self.setting.partners:
+            slow = torch.stack([each.outer.slow for each in self.replicas]).mean(0)
+            for start, piece in replica.outer._pieces(0, replica.num_elements):
+                piece.copy_(slow[start : start + piece.numel()])
+        total = 0.0
+        for number in range(EVALS):
+            batch = self._batch(self._steps * MICROBATCHES + number)
+            total += loss_sum(replica.module(batch[:, :-1]), batch[:, 1:]).item()
+        return total / (EVALS * MICROBATCH_SIZE * LENGTH)
+
+
+def groups(members: Sequence[Replica], rng: random.Random) -> list[list[Replica]]:
+    """Random pairs; who is left over makes three of the last."""
+    order = rng.sample(list(members), len(members))
+    pairs = [order[at : at + 2] for at in range(0, len(order), 2)]
+    if len(pairs) > 1 and len(pairs[-1]) == 1:
+        left_over = pairs.pop()
+        pairs[-1] += left_over
+    return pairs
+
+
+def _norm(gradient: Sequence[Tensor]) -> float:
+    return math.sqrt(math.fsum(torch.linalg.vector_norm(each, dtype=torch.float64).item() ** 2 for each in gradient))
+
+
+def _butterfly_bytes(contributed: int, reduced: int, members: int) -> float:
+    """What one of so many members sends: the others' parts of its vector, and its reduced part to all others."""
+    return (contributed + reduced) * (members - 1) / members
+
+
+def train(
+    setting: Setting, tokens: Tokens, *, steps: int, replicas: int, seed: int,
+    on_step: Callable[[int, float], None] = lambda step, loss: None,
+) -> dict:
+    """{losses (each step's), held_out, bytes (one replica's, per step)}."""
+    run = Run(setting, tokens, replicas=replicas, steps=steps, seed=seed)
+    losses = []
+    for step in range(steps):
+        losses.append(run.step(step))
+        on_step(step, losses[-1])
+    sent = statistics.mean(replica.sent_bytes for replica in run.replicas)
+    return {"losses": losses, "held_out": run.held_out(), "bytes": sent / steps}
+
+
+def smooth(losses: Sequence[float]) -> list[float]:
+    """The mean of the last SMOOTH steps, at every step that has as many before it."""
+    return [sum(losses[at - SMOOTH : at]) / SMOOTH for at in range(SMOOTH, len(losses) + 1)]
+
+
+def draw(rows: Sequence[dict], path: Path) -> None:
+    """Loss curves of the first seed, and their ratio to exact."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (above, below) = pyplot.subplots(2, 1, sharex=True, figsize=(8, 7), height_ratios=(2, 1))
+    base = smooth(rows[0]["runs"][0]["losses"])
+    for row in rows:
+        curve = smooth(row["runs"][0]["losses"])
+        at = range(SMOOTH, SMOOTH + len(curve))
+        above.plot(at, curve, label=f"{row['name']}  (bytes / {row['fewer_bytes']:.0f})", linewidth=1)
+        below.plot(at, [one / other for one, other in zip(curve, base, strict=True)], linewidth=1)
+    below.axhline(LOSS_GOAL, alpha=0.3)
+    above.set_ylabel(f"training loss, mean of {SMOOTH} steps")
+    below.set_ylabel("over exact's")
+    below.set_xlabel("step")
+    above.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--replicas", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--only", action="append", help="names of settings; exact is always run")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="of every setting")
+    parser.add_argument("--data", default="stdlib", help="as data.source of a manifest")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--png", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    tokens = load_tokens(options.data)
+    settings = [each for each in SETTINGS if not each.partners or not options.only or each.name in options.only]
+    changes = {field: _parsed(value) for field, value in (each.split("=", 1) for each in options.set)}
+    settings = [replace(each, **changes) if each.partners else each for each in settings]
+    print(f"{options.replicas} replicas, {options.steps} steps, {options.seeds} seeds, {options.data}")
+    print(f"{'setting':18}{'inner':>6}{'rate':>6}{'mom.':>6}{'held-out':>10}{'over exact':>12}{'worst':>8}"
+          f"{'fewer bytes':>13}")
+    rows: list[dict] = []
+    for setting in settings:
+        runs = [
+            train(setting, tokens, steps=options.steps, replicas=options.replicas, seed=seed)
+            for seed in range(options.seeds)
+        ]
+        bases = (rows[0]["runs"] if rows else runs)
+        ratios = [run["held_out"] / base["held_out"] for run, base in zip(runs, bases, strict=True)]
+        row = {**asdict(setting), "runs": runs, "loss_ratio": statistics.mean(ratios), "worst_loss_ratio": max(ratios),
+               "fewer_bytes": bases[0]["bytes"] / runs[0]["bytes"]}
+        rows.append(row)
+        met = row["loss_ratio"] <= LOSS_GOAL and row["fewer_bytes"] >= BYTES_GOAL
+        verdict = "" if not setting.partners else "" if met else "  misses a goal"
+        print(f"{setting.name:18}{setting.inner_steps:6}{setting.outer_learning_rate:6.2f}{setting.outer_momentum:6.2f}"
+              f"{statistics.mean(run['held_out'] for run in runs):10.4f}{row['loss_ratio']:12.4f}"
+              f"{row['worst_loss_ratio']:8.4f}{row['fewer_bytes']:12.1f}x{verdict}", flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps({"rows": rows}) + "\n", encoding="utf-8")
+    if options.png is not None:
+        draw(rows, options.png)
+
+
+def _parsed(value: str) -> object:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+if __name__ == "__main__":
+    main()

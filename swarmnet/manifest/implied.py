@@ -1,0 +1,33 @@
+"""What a choice in a new manifest brings along, unless something else is said. Pure.
+
+Every field of a manifest has one default, whatever the others are. Whoever writes a *new* one (`swarmnet init`,
+`swarmnet local`) lays these under what was said. The reducer is why: a swarm that anybody may join, or whose replicas
+exchange what they have learned on their own, should not let one of them drag the others anywhere, so sums that are not
+bound to be exact are clipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+CLIPPING = "norm_clip"
+"""The reducer of open runs with float sums, and of local training."""
+
+
+def implied(said: Mapping[str, object], *, opened: bool) -> dict[str, object]:
+    """Fields and values that follow from `said`, both by dotted names; never one that is in `said`.
+
+    opened: anybody may join the run.
+    """
+    follows: dict[str, object] = {}
+    local = said.get("averaging.sync") == "local"
+    if local:
+        follows |= {"numerics.mode": "fp32"}
+    together = follows | said
+    if local and together["numerics.mode"] == "fp32":
+        follows |= {"averaging.codec": "fp32"}
+    together = follows | said
+    summed = str(together.get("averaging.codec", "")).startswith("powersgd")      # its factors can only be summed
+    if (local or opened) and together.get("numerics.mode") == "fp32" and not summed:
+        follows |= {"averaging.reducer": CLIPPING}
+    return {name: value for name, value in follows.items() if name not in said}

@@ -1,0 +1,42 @@
+"""What a new manifest gets with what was asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarmnet.config.layers import layer
+from swarmnet.manifest.file import change
+from swarmnet.manifest.implied import implied
+from swarmnet.manifest.schema import Manifest
+
+LOCAL = {"averaging.sync": "local"}
+FP32 = {"numerics.mode": "fp32", "averaging.codec": "fp32"}
+CLIP = {"averaging.reducer": "norm_clip"}
+
+
+@pytest.mark.parametrize("opened", [True, False])
+@pytest.mark.parametrize(("said", "follows"), [
+    (LOCAL, {**FP32, **CLIP}),
+    (LOCAL | {"averaging.codec": "int8"}, {"numerics.mode": "fp32", **CLIP}),
+    (LOCAL | {"averaging.codec": "powersgd:4"}, {"numerics.mode": "fp32"}),
+    (LOCAL | {"averaging.reducer": "median"}, FP32),
+    (LOCAL | {"numerics.mode": "deterministic"}, {}),
+    ({}, {}),
+    ({"averaging.sync": "overlap"}, {}),
+])
+def test_local_training_needs_float_sums_and_clips(said: dict, follows: dict, opened: bool) -> None:
+    assert implied(said, opened=opened) == follows
+
+
+def test_open_runs_with_float_sums_clip_and_others_do_not() -> None:
+    assert implied(FP32, opened=True) == CLIP
+    assert implied(FP32, opened=False) == {}
+    assert implied(FP32 | {"averaging.reducer": "sum"}, opened=True) == {}
+    assert implied(FP32 | {"averaging.codec": "powersgd:2"}, opened=True) == {}
+
+
+@pytest.mark.parametrize("codec", [None, "int8", "powersgd:4", "topk:0.1"])
+def test_what_follows_makes_a_manifest(codec: str | None) -> None:
+    said = LOCAL | ({} if codec is None else {"averaging.codec": codec})
+    fields = {**implied(said, opened=True), **said}
+    change(Manifest(), [layer("test", tuple(name.split(".")), value) for name, value in fields.items()], where="test")
