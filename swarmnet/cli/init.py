@@ -54,7 +54,8 @@ def command(
 
     flags = {
         "--name": ("name", name), "--stages": ("cut.stages", stages), "--steps": ("training.total_steps", steps),
-        "--sync": ("averaging.sync", sync), "--seed": ("training.seed", seed), "--data": ("data.source", _seen_from(path.parent, data)),
+        "--sync": ("averaging.sync", sync), "--seed": ("training.seed", seed),
+        "--data": ("data.source", _seen_from(path.parent, data)),
         "--tokenizer": ("data.tokenizer", _seen_from(path.parent, tokenizer)),
     }
     chosen, follows = _manifest(flags, assignments)

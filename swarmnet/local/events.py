@@ -196,8 +196,8 @@ class Noted:
 
 
 Event = (
-    Listening | Synced | Committed | Applied | Outer | Rerouted | Executed | Evaluated | Finished | Halted | Reached | Asking
-    | Checkpointed | BadCheckpoint | Unwritten | Drifted | Waiting | WentBack | Dropped | Noted
+    Listening | Synced | Committed | Applied | Outer | Rerouted | Executed | Evaluated | Finished | Halted | Reached
+    | Asking | Checkpointed | BadCheckpoint | Unwritten | Drifted | Waiting | WentBack | Dropped | Noted
 )
 
 
