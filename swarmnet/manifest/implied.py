@@ -21,13 +21,10 @@ def implied(said: Mapping[str, object], *, opened: bool) -> dict[str, object]:
     """
     follows: dict[str, object] = {}
     local = said.get("averaging.sync") == "local"
-    if local:
-        follows |= {"numerics.mode": "fp32"}
-    together = follows | said
-    if local and together["numerics.mode"] == "fp32":
-        follows |= {"averaging.codec": "fp32"}
-    together = follows | said
-    summed = str(together.get("averaging.codec", "")).startswith("powersgd")      # its factors can only be summed
-    if (local or opened) and together.get("numerics.mode") == "fp32" and not summed:
+    mode = said.get("numerics.mode", "fp32" if local else "deterministic")
+    if local and mode == "fp32":
+        follows |= {"numerics.mode": mode, "averaging.codec": "fp32"}
+    summed = str(said.get("averaging.codec", "")).startswith("powersgd")          # its factors can only be summed
+    if (local or opened) and mode == "fp32" and not summed:
         follows |= {"averaging.reducer": CLIPPING}
     return {name: value for name, value in follows.items() if name not in said}
