@@ -99,7 +99,8 @@ class Seal:
         root = root_of(num_bytes, piece_bytes, digests)
         unsigned = Snapshot(
             stage=stage, version=cut.version, chain=cut.chain, before=cut.before, term_chain=cut.term_chain,
-            restart=cut.restart, num_bytes=num_bytes, piece_bytes=piece_bytes, digests=digests, root=root, signature=b"",
+            restart=cut.restart, num_bytes=num_bytes, piece_bytes=piece_bytes, digests=digests, root=root,
+            signature=b"",
         )
         return replace(unsigned, signature=self.signer.sign(self._statement(unsigned)))
 
