@@ -1,0 +1,258 @@
+"""Overlapping steps, attacked: forks of the newest weights over a common oldest step, random faults in shapes where
+both open steps are at work, and rules without which a named script breaks.
+
+`test_sim_overlap` goes through the scenarios of docs/protocol.md; here rounds take longer than computing, so that what
+strikes finds one step being averaged and the other half counted.
+"""
+
+# ruff: noqa: ASYNC110  (on virtual time, looking again in two milliseconds costs nothing)
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from chaos import Chaos, Fault, shrink
+from going_back import GoingBack
+from strike import check_always, keeper_of, kill_and_restart, watched
+
+from swarmnet.errors import Refused, RejectCode
+from swarmnet.simulate.engine import SimulatedEngine
+from swarmnet.simulate.links import Links
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Broken, Node, Swarm
+from swarmnet.step.keeper import Keeper
+from swarmnet.step.member import Member
+from swarmnet.step.open_step import OpenStep
+
+# ---------------------------------------------------------------- one oldest step under two newest weights
+
+FORKED = Plan(microbatches=4, steps=6, forward_s=0.1, averaging_s=0.3, sync="overlap", rounding=True)
+
+
+def members(swarm: Swarm, stage: int) -> list[Member]:
+    return [node.peer.replicas[stage].member for node in swarm.replicas(stage) if stage in node.peer.replicas]
+
+
+def forked(swarm: Swarm, stage: int) -> bool:
+    """Do the replicas stand at one version, on two weights of it, and on one of the version before?"""
+    found = members(swarm, stage)
+    return len({m.stamp for m in found}) == 1 and len({m.chain for m in found}) == 2
+
+
+def in_round(swarm: Swarm, stage: int) -> bool:
+    """Is each side summing the oldest step by itself?"""
+    return all(m.keeper is not None and m.keeper.round is not None for m in members(swarm, stage))
+
+
+def counting(swarm: Swarm) -> bool:
+    """Is everybody at step 1, and has begun to count it?"""
+    found = [member for stage in range(swarm.plan.stages) for member in members(swarm, stage)]
+    level = len(found) == len(swarm.nodes) and all(m.version == 1 and m.finished is None for m in found)
+    return level and any(m.account.summed for m in found)
+
+
+HEALS: dict[str, Callable[[Swarm, int], bool]] = {
+    "at_once": forked,
+    "in_the_rounds_of_both": lambda swarm, stage: forked(swarm, stage) and in_round(swarm, stage),
+}
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 12))])
+@pytest.mark.parametrize("heal", HEALS)
+@pytest.mark.parametrize("stages", [1, 2])
+def test_sides_that_forked_the_newest_weights_still_sum_the_oldest_step_together(
+    stages: int, heal: str, seed: int
+) -> None:
+    """What step v is computed on did not fork. The loser takes the other weights of its own version, and begins step v
+    again under the stamp it had, as its keeper too."""
+    swarm, oldest = watched(replace(FORKED, stages=stages), seed), []
+
+    async def script(swarm: Swarm) -> None:
+        while not counting(swarm):
+            await asyncio.sleep(0.002)
+        swarm.partition(*zip(*(swarm.replicas(stage) for stage in range(stages)), strict=True))
+        while not HEALS[heal](swarm, 0):
+            await asyncio.sleep(0.002)
+        oldest.append(members(swarm, 0)[0].version)
+        swarm.heal()
+        await check_always(swarm)
+
+    swarm.run(until_s=200.0, script=script)
+    assert swarm.forks >= 1
+    assert any(event == "resync" and fields["reason"] == "fork" for _, _, event, fields in swarm.events)
+    digests = swarm.committed[0, oldest[0]]
+    assert len(digests) == 2 and len(set(digests.values())) == 1, "the sides summed the common step apart"
+
+
+# ---------------------------------------------------------------- rules without which a script breaks
+
+STEADY = Plan(stages=2, replicas=2, microbatches=6, steps=5, averaging_s=0.3, sync="overlap")
+
+
+def undisturbed() -> None:
+    watched(STEADY).run(until_s=20.0, script=check_always)
+
+
+def owner_of_the_oldest_dies() -> None:
+    """Somebody has counted the oldest step, the newest is under way, and what was counted goes with its owner."""
+    swarm = watched(replace(STEADY, memo_bytes=0))
+
+    async def script(swarm: Swarm) -> None:
+        def victim() -> Node | None:
+            return next((
+                node for node in swarm.replicas(0) if 0 in node.peer.replicas and node is not keeper_of(swarm, 0)
+                and (member := node.peer.replicas[0].member).version == 2
+                and member.account.summed and member.steps[1].account.summed
+            ), None)
+
+        while (node := victim()) is None:
+            await asyncio.sleep(0.002)
+        kill_and_restart(swarm, node)
+        await check_always(swarm)
+
+    swarm.run(until_s=20.0, script=script)
+    assert swarm.counts["kills"] == 1
+
+
+def test_without_the_gate_the_newest_step_takes_the_sum_buffer_of_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keepers also wait for members that are a version behind, which hides the gate where all are level."""
+    begin, keep = OpenStep.__init__, Keeper.__init__
+
+    def open_at_once(step: OpenStep, *args, **fields) -> None:
+        begin(step, *args, **{**fields, "oldest": True})
+
+    def keep_at_once(keeper: Keeper, *args, **fields) -> None:
+        keep(keeper, *args, **{**fields, "oldest": True})
+
+    undisturbed()
+    monkeypatch.setattr(OpenStep, "__init__", open_at_once)
+    monkeypatch.setattr(Keeper, "__init__", keep_at_once)
+    monkeypatch.setattr(Keeper, "_laggards", lambda keeper: [])
+    with pytest.raises(Broken, match="no end"):
+        undisturbed()
+
+
+def test_on_the_newest_weights_the_oldest_step_has_another_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimulatedEngine, "weights_of", lambda engine, step: engine.weights)
+    with pytest.raises(Broken, match="another sum"):
+        undisturbed()
+
+
+def test_without_the_weights_of_one_version_earlier_nothing_can_be_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights go when the step that moved them is applied: whoever has to compute the oldest step again, cannot."""
+    weights_of = SimulatedEngine.weights_of
+
+    def forgetful(engine: SimulatedEngine, step: int) -> int:
+        if step == engine.version > 0:  # the oldest
+            raise Refused(RejectCode.STALE, f"step {step} on weights {engine.version}")
+        return weights_of(engine, step)
+
+    owner_of_the_oldest_dies()
+    monkeypatch.setattr(SimulatedEngine, "weights_of", forgetful)
+    with pytest.raises(Broken, match="no end"):
+        owner_of_the_oldest_dies()
+
+
+# ---------------------------------------------------------------- everything at random
+
+NOISY = Links(loss=0.15, double=0.1, late=0.1, broken=0.05)
+TANGLED = Links(loss=0.1, double=0.1, late=0.3, broken=0.05)
+ROUGH = Plan(stages=2, replicas=2, microbatches=8, steps=10, averaging_s=0.3, sync="overlap", rounding=True)
+
+KINDS: dict[str, tuple[Plan, Chaos]] = {
+    "long_rounds_2x3": (
+        replace(ROUGH, replicas=3, averaging_s=0.4, links=TANGLED),
+        Chaos(until_s=30.0, crash_s=2.0, stop_s=4.0, join_s=8.0, longest_stop_s=8.0),
+    ),
+    "peers_of_two_stages": (
+        replace(ROUGH, stages=3, served=((0, 1), (1, 2), (0, 2), (0, 1, 2))),
+        Chaos(until_s=40.0, crash_s=3.0, stop_s=6.0, cut_s=8.0, longest_stop_s=10.0, longest_cut_s=15.0),
+    ),
+    "forks_2x2": (replace(ROUGH, steps=12, forward_s=0.1), Chaos(until_s=80.0, cut_s=7.0, longest_cut_s=40.0)),
+    "forks_1x4_in_groups": (
+        replace(ROUGH, stages=1, replicas=4, steps=16, forward_s=0.1, group_size=2, links=NOISY),
+        Chaos(until_s=80.0, cut_s=6.0, deafen_s=9.0, stop_s=8.0, longest_cut_s=30.0),
+    ),
+    "grids_2x5": (
+        replace(ROUGH, replicas=5, microbatches=16, steps=8, group_size=2),
+        Chaos(until_s=30.0, crash_s=1.5, stop_s=4.0, join_s=6.0, longest_stop_s=6.0, most_replicas=7),
+    ),
+    "slow_joiners_2x2": (
+        replace(ROUGH, steps=16, state_bytes=40_000, links=Links(bytes_per_s=20_000.0)),
+        Chaos(until_s=60.0, join_s=6.0, crash_s=5.0),
+    ),
+    "deaf_3x2": (
+        replace(ROUGH, stages=3, forward_s=0.05, links=NOISY),
+        Chaos(until_s=60.0, deafen_s=3.0, stop_s=9.0, longest_cut_s=30.0, longest_stop_s=12.0),
+    ),
+    "drift_2x3": (
+        replace(ROUGH, replicas=3, steps=12, drift_every=2),
+        Chaos(until_s=40.0, crash_s=3.0, stop_s=6.0, cut_s=8.0, longest_stop_s=8.0, longest_cut_s=25.0),
+    ),
+    "one_slot_3x3": (
+        replace(ROUGH, stages=3, replicas=3, microbatches=6, steps=8, slots=1, memo_bytes=0, links=NOISY),
+        Chaos(until_s=40.0, crash_s=2.0, stop_s=5.0, cut_s=9.0, join_s=10.0, longest_stop_s=10.0, longest_cut_s=10.0),
+    ),
+    "restarts_2x2": (
+        replace(ROUGH, microbatches=4, steps=20, checkpoint_every=2),
+        Chaos(until_s=80.0, kill_stage_s=5.0, kill_all_s=12.0, crash_s=6.0, join_s=12.0),
+    ),
+    "restarts_of_two_stages": (
+        replace(ROUGH, microbatches=4, steps=20, checkpoint_every=2, served=((0, 1), (0, 1), (1,))),
+        Chaos(until_s=80.0, kill_stage_s=10.0, kill_all_s=15.0, crash_s=5.0, cut_s=12.0),
+    ),
+    "restarts_everything_3x2": (
+        replace(ROUGH, stages=3, microbatches=4, steps=16, checkpoint_every=3, trainers=2, links=NOISY),
+        Chaos(until_s=80.0, kill_stage_s=9.0, kill_all_s=25.0, join_s=15.0, cut_s=10.0, crash_s=9.0, trainer_s=15.0,
+              longest_cut_s=30.0),
+    ),
+}
+
+ALWAYS = ("long_rounds_2x3", "peers_of_two_stages", "forks_1x4_in_groups", "restarts_of_two_stages")
+"""One seed of these in every run of the suite; twenty-five of each kind under --long."""
+
+
+def play(kind: str, seed: int, faults: Sequence[Fault]) -> Swarm:
+    """One run under a schedule. It goes back at most twice per blow."""
+    plan, chaos = KINDS[kind]
+    swarm = watched(plan, seed)
+    back = GoingBack(swarm)
+    swarm.run(until_s=900.0, script=chaos.script(faults))
+    struck = swarm.counts["kill_stage"] + swarm.counts["kill_all"] + swarm.counts["partitions"]
+    assert len(back.restarts) <= 2 * struck, (struck, sorted(back.restarts))
+    return swarm
+
+
+def run(kind: str, seed: int) -> None:
+    """Run one seed. A failure names it and the fewest of its faults that still break it."""
+    faults = KINDS[kind][1].schedule(seed)
+
+    def fails(fewer: Sequence[Fault]) -> bool:
+        try:
+            play(kind, seed, fewer)
+        except Exception:  # whatever it is, it is what we look for
+            return True
+        return False
+
+    try:
+        play(kind, seed, faults)
+    except Exception as error:
+        error.add_note(f"{kind}, seed {seed}, shrunk from {len(faults)} faults to:")
+        for fault in shrink(faults, fails):
+            error.add_note(f"    {fault!r}")
+        raise
+
+
+@pytest.mark.parametrize("kind", ALWAYS)
+def test_random_faults_in_overlapping_steps(kind: str) -> None:
+    run(kind, 100)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_seeds_of_overlapping_steps(kind: str) -> None:
+    for seed in range(200, 225):
+        run(kind, seed)
