@@ -27,7 +27,7 @@ from swarmnet.net.identity import verify
 
 TTL_S = 30.0
 MAX_AHEAD_S = 120.0                 # an expiry further in the future is refused: nobody squats in the DHT
-MAX_BYTES = 4096                    # checked before anything is parsed; an ordinary record has about 700
+MAX_BYTES = 8192                    # checked before anything is parsed; an ordinary record has about 700
 MAX_NUM_STAGES = 1024
 MAX_STAGES_PER_PEER = 16
 MAX_ADDRESSES = 8

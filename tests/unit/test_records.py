@@ -15,8 +15,10 @@ from swarmnet.net.directory import Record, StageStatus
 from swarmnet.net.identity import Identity
 from swarmnet.net.record_table import RecordTable, agreed_num_stages
 from swarmnet.net.records import (
+    MAX_ADDRESSES,
     MAX_AHEAD_S,
     MAX_BYTES,
+    MAX_ON_DISK,
     MAX_STAGES_PER_PEER,
     TRAINERS,
     WHOLE_RUN,
@@ -274,3 +276,14 @@ def test_the_runs_version_is_that_of_its_slowest_stage() -> None:
     behind = replace(record(who=OTHER), stages=(status(1, version=8), replace(status(0), synced=False, version=3)))
     assert assess(RUN, [ahead, behind], 2).version == 8
     assert assess(RUN, [ahead], 2).version is None
+
+
+def test_a_peer_that_serves_as_many_stages_as_it_may_can_say_all_of_itself() -> None:
+    full = tuple(OnDisk(2**24 + n, Restart(1000, 2**24)) for n in range(MAX_ON_DISK))
+    long = tuple(
+        replace(status(1000 + n, 2**24), disk=full, executions=2**40, counted=2**40, drift=(2**24, 1.2345678901234e-05))
+        for n in range(MAX_STAGES_PER_PEER)
+    )
+    mine = record(0, stages=long, addresses=(f"/dns4/{'a' * 60}.example.org/tcp/40000",) * MAX_ADDRESSES)
+    plain = Announcement(mine, long[0].stage, int((NOW + 30) * 1000), 1024, (DHT,) * MAX_ADDRESSES)
+    assert unseal(seal(plain, ME.sign), now=NOW) == plain
