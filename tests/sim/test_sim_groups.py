@@ -16,6 +16,7 @@ from strike import keeper_of, watch_messages
 
 from swarmnet.averaging.grid import grid_of
 from swarmnet.ids import PeerId
+from swarmnet.manifest.schema import Protocol
 from swarmnet.messages import Control, Round
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.simulate.plan import Plan
@@ -50,7 +51,8 @@ def watch_sums(engine: SimulatedEngine, over_rows: asyncio.Event) -> None:
 
 def test_64_replicas_lose_ten_in_the_middle_of_a_round() -> None:
     """The whole product. What was summed and where everybody ends is the single process's, to the bit."""
-    swarm = Swarm(Plan(stages=1, replicas=64, microbatches=64, steps=1, group_size=16), seed=1)
+    slowly = Protocol(heartbeat_s=2.0, suspect_s=5.0)        # 64 times 63 of them
+    swarm = Swarm(Plan(stages=1, replicas=64, microbatches=64, steps=1, group_size=16, protocol=slowly), seed=1)
     lost: set[PeerId] = set()
     rounds: list[Round] = []
 
