@@ -25,6 +25,9 @@ KILLS = ("0@3", "1@8", "2@13")      # first, middle and last stage
 SMALL = ("training.sequence_length=32", "training.microbatch_size=2", "model.hidden_size=64",
          "model.intermediate_size=128", "model.head_dim=16", "training.eval_every=10")
 
+OVERLAP = ("averaging.sync=overlap", "averaging.overlap_after=6", "optimizer.lead=2.5")
+"""Steps overlap after the first kill and before the second."""
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -38,10 +41,10 @@ class Finished:
     printed: str
 
 
-def run_local(directory: Path, *, numerics: str, kills: tuple[str, ...], sync: str = "exact") -> Finished:
+def run_local(directory: Path, *, numerics: str, kills: tuple[str, ...], settings: tuple[str, ...] = ()) -> Finished:
     argv = [sys.executable, "-m", "swarmnet", "local", "--stages", str(STAGES), "--replicas", str(REPLICAS),
             "--steps", "20", "--data", "corpus:small", "--numerics", numerics, "--out", str(directory)]
-    argv += [word for setting in (*SMALL, f"averaging.sync={sync}") for word in ("--set", setting)]
+    argv += [word for setting in (*SMALL, *settings) for word in ("--set", setting)]
     argv += [word for kill in kills for word in ("--kill", kill)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -58,13 +61,13 @@ def run_local(directory: Path, *, numerics: str, kills: tuple[str, ...], sync: s
 
 
 @pytest.fixture(scope="module", params=[
-    ("deterministic", (), "exact"), ("deterministic", KILLS, "exact"), ("fp32", (), "exact"), ("fp32", KILLS, "exact"),
-    pytest.param(("deterministic", KILLS, "overlap"), marks=pytest.mark.long),
-    pytest.param(("fp32", KILLS, "overlap"), marks=pytest.mark.long),
-], ids=["deterministic", "deterministic-killed", "fp32", "fp32-killed", "overlap-killed", "fp32-overlap-killed"])
+    ("deterministic", KILLS, ()), ("fp32", (), ()), ("fp32", KILLS, ()), ("deterministic", KILLS, OVERLAP),
+    pytest.param(("deterministic", (), ()), marks=pytest.mark.long),
+    pytest.param(("fp32", KILLS, OVERLAP), marks=pytest.mark.long),
+], ids=["deterministic-killed", "fp32", "fp32-killed", "overlap-killed", "deterministic", "fp32-overlap-killed"])
 def finished(request, tmp_path_factory) -> Finished:
-    numerics, kills, sync = request.param
-    return run_local(tmp_path_factory.mktemp("swarm") / "out", numerics=numerics, kills=kills, sync=sync)
+    numerics, kills, settings = request.param
+    return run_local(tmp_path_factory.mktemp("swarm") / "out", numerics=numerics, kills=kills, settings=settings)
 
 
 def test_the_curve_is_one_process_s_curve(finished: Finished) -> None:
