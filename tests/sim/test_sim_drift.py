@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from strike import node_of, watched
@@ -66,10 +67,10 @@ def said(swarm: Swarm, event: str, **wanted: object) -> list[tuple[float, PeerId
             if name == event and wanted.items() <= fields.items()]
 
 
-@pytest.mark.parametrize("place", [0, 2])
-def test_the_odd_one_of_three_is_named_and_repaired(place: int) -> None:
-    """Also when it is the keeper: two others are more."""
-    swarm = watched(plan())
+@pytest.mark.parametrize(("place", "sync"), [(0, "exact"), (2, "exact"), (2, "overlap")])
+def test_the_odd_one_of_three_is_named_and_repaired(place: int, sync: Literal["exact", "overlap"]) -> None:
+    """Also when it is the keeper: two others are more. And where steps overlap."""
+    swarm = watched(replace(plan(), sync=sync))
     victims: list[PeerId] = []
 
     async def script(swarm: Swarm) -> None:
