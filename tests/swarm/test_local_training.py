@@ -1,0 +1,68 @@
+"""`sync = "local"` in real processes, one of them killed: everything is counted once, and hardly anything is sent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+STAGES, REPLICAS, STEPS, INNER = 2, 3, 10, 4
+SMALL = ("training.sequence_length=32", "training.microbatch_size=2", "model.hidden_size=32",
+         "model.intermediate_size=64", "model.head_dim=16", "model.num_heads=2", "training.eval_every=5")
+LOCAL = ("averaging.sync=local", f"averaging.inner_steps={INNER}", "averaging.fragments=2", "averaging.codec=int8")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a local swarm left behind."""
+
+    summary: dict
+    events: list[dict]
+    printed: str
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    out = tmp_path_factory.mktemp("swarm") / "out"
+    argv = [sys.executable, "-m", "swarmnet", "local", "--stages", str(STAGES), "--replicas", str(REPLICAS),
+            "--steps", str(STEPS), "--data", "corpus:small", "--kill", "1@3", "--out", str(out)]
+    argv += [word for setting in (*SMALL, *LOCAL) for word in ("--set", setting)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Finished(
+        json.loads((out / "summary.json").read_text()),
+        [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()],
+        done.stdout,
+    )
+
+
+def test_every_microbatch_is_counted_once_although_a_replica_was_killed(finished: Finished) -> None:
+    summary = finished.summary
+    assert (summary["steps"], summary["kills"]) == (STEPS, 1)
+    assert (summary["lost"], summary["doubled"], summary["unaudited"], summary["digest_conflicts"]) == (0, 0, [], [])
+    assert summary["final_loss"] < summary["first_loss"]
+
+
+def test_fragments_meet_by_turns_and_everything_in_the_last_step(finished: Finished) -> None:
+    met = {event["step"] for event in finished.events if event["event"] in ("outer_step", "outer_missed")}
+    assert met == {2, 4, 6, 8, STEPS - 1}
+    last = [event for event in finished.events if event["event"] == "outer_step" and event["step"] == STEPS - 1]
+    half = [event for event in finished.events if event["event"] == "outer_step" and event["step"] == 2]
+    assert {event["stage"] for event in last} == {0, 1} and half
+    assert min(event["elements"] for event in last) > 1.9 * max(event["elements"] for event in half)
+
+
+def test_a_step_without_a_meeting_sends_a_number(finished: Finished) -> None:
+    sent = {}
+    for event in finished.events:
+        if event["event"] == "applied":
+            sent.setdefault(event["step"], []).append(event["averaging_bytes"])
+    quiet = [each for step in (1, 5) for each in sent[step]]
+    assert quiet and max(quiet) <= 4 * 2 * (REPLICAS - 1)
+    assert max(sent[4]) > 1000
+    each = finished.summary["averaging_bytes_per_replica_and_step"]
+    assert f"averaging: {each:,} bytes sent per replica and step; " in finished.printed
