@@ -46,7 +46,8 @@ class Work:
 
 
 class Vector:
-    """An engine over a list of integers."""
+    """An engine over a list of integers. said, made: what counts as sent, and as reduced, in the round that is open, as
+    an engine with error feedback keeps it: by pieces."""
 
     block = 1
 
@@ -54,11 +55,18 @@ class Vector:
         self.me, self.values, self.work, self.sum = me, values, work, dict[int, int]()
         self.num_elements, self.phases, self.private_phases = len(values), phases, private_phases
         self.sum_elements = sum(phases[private_phases:])
+        self.said: set[tuple[int, int]] = set()
+        self.made: set[tuple[int, int, int]] = set()
+        self.round_id: RoundId | None = None
 
     async def open_round(
         self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
     ) -> None:
-        self.resent, self.kept = resent, list(kept)
+        self.resent, self.kept = resent, set(kept)
+        if round_id != self.round_id:
+            self.said = self.said if resent else set()
+            self.made &= self.kept
+        self.round_id = round_id
 
     async def open_sum(self) -> None:
         self.sum = {}
@@ -66,12 +74,14 @@ class Vector:
     async def contribution(self, start: int, stop: int) -> Packed:
         await asyncio.sleep(0.001)
         self.work.read[self.me] += stop - start
+        self.said.add((start, stop))
         return pack(self.values[start:stop])
 
     async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int) -> Reduced:
         await asyncio.sleep(0.001)
         self.work.reduced.setdefault(hop, Counter()).update(range(start, stop))
         self.work.by.setdefault(hop, Counter())[self.me] += stop - start
+        self.made.add((hop, start, stop))
         assert all(contribution.num_microbatches > 0 for contribution in contributions)
         columns = [unpack(contribution.packed) for contribution in contributions]
         return Reduced(pack([sum(column) for column in zip(*columns, strict=True)]))
@@ -181,16 +191,17 @@ class Members:
     async def take_part(self, peer: PeerId, current: Round) -> Finished:
         return await self.exchanges[peer].sum(current, dict.fromkeys(self.held[peer], (1.0, TOKENS)))
 
-    async def give_up(self, current: Round, seconds: float) -> None:
-        """All of the living take part for so long; nobody gets it whole."""
-        tasks = [asyncio.ensure_future(self.take_part(peer, current)) for peer in self.alive]
+    async def give_up(self, current: Round, seconds: float, deaf: Collection[PeerId] = ()) -> bool:
+        """The living take part for so long, but for those that have not heard of it. Did nobody get it whole?"""
+        tasks = [asyncio.ensure_future(self.take_part(peer, current)) for peer in self.alive if peer not in deaf]
         await asyncio.sleep(seconds)
-        assert not any(task.done() for task in tasks)
+        nobody = not any(task.done() for task in tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for peer in self.alive:
             self.exchanges[peer].close()
+        return nobody
 
     def check(self, told: Mapping[PeerId, Finished]) -> None:
         """Everybody has the whole sum of all that is held, and says the same of it."""
