@@ -33,6 +33,7 @@ class Verdict:
     repeated: int = 0                               # steps done again after everybody had been gone
     changed: tuple[int, ...] = ()                   # of these, steps with another loss than before
     renewed: tuple[int, ...] = ()                   # versions from which the run was another one
+    pure: bool = True                               # a step done again was to have the same loss
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -118,7 +119,7 @@ class Audit:
             split_stages=tuple(sorted(stage for stage, ends in self._weights.items() if len(ends) > 1)),
             repeated=len(again),
             changed=tuple(sorted(step for step, commits in again.items() if self._changed(commits))),
-            renewed=tuple(version for version, _ in self._renewed),
+            renewed=tuple(version for version, _ in self._renewed), pure=self.pure,
         )
 
     def _differ(self, commits: Sequence[tuple[_Life, Committed]]) -> bool:

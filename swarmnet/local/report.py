@@ -193,7 +193,7 @@ def print_summary(outcome: Outcome, directory: Path, console: Console) -> None:
         lines.append(f"replicas of a stage were at most {progress.apart:.1e} of the weights' norm apart")
     if outcome.resumed:
         how = "other" if verdict.changed or verdict.renewed else "the same"
-        lines.append(f"resumed; {verdict.repeated} steps were done again, with {how} losses")
+        lines.append(f"resumed; {verdict.repeated} steps were done again" + f", with {how} losses" * verdict.pure)
     if verdict.renewed:
         lines.append(f"from version {', '.join(map(str, verdict.renewed))} on another run than before: a stage had "
                      "lost its state")
