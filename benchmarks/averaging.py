@@ -2,6 +2,7 @@
 
     python benchmarks/averaging.py [--peers 2,4,8] [--parameters 10M,50M] [--codec fp32,int8] [--turns N] [--json FILE]
     python benchmarks/averaging.py --kill [--peers 4]
+    python benchmarks/averaging.py --links 2x200,4x200,2x500 [--rtt 50]
 
 Every peer is a process with one torch thread. Ours goes over the real transport (gRPC, mutual TLS, identities) and does
 all a round of a run does: the keeper's message, the butterfly, checks, digest and norm. hivemind matches a group over
@@ -11,7 +12,9 @@ failures. Turns are interleaved, and a ratio is the median over turns of two nei
 hivemind 1.1.12 cannot decode its 8-bit codecs with numpy >= 2.4: our int8 is compared with its fp16, its smallest that
 runs. Bytes are payload and headers as the transport counts them, per peer, against 2 (N - 1) / N times the vector at
 1 byte (int8) or 4 (fp32) an element. With --kill a member is killed in the middle of a round; what counts is how long
-after that the survivors hold a good sum.
+after that the survivors hold a good sum. With --links peers stand behind emulated lines (links.py; root), PEERSxMBIT
+each way; what ours is set against there is plain TCP that carries, between all pairs at once, as many bytes as ours
+sent.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -32,6 +36,7 @@ from typing import Any
 
 import torch
 from averaging_ways import Place, live
+from links import Links
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int64": 8}
 HIVEMINDS = {"fp32": "fp32", "int64": "fp32"}
@@ -47,14 +52,20 @@ Found = dict[str, Any]
 class Swarm:
     """N processes on orders."""
 
-    def __init__(self, stack: ExitStack, peers: int, parameters: int, *, hivemind: bool, gloo: bool) -> None:
+    def __init__(
+        self, stack: ExitStack, peers: int, parameters: int, *, hivemind: bool, gloo: bool,
+        lines: Sequence[tuple[str, str]] = (),
+    ) -> None:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["averaging_ways"])
         self.peers, self.pipes, self.processes = peers, list[Connection](), list[Any]()
         for rank in range(peers):
             ours, theirs = context.Pipe()
-            place = Place(rank, peers, parameters, f"{folder}/gloo", hivemind, gloo)
+            place = Place(
+                rank, peers, parameters, f"{folder}/gloo", hivemind, gloo, namespace=lines[rank][0] if lines else "",
+                hosts=tuple(host for _, host in lines),
+            )
             process = context.Process(target=live, args=(place, theirs))
             process.start()
             theirs.close()
@@ -156,6 +167,41 @@ def measure(args: argparse.Namespace, peers: int, parameters: int) -> list[Found
     return rows
 
 
+def measure_links(args: argparse.Namespace, peers: int, mbit: int, parameters: int) -> list[Found]:
+    """One row per codec: ours against plain TCP, in turns, through the same lines."""
+    rows = []
+    with Links(peers, mbit=mbit, rtt_ms=args.rtt) as lines, ExitStack() as stack:
+        swarm = Swarm(stack, peers, parameters, hivemind=False, gloo=False, lines=lines)
+        swarm.order("connect")
+        number, bandwidths = 0, tuple[int, ...]()
+        for codec in args.codec:
+            swarm.order("prepare", codec)
+            turns: list[tuple[Found, Found]] = []
+            for turn in range(args.turns + 2):
+                number += 1
+                ours = swarm.turn("ours", number, *bandwidths)
+                measured = [each["line"] for each in sorted(ours["each"], key=lambda each: each["peer"])]
+                bandwidths = tuple(measured) if all(measured) else ()
+                check(swarm.samples, ours["each"][-1]["sample"], codec, what="ours")
+                sent = max(each["sent"] for each in ours["each"])
+                raw = swarm.turn("raw", sent // (peers - 1))
+                if turn >= 2:                                # before that windows grow, and lines are measured
+                    turns.append((ours, raw))
+            row: Found = {
+                "peers": peers, "mbit": mbit, "rtt_ms": args.rtt, "parameters": parameters, "codec": codec,
+                "megabytes": round(sent / 1e6, 1), "measured_mbit": [round(8e-6 * rate) for rate in bandwidths],
+                "ours_s": round(statistics.median(ours["whole_s"] for ours, _ in turns), 3),
+                "raw_s": round(statistics.median(raw["whole_s"] for _, raw in turns), 3),
+                "vs_raw": round(statistics.median(ours["whole_s"] / raw["whole_s"] for ours, raw in turns), 3),
+            }
+            ideal_s = sent * 8e-6 / mbit
+            print(f"{peers} peers at {mbit} Mb/s, {args.rtt:g} ms, {parameters / 1e6:g}M {codec}: {row['vs_raw']:.2f} "
+                  f"of raw TCP ({row['ours_s']:.2f} s, {row['raw_s']:.2f} s; the line alone {ideal_s:.2f} s; "
+                  f"{row['megabytes']:.0f} MB each way; measured {row['measured_mbit']} Mb/s)", flush=True)
+            rows.append(row)
+    return rows
+
+
 def summary(codec: str, theirs: str, peers: int, parameters: int, turns: dict[str, list[Found]]) -> Found:
     """Medians of the turns, and of the ratios within a turn."""
     ours = turns["ours"]
@@ -235,6 +281,11 @@ def size(text: str) -> int:
     return int(float(text.rstrip("kM")) * {"k": 1000, "M": 1_000_000}.get(text[-1], 1))
 
 
+def shapes(text: str) -> list[tuple[int, int]]:
+    """2x200,4x200: peers and megabits per second."""
+    return [(int(peers), int(mbit)) for peers, mbit in (each.split("x") for each in text.split(","))]
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -244,6 +295,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--no-hivemind", action="store_true")
     parser.add_argument("--no-gloo", action="store_true")
+    parser.add_argument("--links", type=shapes, help="behind emulated lines, PEERSxMBIT,...; and nothing else")
+    parser.add_argument("--rtt", type=float, default=50.0, help="with --links: milliseconds")
     parser.add_argument("--kill", action="store_true", help="what a member killed mid-round costs, and nothing else")
     parser.add_argument("--patience", type=float, default=60.0, help="with --kill: seconds to wait for hivemind")
     parser.add_argument("--json", type=Path, help="write the rows here")
@@ -251,7 +304,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))    # so that nobody's processes are left behind
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
     written: Found = {"load": os.getloadavg()[0], "turns": args.turns}
-    if args.kill:
+    if args.links:
+        written["rows"] = [row for parameters in args.parameters for peers, mbit in args.links
+                           for row in measure_links(args, peers, mbit, parameters)]
+    elif args.kill:
         written["kill"] = [kill(args, peers, parameters) for peers in args.peers for parameters in args.parameters]
     else:
         written["rows"] = [row for parameters in args.parameters for peers in args.peers

@@ -21,6 +21,8 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar, cast
 
 import torch
+from links import enter
+from raw_tcp import RawPeer
 
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId, RunId
@@ -47,7 +49,10 @@ Book = dict[PeerId, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Who this peer is among the others. file: where gloo's processes find each other."""
+    """Who this peer is among the others. file: where gloo's processes find each other.
+
+    namespace: the network namespace to live in, "" for this one. hosts: where everybody listens, () for loopback.
+    """
 
     rank: int
     peers: int
@@ -55,6 +60,8 @@ class Place:
     file: str
     hivemind: bool
     gloo: bool
+    namespace: str = ""
+    hosts: tuple[str, ...] = ()
 
 
 def die() -> None:
@@ -75,6 +82,8 @@ def sample_of(vector: torch.Tensor) -> torch.Tensor:
 def live(place: Place, pipe: Connection) -> None:
     """A peer's whole life: start, obey until the pipe closes, and leave without waiting for anybody's threads."""
     os.setsid()                                              # one group to count and to kill
+    if place.namespace:
+        enter(place.namespace)
     torch.set_num_threads(1)
     vector = vector_of(place)
     theirs = HivemindPeer(place, vector.clone(), pipe) if place.hivemind else None
@@ -92,7 +101,11 @@ async def obey(place: Place, pipe: Connection, vector: torch.Tensor, theirs: Hiv
     book: Book = {}
     admission = open_authority().admit(identity.peer)
     service = Member(place, identity.peer, vector)
-    transport = GrpcTransport(identity, RUN, admission=admission, addresses=lambda p: book.get(p, ()), service=service)
+    transport = GrpcTransport(
+        identity, RUN, admission=admission, addresses=lambda p: book.get(p, ()), service=service,
+        host=place.hosts[place.rank] if place.hosts else "127.0.0.1",
+    )
+    raw = RawPeer(place.rank, list(place.hosts)) if place.hosts else None
     service.transport = transport
     async with transport:
         pipe.send((identity.peer, transport.addresses, sample_of(vector)))
@@ -103,8 +116,15 @@ async def obey(place: Place, pipe: Connection, vector: torch.Tensor, theirs: Hiv
                 case ("prepare", codec):
                     service.prepare(codec)
                     pipe.send(None)
-                case ("ours", number):
-                    pipe.send(await service.turn(number))
+                case ("ours", number, *bandwidths):
+                    pipe.send(await service.turn(number, tuple(bandwidths)))
+                case ("connect",):
+                    assert raw is not None
+                    await asyncio.to_thread(raw.connect)
+                    pipe.send(identity.peer)
+                case ("raw", num_bytes):
+                    assert raw is not None
+                    pipe.send(await asyncio.to_thread(raw.turn, num_bytes))
                 case ("gloo",):
                     pipe.send(await asyncio.to_thread(gloo_turn, vector))
                 case ("hivemind", name, exactly, timeout_s):
@@ -230,13 +250,16 @@ class Member:
         self._codec = codec
         self._exchange(codec)
 
-    async def turn(self, number: int) -> dict[str, Any]:
-        """One good round: open it (rank 0) or hear of it, and sum; again if a member is lost on the way."""
+    async def turn(self, number: int, bandwidths: tuple[int, ...] = ()) -> dict[str, Any]:
+        """One good round: open it (rank 0) or hear of it, and sum; again if a member is lost on the way.
+
+        bandwidths: what members have measured, in the order of their names; (): nothing yet.
+        """
         exchange, engine = self._exchange(self._codec)
         sent = self._sent()
         began = time.monotonic() if self.place.rank == 0 else math.inf
         if self.place.rank == 0:
-            self._open(number)
+            self._open(number, bandwidths)
         rounds, summing = 0, None
         async with asyncio.TaskGroup() as group:
             while True:
@@ -256,9 +279,10 @@ class Member:
         return {
             "began": began, "ended": ended, "phase": (entered, ended), "rounds": rounds, "sample": engine.sample(),
             "digest": summing.result().digest, "sent": self._sent() - sent, "members": len(current.receivers),
+            "line": exchange.line.bytes_per_s, "peer": self.me,
         }
 
-    def _open(self, number: int) -> None:
+    def _open(self, number: int, bandwidths: tuple[int, ...] = ()) -> None:
         members = tuple(peer for peer in self.everyone if peer not in self._gone)
         shares = tuple(
             (peer, Generation(1, 0), frozenset({self.everyone.index(peer)})) for peer in members
@@ -266,7 +290,7 @@ class Member:
         ballot = Ballot(1, self.me)
         stamp = Stamp(number, 0, Chain("00" * 32))
         self._number = number
-        current = Round(stamp, ballot, RoundId(ballot, len(self._gone)), shares, members, ())
+        current = Round(stamp, ballot, RoundId(ballot, len(self._gone)), shares, members, (), bandwidths=bandwidths)
         for peer in members:
             if peer != self.me:
                 self.transport.tell(peer, current)

@@ -2,14 +2,13 @@
 
 A line is busy only while somebody feeds it, so a round's average says little. Measured is the busiest stretch of a
 round that is long enough for buffers not to matter; the lower of the two directions counts, since a round moves as much
-up as down. Of the last rounds the middle one is believed, and what has been said is not said anew for small changes:
-the parts of a round follow bandwidths (`averaging.parts`) and should not follow noise. Events and `now` in, numbers
-out. Pure.
+up as down. Of the last rounds the second best is believed, since whatever else a machine or its mates are busy with
+makes a line look narrower than it is; and what has been said is not said anew for small changes: the parts of a round
+follow bandwidths (`averaging.parts`) and should not follow noise. Events and `now` in, numbers out. Pure.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
@@ -73,7 +72,7 @@ class Meter:
         if not found:
             return
         self._rates.append(min(found))
-        rate = statistics.median_high(self._rates)
+        rate = sorted(self._rates)[-2] if len(self._rates) > 2 else max(self._rates)
         if not self._said or not self._said / _NOISE <= rate <= self._said * _NOISE:
             self._said = max(round(rate), 1)
 

@@ -1,0 +1,171 @@
+"""Lines of a given width and length between network namespaces on this machine, for benchmarks. Linux, root.
+
+    with Links(peers=4, mbit=200, rtt_ms=50) as places: ...     # [(namespace, address), ...]
+
+Every peer has a namespace whose only way out is a TUN device. One process (this file, run as a program) reads what they
+send and writes it to whom it is for: no faster than the sender's line and the receiver's carry it, half a round trip
+later, and not at all if it would wait in a queue for longer than `QUEUE_S`. Packets are up to 64 KiB, segmented by
+nobody, so that emulating a gigabit costs little CPU. The kernel's own TCP runs at both ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import heapq
+import itertools
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+QUEUE_S = 0.2
+"""As deep as home lines' queues are."""
+
+_NETWORK, _DEVICE = "10.77.0", "tun0"
+_CLONE_NEWNET = 0x40000000
+_TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
+_TUN, _NO_HEADER, _WITH_OFFLOADS = 0x0001, 0x1000, 0x4000
+_CHECKSUMS, _SEGMENTS, _SEGMENTS6 = 1, 2, 4
+_OFFLOADS_BYTES = 10
+"""Before each packet: what is left for the receiver to do with it (checksums, segments)."""
+
+_MOST = 1 << 17
+_AT_ONCE = 32
+
+
+def enter(namespace: str) -> None:
+    """Move this process, as long as it has one thread, into a network namespace. Raises OSError."""
+    with open(f"/var/run/netns/{namespace}") as file:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter network namespace {namespace}")
+
+
+class Links:
+    """A namespace per peer while it is open. Raises PermissionError unless root, OSError where there is no TUN."""
+
+    def __init__(self, peers: int, *, mbit: float, rtt_ms: float) -> None:
+        if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
+            raise PermissionError("emulated links need root and /dev/net/tun")
+        self._mbit, self._rtt_ms = mbit, rtt_ms
+        self._names = [f"links{os.getpid()}-{rank}" for rank in range(peers)]
+        self._emulator: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> list[tuple[str, str]]:
+        try:
+            for name in self._names:
+                _ip("netns", "add", name)
+            self._emulator = subprocess.Popen(
+                [sys.executable, __file__, str(self._mbit), str(self._rtt_ms), *self._names],
+                stdout=subprocess.PIPE, text=True,
+            )
+            assert self._emulator.stdout is not None
+            if self._emulator.stdout.readline() != "ready\n":
+                raise OSError("the emulator of links did not start")
+            addresses = [f"{_NETWORK}.{rank + 1}" for rank in range(len(self._names))]
+            for name, address in zip(self._names, addresses, strict=True):
+                inside = ("-n", name)
+                _ip(*inside, "link", "set", "lo", "up")
+                _ip(*inside, "addr", "add", f"{address}/24", "dev", _DEVICE)
+                _ip(*inside, "link", "set", _DEVICE, "up", "mtu", "1500", "txqueuelen", "10000")
+            return list(zip(self._names, addresses, strict=True))
+        except BaseException:
+            self._close()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._emulator is not None:
+            self._emulator.terminate()
+            self._emulator.wait()
+        for name in self._names:
+            subprocess.run(["ip", "netns", "delete", name], check=False, stderr=subprocess.DEVNULL)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
+# ---------------------------------------------------------------- the emulator
+
+
+class Lane:
+    """One direction of one line."""
+
+    def __init__(self, mbit: float) -> None:
+        self._seconds_per_byte = 8e-6 / mbit
+        self._free_at = 0.0
+
+    def passes(self, num_bytes: int, at: float) -> float | None:
+        """When a packet that arrives at this line at `at` will be through; None: its queue is full."""
+        begins = max(at, self._free_at)
+        if begins - at > QUEUE_S:
+            return None
+        self._free_at = begins + num_bytes * self._seconds_per_byte
+        return self._free_at
+
+
+def emulate(mbit: float, rtt_ms: float, namespaces: list[str]) -> None:
+    """Carry packets until SIGTERM."""
+    devices = [_device(name) for name in namespaces]
+    up, down = [Lane(mbit) for _ in devices], [Lane(mbit) for _ in devices]
+    place = {fd: rank for rank, fd in enumerate(devices)}
+    poll = select.poll()
+    for fd in devices:
+        poll.register(fd, select.POLLIN)
+    waiting: list[tuple[float, int, int, bytes]] = []
+    tickets = itertools.count()
+    with contextlib.suppress(PermissionError):
+        os.nice(-15)                                         # late packets would be the machine's, not the line's
+    print("ready", flush=True)
+    while True:
+        wait_ms = max((waiting[0][0] - time.monotonic()) * 1e3, 0.0) if waiting else 1000.0
+        for fd, _ in poll.poll(wait_ms):
+            for _ in range(_AT_ONCE):
+                try:
+                    packet = os.read(fd, _MOST)
+                except BlockingIOError:
+                    break
+                sender, receiver = place[fd], _receiver(packet)
+                if receiver is None or not 0 <= receiver < len(devices):
+                    continue
+                size = len(packet) - _OFFLOADS_BYTES
+                sent = up[sender].passes(size, time.monotonic())
+                # What is through one line is on its way through the next already: a packet is many segments.
+                came = down[receiver].passes(size, sent + rtt_ms / 2e3 - size * 8e-6 / mbit) if sent else None
+                if came is not None:
+                    heapq.heappush(waiting, (came, next(tickets), devices[receiver], packet))
+        now = time.monotonic()
+        while waiting and waiting[0][0] <= now:
+            _, _, fd, packet = heapq.heappop(waiting)
+            with contextlib.suppress(BlockingIOError, OSError):
+                os.write(fd, packet)
+
+
+def _receiver(packet: bytes) -> int | None:
+    """Whose packet it is, by the last number of its IPv4 destination."""
+    if len(packet) < _OFFLOADS_BYTES + 20 or packet[_OFFLOADS_BYTES] >> 4 != 4:
+        return None
+    return packet[_OFFLOADS_BYTES + 19] - 1
+
+
+def _device(namespace: str) -> int:
+    enter(namespace)
+    fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", _DEVICE.encode(), _TUN | _NO_HEADER | _WITH_OFFLOADS))
+    fcntl.ioctl(fd, _TUNSETOFFLOAD, _CHECKSUMS | _SEGMENTS | _SEGMENTS6)
+    return fd
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    emulate(float(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])
