@@ -32,7 +32,7 @@ STAMP = Stamp(3, 0, Chain("00" * 32))
 class Hollow:
     """An engine whose arithmetic takes no time."""
 
-    num_elements, phases, private_phases, block = ELEMENTS, (ELEMENTS,), 0, 256
+    num_elements, sum_elements, phases, private_phases, block = ELEMENTS, ELEMENTS, (ELEMENTS,), 0, 256
 
     def __init__(self) -> None:
         self.put_in = 0
