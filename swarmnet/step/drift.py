@@ -130,12 +130,20 @@ class Drift:
         self.mine: Measure | None = None
         self.verdict: Verdict | None = None
         self._measured_at, self._term_chain = 0.0, NO_CHAIN
-        self._repairs = self._rests = 0
+        self._repairs = self._rests = self._missed = 0
         self._resting = False
 
     def forget(self) -> None:
         """Other weights are in place: nothing is known of them yet."""
         self.mine = self.verdict = None
+
+    def due(self, version: int, *, missed: bool) -> bool:
+        """Are the weights of this version, which has just begun, to be measured? missed: this replica could not take
+        part in the meeting before it, so it is far from the others with good reason. But not twice in a row."""
+        if not self.rules.measured(version):
+            return False
+        self._missed = self._missed + 1 if missed else 0
+        return self._missed != 1
 
     def measured(self, measure: Measure, term_chain: Chain, *, now: float) -> None:
         """The newest measure of my weights. term_chain: at that version, so that all have one order of keepers."""

@@ -277,7 +277,7 @@ class StepDriver:
             )))
             return
         self._exchange.applied(member.stamp, finished, apply.commits)
-        actions = member.applied(now=self._now())
+        actions = member.applied(now=self._now(), missed=outer is not None and not outer.taken)
         self._settled.set()
         self._listener.on_event(member.stage, "applied", {
             "step": step, "version": member.version, "chain": member.chain, **_measures(apply.commits),

@@ -244,6 +244,12 @@ def test_most_stay(size: int, off: set[int], away: int) -> None:
     assert not going or len(going) + away <= max(1, (total - 1) // 2)
 
 
+def test_who_missed_a_meeting_is_not_measured_unless_it_misses_two() -> None:
+    drift = Drift(View(PeerId("me"), 0, Timers()), DriftRules(every=4, equal_bits=False, meet_every=4))
+    story = [(5, False), (6, False), (9, True), (13, True), (17, True), (21, False), (25, True)]
+    assert [version for version, missed in story if drift.due(version, missed=missed)] == [5, 13, 17, 21]
+
+
 def test_versions_that_are_measured() -> None:
     rules = DriftRules(every=10, last=25)
     assert [v for v in range(26) if rules.measured(v)] == [10, 20, 25]
