@@ -28,7 +28,7 @@ def arrange(
     rates = bandwidths or {}
     left = sorted(set(members))
     lengths = shape(len(left), group_size)
-    if len(lengths) == 1 or not round_trips:
+    if len(lengths) == 1:
         return in_rows(left, lengths)
     known = _distances(round_trips, set(left))
     left.sort(key=lambda peer: -statistics.fmean(known[peer].values() or (0.0,)))

@@ -92,11 +92,12 @@ class Members:
     def measured(self) -> tuple[int, ...]:
         return tuple(exchange.line.bytes_per_s for exchange in self.exchanges.values())
 
-    async def round(self, number: int, bandwidths: tuple[int, ...]) -> float:
-        """Everybody takes part; how long it took until all had the sum."""
+    async def round(self, number: int, bandwidths: tuple[int, ...], rows: tuple[int, ...] = ()) -> float:
+        """Everybody takes part; how long it took until all had the sum. rows: of a grid with as many columns."""
         ballot = Ballot(1, self.peers[0])
         contributions = tuple((peer, Generation(1, 0), frozenset({at})) for at, peer in enumerate(self.peers))
-        current = Round(STAMP, ballot, RoundId(ballot, number), contributions, self.peers, (), bandwidths=bandwidths)
+        current = Round(STAMP, ballot, RoundId(ballot, number), contributions, self.peers, (), bandwidths=bandwidths,
+                        rows=rows, columns=len(rows))
         began = self.loop.time()
         tasks: list[asyncio.Task[Finished]] = [
             self.loop.start(self.processes[peer], exchange.sum(current, {at: (1.0, TOKENS)}))
@@ -173,3 +174,16 @@ def test_round_trips_are_told_from_the_calls_of_a_round() -> None:
     assert max(first["p2"], second["p2"], *third.values()) < 100_000
 
 
+def test_over_a_grid_too() -> None:
+    """Nine members in three rows: what a slow one's line must carry is cut in every row, and little time is lost."""
+    rates = [10 * MB] * 9
+    rates[4] = 5 * MB
+
+    async def story(members: Members) -> tuple[float, tuple[int, ...], float]:
+        even = await members.round(1, (), (3, 3, 3))
+        found = members.measured()
+        return even, found, await members.round(2, found, (3, 3, 3))
+
+    even, found, cut = play(rates, story)
+    assert even > 1.7 * best_s(rates), "the slow member reduces a ninth like everybody"
+    assert cut < 1.4 * best_s(rates), (even, cut, best_s(rates), found)
