@@ -106,6 +106,11 @@ class HeldEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
+    @property
+    def _averaged(self) -> int:
+        """The step that rounds are about: where steps overlap, not the one computed last."""
+        return int(getattr(self._inner, "version", self._step))
+
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
         """See Engine.forward."""
         if not train:
@@ -134,19 +139,19 @@ class HeldEngine:
 
     async def contribution(self, start: int, stop: int) -> Packed:
         """See Engine.contribution."""
-        await self._between.reach("averaging", "begin", self._step)
+        await self._between.reach("averaging", "begin", self._averaged)
         return await self._inner.contribution(start, stop)
 
     async def seal(self) -> tuple[bytes, float]:
         """See Engine.seal."""
         digest = await self._inner.seal()
-        await self._between.reach("averaging", "end", self._step)
+        await self._between.reach("averaging", "end", self._averaged)
         return digest
 
     async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """See Engine.install."""
         digest = await self._inner.install(parts)
-        await self._between.reach("averaging", "end", self._step)
+        await self._between.reach("averaging", "end", self._averaged)
         return digest
 
     async def apply(self, commits: Sequence[Commit]) -> None:

@@ -3,7 +3,7 @@
 Every field of a manifest has one default, whatever the others are. Whoever writes a *new* one (`swarmnet init`,
 `swarmnet local`) lays these under what was said. The reducer is why: a swarm that anybody may join, or whose replicas
 exchange what they have learned on their own, should not let one of them drag the others anywhere, so sums that are not
-bound to be exact are clipped.
+bound to be exact are clipped. And where gradients come late (`overlap`) the first moment is carried on.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from collections.abc import Mapping
 
 CLIPPING = "norm_clip"
 """The reducer of open runs with float sums, and of local training."""
+
+LEAD = 2.5
+"""Where gradients come one step late: docs/numerics.md has what was measured."""
 
 
 def implied(said: Mapping[str, object], *, opened: bool) -> dict[str, object]:
@@ -24,6 +27,8 @@ def implied(said: Mapping[str, object], *, opened: bool) -> dict[str, object]:
     mode = said.get("numerics.mode", "fp32" if local else "deterministic")
     if local and mode == "fp32":
         follows |= {"numerics.mode": mode, "averaging.codec": "fp32"}
+    if said.get("averaging.sync") == "overlap" and said.get("optimizer.beta1") != 0:
+        follows |= {"optimizer.lead": LEAD}
     summed = str(said.get("averaging.codec", "")).startswith("powersgd")          # its factors can only be summed
     if (local or opened) and mode == "fp32" and not summed:
         follows |= {"averaging.reducer": CLIPPING}

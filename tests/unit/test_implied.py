@@ -22,9 +22,11 @@ CLIP = {"averaging.reducer": "norm_clip"}
     (LOCAL | {"averaging.reducer": "median"}, FP32),
     (LOCAL | {"numerics.mode": "deterministic"}, {}),
     ({}, {}),
-    ({"averaging.sync": "overlap"}, {}),
+    ({"averaging.sync": "overlap"}, {"optimizer.lead": 2.5}),
+    ({"averaging.sync": "overlap", "optimizer.lead": 0.0}, {}),
+    ({"averaging.sync": "overlap", "optimizer.beta1": 0.0}, {}),
 ])
-def test_local_training_needs_float_sums_and_clips(said: dict, follows: dict, opened: bool) -> None:
+def test_what_a_choice_of_sync_brings_along(said: dict, follows: dict, opened: bool) -> None:
     assert implied(said, opened=opened) == follows
 
 
