@@ -40,6 +40,10 @@ KINDS: dict[str, tuple[Plan, Chaos]] = {
         Plan(stages=2, replicas=3, microbatches=8, steps=8, links=TANGLED, rounding=True),
         Chaos(until_s=30.0, crash_s=2.0, stop_s=4.0, longest_stop_s=8.0),
     ),
+    "grid_1x7": (
+        Plan(stages=1, replicas=7, microbatches=12, steps=8, group_size=3, links=TANGLED, rounding=True),
+        Chaos(until_s=30.0, crash_s=2.0, stop_s=4.0, longest_stop_s=8.0),
+    ),
     "one_slot_no_memo_3x2": (
         Plan(stages=3, replicas=2, microbatches=8, steps=8, slots=1, memo_bytes=0, rounding=True),
         Chaos(until_s=25.0, crash_s=2.0),
@@ -81,9 +85,9 @@ KINDS: dict[str, tuple[Plan, Chaos]] = {
 }
 
 SEEDS = {
-    "crashes_3x2": 11, "crashes_2x3": 11, "noise_3x2": 9, "tangle_2x3": 16, "one_slot_no_memo_3x2": 11,
-    "stops_2x3": 13, "cuts_2x2": 18, "cuts_3x3": 7, "everything_2x2": 18, "everything_3x3": 5,
-    "restarts_2x2": 8, "restarts_3x2": 4, "restarts_everything_2x3": 3,
+    "crashes_3x2": 11, "crashes_2x3": 11, "noise_3x2": 9, "tangle_2x3": 16, "grid_1x7": 3,
+    "one_slot_no_memo_3x2": 11, "stops_2x3": 13, "cuts_2x2": 18, "cuts_3x3": 7, "everything_2x2": 18,
+    "everything_3x3": 5, "restarts_2x2": 8, "restarts_3x2": 4, "restarts_everything_2x3": 3,
 }
 """Kind -> seeds in every run of the suite, from 1000 on."""
 
