@@ -1,20 +1,25 @@
 """One averaging round among processes on this machine: ours, hivemind's DecentralizedAverager and gloo, in turns.
 
-    python benchmarks/averaging.py [--peers 2,4,8] [--parameters 10M,50M] [--codec fp32,int8] [--turns N] [--json FILE]
-    python benchmarks/averaging.py --kill [--peers 4]
+    python benchmarks/averaging.py [--full] [--json FILE]        2, 4, 8 peers x 10M and 4 x 50M, then a kill: 5 minutes
+    python benchmarks/averaging.py --peers 2,4 --parameters 10M,50M [--codec fp32,int8] [--turns N]
+    python benchmarks/averaging.py --kill [--peers 4] [--parameters 20M]
     python benchmarks/averaging.py --links 2x200,4x200,2x500 [--rtt 50]
 
 Every peer is a process with one torch thread. Ours goes over the real transport (gRPC, mutual TLS, identities) and does
-all a round of a run does: the keeper's message, the butterfly, checks, digest and norm. hivemind matches a group over
-its DHT and then runs its all-reduce; the two are counted apart. gloo's all_reduce is the floor: no TLS, no checks, no
-failures. Turns are interleaved, and a ratio is the median over turns of two neighbours.
+all a round of a run does, group forming included: reports, the keeper's round, the butterfly, checks, digest and norm,
+reports of the finished sum, the commit. hivemind matches a group over its DHT and then runs its all-reduce. The whole
+round is from the first member that is ready to the last that may go on; the all-reduce in it is counted apart. gloo's
+all_reduce is the floor: no TLS, no checks, no failures. Turns are interleaved, and a ratio is the median over turns of
+two neighbours.
 
 hivemind 1.1.12 cannot decode its 8-bit codecs with numpy >= 2.4: our int8 is compared with its fp16, its smallest that
 runs. Bytes are payload and headers as the transport counts them, per peer, against 2 (N - 1) / N times the vector at
-1 byte (int8) or 4 (fp32) an element. With --kill a member is killed in the middle of a round; what counts is how long
-after that the survivors hold a good sum. With --links peers stand behind emulated lines (links.py; root), PEERSxMBIT
-each way; what ours is set against there is plain TCP that carries, between all pairs at once, as many bytes as ours
-sent.
+1 byte (int8) or 4 (fp32) an element. For the kill a member's processes are killed in the middle of a round; what counts
+is how long after that the survivors hold a good sum, or that they do not within --patience: hivemind's step can block
+beyond any timeout it is given.
+
+With --links peers stand behind emulated lines (links.py; root), PEERSxMBIT each way; what our all-reduce is set against
+there is plain TCP that carries, between all pairs at once, as many bytes as ours sent.
 """
 
 from __future__ import annotations
@@ -35,7 +40,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from averaging_ways import Place, live
+from averaging_place import Place
+from averaging_ways import live
 from links import Links
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int64": 8}
@@ -45,7 +51,12 @@ HIVEMINDS = {"fp32": "fp32", "int64": "fp32"}
 TOLERANCE = {"fp32": 1e-5, "int64": 1e-5, "bf16": 0.05, "fp16": 0.01, "int8": 0.1}
 """Of the largest element: what a sum of rounded contributions may be off."""
 
-PATIENCE_S = 240.0
+ROWS = [(2, 10**7), (4, 10**7), (8, 10**7), (4, 5 * 10**7)]
+FULL = [(peers, parameters) for parameters in (10**7, 5 * 10**7) for peers in (2, 4, 8)]
+KILL = (4, 2 * 10**7)
+"""Peers and parameters."""
+
+PATIENCE_S, SLACK_S = 240.0, 5.0
 Found = dict[str, Any]
 
 
@@ -173,15 +184,13 @@ def measure_links(args: argparse.Namespace, peers: int, mbit: int, parameters: i
     with Links(peers, mbit=mbit, rtt_ms=args.rtt) as lines, ExitStack() as stack:
         swarm = Swarm(stack, peers, parameters, hivemind=False, gloo=False, lines=lines)
         swarm.order("connect")
-        number, bandwidths = 0, tuple[int, ...]()
+        number = 0
         for codec in args.codec:
             swarm.order("prepare", codec)
             turns: list[tuple[Found, Found]] = []
             for turn in range(args.turns + 2):
                 number += 1
-                ours = swarm.turn("ours", number, *bandwidths)
-                measured = [each["line"] for each in sorted(ours["each"], key=lambda each: each["peer"])]
-                bandwidths = tuple(measured) if all(measured) else ()
+                ours = swarm.turn("ours", number)
                 check(swarm.samples, ours["each"][-1]["sample"], codec, what="ours")
                 sent = max(each["sent"] for each in ours["each"])
                 raw = swarm.turn("raw", sent // (peers - 1))
@@ -189,10 +198,11 @@ def measure_links(args: argparse.Namespace, peers: int, mbit: int, parameters: i
                     turns.append((ours, raw))
             row: Found = {
                 "peers": peers, "mbit": mbit, "rtt_ms": args.rtt, "parameters": parameters, "codec": codec,
-                "megabytes": round(sent / 1e6, 1), "measured_mbit": [round(8e-6 * rate) for rate in bandwidths],
-                "ours_s": round(statistics.median(ours["whole_s"] for ours, _ in turns), 3),
+                "megabytes": round(sent / 1e6, 1),
+                "measured_mbit": [round(8e-6 * each["line"]) for each in ours["each"]],
+                "ours_s": round(statistics.median(ours["phase_s"] for ours, _ in turns), 3),
                 "raw_s": round(statistics.median(raw["whole_s"] for _, raw in turns), 3),
-                "vs_raw": round(statistics.median(ours["whole_s"] / raw["whole_s"] for ours, raw in turns), 3),
+                "vs_raw": round(statistics.median(ours["phase_s"] / raw["whole_s"] for ours, raw in turns), 3),
             }
             ideal_s = sent * 8e-6 / mbit
             print(f"{peers} peers at {mbit} Mb/s, {args.rtt:g} ms, {parameters / 1e6:g}M {codec}: {row['vs_raw']:.2f} "
@@ -244,35 +254,60 @@ def show(row: Found) -> None:
 
 
 def kill(args: argparse.Namespace, peers: int, parameters: int) -> Found:
-    """Kill a member in the middle of a round of ours, then of hivemind's; seconds until the others hold a good sum."""
+    """Kill a member in the middle of a round of ours, then of hivemind's; seconds until the others hold a good sum.
+
+    Where they did not within --patience, that is said: `NAME` is None and `NAME_at_least` the seconds waited.
+    """
     found: Found = {"peers": peers, "parameters": parameters}
     for way in ["ours"] + ["hivemind"] * (not args.no_hivemind):
         with ExitStack() as stack:
             swarm = Swarm(stack, peers, parameters, hivemind=way == "hivemind", gloo=False)
             if way == "ours":
-                swarm.order("prepare", args.codec[0])
+                swarm.order("prepare", "fp32")
                 swarm.turn("ours", 1)
-                typical = swarm.turn("ours", 2)["phase_s"]
+                typical_s = swarm.turn("ours", 2)["phase_s"]
                 order: tuple[Any, ...] = ("ours", 3)
             else:
-                typical = swarm.turn("hivemind", "fp32", peers, 60.0)["phase_s"]
+                typical_s = swarm.turn("hivemind", "fp32", peers, 60.0)["phase_s"]
                 order = ("hivemind", "fp32", peers - 1, args.patience)
-            survivors, victim = swarm.pipes[:-1], swarm.pipes[-1]
-            victim.send(("die", typical / 2))
+            swarm.pipes[-1].send(("die", typical_s / 2))
             for pipe in reversed(swarm.pipes):
                 pipe.send(order)
-            with suppress(EOFError):
-                receive(victim)
-                raise ValueError("the victim outlived its round: try more parameters")
-            killed = time.monotonic()
-            each = [receive(pipe) for pipe in survivors]
-            good = all(one["members"] == peers - 1 for one in each)
-            took = max(one["ended"] for one in each) - killed
-            found[way] = round(took, 3) if good else None
+            killed = died(swarm.processes[-1].pid)
+            each = heard_within(swarm.pipes[:-1], killed + args.patience)
+            good = len(each) == peers - 1 and all(one["members"] == peers - 1 for one in each)
+            took_s = max(one["ended"] for one in each) - killed if good else None
             if good and way == "ours":
-                check(swarm.samples[:-1], each[-1]["sample"], args.codec[0], what="ours, one fewer")
-            print(f"{way:9} killed one of {peers} after {typical / 2:.2f} s of a round: the others' next good sum "
-                  + (f"{took:.2f} s later" if good else f"did not come within {args.patience:.0f} s"), flush=True)
+                check(swarm.samples[:-1], each[-1]["sample"], "fp32", what="ours, one fewer")
+            found[way] = took_s and round(took_s, 3)
+            if took_s is None:
+                found[f"{way}_at_least"] = args.patience
+            print(f"{way:9} killed one of {peers} after {typical_s / 2:.2f} s of a round: the others' next good sum "
+                  + (f"{took_s:.2f} s later" if took_s else f"not within {args.patience:.0f} s"), flush=True)
+    return found
+
+
+def died(pid: int) -> float:
+    """When that process was gone. Raises ValueError if it lives on. (Its pipe may stay open in a child of its own.)"""
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return time.monotonic()
+        if stat.rpartition(")")[2].split()[0] == "Z":
+            return time.monotonic()
+        time.sleep(0.002)
+    raise ValueError("the victim outlived its round: try more parameters")
+
+
+def heard_within(pipes: list[Connection], deadline: float) -> list[Found]:
+    """What these peers say until then; whoever is silent or broken is left out."""
+    found = []
+    for pipe in pipes:
+        with suppress(EOFError, ConnectionError):
+            if wait([pipe], max(0.0, deadline - time.monotonic()) + SLACK_S):
+                found.append(pipe.recv())
     return found
 
 
@@ -286,32 +321,53 @@ def shapes(text: str) -> list[tuple[int, int]]:
     return [(int(peers), int(mbit)) for peers, mbit in (each.split("x") for each in text.split(","))]
 
 
+def plan(args: argparse.Namespace) -> list[tuple[Any, ...]]:
+    """What to measure, in order."""
+    chosen = bool(args.peers or args.parameters)
+    sizes = args.parameters or [10**7, 5 * 10**7]
+    if args.links:
+        return [("links", peers, mbit, parameters) for parameters in sizes for peers, mbit in args.links]
+    if chosen:
+        rows = [(peers, parameters) for parameters in sizes for peers in args.peers or [2, 4, 8]]
+    else:
+        rows = FULL if args.full else ROWS
+    if args.kill:
+        return [("kill", *row) for row in (rows if chosen else [KILL])]
+    return [*(("peers", *row) for row in rows), *([] if chosen else [("kill", *KILL)])]
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=lambda text: [int(n) for n in text.split(",")], default=[2, 4, 8])
-    parser.add_argument("--parameters", type=lambda text: [size(n) for n in text.split(",")], default=[10**7, 5*10**7])
+    counts = {"type": lambda text: [size(each) for each in text.split(",")]}
+    parser.add_argument("--full", action="store_true", help="every row, three turns: half an hour")
+    parser.add_argument("--peers", **counts)
+    parser.add_argument("--parameters", **counts)
     parser.add_argument("--codec", type=lambda text: text.split(","), default=["fp32", "int8"])
-    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--turns", type=int, help="2, or 3 with --full")
     parser.add_argument("--no-hivemind", action="store_true")
     parser.add_argument("--no-gloo", action="store_true")
     parser.add_argument("--links", type=shapes, help="behind emulated lines, PEERSxMBIT,...; and nothing else")
     parser.add_argument("--rtt", type=float, default=50.0, help="with --links: milliseconds")
     parser.add_argument("--kill", action="store_true", help="what a member killed mid-round costs, and nothing else")
-    parser.add_argument("--patience", type=float, default=60.0, help="with --kill: seconds to wait for hivemind")
+    parser.add_argument("--patience", type=float, default=30.0, help="seconds to wait for a good sum after a kill")
     parser.add_argument("--json", type=Path, help="write the rows here")
     args = parser.parse_args()
+    args.turns = args.turns or (3 if args.full else 2)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))    # so that nobody's processes are left behind
-    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
-    written: Found = {"load": os.getloadavg()[0], "turns": args.turns}
-    if args.links:
-        written["rows"] = [row for parameters in args.parameters for peers, mbit in args.links
-                           for row in measure_links(args, peers, mbit, parameters)]
-    elif args.kill:
-        written["kill"] = [kill(args, peers, parameters) for peers in args.peers for parameters in args.parameters]
-    else:
-        written["rows"] = [row for parameters in args.parameters for peers in args.peers
-                           for row in measure(args, peers, parameters)]
+    began = time.monotonic()
+    written: Found = {"load": os.getloadavg()[0], "turns": args.turns, "rows": []}
+    print(f"load average {written['load']:.1f} on {os.cpu_count()} cores, {args.turns} turns a row", flush=True)
+    for number, job in enumerate(jobs := plan(args), 1):
+        print(f"[{time.monotonic() - began:4.0f} s, {number} of {len(jobs)}]", *job, file=sys.stderr, flush=True)
+        match job:
+            case ("links", peers, mbit, parameters):
+                written["rows"] += measure_links(args, peers, mbit, parameters)
+            case ("kill", peers, parameters):
+                written.setdefault("kill", []).append(kill(args, peers, parameters))
+            case ("peers", peers, parameters):
+                written["rows"] += measure(args, peers, parameters)
+    print(f"[{time.monotonic() - began:4.0f} s] done", file=sys.stderr, flush=True)
     if args.json:
         args.json.write_text(json.dumps(written, indent=2) + "\n")
 

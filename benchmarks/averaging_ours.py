@@ -1,0 +1,285 @@
+"""Our way of `benchmarks/averaging.py`: an exchange over the real transport, and as much of a keeper as a round needs.
+
+A round as a run has it: every member reports to the keeper that its microbatches are summed; when all have, the keeper
+tells them the `Round`; they exchange, check and digest, and report what they hold; when all hold the same, the keeper
+tells them the `Committed`. That is what group forming is here. When a member's process is gone the keeper opens the
+next round without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+from averaging_place import die, sample_of
+
+from swarmnet.averaging.exchange import Exchange
+from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
+from swarmnet.manifest.schema import Averaging, Manifest, Numerics
+from swarmnet.messages import (
+    UNMEASURED,
+    Answer,
+    Commit,
+    Committed,
+    Control,
+    Finished,
+    Indexes,
+    Line,
+    Packed,
+    Part,
+    Report,
+    Request,
+    Round,
+    Stamp,
+)
+from swarmnet.net.grpc_transport import GrpcTransport
+from swarmnet.net.transport import ReadPayload
+from swarmnet.stage.compute import ComputeThread, Turn, Work
+from swarmnet.stage.engine import Contribution, Engine, Reduced
+from swarmnet.stage.optimizer import square_norm
+from swarmnet.stage.step_sum import StepSum
+from swarmnet.step.ledger import Ledger
+from swarmnet.step.opening import Opening
+
+CHAIN = Chain("00" * 32)
+GENERATION = Generation(1, 0)
+GROUP_SIZE = Averaging().group_size
+_TOKENS = 10
+T = TypeVar("T")
+
+
+class Given:
+    """What `StepSum` asks of a replica's state and of its accumulator, over one given vector: version 0, one shape."""
+
+    stage = version = voids = 0
+
+    def __init__(self, vector: torch.Tensor, numerics: Numerics) -> None:
+        self.vector, self._numerics = vector, numerics
+        self.num_elements, self.parameter_shapes = vector.numel(), (tuple(vector.shape),)
+
+    def read(self, step: int) -> torch.Tensor:
+        """The sum of a step's gradients."""
+        return self.vector
+
+    def square_norm(self, total: torch.Tensor) -> float:
+        """Of a flat sum."""
+        return square_norm(total, numerics=self._numerics)
+
+
+class VectorEngine:
+    """The averaging part of `stage.engine.Engine` over one given vector: the run's own arithmetic, no model."""
+
+    def __init__(self, vector: torch.Tensor, codec: str, compute: ComputeThread) -> None:
+        exact = codec == "int64"
+        manifest = Manifest(
+            averaging=Averaging(codec=codec), numerics=Numerics(mode="deterministic" if exact else "fp32")
+        )
+        self._unit = 2.0**-manifest.numerics.grid_bits if exact else 1.0
+        given: Any = Given((vector / self._unit).to(torch.int64) if exact else vector, manifest.numerics)
+        self._sum = StepSum(manifest, given, (given,), device=vector.device)
+        self.num_elements, self.phases, self._compute = vector.numel(), self._sum.phases, compute
+        self.block, self.private_phases, self.sum_elements = self._sum.block, 0, vector.numel()
+
+    async def _do(self, job: Callable[[], T]) -> T:
+        return await self._compute.run(Turn(Work.ROUND, 0, 0, 0), job)
+
+    async def open_round(self, round_id: RoundId, **stands: object) -> None:
+        """See Engine."""
+        await self._do(lambda: self._sum.begin(round_id))
+
+    async def contribution(self, start: int, stop: int) -> Packed:
+        """See Engine."""
+        return await self._do(lambda: self._sum.contribution(start, stop))
+
+    async def reduce(
+        self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0
+    ) -> Reduced:
+        """See Engine."""
+        return await self._do(lambda: self._sum.reduce(contributions, start, stop, hop=hop))
+
+    async def open_sum(self) -> None:
+        """See Engine."""
+        await self._do(self._sum.open)
+
+    async def put(self, start: int, packed: Packed) -> None:
+        """See Engine."""
+        await self._do(lambda: self._sum.put(start, packed))
+
+    async def next_phase(self) -> None:
+        """See Engine."""
+        await self._do(self._sum.next_phase)
+
+    async def seal(self) -> tuple[bytes, float]:
+        """See Engine."""
+        return await self._do(self._sum.seal)
+
+    def sample(self) -> torch.Tensor:
+        """Both ends of the finished sum, in the vector's own unit."""
+        return sample_of(self._sum.flat) * self._unit
+
+
+class Shares:
+    """As much of a ledger as a round asks of it: every member has summed one microbatch."""
+
+    voided: frozenset[int] = frozenset()
+
+    def __init__(self, everyone: Sequence[PeerId]) -> None:
+        self.live = {peer: index for index, peer in enumerate(everyone)}
+
+    def contributions(self) -> tuple[tuple[PeerId, Generation, Indexes], ...]:
+        """See `step.ledger.Ledger`."""
+        return tuple((peer, GENERATION, frozenset({index})) for peer, index in sorted(self.live.items()))
+
+
+class Keeper:
+    """Opens a round when all have reported, another when a member is lost on the way, and commits what all hold."""
+
+    def __init__(self, ballot: Ballot, everyone: Sequence[PeerId], tell: Callable[[PeerId, Control], None]) -> None:
+        self._ballot, self._shares, self._tell = ballot, Shares(everyone), tell
+        self._lines: dict[PeerId, Line] = {}
+        self._holding: set[PeerId] = set()
+        self._opening: Opening | None = None     # of the step under way
+        self._current: Round | None = None
+
+    def heard(self, member: PeerId, report: Report) -> None:
+        """A member has summed its microbatches, or holds the finished sum."""
+        if report.finished is None:
+            self._lines[member] = report.line
+            if self._lines.keys() >= self._shares.live.keys():
+                self._opening = Opening(report.stamp, self._ballot, GROUP_SIZE, itertools.count())
+                for peer, line in self._lines.items():
+                    self._opening.measured(peer, line)
+                self._lines.clear()
+                self._open(self._opening)
+        elif self._current is not None and report.finished.id == self._current.id:
+            self._holding.add(member)
+            if self._holding >= self._shares.live.keys():
+                self._commit(self._current.stamp, report.finished)
+
+    def gone(self, member: PeerId) -> None:
+        """Its process is gone."""
+        if self._shares.live.pop(member, None) is not None and self._opening is not None:
+            self._open(self._opening)
+
+    def _open(self, opening: Opening) -> None:
+        self._holding.clear()
+        self._current = opening.open(self._shares.live.keys(), cast(Ledger, self._shares))
+        self._tell_all(self._current)
+
+    def _commit(self, stamp: Stamp, finished: Finished) -> None:
+        self._opening = self._current = None
+        self._tell_all(Committed(Commit(
+            stamp.stage, stamp.step, CHAIN, finished.id, finished.digest, finished.num_tokens, finished.loss_sum,
+            finished.grad_sq_norm,
+        )))
+
+    def _tell_all(self, message: Round | Committed) -> None:
+        for peer in self._shares.live:
+            self._tell(peer, message)
+
+
+class Member:
+    """The service: an exchange per codec. Rank 0 is the keeper too."""
+
+    def __init__(self, me: PeerId, vector: torch.Tensor) -> None:
+        self.me, self._vector = me, vector
+        self.transport: GrpcTransport
+        self.everyone: tuple[PeerId, ...] = ()
+        self._compute = ComputeThread()
+        self._exchanges: dict[str, tuple[Exchange, VectorEngine]] = {}
+        self._codec = ""
+        self._told: asyncio.Queue[Round | Committed] = asyncio.Queue()
+        self._ballot: Ballot
+        self._keeper: Keeper
+        self.dies_after_s: float | None = None
+
+    def meet(self, everyone: Sequence[PeerId]) -> None:
+        """These are the members, by rank."""
+        self.everyone, self._ballot = tuple(sorted(everyone)), Ballot(1, everyone[0])
+        self._keeper = Keeper(self._ballot, self.everyone, self._tell)
+
+    def _tell(self, peer: PeerId, message: Control) -> None:
+        if peer == self.me:
+            self.on_tell(self.me, message)
+        else:
+            self.transport.tell(peer, message)
+
+    def _exchange(self, codec: str) -> tuple[Exchange, VectorEngine]:
+        if codec not in self._exchanges:
+            self._exchanges.clear()                          # one vector's memory at a time
+            engine = VectorEngine(self._vector, codec, self._compute)
+            exchange = Exchange(
+                self.me, cast(Engine, engine), self.transport, lambda stamp, number: None, num_tokens=_TOKENS
+            )
+            self._exchanges[codec] = exchange, engine
+        return self._exchanges[codec]
+
+    def prepare(self, codec: str) -> None:
+        """Have this codec's exchange ready."""
+        self._codec = codec
+        self._exchange(codec)
+
+    async def turn(self, number: int) -> dict[str, Any]:
+        """One good round, from the report that all is summed to the commit; again if a member is lost on the way."""
+        exchange, engine = self._exchange(self._codec)
+        stamp, sent, rounds, began = Stamp(number, 0, CHAIN), self._sent(), 0, time.monotonic()
+        summing: asyncio.Task[tuple[float, float, Finished]] | None = None
+        async with asyncio.TaskGroup() as group:
+            self._report(stamp, None, exchange.line)
+            while isinstance(heard := await self._told.get(), Round):
+                if summing is not None:
+                    summing.cancel()
+                    exchange.close()
+                if self.dies_after_s is not None:
+                    asyncio.get_running_loop().call_later(self.dies_after_s, die)
+                current, rounds = heard, rounds + 1
+                summing = group.create_task(self._sum(exchange, heard))
+            ended = time.monotonic()
+        assert summing is not None and heard.commit.step == number
+        *phase, finished = summing.result()
+        return {
+            "began": began, "ended": ended, "phase": tuple(phase), "rounds": rounds, "sample": engine.sample(),
+            "digest": finished.digest, "sent": self._sent() - sent, "members": len(current.receivers),
+            "line": exchange.line.bytes_per_s,
+        }
+
+    async def _sum(self, exchange: Exchange, current: Round) -> tuple[float, float, Finished]:
+        entered = time.monotonic()
+        finished = await exchange.sum(current, {self.everyone.index(self.me): (1.0, _TOKENS)})
+        summed = time.monotonic()
+        self._report(current.stamp, finished)
+        return entered, summed, finished
+
+    def _report(self, stamp: Stamp, finished: Finished | None, line: Line = UNMEASURED) -> None:
+        mine = frozenset({self.everyone.index(self.me)})
+        self._tell(self._ballot.peer, Report(stamp, self._ballot, GENERATION, mine, mine, finished, None, 1, line=line))
+
+    def _sent(self) -> int:
+        return sum(int(str(row["sent"])) for row in self.transport.traffic.rows())
+
+    # Service
+
+    def on_tell(self, caller: PeerId, message: Control) -> None:
+        """To the keeper, or from it."""
+        if isinstance(message, Report):
+            self._keeper.heard(caller, message)
+        else:
+            assert isinstance(message, Round | Committed)
+            self._told.put_nowait(message)
+
+    async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
+        """My share of a round."""
+        assert isinstance(request, Part)
+        async with contextlib.aclosing(self._exchange(self._codec)[0].serve(request)) as answers:
+            async for answer in answers:
+                yield answer
+
+    def on_gone(self, peer: PeerId, *, definite: bool) -> None:
+        """The keeper goes on without it."""
+        if definite and peer != self.me and self.me == self._ballot.peer:
+            self._keeper.gone(peer)
