@@ -262,10 +262,9 @@ class LocalSum:
 
     # ------------------------------------------------------------ what only this replica knows
 
-    def memory(self) -> memoryview | None:
+    def memory(self) -> dict[str, Tensor]:
         """See StepSum."""
-        held = self._codec.memory
-        return snapshot.pack(held, stage=self._state.stage, version=self._state.version) if held else None
+        return {name: tensor.to("cpu", copy=True) for name, tensor in self._codec.memory.items()}
 
     def recall(self, data: bytes | memoryview) -> None:
         """See StepSum."""

@@ -178,16 +178,16 @@ class StepSum:
 
     # ------------------------------------------------------------ what only this replica knows
 
-    def memory(self) -> memoryview | None:
-        """What the codec remembers of earlier steps, as a snapshot of its own; None: this codec remembers nothing.
+    def memory(self) -> dict[str, Tensor]:
+        """Copies of what the codec remembers of earlier steps, by name; {}: this codec remembers nothing.
 
         It belongs to this replica, so it is no part of the stage's state, which all replicas hold and hand on alike.
         """
-        held = self._codec.memory
-        return snapshot.pack(held, stage=self._state.stage, version=self._state.version) if held else None
+        return {name: tensor.to("cpu", copy=True) for name, tensor in self._codec.memory.items()}
 
     def recall(self, data: bytes | memoryview) -> None:
-        """Go on from what `memory` gave at this version. Raises BadMessage, and remembers what it did before."""
+        """Go on from what `memory` gave at this version, packed like a snapshot. Raises BadMessage, and remembers what it
+        did before."""
         shapes = {name: tensor.shape for name, tensor in self._codec.memory.items()}
         saved = snapshot.unpack(data, shapes, stage=self._state.stage, version=self._state.version)
         self._codec.recall(saved, voids=self._voids)

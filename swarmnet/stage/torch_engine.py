@@ -28,6 +28,7 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Commit, Packed
 from swarmnet.model.decoder import loss_sum
 from swarmnet.model.split import Tape
+from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import Accumulator
 from swarmnet.stage.compute import ComputeThread, Turn, Work
 from swarmnet.stage.engine import Contribution, OuterStep, Reduced, Stash
@@ -298,8 +299,11 @@ class TorchEngine:
 
     async def memory(self) -> tuple[int, memoryview | None]:
         """(version, what the averaging codec owes from earlier steps): of this replica alone, to be saved beside its
-        snapshots. None: this codec forgets nothing."""
-        return await self._turn(lambda: (self.version, self._sum.memory()))
+        snapshots. None: this codec forgets nothing. The compute thread copies, and does nothing else for it."""
+        version, held = await self._turn(lambda: (self.version, self._sum.memory()))
+        if not held:
+            return version, None
+        return version, await asyncio.to_thread(snapshot.pack, held, stage=self._stage, version=version)
 
     async def recall(self, data: bytes | memoryview) -> None:
         """Go on from `memory` of the same version, after `restore`. Raises BadMessage; nothing is owed then."""

@@ -95,7 +95,7 @@ async def test_a_snapshot_goes_before_everything_that_is_queued() -> None:
             order.append(name)
 
         async with asyncio.TaskGroup() as group:
-            blocker = engine._round(lambda: go_on.wait(30))
+            blocker = engine._turn(lambda: go_on.wait(30))
             group.create_task(note("blocker", blocker))
             await asyncio.sleep(0)
             group.create_task(note("forward", chain.forward([engine], 0)))
@@ -114,10 +114,10 @@ async def test_training_goes_on_while_a_checkpoint_is_written(
     writing, go_on, written = threading.Event(), threading.Event(), asyncio.Event()
     write = CheckpointStore.write
 
-    def slow(self: CheckpointStore, info: Any, data: Any) -> None:
+    def slow(self: CheckpointStore, info: Any, data: Any, owed: Any) -> None:
         writing.set()
         assert go_on.wait(60), "training waited for the disk"
-        write(self, info, data)
+        write(self, info, data, owed)
 
     monkeypatch.setattr(CheckpointStore, "write", slow)
     async with compute_thread() as compute:
