@@ -176,18 +176,22 @@ class Averaging(Table):
     partners: Literal["all", "pairs"] = Field(
         default="all", description='"local": who meets: "all" (DiLoCo), or random "pairs" (NoLoCo)'
     )
-    inner_steps: Positive = Field(default=30, description='"local": steps from one meeting to the next')
+    inner_steps: Positive = Field(default=20, description='"local": steps from one meeting to the next')
     fragments: Positive = Field(
         default=1, description='"local": parts of the weights that meet by turns; at most inner_steps'
     )
-    outer_learning_rate: Above0 = Field(default=0.7, description='"local": of the step that all take together')
-    outer_momentum: Decay = Field(default=0.6, description='"local": of that step, Nesterov')
+    outer_warmup_steps: Count = Field(default=60, description='"local": until then meetings are plain means')
+    outer_learning_rate: Above0 = Field(default=1.0, description='"local": of the step that all take together')
+    outer_momentum: Decay = Field(
+        default=0.7, description='"local": of that step; lower, such as 0.4, with "pairs"'
+    )
 
     @model_validator(mode="after")
     def _meetings(self) -> Averaging:
         if self.sync != "local":
-            for name in ("partners", "inner_steps", "fragments", "outer_learning_rate", "outer_momentum"):
-                if getattr(self, name) != type(self).model_fields[name].default:
+            for name, field in type(self).model_fields.items():
+                own = name.startswith("outer_") or name in ("partners", "inner_steps", "fragments")
+                if own and getattr(self, name) != field.default:
                     raise ValueError(f'{name} has no effect without sync = "local": leave it at its default')
             return self
         if self.fragments > self.inner_steps:

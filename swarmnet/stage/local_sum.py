@@ -53,7 +53,8 @@ class LocalSum:
         averaging, training = manifest.averaging, manifest.training
         self._manifest, self._state, self._accumulator, self._outer = manifest, state, accumulator, state.outer
         self._plan = OuterPlan(
-            state.num_elements, averaging.inner_steps, averaging.fragments, training.total_steps
+            state.num_elements, averaging.inner_steps, averaging.fragments, training.total_steps,
+            averaging.outer_warmup_steps,
         )
         self._gossip = averaging.partners == "pairs"
         self._device = device
@@ -248,7 +249,7 @@ class LocalSum:
         mean = self._exchanged.flat
         if not self._gossip:
             mean = mean / (self._manifest.training.microbatches - len(commit.voided))
-        moved = self._outer.step(mean, start, mine=mine)
+        moved = self._outer.step(mean, start, mine=mine, plain=self._plan.plain(commit.step))
         if self._reducer.needs_center and not self._gossip:
             self._centers[due] = mean.cpu()
         self._codec.applied(commit.id, voids=self._forgotten)
@@ -286,7 +287,7 @@ class LocalSum:
             assert self.due is not None
             start, stop = self.due
             self._mine = torch.empty(self._state.num_elements, dtype=torch.float32, device=self._device)
-            self._mine[start:stop] = self._outer.vector(start, stop)
+            self._mine[start:stop] = self._outer.vector(start, stop, plain=self._plan.plain(self._state.version))
             if not self._gossip:
                 self._mine[start:stop] *= len(self._counted)
         return self._mine

@@ -6,6 +6,10 @@ pseudo-gradient of everybody moves the slow weights by one step of Nesterov mome
 (DiLoCo, arXiv:2311.08105): slow weights are equal everywhere. With `"pairs"` only two replicas exchange, and slow
 weights differ; a pull towards the partner's, inside the momentum, keeps them together (NoLoCo, arXiv:2506.10911).
 
+The way from random weights to the first useful ones is long and leads nowhere further: as a momentum it would throw
+the slow weights past where they should be for many exchanges. So early ones are *plain*: slow weights become the mean
+of the weights, and there is no momentum yet.
+
 Everything is elementwise on flat fp32 vectors, so any range of elements can be exchanged at any time (`outer_plan`).
 Knows no rounds, no codecs and no peers.
 """
@@ -58,22 +62,24 @@ class Outer:
             self.slow[start : start + weights.numel()] = weights
         self.momentum.zero_()
 
-    def vector(self, start: int, stop: int) -> Tensor:
+    def vector(self, start: int, stop: int, *, plain: bool = False) -> Tensor:
         """What this replica gives to the mean that it asks for: fp32 [stop - start], fresh memory."""
         out = torch.empty(stop - start, dtype=torch.float32, device=self.slow.device)
         for at, weights in self._pieces(start, stop):
             slow, piece = self.slow[at : at + weights.numel()], out[at - start : at - start + weights.numel()]
             torch.sub(slow, weights, out=piece)
-            if self._gossip:
+            if self._gossip and plain:
+                piece.copy_(weights)
+            elif self._gossip:
                 piece.mul_(-self._rate).add_(slow, alpha=pull(self._decay))
         return out
 
-    def step(self, mean: Tensor, start: int, *, mine: bool = True) -> float:
+    def step(self, mean: Tensor, start: int, *, mine: bool = True, plain: bool = False) -> float:
         """Move the slow weights from `start` on by the mean of all `vector`s, and the weights with them.
 
         mine: my vector is in that mean. Then the weights become the slow weights; else they move as the slow weights
-        do, and what I have learned on top of them is mine to bring another time. Returns how far the weights moved, as
-        a part of their length.
+        do, and what I have learned on top of them is mine to bring another time. plain: as the vectors were. Returns
+        how far the weights moved, as a part of their length.
         """
         moved = length = 0.0
         for at, weights in self._pieces(start, start + mean.numel()):
@@ -82,12 +88,14 @@ class Outer:
             before = weights.clone()
             if not mine:
                 weights.sub_(slow)
-            if self._gossip:
-                gossip_step(slow, momentum, mean[at - start : here.stop - start], decay=self._decay)
+            towards = mean[at - start : here.stop - start]
+            if plain:
+                slow.copy_(towards) if self._gossip else slow.sub_(towards)
+                momentum.zero_()
+            elif self._gossip:
+                gossip_step(slow, momentum, towards, decay=self._decay)
             else:
-                nesterov_step(
-                    slow, momentum, mean[at - start : here.stop - start], learning_rate=self._rate, decay=self._decay
-                )
+                nesterov_step(slow, momentum, towards, learning_rate=self._rate, decay=self._decay)
             weights.copy_(slow) if mine else weights.add_(slow)
             moved += _square(before.sub_(weights))
             length += _square(weights)

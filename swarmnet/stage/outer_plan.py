@@ -21,6 +21,7 @@ class OuterPlan:
     inner_steps: int
     fragments: int
     total_steps: int
+    warmup_steps: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.fragments <= self.inner_steps:
@@ -45,6 +46,10 @@ class OuterPlan:
         if number < self.fragments and turn == self._turn(number):
             return self.fragment(number)
         return None
+
+    def plain(self, step: int) -> bool:
+        """Are exchanges of this step still plain (`stage.outer`)?"""
+        return step <= self.warmup_steps
 
     def _turn(self, number: int) -> int:
         """Fragment 0 goes with the full rounds of inner steps, the others in between."""

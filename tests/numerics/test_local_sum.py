@@ -26,7 +26,7 @@ OTHER = RoundId(Ballot(1, PeerId("peer")), 0)
 
 
 def local(codec: str = "fp32", **fields: object) -> Averaging:
-    return Averaging(sync="local", codec=codec, **{"inner_steps": 3, **fields})
+    return Averaging(sync="local", codec=codec, **{"inner_steps": 3, "outer_warmup_steps": 0, **fields})
 
 
 def run(scenario: Scenario, averaging: Averaging, *, replicas: int, stages: int = 1, microbatches: int = 4) -> None:

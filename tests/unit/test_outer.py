@@ -36,10 +36,10 @@ def learn(outer: Outer, seed: int) -> None:
         parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
 
 
-def exchange(group: Sequence[Outer], start: int = 0, stop: int = SIZE) -> None:
-    mean = torch.stack([each.vector(start, stop) for each in group]).mean(0)
+def exchange(group: Sequence[Outer], start: int = 0, stop: int = SIZE, *, plain: bool = False) -> None:
+    mean = torch.stack([each.vector(start, stop, plain=plain) for each in group]).mean(0)
     for each in group:
-        each.step(mean, start)
+        each.step(mean, start, plain=plain)
 
 
 def test_with_rate_1_and_no_momentum_the_outer_step_is_the_plain_mean_of_the_weights() -> None:
@@ -52,6 +52,20 @@ def test_with_rate_1_and_no_momentum_the_outer_step_is_the_plain_mean_of_the_wei
         for outer in group:
             torch.testing.assert_close(weights(outer), mean, rtol=0, atol=1e-6)
             torch.testing.assert_close(outer.slow, mean, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("partners", ["all", "pairs"])
+def test_a_plain_exchange_is_the_mean_of_the_weights_and_forgets_the_momentum(partners: str) -> None:
+    group = [replica(partners=partners) for _ in range(2)]
+    for number, plain in enumerate((False, True, True)):
+        for seed, outer in enumerate(group):
+            learn(outer, 10 * number + seed)
+        mean = torch.stack([weights(outer) for outer in group]).mean(0)
+        exchange(group, plain=plain)
+        for outer in group:
+            assert torch.allclose(outer.slow, mean, rtol=0, atol=1e-6) == plain
+            assert bool(outer.momentum.any()) != plain
+            assert torch.equal(weights(outer), outer.slow)
 
 
 def test_the_outer_step_is_torchs_nesterov() -> None:
@@ -168,6 +182,11 @@ def test_the_last_step_exchanges_everything_and_the_first_nothing(inner: int, fr
     plan = OuterPlan(17, inner, min(fragments, inner), total_steps=steps)
     assert plan.due(0) is None
     assert plan.due(steps - 1) == (0, 17)
+
+
+def test_exchanges_are_plain_to_the_end_of_the_warm_up() -> None:
+    plan = OuterPlan(12, 4, 1, total_steps=100, warmup_steps=8)
+    assert [plan.plain(step) for step in (4, 8, 9, 12)] == [True, True, False, False]
 
 
 def test_turns_are_spread_evenly() -> None:

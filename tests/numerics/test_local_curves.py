@@ -1,0 +1,67 @@
+"""benchmarks/local_sync.py, short: every setting trains, and sends as much less as its exchanges are rarer."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from swarmnet.data.source import load_tokens
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "local_sync.py"
+STEPS = 24
+
+
+@cache
+def local_sync() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("local_sync_benchmark", BENCHMARK)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def found(partners: str, fragments: int = 1, codec: str = "fp32") -> dict:
+    setting = local_sync().Setting(
+        "test", partners=partners, inner_steps=8, fragments=fragments, codec=codec, outer_warmup_steps=12,
+    )
+    row: dict = local_sync().train(setting, load_tokens("corpus:small"), steps=STEPS, replicas=4, seed=0)
+    return row
+
+
+@pytest.mark.parametrize(("partners", "fragments", "codec", "fewer"), [
+    ("all", 1, "fp32", 8), ("all", 2, "fp32", 6), ("all", 1, "int8", 31), ("pairs", 1, "fp32", 12),
+])
+def test_it_learns_nearly_as_fast_and_sends_far_less(partners: str, fragments: int, codec: str, fewer: float) -> None:
+    row, exact = found(partners, fragments, codec), found("")
+    assert row["held_out"] < 1.2 * exact["held_out"] < 0.95 * exact["losses"][0]
+    assert exact["bytes"] / row["bytes"] == pytest.approx(fewer, rel=0.15)
+
+
+def test_one_replica_that_meets_itself_is_exact() -> None:
+    module, tokens = local_sync(), load_tokens("corpus:small")
+    alone = replace(module.SETTINGS[1], outer_learning_rate=1.0, outer_momentum=0.0, inner_steps=2, codec="fp32")
+    one, other = (module.train(each, tokens, steps=6, replicas=1, seed=0) for each in (alone, module.SETTINGS[0]))
+    assert one["losses"] == pytest.approx(other["losses"], abs=1e-4)
+
+
+def test_it_prints_and_writes_its_table(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARK), "--steps", "3", "--seeds", "1", "--only", "diloco, int8", "--set",
+         "inner_steps=2", "--data", "corpus:small", "--json", str(file)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["name"] for row in rows] == ["exact", "diloco, int8"] and rows[1]["inner_steps"] == 2
+    assert {"loss_ratio", "worst_loss_ratio", "fewer_bytes"} <= rows[1].keys() and "misses" in done.stdout
