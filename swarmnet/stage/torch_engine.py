@@ -267,7 +267,7 @@ class TorchEngine:
 
     async def measure(self) -> tuple[int, bytes, tuple[float, ...]]:
         """Digest and sketch of the newest weights. At once: later they would be of another version."""
-        return await self._turn(self._measure)
+        return await self._run(Work.STATE, self.version, 0, self._measure)
 
     async def prepare_snapshot(self) -> None:
         """Take the memory for the next snapshot."""
@@ -281,7 +281,7 @@ class TorchEngine:
         """
         spare, self._spare = self._spare, None
         memory = await self._memory() if spare is None else spare
-        version = await self._turn(lambda: self._state.copy(memory))
+        version = await self._run(Work.STATE, self.version, 0, lambda: self._state.copy(memory))
         return self._state.layout.seal(memory, version=version)
 
     async def _memory(self) -> Tensor:
@@ -351,7 +351,7 @@ class TorchEngine:
         return await self._run(Work.ROUND, self.version, 0, lambda: self._alone(job))
 
     async def _turn(self, job: Callable[[], T]) -> T:
-        """What reads or changes the whole state: on the compute thread, before all else, and no round meanwhile."""
+        """What changes the state, or reads sums: on the compute thread, before all else, and no round meanwhile."""
         return await self._run(Work.STATE, self.version, 0, lambda: self._alone(job))
 
     def _alone(self, job: Callable[[], T]) -> T:
