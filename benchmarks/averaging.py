@@ -13,10 +13,11 @@ all_reduce is the floor: no TLS, no checks, no failures. Turns are interleaved, 
 two neighbours.
 
 hivemind 1.1.12 cannot decode its 8-bit codecs with numpy >= 2.4: our int8 is compared with its fp16, its smallest that
-runs. Bytes are payload and headers as the transport counts them, per peer, against 2 (N - 1) / N times the vector at
-1 byte (int8) or 4 (fp32) an element. For the kill a member's processes are killed in the middle of a round; what counts
-is how long after that the survivors hold a good sum, or that they do not within --patience: hivemind's step can block
-beyond any timeout it is given.
+runs. Bytes are payload and headers as the transport counts them, on average over peers (a round is cut by what lines
+have carried: some send more, others less), against 2 (N - 1) / N times the vector at 1 byte (int8) or 4 (fp32) an
+element. For the kill a member's processes are killed in the middle of a round; what counts is how long after that the
+survivors hold a good sum, or that they do not within --patience: hivemind's step can block beyond any timeout it is
+given.
 
 With --links peers stand behind emulated lines (links.py; root), PEERSxMBIT each way; what our all-reduce is set against
 there is plain TCP that carries, between all pairs at once, as many bytes as ours sent.
@@ -216,7 +217,7 @@ def summary(codec: str, theirs: str, peers: int, parameters: int, turns: dict[st
     """Medians of the turns, and of the ratios within a turn."""
     ours = turns["ours"]
     bound = 2 * (peers - 1) / peers * parameters * ELEMENT_BYTES[codec]
-    sent = max(each["sent"] for turn in ours for each in turn["each"])
+    sent = max(statistics.fmean(each["sent"] for each in turn["each"]) for turn in ours)
     row: Found = {
         "peers": peers, "parameters": parameters, "codec": codec, "hivemind_codec": theirs,
         "bytes_vs_bound": round(sent / bound, 4),
