@@ -13,6 +13,9 @@ from collections.abc import Mapping
 CLIPPING = "norm_clip"
 """The reducer of open runs with float sums, and of local training."""
 
+PAIRS_MOMENTUM = 0.4
+"""Of partners: what one pair has learned is less to go on than what all have; docs/local-sync.md has figures."""
+
 LEAD = 2.5
 """Where gradients come one step late: docs/numerics.md has what was measured."""
 
@@ -27,6 +30,8 @@ def implied(said: Mapping[str, object], *, opened: bool) -> dict[str, object]:
     mode = said.get("numerics.mode", "fp32" if local else "deterministic")
     if local and mode == "fp32":
         follows |= {"numerics.mode": mode, "averaging.codec": "fp32"}
+    if local and said.get("averaging.partners") == "pairs":
+        follows |= {"averaging.outer_momentum": PAIRS_MOMENTUM}
     if said.get("averaging.sync") == "overlap" and said.get("optimizer.beta1") != 0:
         follows |= {"optimizer.lead": LEAD}
     summed = str(said.get("averaging.codec", "")).startswith("powersgd")          # its factors can only be summed

@@ -25,12 +25,10 @@ class Finished:
     printed: str
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    out = tmp_path_factory.mktemp("swarm") / "out"
-    argv = [sys.executable, "-m", "swarmnet", "local", "--stages", str(STAGES), "--replicas", str(REPLICAS),
-            "--steps", str(STEPS), "--data", "corpus:small", "--kill", "1@3", "--out", str(out)]
-    argv += [word for setting in (*SMALL, *LOCAL) for word in ("--set", setting)]
+def train(out: Path, *settings: str, stages: int, replicas: int, kill: str) -> Finished:
+    argv = [sys.executable, "-m", "swarmnet", "local", "--stages", str(stages), "--replicas", str(replicas),
+            "--steps", str(STEPS), "--data", "corpus:small", "--kill", kill, "--out", str(out)]
+    argv += [word for setting in (*SMALL, *settings) for word in ("--set", setting)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return Finished(
@@ -38,6 +36,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()],
         done.stdout,
     )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return train(tmp_path_factory.mktemp("swarm") / "out", *LOCAL, stages=STAGES, replicas=REPLICAS, kill="1@3")
 
 
 def test_every_microbatch_is_counted_once_although_a_replica_was_killed(finished: Finished) -> None:
@@ -66,3 +69,13 @@ def test_a_step_without_a_meeting_sends_a_number(finished: Finished) -> None:
     assert max(sent[4]) > 1000
     each = finished.summary["averaging_bytes_per_replica_and_step"]
     assert f"averaging: {each:,} bytes sent per replica and step; " in finished.printed
+
+
+@pytest.mark.long
+def test_partners_meet_in_pairs_and_everything_is_still_counted_once(tmp_path: Path) -> None:
+    pairs = ("averaging.sync=local", f"averaging.inner_steps={INNER}", "averaging.partners=pairs")
+    swarm = train(tmp_path / "out", *pairs, stages=1, replicas=4, kill="0@6")
+    assert (swarm.summary["lost"], swarm.summary["doubled"], swarm.summary["unaudited"]) == (0, 0, [])
+    met = {event["step"] for event in swarm.events if event["event"] == "outer_step"}
+    assert met == {4, 8, STEPS - 1}
+    assert swarm.summary["outer_steps"] >= 3 * 2

@@ -20,6 +20,8 @@ CLIP = {"averaging.reducer": "norm_clip"}
     (LOCAL | {"averaging.codec": "int8"}, {"numerics.mode": "fp32", **CLIP}),
     (LOCAL | {"averaging.codec": "powersgd:4"}, {"numerics.mode": "fp32"}),
     (LOCAL | {"averaging.reducer": "median"}, FP32),
+    (LOCAL | {"averaging.partners": "pairs"}, {**FP32, **CLIP, "averaging.outer_momentum": 0.4}),
+    (LOCAL | {"averaging.partners": "pairs", "averaging.outer_momentum": 0.2}, {**FP32, **CLIP}),
     (LOCAL | {"numerics.mode": "deterministic"}, {}),
     ({}, {}),
     ({"averaging.sync": "overlap"}, {"optimizer.lead": 2.5}),
