@@ -360,6 +360,8 @@ class Member:
         return of.add_commit(commit, now=now) if of is not None else []
 
     def _on_fork(self, peer: PeerId, beat: Heartbeat, now: float) -> list[Action]:
+        if self.finished is not None and beat.before == self.stamp.chain:
+            return []  # a sum of the step that we share: it may be the last one there is, so I yield after its apply
         theirs = any(commit.stage == self.stage for commit in beat.commits)
         mine = self.barrier.of(self.stage) is not None
         if not yields(mine=(mine, self.chain), theirs=(theirs, beat.stamp.chain)):

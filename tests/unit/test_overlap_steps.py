@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from stage_table import CHAIN, Table, kind
 
-from swarmnet.ids import Ballot, PeerId, RoundId
+from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.messages import Commit, Committed, Evicted, Execute, Heartbeat, Prepare, Report, Round, Stamp
 from swarmnet.step import actions as act
 
@@ -195,6 +195,27 @@ def test_forks_share_the_step_that_is_computed_on_what_they_share():
         (name,) = [name for name, member in table.members.items() if member.steps[place].keeper is not None]
         table.members[name].receive(PeerId("F"), fork, now=table.now)
         assert ("F" in table.members[name].steps[place].keeper._live(table.now)) is shared
+
+
+def test_who_loses_a_fork_keeps_the_sum_of_the_shared_step_until_it_is_applied():
+    """Its keeper has counted on that sum being here, and may have told other stages so."""
+    table = overlapping("A", "K")
+
+    def hears_of_a_fork(*, before: str) -> bool:
+        beat = Heartbeat(Stamp(table.members["A"].version, 0, Chain("f" * 64)), 7, True, None, before=Chain(before))
+        actions = table.members["A"].receive(PeerId("F"), beat, now=table.now)
+        return any(isinstance(action, act.Resync) for action in actions)
+
+    through(table)
+    table.execute("A", 0)
+    table.execute("K", 1)
+    table.finish("A")
+    assert not hears_of_a_fork(before=CHAIN)
+    table.settle()
+    table.finish("K")
+    table.settle()
+    table.apply()
+    assert table.members["A"].version == 2 and hears_of_a_fork(before="e" * 64)
 
 
 def test_work_on_the_older_step_is_progress_of_the_newer():
