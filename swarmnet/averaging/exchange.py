@@ -15,10 +15,9 @@ import itertools
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 
 from swarmnet.averaging.butterfly import PAUSE_S, Butterfly, Losses, Means, OnEvent, check_losses
-from swarmnet.averaging.gossip import partners
-from swarmnet.averaging.grid import Group, groups, lone_group
+from swarmnet.averaging.hops import contributes_alike, plan, stand
 from swarmnet.averaging.meter import Meter
-from swarmnet.averaging.parts import Range, shares
+from swarmnet.averaging.parts import shares
 from swarmnet.averaging.trail import Trail
 from swarmnet.averaging.watch import Watch, allowance_s
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
@@ -105,13 +104,13 @@ class Exchange:
         all_losses: Losses = {}
         for phase, span in enumerate(spans):
             private = phase < self._engine.private_phases
-            planned = self._private(current, span) if private else self._shared(current, span)
-            mine = _hops(means, current, planned, {} if private else dict(losses), before)
+            planned = plan(means, current, span, group_size=self._group_size, private=private)
+            mine = stand(means, current, planned, {} if private else dict(losses), before)
             if phase:
                 await self._engine.next_phase()
             else:
                 await self._engine.open_round(
-                    current.id, resent=_contributes_alike(before, mine), kept=self._note_kept(mine)
+                    current.id, resent=contributes_alike(before, mine), kept=self._note_kept(mine)
                 )
             self._open = (*self._open, *mine)    # others may still be at the phase before
             self._before = self._open
@@ -265,13 +264,6 @@ class Exchange:
 
     # ------------------------------------------------------------ inside
 
-    def _shared(self, current: Round, span: Range) -> list[Group]:
-        return groups(self.me, current, span, group_size=self._group_size, block=self._engine.block)
-
-    def _private(self, current: Round, span: Range) -> list[Group]:
-        found = partners(self.me, current.receivers, 2, current.stamp, current.id)
-        return [lone_group(current, found, span, block=self._engine.block)]
-
     def _note_kept(self, mine: Sequence[Butterfly]) -> list[tuple[int, int, int]]:
         """(hop, start, stop) of my own sums of the last round that are used again."""
         for hop in mine:
@@ -346,37 +338,6 @@ class Exchange:
                 return answer
             case _:
                 raise BadMessage(RejectCode.MALFORMED, "not an answer to Part", peer=peer)
-
-
-def _hops(
-    means: Means, current: Round, planned: Sequence[Group], losses: Losses, before: Sequence[Butterfly]
-) -> tuple[Butterfly, ...]:
-    """My butterflies of a round, each on the one below. before: of my last round.
-
-    A sum of that is used again if it is the same round, tried again, or this one follows at once, and nothing that it
-    is made of has changed: members, generations, microbatches, order, pieces. Only at once: in between a contributor
-    may have taken part in a round that its reducers never heard of, and owe no more what they have summed
-    (`stage.feedback`).
-    """
-    made: list[Butterfly] = []
-    for group in planned:
-        below = next((hop for hop in reversed(made) if hop.group.hop == group.hop - 1), None)
-        kept = next((hop for hop in before if hop.group == group and _follows(current, hop.round)), None)
-        made.append(Butterfly(means, current, group, losses, below=below, kept=kept))
-    return tuple(made)
-
-
-def _follows(current: Round, before: Round) -> bool:
-    one, other = before.id, current.id
-    return before.stamp == current.stamp and one.ballot == other.ballot and other.number - one.number in (0, 1)
-
-
-def _contributes_alike(before: Sequence[Butterfly], mine: Sequence[Butterfly]) -> bool:
-    """Do I contribute the same in the same pieces as in my last round, however long ago in this step?"""
-    if not before or before[0].round.stamp != mine[0].round.stamp:
-        return False
-    old, new = before[0], mine[0]
-    return old.said is not None and (old.said, old.group.chunks) == (new.said, new.group.chunks)
 
 
 def odd_ones(told: Sequence[tuple[PeerId, Losses]]) -> list[PeerId]:

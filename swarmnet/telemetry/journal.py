@@ -13,7 +13,8 @@ from swarmnet.telemetry.log import Log
 
 _LEVELS = {
     **dict.fromkeys(("listening", "complete", "synced", "applied", "evaluated", "evicted", "finished", "stopped",
-                     "done", "resync", "voided", "checkpoint", "draining", "apart", "outer_step", "outer_missed"),
+                     "done", "resync", "voided", "checkpoint", "draining", "apart", "outer_step", "outer_missed",
+                     "averaged_alone"),
                     logging.INFO),
     **dict.fromkeys(("halted", "waiting", "refused", "digest_differs", "join_failed", "restart", "dropped", "orphaned",
                      "apply_failed", "checkpoint_failed", "checkpoint_bad", "drift"), logging.WARNING),
