@@ -201,6 +201,8 @@ class OpenStep:
             # own, from before I began this step again, I am waited for: my turn comes under the next one.
             return self._promise(message.ballot, now)
         if self.keeper is None:
+            if isinstance(message, Report) and self.promised is not None and message.ballot < self.promised:
+                return [Send(peer, self._make_report(self.promised))]  # I do not keep, and they see me alive and wait
             return []
         match message:
             case Claim():

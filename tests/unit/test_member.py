@@ -485,3 +485,17 @@ def test_a_sum_is_collected_from_others_when_all_first_holders_are_gone():
     assert told("B") == ["B"]
     assert told("B", "C") == []                 # B is still among them: go on
     assert told("C") == ["C"]
+
+
+def test_who_keeps_no_longer_says_so_to_those_who_wait_for_it():
+    """K has promised a ballot whose keeper died before anybody else heard of it, and is not first in order; A is, and
+    sees K alive."""
+    table = Table("A", "K")
+    ghost, keeper = PeerId("Z"), table.members["K"]
+    assert keeper.view.keeper_order(CHAIN, now=0.0)[0] == "A" and table.keeper == "K"
+    for message in (Heartbeat(keeper.stamp, 9, True, None), Prepare(keeper.stamp, Ballot(0, ghost))):
+        table.do("K", keeper.receive(ghost, message, now=table.now))
+    table.take(kind(Report, to="Z"))
+    table.do("K", keeper.gone(ghost, definite=True, now=table.now))
+    table.tick(5.0)
+    assert table.keeper == "A" and keeper.promised == Ballot(1, PeerId("A"))
