@@ -204,6 +204,8 @@ def measure_links(args: argparse.Namespace, peers: int, mbit: int, parameters: i
                 "ours_s": round(statistics.median(ours["phase_s"] for ours, _ in turns), 3),
                 "raw_s": round(statistics.median(raw["whole_s"] for _, raw in turns), 3),
                 "vs_raw": round(statistics.median(ours["phase_s"] / raw["whole_s"] for ours, raw in turns), 3),
+                "ours_cpu_s": round(statistics.median(ours["cpu_s"] for ours, _ in turns), 3),
+                "raw_cpu_s": round(statistics.median(raw["cpu_s"] for _, raw in turns), 3),
             }
             ideal_s = sent * 8e-6 / mbit
             print(f"{peers} peers at {mbit} Mb/s, {args.rtt:g} ms, {parameters / 1e6:g}M {codec}: {row['vs_raw']:.2f} "

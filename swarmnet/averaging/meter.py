@@ -18,8 +18,8 @@ from swarmnet.messages import MAX_MATES, Line
 LEAST_BYTES, LEAST_S = 1 << 18, 0.05
 """Less than that in a stretch says nothing about a line."""
 
-_STRETCH = 1 / 4
-"""Of a round's bytes. What lies in buffers at a stretch's beginning and arrives at once is then small beside it."""
+_STRETCH, _BUFFERED = 1 / 4, 4 << 20
+"""Of a round's bytes, and bytes at least: what lies in buffers as a stretch begins, and arrives at once, is less."""
 
 _ROUNDS = 5
 _PINGS = 8
@@ -108,7 +108,8 @@ def busiest(moments: Sequence[tuple[float, float]]) -> float | None:
     """
     if not moments:
         return None
-    enough = max((moments[-1][1] - moments[0][1]) * _STRETCH, LEAST_BYTES)
+    whole = moments[-1][1] - moments[0][1]
+    enough = max(min(whole, max(whole * _STRETCH, _BUFFERED)), LEAST_BYTES)
 
     def reaches(start: int, when: float, passed: float) -> bool:
         return passed - moments[start][1] >= enough and when - moments[start][0] >= LEAST_S

@@ -136,7 +136,8 @@ def test_with_one_slow_member_of_four_a_round_ends_near_the_optimum(slow: int) -
         return even, found, await members.round(2, found)
 
     even, found, cut = play(rates, story)
-    assert all(0.7 * rate < measured < 1.3 * rate for rate, measured in zip(rates, found, strict=True)), found
+    assert found[2] == pytest.approx(slow, rel=0.1), "everybody waits for it: it is busy all the time"
+    assert all(1.5 * slow < found[fast] < 1.1 * rates[fast] for fast in (0, 1, 3)), "whose lines are idle at times"
     assert even > 1.4 * best_s(rates), "the slow member reduces a quarter like everybody"
     assert cut < 1.15 * best_s(rates), (even, cut, best_s(rates))
 
@@ -150,7 +151,7 @@ def test_who_is_narrow_in_one_direction_is_narrow() -> None:
         return members.measured()
 
     found = play(rates, story)
-    assert found[1] == pytest.approx(3 * MB, rel=0.3) and min(found[0], found[2], found[3]) > 5 * MB
+    assert found[1] == pytest.approx(3 * MB, rel=0.3) and min(found[0], found[2], found[3]) > 1.5 * found[1]
 
 
 def test_who_lies_about_its_line_costs_time_and_nothing_else() -> None:
