@@ -125,10 +125,10 @@ def test_a_take_over_that_ends_after_the_run_went_back_is_not_taken_for_the_pres
             swarm.add((1,), node.peer_id)
         engine = laggard.engines[0]
 
-        async def slow(version: int, weights: int, digits: int) -> None:
+        async def slow(version: int, weights: int, digits: int, before: int) -> None:
             engine.restore_s = 30.0 if version >= 12 else 0.02
             taken.append((swarm.loop.time(), version))
-            await become(engine, version, weights, digits)
+            await become(engine, version, weights, digits, before)
 
         engine._become = slow  # type: ignore[method-assign]
         swarm.resume(laggard)
