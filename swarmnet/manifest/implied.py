@@ -28,9 +28,10 @@ def implied(said: Mapping[str, object], *, opened: bool) -> dict[str, object]:
     follows: dict[str, object] = {}
     local = said.get("averaging.sync") == "local"
     mode = said.get("numerics.mode", "fp32" if local else "deterministic")
+    pairs = said.get("averaging.partners") == "pairs"
     if local and mode == "fp32":
-        follows |= {"numerics.mode": mode, "averaging.codec": "fp32"}
-    if local and said.get("averaging.partners") == "pairs":
+        follows |= {"numerics.mode": mode, "averaging.codec": "fp16" if pairs else "int8"}
+    if local and pairs:
         follows |= {"averaging.outer_momentum": PAIRS_MOMENTUM}
     if said.get("averaging.sync") == "overlap" and said.get("optimizer.beta1") != 0:
         follows |= {"optimizer.lead": LEAD}

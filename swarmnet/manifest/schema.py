@@ -284,7 +284,7 @@ class Manifest(Table):
         if self.averaging.sync == "local" and self.numerics.mode == "deterministic":
             raise ValueError(
                 'averaging.sync = "local" gives up that a run is a pure function of its manifest, which is what '
-                'numerics.mode = "deterministic" is for: set numerics.mode = "fp32" and averaging.codec = "fp32" with '
+                'numerics.mode = "deterministic" is for: set numerics.mode = "fp32" and averaging.codec = "int8" with '
                 'it (as `swarmnet init --sync local` does), or averaging.sync = "overlap"'
             )
         if (self.numerics.mode == "deterministic") != (self.averaging.codec == "int64"):

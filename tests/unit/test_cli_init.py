@@ -60,8 +60,8 @@ def test_local_training_brings_along_what_it_needs_and_says_so(asked, capsys) ->
     manifest = load("run.toml")
     assert (manifest.averaging.sync, manifest.averaging.inner_steps) == ("local", 9)
     assert (manifest.numerics.mode, manifest.averaging.codec, manifest.averaging.reducer) == (
-        "fp32", "fp32", "norm_clip")
-    said = "with it: numerics.mode = fp32, averaging.codec = fp32, averaging.reducer = norm_clip; --set chooses"
+        "fp32", "int8", "norm_clip")
+    said = "with it: numerics.mode = fp32, averaging.codec = int8, averaging.reducer = norm_clip; --set chooses"
     assert said in capsys.readouterr().out
     assert typed("init other.toml --sync local --set averaging.reducer=sum") == 0
     assert load("other.toml").averaging.reducer == "sum"

@@ -6,22 +6,24 @@ import pytest
 
 from swarmnet.config.layers import layer
 from swarmnet.manifest.file import change
-from swarmnet.manifest.implied import implied
+from swarmnet.manifest.implied import PAIRS_MOMENTUM, implied
 from swarmnet.manifest.schema import Manifest
 
 LOCAL = {"averaging.sync": "local"}
 FP32 = {"numerics.mode": "fp32", "averaging.codec": "fp32"}
+INT8 = {"numerics.mode": "fp32", "averaging.codec": "int8"}
+PAIRS = {"averaging.partners": "pairs"}
 CLIP = {"averaging.reducer": "norm_clip"}
 
 
 @pytest.mark.parametrize("opened", [True, False])
 @pytest.mark.parametrize(("said", "follows"), [
-    (LOCAL, {**FP32, **CLIP}),
+    (LOCAL, {**INT8, **CLIP}),
     (LOCAL | {"averaging.codec": "int8"}, {"numerics.mode": "fp32", **CLIP}),
     (LOCAL | {"averaging.codec": "powersgd:4"}, {"numerics.mode": "fp32"}),
-    (LOCAL | {"averaging.reducer": "median"}, FP32),
-    (LOCAL | {"averaging.partners": "pairs"}, {**FP32, **CLIP, "averaging.outer_momentum": 0.4}),
-    (LOCAL | {"averaging.partners": "pairs", "averaging.outer_momentum": 0.2}, {**FP32, **CLIP}),
+    (LOCAL | {"averaging.reducer": "median"}, INT8),
+    (LOCAL | PAIRS, {**INT8, "averaging.codec": "fp16", **CLIP, "averaging.outer_momentum": PAIRS_MOMENTUM}),
+    (LOCAL | PAIRS | {"averaging.outer_momentum": 0.2}, {**INT8, "averaging.codec": "fp16", **CLIP}),
     (LOCAL | {"numerics.mode": "deterministic"}, {}),
     ({}, {}),
     ({"averaging.sync": "overlap"}, {"optimizer.lead": 2.5}),
