@@ -32,9 +32,11 @@ def executions(swarm: Swarm) -> Counter[int]:
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
-@pytest.mark.parametrize("nth", [1, 3, 5])
+@pytest.mark.parametrize("nth", [1, 3, 4])
 def test_a_crash_is_repaired_by_one_stage_alone(stage: int, nth: int) -> None:
-    """It dies as it is called for the nth time in the step: with microbatches before it, in it and behind it."""
+    """It dies as it is called for the nth time in the step: with microbatches before it, in it and behind it.
+
+    Twelve among three: somebody is called four times."""
     plan = Plan(stages=3, replicas=3, microbatches=12, steps=4)
     swarm = watched(plan)
     calls: Counter[PeerId] = Counter()
