@@ -29,7 +29,7 @@ from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.schema import Averaging, Cut, Data, Manifest, Model, Optimizer, Training
 
 VARIANTS = (
-    "overlap lead=2.5", "overlap lead=2.5 overlap_after=0", "overlap", "overlap overlap_after=0", "exact lead=2.5",
+    "overlap lead=2.5", "overlap lead=2.5 overlap_after=0", "overlap overlap_after=0", "exact lead=2.5",
 )
 EVALS, SMOOTH = 32, 20
 
