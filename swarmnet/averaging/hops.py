@@ -13,13 +13,19 @@ from swarmnet.averaging.butterfly import Butterfly, Losses, Means
 from swarmnet.averaging.gossip import partners
 from swarmnet.averaging.grid import Group, groups, lone_group
 from swarmnet.averaging.parts import Range
+from swarmnet.errors import Refused, RejectCode
 from swarmnet.messages import Round
 
 
 def plan(means: Means, current: Round, span: Range, *, group_size: int, private: bool) -> list[Group]:
-    """The groups that sum this span for me, hop by hop. private: my partners, random ones, and I among ourselves."""
+    """The groups that sum this span for me, hop by hop. private: my partners, random ones, and I among ourselves.
+
+    Raises Refused: who came after the round was opened has no partners in it, and fetches the sum once somebody has it.
+    """
     block = means.engine.block
     if private:
+        if means.me not in current.receivers:
+            raise Refused(RejectCode.NOT_FOUND, "no partner in a round that was opened before I came")
         found = partners(means.me, current.receivers, 2, current.stamp, current.id)
         return [lone_group(current, found, span, block=block)]
     return groups(means.me, current, span, group_size=group_size, block=block)

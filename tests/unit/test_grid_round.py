@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from grid_members import STAMP, Members, play
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from swarmnet.averaging import parts
 from swarmnet.averaging.gossip import partners
 from swarmnet.averaging.grid import grid_of, groups
+from swarmnet.errors import Refused
 from swarmnet.messages import Part, Round
 
 
@@ -273,5 +275,17 @@ def test_what_counts_as_sent_is_what_was_summed_whatever_came_between(num: int, 
                 (group.hop, *chunk) for group in plan if group.speakers for who, cut in group.chunks if who == peer
                 for chunk in cut
             }
+
+    play(story)
+
+
+def test_who_came_after_a_round_among_partners_was_opened_takes_no_part_and_breaks_nothing() -> None:
+    members = Members(4, 50, phases=(30, 20), private_phases=1)
+
+    async def story() -> None:
+        current = members.round()
+        earlier = replace(current, contributions=current.contributions[:3], receivers=current.receivers[:3])
+        with pytest.raises(Refused):
+            await members.exchanges[members.peers[3]].sum(earlier, {})
 
     play(story)
