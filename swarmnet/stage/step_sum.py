@@ -186,8 +186,9 @@ class StepSum:
         return {name: tensor.to("cpu", copy=True) for name, tensor in self._codec.memory.items()}
 
     def recall(self, data: bytes | memoryview) -> None:
-        """Go on from what `memory` gave at this version, packed like a snapshot. Raises BadMessage, and remembers what it
-        did before."""
+        """Go on from what `memory` gave at this version, packed like a snapshot.
+
+        Raises BadMessage, and remembers what it did before."""
         shapes = {name: tensor.shape for name, tensor in self._codec.memory.items()}
         saved = snapshot.unpack(data, shapes, stage=self._state.stage, version=self._state.version)
         self._codec.recall(saved, voids=self._voids)
