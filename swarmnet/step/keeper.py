@@ -285,10 +285,11 @@ class Keeper:
     def _settle_dispute(self, now: float) -> list[Action]:
         """Rule 12: go on without who holds up the round, by its members' word or, once there is a sum, by the clock."""
         self._left_out &= {self.view.me, *(peer for peer, seen in self.view.mates() if not seen.dead)}
-        if self.round is None or self.adopted is not None:
-            return []
         if self.acks:
             return self._leave_late(now)
+        self._first_ack_at = None
+        if self.round is None or self.adopted is not None:
+            return []
         match self._dispute.verdict(circles(self.round, self.members), now=now):
             case Leave(peer, reason) if len(self.members) > 1:
                 generation = self.members[peer]
@@ -303,7 +304,8 @@ class Keeper:
 
     def _leave_late(self, now: float) -> list[Action]:
         whole_at = self._first_ack_at = self._first_ack_at or now
-        if now - whole_at <= max(_LATE_S, _LATE * (whole_at - self._opened_at)):
+        took_s = whole_at - self._opened_at if self.adopted is None else self.view.timers.long_silence_s / 2
+        if now - whole_at <= max(_LATE_S, _LATE * took_s):
             return []
         late = sorted(self.members.keys() - self.acks.keys())
         self._left_out.update(late)  # they may fetch it in their own time
@@ -359,8 +361,7 @@ class Keeper:
 
     def _open_round(self, now: float) -> list[Action]:
         self.round = self._opening.open(self.members, self.ledger)
-        self._told = {}
-        self._opened_at, self._first_ack_at = now, None
+        self._told, self._opened_at = {}, now
         self._dispute.opened(self.round.id, now=now)
         reason = left_alone(self.view, self.stamp, self.members, now=now)
         return [] if reason is None else [Note("averaged_alone", {"step": self.stamp.step, "reason": reason})]

@@ -442,3 +442,20 @@ def test_a_keeper_that_sums_alone_says_so():
     actions = office.report(ME, summed={0, 1})
     alone = [action.fields for action in actions if isinstance(action, Note) and action.event == "averaged_alone"]
     assert alone == [{"step": 3, "reason": f"{B} is at version 2"}]
+
+
+def test_an_adopted_sum_does_not_wait_for_ever_for_who_is_alive_and_never_gets_it():
+    office = Office(B, C)
+    whole = Finished(RoundId(Ballot(0, C), 7), b"d", 2, 0.0, 1.0, ((ME, gen(0), frozenset({0, 1})),))
+    office.report(ME, summed={0, 1}, finished=whole)
+    office.report(B, finished=whole)
+    office.report(C)
+    for now in range(1, 100):
+        for mate in (B, C):
+            office.beat(mate, now)
+        told_now = office.report(C, now=now)
+        if office.keeper.commit is not None:
+            break
+    assert office.keeper.commit is not None and office.keeper.commit.id == whole.id
+    assert now > TIMERS.long_silence_s, "it is given the time that a slow line needs"
+    assert any(isinstance(a, Note) and a.fields == {"peer": C, "reason": "late", "step": 3} for a in told_now)
