@@ -29,6 +29,7 @@ from swarmnet.data.sampler import Sampler
 from swarmnet.data.source import load_tokens
 from swarmnet.data.tokens import Tokens
 from swarmnet.ids import Ballot, PeerId, RoundId
+from swarmnet.manifest.implied import PAIRS_MOMENTUM, PAIRS_WARMUP_STEPS
 from swarmnet.manifest.schema import Averaging, Model, Optimizer
 from swarmnet.model.decoder import StageModule, loss_sum
 from swarmnet.stage.optimizer import StageOptimizer
@@ -62,15 +63,18 @@ class Setting:
     codec: str = "fp32"
 
 
+PAIRS = {"partners": "pairs", "outer_momentum": PAIRS_MOMENTUM, "outer_warmup_steps": PAIRS_WARMUP_STEPS}
+
 SETTINGS = (
     Setting("exact", partners=""),
     Setting("diloco"),
     Setting("diloco, int8", codec="int8"),
-    Setting("diloco, topk", codec="topk:0.05"),
     Setting("streaming, int8", fragments=4, codec="int8"),
-    Setting("noloco, bf16", partners="pairs", codec="bf16"),
+    Setting("noloco, fp16", codec="fp16", **PAIRS),
+    Setting("noloco in parts", fragments=4, codec="fp16", **PAIRS),
+    Setting("diloco, topk", codec="topk:0.05"),
     Setting("diloco, rare", inner_steps=52),
-    Setting("noloco, rare", partners="pairs", inner_steps=35),
+    Setting("noloco, rare", inner_steps=35, **PAIRS),
 )
 """The rare ones reach the goal for bytes without a codec."""
 
@@ -239,6 +243,7 @@ def draw(rows: Sequence[dict], path: Path) -> None:
         above.plot(at, curve, label=f"{row['name']}  (bytes / {row['fewer_bytes']:.0f})", linewidth=1)
         below.plot(at, [one / other for one, other in zip(curve, base, strict=True)], linewidth=1)
     below.axhline(LOSS_GOAL, alpha=0.3)
+    below.set_ylim(0.98, 1.2)
     above.set_ylabel(f"training loss, mean of {SMOOTH} steps")
     below.set_ylabel("over exact's")
     below.set_xlabel("step")
@@ -249,7 +254,7 @@ def draw(rows: Sequence[dict], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--only", action="append", help="names of settings; exact is always run")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 CLIPPING = "norm_clip"
 """The reducer of open runs with float sums, and of local training."""
 
-PAIRS_MOMENTUM = 0.4
+PAIRS_MOMENTUM, PAIRS_WARMUP_STEPS = 0.6, 150
 """Of partners: what one pair has learned is less to go on than what all have; docs/local-sync.md has figures."""
 
 LEAD = 2.5
@@ -32,7 +32,9 @@ def implied(said: Mapping[str, object], *, opened: bool) -> dict[str, object]:
     if local and mode == "fp32":
         follows |= {"numerics.mode": mode, "averaging.codec": "fp16" if pairs else "int8"}
     if local and pairs:
-        follows |= {"averaging.outer_momentum": PAIRS_MOMENTUM}
+        follows |= {
+            "averaging.outer_momentum": PAIRS_MOMENTUM, "averaging.outer_warmup_steps": PAIRS_WARMUP_STEPS,
+        }
     if said.get("averaging.sync") == "overlap" and said.get("optimizer.beta1") != 0:
         follows |= {"optimizer.lead": LEAD}
     summed = str(said.get("averaging.codec", "")).startswith("powersgd")          # its factors can only be summed

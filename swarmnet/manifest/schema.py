@@ -183,7 +183,7 @@ class Averaging(Table):
     outer_warmup_steps: Count = Field(default=60, description='"local": until then meetings are plain means')
     outer_learning_rate: Above0 = Field(default=1.0, description='"local": of the step that all take together')
     outer_momentum: Decay = Field(
-        default=0.7, description='"local": of that step; lower, such as 0.4, with "pairs"'
+        default=0.7, description='"local": of that step; somewhat lower with "pairs"'
     )
 
     @model_validator(mode="after")

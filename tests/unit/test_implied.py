@@ -6,12 +6,14 @@ import pytest
 
 from swarmnet.config.layers import layer
 from swarmnet.manifest.file import change
-from swarmnet.manifest.implied import PAIRS_MOMENTUM, implied
+from swarmnet.manifest.implied import PAIRS_MOMENTUM, PAIRS_WARMUP_STEPS, implied
 from swarmnet.manifest.schema import Manifest
 
 LOCAL = {"averaging.sync": "local"}
 FP32 = {"numerics.mode": "fp32", "averaging.codec": "fp32"}
 INT8 = {"numerics.mode": "fp32", "averaging.codec": "int8"}
+FP16 = {"numerics.mode": "fp32", "averaging.codec": "fp16"}
+WARMUP = {"averaging.outer_warmup_steps": PAIRS_WARMUP_STEPS}
 PAIRS = {"averaging.partners": "pairs"}
 CLIP = {"averaging.reducer": "norm_clip"}
 
@@ -22,8 +24,8 @@ CLIP = {"averaging.reducer": "norm_clip"}
     (LOCAL | {"averaging.codec": "int8"}, {"numerics.mode": "fp32", **CLIP}),
     (LOCAL | {"averaging.codec": "powersgd:4"}, {"numerics.mode": "fp32"}),
     (LOCAL | {"averaging.reducer": "median"}, INT8),
-    (LOCAL | PAIRS, {**INT8, "averaging.codec": "fp16", **CLIP, "averaging.outer_momentum": PAIRS_MOMENTUM}),
-    (LOCAL | PAIRS | {"averaging.outer_momentum": 0.2}, {**INT8, "averaging.codec": "fp16", **CLIP}),
+    (LOCAL | PAIRS, {**FP16, **CLIP, "averaging.outer_momentum": PAIRS_MOMENTUM, **WARMUP}),
+    (LOCAL | PAIRS | {"averaging.outer_momentum": 0.2}, {**FP16, **CLIP, **WARMUP}),
     (LOCAL | {"numerics.mode": "deterministic"}, {}),
     ({}, {}),
     ({"averaging.sync": "overlap"}, {"optimizer.lead": 2.5}),
