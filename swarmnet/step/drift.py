@@ -2,7 +2,7 @@
 
 Where equal bits are promised (in `exact` and `overlap`, among replicas of the keeper's numerics class), the bits that
 most have stand, and the odd ones take them; where as many have these as those, those of whoever is first in the order
-of keepers stand. Replicas of other classes take its state every `resync_every` steps, each in its turn, so that even
+of keepers stand. Nobody is off while those who have not measured in time could say otherwise. Replicas of other classes take its state every `resync_every` steps, each in its turn, so that even
 two of one such class differ by rounding. Where nobody promises equal bits (`local`), only who is far outside takes
 another's. Everybody judges by measures of one version and one chain, and decides for itself alone; as many as may be
 away at a time are the last in that same order, so all come to the same without a word (docs/drift.md). Knows no
@@ -92,9 +92,10 @@ def relative_distance(one: Measure, other: Measure) -> float | None:
     return math.dist(one.sketch, other.sketch) / math.hypot(*other.sketch)
 
 
-def judge(readings: Readings, *, equal_bits: bool) -> Verdict:
-    """Compare measures of one version; there must be one at least."""
-    strays = _minorities(readings) if equal_bits else _outliers(readings)
+def judge(readings: Readings, *, equal_bits: bool, unheard: int = 0) -> Verdict:
+    """Compare measures of one version; there must be one at least. unheard: how many of the keeper's class
+    have not measured it yet."""
+    strays = _minorities(readings, unheard) if equal_bits else _outliers(readings)
     first = next(peer for peer in readings if peer not in strays)
     reference = readings[first].measure
     found = {peer: relative_distance(reading.measure, reference) for peer, reading in readings.items()}
@@ -159,7 +160,9 @@ class Drift:
         readings, waiting = self._readings(mine, now=now)
         if waiting and now - self._measured_at < self._view.timers.suspect_s:
             return []
-        self.verdict = verdict = judge(readings, equal_bits=self.rules.equal_bits)
+        kept = next(iter(readings.values())).numerics
+        unheard = sum(self._numerics(peer) == kept for peer in waiting)
+        self.verdict = verdict = judge(readings, equal_bits=self.rules.equal_bits, unheard=unheard)
         if me not in verdict.strays:
             self._repairs = 0
         named = set(verdict.strays) if me == verdict.first else {me} & verdict.strays
@@ -220,17 +223,17 @@ class Drift:
 
     # ------------------------------------------------------------ inside
 
-    def _readings(self, mine: Measure, *, now: float) -> tuple[dict[PeerId, Reading], bool]:
-        """Everybody's measures of that version, and whether somebody's is still to come."""
+    def _readings(self, mine: Measure, *, now: float) -> tuple[dict[PeerId, Reading], list[PeerId]]:
+        """Everybody's measures of that version, and whose are still to come."""
         found: dict[PeerId, Reading] = {}
-        waiting = False
+        waiting: list[PeerId] = []
         for peer in self._view.keeper_order(self._term_chain, now=now):
             seen = self._view.get(peer)
             measure = mine if peer == self._view.me else seen.measure if seen is not None else None
             if measure is not None and (measure.version, measure.chain) == (mine.version, mine.chain):
                 found[peer] = Reading(measure, self._numerics(peer))
-            else:
-                waiting = waiting or measure is None or measure.version < mine.version
+            elif measure is None or measure.version < mine.version:
+                waiting.append(peer)
         return found, waiting
 
     def _numerics(self, peer: PeerId) -> str:
@@ -243,11 +246,14 @@ def _room(size: int) -> int:
     return max(1, (size - 1) // 2)
 
 
-def _minorities(readings: Readings) -> frozenset[PeerId]:
-    """Who has other bits than most of the keeper's numerics class; of equally many, those of the first stand."""
+def _minorities(readings: Readings, unheard: int) -> frozenset[PeerId]:
+    """Who has other bits than most of the keeper's numerics class; of equally many, those of the first stand. Nobody,
+    if those unheard could say otherwise."""
     kept = next(iter(readings.values())).numerics
     members = {peer: reading.measure.digest for peer, reading in readings.items() if reading.numerics == kept}
-    standing = Counter(members.values()).most_common(1)[0][0]  # of equally many, the first counted
+    (standing, most), *others = Counter(members.values()).most_common(2)  # of equally many, the first counted
+    if unheard and others and most <= others[0][1] + unheard:
+        return frozenset()
     return frozenset(peer for peer, digest in members.items() if digest != standing)
 
 

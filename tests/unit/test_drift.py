@@ -127,12 +127,19 @@ def test_nobody_judges_before_all_have_measured_or_had_the_time() -> None:
     stage.drifts[c].measured(measure(7), TERM, now=stage.now)
     stage.hear()
     assert [note.fields["peer"] for note in stage.drifts[b].review(now=stage.now)] == [a]
-    late = Stage([9, 7, 7])
-    for peer in late.order[:2]:
-        late.drifts[peer].measured(measure(late.bits[peer]), TERM, now=late.now)
-    for _ in range(8):
-        late.hear()
-    assert late.drifts[late.order[0]].review(now=late.now), "one that measures nothing is not waited for for ever"
+
+
+def test_who_measures_nothing_is_not_waited_for_for_ever_and_may_be_right() -> None:
+    for bits, off in [([9, 7, 7], []), ([7, 7, 9, 7], []), ([7, 7, 7, 9, 9], [3]), ([9, 7, 7, 7, 7], [0])]:
+        stage = Stage(bits)
+        for peer in stage.order[:-1]:
+            stage.drifts[peer].measured(measure(stage.bits[peer]), TERM, now=stage.now)
+        for _ in range(8):
+            stage.hear()
+        for peer in stage.order[:-1]:
+            stage.drifts[peer].review(now=stage.now)
+            verdict = stage.drifts[peer].verdict
+            assert verdict is not None and verdict.strays == {stage.order[place] for place in off}
 
 
 def test_nobody_goes_while_others_are_away_or_nobody_could_help() -> None:
