@@ -2,11 +2,12 @@
 
 Where equal bits are promised (in `exact` and `overlap`, among replicas of the keeper's numerics class), the bits that
 most have stand, and the odd ones take them; where as many have these as those, those of whoever is first in the order
-of keepers stand. Nobody is off while those who have not measured in time could say otherwise. Replicas of other classes take its state every `resync_every` steps, each in its turn, so that even
-two of one such class differ by rounding. Where nobody promises equal bits (`local`), only who is far outside takes
-another's. Everybody judges by measures of one version and one chain, and decides for itself alone; as many as may be
-away at a time are the last in that same order, so all come to the same without a word (docs/drift.md). Knows no
-tensors: a measure is a digest and a sketch, whose distances estimate theirs.
+of keepers stand. Nobody is off while those who have not measured in time could say otherwise. Replicas of other classes
+take its state every `resync_every` steps, each in its turn, so that even two of one such class differ by rounding.
+Where nobody promises equal bits (`local`), only who is far outside takes another's. Everybody judges by measures of one
+version and one chain, and decides for itself alone; as many as may be away at a time are the last in that same order,
+so all come to the same without a word (docs/drift.md). Knows no tensors: a measure is a digest and a sketch, whose
+distances estimate theirs.
 """
 
 from __future__ import annotations
