@@ -2,9 +2,10 @@
 
 A line is busy only while somebody feeds it, so a round's average says little. Measured is the busiest stretch of a
 round that is long enough for buffers not to matter; the lower of the two directions counts, since a round moves as much
-up as down. Of the last rounds the second best is believed, since whatever else a machine or its mates are busy with
-makes a line look narrower than it is; and what has been said is not said anew for small changes: the parts of a round
-follow bandwidths (`averaging.parts`) and should not follow noise. Events and `now` in, numbers out. Pure.
+up as down. Of the last rounds the best is believed, since whatever else a machine or its mates are busy with, and a
+small part in a round, make a line look narrower than it is; one of them is always cut evenly (`step.opening`). And what
+has been said is not said anew for small changes: the parts of a round follow bandwidths (`averaging.parts`) and should
+not follow noise. Events and `now` in, numbers out. Pure.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ LEAST_BYTES, LEAST_S = 1 << 18, 0.05
 _STRETCH, _BUFFERED = 1 / 4, 4 << 20
 """Of a round's bytes, and bytes at least: what lies in buffers as a stretch begins, and arrives at once, is less."""
 
-_ROUNDS = 5
+_ROUNDS = 9
 _PINGS = 8
 _NOISE = 1.2
 
@@ -72,7 +73,7 @@ class Meter:
         if not found:
             return
         self._rates.append(min(found))
-        rate = sorted(self._rates)[-2] if len(self._rates) > 2 else max(self._rates)
+        rate = max(self._rates)
         if not self._said or not self._said / _NOISE <= rate <= self._said * _NOISE:
             self._said = max(round(rate), 1)
 

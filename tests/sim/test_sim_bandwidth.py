@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -96,8 +96,10 @@ class Members:
         """Everybody takes part; how long it took until all had the sum. rows: of a grid with as many columns."""
         ballot = Ballot(1, self.peers[0])
         contributions = tuple((peer, Generation(1, 0), frozenset({at})) for at, peer in enumerate(self.peers))
-        current = Round(STAMP, ballot, RoundId(ballot, number), contributions, self.peers, (), bandwidths=bandwidths,
-                        rows=rows, columns=len(rows))
+        current = Round(
+            replace(STAMP, step=number), ballot, RoundId(ballot, number), contributions, self.peers, (),
+            bandwidths=bandwidths, rows=rows, columns=len(rows),
+        )
         began = self.loop.time()
         tasks: list[asyncio.Task[Finished]] = [
             self.loop.start(self.processes[peer], exchange.sum(current, {at: (1.0, TOKENS)}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 from stage_table import CHAIN, TIMERS
 
@@ -28,6 +29,8 @@ from swarmnet.messages import (
 )
 from swarmnet.step.actions import Action, Broadcast, Note, Send
 from swarmnet.step.keeper import Keeper
+from swarmnet.step.ledger import Ledger
+from swarmnet.step.opening import Opening
 from swarmnet.step.view import View
 
 ME, B, C = PeerId("A"), PeerId("B"), PeerId("C")
@@ -459,3 +462,14 @@ def test_an_adopted_sum_does_not_wait_for_ever_for_who_is_alive_and_never_gets_i
     assert office.keeper.commit is not None and office.keeper.commit.id == whole.id
     assert now > TIMERS.long_silence_s, "it is given the time that a slow line needs"
     assert any(isinstance(a, Note) and a.fields == {"peer": C, "reason": "late", "step": 3} for a in told_now)
+
+
+def test_now_and_then_a_round_is_cut_evenly_so_that_lines_show_what_they_carry():
+    opening = Opening(replace(STAMP, step=8), BALLOT, 16, itertools.count())
+    opening.measured(ME, Line(100))
+    ledger = Ledger(1)
+    ledger.claim((ME, gen(0)), 0)
+    assert opening.open([ME, B, C], ledger).bandwidths == ()
+    opening = Opening(STAMP, BALLOT, 16, itertools.count())
+    opening.measured(ME, Line(100))
+    assert opening.open([ME, B, C], ledger).bandwidths == (100, 100, 100)
