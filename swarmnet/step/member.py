@@ -196,7 +196,7 @@ class Member:
         self._lag.caught_up()
         self._begin(now, finished)
         for commit in commits:
-            self.barrier.add(commit)
+            self.oldest.know(commit)
         return [act.StopSum(), Broadcast(self.heartbeat()), *self._advance(now)]
 
     def follow(self, restart: Restart) -> None:
@@ -257,7 +257,7 @@ class Member:
         self.steps += opened
         prepare, commits, self._early_prepare, self._early_commits = self._early_prepare, self._early_commits, None, {}
         for commit in commits.values():
-            opened[0].barrier.add(commit)
+            opened[0].know(commit)
         actions: list[Action] = [Broadcast(self.heartbeat())]
         if prepare is not None and prepare.stamp == opened[0].stamp:
             actions += opened[0].receive(prepare.ballot.peer, prepare, now=now)
@@ -354,7 +354,8 @@ class Member:
 
     def _on_commit(self, commit: Commit, now: float) -> list[Action]:
         if commit.step == self.version + self._ahead + 1:
-            self._early_commits.setdefault(commit.stage, commit)
+            if commit.stage == self.stage or commit.stage not in self._early_commits:
+                self._early_commits[commit.stage] = commit  # of mine the newest word: what chain follows is yet to come
             return []
         of = self.step(commit.step)
         return of.add_commit(commit, now=now) if of is not None else []

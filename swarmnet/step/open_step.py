@@ -173,6 +173,11 @@ class OpenStep:
             case Claim() | Report() | Release():
                 return self._to_keeper(peer, message, now)
 
+    def know(self, commit: Commit) -> None:
+        """A stage's commit that was heard of before this step was open here. Of my own stage, if the chain is mine."""
+        if commit.stage != self.stamp.stage or commit.chain == self.stamp.chain:
+            self.barrier.add(commit)
+
     def add_commit(self, commit: Commit, *, now: float) -> list[Action]:
         """A stage has committed this step."""
         if self.applying:

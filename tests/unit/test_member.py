@@ -6,11 +6,12 @@ A is a member, K (the highest name) the keeper, B and C bystanders.
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 
 import pytest
 from stage_table import CHAIN, Table, kind
 
-from swarmnet.ids import Ballot, Generation, PeerId, RoundId
+from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import (
     Claim,
     Commit,
@@ -499,3 +500,20 @@ def test_who_keeps_no_longer_says_so_to_those_who_wait_for_it():
     table.do("K", keeper.gone(ghost, definite=True, now=table.now))
     table.tick(5.0)
     assert table.keeper == "A" and keeper.promised == Ballot(1, PeerId("A"))
+
+
+def test_a_commit_heard_before_its_step_is_open_stands_only_if_it_follows_my_chain():
+    table = Table("A", "K")
+    table.execute("A", 0)
+    table.execute("K", 1)
+    member, mate = table.members["A"], PeerId("K")
+    other = Commit(0, 1, Chain("e" * 64), RoundId(Ballot(0, mate), 99), b"other", 2, 0.0, 1.0)
+    table.do("A", member.receive(mate, Committed(other), now=table.now))
+    table.finish_all()
+    table.do("A", member.applied(now=table.now))
+    assert member.version == 1 and member.barrier.of(0) is None
+    mine = replace(other, chain=member.chain, digest=b"mine")
+    table.do("A", member.receive(mate, Committed(mine), now=table.now))
+    assert member.barrier.of(0) == mine
+    table.do("A", member.restored(1, member.chain, CHAIN, CHAIN, None, (other, mine), now=table.now))
+    assert member.barrier.of(0) == mine
