@@ -74,7 +74,7 @@ BAD = [
     round_of(bandwidths=(5, -6)), round_of(bandwidths=(5, math.nan)), round_of(bandwidths=(5, 10**13)),
     Round(STAMP, BALLOT, RoundId(BALLOT, 0), (), (), (OTHER,), bandwidths=(5,)),
     round_of(rows=(1,), columns=1), round_of(rows=(2, 1), columns=1), round_of(rows=(2, 0), columns=1),
-    round_of(rows=(1, 1)), round_of(rows=(1, 1), columns=3),
+    round_of(rows=(1, 1)), round_of(rows=(1, 1), columns=2), round_of(rows=(1, 1), columns=3),
     round_of(parts=((PeerId("p9"), GEN, SOME),), rows=(1, 1), columns=1),
     complaint(Trouble(RoundId(BALLOT, 0), (Late(OTHER, True, math.nan),))),
     complaint(Trouble(RoundId(BALLOT, 0), (Late(OTHER, True, -1.0),))),
