@@ -284,7 +284,8 @@ class Keeper:
 
     def _settle_dispute(self, now: float) -> list[Action]:
         """Rule 12: go on without who holds up the round, by its members' word or, once there is a sum, by the clock."""
-        self._left_out &= {self.view.me, *(peer for peer, seen in self.view.mates() if not seen.dead)}
+        alive = {self.view.me, *(peer for peer, seen in self.view.mates() if not seen.dead)}
+        self._left_out = self._left_out & alive if self.members else set()  # nobody may be all that is left
         if self.acks:
             return self._leave_late(now)
         self._first_ack_at = None
