@@ -33,7 +33,7 @@ class Verdict:
     repeated: int = 0                               # steps done again after everybody had been gone
     changed: tuple[int, ...] = ()                   # of these, steps with another loss than before
     renewed: tuple[int, ...] = ()                   # versions from which the run was another one
-    pure: bool = True                               # a step done again was to have the same loss
+    repeats: bool = True                            # a step done again was to have the same loss
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -68,15 +68,17 @@ class Audit:
     """Collects what members wrote; `verdict` may be asked at any time, it costs one pass.
 
     A run that goes on after everybody was gone does some steps again: each life is judged by itself, and a step must
-    have the same loss in all of them, with `exact` the same sums. After `anew` the run is another one. Not `pure`:
-    replicas train on their own, so neither their weights nor the losses of a step done again need be the same.
+    have the same loss in all of them, with `exact` the same sums. After `anew` the run is another one. Not `equal`:
+    replicas train on their own, and need not end with the same weights. Not `repeats`: it shows in a step who computed
+    what, so one that is done again may have another loss.
     """
 
     stages: int
     steps: int
     microbatches: int
     exact: bool = True
-    pure: bool = True
+    equal: bool = True
+    repeats: bool = True
     _commits: dict[tuple[int, int], list[tuple[_Life, Committed]]] = field(default_factory=dict)
     _weights: dict[int, set[tuple[int, str]]] = field(default_factory=dict)
     _renewed: list[tuple[int, int]] = field(default_factory=list)
@@ -89,7 +91,7 @@ class Audit:
                 when = len(self._renewed), life
                 if (when, event) not in seen:
                     seen.append((when, event))
-            case Finished() if self.pure:
+            case Finished() if self.equal:
                 self._weights.setdefault(event.stage, set()).add((event.version, event.weights_sha256))
 
     def anew(self, version: int, *, life: int = 0) -> bool:
@@ -119,7 +121,7 @@ class Audit:
             split_stages=tuple(sorted(stage for stage, ends in self._weights.items() if len(ends) > 1)),
             repeated=len(again),
             changed=tuple(sorted(step for step, commits in again.items() if self._changed(commits))),
-            renewed=tuple(version for version, _ in self._renewed), pure=self.pure,
+            renewed=tuple(version for version, _ in self._renewed), repeats=self.repeats,
         )
 
     def _differ(self, commits: Sequence[tuple[_Life, Committed]]) -> bool:
@@ -132,7 +134,7 @@ class Audit:
         for (renewed, _), commit in commits:
             if commit.num_tokens:
                 losses.setdefault(renewed, []).append(commit.loss_sum / commit.num_tokens)
-        tolerance = math.inf if not self.pure else 0.0 if self.exact else FP32_TOLERANCE
+        tolerance = math.inf if not self.repeats else 0.0 if self.exact else FP32_TOLERANCE
         return any(max(found) - min(found) > tolerance for found in losses.values())
 
 

@@ -14,6 +14,7 @@ from swarmnet.ids import RunId
 from swarmnet.local.options import LocalOptions
 from swarmnet.manifest import file
 from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.codec_names import may_owe
 from swarmnet.manifest.implied import implied
 from swarmnet.manifest.schema import Cut, Data, Manifest, Model, Training
 
@@ -40,6 +41,13 @@ class Prepared:
         wire = self.manifest.wire
         return (wire.activations, wire.gradients) == ("fp32", "fp32") and \
             self.manifest.averaging.codec in ("int64", "fp32")
+
+    @property
+    def pure(self) -> bool:
+        """Does a step not show who computed what, but for rounding? It does where replicas train on their own, where a
+        reducer compares them, and where what one owes is sent later."""
+        averaging = self.manifest.averaging
+        return averaging.equal_bits and averaging.reducer == "sum" and not may_owe(averaging.codec)
 
     def write(self) -> None:
         """Put it at `path`. Raises UsageError for a directory that cannot be written."""

@@ -193,7 +193,7 @@ def print_summary(outcome: Outcome, directory: Path, console: Console) -> None:
         lines.append(f"replicas of a stage were at most {progress.apart:.1e} of the weights' norm apart")
     if outcome.resumed:
         how = "other" if verdict.changed or verdict.renewed else "the same"
-        lines.append(f"resumed; {verdict.repeated} steps were done again" + f", with {how} losses" * verdict.pure)
+        lines.append(f"resumed; {verdict.repeated} steps were done again" + f", with {how} losses" * verdict.repeats)
     if verdict.renewed:
         lines.append(f"from version {', '.join(map(str, verdict.renewed))} on another run than before: a stage had "
                      "lost its state")
@@ -222,7 +222,7 @@ def _outer(progress: Progress) -> str:
 def _beside(comparison: Comparison) -> str:
     how = "bit-equal" if comparison.bit_equal else f"largest at step {comparison.at_step}"
     if not comparison.promised:
-        how += "; replicas trained on their own: close is all that can be expected"
+        how += "; under this manifest it shows who computed what: close is all that can be expected"
     return f"largest loss difference {comparison.max_difference:.3g} ({how})"
 
 

@@ -132,7 +132,7 @@ def _swarm(options: LocalOptions, prepared: Prepared, layout: Layout, plan: tupl
                         trainers=frozenset(layout.trainers))
     audit = Audit(
         stages=stages, steps=steps, microbatches=manifest.training.microbatches, exact=prepared.exact,
-        pure=manifest.averaging.equal_bits,
+        equal=manifest.averaging.equal_bits, repeats=prepared.pure and prepared.lossless,
     )
     faults = Faults(ordered, replicas=layout.replicas, steps=steps, rng=random.Random(seed),
                     every_s=options.kill_every, restart_s=kit.timing.restart_s)
@@ -204,7 +204,7 @@ def _beside(outcome: Outcome, prepared: Prepared, layout: Layout, *, kit: Kit, s
     mine: Sequence[float] = [point.loss for point in outcome.progress.points]
     comparison = compare(
         mine, losses, exact=prepared.exact, lossless=prepared.lossless,
-        promised=prepared.manifest.averaging.equal_bits,
+        promised=prepared.pure,
     )
     return replace(outcome, oracle=tuple(losses), comparison=comparison,
                    problem=_also(outcome.problem, comparison.problem))

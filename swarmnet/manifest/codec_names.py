@@ -73,6 +73,12 @@ def travels_as(name: str) -> str:
     return {"auto": "mixed", "powersgd": "fp32"}.get(split(name)[0], name)
 
 
+def may_owe(name: str) -> bool:
+    """May what a sum under it lacks be sent in a later step (`stage.feedback`)? Of plug-ins nobody knows."""
+    family, parameter = split(name)
+    return family in ("nf4", "topk", "powersgd") or parameter == "nf4" or is_plug_in(name)
+
+
 def check_boundary(name: str) -> str:
     """`name`, if activations and their gradients may cross a stage boundary under it. Raises ValueError, in words."""
     if name in ELEMENTWISE or is_plug_in(name):

@@ -18,7 +18,7 @@ GOOD = Committed(stage=0, step=0, loss_sum=0.0, num_tokens=16, digest="d", voide
 
 
 def test_replicas_that_train_on_their_own_may_end_apart_and_need_only_be_finite() -> None:
-    judge = Audit(stages=1, steps=1, microbatches=M, pure=False)
+    judge = Audit(stages=1, steps=1, microbatches=M, equal=False, repeats=False)
     for event in (GOOD, replace(GOOD, loss_sum=3.0), Finished(0, 1, "w"), Finished(0, 1, "other")):
         judge.on(event)
     judge.on(replace(GOOD, loss_sum=4.0), life=1)

@@ -89,6 +89,20 @@ def test_a_text_too_short_for_one_microbatch_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(("settings", "pure"), [
+    ((), True), (("averaging.sync=overlap",), True), (("numerics.mode=fp32", "averaging.codec=int8"), True),
+    (("averaging.sync=local",), False), (("numerics.mode=fp32", "averaging.codec=nf4"), False),
+    (("numerics.mode=fp32", "averaging.codec=auto:nf4"), False),
+    (("numerics.mode=fp32", "averaging.codec=topk:0.01"), False),
+    (("numerics.mode=fp32", "averaging.codec=fp32", "averaging.reducer=median"), False),
+])
+def test_one_process_is_the_measure_where_it_does_not_show_who_computed_what(
+    tmp_path: Path, settings: tuple[str, ...], pure: bool
+) -> None:
+    (tmp_path / "text.txt").write_text("abc " * 2000)
+    assert prepare(LocalOptions(data=str(tmp_path / "text.txt"), set=settings), tmp_path / "out").pure == pure
+
+
 def test_bad_settings_name_themselves(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nonsense"):
         prepare(LocalOptions(set=("training.nonsense=1",)), tmp_path / "out")
