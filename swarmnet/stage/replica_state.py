@@ -119,6 +119,7 @@ class ReplicaState:
         """On to the next version with the same weights: there was no gradient for them."""
         self._check(commits)
         self.version += 1
+        self._optimizer.set_num_steps(self.version)      # as where a snapshot of it is taken over
 
     def _check(self, commits: Sequence[Commit]) -> int:
         """Are these the commits that lead to the next version? Returns the step's number of tokens."""

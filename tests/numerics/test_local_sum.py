@@ -214,6 +214,21 @@ def test_a_joiner_takes_a_donors_state_whole_and_goes_on_as_the_donor_would() ->
     run(scenario, local(), replicas=3)
 
 
+def test_a_donor_that_has_sat_out_a_step_goes_on_as_its_joiner_does() -> None:
+    async def scenario(chain: StageChain) -> None:
+        donor, joiner, _ = chain.engines[0]
+        await step(chain, [(), (), (0, 1, 2, 3)])
+        await joiner.restore(await donor.snapshot(), version=1)
+        shares = [(0,), (0,), ()]
+        loss, tokens = await count(chain, shares)
+        for member, engine in enumerate((donor, joiner)):
+            digest, square = await a_round(chain, [member], shares)
+            await engine.apply([commit(0, 1, digest, loss, tokens, square)])
+        assert torch.equal(await weights(donor), await weights(joiner))
+
+    run(scenario, local(), replicas=3)
+
+
 def test_everything_is_exchanged_in_the_last_step() -> None:
     async def scenario(chain: StageChain) -> None:
         for engine in chain.engines[0]:
