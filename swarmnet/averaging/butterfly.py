@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from swarmnet.averaging.grid import Group, Speaker
 from swarmnet.averaging.meter import Meter
 from swarmnet.averaging.parts import Range
-from swarmnet.averaging.watch import Watch
+from swarmnet.averaging.watch import Wait, Watch
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
-from swarmnet.ids import PeerId
-from swarmnet.messages import Accepted, Answer, Indexes, Packed, Part, PartData, Rejected, Round, Running
+from swarmnet.ids import PeerId, RoundId
+from swarmnet.messages import Accepted, Answer, Indexes, Packed, Part, PartData, Rejected, Round, Running, Stamp
 from swarmnet.net.transport import Transport
 from swarmnet.stage.engine import Contribution, Engine
 
@@ -114,7 +114,11 @@ class Butterfly:
         """Does this request belong to this group of this round?"""
         first, last = self.group.span
         inside = self.group.hop == request.hop and first <= request.start <= request.stop <= last
-        return inside and (self.round.stamp, self.round.id) == (request.stamp, request.id)
+        return inside and self.is_in(request.stamp, request.id)
+
+    def is_in(self, stamp: Stamp, round_id: RoundId) -> bool:
+        """Is this group of that round?"""
+        return (self.round.stamp, self.round.id) == (stamp, round_id)
 
     @property
     def said(self) -> Speaker | None:
@@ -231,7 +235,7 @@ class Butterfly:
             while place < len(wanted):
                 request = Part(self.round.stamp, self.round.id, kind, wanted[place][0], wanted[-1][1], hop)
                 with contextlib.suppress(PeerGone, PeerTimeout, BadMessage, Refused):
-                    async with contextlib.aclosing(self._answers(peer, request, pace)) as answers:
+                    async with contextlib.aclosing(self._answers(peer, request, pace, wait)) as answers:
                         async for data in answers:
                             start, stop = wanted[place]
                             if len(data.payload) != 1 or data.payload[0].shape != (stop - start,):
@@ -244,7 +248,9 @@ class Butterfly:
                                 return
                 await asyncio.sleep(PAUSE_S)
 
-    async def _answers(self, peer: PeerId, request: Part, pace: _Pace) -> AsyncGenerator[PartData, None]:
+    async def _answers(
+        self, peer: PeerId, request: Part, pace: _Pace, wait: Wait
+    ) -> AsyncGenerator[PartData, None]:
         loop = asyncio.get_running_loop()
         heard = began = loop.time()
         deadline = began + _DEADLINE_S           # silence ends calls, not their length
@@ -264,7 +270,7 @@ class Butterfly:
                     case Accepted():
                         self._meter.ping(peer, heard - began)
                     case Running():
-                        continue
+                        wait.excused()
                     case PartData():
                         self._meter.received(_num_bytes(answer), since=since, now=heard)
                         pace.came(heard - asked)

@@ -34,6 +34,7 @@ from swarmnet.messages import (
     PartData,
     Rejected,
     Round,
+    Running,
     Stamp,
     TrailRequest,
     TrailStep,
@@ -233,12 +234,10 @@ class Exchange:
                 yield Rejected(RejectCode.NOT_FOUND, "that sum is gone")
             return
         yield Accepted()
-        current = self._opened_as(request)
-        if current is None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._running_s):
-                    await self._opened.wait()
-            current = self._opened_as(request)
+        current = self._opened_as(request) or await self._opens(request)
+        while current is None and self._waits_before(request):
+            yield Running()                      # it is not me who holds that up
+            current = await self._opens(request)
         if current is None:
             yield Rejected(RejectCode.NOT_READY, "that round is not open here")
             return
@@ -325,6 +324,17 @@ class Exchange:
 
     def _opened_as(self, request: Part) -> Butterfly | None:
         return next((phase for phase in self._open if phase.is_of(request)), None)
+
+    async def _opens(self, request: Part) -> Butterfly | None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._running_s):
+                await self._opened.wait()
+        return self._opened_as(request)
+
+    def _waits_before(self, request: Part) -> bool:
+        """Am I still at an earlier phase of that round?"""
+        reached = max((hop.group.span[1] for hop in self._open if hop.is_in(request.stamp, request.id)), default=None)
+        return reached is not None and reached <= request.start < request.stop <= sum(self._engine.phases)
 
     async def _ask(self, peer: PeerId, request: Part) -> PartData:
         answer = await ask(self._transport, peer, request)  # a piece on a slow line takes as long as it takes

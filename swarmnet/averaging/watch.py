@@ -36,12 +36,16 @@ class Wait:
     """One stream: `since` when its next chunk has been wanted, None while nobody asks for it."""
 
     def __init__(self, peer: PeerId, owes: bool, now: float) -> None:
-        self.peer, self.owes = peer, owes
+        self.peer, self.owes, self._owes = peer, owes, owes
         self.since: float | None = now
 
     def wanted(self, *, now: float) -> None:
         """The next chunk may come."""
-        self.since = now
+        self.since, self.owes = now, self._owes
+
+    def excused(self) -> None:
+        """Its sender says that it waits for others itself, so it is not the one that I wait for without conditions."""
+        self.owes = False
 
     def came(self) -> None:
         """It has; what follows waits for me."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,7 +17,7 @@ from swarmnet.averaging import parts
 from swarmnet.averaging.gossip import partners
 from swarmnet.averaging.grid import grid_of, groups
 from swarmnet.errors import Refused
-from swarmnet.messages import Part, Round
+from swarmnet.messages import Accepted, Answer, Part, Round
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -287,5 +287,31 @@ def test_who_came_after_a_round_among_partners_was_opened_takes_no_part_and_brea
         earlier = replace(current, contributions=current.contributions[:3], receivers=current.receivers[:3])
         with pytest.raises(Refused):
             await members.exchanges[members.peers[3]].sum(earlier, {})
+
+    play(story)
+
+
+@pytest.mark.parametrize(("phases", "private"), [((50,), 0), ((30, 20), 0), ((30, 20), 1)])
+def test_whoever_waits_is_waiting_for_who_answers_nothing_and_not_for_its_partner(
+    phases: tuple[int, ...], private: int
+) -> None:
+    members = Members(6, 50, phases=phases, private_phases=private)
+    *others, stuck = members.peers
+
+    async def hang(request: Part) -> AsyncGenerator[Answer, None]:
+        yield Accepted()
+        await asyncio.sleep(1e6)
+
+    async def story() -> None:
+        members.exchanges[stuck].serve = hang
+        current = members.round()
+        tasks = [asyncio.ensure_future(members.take_part(peer, current)) for peer in members.peers]
+        await asyncio.sleep(60.0)
+        for peer in others:
+            trouble = members.exchanges[peer].trouble
+            assert trouble is not None and [(late.peer, late.owes) for late in trouble.late] == [(stuck, True)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     play(story)
