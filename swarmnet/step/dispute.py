@@ -41,6 +41,7 @@ class Dispute:
         self._me, self._patience_s = me, patience_s
         self._round: RoundId | None = None
         self._began = 0.0
+        self._known: set[PeerId] = set()
         self._ready: dict[PeerId, float] = {}
         self._late: dict[PeerId, tuple[Late, ...]] = {}
         self._refused: dict[PeerId, set[PeerId]] = {}     # accused -> accusers, in all rounds of the step
@@ -55,7 +56,11 @@ class Dispute:
         self._late, self._fresh, self._late_since, self._alone_since = {}, {}, None, None
 
     def hear(self, peer: PeerId, report: Report, *, now: float) -> None:
-        """What a member complains of; and whether it still computes: then it owes nobody anything."""
+        """What a member complains of; and whether it still computes: then it owes nobody anything.
+
+        Complaints of those that have never reported themselves are nothing: nobody exchanges with them.
+        """
+        self._known.add(peer)
         if report.owned <= report.summed:
             self._ready.setdefault(peer, now)
         else:
@@ -65,7 +70,7 @@ class Dispute:
             self._late.pop(peer, None)
             return
         self._late[peer] = tuple(late for late in trouble.late if late.peer != peer)
-        for accused in trouble.refused:
+        for accused in self._known.intersection(trouble.refused):
             for found in (self._refused, self._fresh):
                 found.setdefault(accused, set()).add(peer)
 

@@ -145,3 +145,10 @@ def test_no_single_member_can_have_anybody_but_itself_left_out(said: list[tuple[
             case Again():
                 court.open(now)
     assert left in ([], [B])
+
+
+def test_strangers_are_not_remembered_however_many_are_named() -> None:
+    court = Court(A, B, C)
+    for number in range(100):
+        court.says(B, refused=tuple(PeerId(f"{number}-{place}") for place in range(64)), now=1.0)
+    assert not court.dispute._refused and court.verdict(60.0) is None
