@@ -30,6 +30,10 @@ weights' norm, is far outside."""
 RESOLUTION = 2.0**-24
 """Of a relative distance: bits that differ by less than a sketch can tell are said to be so far apart."""
 
+FARTHEST = 1e9
+"""Distances are not said beyond this: next to a sketch that is nearly zero, as no weights' is, anything is far, and a
+record with such a number would be refused by everybody."""
+
 MOST_RESTS = 64
 """Measures that are let pass, at most, before another repair that has not helped before."""
 
@@ -87,10 +91,11 @@ class Verdict:
 
 
 def relative_distance(one: Measure, other: Measure) -> float | None:
-    """Of the weights of `one` to those of `other`, relative to the norm of the latter; None if sketches do not say."""
+    """Of the weights of `one` to those of `other`, relative to the norm of the latter, `FARTHEST` at the most; None if
+    sketches do not say."""
     if len(one.sketch) != len(other.sketch) or not any(other.sketch):
         return None
-    return math.dist(one.sketch, other.sketch) / math.hypot(*other.sketch)
+    return min(math.dist(one.sketch, other.sketch) / math.hypot(*other.sketch), FARTHEST)
 
 
 def judge(readings: Readings, *, equal_bits: bool, unheard: int = 0) -> Verdict:

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from swarmnet.ids import Chain, PeerId
 from swarmnet.messages import Heartbeat, Measure, Stamp
-from swarmnet.step.drift import MOST_RESTS, Drift, DriftRules, Reading, judge, may_go, relative_distance, resyncs
+from swarmnet.step.drift import (
+    FARTHEST,
+    MOST_RESTS,
+    Drift,
+    DriftRules,
+    Reading,
+    judge,
+    may_go,
+    relative_distance,
+    resyncs,
+)
 from swarmnet.step.view import Timers, View, keeper_rank
 
 CHAIN, TERM = Chain("1" * 64), Chain("2" * 64)
@@ -233,6 +243,16 @@ def test_where_equal_bits_are_not_promised_only_who_is_far_outside_is_off() -> N
     assert verdict((100.0, 0.0), (100.0, 50.0)) == set(), "of two nobody can say who"
     assert verdict((100.0, 0.0), (100.0, 1e-6), (100.0, 1e-3)) == set(), "far, but a hundredth of a hundredth"
     assert verdict((1.0,), (2.0, 3.0), (4.0,)) == set(), "sketches that cannot be compared"
+
+
+def test_a_sketch_that_is_nearly_zero_makes_nobodys_record_one_that_is_refused() -> None:
+    stage = Stage([7, 7])
+    first, second = stage.order
+    stage.drifts[first].measured(measure(7, sketch=(1e-40, 0.0)), TERM, now=stage.now)
+    stage.drifts[second].measured(measure(7), TERM, now=stage.now)
+    stage.hear()
+    stage.drifts[second].review(now=stage.now)
+    assert stage.drifts[second].distance == (10, FARTHEST)
 
 
 def test_distances_are_relative_and_may_be_unknown() -> None:
