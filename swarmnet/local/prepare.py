@@ -63,6 +63,7 @@ def num_parameters(model: Model) -> int:
     attention = model.hidden_size * model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads)
     if model.attention_bias:
         attention += model.head_dim * (model.num_heads + 2 * model.num_kv_heads)
+    attention += model.hidden_size * model.output_bias + 2 * model.head_dim * model.qk_norm
     layer = attention + 3 * model.hidden_size * model.intermediate_size + 2 * model.hidden_size
     ends = model.vocab_size * model.hidden_size * (1 if model.tie_embeddings else 2) + model.hidden_size
     return model.num_layers * layer + ends

@@ -33,10 +33,40 @@ class Model(Table):
     num_kv_heads: Positive = Field(default=2, description="key and value heads (grouped-query attention)")
     head_dim: Positive = Field(default=32, description="width of one head; even")
     rope_theta: Above0 = Field(default=10000.0, description="base of the rotary position embedding")
+    rope_scaling: Literal["none", "linear", "llama3"] = Field(
+        default="none", description='"none", "linear" (slower by rope_factor), or "llama3" (only slow pairs are)'
+    )
+    rope_factor: Annotated[float, Field(ge=1.0)] = Field(
+        default=1.0, description="by how much rotation is slowed down; 1 without rope_scaling"
+    )
+    rope_low_freq_factor: Above0 = Field(
+        default=1.0, description='"llama3": pairs with fewer turns in rope_original_length are slowed down whole'
+    )
+    rope_high_freq_factor: Above0 = Field(default=4.0, description='"llama3": pairs with more turns in it are kept')
+    rope_original_length: Positive = Field(default=8192, description='"llama3": tokens of a sequence before scaling')
     rms_norm_eps: Above0 = Field(default=1e-5, description="added to the mean square in every norm")
     init_std: Above0 = Field(default=0.02, description="standard deviation of the initial weights")
     tie_embeddings: bool = Field(default=False, description="head = embedding; only with cut.stages = 1")
     attention_bias: bool = Field(default=False, description="biases in the query, key and value projections")
+    output_bias: bool = Field(default=False, description="a bias in the attention's output projection too")
+    qk_norm: bool = Field(default=False, description="a norm over each query and key head, as in Qwen3")
+
+    @model_validator(mode="after")
+    def _biases(self) -> Model:
+        if self.output_bias and not self.attention_bias:
+            raise ValueError("output_bias = true without attention_bias = true is no architecture of Hugging Face's")
+        if self.qk_norm and self.attention_bias and not self.output_bias:
+            raise ValueError("qk_norm = true with attention_bias = true needs output_bias = true, as in Qwen3")
+        return self
+
+    @model_validator(mode="after")
+    def _rotary(self) -> Model:
+        if self.rope_scaling == "none" and self.rope_factor != 1:
+            raise ValueError(f'rope_factor = {self.rope_factor} has no effect without rope_scaling: leave it at 1.0')
+        if self.rope_scaling == "llama3" and self.rope_low_freq_factor >= self.rope_high_freq_factor:
+            raise ValueError(f"rope_low_freq_factor = {self.rope_low_freq_factor} must be below "
+                             f"rope_high_freq_factor = {self.rope_high_freq_factor}")
+        return self
 
     @model_validator(mode="after")
     def _heads(self) -> Model:

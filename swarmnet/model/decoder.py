@@ -1,14 +1,17 @@
 """A Llama-style decoder in stages: RMSNorm, rotary positions, grouped-query attention, SwiGLU (arXiv:2302.13971).
 
-Parameter names are those of Hugging Face's Llama with the *global* layer index, whatever the stage holds; the order of
-`named_parameters()` is the canonical order of the flat gradient. Every parameter goes through `model.split`, so a
-forward with a `Tape` can be followed by a backward in two halves; without one this is ordinary torch.
+With biases it is Qwen2, with norms over each query and key head Qwen3; Mistral differs in nothing that shows inside its
+window. Parameter names are those of Hugging Face's Llama with the *global* layer index, whatever the stage holds; the
+order of `named_parameters()` is the canonical order of the flat gradient. Every parameter goes through `model.split`,
+so a forward with a `Tape` can be followed by a backward in two halves; without one this is ordinary torch.
 
 Head counts follow from the width of the projections, so a rank that holds some of the heads runs the same code.
 Knows no wire, no optimizer and no other stage.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import torch.nn.functional as F
@@ -66,18 +69,25 @@ class Attention(nn.Module):
         self.q_proj = Linear(width, queries, bias=model.attention_bias)
         self.k_proj = Linear(width, keys, bias=model.attention_bias)
         self.v_proj = Linear(width, keys, bias=model.attention_bias)
-        self.o_proj = Linear(queries, width)
+        self.o_proj = Linear(queries, width, bias=model.output_bias)
+        self.q_norm = RMSNorm(model.head_dim, model.rms_norm_eps) if model.qk_norm else None
+        self.k_norm = RMSNorm(model.head_dim, model.rms_norm_eps) if model.qk_norm else None
 
     def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, tape: Tape | None) -> Tensor:
         batch, length, _ = x_BTD.shape
         q, k, v = (
-            projection(x_BTD, tape).view(batch, length, -1, self.head_dim).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
+            _normed(norm, projection(x_BTD, tape).view(batch, length, -1, self.head_dim), tape).transpose(1, 2)
+            for projection, norm in ((self.q_proj, self.q_norm), (self.k_proj, self.k_norm), (self.v_proj, None))
         )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         y_BHTC = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         y_BTD: Tensor = self.o_proj(y_BHTC.transpose(1, 2).reshape(batch, length, -1), tape)
         return y_BTD
+
+
+def _normed(norm: RMSNorm | None, x_BTHC: Tensor, tape: Tape | None) -> Tensor:
+    y: Tensor = x_BTHC if norm is None else norm(x_BTHC, tape)
+    return y
 
 
 class MLP(nn.Module):
@@ -161,9 +171,27 @@ class StageModule(nn.Module):
 def rotary_tables(model: Model, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosines and sines [T, head_dim] of rotary positions (arXiv:2104.09864); pairs are (c, c + head_dim / 2)."""
     powers = torch.arange(0, model.head_dim, 2, dtype=torch.float32) / model.head_dim
-    angles = torch.outer(torch.arange(length, dtype=torch.float32), 1.0 / model.rope_theta**powers)
+    frequencies = _scaled(1.0 / model.rope_theta**powers, model)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos().to(device), angles.sin().to(device)
+
+
+def _scaled(frequencies: Tensor, model: Model) -> Tensor:
+    """Radians per token of each pair, for sequences longer than a model was first trained on.
+
+    "linear" slows all pairs down (arXiv:2306.15595). "llama3" (arXiv:2407.21783) those that turn less than
+    `rope_low_freq_factor` times in the original length, keeps those above `rope_high_freq_factor`, and goes from one to
+    the other in between.
+    """
+    if model.rope_scaling == "none":
+        return frequencies
+    if model.rope_scaling == "linear":
+        return frequencies / model.rope_factor
+    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
+    turns = model.rope_original_length * frequencies / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - kept) * frequencies / model.rope_factor + kept * frequencies
 
 
 def rotate(x_BHTC: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:

@@ -37,6 +37,8 @@ def test_num_parameters_counts_every_tensor() -> None:
     assert num_parameters(model) == 2 * (attention + 3 * 8 * 12 + 2 * 8) + 2 * 10 * 8 + 8
     biased = model.model_copy(update={"attention_bias": True, "tie_embeddings": True})
     assert num_parameters(biased) == num_parameters(model) + 2 * (8 + 4 + 4) - 10 * 8
+    normed = model.model_copy(update={"attention_bias": True, "output_bias": True, "qk_norm": True})
+    assert num_parameters(normed) == num_parameters(model) + 2 * (8 + 4 + 4 + 8 + 2 * 4)
 
 
 def test_what_children_read_is_the_run(tmp_path: Path) -> None:

@@ -127,3 +127,38 @@ def test_the_loss_of_new_weights_is_that_of_guessing() -> None:
 def test_tied_embeddings_are_one_parameter() -> None:
     module = whole(MODEL.model_copy(update={"tie_embeddings": True}))
     assert "lm_head.weight" not in dict(module.named_parameters())
+
+
+@pytest.mark.parametrize("changes", [
+    {"rope_scaling": "linear", "rope_factor": 4.0},
+    {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_original_length": 64},
+], ids=["linear", "llama3"])
+def test_scaled_rotation_is_slower_and_never_faster(changes: dict[str, object]) -> None:
+    scaled = MODEL.model_copy(update={"head_dim": 32, **changes})
+    plain = MODEL.model_copy(update={"head_dim": 32})
+    (_, sin), (_, plain_sin) = (rotary_tables(model, 2, torch.device("cpu")) for model in (scaled, plain))
+    turn, plain_turn = (table[1, :16].double().asin() for table in (sin, plain_sin))     # radians per token
+    ratio = plain_turn / turn
+    slowest = float(str(changes["rope_factor"]))
+    assert ratio[-1].item() == pytest.approx(slowest, rel=1e-4) and bool((ratio > 1 - 1e-5).all())
+    if changes["rope_scaling"] == "llama3":
+        assert ratio[0].item() == pytest.approx(1.0, rel=1e-4)
+    else:
+        torch.testing.assert_close(ratio, torch.full_like(ratio, slowest), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"rope_factor": 2.0}, "has no effect without rope_scaling"),
+    ({"rope_scaling": "llama3", "rope_low_freq_factor": 4.0}, "must be below"),
+    ({"output_bias": True}, "without attention_bias"),
+    ({"qk_norm": True, "attention_bias": True}, "needs output_bias"),
+])
+def test_what_no_architecture_is(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Model.model_validate(changes)
+
+
+def test_norms_of_heads_have_the_width_of_one_head() -> None:
+    module = whole(MODEL.model_copy(update={"qk_norm": True}))
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters() if "q_norm" in name}
+    assert shapes == {f"model.layers.{layer}.self_attn.q_norm.weight": (8,) for layer in range(3)}
