@@ -1,0 +1,144 @@
+"""Tensors of a checkpoint in safetensors, one file or several with an index: each stage reads its own and no others.
+
+`Checkpoint` looks at headers only until tensors are asked for. What is read is checked: shapes before contents, every
+number finite. Whatever their type in the file, tensors are fp32 here.
+
+Where a model is tied in its files and not here, the head is a copy of the embedding: so it is in every run of more than
+one stage. Which tensors a stage needs follows from the decoder, whose names are Hugging Face's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from swarmnet.errors import UsageError
+from swarmnet.manifest.schema import Cut, Model
+from swarmnet.model.cut import cut_layers
+from swarmnet.model.decoder import StageModule
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+_LARGEST_INDEX = 64 << 20
+_UNUSED = "rotary_emb.inv_freq"          # old files hold them; they follow from the config
+
+Shapes = Mapping[str, torch.Size]
+
+
+def stage_shapes(model: Model, cut: Cut, sequence_length: int) -> list[dict[str, torch.Size]]:
+    """Names and shapes of each stage's parameters, in canonical order; no memory is taken for them."""
+    ranges = cut_layers(model, cut, sequence_length)
+    with torch.device("meta"):
+        modules = [
+            StageModule(model, layers, first=stage == 0, last=stage == len(ranges) - 1)
+            for stage, layers in enumerate(ranges)
+        ]
+    return [{name: parameter.shape for name, parameter in module.named_parameters()} for module in modules]
+
+
+class Checkpoint:
+    """The tensors in `folder`. Raises UsageError if there are none, or their index is not one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._file_of = self._index()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every tensor that means something."""
+        return frozenset(name for name in self._file_of if not name.endswith(_UNUSED))
+
+    def read(self, shapes: Shapes) -> dict[str, Tensor]:
+        """These tensors: fp32, on the CPU, in the order of `shapes`. Raises UsageError naming the first that is not
+        there, not of that shape, or not finite."""
+        found: dict[str, Tensor] = {}
+        for file, names in self._by_file(shapes).items():
+            with self._opened(file) as opened:
+                for name in names:
+                    found[name] = self._tensor(opened, file, name, shapes[name])
+        return {name: found[name] for name in shapes}
+
+    def beyond(self, stages: Sequence[Shapes]) -> list[str]:
+        """Tensors here that none of `stages` reads: then the config does not say all of the model."""
+        read = {self._source(name) for shapes in stages for name in shapes}
+        return sorted(self.names - read - {HEAD if EMBEDDING in read else EMBEDDING})
+
+    def _source(self, name: str) -> str:
+        """Under which name a parameter lies here: a tied head is the embedding."""
+        return EMBEDDING if name == HEAD and HEAD not in self._file_of else name
+
+    def _by_file(self, shapes: Shapes) -> dict[str, list[str]]:
+        files: dict[str, list[str]] = {}
+        for name in shapes:
+            if self._source(name) not in self._file_of:
+                raise UsageError(f"{self.folder}: holds no tensor {name}, which the config asks for")
+            files.setdefault(self._file_of[self._source(name)], []).append(name)
+        return files
+
+    def _tensor(self, opened: Any, file: str, name: str, shape: torch.Size) -> Tensor:
+        where, source = self.folder / file, self._source(name)
+        try:
+            piece = opened.get_slice(source)
+            if tuple(piece.get_shape()) != tuple(shape):
+                raise UsageError(f"{where}: {source} has shape {tuple(piece.get_shape())}, the model {tuple(shape)}")
+            tensor: Tensor = opened.get_tensor(source)
+        except SafetensorError as error:
+            raise UsageError(f"{where}: {source} cannot be read: {error}") from error
+        if not tensor.is_floating_point():
+            raise UsageError(f"{where}: {source} is of type {tensor.dtype}: quantised weights are not supported")
+        tensor = tensor.to(torch.float32)
+        if not bool(torch.isfinite(tensor).all()):
+            raise UsageError(f"{where}: {source} holds NaN or infinity")
+        return tensor.contiguous()
+
+    @contextlib.contextmanager
+    def _opened(self, file: str) -> Iterator[Any]:
+        path = self.folder / file
+        try:
+            with safetensors.safe_open(str(path), framework="pt", device="cpu") as opened:
+                yield opened
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+        except SafetensorError as error:
+            raise UsageError(f"{path}: is not safetensors: {error}") from error
+
+    def _index(self) -> dict[str, str]:
+        """name -> file that holds it."""
+        path = self.folder / INDEX
+        if not path.is_file():
+            if not (self.folder / SINGLE).is_file():
+                raise UsageError(f"{self.folder}: holds neither {SINGLE} nor {INDEX}; other formats (.bin, .pth) are "
+                                 "not read")
+            with self._opened(SINGLE) as opened:
+                return dict.fromkeys(opened.keys(), SINGLE)
+        try:
+            with path.open("rb") as file:
+                found = json.loads(file.read(_LARGEST_INDEX))["weight_map"]
+            files = {str(name): str(place) for name, place in found.items()}
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UsageError(f"{path}: is not an index of tensors") from error
+        for place in files.values():
+            if Path(place).name != place or place in ("", ".", ".."):
+                raise UsageError(f"{path}: names {place!r}, which is no file beside it")
+        return files
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, shapes and fp32 bytes, in the order given: equal for equal weights, however they lie."""
+    total = hashlib.sha256()
+    for name, tensor in tensors.items():
+        total.update(f"{name} {list(tensor.shape)}\n".encode())
+        total.update(tensor.detach().cpu().contiguous().numpy().data.cast("B"))
+    return total.hexdigest()

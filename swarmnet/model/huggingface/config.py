@@ -1,0 +1,202 @@
+"""`config.json` of a Llama, Mistral, Qwen2 or Qwen3 checkpoint as a `Model`, and a `Model` as such a file.
+
+Reading refuses whatever would change the numbers and is not in a `Model`: another activation, biases in the
+feed-forward, other scalings of rotary positions, quantised weights. Knows both spellings of rotary positions:
+`rope_theta` with `rope_scaling`, and `rope_parameters`. Reads no tensor.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from swarmnet.errors import UsageError
+from swarmnet.manifest.schema import Model
+
+FILE = "config.json"
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
+                 "qwen3": "Qwen3ForCausalLM"}
+"""model_type -> the class in transformers."""
+
+_SIZES = {"vocab_size": "vocab_size", "hidden_size": "hidden_size", "intermediate_size": "intermediate_size",
+          "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
+_LARGEST_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a checkpoint's config says. window: attention reaches back so many tokens only; None: to the beginning."""
+
+    model: Model
+    window: int | None = None
+
+
+def read_config(folder: Path) -> Described:
+    """The model in `folder`, `tie_embeddings` as the file has it. Raises UsageError: not there, or not supported."""
+    return describe(raw_config(folder), where=str(folder / FILE))
+
+
+def raw_config(folder: Path) -> dict[str, Any]:
+    """The config in `folder` as it stands there. Raises UsageError if it cannot be read."""
+    path = folder / FILE
+    try:
+        with path.open("rb") as file:
+            data = json.loads(file.read(_LARGEST_BYTES))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}; name the directory of a Hugging Face checkpoint"
+                         ) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise UsageError(f"{path}: holds no table")
+    return data
+
+
+def describe(data: Mapping[str, Any], *, where: str) -> Described:
+    """What the config `data` means. Raises UsageError in the name of `where`."""
+    kind = data.get("model_type")
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        raise UsageError(f"{where}: model_type = {json.dumps(kind)}: supported are {', '.join(ARCHITECTURES)}")
+    _refuse(data, where)
+    fields: dict[str, Any] = {ours: _need(data, theirs, where) for theirs, ours in _SIZES.items()}
+    if kind != "llama":                                  # the first Llamas had as many of them as query heads
+        _need(data, "num_key_value_heads", where)
+    fields["num_kv_heads"] = _or(data, "num_key_value_heads", fields["num_heads"])
+    if data.get("head_dim") is not None:
+        fields["head_dim"] = data["head_dim"]
+    elif _is_count(fields["hidden_size"]) and _is_count(fields["num_heads"]) and fields["num_heads"]:
+        fields["head_dim"] = fields["hidden_size"] // fields["num_heads"]
+    fields["rms_norm_eps"] = _need(data, "rms_norm_eps", where)
+    fields["init_std"] = _or(data, "initializer_range", Model().init_std) or Model().init_std
+    fields["tie_embeddings"] = _or(data, "tie_word_embeddings", False)
+    everywhere = _or(data, "attention_bias", False) if kind in ("llama", "qwen3") else False
+    fields |= {"attention_bias": kind == "qwen2" or everywhere, "output_bias": everywhere, "qk_norm": kind == "qwen3"}
+    fields |= _rotary(data, where)
+    try:
+        model = Model.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        shown = f"{name} = {json.dumps(fields.get(name), default=str)}: " if name else ""
+        raise UsageError(f"{where}: {shown}{first['msg'].removeprefix('Value error, ')}") from error
+    return Described(model, _window(data, kind, where))
+
+
+def config_of(model: Model, *, longest: int) -> dict[str, Any]:
+    """The `config.json` under which transformers computes what `model` does.
+
+    longest: tokens of a sequence; what the model was trained on. Raises UsageError if there is none.
+    """
+    kind = _kind(model)
+    data: dict[str, Any] = {
+        "architectures": [ARCHITECTURES[kind]], "model_type": kind, "hidden_act": "silu", "dtype": "float32",
+        "torch_dtype": "float32", **{theirs: getattr(model, ours) for theirs, ours in _SIZES.items()},
+        "num_key_value_heads": model.num_kv_heads, "head_dim": model.head_dim, "rms_norm_eps": model.rms_norm_eps,
+        "initializer_range": model.init_std, "tie_word_embeddings": model.tie_embeddings,
+        "max_position_embeddings": longest, "rope_theta": model.rope_theta, "rope_scaling": _scaling(model),
+        "use_cache": True,
+    }
+    if kind in ("llama", "qwen3"):
+        data["attention_bias"] = model.attention_bias
+    if kind == "llama":
+        data["mlp_bias"] = False
+    else:
+        data["sliding_window"] = None
+    if kind.startswith("qwen"):
+        data["use_sliding_window"] = False
+    return data
+
+
+def _kind(model: Model) -> str:
+    """The model_type that computes this. A Llama of transformers' has to divide its width by its heads, whatever the
+    width of a head; without biases a Mistral without a window is the same."""
+    if model.qk_norm:
+        return "qwen3"
+    if model.attention_bias and not model.output_bias:
+        return "qwen2"
+    if model.hidden_size % model.num_heads == 0:
+        return "llama"
+    if model.attention_bias:
+        raise UsageError(f"model.hidden_size = {model.hidden_size} is no multiple of model.num_heads = "
+                         f"{model.num_heads}: with model.output_bias no architecture of transformers takes that")
+    return "mistral"
+
+
+def _scaling(model: Model) -> dict[str, Any] | None:
+    match model.rope_scaling:
+        case "none":
+            return None
+        case "linear":
+            return {"rope_type": "linear", "factor": model.rope_factor}
+        case "llama3":
+            return {
+                "rope_type": "llama3", "factor": model.rope_factor, "low_freq_factor": model.rope_low_freq_factor,
+                "high_freq_factor": model.rope_high_freq_factor,
+                "original_max_position_embeddings": model.rope_original_length,
+            }
+
+
+def _rotary(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The fields of rotary positions, whichever way they are written."""
+    scaling: Any = next((data[key] for key in ("rope_parameters", "rope_scaling") if data.get(key) is not None), {})
+    if not isinstance(scaling, dict):
+        raise UsageError(f"{where}: rope_scaling = {json.dumps(scaling)}: must be a table")
+    theta = _or(scaling, "rope_theta", _or(data, "rope_theta", 10000.0))
+    fields: dict[str, Any] = {"rope_theta": theta}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "default":
+        return fields
+    if kind not in ("linear", "llama3"):
+        raise UsageError(f'{where}: rope_type = {json.dumps(kind)}: supported are "default", "linear" and "llama3"')
+    fields |= {"rope_scaling": kind, "rope_factor": _need(scaling, "factor", where)}
+    if kind == "llama3":
+        fields |= {
+            "rope_low_freq_factor": _need(scaling, "low_freq_factor", where),
+            "rope_high_freq_factor": _need(scaling, "high_freq_factor", where),
+            "rope_original_length": _need(scaling, "original_max_position_embeddings", where),
+        }
+    return fields
+
+
+def _refuse(data: Mapping[str, Any], where: str) -> None:
+    """What would change the numbers and has no place in a `Model`."""
+    if (activation := data.get("hidden_act", "silu")) not in ("silu", "swish"):
+        raise UsageError(f'{where}: hidden_act = {json.dumps(activation)}: supported is "silu"')
+    for key, plain, words in (
+        ("mlp_bias", False, "biases in the feed-forward are not supported"),
+        ("quantization_config", None, "quantised weights are not supported: take the checkpoint it was made from"),
+        ("partial_rotary_factor", 1.0, "rotary positions of a part of each head are not supported"),
+    ):
+        if data.get(key) not in (None, plain):
+            raise UsageError(f"{where}: {key} = {json.dumps(data[key])[:80]}: {words}")
+
+
+def _window(data: Mapping[str, Any], kind: str, where: str) -> int | None:
+    """How far attention reaches back, where that has a limit in any layer."""
+    used = kind == "mistral" or (kind in ("qwen2", "qwen3") and data.get("use_sliding_window") is True)
+    window = data.get("sliding_window")
+    if not used or window is None:
+        return None
+    if not _is_count(window) or window < 1:
+        raise UsageError(f"{where}: sliding_window = {json.dumps(window)}: must be a number of tokens")
+    return int(window)
+
+
+def _need(data: Mapping[str, Any], key: str, where: str) -> Any:
+    if data.get(key) is None:
+        raise UsageError(f"{where}: {key} is missing")
+    return data[key]
+
+
+def _or(data: Mapping[str, Any], key: str, otherwise: Any) -> Any:
+    return otherwise if data.get(key) is None else data[key]
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,107 @@
+"""Write a model where transformers finds it: config, shards of safetensors and their index, what belongs to the text.
+
+Everything is written into a folder beside the target and renamed, so that a half-written model never looks whole.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor
+
+from swarmnet.errors import UsageError
+from swarmnet.manifest.schema import Model
+from swarmnet.model.huggingface.checkpoint import INDEX, SINGLE
+from swarmnet.model.huggingface.config import FILE, config_of, raw_config
+
+SHARD_BYTES = 4 << 30
+
+BESIDE = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+          "merges.txt", "tokenizer.model", "generation_config.json", "chat_template.jinja", "chat_template.json")
+"""What lies beside the tensors of a checkpoint and is about text: copied as it is."""
+
+KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
+"""What the config of the checkpoint a run began from knows and a manifest does not."""
+
+
+def write_model(
+    target: Path, model: Model, stages: Iterable[Mapping[str, Tensor]], *, longest: int, like: Path | None = None,
+    tokenizer: Path | None = None, shard_bytes: int = SHARD_BYTES,
+) -> list[str]:
+    """Write `model` with the tensors of `stages`, which may come one by one; at most one of them is held in memory.
+
+    longest: tokens of a sequence in training. like: the checkpoint that the run began from, if it is here. tokenizer:
+    a tokenizer.json. Returns the names of the files. Raises UsageError: `target` exists, or cannot be written.
+    """
+    if target.exists():
+        raise UsageError(f"{target}: exists already; name a directory that does not")
+    beside = target.with_name(f".{target.name}.part")
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        try:
+            _shards(beside, stages, shard_bytes)
+            _json(beside / FILE, config_of(model, longest=longest) | _kept(like, longest))
+            for path in [*(like / name for name in BESIDE if like is not None), *([tokenizer] if tokenizer else [])]:
+                if path.is_file():
+                    shutil.copyfile(path, beside / ("tokenizer.json" if path == tokenizer else path.name))
+            beside.rename(target)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    except OSError as error:
+        raise UsageError(f"{target}: cannot be written: {error.strerror}") from error
+    return sorted(path.name for path in target.iterdir())
+
+
+def _kept(like: Path | None, longest: int) -> dict[str, Any]:
+    if like is None or not (like / FILE).is_file():
+        return {}
+    data = raw_config(like)
+    kept = {key: data[key] for key in KEPT if data.get(key) is not None}
+    if isinstance(length := kept.get("max_position_embeddings"), int):
+        kept["max_position_embeddings"] = max(length, longest)
+    return kept
+
+
+def _shards(folder: Path, stages: Iterable[Mapping[str, Tensor]], shard_bytes: int) -> None:
+    """A shard ends with its stage, or when it is full."""
+    files: list[list[str]] = []
+    total = 0
+    for tensors in stages:
+        for shard in _cut(tensors, shard_bytes):
+            safetensors.torch.save_file(shard, _part(folder, len(files)), metadata={"format": "pt"})
+            files.append(list(shard))
+            total += sum(tensor.nbytes for tensor in shard.values())
+    if len(files) == 1:
+        _part(folder, 0).rename(folder / SINGLE)
+        return
+    places: dict[str, str] = {}
+    for number, names in enumerate(files):
+        name = f"model-{number + 1:05d}-of-{len(files):05d}.safetensors"
+        _part(folder, number).rename(folder / name)
+        places |= dict.fromkeys(names, name)
+    _json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))})
+
+
+def _cut(tensors: Mapping[str, Tensor], shard_bytes: int) -> Iterable[dict[str, Tensor]]:
+    shard: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if shard and sum(each.nbytes for each in shard.values()) + tensor.nbytes > shard_bytes:
+            yield shard
+            shard = {}
+        shard[name] = tensor.contiguous()
+    if shard:
+        yield shard
+
+
+def _part(folder: Path, number: int) -> Path:
+    return folder / f".part-{number}"
+
+
+def _json(path: Path, data: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

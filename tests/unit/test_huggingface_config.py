@@ -1,0 +1,118 @@
+"""`config.json` in both spellings, and what is refused in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarmnet.errors import UsageError
+from swarmnet.manifest.schema import Model
+from swarmnet.model.huggingface.config import config_of, describe, read_config
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "hidden_act": "silu", "vocab_size": 100, "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+    "rope_theta": 5e5,
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192}
+
+
+def model(**changes: Any) -> Model:
+    return describe(LLAMA | changes, where="config.json").model
+
+
+def test_the_plain_one() -> None:
+    assert model() == Model(
+        vocab_size=100, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
+        rope_theta=5e5, rms_norm_eps=1e-6,
+    )
+
+
+def test_both_spellings_of_rotary_positions_are_one() -> None:
+    old = model(rope_scaling=LLAMA3)
+    new = model(rope_theta=None, rope_parameters=LLAMA3 | {"rope_theta": 5e5})
+    assert old == new and (old.rope_scaling, old.rope_factor, old.rope_original_length) == ("llama3", 8.0, 8192)
+    assert model(rope_scaling={"type": "linear", "factor": 2.0}).rope_factor == 2.0
+    assert model(rope_parameters={"rope_type": "default", "rope_theta": 7.0}).rope_theta == 7.0
+
+
+def test_what_is_not_said() -> None:
+    first = {key: value for key, value in LLAMA.items() if key not in ("num_key_value_heads", "rope_theta")}
+    found = describe(first, where="").model
+    assert (found.num_kv_heads, found.rope_theta, found.tie_embeddings) == (4, 10000.0, False)
+
+
+def test_biases_and_norms_follow_the_kind() -> None:
+    def kind(**changes: Any) -> tuple[bool, bool, bool]:
+        found = model(**changes)
+        return found.attention_bias, found.output_bias, found.qk_norm
+
+    assert kind() == (False, False, False)
+    assert kind(attention_bias=True) == (True, True, False)
+    assert kind(model_type="mistral") == (False, False, False)
+    assert kind(model_type="qwen2") == (True, False, False)
+    assert kind(model_type="qwen3") == (False, False, True)
+    assert kind(model_type="qwen3", attention_bias=True) == (True, True, True)
+
+
+@pytest.mark.parametrize(("changes", "window"), [
+    ({"model_type": "mistral", "sliding_window": 4096}, 4096),
+    ({"model_type": "mistral", "sliding_window": None}, None),
+    ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}, None),
+    ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}, 4096),
+    ({"sliding_window": 4096}, None),
+])
+def test_windows(changes: dict[str, Any], window: int | None) -> None:
+    assert describe(LLAMA | changes, where="").window == window
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"model_type": "mixtral"}, 'model_type = "mixtral": supported are llama, mistral, qwen2, qwen3'),
+    ({"model_type": None}, "model_type = null"),
+    ({"model_type": []}, "model_type = \\[\\]"),
+    ({"hidden_act": "gelu"}, 'hidden_act = "gelu": supported is "silu"'),
+    ({"mlp_bias": True}, "biases in the feed-forward"),
+    ({"quantization_config": {"bits": 4}}, "quantised weights"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 'rope_type = "yarn": supported are'),
+    ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
+    ({"rope_scaling": 3}, "must be a table"),
+    ({"hidden_size": None}, "hidden_size is missing"),
+    ({"hidden_size": "32"}, "hidden_size = \"32\""),
+    ({"num_attention_heads": 0}, "num_heads = 0"),
+    ({"num_attention_heads": 3, "head_dim": 8}, "num_heads = 3 must be a multiple"),
+    ({"model_type": "mistral", "sliding_window": "4k"}, "must be a number of tokens"),
+    ({"model_type": "qwen2", "num_key_value_heads": None}, "num_key_value_heads is missing"),
+])
+def test_what_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        describe(LLAMA | changes, where="config.json")
+    assert str(caught.value).startswith("config.json: ") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"attention_bias": True}, {"attention_bias": True, "output_bias": True}, {"qk_norm": True},
+    {"qk_norm": True, "attention_bias": True, "output_bias": True}, {"tie_embeddings": True},
+    {"rope_scaling": "linear", "rope_factor": 2.0}, {"rope_scaling": "llama3", "rope_factor": 8.0},
+    {"num_heads": 3, "num_kv_heads": 1}, {"num_heads": 3, "num_kv_heads": 1, "qk_norm": True},
+], ids=str)
+def test_what_is_written_reads_back_equal(changes: dict[str, Any]) -> None:
+    written = Model.model_validate(changes)
+    assert describe(config_of(written, longest=64), where="").model == written
+
+
+def test_what_transformers_has_no_name_for() -> None:
+    odd = Model(num_heads=3, num_kv_heads=1, attention_bias=True, output_bias=True)
+    with pytest.raises(UsageError, match="no multiple of"):
+        config_of(odd, longest=64)
+
+
+def test_files(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        read_config(tmp_path)
+    for text, words in (("{", "is not JSON"), ("[]", "holds no table"), ("[" * 50000, "is not JSON")):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(UsageError, match=words):
+            read_config(tmp_path)
