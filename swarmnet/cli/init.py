@@ -13,6 +13,7 @@ from swarmnet.cli.settings import SETTINGS
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
+    from swarmnet.config.layers import Layer
     from swarmnet.manifest.schema import Manifest
 
 EXISTS = "exists already; choose another name, or add --force to overwrite it"
@@ -29,22 +30,26 @@ NAMES = frozenset(["stdlib", "bytes", "ids"])
 @click.option("--sync", type=click.Choice(["exact", "overlap", "local"]),
               help="How replicas of a stage agree; local trains them on their own, with few exchanges.  [exact]")
 @click.option("--seed", type=int, metavar="N", help="Of weights and data order.  [0]")
+@click.option("--from", "checkpoint", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              envvar="SWARMNET_FROM",
+              help="Begin with a Hugging Face checkpoint (Llama, Mistral, Qwen2, Qwen3): its model and weights.")
 @click.option("--data", default="stdlib", show_default=True, metavar="SOURCE",
               help="Text (.txt, .jsonl, directory) or tokens (.bin, .npy); stdlib: source of Python's own library.")
-@click.option("--tokenizer", default="bytes", show_default=True, metavar="NAME",
-              help="bytes, a tokenizer.json, or ids (token files).")
+@click.option("--tokenizer", metavar="NAME",
+              help="bytes, a tokenizer.json, or ids (token files).  [that of --from, else bytes]")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", allow_from_autoenv=False,
               help="Any field of the manifest, such as model.num_layers=12; repeatable.")
 @click.option("--force", is_flag=True, allow_from_autoenv=False, help="Overwrite FILE.")
 def command(
-    path: Path, name: str | None, stages: int | None, steps: int | None, sync: str | None, seed: int | None, data: str,
-    tokenizer: str, assignments: tuple[str, ...], force: bool,
+    path: Path, name: str | None, stages: int | None, steps: int | None, sync: str | None, seed: int | None,
+    checkpoint: Path | None, data: str, tokenizer: str | None, assignments: tuple[str, ...], force: bool,
 ) -> int:
     """Write FILE (run.toml): a run's manifest, with every field and what it means.
 
     \b
     Example:
       swarmnet init run.toml --data corpus.txt --stages 4 --set model.num_layers=12
+      swarmnet init run.toml --data corpus.txt --stages 4 --from ./Llama-3.2-1B
     """
     if path.exists() and not force:
         raise UsageError(f"{path}: {EXISTS}")
@@ -52,19 +57,27 @@ def command(
     from swarmnet.manifest.canonical import run_id
     from swarmnet.manifest.file import to_toml
 
+    begins = None if checkpoint is None else Begins(checkpoint)
+    if tokenizer is None:
+        tokenizer = "bytes" if begins is None else begins.tokenizer
     flags = {
         "--name": ("name", name), "--stages": ("cut.stages", stages), "--steps": ("training.total_steps", steps),
         "--sync": ("averaging.sync", sync), "--seed": ("training.seed", seed),
         "--data": ("data.source", _seen_from(path.parent, data)),
         "--tokenizer": ("data.tokenizer", _seen_from(path.parent, tokenizer)),
     }
-    chosen, follows = _manifest(flags, assignments)
-    manifest = _fill(chosen, base=path.parent, keep_vocab=any(
-        text.partition("=")[0].strip() == "model.vocab_size" for text in assignments
-    ))
+    chosen, follows = _manifest(flags, assignments, begins)
+    sized = any(text.partition("=")[0].strip() == "model.vocab_size" for text in assignments)
+    sized_by = "--set" if sized else f"--from {checkpoint}" if begins is not None else None
+    manifest = _fill(chosen, base=path.parent, sized_by=sized_by)
+    if begins is not None:
+        manifest = begins.fill(manifest, source=_seen_from(path.parent, str(checkpoint)))
     _write(path, to_toml(manifest), force=force)
     click.echo(f"wrote {path}: {manifest.data.num_tokens:,} tokens, {manifest.cut.stages} stages, "
                f"{manifest.training.total_steps} steps")
+    if begins is not None:
+        click.echo(f"weights of version 0 are those in {checkpoint}"
+                   f"{'; embedding and head are no longer tied' if begins.unties(manifest) else ''}")
     if follows:
         also = ", ".join(f"{name} = {value}" for name, value in follows.items())
         click.echo(f"with it: {also}; --set chooses otherwise")
@@ -81,7 +94,7 @@ def _seen_from(folder: Path, source: str) -> str:
 
 
 def _manifest(
-    flags: Mapping[str, tuple[str, object]], assignments: tuple[str, ...]
+    flags: Mapping[str, tuple[str, object]], assignments: tuple[str, ...], begins: Begins | None
 ) -> tuple[Manifest, dict[str, object]]:
     """The manifest asked for, and which of its fields follow from others."""
     from swarmnet.config import toml
@@ -96,11 +109,53 @@ def _manifest(
     said |= {".".join(path): value for path, value in map(toml.assignment, assignments)}
     follows = implied(said, opened=said.get("admission.policy", "open") == "open")
     under = [layer("manifest", tuple(name.split(".")), value) for name, value in follows.items()]
+    if begins is not None:
+        under.append(begins.layer(stages=said.get("cut.stages", Manifest().cut.stages)))
     return change(Manifest(), [*under, *changes], where="manifest"), follows
 
 
-def _fill(manifest: Manifest, *, base: Path, keep_vocab: bool) -> Manifest:
-    """`manifest` with what only the data can tell: length, digests and, unless `keep_vocab`, vocabulary size.
+class Begins:
+    """The checkpoint that a run is to begin with, in `folder`. Raises UsageError if it is none, or not supported."""
+
+    def __init__(self, folder: Path) -> None:
+        from swarmnet.model.huggingface.config import read_config
+
+        self._folder, self._described = folder, read_config(folder)
+
+    @property
+    def tokenizer(self) -> str:
+        """Its own, where it brings one."""
+        path = self._folder / "tokenizer.json"
+        return str(path) if path.is_file() else "bytes"
+
+    def layer(self, *, stages: object) -> Layer:
+        """The model, for a run of so many stages: with more than one, embedding and head are two matrices."""
+        from swarmnet.config.layers import Layer
+
+        model = self._described.model.model_dump(mode="json")
+        model["tie_embeddings"] = model["tie_embeddings"] and stages == 1
+        return Layer(f"--from {self._folder}", {"model": model})
+
+    def unties(self, manifest: Manifest) -> bool:
+        """Is it tied in its files and not in the run?"""
+        return self._described.model.tie_embeddings and not manifest.model.tie_embeddings
+
+    def fill(self, manifest: Manifest, *, source: str) -> Manifest:
+        """`manifest` with the digests of the weights. Raises UsageError: they do not fit its model."""
+        from swarmnet.config.layers import Layer
+        from swarmnet.manifest.file import change
+        from swarmnet.model.huggingface.initial import digests
+
+        window, length = self._described.window, manifest.training.sequence_length
+        if window is not None and length > window:
+            raise UsageError(f"{self._folder}: its attention reaches back {window} tokens only (sliding_window), which "
+                             f"is not supported: set training.sequence_length = {length} to {window} or less")
+        found = {"source": source, "sha256": digests(manifest, self._folder)}
+        return change(manifest, [Layer("--from", {"initial": found})], where="--from")
+
+
+def _fill(manifest: Manifest, *, base: Path, sized_by: str | None) -> Manifest:
+    """`manifest` with what only the data can tell: length, digests and, unless `sized_by` something, vocabulary size.
 
     Raises UsageError for data that cannot feed such a run.
     """
@@ -110,8 +165,8 @@ def _fill(manifest: Manifest, *, base: Path, keep_vocab: bool) -> Manifest:
     from swarmnet.manifest.file import change
 
     tokens = load_tokens(manifest.data.source, manifest.data.tokenizer, base=base)
-    if keep_vocab and manifest.model.vocab_size < tokens.vocab_size:
-        raise UsageError(f"--set: model.vocab_size = {manifest.model.vocab_size}: must be at least "
+    if sized_by and manifest.model.vocab_size < tokens.vocab_size:
+        raise UsageError(f"{sized_by}: model.vocab_size = {manifest.model.vocab_size}: must be at least "
                          f"{tokens.vocab_size}, which the data need")
     training = manifest.training
     Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)  # refuses too few
@@ -120,7 +175,7 @@ def _fill(manifest: Manifest, *, base: Path, keep_vocab: bool) -> Manifest:
         "tokens_sha256": tokens.sha256,
         "tokenizer_sha256": tokens.tokenizer_sha256,
     }
-    model = {} if keep_vocab else {"vocab_size": tokens.vocab_size}
+    model = {} if sized_by else {"vocab_size": tokens.vocab_size}
     return change(manifest, [Layer("data", {"data": data, "model": model})], where="data")
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @click.command("join", context_settings=SETTINGS)
 @click.argument("invitation", metavar="LINK_OR_MANIFEST")
-@options("stage", "dir", "data", "host", "port", "dht_port", "announce", "bootstrap", "device", "slots",
-         "reseed_from_neighbours", "events", "log_level", "log_format")
+@options("stage", "dir", "data", "initial", "host", "port", "dht_port", "announce", "bootstrap",
+         "device", "slots", "reseed_from_neighbours", "events", "log_level", "log_format")
 @click.option("--no-restart", is_flag=True, help="End when the peer crashes. Without it, it joins again.")
 @click.pass_context
 def command(ctx: click.Context, /, invitation: str, *, no_restart: bool, **_: Any) -> int:

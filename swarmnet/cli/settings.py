@@ -45,6 +45,8 @@ _OPTIONS: dict[str, tuple[tuple[str, ...], Callable[[F], F]]] = {
     "gpus": (("mesh", "gpus"), click.option("--gpus", type=int, metavar="N", help="GPUs of this peer.  [1]")),
     "dir": (("dir",), click.option("--dir", metavar="DIR", help="Identity key and snapshots.  [~/.swarmnet/COMMAND]")),
     "data": (("data",), click.option("--data", metavar="PATH", help="Where this machine has the run's tokens.")),
+    "initial": (("initial",), click.option(
+        "--initial", metavar="DIR", help="Where this machine has the checkpoint that the run begins with.")),
     "host": (("host",), click.option("--host", metavar="ADDR", help="Address to listen on.  [0.0.0.0]")),
     "port": (("port",), click.option(
         "--port", type=int, metavar="N", help="Port of the data plane.  [last time's, or any free]")),

@@ -86,6 +86,9 @@ class PeerConfig(Table):
         default_factory=lambda: _home(Path("~/.swarmnet/peer")), description="identity key and snapshots"
     )
     data: str | None = Field(default=None, description="where this machine has the run's tokens, if not at data.source")
+    initial: Home | None = Field(
+        default=None, description="where this machine has the checkpoint the run begins with, if not at initial.source"
+    )
     host: str = Field(default="0.0.0.0", min_length=1, description="address to listen on")
     port: Port = Field(default=0, description="port of the data plane; 0: last time's, else any free one")
     dht_port: Port = Field(default=0, description="port of the DHT; 0: last time's, else any free one")

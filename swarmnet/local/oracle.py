@@ -27,6 +27,7 @@ from swarmnet.data.tokens import Tokens
 from swarmnet.manifest.schema import Manifest
 from swarmnet.model.cut import cut_layers
 from swarmnet.model.decoder import StageModule, loss_sum
+from swarmnet.model.huggingface.initial import begin
 from swarmnet.stage.accumulator import Accumulator
 from swarmnet.stage.optimizer import StageOptimizer, average, square_norm
 from swarmnet.stage.schedule import gradient_scale, learning_rate
@@ -65,7 +66,7 @@ def run_oracle(
     training = manifest.training
     sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
     module = StageModule(manifest.model, range(manifest.model.num_layers), first=True, last=True)
-    module.reset(seed=training.seed)
+    begin(module, manifest)
     exact = manifest.numerics.mode == "deterministic"
     delay = manifest.averaging.delay
     behind = copy.deepcopy(module) if delay.most else module

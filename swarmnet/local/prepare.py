@@ -132,7 +132,9 @@ def with_data(manifest: Manifest, *, base: Path) -> Manifest:
     Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)  # refuses too few
     data = Data(source=source, tokenizer=tokenizer, num_tokens=tokens.num_tokens, tokens_sha256=tokens.sha256,
                 tokenizer_sha256=tokens.tokenizer_sha256)
-    return manifest.model_copy(update={"data": data})
+    initial = manifest.initial.model_copy(update={"source": manifest.initial.source and _absolute(
+        manifest.initial.source, base)})
+    return manifest.model_copy(update={"data": data, "initial": initial})
 
 
 def _absolute(name: str, base: Path) -> str:

@@ -18,6 +18,7 @@ Above0 = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 Digest = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
+FullDigest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 BoundaryCodec = Annotated[str, AfterValidator(check_boundary)]
 SumCodec = Annotated[str, AfterValidator(check_averaging)]
 
@@ -84,6 +85,23 @@ class Cut(Table):
     layers: Literal["auto"] | tuple[Count, ...] = Field(
         default="auto", description='"auto": balanced by FLOPs, head included; or layers per stage, such as [3, 2, 1]'
     )
+
+
+class Initial(Table):
+    """Weights of version 0: drawn from training.seed, or those of a Hugging Face checkpoint, which `swarmnet init
+    --from` names. `source` is a hint where to find it; the digests are what counts.
+    """
+
+    source: str = Field(default="", description='directory of a checkpoint; "": the weights are drawn from the seed')
+    sha256: tuple[FullDigest, ...] = Field(
+        default=(), description="digest of each stage's weights; filled in by `swarmnet init --from`"
+    )
+
+    @model_validator(mode="after")
+    def _either(self) -> Initial:
+        if bool(self.source) != bool(self.sha256):
+            raise ValueError("source and sha256 go together: let `swarmnet init --from DIR` write them")
+        return self
 
 
 class Data(Table):
@@ -288,6 +306,7 @@ class Manifest(Table):
     name: str = Field(default="my-run", description="for people; shown by `swarmnet status`")
     model: Model = Model()
     cut: Cut = Cut()
+    initial: Initial = Initial()
     data: Data = Data()
     training: Training = Training()
     optimizer: Optimizer = Optimizer()
@@ -309,6 +328,9 @@ class Manifest(Table):
                 )
         elif self.cut.stages > self.model.num_layers:
             raise ValueError(f"cut.stages = {self.cut.stages} is more than model.num_layers = {self.model.num_layers}")
+        if len(self.initial.sha256) not in (0, self.cut.stages):
+            raise ValueError(f"initial.sha256 holds {len(self.initial.sha256)} digests, one a stage, cut.stages = "
+                             f"{self.cut.stages}: write the manifest anew with `swarmnet init --from`")
         if self.model.tie_embeddings and self.cut.stages > 1:
             raise ValueError("model.tie_embeddings = true needs both ends in one stage: untie, or set cut.stages = 1")
         if self.averaging.sync == "local" and self.numerics.mode == "deterministic":

@@ -82,7 +82,8 @@ class Caps:
     """What the operator allows, per stage: microbatches in flight, bytes remembered, checkpoints kept on disk.
 
     reseed: how a stage that has no state left anywhere is made from its neighbours; None: not at all. piece_bytes: of
-    the pieces in which state is handed over.
+    the pieces in which state is handed over. no_beginning: why this peer has no weights of version 0 and takes them
+    from mates, in words for a person; empty: it has them.
     """
 
     slots: int
@@ -90,6 +91,7 @@ class Caps:
     keep_checkpoints: int = 3
     reseed: MakeAnew | None = None
     piece_bytes: int = PIECE_BYTES
+    no_beginning: str = ""
 
 
 def timers_of(manifest: Manifest) -> Timers:
@@ -185,7 +187,7 @@ class Replica:
             Plan(manifest.training.checkpoint_every, manifest.training.total_steps, caps.keep_checkpoints),
             on_event=self._event, common=around.common,
         )
-        self._make_anew, self._seal = caps.reseed, seal
+        self._make_anew, self._seal, self.no_beginning = caps.reseed, seal, caps.no_beginning
         self._whole = False  # is the state in the engine one that can be served?
         self._restoring = False
         self._touched = False  # does the engine hold other weights than it was built with?

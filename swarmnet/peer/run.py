@@ -21,6 +21,7 @@ from swarmnet.messages import Packed
 from swarmnet.net.endpoint import open_endpoint
 from swarmnet.net.stop import stopped_by_signal
 from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
+from swarmnet.peer.beginning import Beginning
 from swarmnet.peer.peer import OnEvent, Peer, Tokens
 from swarmnet.peer.replica import Caps
 from swarmnet.stage.engine import Engine
@@ -43,8 +44,9 @@ def run_peer(
 ) -> int:
     """Serve the configured stages until Ctrl+C or SIGTERM. Returns the exit code. Raises UsageError.
 
-    heard: is told every event, beside the journal. data_at_source: may data be read where the manifest says it is, if
-    the config does not say it? A manifest that came from strangers has no say in which files are opened here.
+    heard: is told every event, beside the journal. data_at_source: may data, and a checkpoint that the run begins with,
+    be read where the manifest says they are, if the config does not say it? A manifest that came from strangers has no
+    say in which files are opened here.
     wrap, wrap_engine: a test bench's faults; see `net.wrap`.
     """
     import torch
@@ -65,12 +67,17 @@ def run_peer(
     tokens = own_tokens(config, manifest) if has_data else no_tokens
     compute = ComputeThread()
     try:
+        begin = Beginning(config, manifest, at_source=data_at_source)
         engines = {
-            stage: wrap_engine(TorchEngine(manifest, stage, compute, device=device)) for stage in config.stages
+            stage: wrap_engine(begin.engine(
+                stage, lambda stage, initial: TorchEngine(manifest, stage, compute, device=device, initial=initial)
+            )) for stage in config.stages
         }
         numerics = f"{device}/torch-{'.'.join(torch.__version__.split('.')[:2])}/1"
         with EventLog(config.events) as events:
-            return asyncio.run(_serve(config, manifest, engines, tokens, events, heard, numerics, wrap))
+            return asyncio.run(_serve(
+                config, manifest, engines, tokens, events, heard, numerics, wrap, begin.missing
+            ))
     finally:
         compute.close()
 
@@ -112,6 +119,7 @@ async def _serve(
     heard: OnEvent,
     numerics: str,
     wrap: Wrap,
+    no_beginning: str,
 ) -> int:
     journal = Journal(events, log)
 
@@ -140,6 +148,7 @@ async def _serve(
             caps=Caps(
                 config.slots, config.caps.memo_bytes, config.caps.keep_checkpoints,
                 functools.partial(_reseed, manifest) if config.reseed_from_neighbours else None,
+                no_beginning=no_beginning,
             ),
             manifest_toml=to_toml(manifest),
         )

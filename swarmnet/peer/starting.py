@@ -219,10 +219,27 @@ class Starting:
             case Seed():
                 if not self._may_seed():
                     return False
+                if replica.no_beginning:
+                    return await self._begin_with_mates(stage)
                 await replica.start_from_seed()
                 return True
             case Wait(words):
-                if self._words.get(stage) != words:
-                    self._words[stage] = words
-                    self._means.say("waiting", {"stage": stage, "reason": words})
+                self._say_waiting(stage, words)
                 return False
+
+    async def _begin_with_mates(self, stage: int) -> bool:
+        """The weights of version 0 are not here: take those of whoever serves the stage. True if it serves now."""
+        replica, restart = self._replicas[stage], self.restarts.current
+        donors = tuple(sorted(
+            h.peer for h in self.everybody()
+            if h.stage == stage and h.peer != self._means.me and h.version is not None and h.restart == restart
+        ))
+        if donors and await replica.restore_from(donors):
+            return True
+        self._say_waiting(stage, replica.no_beginning)
+        return False
+
+    def _say_waiting(self, stage: int, words: str) -> None:
+        if self._words.get(stage) != words:
+            self._words[stage] = words
+            self._means.say("waiting", {"stage": stage, "reason": words})

@@ -16,7 +16,7 @@ class Plan:
     index) whose forward is not finite, which leaves the index out in every stage. rounding: sums differ in their last
     digits with the order and grouping they are made in, as in fp32 (default: as in deterministic mode). state_bytes: of
     a copy of a stage's state, at least; it travels in pieces of piece_bytes. averaging_s: what a round takes beyond its
-    messages."""
+    messages. no_beginning: these peers have no weights of version 0."""
 
     stages: int = 2
     replicas: int = 2
@@ -43,6 +43,7 @@ class Plan:
     piece_bytes: int = 1 << 10
     poison: frozenset[tuple[int, int, int]] = frozenset()
     links: Links = field(default_factory=Links)
+    no_beginning: frozenset[str] = frozenset()
     protocol: Protocol = field(default_factory=Protocol)
     served: tuple[tuple[int, ...], ...] | None = None  # stages of each peer; default: `replicas` of each stage
 

@@ -102,7 +102,8 @@ class Swarm:
             signer=SimulatedSigner(peer_id), tokens=own_tokens, disk=self.disks.setdefault(peer_id, SimulatedDisk(RUN)),
             on_event=lambda event, fields: self._on_event(peer_id, event, fields),
             caps=Caps(plan.slots, plan.memo_bytes, reseed=make_anew if plan.reseed else None,
-                      piece_bytes=plan.piece_bytes),
+                      piece_bytes=plan.piece_bytes,
+                      no_beginning="no weights" if peer_id in plan.no_beginning else ""),
             numerics=self.classes.get(peer_id, ""),
         )
         node = Node(peer_id, served, process, peer, engines)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -31,13 +31,18 @@ from swarmnet.stage.optimizer import MOMENTS, StageOptimizer, average, square_no
 from swarmnet.stage.outer import Outer
 from swarmnet.stage.schedule import gradient_scale, learning_rate
 
+Initial = Callable[[], Mapping[str, Tensor]]
+"""Reads the weights of version 0, by name."""
+
 _ALIGN = 16          # fp32 elements
 
 
 class ReplicaState:
     """Weights of `version` of one stage (with a delay also of the version before), and the update to the next."""
 
-    def __init__(self, manifest: Manifest, stage: int, *, device: torch.device) -> None:
+    def __init__(
+        self, manifest: Manifest, stage: int, *, device: torch.device, initial: Initial | None = None
+    ) -> None:
         ranges = cut_layers(manifest.model, manifest.cut, manifest.training.sequence_length)
         self.manifest, self.stage, self.device = manifest, stage, device
         self.first, self.last = stage == 0, stage == len(ranges) - 1
@@ -46,7 +51,7 @@ class ReplicaState:
             StageModule(manifest.model, ranges[stage], first=self.first, last=self.last).to(device)
             for _ in range(1 + self.delay.most)
         ]
-        self.version = 0
+        self.version, self._initial = 0, initial
         self._names = [name for name, _ in self._modules[0].named_parameters()]
         self._parameters = [list(module.parameters()) for module in self._modules]
         self._optimizer = StageOptimizer(self._parameters[0], manifest.optimizer)
@@ -133,7 +138,12 @@ class ReplicaState:
 
     def reset_to_seed(self) -> None:
         """Back to version 0, and what would be before it is the same."""
-        self._modules[0].reset(seed=self.manifest.training.seed)
+        if self._initial is None:
+            self._modules[0].reset(seed=self.manifest.training.seed)
+        else:
+            tensors = self._initial()
+            for name, parameter in zip(self._names, self._parameters[0], strict=True):
+                parameter.detach().copy_(tensors[name])
         for parameters in self._parameters[1:]:
             _copy(self._parameters[0], parameters)
         self._optimizer.reset()

@@ -33,7 +33,7 @@ from swarmnet.stage.accumulator import Accumulator
 from swarmnet.stage.compute import ComputeThread, Turn, Work
 from swarmnet.stage.engine import Contribution, OuterStep, Reduced, Stash
 from swarmnet.stage.local_sum import LocalSum
-from swarmnet.stage.replica_state import ReplicaState
+from swarmnet.stage.replica_state import Initial, ReplicaState
 from swarmnet.stage.sketch import Sketcher, digest
 from swarmnet.stage.step_sum import StepSum, blameless
 from swarmnet.wire import codecs
@@ -55,7 +55,8 @@ class _Saved:
 
 
 class TorchEngine:
-    """`stage.engine.Engine` for one stage of `manifest` on `device` ("cpu", "cuda", "cuda:1"). Begins at version 0.
+    """`stage.engine.Engine` for one stage of `manifest` on `device` ("cpu", "cuda", "cuda:1"). Begins at version 0:
+    `initial` reads its weights, which may raise; without it they are drawn from the seed.
 
     Besides the contract's errors: Refused(STALE) from forward and backward if the step is applied, or the weights are
     no longer those the stash was made on; Refused(NOT_READY) from forward if the step is not open yet. `accumulate` may
@@ -63,12 +64,13 @@ class TorchEngine:
     """
 
     def __init__(
-        self, manifest: Manifest, stage: int, compute: ComputeThread, *, device: str | torch.device = "cpu"
+        self, manifest: Manifest, stage: int, compute: ComputeThread, *, device: str | torch.device = "cpu",
+        initial: Initial | None = None,
     ) -> None:
         self._manifest, self._stage, self._compute = manifest, stage, compute
         self._device = torch.device(device)
         self._exact = manifest.numerics.mode == "deterministic"
-        self._state = ReplicaState(manifest, stage, device=self._device)
+        self._state = ReplicaState(manifest, stage, device=self._device, initial=initial)
         self._accumulators = [                           # step s, its weights and its sum: number s % (1 + delay.most)
             Accumulator(
                 self._state.num_elements, manifest.numerics, max_microbatches=manifest.training.microbatches,

@@ -57,13 +57,14 @@ def peer(calls: list[tuple[Any, ...]], *argv: str) -> PeerConfig:
 
 def test_every_flag_arrives(calls) -> None:
     config = peer(calls, *(
-        f"--stage 0,2 --gpus 1 --dir d --data t --host 127.0.0.1 --port 1 --dht-port 2 --announce {MADDR} "
+        f"--stage 0,2 --gpus 1 --dir d --data t --initial i --host 127.0.0.1 --port 1 --dht-port 2 --announce {MADDR} "
         f"--bootstrap {MADDR} --bootstrap {MADDR}y --device cpu --slots 3 --events e --log-level error "
         "--log-format json --set caps.memo_bytes=7 --set threads=2"
     ).split())
     assert config == PeerConfig.model_validate({
         "manifest": Path("run.toml"), "roles": ("stage",), "stages": (0, 2), "dir": Path("d"), "data": "t",
-        "host": "127.0.0.1", "port": 1, "dht_port": 2, "announce": (MADDR,), "bootstrap": (MADDR, f"{MADDR}y"),
+        "initial": Path("i"), "host": "127.0.0.1", "port": 1, "dht_port": 2, "announce": (MADDR,),
+        "bootstrap": (MADDR, f"{MADDR}y"),
         "device": "cpu", "threads": 2, "slots": 3, "events": Path("e"), "caps": {"memo_bytes": 7},
         "log": {"level": "error", "format": "json"},
     })

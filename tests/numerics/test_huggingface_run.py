@@ -1,0 +1,161 @@
+"""A run that begins with a checkpoint of transformers': `init --from`, engines, the single process."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from pathlib import Path
+
+import hf_models
+import pytest
+import torch
+from stage_chain import StageChain, compute_thread
+from torch import Tensor
+
+from swarmnet.cli.frame import run
+from swarmnet.config.peer import PeerConfig
+from swarmnet.data.sampler import Sampler
+from swarmnet.data.source import load_tokens
+from swarmnet.errors import UsageError
+from swarmnet.local.oracle import run_oracle
+from swarmnet.manifest.file import load
+from swarmnet.manifest.schema import Manifest
+from swarmnet.model.huggingface.initial import stage_weights
+from swarmnet.peer.beginning import Beginning
+from swarmnet.stage.torch_engine import TorchEngine
+
+SMALL = ("--set training.sequence_length=16 --set training.microbatches=2 --set training.microbatch_size=2 "
+         "--tokenizer ids --data ids.u8.bin --steps 4")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with token ids, and commands are typed in it."""
+    monkeypatch.chdir(tmp_path)
+    generator = torch.Generator().manual_seed(1)
+    (tmp_path / "ids.u8.bin").write_bytes(bytes(torch.randint(0, 61, (4000,), generator=generator).tolist()))
+    return tmp_path
+
+
+def begun(here: Path, case: str, *flags: str) -> Manifest:
+    hf_models.save(case, here / "hf")
+    assert run(["init", "run.toml", "--from", "hf", *SMALL.split(), *flags]) == 0
+    return load(here / "run.toml")
+
+
+def loss_of_transformers(folder: Path, manifest: Manifest) -> float:
+    """The mean loss of step 0."""
+    tokens, training = load_tokens("ids.u8.bin", "ids"), manifest.training
+    sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
+    model, losses = hf_models.loaded(folder), []
+    for index in range(training.microbatches):
+        batch = tokens.microbatch(sampler.positions(index), training.sequence_length).long()
+        logits = hf_models.logits(model, batch[:, :-1])
+        losses.append(torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).item())
+    return sum(losses) / len(losses)
+
+
+def test_the_manifest_says_which_model_and_which_weights(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = begun(here, "qwen2-tied", "--stages", "2")
+    assert manifest.initial.source == "hf" and len(set(manifest.initial.sha256)) == 2
+    assert manifest.model.vocab_size == 61 and manifest.model.attention_bias and not manifest.model.tie_embeddings
+    out = capsys.readouterr().out
+    assert "weights of version 0 are those in hf; embedding and head are no longer tied\n" in out
+    Path("deep").mkdir()
+    assert run(["init", "deep/run.toml", "--from", "hf", *SMALL.split(), "--stages", "1"]) == 0
+    one = load("deep/run.toml")
+    assert one.initial.source == "../hf" and one.model.tie_embeddings
+    assert "no longer tied" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen3-tied-biased"])
+def test_the_first_loss_is_that_of_transformers_and_the_swarm_is_the_single_process(here: Path, case: str) -> None:
+    manifest = begun(here, case, "--stages", "3")
+    tokens = load_tokens("ids.u8.bin", "ids")
+    expected = run_oracle(manifest, tokens)
+    assert expected.losses[0] == pytest.approx(loss_of_transformers(here / "hf", manifest), abs=1e-5)
+
+    async def swarm() -> tuple[list[float], dict[str, Tensor]]:
+        async with compute_thread() as compute:
+            chain = StageChain(manifest, compute)
+            chain.tokens = tokens
+            chain.engines = [
+                [TorchEngine(manifest, stage, compute, initial=lambda stage=stage: stage_weights(
+                    manifest, stage, here / "hf")) for _ in range(2)] for stage in range(3)
+            ]
+            losses = [await chain.step(random.Random(step)) for step in range(4)]
+            weights = {}
+            for replicas in chain.engines:
+                weights |= await replicas[0].weights()
+            await chain.engines[0][0].reset_to_seed()
+            again = await chain.engines[0][0].weights()
+            at_first = stage_weights(manifest, 0, here / "hf")
+            assert all(torch.equal(again[name], at_first[name]) for name in at_first)
+            return losses, weights
+
+    losses, weights = asyncio.run(swarm())
+    assert losses == expected.losses and len(set(losses)) == 4
+    assert all(torch.equal(weights[name], expected.weights[name]) for name in expected.weights)
+
+
+def test_another_checkpoint_is_noticed(here: Path) -> None:
+    manifest = begun(here, "llama", "--stages", "2")
+    other = hf_models.make("llama")
+    with torch.no_grad():
+        other.model.layers[2].mlp.up_proj.weight[0, 0] += 1e-3
+    other.save_pretrained(here / "other")
+    assert stage_weights(manifest, 0, here / "other").keys()       # its tensors are the same ones
+    with pytest.raises(UsageError, match=r"other: the weights of stage 1 have digest .* not the checkpoint"):
+        stage_weights(manifest, 1, here / "other")
+
+
+def test_who_has_no_files_asks_its_mates(here: Path) -> None:
+    manifest = begun(here, "llama", "--stages", "2")
+
+    def built(config: PeerConfig, *, at_source: bool = True) -> tuple[bool, str]:
+        begin = Beginning(config, manifest, at_source=at_source)
+        read = begin.engine(1, lambda stage, initial: initial is not None and bool(initial()))
+        return read, begin.missing
+
+    config = PeerConfig(manifest=here / "run.toml")
+    assert built(config) == (True, "")
+    read, missing = built(config, at_source=False)
+    assert not read and "('hf' in the manifest) that is not here" in missing and "with --initial" in missing
+    shutil.move(here / "hf", here / "moved")
+    assert built(config)[1] and built(config.model_copy(update={"initial": here / "moved"})) == (True, "")
+    with pytest.raises(UsageError, match=r"cannot be read|holds neither"):
+        built(config.model_copy(update={"initial": here / "hf"}))
+    with pytest.raises(UsageError, match=r"--initial .*: this run begins with weights drawn from its seed"):
+        Beginning(PeerConfig(initial=here), Manifest(), at_source=True)
+
+
+@pytest.mark.parametrize(("case", "flags", "words"), [
+    ("mistral-window", "--set training.sequence_length=49", "reaches back 48 tokens only"),
+    ("llama", "--stages 4", "cut.stages = 4 is more than model.num_layers = 3"),
+    ("llama", "--set model.num_layers=2 --stages 1", "holds tensors that the model has no use for (model.layers.2."),
+    ("llama", "--set model.intermediate_size=40 --stages 1", "has shape (44, 30), the model (40, 30)"),
+    ("llama", "--stages 1 --data corpus:small --tokenizer bytes", "--from hf: model.vocab_size = 61: must be at least"),
+])
+def test_what_does_not_fit_is_refused_in_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str], case: str, flags: str, words: str
+) -> None:
+    hf_models.save(case, here / "hf")
+    assert run(["init", "run.toml", "--from", "hf", *SMALL.split(), *flags.split()]) == 2
+    err = capsys.readouterr().err
+    assert words in err and err.count("\n") == 1 and not (here / "run.toml").exists()
+
+
+def test_a_tokenizer_comes_along(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hf_models.save("llama", here / "hf")
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1, "?": 60}, unk_token="?"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(here / "hf" / "tokenizer.json"))
+    (here / "text.txt").write_text("a b c " * 500)
+    line = "init run.toml --from hf --data text.txt --stages 2 --set training.sequence_length=16"
+    assert run(line.split()) == 0, capsys.readouterr().err
+    assert load("run.toml").data.tokenizer == "hf/tokenizer.json"

@@ -1,0 +1,40 @@
+"""A run that begins with a checkpoint: who does not have it takes version 0 from a mate, or waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+
+from strike import watched
+
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Swarm
+
+
+def how(swarm: Swarm, peer: str) -> list[object]:
+    return [fields["how"] for _, who, event, fields in swarm.events if who == peer and event == "synced"]
+
+
+def test_version_0_comes_from_a_mate() -> None:
+    swarm = watched(Plan(stages=2, replicas=2, microbatches=4, steps=6, no_beginning=frozenset(["s0.1", "s1.3"])))
+    swarm.run(until_s=60.0)
+    assert swarm.plan.no_beginning < {node.peer_id for node in swarm.nodes}
+    for node in swarm.nodes:
+        lacks = node.peer_id in swarm.plan.no_beginning
+        assert how(swarm, node.peer_id)[0] == ("snapshot" if lacks else "seed")
+
+
+def test_a_stage_that_nobody_can_begin_waits_in_words() -> None:
+    plan = Plan(stages=2, replicas=1, microbatches=4, steps=6, no_beginning=frozenset(["lacking"]),
+                served=((0,),))
+    swarm = watched(plan)
+    lacking = swarm.add([1], name="lacking")
+
+    async def script(swarm: Swarm) -> None:
+        await asyncio.sleep(20.0)
+        waiting = [fields for _, who, event, fields in swarm.events if who == "lacking" and event == "waiting"]
+        assert [fields["reason"] for fields in waiting] == ["no weights"]
+        assert not lacking.peer.replicas[1].member.synced
+        swarm.add([1], name="having")
+
+    swarm.run(until_s=90.0, script=script)
+    assert how(swarm, "having")[0] == "seed" and how(swarm, "lacking")[0] == "snapshot"
