@@ -66,11 +66,14 @@ def held(module: StageModule, name: str, parameter: Tensor) -> slice:
 def through(module: StageModule, ends: str, dtype: torch.dtype, *, tapes: bool = True) -> Seen:
     """Three forwards, backwards in another order, weight passes in a third. Without tapes, as autograd does it."""
     first, last = ENDS[ends]
+    device = next(module.parameters()).device
     generator = torch.Generator().manual_seed(11)
     width, rows = MODEL.hidden_size, MODEL.vocab_size
-    ids = torch.randint(0, rows, (MICROBATCHES, BATCH, LENGTH + 1), generator=generator)
-    hidden = torch.randn(MICROBATCHES, BATCH, LENGTH, width, generator=generator, dtype=torch.float64).to(dtype)
-    arriving = torch.randn(MICROBATCHES, BATCH, LENGTH, width, generator=generator, dtype=torch.float64).to(dtype)
+    ids = torch.randint(0, rows, (MICROBATCHES, BATCH, LENGTH + 1), generator=generator).to(device)
+    hidden, arriving = (
+        torch.randn(MICROBATCHES, BATCH, LENGTH, width, generator=generator, dtype=torch.float64).to(device, dtype)
+        for _ in range(2)
+    )
     leaves = [None if first else hidden[m].clone().requires_grad_() for m in range(MICROBATCHES)]
     memory = [Tape() if tapes else None for _ in range(MICROBATCHES)]
     outputs, losses = [], []
@@ -104,11 +107,12 @@ class OnRank:
 
 
 def on_rank(
-    comm: Comm, model: Model, ends: str, dtype: torch.dtype, *, sequence_parallel: bool, tapes: bool = True
+    comm: Comm, model: Model, ends: str, dtype: torch.dtype, *, sequence_parallel: bool, tapes: bool = True,
+    device: torch.device | str = "cpu",
 ) -> OnRank:
     """One rank's part in `through`."""
     counted = Counted(comm)
-    module = module_of(model, ends, dtype, comm=counted, sequence_parallel=sequence_parallel)
+    module = module_of(model, ends, dtype, comm=counted, sequence_parallel=sequence_parallel).to(device)
     assert isinstance(module, ShardedStage)
     raw = through(module, ends, dtype, tapes=tapes)
     calls = dict(counted.counts)

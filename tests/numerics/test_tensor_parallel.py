@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,6 +82,14 @@ def test_a_stage_of_several(size: int, sequence_parallel: bool, ends: str) -> No
     )
     split = TensorSplit(MODEL, size, LENGTH, sequence_parallel=sequence_parallel)
     check(ranks, whole(2, False, ends, torch.float64), split, 1e-12)
+
+
+@pytest.mark.parametrize(("size", "heads", "keys"), [(3, 9, 3), (3, 6, 1), (6, 12, 2)])
+def test_odd_numbers(size: int, heads: int, keys: int) -> None:
+    model = MODEL.model_copy(update={"num_heads": heads, "num_kv_heads": keys, "intermediate_size": 42})
+    ranks = run_ranks(size, lambda comm: on_rank(comm, model, "whole", torch.float64, sequence_parallel=False))
+    expected = through(module_of(model, "whole", torch.float64), "whole", torch.float64)
+    check(ranks, expected, TensorSplit(model, size, LENGTH), 1e-12)
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["whole-tokens", "sequence-parallel"])
@@ -296,17 +305,18 @@ def test_shapes_of_large_stages(
 
 # ------------------------------------------------------------ real processes
 
-def test_two_processes_over_gloo(tmp_path: Path) -> None:
+def run_group(backend: str, size: int, store: Path) -> list[dict[str, Any]]:
+    """What each rank of a real group reports; see group_rank.py."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]), "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
     readers, processes = [], []
-    for rank in range(2):
+    for rank in range(size):
         reader, writer = os.pipe()
-        arguments = [str(rank), "2", str(tmp_path / "store"), str(writer)]
+        arguments = [backend, str(rank), str(size), str(store), str(writer)]
         processes.append(subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("gloo_rank.py")), *arguments],
+            [sys.executable, str(Path(__file__).with_name("group_rank.py")), *arguments],
             pass_fds=[writer], env=environment, stderr=subprocess.PIPE,
         ))
         os.close(writer)
@@ -323,7 +333,22 @@ def test_two_processes_over_gloo(tmp_path: Path) -> None:
             written = pipe.read()
         assert written, error
         reports.append(json.loads(written))
+    return reports
+
+
+def check_reports(reports: list[dict[str, Any]], *, size: int) -> None:
+    assert len(reports) == size
     for report in reports:
         assert report["checks"] == len(CHECKS) and report["differences"].keys() == {"False", "True"}
         for found in report["differences"].values():
             assert len(found) > 3 * MICROBATCHES and max(found.values()) <= 1e-12, found
+
+
+def test_two_processes_over_gloo(tmp_path: Path) -> None:
+    check_reports(run_group("gloo", 2, tmp_path / "store"), size=2)
+
+
+@pytest.mark.gpu
+def test_as_many_processes_over_nccl_as_there_are_gpus(tmp_path: Path) -> None:
+    size = max(ranks for ranks in (1, 2, 4, 8) if ranks <= torch.cuda.device_count())
+    check_reports(run_group("nccl", size, tmp_path / "store"), size=size)

@@ -1,7 +1,7 @@
-"""One rank of a real gloo group, for test_tensor_parallel: `gloo_rank.py RANK SIZE STORE FD`.
+"""One rank of a real process group, for test_tensor_parallel: `group_rank.py BACKEND RANK SIZE STORE FD`.
 
 Runs the contract of `Comm` and a whole model, with and without sequence parallelism, and writes what it found as JSON
-to the pipe FD. Leaves without tearing gloo down, which may abort a process that has done everything right.
+to the pipe FD. Leaves without tearing the group down: gloo may then abort a process that has done everything right.
 """
 
 from __future__ import annotations
@@ -20,18 +20,24 @@ from swarmnet.model.slices import TensorSplit
 from tests.contracts.comm_contract import CHECKS
 
 
-def main(rank: int, size: int, store: str, fd: int) -> None:
+def main(backend: str, rank: int, size: int, store: str, fd: int) -> None:
     torch.set_num_threads(1)
+    device = torch.device("cpu")
+    if backend == "nccl":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
     limit = timedelta(seconds=60)
-    dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=limit)
+    dist.init_process_group(backend, store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=limit)
     comm = ProcessComm()
-    for check in CHECKS:
-        check(comm)
+    with device:
+        for check in CHECKS:
+            check(comm)
     model = MODEL.model_copy(update={"num_kv_heads": 1})
-    expected = through(module_of(model, "whole", torch.float64), "whole", torch.float64)
+    dtype = torch.float64
+    expected = through(module_of(model, "whole", dtype).to(device), "whole", dtype)
     found = {}
     for sequence_parallel in (False, True):
-        seen = on_rank(comm, model, "whole", torch.float64, sequence_parallel=sequence_parallel)
+        seen = on_rank(comm, model, "whole", dtype, sequence_parallel=sequence_parallel, device=device)
         split = TensorSplit(model, size, LENGTH, sequence_parallel=sequence_parallel)
         found[str(sequence_parallel)] = against(seen, expected, split, rank)
     with os.fdopen(fd, "w") as pipe:
@@ -40,4 +46,4 @@ def main(rank: int, size: int, store: str, fd: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
