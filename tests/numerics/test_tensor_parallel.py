@@ -32,6 +32,7 @@ from swarmnet.manifest.schema import Model
 from swarmnet.mesh.comm import Comm, Counted
 from swarmnet.mesh.fake_comm import FakeComm
 from swarmnet.mesh.thread_comm import run_ranks
+from swarmnet.model.decoder import loss_sum
 from swarmnet.model.sharded import ShardedStage
 from swarmnet.model.slices import TensorSplit
 from swarmnet.model.split import Tape
@@ -238,6 +239,22 @@ def test_a_second_backward_of_the_loss_raises() -> None:
             loss.backward()
 
     run_ranks(2, body)
+
+
+def test_the_gradient_of_the_loss_scales_with_what_comes_of_it() -> None:
+    logits, labels = torch.randn(1, 5, 4, generator=torch.Generator().manual_seed(1)), torch.tensor([[0, 3, 1, 2, 3]])
+
+    def body(comm: Comm) -> Tensor:
+        split = TensorSplit(MODEL.model_copy(update={"vocab_size": 4}), 2, LENGTH)
+        rows = split.vocabulary(comm.rank)
+        own = logits[..., rows.start : rows.stop].clone().requires_grad_()
+        stage = ShardedStage(split, range(0), first=False, last=True, comm=comm)
+        (-3 * stage.loss_sum(own, labels)).backward()
+        return own.grad
+
+    leaf = logits.clone().requires_grad_()
+    (-3 * loss_sum(leaf, labels)).backward()
+    torch.testing.assert_close(torch.cat(run_ranks(2, body), -1), leaf.grad)
 
 
 def test_the_loss_bears_logits_that_exponentials_do_not() -> None:

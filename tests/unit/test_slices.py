@@ -94,6 +94,14 @@ def test_a_head_on_several_ranks_is_that_of_their_queries() -> None:
     ]
 
 
+def test_only_owners_speak_for_what_several_ranks_hold() -> None:
+    split = TensorSplit(MODEL.model_copy(update={"num_kv_heads": 2}), 4, 16)
+    for name, whole in whole_of(split).items():
+        slices = [split.slice_of(name, rank) for rank in range(4)]
+        parts = [take(whole, held) if held.owner else torch.zeros_like(take(whole, held)) for held in slices]
+        assert torch.equal(merge(parts, name, split), whole), name
+
+
 def test_the_vocabulary_need_not_divide() -> None:
     split = TensorSplit(MODEL, 4, 16)
     assert [split.vocabulary(rank) for rank in range(4)] == [range(17), range(17, 34), range(34, 51), range(51, 67)]
