@@ -16,8 +16,8 @@ PACKAGE = Path(swarmnet.__file__).parent
 # may use each other, without a cycle.
 ROWS = (
     "config manifest ids errors messages telemetry",
-    "data model mesh wire",
-    "net",
+    "data mesh wire",
+    "model net",
     "stage",
     "pipeline averaging state",
     "step",
@@ -32,7 +32,7 @@ GROUND = frozenset(ROWS[0].split())
 PURE = (
     "state/pasts.py",
     "ids.py", "errors.py", "messages.py", "step/*.py", "pipeline/router.py", "pipeline/patience.py",
-    "data/sampler.py", "model/cut.py", "peer/placement.py", "peer/leaving.py", "peer/revival.py",
+    "data/sampler.py", "model/cut.py", "model/slices.py", "peer/placement.py", "peer/leaving.py", "peer/revival.py",
     "state/restart.py", "state/rhythm.py", "state/pieces.py", "averaging/parts.py", "averaging/grid.py",
     "averaging/arrange.py", "averaging/gossip.py", "averaging/meter.py", "averaging/watch.py",
     "stage/codec_choice.py",

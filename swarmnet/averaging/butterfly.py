@@ -26,7 +26,7 @@ from swarmnet.averaging.parts import Range
 from swarmnet.averaging.watch import Wait, Watch
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId, RoundId
-from swarmnet.messages import Accepted, Answer, Indexes, Packed, Part, PartData, Rejected, Round, Running, Stamp
+from swarmnet.messages import Accepted, Answer, Busy, Indexes, Packed, Part, PartData, Rejected, Round, Running, Stamp
 from swarmnet.net.transport import Transport
 from swarmnet.stage.engine import Contribution, Engine
 
@@ -270,7 +270,10 @@ class Butterfly:
                     case Accepted():
                         self._meter.ping(peer, heard - began)
                     case Running():
+                        continue
+                    case Busy():
                         wait.excused()
+                        raise Refused(RejectCode.NOT_READY, "still at an earlier phase", peer=peer)
                     case PartData():
                         self._meter.received(_num_bytes(answer), since=since, now=heard)
                         pace.came(heard - asked)

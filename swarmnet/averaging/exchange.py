@@ -26,6 +26,7 @@ from swarmnet.messages import (
     NONE,
     Accepted,
     Answer,
+    Busy,
     Commit,
     Finished,
     Line,
@@ -34,7 +35,6 @@ from swarmnet.messages import (
     PartData,
     Rejected,
     Round,
-    Running,
     Stamp,
     TrailRequest,
     TrailStep,
@@ -234,10 +234,15 @@ class Exchange:
                 yield Rejected(RejectCode.NOT_FOUND, "that sum is gone")
             return
         yield Accepted()
-        current = self._opened_as(request) or await self._opens(request)
-        while current is None and self._waits_before(request):
-            yield Running()                      # it is not me who holds that up
-            current = await self._opens(request)
+        current = self._opened_as(request)
+        if current is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._running_s):
+                    await self._opened.wait()
+            current = self._opened_as(request)
+        if current is None and self._waits_before(request):
+            yield Busy(PAUSE_S, request.stamp.step)      # it is not me who holds that up
+            return
         if current is None:
             yield Rejected(RejectCode.NOT_READY, "that round is not open here")
             return
@@ -324,12 +329,6 @@ class Exchange:
 
     def _opened_as(self, request: Part) -> Butterfly | None:
         return next((phase for phase in self._open if phase.is_of(request)), None)
-
-    async def _opens(self, request: Part) -> Butterfly | None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._running_s):
-                await self._opened.wait()
-        return self._opened_as(request)
 
     def _waits_before(self, request: Part) -> bool:
         """Am I still at an earlier phase of that round?"""

@@ -28,7 +28,8 @@ NAMES = frozenset(["stdlib", "bytes", "ids"])
 @click.option("--stages", type=int, metavar="N", help="Stages the model is cut into.  [3]")
 @click.option("--steps", type=int, metavar="N", help="Optimizer steps of the run.  [60]")
 @click.option("--sync", type=click.Choice(["exact", "overlap", "local"]),
-              help="How replicas of a stage agree; local trains them on their own, with few exchanges.  [exact]")
+              help="How replicas of a stage agree; overlap averages a step while the next computes, local "
+                   "lets them train on their own and meet now and then.  [exact]")
 @click.option("--seed", type=int, metavar="N", help="Of weights and data order.  [0]")
 @click.option("--from", "checkpoint", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
               envvar="SWARMNET_FROM",

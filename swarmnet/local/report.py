@@ -16,6 +16,7 @@ from rich.console import Console
 from swarmnet.local.audit import Comparison, Verdict
 from swarmnet.local.progress import Progress
 from swarmnet.local.table import duration
+from swarmnet.manifest.schema import Manifest
 from swarmnet.telemetry.jsonline import encode, plain
 
 
@@ -71,6 +72,13 @@ def executions_per_index(outcome: Outcome) -> float:
     """Training forwards per (stage, step, index): 1.0 when nothing was computed twice."""
     done = outcome.progress.stages * len(outcome.progress.done) * outcome.microbatches
     return outcome.progress.executions / done if done else 0.0
+
+
+def agreement(manifest: Manifest) -> str:
+    """How replicas come to one sum, in a few words: fp32, sync local, int8, norm_clip."""
+    averaging, mode = manifest.averaging, manifest.numerics.mode
+    said = (f"sync {averaging.sync}", averaging.codec, averaging.reducer)
+    return ", ".join([mode, *(word for word in said if word not in ("sync exact", "int64", mode, "sum"))])
 
 
 def averaging_bytes_each(outcome: Outcome) -> int:

@@ -21,7 +21,7 @@ from swarmnet.local.options import LocalOptions, parse_kill_all, parse_kills
 from swarmnet.local.prepare import Prepared, prepare, resume
 from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop, swarmnet_command
 from swarmnet.local.progress import Progress, ReplicaView
-from swarmnet.local.report import MergedLog, Outcome, print_summary, shape, write
+from swarmnet.local.report import MergedLog, Outcome, agreement, print_summary, shape, write
 from swarmnet.local.starter import Starter, StarterLost, best_starter
 from swarmnet.local.supervisor import Interrupt, Layout, Supervisor, Timing
 from swarmnet.local.table import screen
@@ -66,7 +66,7 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
             prepared.write()                                # only now: nothing is left of what is refused
         console.print(
             f"swarmnet local: {shape(manifest.cut.stages, len(replicas) // manifest.cut.stages)}, "
-            f"{manifest.numerics.mode}, run {prepared.run_id[:12]}, files in {out}",
+            f"{agreement(manifest)}, run {prepared.run_id[:12]}, files in {out}",
             markup=False, highlight=False, soft_wrap=True)
         for line in (*unlikely(plan[1], replicas), *_dark(options, prepared)):
             console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -340,7 +340,10 @@ class Manifest(Table):
                 'it (as `swarmnet init --sync local` does), or averaging.sync = "overlap"'
             )
         if (self.numerics.mode == "deterministic") != (self.averaging.codec == "int64"):
-            raise ValueError('averaging.codec = "int64" and numerics.mode = "deterministic" go together')
+            raise ValueError(
+                f'averaging.codec = "{self.averaging.codec}" does not go with numerics.mode = "{self.numerics.mode}": '
+                'exact sums are "int64" in "deterministic" mode, every other codec needs numerics.mode = "fp32"'
+            )
         if self.averaging.codec.startswith("topk") and self.averaging.reducer in ("median", "trimmed_mean"):
             raise ValueError(
                 f'averaging.codec = "{self.averaging.codec}" leaves most elements of every contribution zero, and so '

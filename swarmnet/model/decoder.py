@@ -12,6 +12,7 @@ Knows no wire, no optimizer and no other stage.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -123,22 +124,27 @@ class Layer(nn.Module):
 class Trunk(nn.Module):
     """What Hugging Face calls `model`: everything but the head."""
 
-    def __init__(self, model: Model, layers: range, *, first: bool, last: bool) -> None:
+    def __init__(
+        self, model: Model, layers: range, *, first: bool, last: bool, layer: Callable[[Model], Layer]
+    ) -> None:
         super().__init__()
         self.embed_tokens = Embedding(model.vocab_size, model.hidden_size) if first else None
-        self.layers = nn.ModuleDict({str(layer): Layer(model) for layer in layers})
+        self.layers = nn.ModuleDict({str(index): layer(model) for index in layers})
         self.norm = RMSNorm(model.hidden_size, model.rms_norm_eps) if last else None
 
 
 class StageModule(nn.Module):
     """Layers `layers` of the model, with the embedding if `first`, with final norm and head if `last`.
 
-    Both flags and all layers make the whole model. Weights are whatever memory held until `reset`.
+    Both flags and all layers make the whole model. Weights are whatever memory held until `reset`. `layer` makes one
+    layer of given dimensions.
     """
 
-    def __init__(self, model: Model, layers: range, *, first: bool, last: bool) -> None:
+    def __init__(
+        self, model: Model, layers: range, *, first: bool, last: bool, layer: Callable[[Model], Layer] = Layer
+    ) -> None:
         super().__init__()
-        self.model = Trunk(model, layers, first=first, last=last)
+        self.model = Trunk(model, layers, first=first, last=last, layer=layer)
         self.lm_head = Linear(model.hidden_size, model.vocab_size) if last else None
         if model.tie_embeddings and self.lm_head is not None and self.model.embed_tokens is not None:
             self.lm_head.weight = self.model.embed_tokens.weight
@@ -161,6 +167,10 @@ class StageModule(nn.Module):
         if self.model.norm is not None and self.lm_head is not None:
             x = self.lm_head(self.model.norm(x, tape), tape)
         return x
+
+    def loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The sum of the tokens' losses: logits are what `forward` of a last stage has returned, labels [B, T]."""
+        return loss_sum(logits, labels)
 
     def _rotary_tables(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         if self._rotary is None or self._rotary[0].shape[0] != length or self._rotary[0].device != device:
@@ -201,5 +211,7 @@ def rotate(x_BHTC: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
 
 
 def loss_sum(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
-    """Cross entropy in nats, *summed* over tokens, fp32; the division by the token count comes once, at the step."""
-    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), labels_BT.flatten().long(), reduction="sum")
+    """Cross entropy in nats, *summed* over tokens, at least fp32; the division by their count comes at the step."""
+    logits_NV = logits_BTV.flatten(0, 1)
+    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+    return F.cross_entropy(logits_NV, labels_BT.flatten().long(), reduction="sum")

@@ -239,10 +239,10 @@ class _Inbound:
                     return
 
     async def _write(self, message: bytes) -> None:
+        self._flow.sent += len(message)      # first: a caller that has all it wants leaves, and cancels us in the write
         try:
             async with asyncio.timeout(self._config.stall_s):
                 await self.context.write(message)
-                self._flow.sent += len(message)
         except TimeoutError as error:
             raise PeerGone("the caller does not read", peer=self._caller) from error
         except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError) as error:

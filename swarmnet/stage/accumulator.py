@@ -26,6 +26,9 @@ from swarmnet.manifest.schema import Numerics
 MAX_SUM = 1 << 62
 """No fixed-point sum of a whole step exceeds this in absolute value, whoever adds it in whatever grouping."""
 
+MAX_MAGNITUDE = 2.0**96
+"""No gradient has an element near this. Below it no float sum of a step overflows, and nothing in `stage.robust`."""
+
 _CPU_CHUNK, _DEVICE_CHUNK = 1 << 16, 1 << 24
 
 
@@ -109,6 +112,8 @@ class Accumulator:
         largest = largest_magnitude(gradients)
         if not math.isfinite(largest):
             raise BadMessage(RejectCode.NON_FINITE, "the gradient of a microbatch is not finite", index=index)
+        if not self.fixed_point and largest > MAX_MAGNITUDE:
+            raise BadMessage(RejectCode.NON_FINITE, "a gradient too large to be summed", index=index)
         if self.fixed_point and largest * self._grid > self._limit:
             raise Overflow("a gradient does not fit the grid: lower numerics.grid_bits or the learning rate",
                            index=index, largest=largest)

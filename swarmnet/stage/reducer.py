@@ -18,9 +18,9 @@ from swarmnet.errors import BadMessage, Overflow, RejectCode
 from swarmnet.manifest.codec_names import travels_as
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Packed
-from swarmnet.stage.accumulator import MAX_SUM, check_fixed_point, largest_magnitude, sum_dtype
+from swarmnet.stage.accumulator import MAX_MAGNITUDE, MAX_SUM, check_fixed_point, largest_magnitude, sum_dtype
 from swarmnet.stage.engine import Clipped, Contribution
-from swarmnet.stage.robust import MAX_MAGNITUDE, rule_of
+from swarmnet.stage.robust import rule_of
 from swarmnet.wire import codecs
 
 
@@ -81,6 +81,8 @@ class PartReducer:
             for contribution in contributions[1:]:
                 with _named(contribution):
                     codecs.add_decoded(total, self._checked(contribution, num_elements, codec))
+            if not largest_magnitude([total]) <= MAX_MAGNITUDE:      # NaN, too: two infinities against each other
+                self._find_too_large(contributions, num_elements, codec)
             return total
         for place, contribution in enumerate(contributions):
             piece = self._open(contribution, num_elements, codec) if place else total
@@ -89,6 +91,13 @@ class PartReducer:
             if bound > MAX_SUM and largest_magnitude([total]) > MAX_SUM:     # the second only where the first touches
                 raise Overflow("contributions exceed what a step's microbatches can sum to")
         return total
+
+    def _find_too_large(self, contributions: Sequence[Contribution], num_elements: int, codec: str) -> None:
+        """Raises BadMessage for the first member whose microbatches cannot have summed to what it sent."""
+        for contribution in contributions:
+            largest = largest_magnitude([self._open(contribution, num_elements, codec)])
+            if largest > MAX_MAGNITUDE * contribution.num_microbatches:
+                raise BadMessage(RejectCode.MALFORMED, "larger than any gradient", peer=contribution.peer)
 
     def _decode(self, contribution: Contribution, num_elements: int, codec: str) -> Tensor:
         """Under a rule: a gradient of the accumulator's size, with elements that its arithmetic can hold."""

@@ -57,10 +57,6 @@ class Rule(Protocol):
         ...
 
 
-MAX_MAGNITUDE = 2.0**96
-"""No element of a sum of gradients comes near this. Below it nothing here leaves fp32's range."""
-
-
 def rule_of(averaging: Averaging) -> Rule | None:
     """The run's rule; None for the plain sum, which needs no more than one contribution in memory at a time."""
     match averaging.reducer:

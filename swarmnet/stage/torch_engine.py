@@ -26,7 +26,6 @@ from swarmnet.ids import RoundId
 from swarmnet.manifest.delay import Delay
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Commit, Packed
-from swarmnet.model.decoder import loss_sum
 from swarmnet.model.split import Tape
 from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import Accumulator
@@ -171,7 +170,7 @@ class TorchEngine:
             module = self._state.module(step)
             output = module(tokens[:, :-1].to(self._device) if leaf is None else leaf, tape)
             if self._state.last:
-                output = loss_sum(output, tokens[:, 1:].to(self._device))
+                output = module.loss_sum(output, tokens[:, 1:].to(self._device))
         if self._state.last:
             stash.loss_sum, stash.num_tokens = output.item(), tokens[:, 1:].numel()
             if not math.isfinite(stash.loss_sum):

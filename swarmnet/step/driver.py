@@ -257,6 +257,10 @@ class StepDriver:
         member = self.member
         step, finished = member.version, member.finished
         assert finished is not None
+        if not self._exchange.holds(member.stamp, finished.id):
+            # Collecting another one was given up while that came into the buffer: no weights may follow from it.
+            self._cannot_apply(step, "the sum is in the buffer no more")
+            return
         commit = apply.commits[member.stage]
         self._listener.on_event(member.stage, "committed", {
             "step": step,
@@ -269,12 +273,7 @@ class StepDriver:
         try:
             outer = await self._engine.apply(apply.commits)
         except SwarmError as error:  # what is known of this step cannot be: a mate's state tells better
-            self._settled.set()
-            self._listener.on_event(member.stage, "apply_failed", {"step": step, "reason": str(error)})
-            self.suspend()
-            self._listener.on_resync(member.stage, tuple(sorted(
-                peer for peer, seen in member.view.mates() if seen.synced and not seen.dead
-            )))
+            self._cannot_apply(step, str(error))
             return
         self._exchange.applied(member.stamp, finished, apply.commits)
         actions = member.applied(now=self._now(), missed=outer is not None and not outer.taken)
@@ -289,6 +288,15 @@ class StepDriver:
             })
         self._begin()
         self._perform(actions)
+
+    def _cannot_apply(self, step: int, reason: str) -> None:
+        member = self.member
+        self._settled.set()
+        self._listener.on_event(member.stage, "apply_failed", {"step": step, "reason": reason})
+        self.suspend()
+        self._listener.on_resync(member.stage, tuple(sorted(
+            peer for peer, seen in member.view.mates() if seen.synced and not seen.dead
+        )))
 
     async def _measure(self, wanted: act.Measure) -> None:
         version, digest, sketch = await self._engine.measure()

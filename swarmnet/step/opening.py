@@ -52,7 +52,10 @@ class Opening:
 
     def open(self, members: Collection[PeerId], ledger: Ledger) -> Round:
         """The next round, of all that the ledger holds."""
-        bandwidths = {} if self._turns or self.stamp.step % _SURVEY == 0 else self._bandwidths(members)
+        bandwidths = self._bandwidths(members)
+        if bandwidths and (self._turns or self.stamp.step % _SURVEY == 0):
+            # Even parts. None would mean that no line is known, and members would wait for a hung one much longer.
+            bandwidths = dict.fromkeys(bandwidths, min(bandwidths.values()))
         trips = {
             (peer, other): float(microseconds) for peer in members
             for other, microseconds in self._lines.get(peer, UNMEASURED).round_trips if other in members

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
 import torch
+from blake3 import blake3
 from safetensors.torch import load, save
 from stage_chain import MODEL, StageChain, batch_of, commit, compute_thread, text, tiny
 
@@ -358,9 +358,9 @@ def test_the_digest_is_that_of_the_decoded_sum_and_the_sum_can_be_handed_on() ->
         parts = [packed for _, packed in await chain.reduced([one, two], 3, (0, one.num_elements))]
         digest, square = await one.install(parts)
         n = one.num_elements
-        of_its_only_block = hashlib.sha256(b"".join(bytes(part.data) for part in parts)).digest()
-        assert digest == hashlib.sha256(of_its_only_block).digest()
-        assert of_its_only_block == hashlib.sha256(bytes((await one.finished_sum(0, n)).data)).digest()
+        of_its_only_block = blake3(b"".join(bytes(part.data) for part in parts)).digest()
+        assert digest == blake3(of_its_only_block).digest()
+        assert of_its_only_block == blake3(bytes((await one.finished_sum(0, n)).data)).digest()
         handed_on = [await one.finished_sum(0, 100), await one.finished_sum(100, n)]
         assert await two.install(handed_on) == (digest, square)
         total = (await the_sum(one) + await the_sum(two)).double() * 2.0**-32

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -14,8 +14,8 @@ from test_sim_restart import reached
 
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import BadMessage, RejectCode
-from swarmnet.ids import PeerId, Restart
-from swarmnet.messages import Answer, Commit, TrailRequest, TrailStep
+from swarmnet.ids import PeerId, Restart, RoundId
+from swarmnet.messages import Answer, Commit, Finished, Round, TrailRequest, TrailStep
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
@@ -214,3 +214,20 @@ def test_why_nobody_hands_over_state_is_said_once() -> None:
     given_up = [f["reason"] for _, peer, event, f in swarm.events
                 if event == "join_failed" and peer == JOINER and "donor" not in f]
     assert len(given_up) == len({str(reason).split(" stage=")[0] for reason in given_up}) <= 2, given_up
+
+
+def test_no_weights_follow_from_a_buffer_that_holds_another_sum_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica has its stage's sum, collects another, and gives that up while it comes into the buffer."""
+    swarm = watched(plan(replicas=2, steps=12))
+    make, lost = Exchange.sum, []
+
+    async def once(self: Exchange, current: Round, losses: Mapping[int, tuple[float, int]]) -> Finished:
+        finished = await make(self, current, losses)
+        if (self.me, current.stamp.step) == ("s0.1", 5) and not lost:
+            lost.append(current.id)
+            await self._leave(replace(current, id=RoundId(current.ballot, current.id.number + 1)))
+        return finished
+
+    monkeypatch.setattr(Exchange, "sum", once)
+    swarm.run(until_s=100.0)
+    assert lost and swarm.counts["apply_failed"] == 1 and swarm.counts["restart"] == 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from swarmnet.errors import BadMessage, Overflow, RejectCode
 from swarmnet.manifest.schema import Numerics
-from swarmnet.stage.accumulator import MAX_SUM, Accumulator, largest_magnitude
+from swarmnet.stage.accumulator import MAX_MAGNITUDE, MAX_SUM, Accumulator, largest_magnitude
 from swarmnet.stage.optimizer import average, square_norm
 
 CPU = torch.device("cpu")
@@ -54,6 +54,15 @@ def test_an_index_is_added_once(numerics: Numerics) -> None:
     before = acc.read(0).clone()
     assert not acc.add(gradient(1.0), step=0, index=4, voids=0)
     assert torch.equal(acc.read(0), before)
+
+
+def test_a_gradient_that_a_sum_of_many_could_overflow_with_is_not_finite_either() -> None:
+    acc = accumulator(1, FLOAT)
+    assert acc.add(gradient(MAX_MAGNITUDE), step=0, index=0, voids=0)
+    with pytest.raises(BadMessage) as caught:
+        acc.add(gradient(-2 * MAX_MAGNITUDE), step=0, index=1, voids=0)
+    assert caught.value.code is RejectCode.NON_FINITE
+    assert acc.read(0).tolist() == [MAX_MAGNITUDE]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from fractions import Fraction
 
 from stage_table import CHAIN, TIMERS
 
+from swarmnet.averaging.parts import shares
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import (
     Claim,
@@ -417,7 +419,7 @@ def test_one_voice_of_three_makes_somebody_else_reduce():
     office.complain(ME, first, refused=C, now=5.0)
     second = opened(office)
     assert second.id != first.id and second.contributions == first.contributions
-    assert second.receivers == (B, C, ME) and second.bandwidths == ()
+    assert second.receivers == (B, C, ME) and second.bandwidths == (500, 500, 500)
 
 
 def test_whoever_lacks_a_sum_for_long_is_not_waited_for_and_keeps_what_it_has_counted():
@@ -465,14 +467,15 @@ def test_an_adopted_sum_does_not_wait_for_ever_for_who_is_alive_and_never_gets_i
 
 
 def test_now_and_then_a_round_is_cut_evenly_so_that_lines_show_what_they_carry():
-    opening = Opening(replace(STAMP, step=8), BALLOT, 16, itertools.count())
-    opening.measured(ME, Line(100))
+    """By the slowest line, not by none: how long a member may stand still follows from it."""
     ledger = Ledger(1)
     ledger.claim((ME, gen(0)), 0)
-    assert opening.open([ME, B, C], ledger).bandwidths == ()
-    opening = Opening(STAMP, BALLOT, 16, itertools.count())
-    opening.measured(ME, Line(100))
-    assert opening.open([ME, B, C], ledger).bandwidths == (100, 100, 100)
+    for step, cut in ((7, (100, 100, 700)), (8, (100, 100, 100))):
+        opening = Opening(replace(STAMP, step=step), BALLOT, 16, itertools.count())
+        opening.measured(ME, Line(100))
+        opening.measured(C, Line(700))
+        assert opening.open([ME, B, C], ledger).bandwidths == cut
+    assert set(shares(cut)) == {Fraction(1, 3)}
 
 
 def test_a_keeper_that_left_the_step_to_others_takes_it_up_again_when_they_die():

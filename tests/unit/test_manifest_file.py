@@ -143,7 +143,7 @@ BAD = [
     ('layers = "auto"', "layers = [1, 2]", "run.toml: cut.layers names 2 stages, cut.stages = 3"),
     ('policy = "open"', 'policy = "invite"', "run.toml: admission.policy"),
     ("suspect_s = 3.0", "suspect_s = 0.1", "run.toml: protocol: heartbeat_s = 0.5 < suspect_s = 0.1"),
-    ('codec = "int64"', 'codec = "fp32"', 'run.toml: averaging.codec = "int64" and numerics.mode'),
+    ('codec = "int64"', 'codec = "fp32"', 'run.toml: averaging.codec = "fp32" does not go with numerics.mode'),
     ("format = 1", "format = 2", "run.toml: format = 2: must be 1"),
     ("format = 1", "format = ", "run.toml: is not valid TOML: Invalid value (at line 3, column"),
     ('reducer = "sum"', 'reducer = "median"',

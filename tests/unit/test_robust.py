@@ -16,10 +16,10 @@ from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics
 from swarmnet.messages import Packed
+from swarmnet.stage.accumulator import MAX_MAGNITUDE
 from swarmnet.stage.engine import Clipped, Contribution
 from swarmnet.stage.reducer import PartReducer
 from swarmnet.stage.robust import (
-    MAX_MAGNITUDE,
     CenteredClip,
     Median,
     NormClip,
@@ -298,12 +298,25 @@ def test_what_is_no_gradient_is_left_out_and_named(name: str, bad: Packed) -> No
     assert close(total / 8, sum(HONEST) / 7, 300.0)
 
 
-@pytest.mark.parametrize("bad", [each for name, each in BAD.items() if name != "beyond gradients"],
-                         ids=[name for name in BAD if name != "beyond gradients"])
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
 def test_the_plain_sum_refuses_it_and_says_whose_it_is(bad: Packed) -> None:
     with pytest.raises(BadMessage) as caught:
         reducer("sum")([*members(HONEST), Contribution(PeerId("liar"), 1, bad)], 3)
     assert caught.value.facts["peer"] == "liar"
+
+
+@pytest.mark.parametrize("signs", [(1, 1), (1, 1, -1, -1)])
+def test_of_several_that_are_finite_and_whose_sum_is_not_the_first_is_named(signs: tuple[int, ...]) -> None:
+    liars = [Contribution(PeerId(f"liar{place}"), 1, packed(torch.full((3,), sign * 3e38)))
+             for place, sign in enumerate(signs)]
+    with pytest.raises(BadMessage, match="larger than any") as caught:
+        reducer("sum")([*members(HONEST), *liars], 3)
+    assert caught.value.facts["peer"] == "liar0"
+
+
+def test_as_many_microbatches_may_sum_to_more_than_one() -> None:
+    two = Contribution(PeerId("busy"), 2, packed(torch.full((3,), 1.5 * MAX_MAGNITUDE)))
+    assert float(reducer("sum")([two, *members(HONEST)], 3)[0].max()) == 1.5 * MAX_MAGNITUDE
 
 
 @pytest.mark.parametrize("name", ["sum", *RULES])

@@ -1,0 +1,101 @@
+"""`mesh.comm.Comm` among threads of one process: a group without processes, for tests.
+
+A collective is two waits at one barrier: all have put their tensor down; all have read the others'. Sums go in order
+of rank, so every rank has the same bits. Checks what real groups leave undefined: that all ranks called the same
+collective with the same shapes. A rank that raises breaks the barrier, and the others end too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from swarmnet.mesh.comm import Reduction, part_length
+
+T = TypeVar("T")
+
+_Call = tuple[str, tuple[int, ...], torch.dtype]
+
+
+class _Table:
+    """Where the ranks lay down what the others read."""
+
+    def __init__(self, size: int, *, patience_s: float) -> None:
+        self.size = size
+        self.barrier = threading.Barrier(size, timeout=patience_s)
+        self._laid: list[tuple[_Call, Tensor] | None] = [None] * size
+
+    def exchange(self, rank: int, call: _Call, x: Tensor, answer: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        """Lay `x` down, wait for all, and make of all ranks' tensors what `answer` says."""
+        self._laid[rank] = (call, x.detach())
+        self.barrier.wait()
+        laid = [entry for entry in self._laid if entry is not None]
+        calls = {entry[0] for entry in laid}
+        if len(calls) > 1:
+            raise ValueError(f"ranks called different collectives: {sorted(map(str, calls))}")
+        y = answer([entry[1] for entry in laid])
+        self.barrier.wait()
+        return y
+
+
+class ThreadComm:
+    """One thread's end. Made by `run_ranks`."""
+
+    def __init__(self, table: _Table, rank: int) -> None:
+        self._table, self.rank, self.size = table, rank, table.size
+
+    def all_reduce(self, x: Tensor, op: Reduction = "sum") -> Tensor:
+        """The elementwise reduction over all ranks."""
+        return self._exchange(f"all_reduce {op}", x, lambda xs: _reduce(xs, op))
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """All ranks' tensors, concatenated along `dim` in order of rank."""
+        return self._exchange(f"all_gather {dim}", x, lambda xs: torch.cat(xs, dim))
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """This rank's part of the sum over all ranks."""
+        length = part_length(x, dim, self.size)
+        start = self.rank * length
+        return self._exchange(
+            f"reduce_scatter {dim}", x, lambda xs: _reduce([each.narrow(dim, start, length) for each in xs], "sum")
+        )
+
+    def _exchange(self, name: str, x: Tensor, answer: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        return self._table.exchange(self.rank, (name, tuple(x.shape), x.dtype), x, answer)
+
+
+def run_ranks(size: int, body: Callable[[ThreadComm], T], *, patience_s: float = 60.0) -> list[T]:
+    """Run `body` on `size` threads, each with its end of one group; answers in order of rank.
+
+    Raises what a rank raised. A rank that waits `patience_s` for the others gives up (threading.BrokenBarrierError).
+    """
+    table = _Table(size, patience_s=patience_s)
+
+    def guarded(rank: int) -> T:
+        try:
+            return body(ThreadComm(table, rank))
+        except BaseException:
+            table.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size, thread_name_prefix="rank") as threads:
+        futures = [threads.submit(guarded, rank) for rank in range(size)]
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+        raise error                                      # the cause first; a broken barrier is only its consequence
+    return [future.result() for future in futures]
+
+
+def _reduce(xs: list[Tensor], op: Reduction) -> Tensor:
+    y = xs[0].clone(memory_format=torch.contiguous_format)
+    for x in xs[1:]:
+        if op == "sum":
+            y.add_(x)
+        else:
+            torch.maximum(y, x, out=y)
+    return y
