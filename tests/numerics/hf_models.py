@@ -13,6 +13,10 @@ from transformers.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen3 import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
+from swarmnet.data.sampler import Sampler
+from swarmnet.data.tokens import Tokens
+from swarmnet.manifest.schema import Manifest
+
 logging.disable_progress_bar()
 logging.set_verbosity_error()
 
@@ -78,3 +82,14 @@ def loaded(folder: Path) -> PreTrainedModel:
     model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
     return model.eval()
+
+
+def first_loss(folder: Path, manifest: Manifest, tokens: Tokens) -> float:
+    """What transformers says is the mean loss of step 0 of a run that begins with the files in `folder`."""
+    training, model, losses = manifest.training, loaded(folder), []
+    sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
+    for index in range(training.microbatches):
+        batch = tokens.microbatch(sampler.positions(index), training.sequence_length).long()
+        found = logits(model, batch[:, :-1])
+        losses.append(torch.nn.functional.cross_entropy(found.flatten(0, 1), batch[:, 1:].flatten()).item())
+    return sum(losses) / len(losses)

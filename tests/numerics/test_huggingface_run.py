@@ -15,7 +15,6 @@ from torch import Tensor
 
 from swarmnet.cli.frame import run
 from swarmnet.config.peer import PeerConfig
-from swarmnet.data.sampler import Sampler
 from swarmnet.data.source import load_tokens
 from swarmnet.errors import UsageError
 from swarmnet.local.oracle import run_oracle
@@ -44,18 +43,6 @@ def begun(here: Path, case: str, *flags: str) -> Manifest:
     return load(here / "run.toml")
 
 
-def loss_of_transformers(folder: Path, manifest: Manifest) -> float:
-    """The mean loss of step 0."""
-    tokens, training = load_tokens("ids.u8.bin", "ids"), manifest.training
-    sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
-    model, losses = hf_models.loaded(folder), []
-    for index in range(training.microbatches):
-        batch = tokens.microbatch(sampler.positions(index), training.sequence_length).long()
-        logits = hf_models.logits(model, batch[:, :-1])
-        losses.append(torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).item())
-    return sum(losses) / len(losses)
-
-
 def test_the_manifest_says_which_model_and_which_weights(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = begun(here, "qwen2-tied", "--stages", "2")
     assert manifest.initial.source == "hf" and len(set(manifest.initial.sha256)) == 2
@@ -74,7 +61,7 @@ def test_the_first_loss_is_that_of_transformers_and_the_swarm_is_the_single_proc
     manifest = begun(here, case, "--stages", "3")
     tokens = load_tokens("ids.u8.bin", "ids")
     expected = run_oracle(manifest, tokens)
-    assert expected.losses[0] == pytest.approx(loss_of_transformers(here / "hf", manifest), abs=1e-5)
+    assert expected.losses[0] == pytest.approx(hf_models.first_loss(here / "hf", manifest, tokens), abs=1e-5)
 
     async def swarm() -> tuple[list[float], dict[str, Tensor]]:
         async with compute_thread() as compute:

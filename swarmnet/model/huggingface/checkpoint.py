@@ -46,6 +46,35 @@ def stage_shapes(model: Model, cut: Cut, sequence_length: int) -> list[dict[str,
     return [{name: parameter.shape for name, parameter in module.named_parameters()} for module in modules]
 
 
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A safetensors file, its header read. Raises UsageError for whatever cannot be read."""
+    try:
+        with safetensors.safe_open(str(path), framework="pt", device="cpu") as content:
+            yield content
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise UsageError(f"{path}: is not safetensors: {error}") from error
+
+
+def tensor_in(content: Any, path: Path, name: str, shape: torch.Size) -> Tensor:
+    """One tensor of what is `opened` at `path`: fp32, contiguous. Raises UsageError unless it is finite and fits."""
+    try:
+        piece = content.get_slice(name)
+        if tuple(piece.get_shape()) != tuple(shape):
+            raise UsageError(f"{path}: {name} has shape {tuple(piece.get_shape())}, the model {tuple(shape)}")
+        tensor: Tensor = content.get_tensor(name)
+    except SafetensorError as error:
+        raise UsageError(f"{path}: {name} cannot be read: {error}") from error
+    if not tensor.is_floating_point():
+        raise UsageError(f"{path}: {name} is of type {tensor.dtype}: quantised weights are not supported")
+    tensor = tensor.to(torch.float32)
+    if not bool(torch.isfinite(tensor).all()):
+        raise UsageError(f"{path}: {name} holds NaN or infinity")
+    return tensor.contiguous()
+
+
 class Checkpoint:
     """The tensors in `folder`. Raises UsageError if there are none, or their index is not one."""
 
@@ -63,9 +92,10 @@ class Checkpoint:
         there, not of that shape, or not finite."""
         found: dict[str, Tensor] = {}
         for file, names in self._by_file(shapes).items():
-            with self._opened(file) as opened:
+            path = self.folder / file
+            with opened(path) as content:
                 for name in names:
-                    found[name] = self._tensor(opened, file, name, shapes[name])
+                    found[name] = tensor_in(content, path, self._source(name), shapes[name])
         return {name: found[name] for name in shapes}
 
     def beyond(self, stages: Sequence[Shapes]) -> list[str]:
@@ -85,33 +115,6 @@ class Checkpoint:
             files.setdefault(self._file_of[self._source(name)], []).append(name)
         return files
 
-    def _tensor(self, opened: Any, file: str, name: str, shape: torch.Size) -> Tensor:
-        where, source = self.folder / file, self._source(name)
-        try:
-            piece = opened.get_slice(source)
-            if tuple(piece.get_shape()) != tuple(shape):
-                raise UsageError(f"{where}: {source} has shape {tuple(piece.get_shape())}, the model {tuple(shape)}")
-            tensor: Tensor = opened.get_tensor(source)
-        except SafetensorError as error:
-            raise UsageError(f"{where}: {source} cannot be read: {error}") from error
-        if not tensor.is_floating_point():
-            raise UsageError(f"{where}: {source} is of type {tensor.dtype}: quantised weights are not supported")
-        tensor = tensor.to(torch.float32)
-        if not bool(torch.isfinite(tensor).all()):
-            raise UsageError(f"{where}: {source} holds NaN or infinity")
-        return tensor.contiguous()
-
-    @contextlib.contextmanager
-    def _opened(self, file: str) -> Iterator[Any]:
-        path = self.folder / file
-        try:
-            with safetensors.safe_open(str(path), framework="pt", device="cpu") as opened:
-                yield opened
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
-        except SafetensorError as error:
-            raise UsageError(f"{path}: is not safetensors: {error}") from error
-
     def _index(self) -> dict[str, str]:
         """name -> file that holds it."""
         path = self.folder / INDEX
@@ -119,8 +122,8 @@ class Checkpoint:
             if not (self.folder / SINGLE).is_file():
                 raise UsageError(f"{self.folder}: holds neither {SINGLE} nor {INDEX}; other formats (.bin, .pth) are "
                                  "not read")
-            with self._opened(SINGLE) as opened:
-                return dict.fromkeys(opened.keys(), SINGLE)
+            with opened(self.folder / SINGLE) as content:
+                return dict.fromkeys(content.keys(), SINGLE)
         try:
             with path.open("rb") as file:
                 found = json.loads(file.read(_LARGEST_INDEX))["weight_map"]

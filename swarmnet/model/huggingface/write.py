@@ -45,8 +45,8 @@ def write_model(
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         try:
-            _shards(beside, stages, shard_bytes)
             _json(beside / FILE, config_of(model, longest=longest) | _kept(like, longest))
+            _shards(beside, stages, shard_bytes)
             for path in [*(like / name for name in BESIDE if like is not None), *([tokenizer] if tokenizer else [])]:
                 if path.is_file():
                     shutil.copyfile(path, beside / ("tokenizer.json" if path == tokenizer else path.name))
@@ -75,6 +75,7 @@ def _shards(folder: Path, stages: Iterable[Mapping[str, Tensor]], shard_bytes: i
     for tensors in stages:
         for shard in _cut(tensors, shard_bytes):
             safetensors.torch.save_file(shard, _part(folder, len(files)), metadata={"format": "pt"})
+            shutil.copymode(folder / FILE, _part(folder, len(files)))    # the library lets nobody else read them
             files.append(list(shard))
             total += sum(tensor.nbytes for tensor in shard.values())
     if len(files) == 1:

@@ -1,0 +1,101 @@
+"""The weights of a whole run from checkpoints that its peers have left on disks, stage by stage.
+
+Peers' directories are found below those that are named. A version is whole if every stage has a sound checkpoint of it
+somewhere; of several the one under the highest restart counts, since that is where the run went on. Reads weights only:
+what the optimizer keeps is three times as much. Decides nothing about formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from swarmnet.errors import BadCheckpoint, UsageError
+from swarmnet.ids import RunId
+from swarmnet.manifest.schema import Manifest
+from swarmnet.model.huggingface.checkpoint import opened, tensor_in
+from swarmnet.model.huggingface.initial import shapes_of
+from swarmnet.state.checkpoint_info import CheckpointInfo
+from swarmnet.state.disk import CheckpointStore
+
+_DEEPEST = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One checkpoint and whose directory it lies in."""
+
+    store: CheckpointStore
+    info: CheckpointInfo
+
+
+class Collection:
+    """All checkpoints of `run` below `directories`. bad: what cannot be used, and why."""
+
+    def __init__(self, manifest: Manifest, run: RunId, directories: Sequence[Path]) -> None:
+        self._manifest = manifest
+        self._kept: dict[tuple[int, int], list[Kept]] = {}
+        self.bad: list[BadCheckpoint] = []
+        for directory in _homes(directories, run):
+            store = CheckpointStore(directory, run)
+            for stage in range(manifest.cut.stages):
+                found = store.found(stage)
+                self.bad += found.bad
+                for info in found.good:
+                    self._kept.setdefault((stage, info.version), []).append(Kept(store, info))
+
+    def newest(self) -> int:
+        """The newest version that is whole. Raises UsageError that says what is missing."""
+        stages = range(self._manifest.cut.stages)
+        versions = {stage: {version for at, version in self._kept if at == stage} for stage in stages}
+        if whole := set.intersection(*versions.values()):
+            return max(whole)
+        held = "; ".join(f"stage {stage}: {_listed(versions[stage])}" for stage in stages)
+        broken = f"; not used: {self.bad[0]}" if self.bad else ""
+        raise UsageError(f"no version of the weights is here whole ({held}{broken}): name the directories of peers "
+                         "that have the others with --dir")
+
+    def stages(self, version: int) -> Iterator[dict[str, Tensor]]:
+        """Each stage's weights of `version`, by name, verified. Raises UsageError if a stage has none that is sound."""
+        for stage, shapes in enumerate(shapes_of(self._manifest)):
+            path = self._sound(stage, version)
+            with opened(path) as content:
+                yield {name: tensor_in(content, path, name, shape) for name, shape in shapes.items()}
+
+    def _sound(self, stage: int, version: int) -> Path:
+        reasons: list[str] = []
+        for kept in sorted(self._kept.get((stage, version), []), key=lambda kept: kept.info.restart, reverse=True):
+            try:
+                kept.store.verify(kept.info)
+                return kept.store.data_path(stage, version)
+            except BadCheckpoint as error:
+                reasons.append(str(error))
+        why = f": {reasons[0]}" if reasons else ""
+        raise UsageError(f"no sound checkpoint of stage {stage} at step {version} is here{why}")
+
+
+def _homes(directories: Sequence[Path], run: RunId) -> list[Path]:
+    """The directories of peers that have something of `run`, at or below those given."""
+    found: dict[Path, None] = {}
+    for directory in directories:
+        if not directory.is_dir():
+            raise UsageError(f"{directory}: no such directory")
+        layer = [directory]
+        for _ in range(_DEEPEST):
+            found |= dict.fromkeys(path for path in layer if CheckpointStore(path, run).folder.is_dir())
+            layer = sorted(inner for path in layer for inner in _inside(path))
+    return list(found)
+
+
+def _inside(path: Path) -> list[Path]:
+    try:
+        return [inner for inner in path.iterdir() if inner.is_dir() and not inner.is_symlink()]
+    except OSError:
+        return []                    # not ours to look into
+
+
+def _listed(versions: set[int]) -> str:
+    return f"steps {', '.join(map(str, sorted(versions)[-4:]))}" if versions else "none"

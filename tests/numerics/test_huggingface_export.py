@@ -1,0 +1,162 @@
+"""What was trained here loads in transformers, and another run begins with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+
+import hf_models
+import pytest
+import safetensors.torch
+import torch
+from stage_chain import StageChain, compute_thread, tiny
+from torch import Tensor
+
+from swarmnet.cli.frame import run
+from swarmnet.data.source import load_tokens
+from swarmnet.ids import NO_RESTART, Restart, RunId, first_chain
+from swarmnet.local.oracle import run_oracle
+from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.file import load, to_toml
+from swarmnet.manifest.schema import Manifest, Model
+from swarmnet.model.decoder import StageModule
+from swarmnet.stage import snapshot
+from swarmnet.state.cut import Cut
+from swarmnet.state.disk import CheckpointStore
+
+MODEL = Model(
+    vocab_size=61, hidden_size=30, intermediate_size=44, num_layers=3, num_heads=7, num_kv_heads=1, head_dim=10,
+    rope_scaling="llama3", rope_factor=4.0, rope_original_length=8,
+)
+IDS = torch.randint(0, 61, (2, 16), generator=torch.Generator().manual_seed(0))
+
+
+def keep(directory: Path, run: RunId, stage: int, version: int, data: bytes, restart: Restart = NO_RESTART) -> None:
+    """Write a checkpoint as a peer does."""
+    store, chain = CheckpointStore(directory, run), first_chain(run, stage)
+    store.write(store.describe(stage, Cut(version, chain, chain, chain, restart), data), data)
+
+
+def train(manifest: Manifest, here: Path, steps: int = 3) -> dict[str, Tensor]:
+    """Train, with a checkpoint of each stage after the first and the last step; returns the weights."""
+
+    async def story() -> dict[str, Tensor]:
+        weights: dict[str, Tensor] = {}
+        async with compute_thread() as compute:
+            chain = StageChain(manifest, compute)
+            for step in range(steps):
+                await chain.step(random.Random(step))
+                if step in (0, steps - 1):
+                    for stage, (engine,) in enumerate(chain.engines):
+                        directory = here / "peers" / f"s{stage}"
+                        keep(directory, run_id(manifest), stage, step + 1, await engine.snapshot())
+            for (engine,) in chain.engines:
+                weights |= await engine.weights()
+        return weights
+
+    (here / "run.toml").write_text(to_toml(manifest))
+    return asyncio.run(story())
+
+
+def ours(model: Model, weights: dict[str, Tensor]) -> Tensor:
+    module = StageModule(model, range(model.num_layers), first=True, last=True)
+    module.load_state_dict(weights, strict=not model.tie_embeddings)
+    with torch.no_grad():
+        return module(IDS)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ids.u8.bin").write_bytes(bytes(index % 61 for index in range(4000)))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("model", "stages", "kind"), [
+    (MODEL, 3, "mistral"),
+    (MODEL.model_copy(update={"num_heads": 5, "num_kv_heads": 5, "tie_embeddings": True}), 1, "llama"),
+    (MODEL.model_copy(update={"qk_norm": True, "rope_scaling": "linear", "rope_original_length": 8192}), 2, "qwen3"),
+], ids=["mistral", "llama-tied", "qwen3"])
+def test_a_trained_run_loads_in_transformers_and_continues_here(
+    here: Path, model: Model, stages: int, kind: str
+) -> None:
+    manifest = tiny(stages, model=model)
+    weights = train(manifest, here)
+    assert run(["export", "run.toml", "out/model"]) == 0
+    assert json.loads((here / "out/model/config.json").read_bytes())["model_type"] == kind
+    expected = ours(model, weights)
+    found = hf_models.logits(hf_models.loaded(here / "out/model"), IDS)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+    line = f"init next.toml --from out/model --data ids.u8.bin --tokenizer ids --stages {stages} --set " \
+           "training.sequence_length=16"
+    assert run(line.split()) == 0
+    again = load("next.toml")
+    assert again.model == model and len(again.initial.sha256) == stages
+    tokens = load_tokens("ids.u8.bin", "ids")
+    losses = run_oracle(again, tokens, steps=2).losses
+    assert losses[0] == pytest.approx(hf_models.first_loss(here / "out/model", again, tokens), abs=1e-5) != losses[1]
+
+
+def test_an_older_step_can_be_asked_for(here: Path) -> None:
+    weights = train(tiny(2, model=MODEL), here)
+    assert run(["export", "run.toml", "first", "--step", "1", "--dir", "peers/s0", "--dir", "peers/s1"]) == 0
+    module = hf_models.loaded(here / "first")
+    assert not torch.equal(module.lm_head.weight, weights["lm_head.weight"])
+
+
+def test_what_is_broken_or_missing_is_said_and_nothing_is_written(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = tiny(2, model=MODEL)
+    train(manifest, here)
+    path = CheckpointStore(here / "peers/s1", run_id(manifest)).data_path(1, 3)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    for line, words in (
+        ("export run.toml out", "no sound checkpoint of stage 1 at step 3 is here"),
+        ("export run.toml out --step 2", "no sound checkpoint of stage 0 at step 2 is here"),
+        ("export run.toml out --dir peers/s0", "stage 0: steps 1, 3; stage 1: none"),
+        ("export run.toml out --dir nowhere", "nowhere: no such directory"),
+        ("export run.toml peers", "peers: exists already"),
+    ):
+        assert run(line.split()) == 2
+        err = capsys.readouterr().err
+        assert words in err and err.count("\n") == 1 and not list(here.glob("*out*")), err
+
+
+def test_a_sound_copy_and_the_later_past_win(here: Path) -> None:
+    manifest = tiny(1, model=MODEL)
+    train(manifest, here)
+    first = CheckpointStore(here / "peers/s0", run_id(manifest))
+    _, other = first.load(0, 3)
+    tensors = safetensors.torch.load(bytes(other))
+    tensors["lm_head.weight"] *= 2                       # the same step after the run went back
+    keep(here / "peers/later", run_id(manifest), 0, 3, snapshot.pack(tensors, stage=0, version=3), Restart(1, 1))
+    assert run(["export", "run.toml", "later"]) == 0
+    path = CheckpointStore(here / "peers/later", run_id(manifest)).data_path(0, 3)
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
+    assert run(["export", "run.toml", "earlier"]) == 0
+    later, earlier = (dict(hf_models.loaded(here / name).named_parameters()) for name in ("later", "earlier"))
+    assert [name for name in later if not torch.equal(later[name], earlier[name])] == ["lm_head.weight"]
+
+
+def test_tokenizer_and_generation_settings_come_along(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = tiny(2, model=MODEL)
+    train(manifest, here)
+    like = here / "like"
+    like.mkdir()
+    (like / "config.json").write_text('{"eos_token_id": [2, 7], "bos_token_id": 1, "max_position_embeddings": 4096}')
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        (like / name).write_text('{"eos_token_id": [2, 7]}')
+    (like / "secret.txt").write_text("no")
+    assert run(["export", "run.toml", "out", "--like", "like"]) == 0
+    config = json.loads((here / "out/config.json").read_bytes())
+    assert (config["eos_token_id"], config["bos_token_id"], config["max_position_embeddings"]) == ([2, 7], 1, 4096)
+    assert (here / "out/tokenizer.json").is_file() and not (here / "out/secret.txt").exists()
+    assert "without a tokenizer" not in capsys.readouterr().out
+    assert run(["export", "run.toml", "bare"]) == 0
+    assert "without a tokenizer: the run's is 'bytes'" in capsys.readouterr().out
