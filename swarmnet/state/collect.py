@@ -1,8 +1,8 @@
 """The weights of a whole run from checkpoints that its peers have left on disks, stage by stage.
 
-Peers' directories are found below those that are named. A version is whole if every stage has a sound checkpoint of it
-somewhere; of several the one under the highest restart counts, since that is where the run went on. Reads weights only:
-what the optimizer keeps is three times as much. Decides nothing about formats.
+Peers' directories are found below those that are named. A version is whole if every stage has a checkpoint of it, all
+of one past: where the run went back, what was given up is left alone (`state.pasts`). Reads weights only: what the
+optimizer keeps is twice as much. Decides nothing about formats.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from pathlib import Path
 from torch import Tensor
 
 from swarmnet.errors import BadCheckpoint, UsageError
-from swarmnet.ids import RunId
+from swarmnet.ids import NO_RESTART, OnDisk, PeerId, Restart, RunId
 from swarmnet.manifest.schema import Manifest
 from swarmnet.model.huggingface.checkpoint import opened, tensor_in
 from swarmnet.model.huggingface.initial import shapes_of
 from swarmnet.state.checkpoint_info import CheckpointInfo
 from swarmnet.state.disk import CheckpointStore
+from swarmnet.state.pasts import Announced, of_one_past
+from swarmnet.state.restart import Holding, Restarts
 
 _DEEPEST = 6
 
@@ -39,13 +41,20 @@ class Collection:
         self._manifest = manifest
         self._kept: dict[tuple[int, int], list[Kept]] = {}
         self.bad: list[BadCheckpoint] = []
+        found: list[tuple[Holding, list[Kept]]] = []
         for directory in _homes(directories, run):
             store = CheckpointStore(directory, run)
             for stage in range(manifest.cut.stages):
-                found = store.found(stage)
-                self.bad += found.bad
-                for info in found.good:
-                    self._kept.setdefault((stage, info.version), []).append(Kept(store, info))
+                there = store.found(stage)
+                self.bad += there.bad
+                found.append((Holding(PeerId(str(directory)), stage), [Kept(store, info) for info in there.good]))
+        announced = [
+            (held, tuple(OnDisk(each.info.version, each.info.restart) for each in kept)) for held, kept in found
+        ]
+        for (_, kept), usable in zip(found, usable_together(manifest, announced, NO_RESTART), strict=True):
+            for each in kept:
+                if each.info.version in usable.disk:
+                    self._kept.setdefault((each.info.stage, each.info.version), []).append(each)
 
     def newest(self) -> int:
         """The newest version that is whole. Raises UsageError that says what is missing."""
@@ -67,7 +76,7 @@ class Collection:
 
     def _sound(self, stage: int, version: int) -> Path:
         reasons: list[str] = []
-        for kept in sorted(self._kept.get((stage, version), []), key=lambda kept: kept.info.restart, reverse=True):
+        for kept in self._kept.get((stage, version), []):
             try:
                 kept.store.verify(kept.info)
                 return kept.store.data_path(stage, version)
@@ -75,6 +84,16 @@ class Collection:
                 reasons.append(str(error))
         why = f": {reasons[0]}" if reasons else ""
         raise UsageError(f"no sound checkpoint of stage {stage} at step {version} is here{why}")
+
+
+def usable_together(manifest: Manifest, announced: Sequence[Announced], current: Restart) -> list[Holding]:
+    """Which of the checkpoints announced by several may be put together; in their order."""
+    training = manifest.training
+    rules = Restarts(
+        manifest.cut.stages, training.total_steps, settle_s=0.0, lost_s=0.0, allow_drop=training.allow_drop,
+        current=current,
+    )
+    return of_one_past(announced, current, rules.common)
 
 
 def _homes(directories: Sequence[Path], run: RunId) -> list[Path]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import hf_models
 import pytest
-import safetensors.torch
 import torch
 from stage_chain import StageChain, compute_thread, tiny
 from torch import Tensor
@@ -22,7 +21,6 @@ from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load, to_toml
 from swarmnet.manifest.schema import Manifest, Model
 from swarmnet.model.decoder import StageModule
-from swarmnet.stage import snapshot
 from swarmnet.state.cut import Cut
 from swarmnet.state.disk import CheckpointStore
 
@@ -128,20 +126,29 @@ def test_what_is_broken_or_missing_is_said_and_nothing_is_written(
         assert words in err and err.count("\n") == 1 and not list(here.glob("*out*")), err
 
 
-def test_a_sound_copy_and_the_later_past_win(here: Path) -> None:
+def test_a_broken_copy_is_passed_over(here: Path) -> None:
     manifest = tiny(1, model=MODEL)
-    train(manifest, here)
-    first = CheckpointStore(here / "peers/s0", run_id(manifest))
-    _, other = first.load(0, 3)
-    tensors = safetensors.torch.load(bytes(other))
-    tensors["lm_head.weight"] *= 2                       # the same step after the run went back
-    keep(here / "peers/later", run_id(manifest), 0, 3, snapshot.pack(tensors, stage=0, version=3), Restart(1, 1))
-    assert run(["export", "run.toml", "later"]) == 0
-    path = CheckpointStore(here / "peers/later", run_id(manifest)).data_path(0, 3)
+    weights = train(manifest, here)
+    store = CheckpointStore(here / "peers/s0", run_id(manifest))
+    _, data = store.load(0, 3)
+    keep(here / "peers/s0-again", run_id(manifest), 0, 3, bytes(data))
+    path = store.data_path(0, 3)
     path.write_bytes(path.read_bytes()[:-1] + b"\1")
-    assert run(["export", "run.toml", "earlier"]) == 0
-    later, earlier = (dict(hf_models.loaded(here / name).named_parameters()) for name in ("later", "earlier"))
-    assert [name for name in later if not torch.equal(later[name], earlier[name])] == ["lm_head.weight"]
+    assert run(["export", "run.toml", "out"]) == 0
+    assert torch.equal(hf_models.loaded(here / "out").lm_head.weight, weights["lm_head.weight"])
+
+
+def test_what_the_run_gave_up_is_left_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Stage 1 went on from step 1 and got to step 3 again; stage 0's step 3 is of the past before."""
+    manifest = tiny(2, model=MODEL)
+    weights = train(manifest, here)
+    _, data = CheckpointStore(here / "peers/s1", run_id(manifest)).load(1, 3)
+    keep(here / "peers/s1", run_id(manifest), 1, 3, bytes(data), Restart(1, 1))
+    assert run(["export", "run.toml", "out"]) == 0
+    assert "the weights of step 1 of 20" in capsys.readouterr().out
+    assert not torch.equal(hf_models.loaded(here / "out").lm_head.weight, weights["lm_head.weight"])
+    assert run(["export", "run.toml", "mixed", "--step", "3"]) == 2
+    assert "no sound checkpoint of stage 0 at step 3" in capsys.readouterr().err
 
 
 def test_tokenizer_and_generation_settings_come_along(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
