@@ -1,4 +1,4 @@
-"""`swarmnet export`: the model of a run, from its peers' checkpoints, as transformers loads it."""
+"""`swarmnet export`: the model of a run, from its peers' checkpoints or its peers, as transformers loads it."""
 
 from __future__ import annotations
 
@@ -6,54 +6,90 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from swarmnet.cli.settings import SETTINGS
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
     from swarmnet.manifest.schema import Manifest
+    from swarmnet.state.collect import Collection
 
 
 @click.command("export", context_settings=SETTINGS)
-@click.argument("manifest", type=click.Path(path_type=Path, dir_okay=False), metavar="MANIFEST")
+@click.argument("run", metavar="MANIFEST_OR_LINK")
 @click.argument("target", type=click.Path(path_type=Path), metavar="OUT")
 @click.option("--dir", "directories", type=click.Path(path_type=Path, file_okay=False), multiple=True, metavar="DIR",
               envvar="SWARMNET_DIR", help="Where peers keep their checkpoints, at any depth; repeatable.  [MANIFEST's]")
 @click.option("--step", type=int, metavar="N", help="Which version of the weights.  [the newest that is whole]")
 @click.option("--like", type=click.Path(path_type=Path, file_okay=False, exists=True), metavar="DIR",
               help="Checkpoint whose tokenizer and generation settings come along.  [what the run began with]")
-def command(
-    manifest: Path, target: Path, directories: tuple[Path, ...], step: int | None, like: Path | None
-) -> int:
+def command(run: str, target: Path, directories: tuple[Path, ...], step: int | None, like: Path | None) -> int:
     """Write the model of a run to a new directory OUT, as Hugging Face's transformers loads it.
 
-    Collects the weights of all stages from checkpoints on this disk: those of `swarmnet local` lie beside its run.toml,
-    those of peers in their --dir.
+    With the run's manifest the weights of all stages come from checkpoints on this disk: those of `swarmnet local` lie
+    beside its run.toml, those of peers in their --dir. With a link they are fetched from the peers of a swarm that is
+    up.
 
     \b
     Examples:
       swarmnet export runs/local/run.toml ./model
       swarmnet export run.toml ./model --dir ~/.swarmnet/stage-0 --dir ~/.swarmnet/stage-1-2
+      swarmnet export swarm:RUN_ID@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW... ./model
     """
     if target.exists():
         raise UsageError(f"{target}: exists already; name a directory that does not")
+    if not run.strip().startswith("swarm:"):
+        path = Path(run).expanduser()
+        return _from_disk(path, target, [each.expanduser() for each in directories] or [path.parent], step, like)
+    if directories and click.get_current_context().get_parameter_source("directories") == ParameterSource.COMMANDLINE:
+        raise UsageError("--dir is for a manifest: with a link the weights come from the swarm")
+    return _from_swarm(run, target, step, like)
 
+
+def _from_disk(path: Path, target: Path, directories: list[Path], step: int | None, like: Path | None) -> int:
     from swarmnet.manifest.canonical import run_id
     from swarmnet.manifest.file import load
-    from swarmnet.model.huggingface.write import write_model
     from swarmnet.state.collect import Collection
 
-    run = load(manifest)
-    base = manifest.parent
-    collection = Collection(run, run_id(run), [path.expanduser() for path in directories] or [base])
-    version = collection.newest() if step is None else step
+    manifest = load(path)
+    collection = Collection(manifest, run_id(manifest), directories)
+    like, tokenizer = like or _beginning(manifest, path.parent), _tokenizer(manifest, path.parent)
+    return _write(target, manifest, collection, collection.newest() if step is None else step, like, tokenizer)
+
+
+def _from_swarm(link: str, target: Path, step: int | None, like: Path | None) -> int:
+    """The manifest came from strangers: it has no say in which files are copied from here."""
+    import asyncio
+    import tempfile
+
+    from swarmnet import telemetry
+    from swarmnet.net.swarm_link import SwarmLink
+    from swarmnet.peer.gather import gather
+    from swarmnet.state.collect import Collection
+
+    telemetry.setup("warning")
+    with tempfile.TemporaryDirectory(prefix="swarmnet-export-") as folder:
+        found = asyncio.run(gather(
+            SwarmLink.parse(link), Path(folder), lambda phase, words: click.echo(f"{phase:<10} {words}"), version=step
+        ))
+        collection = Collection(found.manifest, found.run, [Path(folder)])
+        return _write(target, found.manifest, collection, found.version, like, None)
+
+
+def _write(
+    target: Path, manifest: Manifest, collection: Collection, version: int, like: Path | None, tokenizer: Path | None
+) -> int:
+    from swarmnet.model.huggingface.write import write_model
+
     files = write_model(
-        target, run.model, collection.stages(version), longest=run.training.sequence_length,
-        like=like or _beginning(run, base), tokenizer=_tokenizer(run, base),
+        target, manifest.model, collection.stages(version), longest=manifest.training.sequence_length, like=like,
+        tokenizer=tokenizer,
     )
-    click.echo(f"wrote {target}: the weights of step {version} of {run.training.total_steps}, in {', '.join(files)}")
+    total = manifest.training.total_steps
+    click.echo(f"wrote {target}: the weights of step {version} of {total}, in {', '.join(files)}")
     if "tokenizer.json" not in files:
-        click.echo(f"without a tokenizer: the run's is {run.data.tokenizer!r}; --like DIR brings one along")
+        click.echo(f"without a tokenizer: the run's is {manifest.data.tokenizer!r}; --like DIR brings one along")
     return 0
 
 

@@ -64,26 +64,46 @@ async def find_place(config: PeerConfig, invitation: SwarmLink | Manifest, tell:
     with own_identity(config.dir) as identity:
         tell("identity", f"{identity.peer}, kept in {config.dir}")
         announced_at(config.announce, identity.peer, port=config.port, dht_port=config.dht_port)  # refuses early
-        if isinstance(invitation, SwarmLink):
-            config = config.model_copy(update={"bootstrap": (invitation.address, *config.bootstrap)})
-        tell("asking", ", ".join(config.bootstrap))
-        if isinstance(invitation, SwarmLink):
-            run = invitation.whole_run or await _whole_run(config, identity, invitation)
-            manifest = None
+        async with reach(config, identity, invitation, tell) as found:
+            stages = await _stages(found.config, found.manifest, found.run, found.directory, tell)
+    return Place(found.config.model_copy(update={"stages": stages}), found.manifest)
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A run that was found. config names the manifest's file and whom to join by; records are everybody else's."""
+
+    config: PeerConfig
+    manifest: Manifest
+    run: RunId
+    directory: DhtDirectory
+    records: tuple[Record, ...]
+
+
+@contextlib.asynccontextmanager
+async def reach(
+    config: PeerConfig, identity: Identity, invitation: SwarmLink | Manifest, tell: Tell
+) -> AsyncGenerator[Reached, None]:
+    """Find the run that `invitation` means, as a client of its DHT. Raises UsageError, in words that say what to do."""
+    if isinstance(invitation, SwarmLink):
+        config = config.model_copy(update={"bootstrap": (invitation.address, *config.bootstrap)})
+    tell("asking", ", ".join(config.bootstrap))
+    if isinstance(invitation, SwarmLink):
+        run = invitation.whole_run or await _whole_run(config, identity, invitation)
+        manifest = None
+    else:
+        run, manifest = run_id(invitation), invitation
+    async with _directory(config, identity, run) as directory:
+        records = await _look(directory)
+        tell("swarm", _seen(run, directory, records))
+        if manifest is None:
+            path = _file(config, run)
+            manifest = await _manifest(path, run, identity, records, tell)
+            config = config.model_copy(update={"manifest": path})
         else:
-            run, manifest = run_id(invitation), invitation
-        async with _directory(config, identity, run) as directory:
-            records = await _look(directory)
-            tell("swarm", _seen(run, directory, records))
-            if manifest is None:
-                path = _file(config, run)
-                manifest = await _manifest(path, run, identity, records, tell)
-                config = config.model_copy(update={"manifest": path})
-            else:
-                tell("manifest", f"{_shape(manifest)}; from {config.manifest}")
-            directory.learn_num_stages(manifest.cut.stages)
-            stages = await _stages(config, manifest, run, directory, tell)
-    return Place(config.model_copy(update={"stages": stages}), manifest)
+            tell("manifest", f"{_shape(manifest)}; from {config.manifest}")
+        directory.learn_num_stages(manifest.cut.stages)
+        yield Reached(config, manifest, run, directory, records)
 
 
 # ---------------------------------------------------------------- which run
@@ -184,7 +204,7 @@ async def _manifest(
         tell("manifest", f"{failures[-1]}; asking another")
 
     transport = GrpcTransport(
-        identity, None, admission=open_authority().admit(identity.peer), service=_Nobody(),
+        identity, None, admission=open_authority().admit(identity.peer), service=Nobody(),
         addresses=lambda peer: addresses.get(peer, ()), listens=False,
     )
     async with transport:
@@ -226,7 +246,7 @@ def _shape(manifest: Manifest) -> str:
     return f'"{manifest.name}", {_count(manifest.cut.stages, "stage")}, {manifest.training.total_steps:,} steps'
 
 
-class _Nobody:
+class Nobody:
     """Serves nothing: a newcomer that only asks."""
 
     def on_tell(self, caller: PeerId, message: Control) -> None:

@@ -11,13 +11,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from running import PATIENCE_S, Running
 from safetensors.torch import load_file
 
 from swarmnet.cli.frame import run
@@ -28,50 +27,11 @@ from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load
 from swarmnet.net.identity import Identity
 from swarmnet.net.own_dir import own_identity
-from swarmnet.telemetry.events import EventReader
 
 STEPS, BEFORE_JOIN = 20, 4
-PATIENCE_S = 120.0
 
 SMALL = ("training.sequence_length=32", "training.microbatch_size=2", "model.hidden_size=64", "training.eval_every=0",
          "model.intermediate_size=128", "model.head_dim=16", "protocol.idle_index_s=600")
-
-
-class Running:
-    """One `swarmnet COMMAND` as a process, and what it says."""
-
-    def __init__(self, directory: Path, *words: str) -> None:
-        self.directory, self.words = directory, words
-        self.events: list[dict[str, Any]] = []
-        directory.mkdir(parents=True)
-        self.log = directory / "log.txt"
-        self._reader = EventReader(directory / "events.jsonl")
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "swarmnet", *words, "--dir", str(directory), "--host", "127.0.0.1",
-                 "--events", str(directory / "events.jsonl")],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=directory,
-                env=child_environment(os.environ) | {"PYTHONPATH": str(Path(__file__).parents[2])},
-            )
-
-    def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The first event for which it holds, waiting for it. Fails with the log when the process ends before."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            ended = self.process.poll() is not None
-            self.events += self._reader.read()
-            for event in self.events:
-                if holds(event):
-                    return event
-            assert not ended and time.monotonic() < deadline, f"{self.words}:\n{self.log.read_text()}"
-            time.sleep(0.05)
-
-    def says(self, name: str, **fields: object) -> dict[str, Any]:
-        return self.until(lambda event: event["event"] == name and fields.items() <= event.items())
-
-    def stop(self) -> int:
-        self.process.terminate()
-        return self.process.wait(timeout=PATIENCE_S)
 
 
 @pytest.fixture

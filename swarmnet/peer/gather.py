@@ -1,0 +1,128 @@
+"""Fetch a checkpoint of every stage from a live swarm, as somebody who takes no part in it.
+
+What peers announce to have on disk decides the step: the newest that every stage has, of one past. Each stage's copy
+comes from all who have it, by the machinery that joiners use (`state.fetch`), and is put on disk as a peer would. It
+is what most donors describe, piece by piece, signed by one of them: it is as true as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarmnet.config.peer import PeerConfig
+from swarmnet.errors import SwarmError, UsageError
+from swarmnet.ids import PeerId, RunId
+from swarmnet.manifest.schema import Manifest
+from swarmnet.messages import Snapshot
+from swarmnet.net.directory import Record
+from swarmnet.net.grpc_options import GrpcConfig
+from swarmnet.net.grpc_transport import GrpcTransport
+from swarmnet.net.identity import Identity
+from swarmnet.net.swarm_link import SwarmLink
+from swarmnet.net.tls import open_authority
+from swarmnet.net.transport import Transport
+from swarmnet.peer.joining import Nobody, Reached, Tell, reach
+from swarmnet.state.collect import elements_of, usable_together
+from swarmnet.state.copies import Seal
+from swarmnet.state.cut import Cut
+from swarmnet.state.disk import CheckpointStore
+from swarmnet.state.fetch import Fetcher
+from swarmnet.state.restart import Holding, newest_on_disk
+
+_BYTES_PER_ELEMENT, _NAMES_BYTES = 24, 64 << 20
+"""No copy is larger: a weight, two moments and at most three other values of 4 bytes each, names and shapes."""
+
+LOOK_S, BETWEEN_LOOKS_S = 5.0, 0.5
+"""How long announcements are waited for that make a version whole, and how often they are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A run, and the version of which every stage has been fetched."""
+
+    manifest: Manifest
+    run: RunId
+    version: int
+
+
+async def gather(link: SwarmLink, folder: Path, tell: Tell, *, version: int | None = None) -> Gathered:
+    """Put a checkpoint of every stage below `folder`. version: which one; None: the newest that is whole.
+
+    Raises UsageError: nobody answers, no such version is announced, or a stage is not handed over.
+    """
+    identity = Identity.generate()
+    async with reach(PeerConfig(dir=folder), identity, link, tell) as found:
+        chosen, donors, records = await _choose(found, version)
+        addresses = {record.peer: record.addresses for record in records}
+        limits = found.manifest.limits
+        transport = GrpcTransport(
+            identity, found.run, admission=open_authority().admit(identity.peer), service=Nobody(),
+            addresses=lambda peer: addresses.get(peer, ()), listens=False,
+            config=GrpcConfig(
+                max_payload_bytes=limits.max_payload_mib << 20, max_clock_offset_s=limits.max_clock_offset_s
+            ),
+        )
+        store = CheckpointStore(folder, found.run)
+        async with transport:
+            for stage, peers in enumerate(donors):
+                snapshot, data = await _fetch(found, identity, transport, stage, peers, chosen)
+                cut = Cut(snapshot.version, snapshot.chain, snapshot.before, snapshot.term_chain, snapshot.restart)
+                info = store.describe(stage, cut, data)
+                await asyncio.to_thread(store.write, info, data)
+                tell("stage", f"{stage}: {len(data):,} bytes")
+        return Gathered(found.manifest, found.run, chosen)
+
+
+async def _choose(found: Reached, version: int | None) -> tuple[int, list[list[PeerId]], Sequence[Record]]:
+    """The version, who has it of each stage, and their records."""
+    num_stages, until = found.manifest.cut.stages, asyncio.get_running_loop().time() + LOOK_S
+    while True:
+        records = [record for record in await found.directory.records() if record.stages]
+        holdings = _holdings(found.manifest, records)
+        chosen = newest_on_disk(holdings, num_stages) if version is None else version
+        donors = [[h.peer for h in holdings if h.stage == stage and chosen in h.disk] for stage in range(num_stages)]
+        if chosen is not None and all(donors):
+            return chosen, donors, records
+        if asyncio.get_running_loop().time() >= until:
+            break
+        await asyncio.sleep(BETWEEN_LOOKS_S)
+    held = "; ".join(
+        f"stage {stage}: {_listed({v for h in holdings if h.stage == stage for v in h.disk})}"
+        for stage in range(num_stages)
+    )
+    what = "no step has" if version is None else f"step {version} does not have"
+    raise UsageError(f"{what} a checkpoint of every stage in the swarm ({held}): peers write one every "
+                     f"{found.manifest.training.checkpoint_every} steps (training.checkpoint_every), and at the end")
+
+
+def _holdings(manifest: Manifest, records: Sequence[Record]) -> list[Holding]:
+    if not records:
+        return []
+    announced = [
+        (Holding(record.peer, status.stage, record.restart, status.version if status.synced else None), status.disk)
+        for record in records for status in record.stages if status.stage < manifest.cut.stages
+    ]
+    return usable_together(manifest, announced, max(record.restart for record in records))
+
+
+async def _fetch(
+    found: Reached, identity: Identity, transport: Transport, stage: int, donors: Sequence[PeerId], version: int
+) -> tuple[Snapshot, memoryview]:
+    failures: list[str] = []
+    fetcher = Fetcher(
+        transport, stage, Seal(found.run, identity),
+        max_bytes=_BYTES_PER_ELEMENT * elements_of(found.manifest, stage) + _NAMES_BYTES,
+        failed=lambda peer, error: failures.append(f"{peer}: {error}"),
+    )
+    try:
+        return await fetcher.fetch(lambda: donors, version=version)
+    except SwarmError as error:
+        raise UsageError(f"nobody hands over stage {stage} at step {version} "
+                         f"({failures[-1] if failures else error}): try again, or another --step") from error
+
+
+def _listed(versions: set[int]) -> str:
+    return f"steps {', '.join(map(str, sorted(versions)[-4:]))}" if versions else "none"

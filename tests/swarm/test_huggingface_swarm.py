@@ -1,0 +1,78 @@
+"""A swarm of real processes that begins with a checkpoint: one peer has its files, a stranger with a link has not.
+
+What it has trained is fetched from it while it is up, and transformers loads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from running import PATIENCE_S, Running
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from swarmnet.cli.frame import run
+from swarmnet.data.source import load_tokens
+from swarmnet.local.oracle import run_oracle
+from swarmnet.manifest.file import load
+from swarmnet.peer import gather
+
+STEPS = 4
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[list[Running]]:
+    """Nothing outlives the test."""
+    started: list[Running] = []
+    yield started
+    for each in started:
+        each.process.kill()
+    for each in started:
+        each.process.wait()
+
+
+def test_one_peer_has_the_files_and_everybody_trains(
+    tmp_path: Path, processes: list[Running], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(
+        vocab_size=256, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=False,
+    )).save_pretrained("hf")
+    assert run(["init", "run.toml", "--from", "hf", "--data", "corpus:small", "--tokenizer", "bytes", "--stages", "2",
+                "--steps", str(STEPS), "--set", "training.sequence_length=16", "--set", "training.eval_every=0"]) == 0
+
+    def start(name: str, *words: str) -> Running:
+        processes.append(Running(tmp_path / name, *words))
+        return processes[-1]
+
+    having = start("having", "peer", "--manifest", str(tmp_path / "run.toml"), "--stage", "0,1", "--device", "cpu")
+    having.says("synced", stage=1, how="seed")
+    (link,) = having.says("listening")["links"]
+    stranger = start("stranger", "join", link, "--stage", "1", "--device", "cpu")
+    synced = stranger.says("synced", stage=1)
+    assert (synced["how"], synced["version"]) == ("snapshot", 0)
+
+    address = having.says("listening")["dht"][0]
+    trainer = start("trainer", "trainer", "--manifest", str(tmp_path / "run.toml"), "--bootstrap", address)
+    for each, stage in ((having, 0), (having, 1), (stranger, 1)):
+        each.says("finished", stage=stage, version=STEPS)
+    assert trainer.process.wait(timeout=PATIENCE_S) == 0
+
+    capsys.readouterr()
+    assert run(["export", link, "out"]) == 0, capsys.readouterr().err
+    assert f"the weights of step {STEPS} of {STEPS}" in capsys.readouterr().out
+    expected = run_oracle(load("run.toml"), load_tokens("corpus:small")).weights
+    found = dict(LlamaForCausalLM.from_pretrained("out").named_parameters())
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+    capsys.readouterr()
+    monkeypatch.setattr(gather, "LOOK_S", 0.5)
+    assert run(["export", link, "other", "--step", "3"]) == 2
+    err = capsys.readouterr().err
+    assert "step 3 does not have a checkpoint of every stage" in err and err.count("\n") == 1
+    assert not (tmp_path / "other").exists()
