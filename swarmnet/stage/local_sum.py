@@ -226,7 +226,7 @@ class LocalSum:
             raise ValueError(f"no finished sum of version {self._state.version} is installed")
         commit, due = commits[self._state.stage], self.due
         mine = commit.id == self._round and bool(self._counted)
-        outer = None if due is None else self._outer_step(commit, due, mine)
+        outer = None if due is None else self._outer_step(commit, due)
         own = (
             mine and self._accumulator.voids == self._voids
             and self._accumulator.indexes(commit.step) == self._counted
@@ -240,20 +240,29 @@ class LocalSum:
         self._round, self._reached, self._mine, self._length = None, None, None, None
         return outer
 
-    def _outer_step(self, commit: Commit, due: Range, mine: bool) -> OuterStep:
+    def _outer_step(self, commit: Commit, due: Range) -> OuterStep:
         start, stop = due
-        if self._gossip:
-            mine = self._reached == commit.id
-            if not mine:
-                return OuterStep(elements=stop - start, taken=False, moved=0.0)
+        missed = self._missed(commit)
+        if self._gossip and missed:
+            return OuterStep(elements=stop - start, moved=0.0, missed=missed)
         mean = self._exchanged.flat
         if not self._gossip:
             mean = mean / (self._manifest.training.microbatches - len(commit.voided))
-        moved = self._outer.step(mean, start, mine=mine, plain=self._plan.plain(commit.step))
+        moved = self._outer.step(mean, start, mine=not missed, plain=self._plan.plain(commit.step))
         if self._reducer.needs_center and not self._gossip:
             self._centers[due] = mean.cpu()
         self._codec.applied(commit.id, voids=self._forgotten)
-        return OuterStep(elements=stop - start, taken=mine, moved=moved)
+        return OuterStep(elements=stop - start, moved=moved, missed=missed)
+
+    def _missed(self, commit: Commit) -> str:
+        """Why my vector is not in the outer step of that round; empty if it is."""
+        if self._gossip and commit.id != self._round:
+            return "was no member of the round to the end"
+        if self._gossip:
+            return "" if self._reached == commit.id else "did not get its partners' mean"
+        if commit.id != self._round:
+            return "collected the sum instead of taking part"
+        return "" if self._counted else "counted nothing in this step"
 
     def changed(self) -> None:
         """The state is another: no sum of mine leads on from it."""

@@ -285,6 +285,7 @@ class StepDriver:
         if outer is not None:
             self._listener.on_event(member.stage, "outer_step" if outer.taken else "outer_missed", {
                 "step": step, "elements": outer.elements, "moved": outer.moved,
+                **({} if outer.taken else {"reason": outer.missed}),
             })
         self._begin()
         self._perform(actions)

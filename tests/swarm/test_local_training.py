@@ -56,6 +56,8 @@ def test_fragments_meet_by_turns_and_everything_in_the_last_step(finished: Finis
     last = [event for event in finished.events if event["event"] == "outer_step" and event["step"] == STEPS - 1]
     half = [event for event in finished.events if event["event"] == "outer_step" and event["step"] == 2]
     assert {event["stage"] for event in last} == {0, 1} and half
+    assert all(("reason" in event) == (event["event"] == "outer_missed") for event in finished.events
+               if event["event"] in ("outer_step", "outer_missed"))
     assert min(event["elements"] for event in last) > 1.9 * max(event["elements"] for event in half)
 
 
