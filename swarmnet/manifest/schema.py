@@ -6,6 +6,7 @@ here so that `init` can write it out; a file must name every field (a later rele
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -141,6 +142,20 @@ class Wire(Table):
     gradients: BoundaryCodec = Field(default="fp32", description='"fp32", "bf16", "int8", ...: what comes back')
 
 
+_BELONGS = {
+    "overlap_after": ("sync", "overlap"),
+    **dict.fromkeys(
+        ("partners", "inner_steps", "fragments", "outer_warmup_steps", "outer_learning_rate", "outer_momentum"),
+        ("sync", "local"),
+    ),
+    "norm_factor": ("reducer", "norm_clip"),
+    "clip_radius": ("reducer", "centered_clip"),
+    "clip_iterations": ("reducer", "centered_clip"),
+    "trim": ("reducer", "trimmed_mean"),
+}
+"""Fields of `Averaging` that have an effect with one value of another field; with any other they keep their default."""
+
+
 class Averaging(Table):
     """How replicas of a stage agree. `codec` "int64" belongs to deterministic mode."""
 
@@ -187,12 +202,17 @@ class Averaging(Table):
     )
 
     @model_validator(mode="after")
-    def _meetings(self) -> Averaging:
+    def _nothing_in_vain(self) -> Averaging:
+        for name, (chooser, value) in _BELONGS.items():
+            default = type(self).model_fields[name].default
+            if getattr(self, chooser) != value and getattr(self, name) != default:
+                raise ValueError(f'{name} has no effect without {chooser} = "{value}": leave it at its default, '
+                                 f"{json.dumps(default)}")
+        return self
+
+    @model_validator(mode="after")
+    def _outer_steps(self) -> Averaging:
         if self.sync != "local":
-            for name, field in type(self).model_fields.items():
-                own = name.startswith("outer_") or name in ("partners", "inner_steps", "fragments")
-                if own and getattr(self, name) != field.default:
-                    raise ValueError(f'{name} has no effect without sync = "local": leave it at its default')
             return self
         if self.fragments > self.inner_steps:
             raise ValueError(f"fragments = {self.fragments} have no turns of their own in inner_steps = "
