@@ -33,7 +33,7 @@ from swarmnet.step.dispute import Again, Dispute, Leave
 from swarmnet.step.findings import Findings
 from swarmnet.step.idle import Orders
 from swarmnet.step.ledger import Ledger
-from swarmnet.step.opening import Opening, circles, left_alone
+from swarmnet.step.opening import Opening, left_alone
 from swarmnet.step.progress import Progress
 from swarmnet.step.view import Seen, View
 
@@ -291,7 +291,7 @@ class Keeper:
         self._first_ack_at = None
         if self.round is None or self.adopted is not None:
             return []
-        match self._dispute.verdict(circles(self.round, self.members), now=now):
+        match self._dispute.verdict(self._opening.circles(self.round, self.members), now=now):
             case Leave(peer, reason) if len(self.members) > 1:
                 generation = self.members[peer]
                 self._left_out.add(peer)

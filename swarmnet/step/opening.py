@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Collection, Iterator, Mapping
 
 from swarmnet.averaging.arrange import rearranged
-from swarmnet.averaging.grid import Grid, grid_of
+from swarmnet.averaging.grid import Grid, circles, grid_of
 from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.messages import UNMEASURED, Line, Round, Stamp
 from swarmnet.step.ledger import Ledger
@@ -77,6 +77,10 @@ class Opening:
         )
         return opened
 
+    def circles(self, current: Round, members: Collection[PeerId]) -> list[frozenset[PeerId]]:
+        """Who exchanges with whom in a hop of that round, of these members."""
+        return [frozenset(group) & frozenset(members) for group in circles(grid_of(current), self._group_size)]
+
     def _bandwidths(self, members: Collection[PeerId]) -> Mapping[PeerId, int]:
         """As they have measured them; a stranger's is taken to be like the others'. Empty: nobody's is known."""
         measured = {peer: self._lines.get(peer, UNMEASURED).bytes_per_s for peer in members}
@@ -84,13 +88,6 @@ class Opening:
         if not known:
             return {}
         return {peer: bandwidth or statistics.median_low(known) for peer, bandwidth in measured.items()}
-
-
-def circles(current: Round, members: Collection[PeerId]) -> list[frozenset[PeerId]]:
-    """Who exchanges with whom in a round, of these members: rows, and columns of the grid."""
-    grid = grid_of(current)
-    groups = [*grid.rows, *(grid.column(column) for column in range(grid.columns) if len(grid.rows) > 1)]
-    return [frozenset(group) & frozenset(members) for group in groups]
 
 
 def _turned(row: tuple[PeerId, ...], turns: int) -> tuple[PeerId, ...]:
