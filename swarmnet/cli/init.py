@@ -28,7 +28,7 @@ NAMES = frozenset(["stdlib", "bytes", "ids"])
 @click.option("--steps", type=int, metavar="N", help="Optimizer steps of the run.  [60]")
 @click.option("--sync", type=click.Choice(["exact", "overlap", "local"]),
               help="How replicas of a stage agree; overlap averages a step while the next computes, local "
-                   "lets them train on their own and meet now and then.  [exact]")
+                   "lets them train on their own, with an outer step now and then.  [exact]")
 @click.option("--seed", type=int, metavar="N", help="Of weights and data order.  [0]")
 @click.option("--data", default="stdlib", show_default=True, metavar="SOURCE",
               help="Text (.txt, .jsonl, directory) or tokens (.bin, .npy); stdlib: source of Python's own library.")

@@ -161,7 +161,7 @@ class Averaging(Table):
 
     sync: Literal["exact", "overlap", "local"] = Field(
         default="exact",
-        description='"exact", "overlap" (docs/numerics.md), or "local": meet now and then (docs/local-sync.md)',
+        description='"exact", "overlap" (docs/numerics.md), or "local": outer steps now and then (docs/local-sync.md)',
     )
     overlap_after: Count = Field(default=40, description='"overlap": after so many steps one by one')
     codec: SumCodec = Field(
@@ -189,16 +189,16 @@ class Averaging(Table):
         default=100, description="steps after which other numerics classes take the keeper's state; 0: never"
     )
     partners: Literal["all", "pairs"] = Field(
-        default="all", description='"local": who meets: "all" (DiLoCo), or random "pairs" (NoLoCo)'
+        default="all", description='"local": whose mean an outer step is: "all" (DiLoCo), or random "pairs" (NoLoCo)'
     )
-    inner_steps: Positive = Field(default=20, description='"local": steps from one meeting to the next')
+    inner_steps: Positive = Field(default=20, description='"local": steps from one outer step to the next')
     fragments: Positive = Field(
-        default=1, description='"local": parts of the weights that meet by turns; at most inner_steps'
+        default=1, description='"local": parts of the weights that take outer steps by turns; at most inner_steps'
     )
-    outer_warmup_steps: Count = Field(default=60, description='"local": until then meetings are plain means')
-    outer_learning_rate: Above0 = Field(default=1.0, description='"local": of the step that all take together')
+    outer_warmup_steps: Count = Field(default=60, description='"local": outer steps up to this step are plain means')
+    outer_learning_rate: Above0 = Field(default=1.0, description='"local": of outer steps')
     outer_momentum: Decay = Field(
-        default=0.7, description='"local": of that step; somewhat lower with "pairs"'
+        default=0.7, description='"local": of outer steps, Nesterov; somewhat lower with "pairs"'
     )
 
     @model_validator(mode="after")

@@ -65,7 +65,7 @@ class Reduced:
 
 @dataclass(frozen=True, slots=True)
 class OuterStep:
-    """The outer step of a version (`averaging.sync = "local"`). elements: of the weights, as many as were due. moved:
+    """The outer step of a version (`averaging.sync = "local"`). elements: of the weights, that were due. moved:
     how far the weights went, as a part of their length. missed: why this replica's pseudo-gradient was not in it, for
     people; it is then kept for the next time. Empty: it was."""
 

@@ -42,7 +42,7 @@ _LENGTHS = 1
 class LocalSum:
     """The rounds of one stage, always of the version that `state` is at.
 
-    Positions count through all `phases`: the elements that are exchanged at this version, if any, then the one number.
+    Positions count through all `phases`: the elements of an outer step at this version, if any, then the one number.
     Raises as `StepSum` does.
     """
 
@@ -73,13 +73,13 @@ class LocalSum:
         self._phase = 0
         self._mine: Tensor | None = None             # my vector in that round, over all elements
         self._length: Tensor | None = None
-        self._reached: RoundId | None = None         # the round whose exchange among partners is whole here
+        self._reached: RoundId | None = None         # the round whose mean among partners is whole here
 
     # ------------------------------------------------------------ what a round looks like
 
     @property
     def due(self) -> Range | None:
-        """The elements that the round of this version exchanges."""
+        """The elements of which the round of this version takes an outer step."""
         return self._plan.due(self._state.version)
 
     @property
@@ -290,7 +290,7 @@ class LocalSum:
         return 0 if self.due is None else self.due[0]
 
     def _vector(self) -> Tensor:
-        """What I give to the exchange, over all elements, of which only those that are due are there: my vector, as
+        """What I give to the outer step, over all elements, of which only those that are due are there: my vector, as
         often as I have counted microbatches; between partners once."""
         if self._mine is None:
             assert self.due is not None

@@ -242,7 +242,7 @@ class Member:
         self.oldest.sum_failed(round_id)
 
     def applied(self, *, now: float, missed: bool = False) -> list[Action]:
-        """The optimizer step is done: the next version begins. missed: a meeting without me (`sync = "local"`)."""
+        """The optimizer step is done: the next version begins. missed: an outer step without me (`sync = "local"`)."""
         assert self.applying and self.barrier.complete
         self.last_commits, self.last_finished, self._last_stamp = self.barrier.known, self.finished, self.stamp
         self.steps = self.steps[1:]
