@@ -4,9 +4,9 @@ A member names whose stream stands still for too long, and whose chunks it had t
 is left out when most of those that exchange with it say so, two at least where there are two; its own word is enough. A
 refusal that not all of them share is tried again first: the round is cut in other parts, so that others reduce what the
 accused sends. Each cut that finds it one more accuser is worth another; when one finds none, those who still complain
-are the odd ones, and the loudest is left out. Who names so many that the rest of its group could not outvote them is odd
-itself: its voice counts for nothing. A wrong verdict costs time: what is left out is executed again, and may take part
-in the next step.
+are the odd ones, and the loudest is left out. Who names so many that the rest of its group could not outvote them is
+odd itself: its voice counts for nothing. A wrong verdict costs time: what is left out is executed again, and may take
+part in the next step.
 """
 
 from __future__ import annotations
