@@ -52,6 +52,7 @@ def command(
 
     from swarmnet.manifest.canonical import run_id
     from swarmnet.manifest.file import to_toml
+    from swarmnet.manifest.remarks import remarks
 
     flags = {
         "--name": ("name", name), "--stages": ("cut.stages", stages), "--steps": ("training.total_steps", steps),
@@ -69,6 +70,8 @@ def command(
     if follows:
         also = ", ".join(f"{name} = {value}" for name, value in follows.items())
         click.echo(f"with it: {also}; --set chooses otherwise")
+    for line in remarks(manifest):
+        click.echo(line)
     click.echo(f"run id {run_id(manifest)}")
     click.echo(f"next: swarmnet local --manifest {path}")
     return 0

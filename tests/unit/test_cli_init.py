@@ -63,6 +63,10 @@ def test_local_training_brings_along_what_it_needs_and_says_so(asked, capsys) ->
         "fp32", "int8", "norm_clip")
     said = "with it: numerics.mode = fp32, averaging.codec = int8, averaging.reducer = norm_clip; --set chooses"
     assert said in capsys.readouterr().out
+    assert typed("init long.toml --sync local --steps 121") == 0 and "note:" not in capsys.readouterr().out
+    assert typed("init short.toml --sync local") == 0
+    assert "note: outer momentum never sets in: training.total_steps = 60, averaging.outer_warmup_steps = 60; " \
+        in capsys.readouterr().out
     assert typed("init other.toml --sync local --set averaging.reducer=sum") == 0
     assert load("other.toml").averaging.reducer == "sum"
 
