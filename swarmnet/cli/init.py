@@ -53,6 +53,7 @@ def command(
     from swarmnet.manifest.canonical import run_id
     from swarmnet.manifest.file import to_toml
     from swarmnet.manifest.remarks import remarks
+    from swarmnet.wire import codecs
 
     flags = {
         "--name": ("name", name), "--stages": ("cut.stages", stages), "--steps": ("training.total_steps", steps),
@@ -61,6 +62,7 @@ def command(
         "--tokenizer": ("data.tokenizer", _seen_from(path.parent, tokenizer)),
     }
     chosen, follows = _manifest(flags, assignments)
+    codecs.use_all(chosen)
     manifest = _fill(chosen, base=path.parent, keep_vocab=any(
         text.partition("=")[0].strip() == "model.vocab_size" for text in assignments
     ))

@@ -45,10 +45,10 @@ _IN_MANIFEST = {"stages": "cut.stages", "steps": "training.total_steps", "seed":
 @click.pass_context
 def command(
     ctx: click.Context, /, stages: int, replicas: int, steps: int, sync: str | None, seed: int, out: Path | None,
-    kill: tuple[str, ...], kill_every: float | None, chaos: str | None, checkpoint_every: int | None, kill_all: int | None, resume: bool,
-    reseed_from_neighbours: bool, oracle: bool, trainers: int, data: str, manifest: Path | None,
-    numerics: Literal["deterministic", "fp32"] | None, assignments: tuple[str, ...], slots: int | None,
-    log_level: str,
+    kill: tuple[str, ...], kill_every: float | None, chaos: str | None, checkpoint_every: int | None,
+    kill_all: int | None, resume: bool, reseed_from_neighbours: bool, oracle: bool, trainers: int, data: str,
+    manifest: Path | None, numerics: Literal["deterministic", "fp32"] | None, assignments: tuple[str, ...],
+    slots: int | None, log_level: str,
 ) -> int:
     """Train a small model in a swarm of real processes on this machine.
 

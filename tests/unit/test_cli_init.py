@@ -105,6 +105,9 @@ def test_nothing_is_overwritten_unless_forced(asked, capsys) -> None:
         ("--seed -1", "--seed: training.seed = -1: must be at least 0"),
         ("--set training.sed=1", "--set: training.sed: unknown key; did you mean training.seed?"),
         ("--set model.vocab_size=256", "--set: model.vocab_size = 256: must be at least 300"),
+        ("--set wire.gradients=acme.sign:2",
+         "error: wire.gradients: codec acme.sign:2: no installed distribution has an entry point 'acme.sign' in group "
+         "'swarmnet.codecs'; install the one that brings it\n"),
         ("--steps x", "'x' is not a valid integer"),
         ("--set training.sequence_length=100000", "the data holds 1000 tokens, too few for a microbatch of 4"),
     ],
