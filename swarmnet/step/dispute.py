@@ -17,14 +17,19 @@ from dataclasses import dataclass
 
 from swarmnet.ids import PeerId, RoundId
 from swarmnet.messages import Late, Report, Trouble
+from swarmnet.step.lines import Lines
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Go on without this member in this step. reason: "late" or "refused", or "alone" for who accuses in vain."""
+    """Go on without this member in this step. reason: "late" or "refused", or "alone" for who accuses in vain.
+
+    waits_for: if it is alone, and not odd itself, whose streams it said stand still.
+    """
 
     peer: PeerId
     reason: str
+    waits_for: frozenset[PeerId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +41,11 @@ class Dispute:
     """Complaints of one step. me: the keeper, for whom somebody else's single word against it is not enough.
 
     patience_s: how long others have to be heard, too: whoever is named may itself be waiting for somebody, and one
-    voice may not stay the only one.
+    voice may not stay the only one. lines: by which nobody is late before its time, whatever its accusers allow it.
     """
 
-    def __init__(self, me: PeerId, *, patience_s: float) -> None:
-        self._me, self._patience_s = me, patience_s
+    def __init__(self, me: PeerId, *, patience_s: float, lines: Lines) -> None:
+        self._me, self._patience_s, self._lines = me, patience_s, lines
         self._round: RoundId | None = None
         self._began = 0.0
         self._known: set[PeerId] = set()
@@ -104,7 +109,12 @@ class Dispute:
             if any(_most(late[accused] - odd, circle - {accused}) for circle in _of(accused, circles)):
                 return Leave(accused, "late")
         fresh = [voices & members for accused, voices in self._fresh.items() if accused in members]
-        return self._alone([voices for voices in (*fresh, *late.values()) if voices], members, odd, now)
+        match self._alone([voices for voices in (*fresh, *late.values()) if voices], members, odd, now):
+            case Leave(peer, reason) if peer not in odd:
+                waits_for = frozenset(accused for accused, voices in late.items() if peer in voices)
+                return Leave(peer, reason, waits_for)
+            case verdict:
+                return verdict
 
     def _is_refused(
         self, accused: PeerId, circles: list[frozenset[PeerId]], members: frozenset[PeerId], odd: frozenset[PeerId]
@@ -145,7 +155,8 @@ class Dispute:
                 ready = self._ready.get(late.peer)
                 if peer not in members or late.peer not in members or ready is None:
                     continue
-                if now - max(ready, self._began) <= late.allowed_s or (not late.owes and late.peer in owed):
+                allowed_s = max(late.allowed_s, self._lines.least_s(late.peer))
+                if now - max(ready, self._began) <= allowed_s or (not late.owes and late.peer in owed):
                     continue
                 found.setdefault(late.peer, set()).add(peer)
         return found

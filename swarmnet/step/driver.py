@@ -90,7 +90,7 @@ class StepDriver:
     def tick(self) -> None:
         """One heartbeat interval has passed."""
         self.member.queue = self._pipeline.queue
-        self.member.feel(self._exchange.line, self._exchange.trouble)
+        self.member.feel(self._exchange.line, self._exchange.trouble, self._exchange.allowed)
         self._beat(self._listener.neighbours(self.member.stage))
         self._perform(self.member.tick(now=self._now()))
 

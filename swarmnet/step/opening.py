@@ -21,6 +21,10 @@ _SURVEY = 8
 """Every so many steps parts are even: who reduces little moves little, and would never be seen to carry more."""
 
 
+_ANY = 1 << 20
+"""Bytes per second of everybody, where nobody has measured anything and some should reduce nothing."""
+
+
 class Opening:
     """The rounds of one term of office. group_size: see `averaging.grid`. numbers: for them, see `round_numbers`."""
 
@@ -50,12 +54,16 @@ class Opening:
         home = self._home.get(index)
         return home is None or peer in home
 
-    def open(self, members: Collection[PeerId], ledger: Ledger) -> Round:
-        """The next round, of all that the ledger holds."""
+    def open(
+        self, members: Collection[PeerId], ledger: Ledger, apart: frozenset[PeerId] = frozenset()
+    ) -> Round:
+        """The next round, of all that the ledger holds. apart: some members, not all, that should reduce nothing."""
         bandwidths = self._bandwidths(members)
         if bandwidths and (self._turns or self.stamp.step % _SURVEY == 0):
             # Even parts. None would mean that no line is known, and members would wait for a hung one much longer.
             bandwidths = dict.fromkeys(bandwidths, min(bandwidths.values()))
+        if apart and not self._turns:                # in a dispute everybody may have to judge
+            bandwidths = _without_parts(bandwidths or dict.fromkeys(members, _ANY), apart)
         trips = {
             (peer, other): float(microseconds) for peer in members
             for other, microseconds in self._lines.get(peer, UNMEASURED).round_trips if other in members
@@ -88,6 +96,14 @@ class Opening:
         if not known:
             return {}
         return {peer: bandwidth or statistics.median_low(known) for peer, bandwidth in measured.items()}
+
+
+def _without_parts(bandwidths: Mapping[PeerId, int], apart: frozenset[PeerId]) -> dict[PeerId, int]:
+    """Bandwidths by which these get no part (`averaging.parts`): the highest, since members wait by them, too."""
+    n = len(bandwidths)
+    least = min(bandwidth for peer, bandwidth in bandwidths.items() if peer not in apart)
+    low = max(least * (n - len(apart)) // (2 * n), 1)
+    return {peer: min(low, bandwidth) if peer in apart else bandwidth for peer, bandwidth in bandwidths.items()}
 
 
 def _turned(row: tuple[PeerId, ...], turns: int) -> tuple[PeerId, ...]:

@@ -11,6 +11,7 @@ from stage_table import CHAIN
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import NONE, Late, Report, Stamp, Trouble
 from swarmnet.step.dispute import Again, Dispute, Leave
+from swarmnet.step.lines import Lines
 
 EIGHT = A, B, C, D, E, F, G, H = tuple(PeerId(name) for name in "ABCDEFGH")
 BALLOT = Ballot(1, A)
@@ -26,7 +27,8 @@ class Court:
 
     def __init__(self, *members: PeerId) -> None:
         self.members = frozenset(members)
-        self.dispute = Dispute(A, patience_s=PATIENCE_S)
+        self.lines = Lines()
+        self.dispute = Dispute(A, patience_s=PATIENCE_S, lines=self.lines)
         self.rounds = itertools.count()
         self.open(0.0)
         for member in members:
@@ -39,8 +41,9 @@ class Court:
     def says(
         self, peer: PeerId, *, late: tuple[PeerId, ...] = (), refused: tuple[PeerId, ...] = (), owes: bool = True,
         now: float, owned: frozenset[int] = NONE, of: RoundId | None = None,
+        allowed_s: float = 10.0,
     ) -> None:
-        found = tuple(Late(each, owes, 10.0) for each in late)
+        found = tuple(Late(each, owes, allowed_s) for each in late)
         trouble = Trouble(of or self.round, found, refused) if late or refused else None
         report = Report(Stamp(3, 0, CHAIN), BALLOT, Generation(1, 0), owned, NONE, None, None, 0, trouble=trouble)
         self.dispute.hear(peer, report, now=now)
@@ -175,6 +178,28 @@ def test_of_two_the_keeper_believes_itself_about_a_refusal_and_the_other_about_l
     assert court.verdict(11.0) is None and court.verdict(14.5) == Leave(A, "late")
     court.says(A, late=(B,), now=11.0)
     assert court.verdict(14.5) == Leave(B, "late"), "each waits for the other: the keeper stays"
+
+
+def test_nobody_is_late_before_the_time_that_the_keeper_gives_it_itself() -> None:
+    court = Court(A, B)
+    court.lines.allowed = {A: 60.0}
+    court.says(B, late=(A,), now=1.0, allowed_s=0.0)
+    assert court.verdict(1.0) is None and court.verdict(9.0) is None and court.verdict(59.0) is None
+    assert court.verdict(61.0) == Leave(A, "late")
+    court = Court(A, B)
+    court.says(B, late=(A,), now=1.0, allowed_s=0.0)
+    assert court.verdict(1.0) is None and court.verdict(9.0) is None, "it has not begun to exchange itself"
+    assert court.verdict(11.0) == Leave(A, "late")
+
+
+def test_of_two_that_only_name_each_other_one_goes_and_it_is_known_why() -> None:
+    court = Court(A, B, C, D)
+    for patience, expected in ((11.0, Again()), (30.0, Leave(C, "alone", frozenset({D})))):
+        court.says(C, late=(D,), now=patience)
+        court.says(D, late=(C,), now=patience)
+        assert court.verdict(patience) is None and court.verdict(patience + 3.5) is None
+        assert court.verdict(patience + 7.0) == expected
+        court.open(patience + 7.0)
 
 
 def test_who_cannot_take_its_own_contribution_says_so_and_is_believed() -> None:
