@@ -4,7 +4,7 @@
 
 A small decoder on the default data (Python's standard library, as bytes). Every step's microbatches are dealt to the
 replicas anew, at random and not evenly, as a swarm's routers do. *exact* averages gradients in fp32 in every step; the
-others train on their own and exchange pseudo-gradients now and then, under the settings printed. Arithmetic, codecs and
+others train on their own and take outer steps now and then, under the settings printed. Arithmetic, codecs and
 error feedback are the product's (`stage.outer`, `stage.sum_codec`); only the network is left out.
 
 Printed per setting: the held-out loss of the weights one takes home, over that of exact (1.00 is no harm), worst and
@@ -149,13 +149,13 @@ class Run:
         due = self._plan.due(step)
         if due is not None:
             for group in groups(self.replicas, self._rng) if self.setting.partners == "pairs" else [self.replicas]:
-                self._exchange(group, *due, plain=self._plan.plain(step))
+                self._outer_step(group, *due, plain=self._plan.plain(step))
         for replica, gradient in zip(self.replicas, gradients, strict=True):
             replica.sent_bytes += _butterfly_bytes(4, 4, len(self.replicas))
             if replica.count:
                 replica.update(gradient, step)
 
-    def _exchange(self, group: list[Replica], start: int, stop: int, *, plain: bool) -> None:
+    def _outer_step(self, group: list[Replica], start: int, stop: int, *, plain: bool) -> None:
         """A round. Contributions weigh what their members have counted in this step, between partners all the same."""
         weights = {replica: 1 if self.setting.partners == "pairs" else replica.count for replica in group}
         sent, total = 0, torch.zeros(group[0].num_elements)

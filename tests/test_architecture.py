@@ -36,7 +36,7 @@ PURE = (
     "state/restart.py", "state/rhythm.py", "state/pieces.py", "averaging/parts.py", "averaging/grid.py",
     "averaging/arrange.py", "averaging/gossip.py", "averaging/meter.py", "averaging/watch.py",
     "stage/codec_choice.py",
-    "stage/outer_plan.py", "manifest/implied.py", "manifest/delay.py",
+    "stage/outer_plan.py", "manifest/implied.py", "manifest/delay.py", "manifest/remarks.py",
 )
 DRIVER = "driver.py"          # modules of step/ whose name ends so perform the actions, and are not pure
 NOT_PURE = frozenset(["asyncio", "logging", "socket", "subprocess", "threading", "time"])

@@ -240,7 +240,7 @@ class Butterfly:
                             start, stop = wanted[place]
                             if len(data.payload) != 1 or data.payload[0].shape != (stop - start,):
                                 raise BadMessage(RejectCode.BAD_SHAPE, "not the next chunk", peer=peer)
-                            wait.came()
+                            wait.came(now=loop.time())
                             yield (start, stop), data.payload[0], dict(data.losses)
                             wait.wanted(now=loop.time())
                             place += 1

@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 
 from swarmnet.averaging.butterfly import PAUSE_S, Butterfly, Losses, Means, OnEvent, check_losses
+from swarmnet.averaging.grid import circles, grid_of
 from swarmnet.averaging.hops import contributes_alike, plan, stand
 from swarmnet.averaging.meter import Meter
-from swarmnet.averaging.parts import shares
+from swarmnet.averaging.parts import chunk_elements, shares
 from swarmnet.averaging.trail import Trail
 from swarmnet.averaging.watch import Watch, allowance_s
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
@@ -173,6 +175,11 @@ class Exchange:
         """What holds me up in the round I take part in."""
         return self._watch.trouble(now=asyncio.get_running_loop().time())
 
+    @property
+    def allowed(self) -> Mapping[PeerId, float]:
+        """How long each member's stream may stand still in the round I take part in."""
+        return self._watch.allowed
+
     def holds(self, stamp: Stamp, round_id: RoundId) -> bool:
         """Is the sum buffer's content, whole and checked, the sum of that round?"""
         return self._held == (stamp, round_id)
@@ -292,13 +299,17 @@ class Exchange:
         return told[0][1]
 
     def _allowances(self, current: Round) -> dict[PeerId, float]:
-        """How long members' streams may stand still: by what each moves each way in the round, and its bandwidth."""
+        """How long members' streams may stand still: by what each moves, in all and at once, and its bandwidth."""
         n = len(current.receivers)
         bandwidths = current.bandwidths or (0,) * n
         more = [1.0] * n if current.rows else [float(max(n - 2, 0) * share) for share in shares(bandwidths)]
         whole = _MOST_ELEMENT_BYTES * sum(self._engine.phases)
+        chunk = _MOST_ELEMENT_BYTES * max(chunk_elements(size, n, current.bandwidths) for size in self._engine.phases)
+        streams = Counter[PeerId]()                  # a contribution to everybody it exchanges with, and a sum
+        for circle in circles(grid_of(current), self._group_size):
+            streams.update(dict.fromkeys(circle, 2 * (len(circle) - 1)))
         return {
-            peer: allowance_s((1.0 + extra) * whole, bandwidth)
+            peer: allowance_s((1.0 + extra) * whole, bandwidth, float(chunk * streams[peer]))
             for peer, bandwidth, extra in zip(current.receivers, bandwidths, more, strict=True)
         }
 

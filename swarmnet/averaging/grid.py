@@ -106,6 +106,14 @@ def grid_of(current: Round) -> Grid:
     return in_rows(current.receivers, current.rows or (len(current.receivers),), current.columns)
 
 
+def circles(grid: Grid, group_size: int) -> Iterator[tuple[PeerId, ...]]:
+    """Who exchanges with whom in some hop: the rows, then the columns, or their rows and columns if they are long."""
+    yield from grid.rows
+    if len(grid.rows) > 1:
+        for column in map(grid.column, range(grid.columns)):
+            yield from circles(in_rows(column, shape(len(column), group_size)), group_size)
+
+
 @dataclass(frozen=True, slots=True)
 class Cutting:
     """How a vector is cut. size: of chunks. bandwidths: bytes per second, of members for whom it is known."""

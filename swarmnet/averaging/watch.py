@@ -1,8 +1,10 @@
 """Who keeps me waiting in a round, and who sends me what I cannot take: what a member tells its keeper of its streams.
 
-A stream stands still while the next chunk is wanted and does not come. How long it may is computed from what its sender
-has to move in the whole round and from its bandwidth, with a margin, so that a slow line is never taken for a dead one
-as long as chunks come. Signs of life do not count: they come from whoever waits for others, too.
+A stream stands still while the next chunk is wanted and does not come. How long it may is computed from its sender's
+bandwidth and from what it may be sending at once, a chunk to everybody it exchanges with, with a margin, and from the
+slowest chunk that has come in the round; so a slow line is never taken for a dead one as long as chunks come, and a
+hung stream is known for one in a minute or two however large the vector is. Signs of life do not count: they come from
+whoever waits for others, too.
 
 Contributions are owed without conditions, sums only once contributions are there. So whoever owes me its contribution
 is named, and a reducer only when nobody does. Knows no ledger; what is done about anybody is the keeper's word
@@ -21,15 +23,22 @@ LEAST_S = 10.0
 """A stream may always stand still for so long."""
 
 _MARGIN = 3.0
-"""Times the seconds that a sender's line needs for all of its round."""
+"""Times the seconds that a sender's line needs."""
 
 _SLOW_LINE = 1 << 20
-"""Bytes per second of a line that nobody has measured."""
+"""Bytes per second that a line is taken to carry, with margin, unless it was measured to carry less."""
+
+_SLACK_S, _LONGEST_S = 15.0, 120.0
+"""On top of what a line needs: others compute, too. And the most where nobody has measured it."""
 
 
-def allowance_s(num_bytes: float, bandwidth: int) -> float:
-    """How long a stream of a member may stand still that moves so many bytes each way in the round. 0: unmeasured."""
-    return max(LEAST_S, _MARGIN * num_bytes / (bandwidth or _SLOW_LINE))
+def allowance_s(num_bytes: float, bandwidth: int, at_once: float) -> float:
+    """How long a stream of a member may stand still that moves so many bytes each way in the round. bandwidth 0:
+    unmeasured. at_once: bytes of the chunks that it may be sending at a time, of which the next one is the last."""
+    needs_s = _SLACK_S + at_once * max(1 / _SLOW_LINE, _MARGIN / bandwidth if bandwidth else 0.0)
+    if not bandwidth:
+        needs_s = min(needs_s, _LONGEST_S)
+    return max(LEAST_S, min(_MARGIN * num_bytes / (bandwidth or _SLOW_LINE), needs_s))
 
 
 class Wait:
@@ -38,6 +47,7 @@ class Wait:
     def __init__(self, peer: PeerId, owes: bool, now: float) -> None:
         self.peer, self.owes, self._owes = peer, owes, owes
         self.since: float | None = now
+        self.slowest_s = 0.0
 
     def wanted(self, *, now: float) -> None:
         """The next chunk may come."""
@@ -47,8 +57,10 @@ class Wait:
         """Its sender says that it waits for others itself, so it is not the one that I wait for without conditions."""
         self.owes = False
 
-    def came(self) -> None:
+    def came(self, *, now: float) -> None:
         """It has; what follows waits for me."""
+        if self.since is not None:
+            self.slowest_s = max(self.slowest_s, now - self.since)
         self.since = None
 
 
@@ -59,6 +71,7 @@ class Watch:
         self._round: RoundId | None = None
         self._allowed: Mapping[PeerId, float] = {}
         self._waits: list[Wait] = []
+        self._slowest_s = 0.0                        # of chunks of streams that have ended in this round
         self._refused: set[PeerId] = set()
 
     def begin(self, round_id: RoundId, allowed: Mapping[PeerId, float]) -> None:
@@ -68,7 +81,7 @@ class Watch:
         """
         if round_id != self._round:
             self._refused = set()
-        self._round, self._allowed = round_id, allowed
+        self._round, self._allowed, self._slowest_s = round_id, allowed, 0.0
 
     def end(self) -> None:
         """The round is over here, whole or given up; who was refused in it is remembered until another one begins."""
@@ -89,6 +102,12 @@ class Watch:
         finally:
             if wait in self._waits:
                 self._waits.remove(wait)
+                self._slowest_s = max(self._slowest_s, wait.slowest_s)
+
+    @property
+    def allowed(self) -> Mapping[PeerId, float]:
+        """Of the round that was begun last."""
+        return self._allowed
 
     def refused(self, peer: PeerId) -> None:
         """What that member sent could not be taken."""
@@ -99,8 +118,13 @@ class Watch:
         if self._round is None:
             return None
         found: dict[bool, dict[PeerId, float]] = {True: {}, False: {}}
+        slowest = max((wait.slowest_s for wait in self._waits), default=0.0)
+        seen = _MARGIN * max(slowest, self._slowest_s)
+        longest = max(self._allowed.values(), default=LEAST_S)
         for wait in self._waits:
-            allowed = self._allowed.get(wait.peer, LEAST_S)
+            # What hangs on others comes no sooner than from the slowest of them.
+            allowed = self._allowed.get(wait.peer, LEAST_S) if wait.owes else longest
+            allowed = max(allowed, min(seen, _MARGIN * allowed))
             if wait.since is not None and now - wait.since > allowed:
                 found[wait.owes][wait.peer] = allowed
         owes = bool(found[True])

@@ -29,7 +29,7 @@ NAMES = frozenset(["stdlib", "bytes", "ids"])
 @click.option("--steps", type=int, metavar="N", help="Optimizer steps of the run.  [60]")
 @click.option("--sync", type=click.Choice(["exact", "overlap", "local"]),
               help="How replicas of a stage agree; overlap averages a step while the next computes, local "
-                   "lets them train on their own and meet now and then.  [exact]")
+                   "lets them train on their own, with an outer step now and then.  [exact]")
 @click.option("--seed", type=int, metavar="N", help="Of weights and data order.  [0]")
 @click.option("--from", "checkpoint", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
               envvar="SWARMNET_FROM",
@@ -57,6 +57,8 @@ def command(
 
     from swarmnet.manifest.canonical import run_id
     from swarmnet.manifest.file import to_toml
+    from swarmnet.manifest.remarks import remarks
+    from swarmnet.wire import codecs
 
     begins = None if checkpoint is None else Begins(checkpoint)
     if tokenizer is None:
@@ -68,6 +70,7 @@ def command(
         "--tokenizer": ("data.tokenizer", _seen_from(path.parent, tokenizer)),
     }
     chosen, follows = _manifest(flags, assignments, begins)
+    codecs.use_all(chosen)
     sized = any(text.partition("=")[0].strip() == "model.vocab_size" for text in assignments)
     sized_by = "--set" if sized else f"--from {checkpoint}" if begins is not None else None
     manifest = _fill(chosen, base=path.parent, sized_by=sized_by)
@@ -82,6 +85,8 @@ def command(
     if follows:
         also = ", ".join(f"{name} = {value}" for name, value in follows.items())
         click.echo(f"with it: {also}; --set chooses otherwise")
+    for line in remarks(manifest):
+        click.echo(line)
     click.echo(f"run id {run_id(manifest)}")
     click.echo(f"next: swarmnet local --manifest {path}")
     return 0

@@ -18,6 +18,8 @@ _IN_MANIFEST = {"stages": "cut.stages", "steps": "training.total_steps", "seed":
 @click.option("--stages", type=int, default=3, show_default=True, help="Stages the model is cut into.")
 @click.option("--replicas", type=int, default=2, show_default=True, help="Peers per stage.")
 @click.option("--steps", type=int, default=60, show_default=True, help="Optimizer steps.")
+@click.option("--sync", type=click.Choice(["exact", "overlap", "local"]),
+              help="How replicas of a stage agree, and what that brings along, as with `swarmnet init`.  [exact]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same curve.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
               help="Directory of the results.  [runs/local-SEED-TIME]")
@@ -34,7 +36,7 @@ _IN_MANIFEST = {"stages": "cut.stages", "steps": "training.total_steps", "seed":
 @click.option("--trainers", type=int, default=1, show_default=True, help="Trainers.")
 @click.option("--data", default="stdlib", show_default=True, metavar="SOURCE", help="Text or token file, or directory.")
 @click.option("--manifest", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Run this manifest; --stages, --steps and --seed then change it.")
+              help="Run this manifest; --stages, --steps, --sync and --seed then change it.")
 @click.option("--numerics", type=click.Choice(["deterministic", "fp32"]), help="How gradients are summed.")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", allow_from_autoenv=False,
               help="Change a field of the manifest, such as training.microbatches=16; repeatable.")
@@ -42,11 +44,11 @@ _IN_MANIFEST = {"stages": "cut.stages", "steps": "training.total_steps", "seed":
 @click.option("--log-level", type=LEVELS, default="warning", show_default=True, help="The least to log.")
 @click.pass_context
 def command(
-    ctx: click.Context, /, stages: int, replicas: int, steps: int, seed: int, out: Path | None, kill: tuple[str, ...],
-    kill_every: float | None, chaos: str | None, checkpoint_every: int | None, kill_all: int | None, resume: bool,
-    reseed_from_neighbours: bool, oracle: bool, trainers: int, data: str, manifest: Path | None,
-    numerics: Literal["deterministic", "fp32"] | None, assignments: tuple[str, ...], slots: int | None,
-    log_level: str,
+    ctx: click.Context, /, stages: int, replicas: int, steps: int, sync: str | None, seed: int, out: Path | None,
+    kill: tuple[str, ...], kill_every: float | None, chaos: str | None, checkpoint_every: int | None,
+    kill_all: int | None, resume: bool, reseed_from_neighbours: bool, oracle: bool, trainers: int, data: str,
+    manifest: Path | None, numerics: Literal["deterministic", "fp32"] | None, assignments: tuple[str, ...],
+    slots: int | None, log_level: str,
 ) -> int:
     """Train a small model in a swarm of real processes on this machine.
 
@@ -55,6 +57,7 @@ def command(
       swarmnet local --stages 3 --replicas 2 --steps 60
       swarmnet local --kill 1@20 --kill 2@30 --oracle --out runs/churn
       swarmnet local --replicas 3 --chaos random:7
+      swarmnet local --sync local --replicas 4 --steps 300
       swarmnet local --checkpoint-every 10 --kill-all 25 --out runs/dark
       swarmnet local --resume --out runs/dark --oracle
     """
@@ -63,13 +66,15 @@ def command(
 
     if resume:
         _refuse_changes(ctx)
+    if sync is not None:
+        assignments = (f"averaging.sync={sync}", *assignments)
     if manifest is not None:
         typed = {name: value for name, value in (("stages", stages), ("steps", steps), ("seed", seed))
                  if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
         if ctx.get_parameter_source("data") is not ParameterSource.DEFAULT:
             raise UsageError("--data: a manifest fixes its data by digest; make another with `swarmnet init --data`")
         assignments = (*(f"{_IN_MANIFEST[name]}={value}" for name, value in typed.items()), *assignments)
-        stages, steps, seed, data = _from_manifest(manifest, assignments)
+        stages, steps, seed, data = _from_manifest(manifest, assignments, numerics)
     if not resume:
         parse_kills(kill, stages=stages, steps=steps)
     options = LocalOptions(
@@ -87,7 +92,7 @@ def command(
 
 _FIXED = {
     "stages": "--stages", "replicas": "--replicas", "steps": "--steps", "seed": "--seed", "trainers": "--trainers",
-    "data": "--data", "manifest": "--manifest", "numerics": "--numerics", "assignments": "--set",
+    "sync": "--sync", "data": "--data", "manifest": "--manifest", "numerics": "--numerics", "assignments": "--set",
     "checkpoint_every": "--checkpoint-every",
 }
 
@@ -99,9 +104,12 @@ def _refuse_changes(ctx: click.Context) -> None:
             raise UsageError(f"{flag}: a resumed run keeps its manifest and its replicas; leave it away")
 
 
-def _from_manifest(path: Path, assignments: tuple[str, ...]) -> tuple[int, int, int, str]:
-    """What `path` says about stages, steps, seed and data once `assignments` have changed it."""
-    from swarmnet.manifest.file import load, override
+def _from_manifest(
+    path: Path, assignments: tuple[str, ...], numerics: Literal["deterministic", "fp32"] | None
+) -> tuple[int, int, int, str]:
+    """What `path` says about stages, steps, seed and data once `assignments`, and what follows, have changed it."""
+    from swarmnet.local.options import LocalOptions
+    from swarmnet.local.prepare import choose
 
-    manifest = override(load(path), assignments)
+    manifest = choose(LocalOptions(manifest=path, numerics=numerics, set=assignments))
     return manifest.cut.stages, manifest.training.total_steps, manifest.training.seed, manifest.data.source

@@ -17,6 +17,7 @@ from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.codec_names import may_owe
 from swarmnet.manifest.implied import implied
 from swarmnet.manifest.schema import Cut, Data, Manifest, Model, Training
+from swarmnet.wire import codecs
 
 SMALL_PARAMETERS = 50_000_000
 """Below this many parameters exact sums cost little on a CPU."""
@@ -110,9 +111,11 @@ def _is_numeric(assignment: str) -> bool:
 def prepare(options: LocalOptions, directory: Path) -> Prepared:
     """What is to become `directory`/run.toml; writes nothing.
 
-    Raises UsageError for bad options, an unreadable file, or other data than agreed.
+    Raises UsageError for bad options, an unreadable file, a codec that is not installed, or other data than agreed.
     """
-    manifest = with_data(choose(options), base=options.manifest.parent if options.manifest else Path())
+    chosen = choose(options)
+    codecs.use_all(chosen)
+    manifest = with_data(chosen, base=options.manifest.parent if options.manifest else Path())
     return Prepared(manifest, run_id(manifest), directory / "run.toml")
 
 
@@ -143,11 +146,13 @@ def _absolute(name: str, base: Path) -> str:
 
 
 def resume(directory: Path) -> Prepared:
-    """What was written into `directory` for the run that is to go on. Raises UsageError if there is none."""
+    """What was written into `directory` for the run that is to go on. Raises UsageError if there is none, or if
+    a codec of its is not installed any more."""
     path = directory / "run.toml"
     if not path.is_file():
         raise UsageError(f"{directory} holds no run that could be resumed: there is no run.toml")
     manifest = file.load(path)
+    codecs.use_all(manifest)
     return Prepared(manifest, run_id(manifest), path)
 
 

@@ -71,7 +71,7 @@ class Progress:
     postponed: list[str] = field(default_factory=list)
     applied: int = 0                                # optimizer steps of all replicas
     averaging_bytes: int = 0                        # of sums that replicas have sent each other
-    outer: Counter[bool] = field(default_factory=Counter)               # meetings of local training; False: missed
+    outer: Counter[bool] = field(default_factory=Counter)               # outer steps; False: missed
     strays: set[tuple[int, int, str]] = field(default_factory=set)      # (stage, version, peer) whose weights were off
     apart: float = 0.0                              # the largest distance of a replica's weights from its stage's
     trainer_dht: dict[str, tuple[str, ...]] = field(default_factory=dict)

@@ -25,6 +25,7 @@ from swarmnet.local.report import MergedLog, Outcome, agreement, print_summary, 
 from swarmnet.local.starter import Starter, StarterLost, best_starter
 from swarmnet.local.supervisor import Interrupt, Layout, Supervisor, Timing
 from swarmnet.local.table import screen
+from swarmnet.manifest.remarks import remarks
 from swarmnet.telemetry.events import EventReader
 
 
@@ -68,7 +69,7 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
             f"swarmnet local: {shape(manifest.cut.stages, len(replicas) // manifest.cut.stages)}, "
             f"{agreement(manifest)}, run {prepared.run_id[:12]}, files in {out}",
             markup=False, highlight=False, soft_wrap=True)
-        for line in (*unlikely(plan[1], replicas), *_dark(options, prepared)):
+        for line in (*remarks(manifest), *unlikely(plan[1], replicas), *_dark(options, prepared)):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         layout = Layout(out=out, manifest=prepared.path, replicas=replicas, trainers=trainers, slots=options.slots,
                         log_level=options.log_level, chaos=options.chaos is not None, trace=kit.trace,

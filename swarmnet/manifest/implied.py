@@ -2,8 +2,8 @@
 
 Every field of a manifest has one default, whatever the others are. Whoever writes a *new* one (`swarmnet init`,
 `swarmnet local`) lays these under what was said. The reducer is why: a swarm that anybody may join, or whose replicas
-exchange what they have learned on their own, should not let one of them drag the others anywhere, so sums that are not
-bound to be exact are clipped. And where gradients come late (`overlap`) the first moment is carried on.
+bring together what they have learned on their own, should not let one of them drag the others anywhere, so sums that
+are not bound to be exact are clipped. And where gradients come late (`overlap`) the first moment is carried on.
 """
 
 from __future__ import annotations

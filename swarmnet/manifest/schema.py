@@ -6,6 +6,7 @@ here so that `init` can write it out; a file must name every field (a later rele
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -189,12 +190,26 @@ class Wire(Table):
     gradients: BoundaryCodec = Field(default="fp32", description='"fp32", "bf16", "int8", ...: what comes back')
 
 
+_BELONGS = {
+    "overlap_after": ("sync", "overlap"),
+    **dict.fromkeys(
+        ("partners", "inner_steps", "fragments", "outer_warmup_steps", "outer_learning_rate", "outer_momentum"),
+        ("sync", "local"),
+    ),
+    "norm_factor": ("reducer", "norm_clip"),
+    "clip_radius": ("reducer", "centered_clip"),
+    "clip_iterations": ("reducer", "centered_clip"),
+    "trim": ("reducer", "trimmed_mean"),
+}
+"""Fields of `Averaging` that have an effect with one value of another field; with any other they keep their default."""
+
+
 class Averaging(Table):
     """How replicas of a stage agree. `codec` "int64" belongs to deterministic mode."""
 
     sync: Literal["exact", "overlap", "local"] = Field(
         default="exact",
-        description='"exact", "overlap" (docs/numerics.md), or "local": meet now and then (docs/local-sync.md)',
+        description='"exact", "overlap" (docs/numerics.md), or "local": outer steps now and then (docs/local-sync.md)',
     )
     overlap_after: Count = Field(default=40, description='"overlap": after so many steps one by one')
     codec: SumCodec = Field(
@@ -222,25 +237,30 @@ class Averaging(Table):
         default=100, description="steps after which other numerics classes take the keeper's state; 0: never"
     )
     partners: Literal["all", "pairs"] = Field(
-        default="all", description='"local": who meets: "all" (DiLoCo), or random "pairs" (NoLoCo)'
+        default="all", description='"local": whose mean an outer step is: "all" (DiLoCo), or random "pairs" (NoLoCo)'
     )
-    inner_steps: Positive = Field(default=20, description='"local": steps from one meeting to the next')
+    inner_steps: Positive = Field(default=20, description='"local": steps from one outer step to the next')
     fragments: Positive = Field(
-        default=1, description='"local": parts of the weights that meet by turns; at most inner_steps'
+        default=1, description='"local": parts of the weights that take outer steps by turns; at most inner_steps'
     )
-    outer_warmup_steps: Count = Field(default=60, description='"local": until then meetings are plain means')
-    outer_learning_rate: Above0 = Field(default=1.0, description='"local": of the step that all take together')
+    outer_warmup_steps: Count = Field(default=60, description='"local": outer steps up to this step are plain means')
+    outer_learning_rate: Above0 = Field(default=1.0, description='"local": of outer steps')
     outer_momentum: Decay = Field(
-        default=0.7, description='"local": of that step; somewhat lower with "pairs"'
+        default=0.7, description='"local": of outer steps, Nesterov; somewhat lower with "pairs"'
     )
 
     @model_validator(mode="after")
-    def _meetings(self) -> Averaging:
+    def _nothing_in_vain(self) -> Averaging:
+        for name, (chooser, value) in _BELONGS.items():
+            default = type(self).model_fields[name].default
+            if getattr(self, chooser) != value and getattr(self, name) != default:
+                raise ValueError(f'{name} has no effect without {chooser} = "{value}": leave it at its default, '
+                                 f"{json.dumps(default)}")
+        return self
+
+    @model_validator(mode="after")
+    def _outer_steps(self) -> Averaging:
         if self.sync != "local":
-            for name, field in type(self).model_fields.items():
-                own = name.startswith("outer_") or name in ("partners", "inner_steps", "fragments")
-                if own and getattr(self, name) != field.default:
-                    raise ValueError(f'{name} has no effect without sync = "local": leave it at its default')
             return self
         if self.fragments > self.inner_steps:
             raise ValueError(f"fragments = {self.fragments} have no turns of their own in inner_steps = "

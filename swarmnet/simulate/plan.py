@@ -14,7 +14,8 @@ from swarmnet.simulate.links import Links
 class Plan:
     """What to simulate. forward_s: seconds of a forward (backward and weight pass take as long). poison: (stage, step,
     index) whose forward is not finite, which leaves the index out in every stage. rounding: sums differ in their last
-    digits with the order and grouping they are made in, as in fp32 (default: as in deterministic mode). state_bytes: of
+    digits with the order and grouping they are made in, as in fp32 (default: as in deterministic mode). overlap_after:
+    as in a manifest, and nothing without sync = "overlap". state_bytes: of
     a copy of a stage's state, at least; it travels in pieces of piece_bytes. averaging_s: what a round takes beyond its
     messages. no_beginning: these peers have no weights of version 0."""
 
@@ -72,7 +73,8 @@ def manifest_of(plan: Plan) -> Manifest:
             checkpoint_every=plan.checkpoint_every, allow_drop=plan.allow_drop,
         ),
         averaging=Averaging(
-            sync=plan.sync, overlap_after=plan.overlap_after,
+            sync=plan.sync,
+            overlap_after=plan.overlap_after if plan.sync == "overlap" else Averaging().overlap_after,
             drift_every=plan.drift_every, resync_every=plan.resync_every, group_size=plan.group_size,
         ),
         protocol=plan.protocol,

@@ -65,13 +65,18 @@ class Reduced:
 
 @dataclass(frozen=True, slots=True)
 class OuterStep:
-    """The outer step of a version (`averaging.sync = "local"`). elements: that were exchanged. taken: was this
-    replica's pseudo-gradient among them? If not, it is kept for the next time. moved: how far the weights went, as a
-    part of their length."""
+    """The outer step of a version (`averaging.sync = "local"`). elements: of the weights, that were due. moved:
+    how far the weights went, as a part of their length. missed: why this replica's pseudo-gradient was not in it, for
+    people; it is then kept for the next time. Empty: it was."""
 
     elements: int
-    taken: bool
     moved: float
+    missed: str = ""
+
+    @property
+    def taken(self) -> bool:
+        """Was this replica's pseudo-gradient in it?"""
+        return not self.missed
 
 
 class Engine(Protocol):

@@ -42,7 +42,7 @@ _LENGTHS = 1
 class LocalSum:
     """The rounds of one stage, always of the version that `state` is at.
 
-    Positions count through all `phases`: the elements that are exchanged at this version, if any, then the one number.
+    Positions count through all `phases`: the elements of an outer step at this version, if any, then the one number.
     Raises as `StepSum` does.
     """
 
@@ -73,13 +73,13 @@ class LocalSum:
         self._phase = 0
         self._mine: Tensor | None = None             # my vector in that round, over all elements
         self._length: Tensor | None = None
-        self._reached: RoundId | None = None         # the round whose exchange among partners is whole here
+        self._reached: RoundId | None = None         # the round whose mean among partners is whole here
 
     # ------------------------------------------------------------ what a round looks like
 
     @property
     def due(self) -> Range | None:
-        """The elements that the round of this version exchanges."""
+        """The elements of which the round of this version takes an outer step."""
         return self._plan.due(self._state.version)
 
     @property
@@ -226,7 +226,7 @@ class LocalSum:
             raise ValueError(f"no finished sum of version {self._state.version} is installed")
         commit, due = commits[self._state.stage], self.due
         mine = commit.id == self._round and bool(self._counted)
-        outer = None if due is None else self._outer_step(commit, due, mine)
+        outer = None if due is None else self._outer_step(commit, due)
         own = (
             mine and self._accumulator.voids == self._voids
             and self._accumulator.indexes(commit.step) == self._counted
@@ -240,20 +240,29 @@ class LocalSum:
         self._round, self._reached, self._mine, self._length = None, None, None, None
         return outer
 
-    def _outer_step(self, commit: Commit, due: Range, mine: bool) -> OuterStep:
+    def _outer_step(self, commit: Commit, due: Range) -> OuterStep:
         start, stop = due
-        if self._gossip:
-            mine = self._reached == commit.id
-            if not mine:
-                return OuterStep(elements=stop - start, taken=False, moved=0.0)
+        missed = self._missed(commit)
+        if self._gossip and missed:
+            return OuterStep(elements=stop - start, moved=0.0, missed=missed)
         mean = self._exchanged.flat
         if not self._gossip:
             mean = mean / (self._manifest.training.microbatches - len(commit.voided))
-        moved = self._outer.step(mean, start, mine=mine, plain=self._plan.plain(commit.step))
+        moved = self._outer.step(mean, start, mine=not missed, plain=self._plan.plain(commit.step))
         if self._reducer.needs_center and not self._gossip:
             self._centers[due] = mean.cpu()
         self._codec.applied(commit.id, voids=self._forgotten)
-        return OuterStep(elements=stop - start, taken=mine, moved=moved)
+        return OuterStep(elements=stop - start, moved=moved, missed=missed)
+
+    def _missed(self, commit: Commit) -> str:
+        """Why my vector is not in the outer step of that round; empty if it is."""
+        if self._gossip and commit.id != self._round:
+            return "was no member of the round to the end"
+        if self._gossip:
+            return "" if self._reached == commit.id else "did not get its partners' mean"
+        if commit.id != self._round:
+            return "collected the sum instead of taking part"
+        return "" if self._counted else "counted nothing in this step"
 
     def changed(self) -> None:
         """The state is another: no sum of mine leads on from it."""
@@ -281,7 +290,7 @@ class LocalSum:
         return 0 if self.due is None else self.due[0]
 
     def _vector(self) -> Tensor:
-        """What I give to the exchange, over all elements, of which only those that are due are there: my vector, as
+        """What I give to the outer step, over all elements, of which only those that are due are there: my vector, as
         often as I have counted microbatches; between partners once."""
         if self._mine is None:
             assert self.due is not None

@@ -1,13 +1,13 @@
 """The outer optimizer of `sync = "local"`: slow weights, their momentum, and the step that replicas take together.
 
 A replica trains on its own and now and then looks where the others have gone. Its *pseudo-gradient* is the way from
-its weights back to its slow weights, those it had after the exchange before. With `partners = "all"` the mean
+its weights back to its slow weights, those it had after the outer step before. With `partners = "all"` the mean
 pseudo-gradient of everybody moves the slow weights by one step of Nesterov momentum, and the weights go on from there
 (DiLoCo, arXiv:2311.08105): slow weights are equal everywhere. With `"pairs"` only two replicas exchange, and slow
 weights differ; a pull towards the partner's, inside the momentum, keeps them together (NoLoCo, arXiv:2506.10911).
 
 The way from random weights to the first useful ones is long and leads nowhere further: as a momentum it would throw
-the slow weights past where they should be for many exchanges. So early ones are *plain*: slow weights become the mean
+the slow weights past where they should be for many outer steps. So early ones are *plain*: slow weights become the mean
 of the weights, and there is no momentum yet.
 
 Everything is elementwise on flat fp32 vectors, so any range of elements can be exchanged at any time (`outer_plan`).

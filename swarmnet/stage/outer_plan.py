@@ -1,8 +1,8 @@
-"""`sync = "local"`: which elements are exchanged at which step. Pure.
+"""`sync = "local"`: which elements take an outer step at which step. Pure.
 
-The flat weights of a stage are cut into contiguous fragments, each of which is exchanged every `inner_steps` steps; the
+The flat weights of a stage are cut into contiguous fragments, each of which takes one every `inner_steps` steps; the
 fragments' turns are spread evenly over that time (Streaming DiLoCo, arXiv:2501.18512), so that the traffic is. With one
-fragment everything is exchanged at once (DiLoCo, arXiv:2311.08105). In the last step everything is, whosever turn it
+fragment all of them do at once (DiLoCo, arXiv:2311.08105). In the last step everything is, whosever turn it
 is: a run ends with what all its replicas have learned. Knows no tensors.
 """
 
@@ -15,7 +15,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class OuterPlan:
-    """The exchanges of one stage of `num_elements`. fragments <= inner_steps: no two have the same turn."""
+    """The outer steps of one stage of `num_elements`. fragments <= inner_steps: no two have the same turn."""
 
     num_elements: int
     inner_steps: int
@@ -33,7 +33,7 @@ class OuterPlan:
         return start, stop
 
     def due(self, step: int) -> Range | None:
-        """The elements to exchange in the round of `step`; None: this is an inner step only.
+        """The elements of which the round of `step` takes an outer step; None: this is an inner step only.
 
         Never in step 0: nobody has moved yet.
         """
@@ -48,7 +48,7 @@ class OuterPlan:
         return None
 
     def plain(self, step: int) -> bool:
-        """Are exchanges of this step still plain (`stage.outer`)?"""
+        """Is an outer step here still plain (`stage.outer`)?"""
         return step <= self.warmup_steps
 
     def _turn(self, number: int) -> int:

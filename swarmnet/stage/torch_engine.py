@@ -66,6 +66,7 @@ class TorchEngine:
         self, manifest: Manifest, stage: int, compute: ComputeThread, *, device: str | torch.device = "cpu",
         initial: Initial | None = None,
     ) -> None:
+        codecs.use_all(manifest)
         self._manifest, self._stage, self._compute = manifest, stage, compute
         self._device = torch.device(device)
         self._exact = manifest.numerics.mode == "deterministic"
@@ -82,8 +83,6 @@ class TorchEngine:
             self._sum = LocalSum(manifest, self._state, self._accumulators[0], device=self._device)
         else:
             self._sum = StepSum(manifest, self._state, self._accumulators, device=self._device)
-        codecs.use(manifest.wire.activations)
-        codecs.use(manifest.wire.gradients)
         self._spare: Tensor | None = None    # memory for the next snapshot
         self._sketcher: Sketcher | None = None
         self._sum_lock = threading.Lock()    # StepSum and what it reads of the state: of one thread at a time

@@ -42,14 +42,14 @@ MOST_RESTS = 64
 class DriftRules:
     """What the manifest says. every: versions between two measures, 0 for never. resync_every: versions after which
     other numerics classes take the keeper's state, 0 for never. last: the run's last version, always measured.
-    equal_bits: are replicas of one numerics class promised to have the same? meet_every: where they are not, versions
-    from one meeting to the next: what is measured is what a meeting has left."""
+    equal_bits: are replicas of one numerics class promised to have the same? outer_every: where they are not, versions
+    from one outer step to the next: what is measured is what an outer step has left."""
 
     every: int = 0
     resync_every: int = 0
     last: int = -1
     equal_bits: bool = True
-    meet_every: int = 1
+    outer_every: int = 1
 
     def measured(self, version: int) -> bool:
         """Is this version to be measured?"""
@@ -57,8 +57,8 @@ class DriftRules:
             return False
         if self.equal_bits:
             return version % self.every == 0 or version == self.last
-        meetings, since = divmod(version - 1, self.meet_every)  # that of step s is in the weights of version s + 1
-        return meetings > 0 and since == 0 and meetings % max(1, self.every // self.meet_every) == 0
+        outer, since = divmod(version - 1, self.outer_every)  # that of step s is in the weights of version s + 1
+        return outer > 0 and since == 0 and outer % max(1, self.every // self.outer_every) == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Drift:
 
     def due(self, version: int, *, missed: bool) -> bool:
         """Are the weights of this version, which has just begun, to be measured? missed: this replica could not take
-        part in the meeting before it, so it is far from the others with good reason. But not twice in a row."""
+        part in the outer step before it, so it is far from the others with good reason. But not twice in a row."""
         if not self.rules.measured(version):
             return False
         self._missed = self._missed + 1 if missed else 0

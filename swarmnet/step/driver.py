@@ -90,7 +90,7 @@ class StepDriver:
     def tick(self) -> None:
         """One heartbeat interval has passed."""
         self.member.queue = self._pipeline.queue
-        self.member.feel(self._exchange.line, self._exchange.trouble)
+        self.member.feel(self._exchange.line, self._exchange.trouble, self._exchange.allowed)
         self._beat(self._listener.neighbours(self.member.stage))
         self._perform(self.member.tick(now=self._now()))
 
@@ -285,6 +285,7 @@ class StepDriver:
         if outer is not None:
             self._listener.on_event(member.stage, "outer_step" if outer.taken else "outer_missed", {
                 "step": step, "elements": outer.elements, "moved": outer.moved,
+                **({} if outer.taken else {"reason": outer.missed}),
             })
         self._begin()
         self._perform(actions)

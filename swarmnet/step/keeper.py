@@ -33,7 +33,8 @@ from swarmnet.step.dispute import Again, Dispute, Leave
 from swarmnet.step.findings import Findings
 from swarmnet.step.idle import Orders
 from swarmnet.step.ledger import Ledger
-from swarmnet.step.opening import Opening, circles, left_alone
+from swarmnet.step.lines import Lines
+from swarmnet.step.opening import Opening, left_alone
 from swarmnet.step.progress import Progress
 from swarmnet.step.view import Seen, View
 
@@ -48,16 +49,16 @@ class Keeper:
     versions the weights of a step are behind it. given: what had an owner under the keeper before. idle_s: how long
     nothing may be claimed before what is free is executed on the keeper's order. max_void: how many non-finite indexes
     a step may leave out; with more it does not end. group_size: of a round, see `averaging.grid`.
-    numbers: of rounds, see `round_numbers`.
+    numbers: of rounds, see `round_numbers`. lines: what is known from the steps before.
     """
 
     def __init__(
         self, stamp: Stamp, ballot: Ballot, num_indexes: int, view: View, *, idle_s: float, max_void: int,
         delay: int = 0, group_size: int = 16, numbers: Iterator[int], oldest: bool = True, now: float,
-        given: Indexes = NONE,
+        given: Indexes = NONE, lines: Lines | None = None,
     ) -> None:
         self.stamp, self.ballot, self.view = stamp, ballot, view
-        self._delay, self.oldest = delay, oldest
+        self._delay, self.oldest, self._lines = delay, oldest, lines or Lines()
         self.ledger = Ledger(num_indexes, given)
         self.members: dict[PeerId, Generation] = {}
         self.round: Round | None = None
@@ -70,7 +71,7 @@ class Keeper:
         self._orders = Orders(stamp, ballot, view, idle_s=idle_s, now=now)
         self._progress = Progress()
         self._level_at = now
-        self._dispute = Dispute(view.me, patience_s=view.timers.suspect_s)
+        self._dispute = Dispute(view.me, patience_s=view.timers.suspect_s, lines=self._lines)
         self._left_out: set[PeerId] = set()    # of this step, see step.dispute
         self._opened_at = now
         self._first_ack_at: float | None = None
@@ -205,8 +206,7 @@ class Keeper:
     def _live(self, now: float) -> list[PeerId]:
         version = self.stamp.step
         return [
-            peer
-            for peer, seen in self.view.mates()
+            peer for peer, seen in self.view.mates()
             if seen.synced and self._is_open_at(seen) and not self.view.lost(peer, version, now=now)
         ]
 
@@ -237,10 +237,8 @@ class Keeper:
             if peer == self.view.me:
                 continue
             if self.view.lost(peer, self.stamp.step, now=now):
-                reason = "silent"
                 seen = self.view.get(peer)
-                if seen is None or seen.dead:
-                    reason = "dead"
+                reason = "dead" if seen is None or seen.dead else "silent"
             elif self._stalled(peer, now):
                 reason = "stalled"
             else:
@@ -291,8 +289,9 @@ class Keeper:
         self._first_ack_at = None
         if self.round is None or self.adopted is not None:
             return []
-        match self._dispute.verdict(circles(self.round, self.members), now=now):
-            case Leave(peer, reason) if len(self.members) > 1:
+        match self._dispute.verdict(self._opening.circles(self.round, self.members), now=now):
+            case Leave(peer, reason, waits_for) if len(self.members) > 1:
+                self._lines.broken(peer, waits_for, step=self.stamp.step)
                 generation = self.members[peer]
                 self._left_out.add(peer)
                 self._drop(peer, generation)
@@ -361,7 +360,8 @@ class Keeper:
         return [Send(peer, Prepare(self.stamp, self.ballot, given)) for peer in sorted(fresh)]
 
     def _open_round(self, now: float) -> list[Action]:
-        self.round = self._opening.open(self.members, self.ledger)
+        apart = self._lines.apart(self.members, step=self.stamp.step)
+        self.round = self._opening.open(self.members, self.ledger, apart)
         self._told, self._opened_at = {}, now
         self._dispute.opened(self.round.id, now=now)
         reason = left_alone(self.view, self.stamp, self.members, now=now)

@@ -9,6 +9,8 @@ done.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from swarmnet.ids import NO_RESTART, Ballot, Chain, PeerId, Restart, RoundId, next_chain
 from swarmnet.messages import (
     Commit,
@@ -229,9 +231,12 @@ class Member:
         of = self.step(step)
         return of.found_non_finite(index) if of is not None else []
 
-    def feel(self, line: Line, trouble: Trouble | None) -> None:
-        """What the exchange has noticed: of my line, and of what holds me up in the round. Reports tell it."""
-        self._shared.line, self._shared.trouble = line, trouble
+    def feel(self, line: Line, trouble: Trouble | None, allowed: Mapping[PeerId, float]) -> None:
+        """What the exchange has noticed: of my line, and of what holds me up in the round. Reports tell it.
+
+        allowed: how long it lets each member's stream stand still.
+        """
+        self._shared.line, self._shared.trouble, self._shared.lines.allowed = line, trouble, allowed
 
     def sum_whole(self, finished: Finished, *, now: float) -> list[Action]:
         """The exchange of a round, or the collection of a finished sum, is complete and digest-checked."""
@@ -242,7 +247,7 @@ class Member:
         self.oldest.sum_failed(round_id)
 
     def applied(self, *, now: float, missed: bool = False) -> list[Action]:
-        """The optimizer step is done: the next version begins. missed: a meeting without me (`sync = "local"`)."""
+        """The optimizer step is done: the next version begins. missed: an outer step without me (`sync = "local"`)."""
         assert self.applying and self.barrier.complete
         self.last_commits, self.last_finished, self._last_stamp = self.barrier.known, self.finished, self.stamp
         self.steps = self.steps[1:]

@@ -35,6 +35,7 @@ from swarmnet.step.barrier import Barrier
 from swarmnet.step.election import Election
 from swarmnet.step.gate import Shape
 from swarmnet.step.keeper import Keeper
+from swarmnet.step.lines import Lines
 from swarmnet.step.pace import Pace
 from swarmnet.step.rounds import Differs, Lacks, Part
 from swarmnet.step.view import View
@@ -48,7 +49,8 @@ class Shared:
     """What all open steps of a replica have in common. synced: has it state, and so a say?
 
     term_chain: the chain at the start of the keepers' term, from which their order follows. line: what I have measured
-    of mine. trouble: what holds me up in the round I take part in. numbers: of the rounds I open.
+    of mine. trouble: what holds me up in the round I take part in. numbers: of the rounds I open. lines: what I know of
+    others' as a keeper.
     """
 
     me: PeerId
@@ -60,6 +62,7 @@ class Shared:
     synced: bool = False
     line: Line = UNMEASURED
     trouble: Trouble | None = None
+    lines: Lines = field(default_factory=Lines)
     pace: Pace = field(init=False)
 
     def __post_init__(self) -> None:
@@ -335,7 +338,7 @@ class OpenStep:
             self.stamp, ballot, shared.shape.num_microbatches, shared.view, idle_s=shared.pace.idle_s,
             max_void=shared.shape.max_void,
             delay=shared.shape.delay.behind(self.stamp.step), group_size=shared.shape.group_size,
-            numbers=shared.numbers, oldest=self.oldest, now=now, given=self.election.given,
+            numbers=shared.numbers, oldest=self.oldest, now=now, given=self.election.given, lines=shared.lines,
         )
         actions.append(Note("keeper", {"step": self.stamp.step, "ballot": ballot.number}))
         actions += self._report() + self.account.ask(self.stamp, ballot)

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Collection, Iterator, Mapping
 
 from swarmnet.averaging.arrange import rearranged
-from swarmnet.averaging.grid import Grid, grid_of
+from swarmnet.averaging.grid import Grid, circles, grid_of
 from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.messages import UNMEASURED, Line, Round, Stamp
 from swarmnet.step.ledger import Ledger
@@ -19,6 +19,10 @@ from swarmnet.step.view import View
 
 _SURVEY = 8
 """Every so many steps parts are even: who reduces little moves little, and would never be seen to carry more."""
+
+
+_ANY = 1 << 20
+"""Bytes per second of everybody, where nobody has measured anything and some should reduce nothing."""
 
 
 class Opening:
@@ -50,12 +54,16 @@ class Opening:
         home = self._home.get(index)
         return home is None or peer in home
 
-    def open(self, members: Collection[PeerId], ledger: Ledger) -> Round:
-        """The next round, of all that the ledger holds."""
+    def open(
+        self, members: Collection[PeerId], ledger: Ledger, apart: frozenset[PeerId] = frozenset()
+    ) -> Round:
+        """The next round, of all that the ledger holds. apart: some members, not all, that should reduce nothing."""
         bandwidths = self._bandwidths(members)
         if bandwidths and (self._turns or self.stamp.step % _SURVEY == 0):
             # Even parts. None would mean that no line is known, and members would wait for a hung one much longer.
             bandwidths = dict.fromkeys(bandwidths, min(bandwidths.values()))
+        if apart and not self._turns:                # in a dispute everybody may have to judge
+            bandwidths = _without_parts(bandwidths or dict.fromkeys(members, _ANY), apart)
         trips = {
             (peer, other): float(microseconds) for peer in members
             for other, microseconds in self._lines.get(peer, UNMEASURED).round_trips if other in members
@@ -77,6 +85,10 @@ class Opening:
         )
         return opened
 
+    def circles(self, current: Round, members: Collection[PeerId]) -> list[frozenset[PeerId]]:
+        """Who exchanges with whom in a hop of that round, of these members."""
+        return [frozenset(group) & frozenset(members) for group in circles(grid_of(current), self._group_size)]
+
     def _bandwidths(self, members: Collection[PeerId]) -> Mapping[PeerId, int]:
         """As they have measured them; a stranger's is taken to be like the others'. Empty: nobody's is known."""
         measured = {peer: self._lines.get(peer, UNMEASURED).bytes_per_s for peer in members}
@@ -86,11 +98,12 @@ class Opening:
         return {peer: bandwidth or statistics.median_low(known) for peer, bandwidth in measured.items()}
 
 
-def circles(current: Round, members: Collection[PeerId]) -> list[frozenset[PeerId]]:
-    """Who exchanges with whom in a round, of these members: rows, and columns of the grid."""
-    grid = grid_of(current)
-    groups = [*grid.rows, *(grid.column(column) for column in range(grid.columns) if len(grid.rows) > 1)]
-    return [frozenset(group) & frozenset(members) for group in groups]
+def _without_parts(bandwidths: Mapping[PeerId, int], apart: frozenset[PeerId]) -> dict[PeerId, int]:
+    """Bandwidths by which these get no part (`averaging.parts`): the highest, since members wait by them, too."""
+    n = len(bandwidths)
+    least = min(bandwidth for peer, bandwidth in bandwidths.items() if peer not in apart)
+    low = max(least * (n - len(apart)) // (2 * n), 1)
+    return {peer: min(low, bandwidth) if peer in apart else bandwidth for peer, bandwidth in bandwidths.items()}
 
 
 def _turned(row: tuple[PeerId, ...], turns: int) -> tuple[PeerId, ...]:

@@ -21,13 +21,18 @@ from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import Journal
 from swarmnet.trainer.trainer import Trainer
-from swarmnet.wire.codecs import encode
+from swarmnet.wire.codecs import encode, use_all
 
 log = telemetry.get(__name__)
 
 
 def run_trainer(config: PeerConfig, manifest: Manifest, *, wrap: Wrap = NOTHING_BETWEEN) -> int:
-    """Feed the run to its last step. Returns the exit code. Raises UsageError if the run's tokens are not here."""
+    """Feed the run to its last step. Returns the exit code.
+
+    Raises UsageError if the run's tokens are not here, or one of its codecs is not installed: who takes part in a run
+    has what the run needs.
+    """
+    use_all(manifest)
     torch.set_num_threads(config.threads)
     base = config.manifest.parent if config.manifest else None
     tokens = load_tokens(config.data or manifest.data.source, manifest.data.tokenizer, base=base)

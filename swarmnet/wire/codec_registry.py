@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+from typing import TYPE_CHECKING
 
 from swarmnet.errors import BadMessage, UsageError
-from swarmnet.manifest.codec_names import is_plug_in, split
+from swarmnet.manifest.codec_names import is_plug_in, split, travels_as
 from swarmnet.wire.codec import MAX_BLOCK, Codec, malformed
 from swarmnet.wire.codec_casts import CASTS
 from swarmnet.wire.codec_fp16 import Fp16
@@ -22,6 +23,9 @@ from swarmnet.wire.codec_int8 import Int8
 from swarmnet.wire.codec_mixed import Mixed
 from swarmnet.wire.codec_sparse import Sparse, topk
 from swarmnet.wire.codec_table import BNB8, NF4
+
+if TYPE_CHECKING:
+    from swarmnet.manifest.schema import Manifest
 
 GROUP = "swarmnet.codecs"
 
@@ -56,6 +60,21 @@ def use(name: str) -> Codec:
     if name not in _used:
         _used[name] = _load(name)
     return _used[name]
+
+
+def use_all(manifest: Manifest) -> None:
+    """Load what the run's codecs need, so that what is not installed is said before anything starts.
+
+    Raises UsageError as `use` does, in the name of the field.
+    """
+    for field, name in (
+        ("averaging.codec", travels_as(manifest.averaging.codec)),
+        ("wire.activations", manifest.wire.activations), ("wire.gradients", manifest.wire.gradients),
+    ):
+        try:
+            use(name)
+        except UsageError as error:
+            raise UsageError(f"{field}: {error}") from error
 
 
 @functools.lru_cache(maxsize=64)

@@ -40,7 +40,7 @@ from swarmnet.wire.codec import (
 )
 from swarmnet.wire.codec_int8 import BLOCK as INT8_BLOCK
 from swarmnet.wire.codec_mixed import Mixed, Run
-from swarmnet.wire.codec_registry import NAMES, find, use
+from swarmnet.wire.codec_registry import NAMES, find, use, use_all
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ if sys.byteorder != "little":
 __all__ = [
     "FLOATS", "INT8_BLOCK", "MAX_ELEMENTS", "MAX_RANK", "NAMES", "add_decoded", "check_finite", "check_packed",
     "decode", "decode_into", "encode", "encode_runs", "encoded_bytes", "encoded_sizes", "find", "is_finite",
-    "num_elements", "use",
+    "num_elements", "use", "use_all",
 ]
 
 FLOATS = tuple(name for name in NAMES if find(name).dtype == "float32" and name != "mixed")

@@ -86,6 +86,12 @@ async def step(chain: StageChain, shares: Sequence[Sequence[int]]) -> list[Outer
     return await apply(chain, [commit(0, chain.step_number, digest, loss, tokens, square)])
 
 
+def missed(outer: Sequence[OuterStep | None]) -> list[str]:
+    """Why each replica's pseudo-gradient was left out; empty where it was not."""
+    assert all(each is not None and each.taken == (not each.missed) for each in outer)
+    return [each.missed for each in outer if each is not None]
+
+
 def flat(tensors: dict[str, Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
 
@@ -173,11 +179,36 @@ def test_who_only_fetches_the_sum_keeps_what_it_has_learned_and_adds_nothing() -
         pieces = [await first.finished_sum(0, 1000), await first.finished_sum(1000, first.sum_elements)]
         assert await third.install(pieces) == (digest, square)
         outer = await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
-        assert [each.taken for each in outer if each is not None] == [True, True, False]
+        assert missed(outer) == ["", "", "collected the sum instead of taking part"]
         assert torch.equal(slow(third), slow(first))
         torch.testing.assert_close(await weights(third) - slow(third), learned, rtol=0, atol=1e-6)
 
     run(scenario, local(), replicas=3)
+
+
+def test_who_counted_nothing_goes_along_and_is_told_why_it_added_nothing() -> None:
+    async def scenario(chain: StageChain) -> None:
+        for _ in range(3):
+            await step(chain, EVEN)
+        assert missed(await step(chain, [(0, 1, 2, 3), ()])) == ["", "counted nothing in this step"]
+        assert torch.equal(slow(chain.engines[0][0]), slow(chain.engines[0][1]))
+
+    run(scenario, local(), replicas=2)
+
+
+def test_a_member_that_waited_for_its_partner_in_vain_is_told_so() -> None:
+    async def scenario(chain: StageChain) -> None:
+        engines = chain.engines[0]
+        for _ in range(3):
+            await step(chain, FOUR)
+        loss, tokens = await count(chain, FOUR)
+        await engines[0].open_round(ROUND)           # and its partner died: the number comes from somebody else
+        digest, square = await a_round(chain, [1, 2, 3], [(), *FOUR[1:]])
+        assert await engines[0].install([await engines[1].finished_sum(0, 1)]) == (digest, square)
+        outer = await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
+        assert missed(outer) == ["did not get its partners' mean", "", "", ""]
+
+    run(scenario, local(partners="pairs"), replicas=4)
 
 
 @pytest.mark.parametrize("how", ["voided", "more than was summed"])
@@ -275,7 +306,7 @@ def test_without_a_partner_nothing_is_exchanged_and_all_is_kept() -> None:
         for absent in engines[2:]:
             await absent.install([await engines[0].finished_sum(0, 1)])
         outer = await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
-        assert [each.taken for each in outer if each is not None] == [True, True, False, False]
+        assert missed(outer) == ["", "", *["was no member of the round to the end"] * 2]
         for (slow_before, weights_before), engine in list(zip(before, engines, strict=True))[2:]:
             assert torch.equal(slow(engine), slow_before) and torch.equal(await weights(engine), weights_before)
 
@@ -307,7 +338,7 @@ def test_a_round_that_was_given_up_leaves_nothing_behind() -> None:
         await engines[0].open_round(OTHER)       # and nothing comes of it: the first round's sum is adopted after all
         digest, square = await engines[0].install([await engines[3].finished_sum(0, 1)])
         outer = await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
-        assert [each.taken for each in outer if each is not None] == [False, True, True, True]
+        assert missed(outer) == ["was no member of the round to the end", "", "", ""]
 
     run(scenario, local(partners="pairs"), replicas=4)
 

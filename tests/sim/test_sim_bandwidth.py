@@ -92,20 +92,25 @@ class Members:
     def measured(self) -> tuple[int, ...]:
         return tuple(exchange.line.bytes_per_s for exchange in self.exchanges.values())
 
-    async def round(self, number: int, bandwidths: tuple[int, ...], rows: tuple[int, ...] = ()) -> float:
-        """Everybody takes part; how long it took until all had the sum. rows: of a grid with as many columns."""
+    def take_part(
+        self, number: int, bandwidths: tuple[int, ...], rows: tuple[int, ...] = ()
+    ) -> list[asyncio.Task[Finished]]:
+        """Everybody begins. rows: of a grid with as many columns."""
         ballot = Ballot(1, self.peers[0])
         contributions = tuple((peer, Generation(1, 0), frozenset({at})) for at, peer in enumerate(self.peers))
         current = Round(
             replace(STAMP, step=number), ballot, RoundId(ballot, number), contributions, self.peers, (),
             bandwidths=bandwidths, rows=rows, columns=len(rows),
         )
-        began = self.loop.time()
-        tasks: list[asyncio.Task[Finished]] = [
+        return [
             self.loop.start(self.processes[peer], exchange.sum(current, {at: (1.0, TOKENS)}))
             for at, (peer, exchange) in enumerate(self.exchanges.items())
         ]
-        assert len(set(await asyncio.gather(*tasks))) == 1
+
+    async def round(self, number: int, bandwidths: tuple[int, ...], rows: tuple[int, ...] = ()) -> float:
+        """Everybody takes part; how long it took until all had the sum."""
+        began = self.loop.time()
+        assert len(set(await asyncio.gather(*self.take_part(number, bandwidths, rows)))) == 1
         took = self.loop.time() - began
         for exchange in self.exchanges.values():
             exchange.close()
@@ -190,3 +195,45 @@ def test_over_a_grid_too() -> None:
     even, found, cut = play(rates, story)
     assert even > 1.7 * best_s(rates), "the slow member reduces a ninth like everybody"
     assert cut < 1.4 * best_s(rates), (even, cut, best_s(rates), found)
+
+
+async def complaints(members: Members, tasks: Sequence[asyncio.Task[Finished]], *, until_s: float) -> list[float]:
+    """Seconds from now of each complaint of anybody about anybody but `p3`; -1.0: of all about that one."""
+    began, found = members.loop.time(), []
+    while not all(task.done() for task in tasks) and members.loop.time() - began < until_s:
+        await asyncio.sleep(1.0)
+        named = [
+            [late.peer for late in exchange.trouble.late] if exchange.trouble is not None else []
+            for exchange in members.exchanges.values()
+        ]
+        if named[:3] == [["p3"]] * 3:
+            return [*found, -1.0]
+        found += [members.loop.time() - began for peers in named for peer in peers if peer != "p3"]
+    return found
+
+
+@pytest.mark.parametrize("hung", [False, True])
+def test_in_a_first_round_slow_lines_are_waited_for_and_a_stream_that_hangs_is_found_in_a_minute(hung: bool) -> None:
+    rates = [1.5 * MB, 0.5 * MB, 1.5 * MB, 10 * MB]
+
+    async def story(members: Members) -> tuple[list[float], float]:
+        if hung:
+            async def contribution(start: int, stop: int) -> Packed:
+                await asyncio.sleep(1e6)
+                raise AssertionError
+
+            engine: Any = members.exchanges[members.peers[3]]._engine
+            engine.contribution = contribution
+        began = members.loop.time()
+        tasks = members.take_part(1, ())
+        found = await complaints(members, tasks, until_s=300.0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return found, members.loop.time() - began
+
+    found, took = play(rates, story)
+    if hung:
+        assert found == [-1.0] and took < 75.0, "all three name it, and nobody else is named by anybody"
+    else:
+        assert found == [] and took > 40.0, "the round is over, and nobody was late"

@@ -87,6 +87,6 @@ def test_a_long_payload_shows_progress(monkeypatch: pytest.MonkeyPatch) -> None:
             deadline = asyncio.get_running_loop().time() + LIMIT_S
             *signs, result = [answer async for answer in a.call(b.peer, FETCH, deadline=deadline)]
         assert isinstance(result, Fetched) and same(result.payload, down)
-        assert signs == [Running()] * 8, "one per chunk of 1 MiB"
+        assert signs == [Running()] * 3, "of five chunks of 2 MiB, one per chunk between the first and the last"
 
     asyncio.run(main())

@@ -50,16 +50,18 @@ def test_every_microbatch_is_counted_once_although_a_replica_was_killed(finished
     assert summary["final_loss"] < summary["first_loss"]
 
 
-def test_fragments_meet_by_turns_and_everything_in_the_last_step(finished: Finished) -> None:
-    met = {event["step"] for event in finished.events if event["event"] in ("outer_step", "outer_missed")}
-    assert met == {2, 4, 6, 8, STEPS - 1}
+def test_fragments_take_outer_steps_by_turns_and_everything_in_the_last_step(finished: Finished) -> None:
+    outer = {event["step"] for event in finished.events if event["event"] in ("outer_step", "outer_missed")}
+    assert outer == {2, 4, 6, 8, STEPS - 1}
     last = [event for event in finished.events if event["event"] == "outer_step" and event["step"] == STEPS - 1]
     half = [event for event in finished.events if event["event"] == "outer_step" and event["step"] == 2]
     assert {event["stage"] for event in last} == {0, 1} and half
+    assert all(("reason" in event) == (event["event"] == "outer_missed") for event in finished.events
+               if event["event"] in ("outer_step", "outer_missed"))
     assert min(event["elements"] for event in last) > 1.9 * max(event["elements"] for event in half)
 
 
-def test_a_step_without_a_meeting_sends_a_number(finished: Finished) -> None:
+def test_a_step_without_an_outer_step_sends_a_number(finished: Finished) -> None:
     sent = {}
     for event in finished.events:
         if event["event"] == "applied":
@@ -72,10 +74,10 @@ def test_a_step_without_a_meeting_sends_a_number(finished: Finished) -> None:
 
 
 @pytest.mark.long
-def test_partners_meet_in_pairs_and_everything_is_still_counted_once(tmp_path: Path) -> None:
+def test_partners_take_outer_steps_in_pairs_and_everything_is_still_counted_once(tmp_path: Path) -> None:
     pairs = ("averaging.sync=local", f"averaging.inner_steps={INNER}", "averaging.partners=pairs")
     swarm = train(tmp_path / "out", *pairs, stages=1, replicas=4, kill="0@6")
     assert (swarm.summary["lost"], swarm.summary["doubled"], swarm.summary["unaudited"]) == (0, 0, [])
-    met = {event["step"] for event in swarm.events if event["event"] == "outer_step"}
-    assert met == {4, 8, STEPS - 1}
+    outer = {event["step"] for event in swarm.events if event["event"] == "outer_step"}
+    assert outer == {4, 8, STEPS - 1}
     assert swarm.summary["outer_steps"] >= 3 * 2

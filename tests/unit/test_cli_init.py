@@ -63,6 +63,10 @@ def test_local_training_brings_along_what_it_needs_and_says_so(asked, capsys) ->
         "fp32", "int8", "norm_clip")
     said = "with it: numerics.mode = fp32, averaging.codec = int8, averaging.reducer = norm_clip; --set chooses"
     assert said in capsys.readouterr().out
+    assert typed("init long.toml --sync local --steps 121") == 0 and "note:" not in capsys.readouterr().out
+    assert typed("init short.toml --sync local") == 0
+    assert "note: outer momentum never sets in: training.total_steps = 60, averaging.outer_warmup_steps = 60; " \
+        in capsys.readouterr().out
     assert typed("init other.toml --sync local --set averaging.reducer=sum") == 0
     assert load("other.toml").averaging.reducer == "sum"
 
@@ -101,6 +105,9 @@ def test_nothing_is_overwritten_unless_forced(asked, capsys) -> None:
         ("--seed -1", "--seed: training.seed = -1: must be at least 0"),
         ("--set training.sed=1", "--set: training.sed: unknown key; did you mean training.seed?"),
         ("--set model.vocab_size=256", "--set: model.vocab_size = 256: must be at least 300"),
+        ("--set wire.gradients=acme.sign:2",
+         "error: wire.gradients: codec acme.sign:2: no installed distribution has an entry point 'acme.sign' in group "
+         "'swarmnet.codecs'; install the one that brings it\n"),
         ("--steps x", "'x' is not a valid integer"),
         ("--set training.sequence_length=100000", "the data holds 1000 tokens, too few for a microbatch of 4"),
     ],

@@ -12,6 +12,7 @@ from swarmnet import telemetry
 from swarmnet.cli import settings
 from swarmnet.cli.frame import COMMANDS, run, swarmnet
 from swarmnet.config import PeerConfig
+from swarmnet.local.prepare import choose
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load, to_toml
 from swarmnet.manifest.schema import Manifest
@@ -159,6 +160,24 @@ def test_local_flags_change_the_manifest_it_is_given(calls) -> None:
     options = calls.pop()[1]
     assert (options.stages, options.steps, options.seed, options.data) == (2, 9, 4, "stdlib")
     assert options.set == ("training.total_steps=9", "training.seed=4") and options.manifest == Path("run.toml")
+
+
+def test_local_sync_is_no_change_for_a_run_that_goes_on(calls, capsys) -> None:
+    assert typed("local --resume --out o --sync local") == 2 and not calls
+    assert "--sync: a resumed run keeps its manifest" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("manifest", ["", " --manifest run.toml"])
+def test_local_sync_brings_along_what_it_needs_and_set_wins(calls, manifest: str) -> None:
+    assert typed(f"local --sync local --set averaging.codec=fp16{manifest}") == 0
+    options = calls.pop()[1]
+    chosen = choose(options)
+    assert options.set == ("averaging.sync=local", "averaging.codec=fp16")
+    assert (chosen.averaging.sync, chosen.numerics.mode, chosen.averaging.codec, chosen.averaging.reducer) == (
+        "local", "fp32", "fp16", "norm_clip")
+    assert typed(f"local --sync overlap{manifest}") == 0
+    chosen = choose(calls.pop()[1])
+    assert (chosen.averaging.sync, chosen.optimizer.lead, chosen.numerics.mode) == ("overlap", 2.5, "deterministic")
 
 
 @pytest.mark.parametrize("run_or_file", ["run.toml", run_id(Manifest())])

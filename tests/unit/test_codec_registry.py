@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import BadMessage, UsageError
 from swarmnet.manifest.codec_names import check_averaging, check_boundary, is_plug_in
+from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Wire
 from swarmnet.messages import Packed
+from swarmnet.trainer.run import run_trainer
 from swarmnet.wire import codec_registry, codecs
 
 SIGN = '''
@@ -94,6 +97,27 @@ def test_a_plug_in_is_used_like_our_own(install) -> None:
     codecs.add_decoded(total, packed)
     assert total.tolist() == [2, 0, 1]
     assert codecs.use("acme.sign:7").name == "acme.sign:7"
+
+
+@pytest.mark.parametrize(("field", "manifest"), [
+    ("averaging.codec", Manifest(numerics=Numerics(mode="fp32"), averaging=Averaging(codec="acme.sign"))),
+    ("wire.activations", Manifest(wire=Wire(activations="acme.sign"))),
+    ("wire.gradients", Manifest(wire=Wire(gradients="acme.sign"))),
+])
+def test_all_that_a_run_needs_is_loaded_or_its_field_named(install, field: str, manifest: Manifest) -> None:
+    with pytest.raises(UsageError, match=f"^{field}: codec acme.sign: no installed distribution"):
+        codecs.use_all(manifest)
+    with pytest.raises(UsageError, match=f"^{field}: "):
+        run_trainer(PeerConfig(), manifest)
+    install("acme-codecs", {"acme.sign": "acme_codecs:Sign"})
+    codecs.use_all(manifest)
+    assert codecs.find("acme.sign").name == "acme.sign"
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "auto", "auto:nf4", "topk:0.01", "powersgd:4"])
+def test_ours_need_nothing(codec: str) -> None:
+    codecs.use_all(Manifest(numerics=Numerics(mode="fp32"), averaging=Averaging(codec=codec)))
+    codecs.use_all(Manifest())
 
 
 def test_what_a_peer_sends_loads_nothing(install) -> None:

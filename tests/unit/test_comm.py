@@ -31,7 +31,7 @@ def test_ranks_that_call_different_things_are_told(call: Callable[[ThreadComm], 
         run_ranks(2, call)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(60, method="thread")
 def test_a_rank_that_raises_ends_the_others() -> None:
     ended: list[int] = []
 

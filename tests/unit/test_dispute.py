@@ -11,8 +11,9 @@ from stage_table import CHAIN
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import NONE, Late, Report, Stamp, Trouble
 from swarmnet.step.dispute import Again, Dispute, Leave
+from swarmnet.step.lines import Lines
 
-A, B, C, D = (PeerId(name) for name in "ABCD")
+EIGHT = A, B, C, D, E, F, G, H = tuple(PeerId(name) for name in "ABCDEFGH")
 BALLOT = Ballot(1, A)
 PATIENCE_S = 3.0
 
@@ -26,7 +27,8 @@ class Court:
 
     def __init__(self, *members: PeerId) -> None:
         self.members = frozenset(members)
-        self.dispute = Dispute(A, patience_s=PATIENCE_S)
+        self.lines = Lines()
+        self.dispute = Dispute(A, patience_s=PATIENCE_S, lines=self.lines)
         self.rounds = itertools.count()
         self.open(0.0)
         for member in members:
@@ -39,8 +41,9 @@ class Court:
     def says(
         self, peer: PeerId, *, late: tuple[PeerId, ...] = (), refused: tuple[PeerId, ...] = (), owes: bool = True,
         now: float, owned: frozenset[int] = NONE, of: RoundId | None = None,
+        allowed_s: float = 10.0,
     ) -> None:
-        found = tuple(Late(each, owes, 10.0) for each in late)
+        found = tuple(Late(each, owes, allowed_s) for each in late)
         trouble = Trouble(of or self.round, found, refused) if late or refused else None
         report = Report(Stamp(3, 0, CHAIN), BALLOT, Generation(1, 0), owned, NONE, None, None, 0, trouble=trouble)
         self.dispute.hear(peer, report, now=now)
@@ -88,12 +91,79 @@ def test_one_voice_of_three_has_the_round_cut_again_and_then_stands_alone() -> N
     assert court.verdict(21.0) is None and court.verdict(24.5) == Leave(B, "alone")
 
 
-def test_two_that_refused_something_of_one_member_in_different_rounds_are_two() -> None:
+def test_two_that_refused_something_of_one_member_in_different_rounds_are_two_and_the_rest_is_asked() -> None:
     court = Court(A, B, C, D)
     court.says(B, refused=(D,), now=1.0)
     court.open(5.0)
     court.says(A, refused=(D,), now=6.0)
-    assert court.verdict(6.0) == Leave(D, "refused")
+    assert court.verdict(6.0) is None, "C may say otherwise, or the same"
+    assert court.verdict(9.5) == Again()
+    court.open(9.5)
+    assert court.verdict(20.0) is None, "nobody complains of the third round"
+    court.says(B, refused=(D,), now=21.0)
+    assert court.verdict(21.0) == Leave(D, "refused")
+
+
+def test_what_all_refuse_needs_no_second_round() -> None:
+    court = Court(A, B, C, D)
+    for peer in (A, B, C):
+        assert court.verdict(1.0) is None
+        court.says(peer, refused=(D,), now=1.0)
+    assert court.verdict(1.0) == Leave(D, "refused")
+
+
+def test_as_long_as_each_cut_finds_another_accuser_the_round_is_cut_again_up_to_a_majority() -> None:
+    """Of eight members one sends nonsense in one place: in each cut one other member has to reduce that."""
+    court = Court(*EIGHT)
+    *honest, spoiled = EIGHT
+    now = 0.0
+    for reducer in honest[:3]:
+        court.says(reducer, refused=(spoiled,), now=now)
+        assert court.verdict(now) is None
+        now += 4.0
+        assert court.verdict(now) == Again()
+        court.open(now)
+    court.says(honest[3], refused=(spoiled,), now=now)
+    assert court.verdict(now) == Leave(spoiled, "refused"), "four of seven"
+
+
+def test_who_names_so_many_that_nobody_could_outvote_them_is_odd() -> None:
+    court = Court(*EIGHT)
+    for liar in (G, H):
+        court.says(liar, refused=EIGHT[:6], late=EIGHT[:6], now=11.0)
+    assert court.verdict(11.0) is None and court.verdict(15.0) == Again()
+    court.open(15.0)
+    for liar in (G, H):
+        court.says(liar, refused=EIGHT[:6], now=16.0)
+    assert court.verdict(16.0) is None and court.verdict(20.0) == Leave(G, "alone")
+
+
+def test_who_hears_nobody_is_late_like_anybody_else() -> None:
+    """D's line brings nothing in: it waits for all, so what it reduces never comes. That is no excuse."""
+    court = Court(A, B, C, D)
+    court.says(D, late=(A, B, C), now=11.0)
+    for peer in (A, B, C):
+        court.says(peer, late=(D,), owes=False, now=11.0)
+    assert court.verdict(11.0) is None and court.verdict(14.5) == Leave(D, "late")
+
+
+def test_two_that_hang_among_four_are_left_out_by_the_other_two() -> None:
+    court = Court(A, B, C, D)
+    for peer in (A, B):
+        court.says(peer, late=(C, D), now=11.0)
+    assert court.verdict(11.0) is None and court.verdict(14.5) == Leave(C, "late")
+
+
+def test_only_the_words_of_those_that_exchange_with_somebody_count() -> None:
+    court = Court(*EIGHT)
+    rows = [frozenset(EIGHT[:4]), frozenset(EIGHT[4:])]
+    for peer in (F, G, H):
+        court.says(peer, refused=(A,), late=(A,), now=11.0)
+    assert court.dispute.verdict(rows, now=11.0) is None
+    assert court.dispute.verdict(rows, now=15.0) == Again()
+    for peer in (B, C, D):
+        court.says(peer, refused=(A,), now=15.0, of=court.round)
+    assert court.dispute.verdict(rows, now=15.0) == Leave(A, "refused")
 
 
 def test_of_two_the_keeper_believes_itself_about_a_refusal_and_the_other_about_lateness() -> None:
@@ -108,6 +178,28 @@ def test_of_two_the_keeper_believes_itself_about_a_refusal_and_the_other_about_l
     assert court.verdict(11.0) is None and court.verdict(14.5) == Leave(A, "late")
     court.says(A, late=(B,), now=11.0)
     assert court.verdict(14.5) == Leave(B, "late"), "each waits for the other: the keeper stays"
+
+
+def test_nobody_is_late_before_the_time_that_the_keeper_gives_it_itself() -> None:
+    court = Court(A, B)
+    court.lines.allowed = {A: 60.0}
+    court.says(B, late=(A,), now=1.0, allowed_s=0.0)
+    assert court.verdict(1.0) is None and court.verdict(9.0) is None and court.verdict(59.0) is None
+    assert court.verdict(61.0) == Leave(A, "late")
+    court = Court(A, B)
+    court.says(B, late=(A,), now=1.0, allowed_s=0.0)
+    assert court.verdict(1.0) is None and court.verdict(9.0) is None, "it has not begun to exchange itself"
+    assert court.verdict(11.0) == Leave(A, "late")
+
+
+def test_of_two_that_only_name_each_other_one_goes_and_it_is_known_why() -> None:
+    court = Court(A, B, C, D)
+    for patience, expected in ((11.0, Again()), (30.0, Leave(C, "alone", frozenset({D})))):
+        court.says(C, late=(D,), now=patience)
+        court.says(D, late=(C,), now=patience)
+        assert court.verdict(patience) is None and court.verdict(patience + 3.5) is None
+        assert court.verdict(patience + 7.0) == expected
+        court.open(patience + 7.0)
 
 
 def test_who_cannot_take_its_own_contribution_says_so_and_is_believed() -> None:
@@ -145,6 +237,29 @@ def test_no_single_member_can_have_anybody_but_itself_left_out(said: list[tuple[
             case Again():
                 court.open(now)
     assert left in ([], [B])
+
+
+lies = st.lists(
+    st.tuples(st.sampled_from([E, F, G]), st.sets(st.sampled_from(EIGHT[:7])), st.booleans(), st.floats(0.0, 20.0)),
+    max_size=40,
+)
+
+
+@given(lies)
+def test_no_minority_can_have_anybody_but_its_own_left_out(said: list[tuple[PeerId, set[PeerId], bool, float]]) -> None:
+    """Three liars of seven, whatever they say."""
+    court = Court(*EIGHT[:7])
+    now = 0.0
+    for liar, accused, refusal, pause in said:
+        now += pause
+        names = tuple(sorted(accused - {liar}))
+        court.says(liar, refused=names if refusal else (), late=() if refusal else names, now=now)
+        match court.verdict(now):
+            case Leave(peer, _):
+                assert peer in (E, F, G)
+                break
+            case Again():
+                court.open(now)
 
 
 def test_strangers_are_not_remembered_however_many_are_named() -> None:

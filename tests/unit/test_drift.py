@@ -271,8 +271,8 @@ def test_most_stay(size: int, off: set[int], away: int) -> None:
     assert not going or len(going) + away <= max(1, (total - 1) // 2)
 
 
-def test_who_missed_a_meeting_is_not_measured_unless_it_misses_two() -> None:
-    drift = Drift(View(PeerId("me"), 0, Timers()), DriftRules(every=4, equal_bits=False, meet_every=4))
+def test_who_missed_an_outer_step_is_not_measured_unless_it_misses_two() -> None:
+    drift = Drift(View(PeerId("me"), 0, Timers()), DriftRules(every=4, equal_bits=False, outer_every=4))
     story = [(5, False), (6, False), (9, True), (13, True), (17, True), (21, False), (25, True)]
     assert [version for version, missed in story if drift.due(version, missed=missed)] == [5, 13, 17, 21]
 
@@ -281,7 +281,7 @@ def test_versions_that_are_measured() -> None:
     rules = DriftRules(every=10, last=25)
     assert [v for v in range(26) if rules.measured(v)] == [10, 20, 25]
     assert not any(DriftRules(every=0, last=25).measured(v) for v in range(26))
-    local = DriftRules(every=10, last=25, equal_bits=False, meet_every=4)
-    assert [v for v in range(26) if local.measured(v)] == [9, 17, 25], "after every second meeting"
-    rare = DriftRules(every=10, last=100, equal_bits=False, meet_every=30)
+    local = DriftRules(every=10, last=25, equal_bits=False, outer_every=4)
+    assert [v for v in range(26) if local.measured(v)] == [9, 17, 25], "after every second outer step"
+    rare = DriftRules(every=10, last=100, equal_bits=False, outer_every=30)
     assert [v for v in range(100) if rare.measured(v)] == [31, 61, 91], "nothing to see in between"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from swarmnet.averaging import parts
 from swarmnet.averaging.arrange import arrange, rearranged
 from swarmnet.averaging.gossip import partners, random_groups
-from swarmnet.averaging.grid import Grid, Group, groups, in_rows, shape
+from swarmnet.averaging.grid import Grid, Group, circles, groups, in_rows, shape
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Round, Stamp
 
@@ -199,3 +199,16 @@ def test_a_grid_of_three_axes() -> None:
     plan = groups(peers(60)[0], current, (0, 5000), group_size=4)
     assert [group.hop for group in plan] == [0, 1, 2] and [group.last for group in plan] == [False, False, True]
     assert all(len(group.speakers) <= 4 for group in plan)
+
+
+@pytest.mark.parametrize(("number", "group_size"), [(7, 16), (30, 16), (27, 3), (60, 4), (64, 4), (40, 2)])
+def test_circles_are_those_who_share_a_group_in_some_hop(number: int, group_size: int) -> None:
+    members = peers(number)
+    grid = in_rows(members, shape(number, group_size))
+    current = round_of(grid, {peer: frozenset({place}) for place, peer in enumerate(members)})
+    found = {frozenset(circle) for circle in circles(grid, group_size)}
+    assert max(map(len, found)) <= group_size
+    for me in members:
+        for group in groups(me, current, (0, 64 * number), group_size=group_size):
+            together = {*(speaker.peer for speaker in group.speakers), *(peer for peer, _ in group.chunks)}
+            assert any(together <= circle for circle in found)

@@ -32,6 +32,7 @@ from swarmnet.messages import (
 from swarmnet.step.actions import Action, Broadcast, Note, Send
 from swarmnet.step.keeper import Keeper
 from swarmnet.step.ledger import Ledger
+from swarmnet.step.lines import Lines
 from swarmnet.step.opening import Opening
 from swarmnet.step.view import View
 
@@ -47,12 +48,13 @@ def gen(number: int, incarnation: int = 1) -> Generation:
 class Office:
     """A keeper with members that have reported nothing yet."""
 
-    def __init__(self, *mates: PeerId, microbatches: int = 2) -> None:
+    def __init__(self, *mates: PeerId, microbatches: int = 2, lines: Lines | None = None) -> None:
         self.view = View(ME, 0, TIMERS)
         for mate in mates:
             self.beat(mate, 0.0)
         self.keeper = Keeper(
-            STAMP, BALLOT, microbatches, self.view, idle_s=5.0, max_void=1, numbers=itertools.count(), now=0.0
+            STAMP, BALLOT, microbatches, self.view, idle_s=5.0, max_void=1, numbers=itertools.count(), now=0.0,
+            lines=lines,
         )
 
     def beat(self, mate: PeerId, now: float, incarnation: int = 1) -> None:
@@ -420,6 +422,25 @@ def test_one_voice_of_three_makes_somebody_else_reduce():
     second = opened(office)
     assert second.id != first.id and second.contributions == first.contributions
     assert second.receivers == (B, C, ME) and second.bandwidths == (500, 500, 500)
+
+
+def test_a_broken_line_between_two_of_four_costs_one_step_and_not_the_next():
+    lines, d = Lines(), PeerId("D")
+    for step in range(2):
+        office = Office(B, C, d, microbatches=4, lines=lines)
+        for place, peer in enumerate((ME, B, C, d)):
+            office.report(peer, summed={place})
+        current = opened(office)
+        cut = dict(zip(current.receivers, shares(current.bandwidths or (0,) * 4), strict=True))
+        if step:
+            assert cut[C] == cut[d] == 0, "they do not exchange with each other: no complaint can be true"
+            return
+        assert cut[C] == cut[d] != 0
+        for now in (11.0, 14.5, 18.0, 30.0, 33.5, 37.0):
+            for place, (peer, other) in ((2, (C, d)), (3, (d, C))):
+                if peer in office.keeper.members and office.keeper.round is not None:
+                    office.complain(peer, opened(office), late=other, summed={place}, now=now)
+        assert office.keeper._left_out == {C}
 
 
 def test_whoever_lacks_a_sum_for_long_is_not_waited_for_and_keeps_what_it_has_counted():

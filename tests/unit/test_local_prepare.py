@@ -8,7 +8,7 @@ import pytest
 
 from swarmnet.errors import UsageError
 from swarmnet.local.options import LocalOptions
-from swarmnet.local.prepare import choose, num_parameters, prepare, read_manifest, read_tokens
+from swarmnet.local.prepare import choose, num_parameters, prepare, read_manifest, read_tokens, resume
 from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Model
 
@@ -82,6 +82,17 @@ def test_a_vocabulary_larger_than_the_models_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("abc " * 2000)
     with pytest.raises(UsageError, match=r"--set model\.vocab_size=256"):
         prepare(LocalOptions(data=str(tmp_path / "text.txt"), set=("model.vocab_size=100",)), tmp_path / "out")
+
+
+def test_a_codec_that_is_not_installed_is_refused_before_anything_is_read_or_written(tmp_path: Path) -> None:
+    line = r"averaging\.codec: codec acme\.sign: no installed distribution .* install the one that brings it"
+    options = LocalOptions(data="nowhere.txt", set=("numerics.mode=fp32", "averaging.codec=acme.sign"))
+    with pytest.raises(UsageError, match=line):
+        prepare(options, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "run.toml").write_text(to_toml(choose(options)))
+    with pytest.raises(UsageError, match=line):
+        resume(tmp_path)
 
 
 def test_a_text_too_short_for_one_microbatch_is_refused(tmp_path: Path) -> None:

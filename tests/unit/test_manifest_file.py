@@ -40,6 +40,10 @@ def manifests(draw: st.DrawFn) -> Manifest:
     stages, num_layers = (2, 4) if layers == "auto" else (len(layers), sum(layers))
     timers = sorted(draw(st.lists(above0, min_size=3, max_size=3, unique=True)))
     exact = draw(st.booleans())
+    sync = draw(st.sampled_from(["exact", "overlap"]))
+    reducer = "sum" if exact else draw(st.sampled_from(["sum", "norm_clip", "centered_clip", "trimmed_mean"]))
+    own = {"norm_clip": {"norm_factor": above0}, "centered_clip": {"clip_radius": above0},
+           "trimmed_mean": {"trim": st.floats(0, 0.5, exclude_max=True)}, "overlap": {"overlap_after": count}}
     return Manifest(
         name=draw(text),
         model=Model(num_layers=num_layers, rope_theta=draw(above0), attention_bias=draw(st.booleans())),
@@ -51,8 +55,8 @@ def manifests(draw: st.DrawFn) -> Manifest:
         wire=Wire(activations=draw(st.sampled_from(["fp32", "bf16", "int8"]))),
         averaging=Averaging(
             codec="int64" if exact else draw(st.sampled_from(["fp32", "bf16", "int8"])),
-            reducer="sum" if exact else draw(st.sampled_from(["sum", "norm_clip", "centered_clip"])),
-            norm_factor=draw(above0), clip_radius=draw(above0), trim=draw(st.floats(0, 0.5, exclude_max=True)),
+            sync=sync, reducer=reducer,
+            **{name: draw(values) for choice in (sync, reducer) for name, values in own.get(choice, {}).items()},
         ),
         protocol=Protocol(heartbeat_s=timers[0], suspect_s=timers[1], long_silence_s=timers[2]),
     )
@@ -151,6 +155,15 @@ BAD = [
     ('reducer = "sum"', 'reducer = "mean"', 'run.toml: averaging.reducer = "mean": must be '),
     ("trim = 0.25", "trim = 0.5", "run.toml: averaging.trim = 0.5: must be below 0.5"),
     ("norm_factor = 2.0", "norm_factor = 0", "run.toml: averaging.norm_factor = 0: must be above 0"),
+    *((f"{name} = {default}", f"{name} = {other}",
+       f'run.toml: averaging: {name} has no effect without {chooser}: leave it at its default, {default}')
+      for name, default, other, chooser in (
+          ("overlap_after", "40", "7", 'sync = "overlap"'), ("inner_steps", "20", "9", 'sync = "local"'),
+          ("partners", '"all"', '"pairs"', 'sync = "local"'), ("outer_warmup_steps", "60", "0", 'sync = "local"'),
+          ("norm_factor", "2.0", "3.0", 'reducer = "norm_clip"'), ("trim", "0.25", "0.1", 'reducer = "trimmed_mean"'),
+          ("clip_radius", "1.0", "0.5", 'reducer = "centered_clip"'),
+          ("clip_iterations", "5", "3", 'reducer = "centered_clip"'),
+      )),
 ]
 
 

@@ -367,8 +367,7 @@ def test_a_sum_counts_as_many_microbatches_as_the_round_gives(name: str) -> None
 def test_every_word_of_the_manifest_is_a_rule() -> None:
     assert rule_of(Averaging(reducer="sum")) is None
     for name, rule in RULES.items():
-        made = rule_of(Averaging(reducer=name, norm_factor=1.5, trim=0.1, clip_iterations=3))
-        assert type(made) is type(rule)
+        assert type(rule_of(Averaging(reducer=name))) is type(rule)
     assert rule_of(Averaging(reducer="centered_clip", clip_radius=1.5, clip_iterations=3)) == CenteredClip(1.5, 3)
     assert rule_of(Averaging(reducer="norm_clip", norm_factor=1.5)) == NormClip(1.5)
     assert rule_of(Averaging(reducer="trimmed_mean", trim=0.1)) == TrimmedMean(0.1)

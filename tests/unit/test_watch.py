@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from swarmnet.averaging.watch import LEAST_S, Watch, allowance_s
 from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.messages import Late, Trouble
@@ -11,10 +13,34 @@ ROUND, NEXT = RoundId(Ballot(1, A), 0), RoundId(Ballot(1, A), 1)
 ALLOWED = {B: 20.0, C: 30.0}
 
 
-def test_a_line_is_given_several_times_what_it_needs_for_its_round() -> None:
-    assert allowance_s(1e9, 10_000_000) == 300.0
-    assert allowance_s(1e6, 10_000_000) == LEAST_S
-    assert allowance_s(1e9, 0) > 1000.0, "an unknown line is taken to be slow"
+def test_a_line_is_given_several_times_what_it_needs_for_its_round_or_for_what_it_sends_at_once() -> None:
+    assert allowance_s(1e8, 10_000_000, 1e9) == 30.0
+    assert allowance_s(1e6, 10_000_000, 1e6) == LEAST_S
+    assert allowance_s(1e12, 100_000, 4e6) == 135.0, "its chunks take 40 s each"
+    assert allowance_s(1e12, 10_000_000, 48 << 20) == 15.0 + 48, "a large vector does not make chunks slower"
+
+
+@pytest.mark.parametrize("num_bytes", [1e6, 1e8, 1e10, 1e13])
+def test_an_unmeasured_line_is_taken_to_be_slow_and_its_stream_is_given_two_minutes_at_most(num_bytes: float) -> None:
+    for streams in (2, 6, 30):
+        at_once = streams * min(num_bytes, 8.0 * (1 << 20))
+        allowed = allowance_s(num_bytes, 0, at_once)
+        assert min(at_once / (1 << 20), 2 * num_bytes / (1 << 20), 120.0) <= allowed <= 120.0
+
+
+def test_the_slowest_chunk_so_far_says_how_long_the_next_one_may_take_within_bounds() -> None:
+    watch = Watch()
+    watch.begin(ROUND, ALLOWED)
+    with watch.stream(B, owes=True, now=0.0), watch.stream(C, owes=True, now=0.0) as slow:
+        slow.came(now=15.0)
+        assert watch.trouble(now=44.0) is None
+        assert watch.trouble(now=46.0) == Trouble(ROUND, (Late(B, True, 45.0),)), "three times what C's chunk took"
+        slow.wanted(now=50.0)
+        slow.came(now=150.0)
+        assert watch.trouble(now=61.0) == Trouble(ROUND, (Late(B, True, 60.0),)), "three times its own at the most"
+    watch.begin(NEXT, ALLOWED)
+    with watch.stream(B, owes=True, now=200.0):
+        assert watch.trouble(now=221.0) == Trouble(NEXT, (Late(B, True, 20.0),)), "another round"
 
 
 def test_a_stream_that_stands_still_is_named_once_its_time_is_over() -> None:
@@ -24,21 +50,22 @@ def test_a_stream_that_stands_still_is_named_once_its_time_is_over() -> None:
     with watch.stream(B, owes=True, now=100.0) as wait:
         assert watch.trouble(now=119.0) is None
         assert watch.trouble(now=121.0) == Trouble(ROUND, (Late(B, True, 20.0),))
-        wait.came()
+        wait.came(now=122.0)
         assert watch.trouble(now=500.0) is None, "it waits for me"
         wait.wanted(now=500.0)
-        assert watch.trouble(now=519.0) is None and watch.trouble(now=521.0) is not None
+        assert watch.trouble(now=559.0) is None and watch.trouble(now=561.0) is not None, "it has been slow before"
     assert watch.trouble(now=999.0) is None
 
 
 def test_a_reducer_is_named_only_when_all_contributions_come() -> None:
     watch = Watch()
     watch.begin(ROUND, ALLOWED)
-    with watch.stream(B, owes=False, now=0.0), watch.stream(C, owes=True, now=0.0) as owed:
-        assert watch.trouble(now=25.0) == Trouble(ROUND, (Late(B, False, 20.0),))
-        assert watch.trouble(now=31.0) == Trouble(ROUND, (Late(C, True, 30.0),))
-        owed.came()
-        assert watch.trouble(now=31.0) == Trouble(ROUND, (Late(B, False, 20.0),))
+    with watch.stream(B, owes=False, now=0.0), watch.stream(C, owes=True, now=1.0) as owed:
+        assert watch.trouble(now=25.0) is None, "it may wait for the slowest, whose time is not over"
+        assert watch.trouble(now=30.5) == Trouble(ROUND, (Late(B, False, 30.0),))
+        assert watch.trouble(now=31.5) == Trouble(ROUND, (Late(C, True, 30.0),))
+        owed.came(now=10.0)
+        assert watch.trouble(now=31.0) == Trouble(ROUND, (Late(B, False, 30.0),))
 
 
 def test_a_refusal_is_remembered_for_its_round_and_no_longer() -> None:

@@ -1,0 +1,71 @@
+"""A line that is broken between two members costs one step: in the next ones neither reduces anything."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stage_table import CHAIN
+
+from swarmnet.averaging.grid import groups
+from swarmnet.averaging.parts import shares
+from swarmnet.ids import Ballot, Generation, PeerId
+from swarmnet.messages import Line, Round, Stamp
+from swarmnet.step.ledger import Ledger
+from swarmnet.step.lines import Lines
+from swarmnet.step.opening import Opening
+
+PEERS = A, B, C, D = tuple(PeerId(name) for name in "ABCD")
+
+
+def opened(members: tuple[PeerId, ...], bandwidths: dict[PeerId, int], apart: frozenset[PeerId], turns: int) -> Round:
+    ballot, ledger = Ballot(1, members[0]), Ledger(len(members))
+    for place, peer in enumerate(members):
+        ledger.enter((peer, Generation(1, 0)), frozenset({place}))
+    opening = Opening(Stamp(3, 0, CHAIN), ballot, 16, itertools.count())
+    for peer, bandwidth in bandwidths.items():
+        opening.measured(peer, Line(bandwidth))
+    for _ in range(turns):
+        opening.turn()
+    return opening.open(members, ledger, apart)
+
+
+def test_a_broken_line_is_remembered_for_some_steps() -> None:
+    lines = Lines()
+    assert lines.apart(PEERS, step=3) == frozenset()
+    lines.broken(C, [D], step=3)
+    assert lines.apart(PEERS, step=3) == lines.apart(PEERS, step=35) == {C, D}
+    assert lines.apart(PEERS, step=36) == frozenset(), "it is tried again"
+    assert lines.apart((A, B, C), step=4) == frozenset(), "who is not there keeps nobody apart"
+    assert lines.apart((A, C, D), step=4) == {C, D} and lines.apart((C, D), step=4) == frozenset()
+
+
+def test_half_of_the_members_reduce_whatever_is_said_and_the_latest_pairs_count() -> None:
+    lines = Lines()
+    for step, (one, other) in enumerate(itertools.combinations(PEERS, 2)):
+        lines.broken(one, [other], step=step)
+    assert lines.apart(PEERS, step=6) == {C, D}
+    for number in range(100):
+        lines.broken(A, [PeerId(f"p{number}")], step=7)
+    assert len(lines._broken) <= 64 and lines.apart(PEERS, step=8) == frozenset()
+
+
+@given(st.lists(st.integers(1, 10**9), min_size=3, max_size=16), st.booleans(), st.data())
+def test_members_that_are_kept_apart_exchange_nothing(rates: list[int], measured: bool, data: st.DataObject) -> None:
+    members = tuple(PeerId(f"p{place:02}") for place in range(len(rates)))
+    most = max(2, len(members) // 2)
+    apart = frozenset(data.draw(st.sets(st.sampled_from(members), min_size=2, max_size=most)))
+    rates = [max(rate, 100) for rate in rates]
+    current = opened(members, dict(zip(members, rates, strict=True)) if measured else {}, apart, 0)
+    cut = dict(zip(current.receivers, shares(current.bandwidths), strict=True))
+    assert {peer for peer in apart if cut[peer]} == set() and sum(cut.values()) == 1
+    for group in groups(members[0], current, (0, 1 << 20), group_size=16):
+        assert not apart & {peer for peer, _ in group.chunks} and len(group.speakers) == len(members)
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+def test_a_round_that_is_cut_again_in_a_dispute_is_cut_evenly(turns: int) -> None:
+    assert not opened(PEERS, {}, frozenset({C, D}), turns).bandwidths
+    assert set(opened(PEERS, {A: 500}, frozenset({C, D}), turns).bandwidths) == {500}
