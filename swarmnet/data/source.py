@@ -45,7 +45,7 @@ def load_tokens(
         return _load_ids(path, source, tokenizer, base)
     if tokenizer == "ids":
         raise UsageError(f'tokenizer "ids" is for files of token ids (.bin, .npy), and {source!r} is text: use "bytes"')
-    encoder = _tokenizer(tokenizer, base)
+    encoder = tokenizer_of(tokenizer, base)
     texts = _documents(source, path)
     pieces = list(_reported(encoder.encode(texts), progress))
     if not any(len(piece) for piece in pieces):
@@ -83,7 +83,8 @@ def _documents(source: str, path: Path | None) -> Iterable[bytes]:
     return documents.json_lines(path) if path.suffix == ".jsonl" else documents.file(path)
 
 
-def _tokenizer(name: str, base: Path | None) -> Tokenizer:
+def tokenizer_of(name: str, base: Path | None) -> Tokenizer:
+    """The tokenizer a manifest names; a path is relative to `base`. Raises UsageError if it is none."""
     if name == "bytes":
         return Bytes()
     if not name.endswith(".json"):
@@ -110,7 +111,7 @@ def _load_ids(path: Path, source: str, tokenizer: str, base: Path | None) -> Tok
     if tokenizer == "ids":
         vocab_size, digest = _largest(ids) + 1, hashlib.sha256(b"ids").hexdigest()
     else:
-        encoder = _tokenizer(tokenizer, base)
+        encoder = tokenizer_of(tokenizer, base)
         vocab_size, digest = encoder.vocab_size, encoder.sha256
         if np.iinfo(ids.dtype).max >= vocab_size and (largest := _largest(ids)) >= vocab_size:
             raise UsageError(

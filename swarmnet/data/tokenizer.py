@@ -7,7 +7,7 @@ can tell whether they mean the same ids. Knows no sources.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
@@ -32,6 +32,14 @@ class Tokenizer(Protocol):
         """The ids of UTF-8 documents in order, in pieces of any size; dtype is `smallest_dtype(vocab_size)`."""
         ...
 
+    def of_prompt(self, text: str) -> list[int]:
+        """The ids of a text that goes on: no end token."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, for people; ids that stand for nothing are left out."""
+        ...
+
 
 class Bytes:
     """A token is a byte; a document ends with a zero byte."""
@@ -43,6 +51,14 @@ class Bytes:
         """See `Tokenizer`."""
         for document in documents:
             yield np.frombuffer(document + b"\0", dtype=np.uint8)
+
+    def of_prompt(self, text: str) -> list[int]:
+        """See `Tokenizer`."""
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See `Tokenizer`. What is no UTF-8 shows as such; documents end with a line."""
+        return bytes(each for each in ids if each < 256).decode("utf-8", "replace").replace("\0", "\n")
 
 
 class HuggingFace:
@@ -78,6 +94,14 @@ class HuggingFace:
         while batch := list(islice(texts, _BATCH)):
             for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False):
                 yield np.array(encoding.ids + self._end, dtype=dtype)
+
+    def of_prompt(self, text: str) -> list[int]:
+        """See `Tokenizer`."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See `Tokenizer`."""
+        return str(self._tokenizer.decode(list(ids)))
 
 
 def smallest_dtype(vocab_size: int) -> type[np.unsignedinteger]:

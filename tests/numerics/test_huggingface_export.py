@@ -21,6 +21,7 @@ from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load, to_toml
 from swarmnet.manifest.schema import Manifest, Model
 from swarmnet.model.decoder import StageModule
+from swarmnet.model.generate import generate
 from swarmnet.state.cut import Cut
 from swarmnet.state.disk import CheckpointStore
 
@@ -167,3 +168,25 @@ def test_tokenizer_and_generation_settings_come_along(here: Path, capsys: pytest
     assert "without a tokenizer" not in capsys.readouterr().out
     assert run(["export", "run.toml", "bare"]) == 0
     assert "without a tokenizer: the run's is 'bytes'" in capsys.readouterr().out
+
+
+def test_generation_continues_as_transformers_does(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = tiny(2, model=MODEL)
+    weights = train(manifest, here)
+    assert run(["export", "run.toml", "out"]) == 0
+    prompt = [5, 7, 11]
+    expected = hf_models.loaded(here / "out").generate(
+        torch.tensor([prompt]), do_sample=False, max_new_tokens=12, min_new_tokens=12, pad_token_id=0
+    )[0, 3:].tolist()
+    module = StageModule(MODEL, range(3), first=True, last=True)
+    module.load_state_dict(weights)
+    assert list(generate(module, prompt, num_tokens=12, context=16)) == expected
+    drawn = [list(generate(module, prompt, num_tokens=12, context=4, temperature=1.0, seed=seed)) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+    capsys.readouterr()
+    line = "generate run.toml \x05\x07\x0b --tokens 12 --temperature 0"
+    assert run(line.split(" ")) == 0
+    assert capsys.readouterr().out == bytes([*prompt, *expected]).replace(b"\0", b"\n").decode() + "\n"
+    assert run(["generate", "run.toml", ""]) == 2
+    assert "PROMPT is empty" in capsys.readouterr().err

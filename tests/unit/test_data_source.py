@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swarmnet.data.source import load_tokens
+from swarmnet.data.source import load_tokens, tokenizer_of
 from swarmnet.errors import UsageError
 
 
@@ -235,3 +235,13 @@ def test_a_missing_library_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UsageError, match=r"pip install 'swarmnet\[tokenizers\]'"):
         load_tokens("corpus:small", "tokenizer.json", base=tmp_path)
+
+
+def test_a_prompt_goes_on_and_ids_are_text_again(tmp_path, word_tokenizer):
+    words = tokenizer_of("tokenizer.json", tmp_path)
+    assert words.of_prompt("hello world") == [1, 2] and words.decode([2, 1, 299]) == "world hello"
+    plain = tokenizer_of("bytes", None)
+    assert plain.of_prompt("é") == [0xC3, 0xA9]
+    assert plain.decode([0xC3, 0xA9, 0, 0xFF, 300, 65]) == "é\n\N{REPLACEMENT CHARACTER}A"
+    with pytest.raises(UsageError, match="unknown tokenizer 'ids'"):
+        tokenizer_of("ids", None)

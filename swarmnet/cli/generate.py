@@ -1,0 +1,59 @@
+"""`swarmnet generate`: a look at what a run has learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from swarmnet.cli.settings import SETTINGS
+from swarmnet.errors import UsageError
+
+
+@click.command("generate", context_settings=SETTINGS)
+@click.argument("manifest", type=click.Path(path_type=Path, dir_okay=False), metavar="MANIFEST")
+@click.argument("prompt", metavar="PROMPT")
+@click.option("--dir", "directories", type=click.Path(path_type=Path, file_okay=False), multiple=True, metavar="DIR",
+              envvar="SWARMNET_DIR", help="Where peers keep their checkpoints, at any depth; repeatable.  [MANIFEST's]")
+@click.option("--step", type=int, metavar="N", help="Which version of the weights.  [the newest that is whole]")
+@click.option("--tokens", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
+              help="How many to add.")
+@click.option("--temperature", type=click.FloatRange(min=0.0), default=0.8, show_default=True, metavar="X",
+              help="0: always the likeliest.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of the draw.")
+def command(
+    manifest: Path, prompt: str, directories: tuple[Path, ...], step: int | None, tokens: int, temperature: float,
+    seed: int,
+) -> int:
+    """Continue PROMPT with the model of a run, from checkpoints on this disk: a smoke test of what one has trained.
+
+    The whole model runs in this process, on the CPU. To use it in earnest, write it with `swarmnet export`.
+
+    \b
+    Example:
+      swarmnet generate runs/local/run.toml import --tokens 200
+    """
+    from swarmnet.data.source import tokenizer_of
+    from swarmnet.manifest.canonical import run_id
+    from swarmnet.manifest.file import load
+    from swarmnet.model.decoder import StageModule
+    from swarmnet.model.generate import generate
+    from swarmnet.state.collect import Collection
+
+    run = load(manifest)
+    tokenizer = tokenizer_of(run.data.tokenizer, manifest.parent)
+    ids = tokenizer.of_prompt(prompt)
+    if not ids:
+        raise UsageError("PROMPT is empty: a model continues something")
+    collection = Collection(run, run_id(run), [path.expanduser() for path in directories] or [manifest.parent])
+    version = collection.newest() if step is None else step
+    module = StageModule(run.model, range(run.model.num_layers), first=True, last=True)
+    parameters = dict(module.named_parameters())
+    for weights in collection.stages(version):
+        for name, tensor in weights.items():
+            parameters[name].detach().copy_(tensor)
+    found = list(generate(
+        module, ids, num_tokens=tokens, context=run.training.sequence_length, temperature=temperature, seed=seed
+    ))
+    click.echo(prompt + tokenizer.decode(found))
+    return 0
