@@ -7,6 +7,7 @@ all the same: what it had counted is executed again.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -84,3 +85,20 @@ def test_a_step_ends_without_who_holds_up_its_round(fault: Fault, keeper: bool, 
         and any(peer == node.peer_id and indexes for peer, indexes in fields["contributions"])  # type: ignore[attr-defined]
     }
     assert STEP not in took_part and took_part & {2, 3}, "it is back in the next steps"
+
+
+def test_why_a_sum_failed_is_said_once_in_a_round_however_often_it_is_tried_again() -> None:
+    swarm, _ = play(is_refused_in_one_place, keeper=False, replicas=3)
+    said = Counter(
+        (peer, fields["reason"]) for _, peer, event, fields in swarm.events if event == "sum_failed"
+    )
+    cuts = sum(event == "cut_again" for _, _, event, _ in swarm.events)
+    assert said and max(said.values()) <= 1 + cuts, said
+
+
+@pytest.mark.parametrize("replicas", [6, 8])
+def test_what_only_the_reducer_of_one_place_refuses_is_found_by_cutting_again_until_most_have(replicas: int) -> None:
+    swarm, node = play(is_refused_in_one_place, keeper=False, replicas=replicas)
+    assert left_out(swarm) == [(node.peer_id, "refused", STEP)]
+    cuts = sum(event == "cut_again" and fields["stage"] == STAGE for _, _, event, fields in swarm.events)
+    assert cuts <= replicas // 2, "one for each voice of a majority, or less: its own turn may come"
