@@ -7,12 +7,15 @@ all the same: what it had counted is executed again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
 
-from swarmnet.messages import Packed
+from swarmnet.ids import PeerId
+from swarmnet.messages import Answer, Packed, Part, Request
+from swarmnet.net.transport import Transport
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
@@ -102,3 +105,39 @@ def test_what_only_the_reducer_of_one_place_refuses_is_found_by_cutting_again_un
     assert left_out(swarm) == [(node.peer_id, "refused", STEP)]
     cuts = sum(event == "cut_again" and fields["stage"] == STAGE for _, _, event, fields in swarm.events)
     assert cuts <= replicas // 2, "one for each voice of a majority, or less: its own turn may come"
+
+
+class BrokenLine:
+    """A transport whose calls for chunks of a round to one peer come to nothing; whatever else goes, goes."""
+
+    def __init__(self, transport: Transport, to: PeerId) -> None:
+        self._transport, self._to = transport, to
+
+    async def call(
+        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
+    ) -> AsyncGenerator[Answer, None]:
+        if peer == self._to and isinstance(request, Part) and request.kind != "sum":
+            await asyncio.sleep(1e6)
+        async with contextlib.aclosing(self._transport.call(peer, request, payload, deadline=deadline)) as answers:
+            async for answer in answers:
+                yield answer
+
+
+def test_a_line_broken_between_two_members_costs_one_step_and_not_each() -> None:
+    swarm = Swarm(Plan(stages=1, replicas=4, microbatches=8, steps=8), seed=3)
+    broken: list[PeerId] = []
+
+    def hook(peer: object, event: str, fields: dict[str, object]) -> None:
+        if event == "keeper" and fields["step"] == STEP and not broken:
+            one, other = [node for node in swarm.replicas(STAGE) if node.peer_id != peer][:2]
+            broken.extend((one.peer_id, other.peer_id))
+            for node, to in ((one, other), (other, one)):
+                exchange = node.peer.replicas[STAGE].exchange
+                exchange._transport = BrokenLine(exchange._transport, to.peer_id)  # type: ignore[assignment]
+
+    swarm.hooks.append(hook)
+    swarm.run(until_s=300.0)
+    found = left_out(swarm)
+    assert len(found) == 1 and found[0][1:] == ("alone", STEP) and found[0][0] in broken
+    after = [fields for _, _, event, fields in swarm.events if event == "committed" and fields["step"] > STEP + 1]  # type: ignore[operator]
+    assert any({peer for peer, _ in fields["contributions"]} >= set(broken) for fields in after), "both are back"  # type: ignore[attr-defined]
