@@ -13,11 +13,11 @@ all_reduce is the floor: no TLS, no checks, no failures. Turns are interleaved, 
 two neighbours.
 
 hivemind 1.1.12 cannot decode its 8-bit codecs with numpy >= 2.4: our int8 is compared with its fp16, its smallest that
-runs. Bytes are payload and headers as the transport counts them, on average over peers (a round is cut by what lines
-have carried: some send more, others less), against 2 (N - 1) / N times the vector at 1 byte (int8) or 4 (fp32) an
-element. For the kill a member's processes are killed in the middle of a round; what counts is how long after that the
-survivors hold a good sum, or that they do not within --patience: hivemind's step can block beyond any timeout it is
-given.
+runs. Bytes are payload and headers as the transport counts them, on average over peers, and beside it of the peer that
+sent the most (a round is cut by what lines have carried: some send more, others less), in the turn with the most of
+either, against 2 (N - 1) / N times the vector at 1 byte (int8) or 4 (fp32) an element. For
+the kill a member's processes are killed in the middle of a round; what counts is how long after that the survivors hold
+a good sum, or that they do not within --patience: hivemind's step can block beyond any timeout it is given.
 
 With --links peers stand behind emulated lines (links.py; root), PEERSxMBIT each way; what our all-reduce is set against
 there is plain TCP that carries, between all pairs at once, as many bytes as ours sent.
@@ -41,11 +41,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from averaging_asked import ELEMENT_BYTES, read
 from averaging_place import Place
 from averaging_ways import live
 from links import Links
 
-ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int64": 8}
 HIVEMINDS = {"fp32": "fp32", "int64": "fp32"}
 """What ours is compared with; everything else with fp16."""
 
@@ -220,9 +220,10 @@ def summary(codec: str, theirs: str, peers: int, parameters: int, turns: dict[st
     ours = turns["ours"]
     bound = 2 * (peers - 1) / peers * parameters * ELEMENT_BYTES[codec]
     sent = max(statistics.fmean(each["sent"] for each in turn["each"]) for turn in ours)
+    most = max(each["sent"] for turn in ours for each in turn["each"])
     row: Found = {
         "peers": peers, "parameters": parameters, "codec": codec, "hivemind_codec": theirs,
-        "bytes_vs_bound": round(sent / bound, 4),
+        "bytes_vs_bound": round(sent / bound, 4), "bytes_vs_bound_most": round(most / bound, 4),
     }
     for other in ("gloo", "hivemind"):
         pairs = list(zip(ours, turns[other], strict=False))
@@ -247,8 +248,9 @@ def show(row: Found) -> None:
             ("vs_hivemind_whole", "of its round"), ("vs_hivemind_cpu", "of its CPU"), ("vs_gloo", "of gloo"),
         ) if key in row
     ]
-    print(f"{row['peers']} peers x {row['parameters'] / 1e6:g}M {row['codec']}: " + ", ".join(ratios)
-          + f"; bytes {row['bytes_vs_bound']:.3f} of the bound", flush=True)
+    bytes_sent = f"bytes {row['bytes_vs_bound']:.3f} of the bound, the most of a peer {row['bytes_vs_bound_most']:.3f}"
+    print(f"{row['peers']} peers x {row['parameters'] / 1e6:g}M {row['codec']}: " + ", ".join([*ratios, bytes_sent]),
+          flush=True)
     for name in ("ours", "hivemind", "gloo"):
         if name in row:
             found = row[name]
@@ -314,16 +316,6 @@ def heard_within(pipes: list[Connection], deadline: float) -> list[Found]:
     return found
 
 
-def size(text: str) -> int:
-    """10M, 250k, 1000."""
-    return int(float(text.rstrip("kM")) * {"k": 1000, "M": 1_000_000}.get(text[-1], 1))
-
-
-def shapes(text: str) -> list[tuple[int, int]]:
-    """2x200,4x200: peers and megabits per second."""
-    return [(int(peers), int(mbit)) for peers, mbit in (each.split("x") for each in text.split(","))]
-
-
 def plan(args: argparse.Namespace) -> list[tuple[Any, ...]]:
     """What to measure, in order."""
     chosen = bool(args.peers or args.parameters)
@@ -341,22 +333,7 @@ def plan(args: argparse.Namespace) -> list[tuple[Any, ...]]:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    counts = {"type": lambda text: [size(each) for each in text.split(",")]}
-    parser.add_argument("--full", action="store_true", help="every row, three turns: half an hour")
-    parser.add_argument("--peers", **counts)
-    parser.add_argument("--parameters", **counts)
-    parser.add_argument("--codec", type=lambda text: text.split(","), default=["fp32", "int8"])
-    parser.add_argument("--turns", type=int, help="2, or 3 with --full")
-    parser.add_argument("--no-hivemind", action="store_true")
-    parser.add_argument("--no-gloo", action="store_true")
-    parser.add_argument("--links", type=shapes, help="behind emulated lines, PEERSxMBIT,...; and nothing else")
-    parser.add_argument("--rtt", type=float, default=50.0, help="with --links: milliseconds")
-    parser.add_argument("--kill", action="store_true", help="what a member killed mid-round costs, and nothing else")
-    parser.add_argument("--patience", type=float, default=30.0, help="seconds to wait for a good sum after a kill")
-    parser.add_argument("--json", type=Path, help="write the rows here")
-    args = parser.parse_args()
-    args.turns = args.turns or (3 if args.full else 2)
+    args = read(__doc__)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))    # so that nobody's processes are left behind
     began = time.monotonic()
     written: Found = {"load": os.getloadavg()[0], "turns": args.turns, "rows": []}

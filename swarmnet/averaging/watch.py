@@ -28,17 +28,19 @@ _MARGIN = 3.0
 _SLOW_LINE = 1 << 20
 """Bytes per second that a line is taken to carry, with margin, unless it was measured to carry less."""
 
-_SLACK_S, _LONGEST_S = 15.0, 120.0
-"""On top of what a line needs: others compute, too. And the most where nobody has measured it."""
+_SLACK_S = 15.0
+"""On top of what a line needs: others compute, too."""
+
+_LONGEST_S, _LONGEST_MEASURED_S = 120.0, 600.0
+"""The most that a line is given which nobody has measured; and any, whatever its member says that it carries."""
 
 
 def allowance_s(num_bytes: float, bandwidth: int, at_once: float) -> float:
     """How long a stream of a member may stand still that moves so many bytes each way in the round. bandwidth 0:
     unmeasured. at_once: bytes of the chunks that it may be sending at a time, of which the next one is the last."""
     needs_s = _SLACK_S + at_once * max(1 / _SLOW_LINE, _MARGIN / bandwidth if bandwidth else 0.0)
-    if not bandwidth:
-        needs_s = min(needs_s, _LONGEST_S)
-    return max(LEAST_S, min(_MARGIN * num_bytes / (bandwidth or _SLOW_LINE), needs_s))
+    longest_s = _LONGEST_MEASURED_S if bandwidth else _LONGEST_S
+    return max(LEAST_S, min(_MARGIN * num_bytes / (bandwidth or _SLOW_LINE), needs_s, longest_s))
 
 
 class Wait:

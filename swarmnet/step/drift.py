@@ -264,11 +264,16 @@ def _minorities(readings: Readings, unheard: int) -> frozenset[PeerId]:
 
 
 def _outliers(readings: Readings) -> frozenset[PeerId]:
-    """Who is far from the middle of at least three."""
-    sketches = {peer: reading.measure.sketch for peer, reading in readings.items() if reading.measure.sketch}
-    if len(sketches) < 3 or len({len(sketch) for sketch in sketches.values()}) > 1:
-        return frozenset()
+    """Who is far from the middle of at least three; and whose sketch is not as long as most are, which says nothing of
+    anybody's distance."""
+    found = {peer: reading.measure.sketch for peer, reading in readings.items() if reading.measure.sketch}
+    lengths = Counter(len(sketch) for sketch in found.values())
+    length = next((length for length, count in lengths.items() if 2 * count > len(found)), 0)
+    sketches = {peer: sketch for peer, sketch in found.items() if len(sketch) == length}
+    odd = frozenset(found.keys() - sketches.keys()) if length else frozenset[PeerId]()
+    if len(sketches) < 3:
+        return odd
     middle = [statistics.median(numbers) for numbers in zip(*sketches.values(), strict=True)]
     distances = {peer: math.dist(sketch, middle) for peer, sketch in sketches.items()}
     limit = max(FAR * statistics.median(distances.values()), LEAST * math.hypot(*middle))
-    return frozenset(peer for peer, distance in distances.items() if distance > limit)
+    return odd | frozenset(peer for peer, distance in distances.items() if distance > limit)

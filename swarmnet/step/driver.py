@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import SwarmError
 from swarmnet.ids import PeerId, Restart, RoundId
-from swarmnet.messages import Commit, Control, Finished, Heartbeat, Measure, Round
+from swarmnet.messages import Commit, Control, Finished, Heartbeat, Measure, Round, Stamp
 from swarmnet.net.transport import Transport
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.relay import Spawn
@@ -23,6 +23,9 @@ from swarmnet.stage.engine import Engine, Stash
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action
 from swarmnet.step.member import Member
+
+_MOST_REASONS = 32
+"""Why a sum of one round failed is said so often; reasons come from others, too."""
 
 
 class Listener(Protocol):
@@ -75,6 +78,7 @@ class StepDriver:
         self._measuring: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
         self._settled.set()
+        self._failed: tuple[tuple[Stamp, RoundId] | None, set[str]] = (None, set())   # of a round: why its sum failed
 
     def attach(self, execution: Execution) -> None:
         """Say which pipeline this replica runs (built after the driver, since it claims through it)."""
@@ -248,10 +252,20 @@ class StepDriver:
                 reason = str(named.exceptions[0])
             else:
                 reason = str(error)
-            self._listener.on_event(self.member.stage, "sum_failed", {"reason": reason})
+            self._say_failed(round_id, reason)
             self.member.sum_failed(round_id)
             return
         self._perform(self.member.sum_whole(finished, now=self._now()))
+
+    def _say_failed(self, round_id: RoundId, reason: str) -> None:
+        """Say it once: while a dispute stands a sum is tried again, and fails, on every tick."""
+        failed_in, reasons = self._failed
+        if failed_in != (self.member.stamp, round_id):
+            reasons = set()
+            self._failed = (self.member.stamp, round_id), reasons
+        if reason not in reasons and len(reasons) < _MOST_REASONS:
+            reasons.add(reason)
+            self._listener.on_event(self.member.stage, "sum_failed", {"reason": reason})
 
     async def _apply(self, apply: act.Apply) -> None:
         member = self.member

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,4 +21,5 @@ def test_it_prints_and_writes_its_table(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     exact, late = json.loads(file.read_text())["rows"]
     assert exact["losses"][0] == late["losses"][0] and exact["losses"][1] != late["losses"][1]
-    assert "loss(overlap overlap_after=0) / loss(exact), mean of 1 seeds: train 1." in done.stdout
+    said = re.search(r"loss\(overlap overlap_after=0\) / loss\(exact\), mean of 1 seeds: train (\d+\.\d+)", done.stdout)
+    assert said is not None and 0.9 < float(said[1]) < 1.1, "two steps from the same weights"

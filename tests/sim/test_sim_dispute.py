@@ -7,11 +7,15 @@ all the same: what it had counted is executed again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
 
-from swarmnet.messages import Packed
+from swarmnet.ids import PeerId
+from swarmnet.messages import Answer, Packed, Part, Request
+from swarmnet.net.transport import Transport
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
@@ -84,3 +88,56 @@ def test_a_step_ends_without_who_holds_up_its_round(fault: Fault, keeper: bool, 
         and any(peer == node.peer_id and indexes for peer, indexes in fields["contributions"])  # type: ignore[attr-defined]
     }
     assert STEP not in took_part and took_part & {2, 3}, "it is back in the next steps"
+
+
+def test_why_a_sum_failed_is_said_once_in_a_round_however_often_it_is_tried_again() -> None:
+    swarm, _ = play(is_refused_in_one_place, keeper=False, replicas=3)
+    said = Counter(
+        (peer, fields["reason"]) for _, peer, event, fields in swarm.events if event == "sum_failed"
+    )
+    cuts = sum(event == "cut_again" for _, _, event, _ in swarm.events)
+    assert said and max(said.values()) <= 1 + cuts, said
+
+
+@pytest.mark.parametrize("replicas", [6, 8])
+def test_what_only_the_reducer_of_one_place_refuses_is_found_by_cutting_again_until_most_have(replicas: int) -> None:
+    swarm, node = play(is_refused_in_one_place, keeper=False, replicas=replicas)
+    assert left_out(swarm) == [(node.peer_id, "refused", STEP)]
+    cuts = sum(event == "cut_again" and fields["stage"] == STAGE for _, _, event, fields in swarm.events)
+    assert cuts <= replicas // 2, "one for each voice of a majority, or less: its own turn may come"
+
+
+class BrokenLine:
+    """A transport whose calls for chunks of a round to one peer come to nothing; whatever else goes, goes."""
+
+    def __init__(self, transport: Transport, to: PeerId) -> None:
+        self._transport, self._to = transport, to
+
+    async def call(
+        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
+    ) -> AsyncGenerator[Answer, None]:
+        if peer == self._to and isinstance(request, Part) and request.kind != "sum":
+            await asyncio.sleep(1e6)
+        async with contextlib.aclosing(self._transport.call(peer, request, payload, deadline=deadline)) as answers:
+            async for answer in answers:
+                yield answer
+
+
+def test_a_line_broken_between_two_members_costs_one_step_and_not_each() -> None:
+    swarm = Swarm(Plan(stages=1, replicas=4, microbatches=8, steps=8), seed=3)
+    broken: list[PeerId] = []
+
+    def hook(peer: object, event: str, fields: dict[str, object]) -> None:
+        if event == "keeper" and fields["step"] == STEP and not broken:
+            one, other = [node for node in swarm.replicas(STAGE) if node.peer_id != peer][:2]
+            broken.extend((one.peer_id, other.peer_id))
+            for node, to in ((one, other), (other, one)):
+                exchange = node.peer.replicas[STAGE].exchange
+                exchange._transport = BrokenLine(exchange._transport, to.peer_id)  # type: ignore[assignment]
+
+    swarm.hooks.append(hook)
+    swarm.run(until_s=300.0)
+    found = left_out(swarm)
+    assert len(found) == 1 and found[0][1:] == ("alone", STEP) and found[0][0] in broken
+    after = [fields for _, _, event, fields in swarm.events if event == "committed" and fields["step"] > STEP + 1]  # type: ignore[operator]
+    assert any({peer for peer, _ in fields["contributions"]} >= set(broken) for fields in after), "both are back"  # type: ignore[attr-defined]

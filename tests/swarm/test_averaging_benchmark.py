@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "averaging.py"
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARK.parent))
+    return importlib.import_module("averaging")
 
 
 def run(tmp_path: Path, *arguments: str) -> dict[str, list[dict[str, float]]]:
@@ -26,6 +34,37 @@ def test_rounds_are_right_and_send_no_more_than_they_must(tmp_path: Path) -> Non
     rows = run(tmp_path, "--peers", "3", "--parameters", "300k", "--codec", "fp32,int8", "--turns", "1")["rows"]
     assert [row["codec"] for row in rows] == ["fp32", "int8"]
     assert all(row["vs_gloo"] > 0 and 0.99 < row["bytes_vs_bound"] < 1.05 for row in rows)
+    assert all(row["bytes_vs_bound"] <= row["bytes_vs_bound_most"] for row in rows)
+
+
+@pytest.mark.parametrize(("arguments", "line"), [
+    ("--codec foo", "argument --codec: foo: codecs are fp32, bf16, fp16, int8, int64"),
+    ("--codec fp32,", "argument --codec: fp32,: codecs are"),
+    ("--peers 1", "argument --peers: 1: write how many peers average, 2 to 64, with commas"),
+    ("--peers 2,x", "argument --peers: 2,x: write how many peers"),
+    ("--parameters 10G", "argument --parameters: 10G: write numbers with commas, such as 250k,10M"),
+    ("--parameters 0", "argument --parameters: 0: vectors have 1000 to 1000000000 parameters"),
+    ("--links 2", "argument --links: 2: write PEERSxMBIT with commas"),
+    ("--links 1x10", "argument --links: 1x10: write how many peers"),
+    ("--turns 0", "argument --turns: 0: must be a whole number above 0"),
+])
+def test_bad_input_is_one_line_and_exit_code_2(
+    benchmark: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: str,
+    line: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["averaging.py", *arguments.split()])
+    with pytest.raises(SystemExit) as ended:
+        benchmark.main()
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and not said.out
+    assert said.err.startswith("averaging.py: error: ") and line in said.err and said.err.count("\n") == 1
+
+
+def test_a_cut_that_is_askew_shows_in_the_most_that_a_peer_sent(benchmark: ModuleType) -> None:
+    times = {"phase_s": 1.0, "whole_s": 1.0, "cpu_s": 1.0}
+    turns = [{**times, "each": [{"sent": sent} for sent in sizes]} for sizes in ((400, 400), (700, 100))]
+    row = benchmark.summary("fp32", "fp32", 2, 100, {"ours": turns, "gloo": [], "hivemind": []})
+    assert (row["bytes_vs_bound"], row["bytes_vs_bound_most"]) == (1.0, 1.75)
 
 
 @pytest.mark.long

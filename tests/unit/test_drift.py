@@ -242,7 +242,10 @@ def test_where_equal_bits_are_not_promised_only_who_is_far_outside_is_off() -> N
     assert verdict(*near[:2], (130.0, 9.0, 0.0), near[3]) == {2}
     assert verdict((100.0, 0.0), (100.0, 50.0)) == set(), "of two nobody can say who"
     assert verdict((100.0, 0.0), (100.0, 1e-6), (100.0, 1e-3)) == set(), "far, but a hundredth of a hundredth"
-    assert verdict((1.0,), (2.0, 3.0), (4.0,)) == set(), "sketches that cannot be compared"
+    assert verdict((1.0,), (2.0, 3.0)) == set(), "sketches that cannot be compared"
+    assert verdict((1.0,), (2.0, 3.0), (4.0,)) == {1}, "whose is of no length that others have"
+    far = (130.0, 9.0, 0.0)
+    assert verdict((1.0,), *near[:2], far, near[3]) == {0, 3}, "an odd one hides nobody who is far"
 
 
 def test_a_sketch_that_is_nearly_zero_makes_nobodys_record_one_that_is_refused() -> None:

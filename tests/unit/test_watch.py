@@ -18,6 +18,7 @@ def test_a_line_is_given_several_times_what_it_needs_for_its_round_or_for_what_i
     assert allowance_s(1e6, 10_000_000, 1e6) == LEAST_S
     assert allowance_s(1e12, 100_000, 4e6) == 135.0, "its chunks take 40 s each"
     assert allowance_s(1e12, 10_000_000, 48 << 20) == 15.0 + 48, "a large vector does not make chunks slower"
+    assert allowance_s(1e12, 1, 48 << 20) == 600.0, "nobody can say that it may stand still for ever"
 
 
 @pytest.mark.parametrize("num_bytes", [1e6, 1e8, 1e10, 1e13])
