@@ -36,5 +36,11 @@ def test_it_never_sets_in_where_no_outer_step_is_other_than_plain(steps: int) ->
     assert ("never" in remarks(manifest(steps))[0]) == (not ever)
 
 
+@pytest.mark.parametrize(("steps", "after", "said"), [(40, 40, True), (41, 40, False), (3, 40, True), (3, 2, False)])
+def test_a_run_that_ends_before_its_steps_overlap_is_told(steps: int, after: int, said: bool) -> None:
+    lines = remarks(manifest(steps, sync="overlap", codec="fp32", overlap_after=after))
+    assert len(lines) == said and all("no step overlaps another" in line and "\n" not in line for line in lines)
+
+
 def test_the_default_manifest_is_as_meant() -> None:
     assert remarks(Manifest()) == []
