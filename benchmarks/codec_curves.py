@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from curves import SMOOTH, Curve, smooth
+from curves import draw as draw_curves
 
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.source import load_tokens
@@ -32,7 +34,7 @@ from swarmnet.stage.torch_engine import TorchEngine
 from swarmnet.wire import codecs
 
 CODECS = ("fp32", "bf16", "fp16", "int8", "bnb8", "auto", "nf4", "powersgd:16", "powersgd:8", "powersgd:4", "topk:0.05")
-EVALS, SMOOTH = 32, 20
+EVALS = 32
 ROUND = RoundId(Ballot(0, PeerId("replica0")), 0)
 
 
@@ -131,11 +133,6 @@ def train(codec: str, tokens: Tokens, *, steps: int, replicas: int, seed: int = 
         compute.close()
 
 
-def smooth(losses: Sequence[float]) -> list[float]:
-    """The mean of the last SMOOTH steps, at every step that has as many before it."""
-    return [sum(losses[at - SMOOTH : at]) / SMOOTH for at in range(SMOOTH, len(losses) + 1)]
-
-
 def compare(row: dict, base: dict) -> None:
     """Add what is printed: ratios to fp32."""
     row["held_out_ratio"] = row["held_out"] / base["held_out"]
@@ -145,28 +142,12 @@ def compare(row: dict, base: dict) -> None:
 
 
 def draw(rows: Sequence[dict], path: Path) -> None:
-    """Both what the eye sees of a loss curve, and what it does not: the ratio to fp32."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (above, below) = pyplot.subplots(2, 1, sharex=True, figsize=(8, 7), height_ratios=(2, 1))
-    for axes in (above, below):
-        axes.set_prop_cycle(color=pyplot.colormaps["tab20"].colors)
-    base = smooth(rows[0]["losses"])
-    for row in rows:
-        curve = smooth(row["losses"])
-        at = range(SMOOTH, SMOOTH + len(curve))
-        above.plot(at, curve, label=f"{row['codec']}  ({row['bytes_ratio']:.3f} of the bytes)", linewidth=1)
-        below.plot(at, [one / other for one, other in zip(curve, base, strict=True)], linewidth=1)
-    below.axhspan(0.99, 1.01, alpha=0.15)
-    above.set_ylabel(f"loss, mean of {SMOOTH} steps")
-    below.set_ylabel("over fp32's")
-    below.set_xlabel("step")
-    above.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    """Every codec's curve beside that of fp32."""
+    curves = [
+        Curve(row["losses"], rows[0]["losses"], place, f"{row['codec']}  ({row['bytes_ratio']:.3f} of the bytes)")
+        for place, row in enumerate(rows)
+    ]
+    draw_curves(curves, path, over="fp32's", goal=(0.99, 1.01), limits=None)
 
 
 def main() -> None:

@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+from curves import Curve
+from curves import draw as draw_curves
 from torch import Tensor
 
 from swarmnet.data.sampler import Sampler
@@ -42,7 +44,7 @@ from swarmnet.wire import codecs
 MODEL = Model(hidden_size=32, intermediate_size=88, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16)
 OPTIMIZER = Optimizer(warmup_steps=10)
 MICROBATCHES, MICROBATCH_SIZE, LENGTH = 8, 8, 64
-EVALS, SMOOTH = 32, 20
+EVALS = 32
 LOSS_GOAL, BYTES_GOAL = 1.03, 50.0
 
 
@@ -223,33 +225,14 @@ def train(
     return {"losses": losses, "held_out": run.held_out(), "bytes": sent / steps}
 
 
-def smooth(losses: Sequence[float]) -> list[float]:
-    """The mean of the last SMOOTH steps, at every step that has as many before it."""
-    return [sum(losses[at - SMOOTH : at]) / SMOOTH for at in range(SMOOTH, len(losses) + 1)]
-
-
 def draw(rows: Sequence[dict], path: Path) -> None:
     """Loss curves of the first seed, and their ratio to exact."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (above, below) = pyplot.subplots(2, 1, sharex=True, figsize=(8, 7), height_ratios=(2, 1))
-    base = smooth(rows[0]["runs"][0]["losses"])
-    for row in rows:
-        curve = smooth(row["runs"][0]["losses"])
-        at = range(SMOOTH, SMOOTH + len(curve))
-        above.plot(at, curve, label=f"{row['name']}  (bytes / {row['fewer_bytes']:.0f})", linewidth=1)
-        below.plot(at, [one / other for one, other in zip(curve, base, strict=True)], linewidth=1)
-    below.axhline(LOSS_GOAL, alpha=0.3)
-    below.set_ylim(0.98, 1.2)
-    above.set_ylabel(f"training loss, mean of {SMOOTH} steps")
-    below.set_ylabel("over exact's")
-    below.set_xlabel("step")
-    above.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    base = rows[0]["runs"][0]["losses"]
+    curves = [
+        Curve(row["runs"][0]["losses"], base, place, f"{row['name']}  (bytes / {row['fewer_bytes']:.0f})")
+        for place, row in enumerate(rows)
+    ]
+    draw_curves(curves, path, over="exact's", goal=(1.0, LOSS_GOAL), limits=(0.98, 1.2))
 
 
 def main() -> None:

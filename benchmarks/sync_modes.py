@@ -23,6 +23,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+from curves import SMOOTH, Curve, smooth
+from curves import draw as draw_curves
 
 from swarmnet.data.source import load_tokens
 from swarmnet.local.oracle import run_oracle
@@ -31,7 +33,7 @@ from swarmnet.manifest.schema import Averaging, Cut, Data, Manifest, Model, Opti
 VARIANTS = (
     "overlap lead=2.5", "overlap lead=2.5 overlap_after=0", "overlap overlap_after=0", "exact lead=2.5",
 )
-EVALS, SMOOTH = 32, 20
+EVALS = 32
 
 
 def manifest_of(variant: str, *, steps: int, seed: int, source: str) -> Manifest:
@@ -59,11 +61,6 @@ def train(variant: str, data: str, steps: int, seed: int) -> dict:
     return {"variant": variant, "seed": seed, "losses": result.losses, "held_out": result.evals[steps]}
 
 
-def smooth(losses: Sequence[float]) -> list[float]:
-    """The mean of the last SMOOTH steps, at every step that has as many before it."""
-    return [sum(losses[at - SMOOTH : at]) / SMOOTH for at in range(SMOOTH, len(losses) + 1)]
-
-
 def compare(row: dict, base: dict) -> None:
     """Add what is printed: ratios to `exact`."""
     last = min(SMOOTH, len(row["losses"]))
@@ -82,30 +79,15 @@ def mean(values: Iterable[float]) -> float:
 
 def draw(rows: Sequence[dict], path: Path) -> None:
     """The curves of the first seed, and the ratio to `exact` of every seed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (above, below) = pyplot.subplots(2, 1, sharex=True, figsize=(8, 7), height_ratios=(2, 1))
     variants = list(dict.fromkeys(row["variant"] for row in rows))
-    bases = {row["seed"]: smooth(row["losses"]) for row in rows if row["variant"] == variants[0]}
+    bases = {row["seed"]: row["losses"] for row in rows if row["variant"] == variants[0]}
     first = min(bases)
-    for row in rows:
-        curve, color = smooth(row["losses"]), f"C{variants.index(row['variant'])}"
-        at = range(SMOOTH, SMOOTH + len(curve))
-        if row["seed"] == first:
-            above.plot(at, curve, color=color, linewidth=1, label=row["variant"])
-        below.plot(at, [one / other for one, other in zip(curve, bases[row["seed"]], strict=True)],
-                   color=color, linewidth=0.8, alpha=1.0 if row["seed"] == first else 0.5)
-    below.axhspan(0.99, 1.01, alpha=0.15)
-    below.set_ylim(0.94, 1.06)
-    above.set_ylabel(f"loss, mean of {SMOOTH} steps")
-    below.set_ylabel("over exact's, every seed")
-    below.set_xlabel("step")
-    above.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    curves = [
+        Curve(row["losses"], bases[row["seed"]], variants.index(row['variant']),
+              row["variant"] if row["seed"] == first else None, alpha=1.0 if row["seed"] == first else 0.5)
+        for row in rows
+    ]
+    draw_curves(curves, path, over="exact's, every seed", goal=(0.99, 1.01), limits=(0.94, 1.06))
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from functools import cache
@@ -10,21 +9,16 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from benchmark_modules import BENCHMARKS, load
 
 from swarmnet.data.source import load_tokens
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "codec_curves.py"
+BENCHMARK = BENCHMARKS / "codec_curves.py"
 STEPS = 30
 
 
-@cache
 def curves() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("codec_curves_benchmark", BENCHMARK)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("codec_curves")
 
 
 @cache

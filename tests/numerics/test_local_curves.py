@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,21 +11,16 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from benchmark_modules import BENCHMARKS, load
 
 from swarmnet.data.source import load_tokens
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "local_sync.py"
+BENCHMARK = BENCHMARKS / "local_sync.py"
 STEPS = 24
 
 
-@cache
 def local_sync() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("local_sync_benchmark", BENCHMARK)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("local_sync")
 
 
 @cache

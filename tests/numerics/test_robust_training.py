@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import subprocess
 import sys
@@ -11,21 +10,16 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from benchmark_modules import BENCHMARKS, load
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "robust.py"
+BENCHMARK = BENCHMARKS / "robust.py"
 STEPS = 120
 LIARS = {"replica0", "replica1"}
 
 
-@cache
 def robust() -> ModuleType:
     """benchmarks/robust.py: the eight replicas and their attackers."""
-    spec = importlib.util.spec_from_file_location("robust_benchmark", BENCHMARK)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("robust")
 
 
 @cache

@@ -4,14 +4,12 @@ gossip mixes as the paper says."""
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import random
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+from benchmark_modules import load
 from strike import keeper_of, watch_messages
 
 from swarmnet.averaging.grid import grid_of
@@ -23,17 +21,10 @@ from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
 from swarmnet.stage.engine import Contribution, Reduced
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "grouping.py"
-
 
 @pytest.fixture(scope="module")
 def grouping() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("grouping_benchmark", BENCHMARK)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("grouping")
 
 
 def watch_sums(engine: SimulatedEngine, over_rows: asyncio.Event) -> None:

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import multiprocessing
 import os
 import shutil
 import subprocess
-import sys
 from multiprocessing.connection import Connection
-from pathlib import Path
-from types import ModuleType
 
 import pytest
+from benchmark_modules import load
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MBIT, RTT_MS, MEGABYTES = 80.0, 40.0, 4
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 links, raw_tcp = load("links"), load("raw_tcp")
