@@ -18,6 +18,7 @@ Backward is the input gradient's; none of these is called by a weight pass. Know
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ from swarmnet.mesh.comm import Comm, part_length
 _TOKENS = 1          # the dimension of [B, T, D] that sequence parallelism cuts
 
 
+Change = Callable[[Tensor], Tensor]
+
+
 class Regions:
     """Enter and leave the regions of one stage."""
 
@@ -36,91 +40,52 @@ class Regions:
 
     def enter(self, x: Tensor) -> Tensor:
         """x, or all ranks' shares of it."""
-        return _apply(_Gather if self._by_tokens else _Copy, x, self._comm)
+        if self._by_tokens:
+            return _change(x, self._gather, self._reduce_scatter)
+        return _change(x, _same, self._comm.all_reduce)
 
     def leave(self, x: Tensor) -> Tensor:
         """The sum over ranks of x, or this rank's share of the sum."""
-        return _apply(_ReduceScatter if self._by_tokens else _Reduce, x, self._comm)
+        if self._by_tokens:
+            return _change(x, self._reduce_scatter, self._gather)
+        return _change(x, self._comm.all_reduce, _same)
 
     def to_shares(self, x: Tensor) -> Tensor:
         """This rank's share of an x that all ranks have. Raises ValueError if the ranks cannot share its tokens."""
-        return _apply(_Split, x, self._comm) if self._by_tokens else x
+        return _change(x, self._share, self._gather) if self._by_tokens else x
 
     def from_shares(self, x: Tensor) -> Tensor:
         """All ranks' shares, for consumers that compute the same on every rank."""
-        return _apply(_Join, x, self._comm) if self._by_tokens else x
+        return _change(x, self._gather, self._share) if self._by_tokens else x
+
+    def _gather(self, x: Tensor) -> Tensor:
+        return self._comm.all_gather(x, _TOKENS)
+
+    def _reduce_scatter(self, x: Tensor) -> Tensor:
+        return self._comm.reduce_scatter(x, _TOKENS)
+
+    def _share(self, x: Tensor) -> Tensor:
+        length = part_length(x, _TOKENS, self._comm.size)
+        return x.narrow(_TOKENS, self._comm.rank * length, length).contiguous()
 
 
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: Comm) -> Tensor:
-        ctx.comm = comm
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return ctx.comm.all_reduce(grads[0]), None
-
-
-class _Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: Comm) -> Tensor:
-        return comm.all_reduce(x)
+class _Change(torch.autograd.Function):
+    """One function there, another back."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0], None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: Comm) -> Tensor:
-        ctx.comm = comm
-        return comm.all_gather(x, _TOKENS)
+    def forward(ctx: Any, x: Tensor, there: Change, back: Change) -> Tensor:
+        ctx.back = back
+        return there(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return ctx.comm.reduce_scatter(grads[0], _TOKENS), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(grads[0]), None, None
 
 
-class _ReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: Comm) -> Tensor:
-        ctx.comm = comm
-        return comm.reduce_scatter(x, _TOKENS)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return ctx.comm.all_gather(grads[0], _TOKENS), None
+def _same(x: Tensor) -> Tensor:
+    return x.view_as(x)
 
 
-class _Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: Comm) -> Tensor:
-        ctx.comm = comm
-        return _share(x, comm)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return ctx.comm.all_gather(grads[0], _TOKENS), None
-
-
-class _Join(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: Comm) -> Tensor:
-        ctx.comm = comm
-        return comm.all_gather(x, _TOKENS)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _share(grads[0], ctx.comm), None
-
-
-def _share(x: Tensor, comm: Comm) -> Tensor:
-    length = part_length(x, _TOKENS, comm.size)
-    return x.narrow(_TOKENS, comm.rank * length, length).contiguous()
-
-
-def _apply(function: type[torch.autograd.Function], x: Tensor, comm: Comm) -> Tensor:
-    y: Tensor = function.apply(x, comm)  # type: ignore[no-untyped-call]
+def _change(x: Tensor, there: Change, back: Change) -> Tensor:
+    y: Tensor = _Change.apply(x, there, back)  # type: ignore[no-untyped-call]
     return y
