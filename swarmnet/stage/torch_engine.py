@@ -9,7 +9,6 @@ value of a pure function. Knows no peers, no rounds, no slots.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import threading
 import time
@@ -19,19 +18,18 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
 from swarmnet.manifest.delay import Delay
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Commit, Packed
-from swarmnet.model.split import Tape
 from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import Accumulator
 from swarmnet.stage.compute import ComputeThread, Turn, Work
 from swarmnet.stage.engine import Contribution, OuterStep, Reduced, Stash
 from swarmnet.stage.local_sum import LocalSum
+from swarmnet.stage.passes import Pass, Passes
 from swarmnet.stage.replica_state import Initial, ReplicaState
 from swarmnet.stage.sketch import Sketcher, digest
 from swarmnet.stage.step_sum import StepSum, blameless
@@ -44,12 +42,10 @@ _LARGE = 1 << 20     # bytes whose allocation would hold up the event loop
 
 @dataclass(slots=True, eq=False)
 class _Saved:
-    """What a forward leaves behind. Backward turns `leaf` and `output` into a full `tape`; the weight pass takes it."""
+    """What a forward leaves behind, and on which weights. added: what its weight pass has answered."""
 
     epoch: int
-    leaf: Tensor | None
-    output: Tensor | None
-    tape: Tape | None
+    work: Pass
     added: bool | None = None
 
 
@@ -71,6 +67,9 @@ class TorchEngine:
         self._device = torch.device(device)
         self._exact = manifest.numerics.mode == "deterministic"
         self._state = ReplicaState(manifest, stage, device=self._device, initial=initial)
+        self._passes = Passes(
+            first=self._state.first, last=self._state.last, device=self._device, reproducible=self._exact
+        )
         self._accumulators = [                           # step s, its weights and its sum: number s % (1 + delay.most)
             Accumulator(
                 self._state.num_elements, manifest.numerics, max_microbatches=manifest.training.microbatches,
@@ -163,21 +162,15 @@ class TorchEngine:
             raise Refused(code, "other weights", step=step, version=self.version)
         tokens, hidden = self._unpack(payload)
         stash = Stash(step, index, voids)
-        with torch.set_grad_enabled(train), self._kernels():
-            tape = Tape() if train else None
-            leaf = None if hidden is None else hidden.requires_grad_(train)
-            module = self._state.module(step)
-            output = module(tokens[:, :-1].to(self._device) if leaf is None else leaf, tape)
-            if self._state.last:
-                output = module.loss_sum(output, tokens[:, 1:].to(self._device))
+        output, work = self._passes.forward(self._state.module(step), tokens, hidden, train=train)
         if self._state.last:
             stash.loss_sum, stash.num_tokens = output.item(), tokens[:, 1:].numel()
             if not math.isfinite(stash.loss_sum):
                 raise Refused(RejectCode.VOID, "the loss is not finite", index=index)
         else:
             stash.output = codecs.encode("int32", tokens), self._encode(self._manifest.wire.activations, output)
-        if train:
-            stash.saved = _Saved(self._epochs[self._place(step)], leaf, output, tape)
+        if work is not None:
+            stash.saved = _Saved(self._epochs[self._place(step)], work)
         stash.compute_s += time.perf_counter() - began
         return stash
 
@@ -186,17 +179,10 @@ class TorchEngine:
         saved = _saved(stash)
         if saved.epoch != self._epochs[self._place(stash.step)]:
             raise Refused(RejectCode.STALE, "the weights have changed since forward", step=stash.step)
-        if saved.output is None:
-            raise ValueError(f"backward of microbatch {stash.step}/{stash.index} has run already")
         self._expect(gradient, 0 if self._state.last else 1)
         grad = None if self._state.last else self._activation(gradient[0], self._manifest.wire.gradients)
-        output, leaf, saved.output, saved.leaf = saved.output, saved.leaf, None, None
-        with self._kernels():
-            torch.autograd.backward(output, grad)
-        answer: tuple[Packed, ...] = ()
-        if leaf is not None:
-            assert leaf.grad is not None
-            answer = (self._encode(self._manifest.wire.gradients, leaf.grad),)
+        own = self._passes.backward(saved.work, grad)
+        answer = () if own is None else (self._encode(self._manifest.wire.gradients, own),)
         stash.compute_s += time.perf_counter() - began
         return answer
 
@@ -205,9 +191,9 @@ class TorchEngine:
         saved = _saved(stash)
         if saved.added is not None:
             return saved.added
-        if saved.output is not None or saved.tape is None:
+        if saved.work.output is not None or saved.work.tape is None:
             raise ValueError(f"no gradient to add: microbatch {stash.step}/{stash.index}")
-        tape, saved.tape, saved.added = saved.tape, None, False
+        tape, saved.work.tape, saved.added = saved.work.tape, None, False
         place = self._place(stash.step)
         if saved.epoch != self._epochs[place] or stash.voids != self.voids(stash.step):
             return False
@@ -365,12 +351,6 @@ class TorchEngine:
             return job()
 
         return await self._compute.run(Turn(work, step, -self._stage, index), guarded)
-
-    def _kernels(self) -> contextlib.AbstractContextManager[object]:
-        """Attention kernels with a reproducible backward; on the CPU all are."""
-        if self._exact and self._device.type == "cuda":
-            return sdpa_kernel(SDPBackend.MATH)
-        return contextlib.nullcontext()
 
     def _unpack(self, payload: Sequence[Packed]) -> tuple[Tensor, Tensor | None]:
         """tokens [B, T + 1] int32 on the CPU, hidden [B, T, D] on the device (None in stage 0)."""
