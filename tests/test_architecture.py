@@ -35,7 +35,7 @@ PURE = (
     "data/sampler.py", "model/cut.py", "model/slices.py", "peer/placement.py", "peer/leaving.py", "peer/revival.py",
     "state/restart.py", "state/rhythm.py", "state/pieces.py", "averaging/parts.py", "averaging/grid.py",
     "averaging/arrange.py", "averaging/gossip.py", "averaging/meter.py", "averaging/watch.py",
-    "stage/codec_choice.py",
+    "stage/codec_choice.py", "mesh/layout.py",
     "stage/outer_plan.py", "manifest/implied.py", "manifest/delay.py", "manifest/remarks.py",
 )
 DRIVER = "driver.py"          # modules of step/ whose name ends so perform the actions, and are not pure
