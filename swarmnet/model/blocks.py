@@ -1,0 +1,131 @@
+"""Which elements of each parameter a rank of a mesh holds, updates and speaks for: ZeRO (arXiv:1910.02054) as ranges.
+
+Tensor ranks share a parameter as `model.slices` says. Along the data axis, what the kind of sharding cuts is cut by
+rows of that slice into equal chunks, the last ones shorter or empty: torch.chunk's cut, and FSDP2's. So whatever a rank
+holds of a parameter is a rectangle of it, a `Block`.
+
+Whatever a kind cuts, each rank *speaks* for one chunk: it writes that of a sum and of a state. So every element is
+written by one rank, and all ranks write equally much. Pure: knows no tensors and no group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from swarmnet.errors import UsageError
+from swarmnet.manifest.schema import Manifest, Model
+from swarmnet.mesh.layout import MeshLayout, Shard
+from swarmnet.model.slices import Slice, TensorSplit
+
+What = Literal["parameters", "accumulators", "moments"]
+
+_SHARDED: Mapping[Shard, frozenset[What]] = {
+    "none": frozenset(),
+    "dp": frozenset(),
+    "zero1": frozenset(["moments"]),
+    "zero2": frozenset(["moments", "accumulators"]),
+    "zero3": frozenset(["moments", "accumulators", "parameters"]),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A rectangle of a parameter: one range of places along each of its dimensions; possibly empty."""
+
+    ranges: tuple[range, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its lengths."""
+        return tuple(len(places) for places in self.ranges)
+
+    @property
+    def num_elements(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+
+def chunk(length: int, index: int, count: int) -> range:
+    """The `index`-th of `count` chunks of a dimension, as torch.chunk cuts it; empty where that has no more chunks."""
+    most = -(-length // count)
+    return range(min(index * most, length), min((index + 1) * most, length))
+
+
+@dataclass(frozen=True, slots=True)
+class MeshSplit:
+    """How the ranks of `layout` share the stages of `model`.
+
+    microbatch_size: sequences per microbatch, sequence_length: tokens per sequence. Raises UsageError with advice if
+    these ranks cannot.
+    """
+
+    model: Model
+    layout: MeshLayout
+    microbatch_size: int
+    sequence_length: int
+
+    def __post_init__(self) -> None:
+        _ = self.tensor                                  # raises what is wrong with that axis
+        if self.microbatch_size % self.layout.data:
+            possible = [n for n in range(1, self.microbatch_size + 1) if not self.microbatch_size % n]
+            raise UsageError(
+                f"{self.layout.data} data ranks cannot share microbatches of {self.microbatch_size} sequences: take "
+                f"one of {', '.join(map(str, possible))} data ranks, or split layers over more (--tensor)"
+            )
+
+    @classmethod
+    def of(cls, manifest: Manifest, layout: MeshLayout) -> MeshSplit:
+        """How `layout` shares the stages of a run. Raises UsageError."""
+        training = manifest.training
+        return cls(manifest.model, layout, training.microbatch_size, training.sequence_length)
+
+    @property
+    def tensor(self) -> TensorSplit:
+        """How the tensor axis shares a stage."""
+        layout = self.layout
+        sequence_parallel = layout.sequence_parallel and layout.tensor > 1
+        return TensorSplit(self.model, layout.tensor, self.sequence_length, sequence_parallel=sequence_parallel)
+
+    def rows(self, rank: int) -> range:
+        """Which sequences of a microbatch `rank` computes."""
+        share = self.microbatch_size // self.layout.data
+        d, _ = self.layout.coordinates(rank)
+        return range(d * share, (d + 1) * share)
+
+    def shards(self, what: What) -> bool:
+        """Does the data axis cut `what`?"""
+        return what in _SHARDED[self.layout.shard]
+
+    def slice_of(self, name: str, rank: int) -> Slice:
+        """What the tensor axis leaves `rank` of the parameter with that Hugging Face name."""
+        return self.tensor.slice_of(name, self.layout.coordinates(rank)[1])
+
+    def held(self, what: What, name: str, shape: Sequence[int], rank: int) -> Block:
+        """The elements of parameter `name`, whole of `shape`, of which `rank` holds `what`."""
+        block = _block(self.slice_of(name, rank), shape)
+        return self._chunk(block, rank) if self.shards(what) else block
+
+    def spoken(self, name: str, shape: Sequence[int], rank: int) -> Block | None:
+        """The elements that `rank` writes of what is whole; None if another rank with the same ones does."""
+        held = self.slice_of(name, rank)
+        return self._chunk(_block(held, shape), rank) if held.owner else None
+
+    def num_elements(self, what: What, shapes: Mapping[str, Sequence[int]], rank: int) -> int:
+        """How many elements of `what` `rank` holds of parameters with these names and whole shapes."""
+        return sum(self.held(what, name, shape, rank).num_elements for name, shape in shapes.items())
+
+    def _chunk(self, block: Block, rank: int) -> Block:
+        rows, *others = block.ranges
+        d, _ = self.layout.coordinates(rank)
+        own = chunk(len(rows), d, self.layout.data)
+        return Block((range(rows.start + own.start, rows.start + own.stop), *others))
+
+
+def _block(held: Slice, shape: Sequence[int]) -> Block:
+    ranges = [range(length) for length in shape]
+    if held.dim is not None:
+        ranges[held.dim] = range(held.start, held.stop)
+    return Block(tuple(ranges))
