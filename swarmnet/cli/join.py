@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swarmnet.cli.frame import Typed
-from swarmnet.cli.settings import SETTINGS, options, read_config
+from swarmnet.cli.settings import MESH, SETTINGS, options, read_config
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command("join", context_settings=SETTINGS)
 @click.argument("invitation", metavar="LINK_OR_MANIFEST")
-@options("stage", "dir", "data", "initial", "host", "port", "dht_port", "announce", "bootstrap",
+@options("stage", *MESH, "dir", "data", "initial", "host", "port", "dht_port", "announce", "bootstrap",
          "device", "slots", "reseed_from_neighbours", "events", "log_level", "log_format")
 @click.option("--no-restart", is_flag=True, help="End when the peer crashes. Without it, it joins again.")
 @click.pass_context
@@ -47,8 +47,6 @@ def command(ctx: click.Context, /, invitation: str, *, no_restart: bool, **_: An
         assert typed is not None, "run by the frame"
         return supervise(typed.again("--no-restart"))
     config = read_config(ctx, "stage")
-    if config.mesh.gpus > 1:
-        raise UsageError(f"mesh.gpus = {config.mesh.gpus}: start one peer per GPU, each with its own --dir")
     invited, config = _invited(invitation, config)
     return _join(config, invited)
 

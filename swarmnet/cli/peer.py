@@ -7,12 +7,12 @@ from typing import Any
 import click
 
 from swarmnet.cli.frame import Typed
-from swarmnet.cli.settings import SETTINGS, options, read_config, read_manifest
+from swarmnet.cli.settings import MESH, SETTINGS, options, read_config, read_manifest
 from swarmnet.errors import UsageError
 
 
 @click.command("peer", context_settings=SETTINGS)
-@options("manifest", "stage", "gpus", "dir", "data", "initial", "host", "port", "dht_port", "announce", "bootstrap",
+@options("manifest", "stage", *MESH, "dir", "data", "initial", "host", "port", "dht_port", "announce", "bootstrap",
          "device", "slots", "reseed_from_neighbours", "events", "log_level", "log_format")
 @click.option("--no-restart", is_flag=True, help="End when the peer crashes. Without it, it is started again.")
 @click.pass_context
@@ -36,9 +36,6 @@ def command(ctx: click.Context, /, *, no_restart: bool, **_: Any) -> int:
         assert typed is not None, "run by the frame"
         return supervise(typed.again("--no-restart"))
     config = read_config(ctx, "stage")
-    if config.mesh.gpus > 1:
-        raise UsageError(f"--gpus {config.mesh.gpus}: tensor parallel groups come in a later release; "
-                         "until then start one peer per GPU, each with --gpus 1 and its own --dir")
     manifest = read_manifest(config, "peer")
     if not config.stages:
         raise UsageError(f"`swarmnet peer` needs --stage: stages are 0 to {manifest.cut.stages - 1}, several are 0,1")

@@ -42,7 +42,16 @@ def _stages(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
 _OPTIONS: dict[str, tuple[tuple[str, ...], Callable[[F], F]]] = {
     "manifest": (("manifest",), click.option("--manifest", metavar="FILE", help="The run's manifest (run.toml).")),
     "stage": (("stages",), click.option("--stage", callback=_stages, metavar="N[,N..]", help="Stages to serve.")),
-    "gpus": (("mesh", "gpus"), click.option("--gpus", type=int, metavar="N", help="GPUs of this peer.  [1]")),
+    "gpus": (("mesh", "gpus"), click.option(
+        "--gpus", metavar="N|I,J..|auto", help="GPUs of this peer, one rank each: how many, which, or all.  [1]")),
+    "ranks": (("mesh", "ranks"), click.option("--ranks", type=int, metavar="N", help="Ranks on the CPU.  [1]")),
+    "tensor": (("mesh", "tensor"), click.option(
+        "--tensor", type=int, metavar="N", help="Ranks that split each layer.  [all, or 1 with --shard]")),
+    "shard": (("mesh", "shard"), click.option(
+        "--shard", type=click.Choice(["none", "dp", "zero1", "zero2", "zero3"]),
+        help="The rest split microbatches and, with zeroN, moments, sums, weights.  [none]")),
+    "sequence_parallel": (("mesh", "sequence_parallel"), click.option(
+        "--sequence-parallel", is_flag=True, help="Ranks that split layers split norms and residuals by tokens.")),
     "dir": (("dir",), click.option("--dir", metavar="DIR", help="Identity key and snapshots.  [~/.swarmnet/COMMAND]")),
     "data": (("data",), click.option("--data", metavar="PATH", help="Where this machine has the run's tokens.")),
     "initial": (("initial",), click.option(
@@ -70,12 +79,16 @@ _OPTIONS: dict[str, tuple[tuple[str, ...], Callable[[F], F]]] = {
 }
 
 
+MESH = ("gpus", "ranks", "tensor", "shard", "sequence_parallel")
+"""The options that say which ranks a peer has."""
+
+
 def options(*names: str) -> Callable[[F], F]:
     """Add the shared options `names`, then `--config` and `--set`, to a command, in this order."""
     config = click.option("--config", metavar="FILE", help="Peer config file; flags and SWARMNET_* variables win.")
     assignments = click.option(
         "--set", "assignments", multiple=True, metavar="KEY=VALUE", envvar=f"{PREFIX}_SET",
-        help="Any other setting of the peer config, such as mesh.shard=1; repeatable.")
+        help="Any other setting of the peer config, such as threads=2; repeatable.")
 
     def decorate(command: F) -> F:
         for option in reversed([*(_OPTIONS[name][1] for name in names), config, assignments]):

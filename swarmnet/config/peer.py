@@ -5,10 +5,11 @@ Knows no file and no flag: `cli.settings` lays those over each other.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from swarmnet.config.table import Count, Positive, Seconds, Table
 
@@ -29,28 +30,52 @@ def _multiaddr(text: str) -> str:
     return text
 
 
+def _in_words(value: object) -> object:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _gpus(text: str) -> str:
+    if not re.fullmatch(r"auto|[1-9]\d{0,3}|\d{1,4},|\d{1,4}(,\d{1,4})+", text):
+        raise ValueError('must be a number above 0, which ones with commas ("0,1,3"), or "auto"')
+    listed = [int(part) for part in text.strip(",").split(",")] if "," in text else []
+    if twice := [number for number in listed if listed.count(number) > 1]:
+        raise ValueError(f"names GPU {twice[0]} twice")
+    return text
+
+
 Home = Annotated[Path, AfterValidator(_home)]
 """A path; `~` is the operator's home."""
 
 Multiaddr = Annotated[str, AfterValidator(_multiaddr)]
 
 
+Gpus = Annotated[str, BeforeValidator(_in_words), AfterValidator(_gpus)]
+"""How many GPUs ("8"), which ("0,1,3"; "3," is the one), or "auto": as many as there are. A number is taken, too."""
+
+Shard = Literal["none", "dp", "zero1", "zero2", "zero3"]
+
+
 class Mesh(Table):
-    """The ranks inside this peer. Above one GPU: a later release."""
+    """The ranks inside this peer: one per GPU, or processes on the CPU. They share its stages; see docs/mesh.md."""
 
-    gpus: Positive = Field(default=1, description="GPUs of this peer, one rank each")
-    tensor: Count = Field(default=0, description="ranks that split each layer; 0: all that `shard` leaves")
-    shard: Positive = Field(default=1, description="ranks that split the parameters (ZeRO-3)")
-
-    @property
-    def tensor_ranks(self) -> int:
-        """`tensor`, with 0 resolved."""
-        return self.tensor or self.gpus // self.shard
+    gpus: Gpus = Field(
+        default="1", description='GPUs, one rank each: a number, which ones ("0,1,3"), or "auto": all, or else the CPU'
+    )
+    ranks: Positive = Field(default=1, description="ranks on the CPU, instead of GPUs")
+    tensor: Count = Field(
+        default=0, description="ranks that split each layer; 0: all, or 1 with `shard`; the rest split microbatches"
+    )
+    shard: Shard = Field(
+        default="none", description="and shard: dp: nothing; zero1: moments; zero2: sums, too; zero3: weights, too"
+    )
+    sequence_parallel: bool = Field(
+        default=False, description="ranks that split layers split norms and residuals by tokens"
+    )
 
     @model_validator(mode="after")
-    def _ranks(self) -> Mesh:
-        if self.tensor_ranks * self.shard != self.gpus:
-            raise ValueError(f"tensor x shard = {self.tensor_ranks} x {self.shard} must be gpus = {self.gpus}")
+    def _one_kind(self) -> Mesh:
+        if self.ranks > 1 and self.gpus != "1":
+            raise ValueError(f'gpus = "{self.gpus}" and ranks = {self.ranks} exclude each other: ranks are on the CPU')
         return self
 
 
@@ -118,6 +143,8 @@ class PeerConfig(Table):
             raise ValueError('roles must name at least one of "stage", "trainer", "bootstrap"')
         if len(set(self.stages)) != len(self.stages):
             raise ValueError(f"stages = {list(self.stages)} names a stage twice")
-        if self.device == "cpu" and self.mesh.gpus > 1:
-            raise ValueError(f'mesh.gpus = {self.mesh.gpus} needs device = "cuda" or "auto"')
+        if self.device == "cpu" and self.mesh.gpus not in ("1", "auto"):
+            raise ValueError(f'mesh.gpus = "{self.mesh.gpus}" needs device = "cuda" or "auto"')
+        if self.device == "cuda" and self.mesh.ranks > 1:
+            raise ValueError(f'mesh.ranks = {self.mesh.ranks} are on the CPU; with device = "cuda" say mesh.gpus')
         return self

@@ -35,7 +35,8 @@ class MeshLayout:
         if self.tensor < 1 or self.data < 1:
             raise UsageError(f"a mesh has at least one rank along each axis, not {self.tensor} x {self.data}")
         if self.shard == "none" and self.data > 1:
-            raise UsageError(f"{self.data} ranks along the data axis share a stage by --shard dp, zero1, zero2 or zero3")
+            raise UsageError(f"{self.data} ranks along the data axis share a stage: say how, by --shard dp, zero1, "
+                             "zero2 or zero3")
         if len(self.devices) != self.ranks:
             raise UsageError(f"tensor x data = {self.tensor} x {self.data}, but there are {len(self.devices)} devices")
         if len({device.partition(":")[0] for device in self.devices}) > 1:

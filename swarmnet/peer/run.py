@@ -23,6 +23,7 @@ from swarmnet.net.stop import stopped_by_signal
 from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
 from swarmnet.peer.beginning import Beginning
 from swarmnet.peer.peer import OnEvent, Peer, Tokens
+from swarmnet.peer.ranks import choose_layout
 from swarmnet.peer.replica import Caps
 from swarmnet.stage.engine import Engine
 from swarmnet.state.checkpoints import DirectoryDisk
@@ -58,22 +59,20 @@ def run_peer(
     # Large pages for large CPU tensors: a fresh 50 MB sum then costs 3 ms of page faults instead of 20. torch asks the
     # environment for this once, at its first tensor, and offers no other way.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    device = config.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    elif device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch sees no CUDA device here; use --device cpu, or auto")
+    layout = choose_layout(config.mesh, config.device, manifest, cuda=torch.cuda.device_count())
+    if layout.ranks > 1:
+        raise UsageError(f"{layout.ranks} ranks: this release has the description of a mesh, and not yet its processes")
     has_data = 0 in config.stages and (data_at_source or config.data is not None)
     tokens = own_tokens(config, manifest) if has_data else no_tokens
     compute = ComputeThread()
     try:
         begin = Beginning(config, manifest, at_source=data_at_source)
         engines = {
-            stage: wrap_engine(begin.engine(
-                stage, lambda stage, initial: TorchEngine(manifest, stage, compute, device=device, initial=initial)
-            )) for stage in config.stages
+            stage: wrap_engine(begin.engine(stage, lambda stage, initial: TorchEngine(
+                manifest, stage, compute, device=layout.devices[0], initial=initial
+            ))) for stage in config.stages
         }
-        numerics = f"{device}/torch-{'.'.join(torch.__version__.split('.')[:2])}/1"
+        numerics = f"{layout.kind}/torch-{'.'.join(torch.__version__.split('.')[:2])}/{layout.label}"
         with EventLog(config.events) as events:
             return asyncio.run(_serve(
                 config, manifest, engines, tokens, events, heard, numerics, wrap, begin.missing

@@ -60,7 +60,7 @@ def test_a_manifest_needs_somebody_to_ask(joined) -> None:
     (["run.toml"], "joining by run.toml needs --bootstrap with the address of a peer that is up"),
     ([LINK.replace("@", " @")], "the link has blanks or line breaks in it"),
     ([LINK[:-60]], "the address must end in /p2p/12D3Koo..."),
-    ([LINK, "--set", "mesh.gpus=2"], "mesh.gpus = 2: start one peer per GPU"),
+    ([LINK, "--ranks", "2", "--gpus", "2"], 'mesh: gpus = "2" and ranks = 2 exclude each other'),
 ])
 def test_bad_invitations_are_one_line(joined, capsys, argv: list[str], line: str) -> None:
     assert run(["join", "--no-restart", *argv]) == 2

@@ -58,15 +58,17 @@ def peer(calls: list[tuple[Any, ...]], *argv: str) -> PeerConfig:
 
 def test_every_flag_arrives(calls) -> None:
     config = peer(calls, *(
-        f"--stage 0,2 --gpus 1 --dir d --data t --initial i --host 127.0.0.1 --port 1 --dht-port 2 --announce {MADDR} "
-        f"--bootstrap {MADDR} --bootstrap {MADDR}y --device cpu --slots 3 --events e --log-level error "
+        f"--stage 0,2 --gpus 0,3 --tensor 1 --shard zero3 --sequence-parallel --dir d --data t "
+        f"--initial i --host 127.0.0.1 --port 1 --dht-port 2 --announce {MADDR} "
+        f"--bootstrap {MADDR} --bootstrap {MADDR}y --device cuda --slots 3 --events e --log-level error "
         "--log-format json --set caps.memo_bytes=7 --set threads=2"
     ).split())
     assert config == PeerConfig.model_validate({
         "manifest": Path("run.toml"), "roles": ("stage",), "stages": (0, 2), "dir": Path("d"), "data": "t",
         "initial": Path("i"), "host": "127.0.0.1", "port": 1, "dht_port": 2, "announce": (MADDR,),
         "bootstrap": (MADDR, f"{MADDR}y"),
-        "device": "cpu", "threads": 2, "slots": 3, "events": Path("e"), "caps": {"memo_bytes": 7},
+        "mesh": {"gpus": "0,3", "tensor": 1, "shard": "zero3", "sequence_parallel": True},
+        "device": "cuda", "threads": 2, "slots": 3, "events": Path("e"), "caps": {"memo_bytes": 7},
         "log": {"level": "error", "format": "json"},
     })
 
@@ -111,7 +113,12 @@ def test_roles_and_directories_follow_the_command(calls, name: str, role: str) -
         ("peer --manifest no.toml", "no.toml: no such file"),
         ("peer --manifest run.toml", "`swarmnet peer` needs --stage: stages are 0 to 2, several are 0,1"),
         ("peer --manifest run.toml --stage 0,3", "there is no stage 3: run.toml has stages 0 to 2"),
-        ("peer --manifest run.toml --stage 0 --gpus 8", "--gpus 8: tensor parallel groups come in a later release"),
+        ("peer --manifest run.toml --stage 0 --gpus 8,8", '--gpus: mesh.gpus = "8,8": names GPU 8 twice'),
+        ("peer --manifest run.toml --stage 0 --gpus 8 --ranks 2", 'mesh: gpus = "8" and ranks = 2 exclude each other'),
+        ("peer --manifest run.toml --stage 0 --gpus 8 --device cpu", 'mesh.gpus = "8" needs device = "cuda" or "auto"'),
+        ("peer --manifest run.toml --stage 0 --ranks 2 --device cuda", "mesh.ranks = 2 are on the CPU"),
+        ("peer --ranks 0", "--ranks: mesh.ranks = 0: must be above 0"),
+        ("peer --shard zero4", "Invalid value for '--shard': 'zero4' is not one of 'none', 'dp', 'zero1'"),
         ("peer --port 70000", "--port: port = 70000: must be at most 65535"),
         ("peer --set prt=1", "--set: prt: unknown key; did you mean port?"),
         ("peer --set port", "--set port: write section.key=value"),
@@ -120,7 +127,6 @@ def test_roles_and_directories_follow_the_command(calls, name: str, role: str) -
         (f"peer --config {ROOT}/peer_configs/trainer.toml",
          "roles = ['trainer'] does not include 'stage': start it with `swarmnet trainer`"),
         (f"trainer --config {ROOT}/peer_configs/bootstrap.toml", "start it with `swarmnet bootstrap`"),
-        (f"peer --config {ROOT}/peer_configs/eight_gpu_tensor_parallel.toml", "--gpus 8: tensor parallel groups"),
         ("local --kill 1-20", "--kill 1-20: write STAGE@STEP, for example 1@20"),
         ("local --kill 3@20", "--kill 3@20: there is no stage 3"),
         ("local --manifest run.toml --kill 0@60", "--kill 0@60: there is no step 60"),

@@ -11,6 +11,8 @@ from swarmnet.config import PeerConfig, toml
 from swarmnet.config.check import check, dotted, leaves
 from swarmnet.config.layers import Layer, layer, merge, resolve
 from swarmnet.errors import UsageError
+from swarmnet.manifest.schema import Manifest, Model
+from swarmnet.peer.ranks import choose_layout
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "peer_configs").glob("*.toml"))
@@ -22,7 +24,8 @@ def read(text: str) -> PeerConfig:
 
 def test_there_is_an_example_for_everyone() -> None:
     assert {path.stem for path in EXAMPLES} == {
-        "bootstrap", "eight_gpu_tensor_parallel", "local_cpu", "one_gpu_volunteer", "trainer"
+        "bootstrap", "eight_gpu_tensor_parallel", "gaming_pc_zero", "local_cpu", "local_cpu_ranks", "one_gpu_volunteer",
+        "trainer",
     }
 
 
@@ -30,7 +33,7 @@ def test_there_is_an_example_for_everyone() -> None:
 def test_examples_load_and_say_how_they_are_started(path: Path) -> None:
     config = check(PeerConfig, toml.read(path), origin=lambda _: str(path))
     command = {"stage": "peer", "trainer": "trainer", "bootstrap": "bootstrap"}[config.roles[0]]
-    command = "join" if path.stem == "one_gpu_volunteer" else command
+    command = "join" if path.stem in ("one_gpu_volunteer", "gaming_pc_zero") else command
     assert f"#   swarmnet {command} --config peer_configs/{path.name}" in path.read_text(encoding="utf-8")
     assert (config.manifest is None) == (command in ("bootstrap", "join"))
     assert bool(config.stages) == (command == "peer")
@@ -46,7 +49,8 @@ def test_what_an_example_leaves_in_comments_is_valid_too(path: Path) -> None:
 
 def test_eight_gpus_split_every_layer() -> None:
     config = read((ROOT / "peer_configs/eight_gpu_tensor_parallel.toml").read_text(encoding="utf-8"))
-    assert (config.mesh.gpus, config.mesh.tensor_ranks, config.mesh.shard) == (8, 8, 1)
+    layout = choose_layout(config.mesh, config.device, Manifest(model=Model(num_heads=16, num_kv_heads=8)), cuda=8)
+    assert (layout.label, layout.devices) == ("tp8sp", tuple(f"cuda:{number}" for number in range(8)))
 
 
 @pytest.mark.parametrize(
@@ -67,8 +71,15 @@ def test_eight_gpus_split_every_layer() -> None:
         ('manifest = "~nobody-of-this-name/x"', 'peer.toml: manifest = "~nobody-of-this-name/x": ~nobody-of-this-name'),
         ('bootstrap = ["1.2.3.4:5"]', 'peer.toml: bootstrap = ["1.2.3.4:5"]: must be a multiaddr'),
         ('mesh = 8', "peer.toml: mesh = 8: must be a table"),
-        ("[mesh]\ngpus = 8\ntensor = 3", "peer.toml: mesh: tensor x shard = 3 x 1 must be gpus = 8"),
-        ('device = "cpu"\n[mesh]\ngpus = 2', "peer.toml: mesh.gpus = 2 needs device"),
+        ("[mesh]\ngpus = 0", 'peer.toml: mesh.gpus = 0: must be a number above 0, which ones with commas ('),
+        ('[mesh]\ngpus = "all"', 'peer.toml: mesh.gpus = "all": must be a number above 0'),
+        ('[mesh]\ngpus = "0,1,0"', 'peer.toml: mesh.gpus = "0,1,0": names GPU 0 twice'),
+        ("[mesh]\ngpus = true", "peer.toml: mesh.gpus = true: must be a string in quotes"),
+        ("[mesh]\nranks = 0", "peer.toml: mesh.ranks = 0: must be above 0"),
+        ('[mesh]\nshard = "zero4"', "peer.toml: mesh.shard = \"zero4\": must be 'none', 'dp', 'zero1', 'zero2' or"),
+        ("[mesh]\nranks = 2\ngpus = 4", 'peer.toml: mesh: gpus = "4" and ranks = 2 exclude each other'),
+        ('device = "cpu"\n[mesh]\ngpus = 2', 'peer.toml: mesh.gpus = "2" needs device'),
+        ('device = "cuda"\n[mesh]\nranks = 2', "peer.toml: mesh.ranks = 2 are on the CPU; with device"),
     ],
 )
 def test_bad_values(text: str, line: str) -> None:
@@ -77,11 +88,9 @@ def test_bad_values(text: str, line: str) -> None:
     assert str(caught.value).startswith(line)
 
 
-def test_mesh_axes_multiply_to_the_gpus() -> None:
-    assert read("[mesh]\ngpus = 8").mesh.tensor_ranks == 8
-    assert read("[mesh]\ngpus = 8\nshard = 4").mesh.tensor_ranks == 2
-    with pytest.raises(UsageError, match="tensor x shard"):
-        read("[mesh]\ngpus = 8\nshard = 3")
+@pytest.mark.parametrize("written", ["8", '"8"', '"0,1,3"', '"3,"', '"auto"'])
+def test_gpus_are_a_number_a_list_or_all(written: str) -> None:
+    assert read(f"[mesh]\ngpus = {written}").mesh.gpus == written.strip('"')
 
 
 def test_a_config_is_frozen_and_writes_back() -> None:
@@ -112,13 +121,13 @@ def test_the_last_layer_wins(origins: list[str]) -> None:
 
 def test_layers_meet_inside_tables_and_errors_name_who_won() -> None:
     layers = [
-        Layer(FILE, {"mesh": {"gpus": 4, "shard": 2}, "port": -1}),
+        Layer(FILE, {"mesh": {"gpus": 4, "tensor": 2}, "port": -1}),
         layer(ENV, ("port",), 5),
         layer(SET, ("mesh", "gpus"), 8),
     ]
     data, origins = merge(layers)
-    assert data == {"mesh": {"gpus": 8, "shard": 2}, "port": 5}
-    assert origins[("mesh", "gpus")] == SET and origins[("mesh", "shard")] == FILE and origins[("port",)] == ENV
+    assert data == {"mesh": {"gpus": 8, "tensor": 2}, "port": 5}
+    assert origins[("mesh", "gpus")] == SET and origins[("mesh", "tensor")] == FILE and origins[("port",)] == ENV
     for path, value, line in [
         (("port",), 70000, "--x: port = 70000: must be at most 65535"),
         (("mesh", "gpu"), 1, "--x: mesh.gpu: unknown key; did you mean mesh.gpus?"),

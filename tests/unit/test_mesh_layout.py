@@ -39,7 +39,7 @@ def test_a_label_says_what_rounds_in_its_own_way(layout: MeshLayout, label: str)
     ("arguments", "line"),
     [
         ((0,), "at least one rank along each axis, not 0 x 1"),
-        ((1, 2, "none", False, ("cpu",) * 2), "2 ranks along the data axis share a stage by --shard dp, zero1"),
+        ((1, 2, "none", False, ("cpu",) * 2), "2 ranks along the data axis share a stage: say how, by --shard dp"),
         ((2, 2, "dp", False, ("cpu",) * 3), "tensor x data = 2 x 2, but there are 3 devices"),
         ((2, 1, "none", False, ("cpu", "cuda:0")), "all on one kind of device, not on cpu, cuda:0"),
     ],

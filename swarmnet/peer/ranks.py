@@ -1,0 +1,74 @@
+"""Which ranks a peer gets: what its operator asked for, what the machine has, and what the run's model lets be split.
+
+Pure: knows neither torch nor a process; the number of CUDA devices is told. Everything that cannot work is said here,
+in one line, before a rank starts: inside a collective it would be an abort or a hang.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from swarmnet.config.peer import Mesh
+from swarmnet.errors import UsageError
+from swarmnet.manifest.schema import Manifest
+from swarmnet.mesh.layout import MeshLayout
+from swarmnet.model.slices import TensorSplit
+
+Device = Literal["cpu", "cuda", "auto"]
+
+
+def choose_layout(mesh: Mesh, device: Device, manifest: Manifest, *, cuda: int) -> MeshLayout:
+    """The ranks that `mesh` means on a machine on which torch sees `cuda` CUDA devices. Raises UsageError, with advice,
+    if there are too few, or if they cannot share `manifest`'s stages.
+
+    One rank is the peer process itself: `shard` and `sequence_parallel` then mean nothing.
+    """
+    layout = _shaped(mesh, _devices(mesh, device, cuda))
+    rows = manifest.training.microbatch_size
+    if rows % layout.data:
+        possible = ", ".join(str(ranks) for ranks in range(1, rows + 1) if rows % ranks == 0)
+        raise UsageError(f"{layout.data} ranks cannot split a microbatch: training.microbatch_size = {rows} is no "
+                         f"multiple of it. Ranks that can: {possible}; others may split layers, by --tensor")
+    TensorSplit(manifest.model, layout.tensor, manifest.training.sequence_length, layout.sequence_parallel)
+    return layout
+
+
+def _devices(mesh: Mesh, device: Device, cuda: int) -> tuple[str, ...]:
+    if mesh.ranks > 1:
+        return ("cpu",) * mesh.ranks
+    if device == "cpu" or (cuda == 0 and device == "auto" and mesh.gpus in ("1", "auto")):
+        return ("cpu",)
+    if cuda == 0:
+        typed = "--device cuda" if mesh.gpus in ("1", "auto") else f"--gpus {mesh.gpus}"
+        raise UsageError(f"{typed}: torch sees no CUDA device here; use --device cpu, or auto"
+                         + (", and --ranks N for N processes" if mesh.gpus != "1" else ""))
+    if mesh.gpus == "auto":
+        chosen = list(range(cuda))
+    elif "," in mesh.gpus:
+        chosen = [int(part) for part in mesh.gpus.strip(",").split(",")]
+    else:
+        chosen = list(range(int(mesh.gpus)))
+    if max(chosen) >= cuda:
+        there = "one CUDA device here, number 0" if cuda == 1 else f"{cuda} CUDA devices here, 0 to {cuda - 1}"
+        raise UsageError(f"--gpus {mesh.gpus}: torch sees {there}")
+    return tuple(f"cuda:{number}" for number in chosen)
+
+
+def _shaped(mesh: Mesh, devices: tuple[str, ...]) -> MeshLayout:
+    ranks = len(devices)
+    tensor = mesh.tensor or (ranks if mesh.shard == "none" else 1)
+    if ranks % tensor:
+        possible = ", ".join(str(number) for number in range(1, ranks + 1) if ranks % number == 0)
+        raise UsageError(f"--tensor {tensor}: tensor x data must be {ranks}, the ranks there are. Possible: {possible}")
+    if ranks == 1:
+        return MeshLayout(devices=devices)
+    data = ranks // tensor
+    if data > 1 and mesh.shard == "none":
+        raise UsageError(f"--tensor {tensor} of {ranks} ranks leaves {data} to split each microbatch: say how they "
+                         "share a stage, by --shard dp, zero1, zero2 or zero3, or leave --tensor away")
+    if data == 1 and mesh.shard != "none":
+        raise UsageError(f"--shard {mesh.shard}: --tensor {tensor} leaves no ranks to shard over; leave either away, "
+                         "or choose a smaller --tensor")
+    if tensor == 1 and mesh.sequence_parallel:
+        raise UsageError("--sequence-parallel is for ranks that split layers: add --tensor 2 or more")
+    return MeshLayout(tensor, data, mesh.shard, mesh.sequence_parallel, devices)

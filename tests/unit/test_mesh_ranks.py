@@ -1,0 +1,91 @@
+"""Which ranks a peer gets: from what was typed, what the machine has and what the model lets be split."""
+
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from swarmnet.config.peer import Mesh
+from swarmnet.errors import UsageError
+from swarmnet.manifest.schema import Manifest, Model, Training
+from swarmnet.mesh.layout import MeshLayout, Shard
+from swarmnet.peer.ranks import Device, choose_layout
+
+MANIFEST = Manifest(
+    model=Model(num_heads=8, num_kv_heads=4, intermediate_size=96, vocab_size=258),
+    training=Training(microbatch_size=4, sequence_length=36),
+)
+
+
+def chosen(mesh: Mesh, device: Device = "auto", *, cuda: int = 0, manifest: Manifest = MANIFEST) -> MeshLayout:
+    return choose_layout(mesh, device, manifest, cuda=cuda)
+
+
+def gpus(*numbers: int) -> tuple[str, ...]:
+    return tuple(f"cuda:{number}" for number in numbers)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "device", "cuda", "layout"),
+    [
+        (Mesh(), "auto", 0, MeshLayout()),
+        (Mesh(), "cpu", 8, MeshLayout()),
+        (Mesh(), "auto", 8, MeshLayout(devices=gpus(0))),
+        (Mesh(gpus="3,"), "cuda", 8, MeshLayout(devices=gpus(3))),
+        (Mesh(gpus="auto"), "auto", 0, MeshLayout()),
+        (Mesh(gpus="auto"), "cpu", 8, MeshLayout()),
+        (Mesh(gpus="auto", shard="zero3", sequence_parallel=True), "auto", 1, MeshLayout(devices=gpus(0))),
+        (Mesh(gpus="auto"), "auto", 4, MeshLayout(4, devices=gpus(0, 1, 2, 3))),
+        (Mesh(gpus="4", sequence_parallel=True), "auto", 8, MeshLayout(4, 1, "none", True, gpus(0, 1, 2, 3))),
+        (Mesh(gpus="5,1"), "cuda", 8, MeshLayout(2, devices=gpus(5, 1))),
+        (Mesh(gpus="4", shard="zero3"), "auto", 8, MeshLayout(1, 4, "zero3", devices=gpus(0, 1, 2, 3))),
+        (Mesh(gpus="8", shard="zero2", tensor=4), "auto", 8, MeshLayout(4, 2, "zero2", devices=gpus(*range(8)))),
+        (Mesh(ranks=2), "auto", 8, MeshLayout(2, devices=("cpu",) * 2)),
+        (Mesh(ranks=4, shard="dp"), "cpu", 0, MeshLayout(1, 4, "dp", devices=("cpu",) * 4)),
+    ],
+)
+def test_what_is_asked_for_and_there(mesh: Mesh, device: Device, cuda: int, layout: MeshLayout) -> None:
+    assert chosen(mesh, device, cuda=cuda) == layout
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "cuda", "line"),
+    [
+        ({"gpus": "8"}, "auto", 2, "--gpus 8: torch sees 2 CUDA devices here, 0 to 1"),
+        ({"gpus": "0,7"}, "cuda", 1, "--gpus 0,7: torch sees one CUDA device here, number 0"),
+        ({"gpus": "2"}, "auto", 0, "--gpus 2: torch sees no CUDA device here; use --device cpu, or auto, and --ranks"),
+        ({}, "cuda", 0, "--device cuda: torch sees no CUDA device here; use --device cpu, or auto"),
+        ({"gpus": "auto"}, "cuda", 0, "--device cuda: torch sees no CUDA device here"),
+        ({"ranks": 4, "tensor": 3}, "cpu", 0, "--tensor 3: tensor x data must be 4, the ranks there are"),
+        ({"tensor": 2}, "cpu", 0, "--tensor 2: tensor x data must be 1"),
+        ({"ranks": 4, "tensor": 2}, "cpu", 0, "--tensor 2 of 4 ranks leaves 2 to split each microbatch: say how"),
+        ({"ranks": 2, "tensor": 2, "shard": "zero1"}, "cpu", 0, "--shard zero1: --tensor 2 leaves no ranks to shard"),
+        ({"ranks": 2, "shard": "dp", "sequence_parallel": True}, "cpu", 0, "--sequence-parallel is for ranks that"),
+        ({"ranks": 3, "shard": "zero3"}, "cpu", 0,
+         "3 ranks cannot split a microbatch: training.microbatch_size = 4 is no multiple of it. Ranks that can: 1, 2"),
+        ({"ranks": 3}, "cpu", 0, "3 tensor-parallel ranks cannot split this model: num_heads = 8 is no multiple of 3"),
+        ({"ranks": 8, "sequence_parallel": True}, "cpu", 0, "sequence_length = 36 is no multiple of 8"),
+    ],
+)
+def test_what_cannot_be(asked: dict[str, Any], device: Device, cuda: int, line: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        chosen(Mesh(**asked), device, cuda=cuda)
+    assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+@given(st.integers(1, 16), st.integers(0, 16), st.sampled_from(Shard.__args__), st.booleans(), st.integers(0, 16),
+       st.booleans())
+def test_a_layout_or_one_line(ranks: int, tensor: int, shard: Shard, split: bool, cuda: int, on_gpus: bool) -> None:
+    assume(on_gpus or ranks > 1)
+    mesh = Mesh(**({"gpus": str(ranks)} if on_gpus else {"ranks": ranks}), tensor=tensor, shard=shard,
+                sequence_parallel=split)
+    try:
+        layout = chosen(mesh, cuda=cuda)
+    except UsageError as error:
+        assert "\n" not in str(error)
+        return
+    assert layout.ranks == ranks and layout.kind == ("cuda" if on_gpus and cuda else "cpu")
+    assert MANIFEST.training.microbatch_size % layout.data == 0 and MANIFEST.model.num_heads % layout.tensor == 0
+    assert tensor in (0, layout.tensor) and (layout.shard in (shard, "none"))
+    assert (layout.data > 1) == (layout.shard != "none")
