@@ -26,11 +26,10 @@ from swarmnet.ids import RoundId
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage import snapshot
-from swarmnet.stage.accumulator import Accumulator
+from swarmnet.stage.body import GradientSum, State
 from swarmnet.stage.engine import Contribution, OuterStep, Reduced
 from swarmnet.stage.outer_plan import OuterPlan, Range
 from swarmnet.stage.reducer import PartReducer
-from swarmnet.stage.replica_state import ReplicaState
 from swarmnet.stage.step_sum import blameless, check_codec, check_part, codec_of
 from swarmnet.stage.sum_buffer import SumBuffer
 from swarmnet.wire import codecs
@@ -47,19 +46,20 @@ class LocalSum:
     """
 
     def __init__(
-        self, manifest: Manifest, state: ReplicaState, accumulator: Accumulator, *, device: torch.device
+        self, manifest: Manifest, state: State, accumulator: GradientSum, *, device: torch.device
     ) -> None:
         assert state.outer is not None
         averaging, training = manifest.averaging, manifest.training
         self._manifest, self._state, self._accumulator, self._outer = manifest, state, accumulator, state.outer
+        self._canonical = state.canonical
         self._plan = OuterPlan(
-            state.num_elements, averaging.inner_steps, averaging.fragments, training.total_steps,
+            state.canonical.num_elements, averaging.inner_steps, averaging.fragments, training.total_steps,
             averaging.outer_warmup_steps,
         )
         self._gossip = averaging.partners == "pairs"
         self._device = device
         self._tokens_each = training.microbatch_size * training.sequence_length
-        self._codec = codec_of(averaging.codec, state, device)
+        self._codec = codec_of(averaging.codec, state.canonical, device)
         self._reducer, self._length_reducer = PartReducer(manifest), PartReducer(manifest, codec="fp32")
         self._centers: dict[Range, Tensor] = {}      # the last mean of each fragment, where the reducer asks for it
         self._forgotten = 0                          # how often what the codec owes was dropped
@@ -108,7 +108,7 @@ class LocalSum:
         due = self.due
         if due is None:
             return ()
-        whole = due == (0, self._state.num_elements)
+        whole = due == (0, self._canonical.num_elements)
         return self._codec.phases if whole else (due[1] - due[0],)
 
     # ------------------------------------------------------------ taking part in a round
@@ -126,11 +126,11 @@ class LocalSum:
         """Positions [start, stop) of what I give."""
         check_part(start, stop, sum(self.phases))
         edge = sum(self._outer_phases)
-        with blameless(self._state.stage):
+        with blameless(self._canonical.stage):
             if start >= edge:
                 if self._length is None:
                     own = self._accumulator.read(self._state.version)
-                    self._length = torch.tensor([math.sqrt(self._state.square_norm(own))])
+                    self._length = torch.tensor([math.sqrt(self._canonical.square_norm(own))])
                 return codecs.encode("fp32", self._length[start - edge : stop - edge].clone())
             shift = self._shift
             return self._codec.contribution(self._vector(), start + shift, stop + shift, voids=self._forgotten)
@@ -140,14 +140,14 @@ class LocalSum:
         edge = sum(self._outer_phases)
         if start >= edge:
             total, clipped = self._length_reducer(contributions, stop - start, hop=hop)
-            with blameless(self._state.stage):
+            with blameless(self._canonical.stage):
                 return Reduced(codecs.encode("fp32", total), clipped)
         center = self._centers.get(self.due or (0, 0))
         about = None if center is None else center[start:stop]
         total, clipped = self._reducer(contributions, stop - start, about, hop=hop)
         if self._gossip:
             total.div_(sum(contribution.num_microbatches for contribution in contributions))
-        with blameless(self._state.stage):
+        with blameless(self._canonical.stage):
             return Reduced(self._codec.sum(total, start + self._shift, voids=self._forgotten, hop=hop), clipped)
 
     def open(self) -> None:
@@ -173,7 +173,7 @@ class LocalSum:
         """A vector was put whole, and another is to be summed."""
         self._phase += 1
         if self._phase < len(self._outer_phases):
-            with blameless(self._state.stage):
+            with blameless(self._canonical.stage):
                 self._codec.next_phase(voids=self._forgotten)
         elif self._gossip:
             self._exchanged.seal()
@@ -182,7 +182,7 @@ class LocalSum:
     def seal(self) -> tuple[bytes, float]:
         """Everything was put: the digest of what everybody holds, and its measure."""
         if self.due is not None:
-            with blameless(self._state.stage, only=RejectCode.NON_FINITE):
+            with blameless(self._canonical.stage, only=RejectCode.NON_FINITE):
                 self._codec.finish(self._exchanged)
         return self._sealed()
 
@@ -224,7 +224,7 @@ class LocalSum:
         """The outer step, if one is due, then my own gradient's; `state` is a version further."""
         if self._version != self._state.version:
             raise ValueError(f"no finished sum of version {self._state.version} is installed")
-        commit, due = commits[self._state.stage], self.due
+        commit, due = commits[self._canonical.stage], self.due
         mine = commit.id == self._round and bool(self._counted)
         outer = None if due is None else self._outer_step(commit, due)
         own = (
@@ -279,7 +279,7 @@ class LocalSum:
     def recall(self, data: bytes | memoryview) -> None:
         """See StepSum."""
         shapes = {name: tensor.shape for name, tensor in self._codec.memory.items()}
-        saved = snapshot.unpack(data, shapes, stage=self._state.stage, version=self._state.version)
+        saved = snapshot.unpack(data, shapes, stage=self._canonical.stage, version=self._state.version)
         self._codec.recall(saved, voids=self._forgotten)
 
     # ------------------------------------------------------------ inside
@@ -295,7 +295,7 @@ class LocalSum:
         if self._mine is None:
             assert self.due is not None
             start, stop = self.due
-            self._mine = torch.empty(self._state.num_elements, dtype=torch.float32, device=self._device)
+            self._mine = torch.empty(self._canonical.num_elements, dtype=torch.float32, device=self._device)
             self._mine[start:stop] = self._outer.vector(start, stop, plain=self._plan.plain(self._state.version))
             if not self._gossip:
                 self._mine[start:stop] *= len(self._counted)

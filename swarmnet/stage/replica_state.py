@@ -1,38 +1,32 @@
-"""What one replica holds of a version: weights, moments, and the flat view of its gradients. No threads, no protocol.
+"""What one replica holds of a version on one device: weights, moments, gradients of one microbatch. No threads.
 
 With `averaging.sync = "overlap"` step s is computed on the weights of version s - 1: two versions' weights rest in two
 modules, and step s uses module s % 2. The update of step s reads the other one, which holds the newest weights, and
 writes into the module of s, whose weights nobody needs any more. Before steps overlap both hold the same. The moments
 exist once.
 
-The flat gradient is every parameter after the other in canonical order (that of `named_parameters`). Gradients are
-computed into one scratch buffer whose pieces start on 64-byte boundaries: matrix kernels pick their summation order by
-alignment, so a parameter's gradient must not depend on what precedes it in the stage.
+Gradients are computed into one scratch buffer whose pieces start on 64-byte boundaries: matrix kernels pick their
+summation order by alignment, so a parameter's gradient must not depend on what precedes it in the stage.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Commit
 from swarmnet.model.cut import cut_layers
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.split import Tape
 from swarmnet.stage import snapshot
-from swarmnet.stage.optimizer import MOMENTS, StageOptimizer, average, square_norm
+from swarmnet.stage.canonical import Canonical, Initial
+from swarmnet.stage.optimizer import MOMENTS, StageOptimizer, average
 from swarmnet.stage.outer import Outer
-from swarmnet.stage.schedule import gradient_scale, learning_rate
-
-Initial = Callable[[], Mapping[str, Tensor]]
-"""Reads the weights of version 0, by name."""
 
 _ALIGN = 16          # fp32 elements
 
@@ -47,10 +41,11 @@ class ReplicaState:
         self.manifest, self.stage, self.device = manifest, stage, device
         self.first, self.last = stage == 0, stage == len(ranges) - 1
         self.delay = manifest.averaging.delay
-        self._modules = [
-            StageModule(manifest.model, ranges[stage], first=self.first, last=self.last).to(device)
-            for _ in range(1 + self.delay.most)
-        ]
+        with device:                         # made where they rest: a stage that fits the device need not fit elsewhere
+            self._modules = [
+                StageModule(manifest.model, ranges[stage], first=self.first, last=self.last)
+                for _ in range(1 + self.delay.most)
+            ]
         self.version, self._initial = 0, initial
         self._names = [name for name, _ in self._modules[0].named_parameters()]
         self._parameters = [list(module.parameters()) for module in self._modules]
@@ -60,27 +55,14 @@ class ReplicaState:
             parameter: scratch for parameters in self._parameters
             for parameter, scratch in zip(parameters, self._scratch, strict=True)
         }
-        self.edges = [0, *itertools.accumulate(parameter.numel() for parameter in self._parameters[0])]
+        self.canonical = Canonical(
+            manifest, stage, {name: p.shape for name, p in zip(self._names, self._parameters[0], strict=True)}
+        )
         self.outer = Outer.of(manifest.averaging, self._parameters[0])
-        self.layout = snapshot.Layout({name: tensor.shape for name, tensor in self._tensors().items()}, stage=stage)
-
-    @property
-    def num_elements(self) -> int:
-        """Length of the flat gradient."""
-        return self.edges[-1]
-
-    @property
-    def parameter_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """(name, shape) of every parameter, in canonical order."""
-        return [(name, tuple(p.shape)) for name, p in zip(self._names, self._parameters[0], strict=True)]
 
     def module(self, step: int) -> StageModule:
         """What `step` is computed on, which must be open."""
         return self._modules[step % len(self._modules)]
-
-    def weights(self) -> dict[str, Tensor]:
-        """Copies of the newest weights, by name, on the CPU."""
-        return {name: p.detach().to("cpu", copy=True) for name, p in zip(self._names, self.newest, strict=True)}
 
     def gradients(self, tape: Tape) -> list[Tensor]:
         """Run a weight pass: one fp32 gradient per parameter, in canonical order, valid until the next call."""
@@ -89,52 +71,24 @@ class ReplicaState:
             raise ValueError(f"a weight pass wrote {len(written)} of {len(self._names)} parameters")
         return self._scratch
 
-    def square_norm(self, total: Tensor) -> float:
-        """Squared L2 norm of a flat sum: per parameter in fp64, added in canonical order."""
-        squares = 0.0
-        for start, stop in itertools.pairwise(self.edges):
-            squares += square_norm(total[start:stop], numerics=self.manifest.numerics)
-        return squares
-
     def apply(self, total: Tensor, commits: Sequence[Commit], *, own_tokens: int | None = None) -> None:
-        """Step to the next version with the flat sum `total` (see `stage.engine.Engine.apply`).
-
-        own_tokens: that `total` is a sum over, where it is this replica's own. Then its own length counts in the norm
-        by which it is clipped, and those of other stages are what their commits say.
-        """
-        everybodys = self._check(commits)
-        norms = [commit.grad_sq_norm for commit in commits]
-        if own_tokens is not None:
-            norms[self.stage] = self.square_norm(total) * (everybodys / own_tokens) ** 2
-        table, training = self.manifest.optimizer, self.manifest.training
-        scale = gradient_scale(norms, num_tokens=everybodys, clip_norm=table.clip_norm)
-        scale *= everybodys / (own_tokens or everybodys)
-        for gradient, (start, stop) in zip(self._scratch, itertools.pairwise(self.edges), strict=True):
-            average(total[start:stop], gradient.view(-1), scale=scale, numerics=self.manifest.numerics)
-        rate = learning_rate(table, self.version, total_steps=training.total_steps)
+        """Step to the next version with the flat sum `total` (see `Canonical.update`)."""
+        update = self.canonical.update(self.version, total, commits, own_tokens=own_tokens)
+        for gradient, piece in zip(self._scratch, self.canonical.pieces(total), strict=True):
+            average(piece, gradient.view(-1), scale=update.scale, numerics=self.manifest.numerics)
         into = self._parameters[self.version % len(self._modules)]
         if self.delay.most:
             _copy(self.newest, into)
-        self._optimizer.step(self._scratch, learning_rate=rate, parameters=into)
+        self._optimizer.step(self._scratch, learning_rate=update.rate, parameters=into)
         self.version += 1
         if not self.delay.behind(self.version) and self.delay.most:
             _copy(into, self._parameters[self.version % len(self._modules)])
 
     def stay(self, commits: Sequence[Commit]) -> None:
         """On to the next version with the same weights: there was no gradient for them."""
-        self._check(commits)
+        self.canonical.check(self.version, commits)
         self.version += 1
         self._optimizer.set_num_steps(self.version)      # as where a snapshot of it is taken over
-
-    def _check(self, commits: Sequence[Commit]) -> int:
-        """Are these the commits that lead to the next version? Returns the step's number of tokens."""
-        stages = [(commit.stage, commit.step) for commit in commits]
-        if stages != [(stage, self.version) for stage in range(self.manifest.cut.stages)]:
-            raise ValueError(f"version {self.version} needs a commit of each stage, in order; got {stages}")
-        num_tokens = commits[-1].num_tokens
-        if num_tokens <= 0 or not all(0 <= commit.grad_sq_norm < math.inf for commit in commits):
-            raise BadMessage(RejectCode.MALFORMED, "a commit without tokens or norm", step=self.version)
-        return num_tokens
 
     def reset_to_seed(self) -> None:
         """Back to version 0, and what would be before it is the same."""
@@ -152,22 +106,13 @@ class ReplicaState:
         self.version = 0
 
     def copy(self, memory: Tensor) -> int:
-        """Copy the state into `layout.memory()`; returns its version. `layout.seal` then makes a snapshot of it."""
-        self.layout.copy(self._tensors(), memory)
+        """Copy the state into `canonical.layout.memory()`; returns its version."""
+        self.canonical.layout.copy(self._tensors(), memory)
         return self.version
-
-    def unpack(self, data: bytes | memoryview, *, version: int) -> dict[str, Tensor]:
-        """The tensors of a snapshot that fits this stage, checked. Touches no live tensor. Raises BadMessage."""
-        shapes = {name: tensor.shape for name, tensor in self._tensors().items()}
-        tensors = snapshot.unpack(data, shapes, stage=self.stage, version=version)
-        for name in self._names:
-            if bool((tensors[snapshot.moment_name("exp_avg_sq", name)] < 0).any()):
-                raise BadMessage(RejectCode.MALFORMED, "a second moment is negative", name=name)
-        return tensors
 
     @torch.no_grad()
     def take_over(self, tensors: Mapping[str, Tensor], *, version: int) -> None:
-        """Become what `unpack` has read."""
+        """Become what `Canonical.unpack` has read."""
         self.version = version               # first: it says which module holds what
         for name, tensor in self._tensors().items():
             tensor.copy_(tensors[name])

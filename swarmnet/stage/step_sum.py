@@ -19,11 +19,12 @@ from swarmnet.manifest.codec_names import rank, split
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage import snapshot
-from swarmnet.stage.accumulator import Accumulator, check_fixed_point, sum_dtype
+from swarmnet.stage.accumulator import check_fixed_point
+from swarmnet.stage.body import GradientSum, State
+from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.engine import Contribution, Reduced
 from swarmnet.stage.factor_codec import FactorCodec
 from swarmnet.stage.reducer import PartReducer
-from swarmnet.stage.replica_state import ReplicaState
 from swarmnet.stage.sum_buffer import SumBuffer
 from swarmnet.stage.sum_codec import SumCodec
 from swarmnet.wire import codecs
@@ -32,8 +33,9 @@ from swarmnet.wire import codecs
 class StepSum:
     """The sums of one stage, always of the version that `state` is at: of the oldest open step.
 
-    accumulators: step s sums in accumulators[s % len]. What a codec remembers is void with the accumulator of the step
-    that is being averaged; a void of a step that has contributed nothing yet leaves it.
+    accumulators: step s sums in accumulators[s % len]. memory: where the finished sum is put together. What a codec
+    remembers is void with the accumulator of the step that is being averaged; a void of a step that has contributed
+    nothing yet leaves it.
 
     Positions count through all `phases`, the vectors that a round sums one after the other; for most codecs there is
     one, the flat gradient itself. Raises BadMessage for what a peer sent, Refused(VOID) for a result of our own that is
@@ -41,16 +43,16 @@ class StepSum:
     """
 
     def __init__(
-        self, manifest: Manifest, state: ReplicaState, accumulators: Sequence[Accumulator], *, device: torch.device
+        self, manifest: Manifest, state: State, accumulators: Sequence[GradientSum], *, memory: Tensor
     ) -> None:
-        self._state, self._accumulators = state, accumulators
+        self._state, self._canonical, self._accumulators = state, state.canonical, accumulators
         self._accumulator = accumulators[0]  # of the oldest open step
         self._voids_then = self._voids_before = 0
         self._fixed_point = manifest.numerics.mode == "deterministic"
         self._num_microbatches = manifest.training.microbatches
-        self._sum = SumBuffer(state.num_elements, dtype=sum_dtype(manifest.numerics), device=device)
+        self._sum = SumBuffer.over(memory)
         self._version = -1                   # the version the finished sum leads on from
-        self._codec = codec_of(manifest.averaging.codec, state, device)
+        self._codec = codec_of(manifest.averaging.codec, self._canonical, memory.device)
         self._arriving = self._codec.buffer(self._sum)
         self._reducer = PartReducer(manifest)
         self._center: Tensor | None = None   # what the last step's mean was, where the reducer asks for it
@@ -69,7 +71,7 @@ class StepSum:
     @property
     def sum_elements(self) -> int:
         """Length of the finished sum."""
-        return self._state.num_elements
+        return self._canonical.num_elements
 
     @property
     def block(self) -> int:
@@ -94,7 +96,7 @@ class StepSum:
     def contribution(self, start: int, stop: int) -> Packed:
         """Positions [start, stop) of the accumulator under the averaging codec."""
         check_part(start, stop, sum(self.phases))
-        with blameless(self._state.stage):
+        with blameless(self._canonical.stage):
             return self._codec.contribution(
                 self._accumulator.read(self._state.version), start, stop, voids=self._voids
             )
@@ -105,7 +107,7 @@ class StepSum:
         if self._center is not None and self._center_version == self._state.version:
             center = self._center[start:stop]
         total, clipped = self._reducer(contributions, stop - start, center, hop=hop)
-        with blameless(self._state.stage):
+        with blameless(self._canonical.stage):
             return Reduced(self._codec.sum(total, start, voids=self._voids, hop=hop), clipped)
 
     def open(self) -> None:
@@ -125,12 +127,12 @@ class StepSum:
 
     def next_phase(self) -> None:
         """A vector was put whole, and another is to be summed."""
-        with blameless(self._state.stage):
+        with blameless(self._canonical.stage):
             self._codec.next_phase(voids=self._voids)
 
     def seal(self) -> tuple[bytes, float]:
         """Everything was put: the digest of the whole sum and its squared norm."""
-        with blameless(self._state.stage, only=RejectCode.NON_FINITE):
+        with blameless(self._canonical.stage, only=RejectCode.NON_FINITE):
             self._codec.finish(self._sum)
         return self._sealed()
 
@@ -139,7 +141,7 @@ class StepSum:
     def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """Take over a sum that others have finished, all of it or none."""
         sizes = [math.prod(packed.shape) for packed in parts]
-        if sum(sizes) != self._state.num_elements:
+        if sum(sizes) != self._canonical.num_elements:
             raise BadMessage(RejectCode.BAD_SHAPE, "parts do not cover the sum", sizes=sizes[:16])
         decoded = []
         for packed, size in zip(parts, sizes, strict=True):
@@ -156,18 +158,18 @@ class StepSum:
 
     def finished(self, start: int, stop: int) -> Packed:
         """Elements [start, stop) of the sum buffer, losslessly."""
-        check_part(start, stop, self._state.num_elements)
+        check_part(start, stop, self._canonical.num_elements)
         return codecs.encode(self._lossless, self._sum.flat[start:stop].clone())     # a Packed may view its tensor
 
     def apply(self, commits: Sequence[Commit]) -> None:
         """One optimizer step on the finished sum: `state` is a version further."""
         self._state.apply(self.flat, commits)
-        mine = commits[self._state.stage]
+        mine = commits[self._canonical.stage]
         self._codec.applied(mine.id, voids=self._voids)
         self._turn()
         if self._reducer.needs_center:       # for the next step's reducer: this one's mean per microbatch
             if self._center is None:
-                self._center = torch.empty(self._state.num_elements, dtype=torch.float32)
+                self._center = torch.empty(self._canonical.num_elements, dtype=torch.float32)
             self._center.copy_(self._sum.flat).div_(self._num_microbatches - len(mine.voided))
             self._center_version = self._state.version
 
@@ -190,7 +192,7 @@ class StepSum:
 
         Raises BadMessage, and remembers what it did before."""
         shapes = {name: tensor.shape for name, tensor in self._codec.memory.items()}
-        saved = snapshot.unpack(data, shapes, stage=self._state.stage, version=self._state.version)
+        saved = snapshot.unpack(data, shapes, stage=self._canonical.stage, version=self._state.version)
         self._codec.recall(saved, voids=self._voids)
 
     # ------------------------------------------------------------ inside
@@ -213,7 +215,7 @@ class StepSum:
     def _sealed(self) -> tuple[bytes, float]:
         digest = self._sum.seal()
         self._version = self._state.version
-        return digest, self._state.square_norm(self._sum.flat)
+        return digest, self._canonical.square_norm(self._sum.flat)
 
     def _check_range(self, piece: Tensor) -> None:
         if self._fixed_point:                # in fp32 mode decoding has checked enough
@@ -237,12 +239,12 @@ def check_part(start: int, stop: int, end: int) -> None:
         raise BadMessage(RejectCode.BAD_SHAPE, "no such part", start=start, stop=stop, num_elements=end)
 
 
-def codec_of(name: str, state: ReplicaState, device: torch.device) -> SumCodec | FactorCodec:
+def codec_of(name: str, canonical: Canonical, device: torch.device) -> SumCodec | FactorCodec:
     """How vectors over all elements of this stage travel under that averaging codec."""
     family, parameter = split(name)
     if family == "powersgd":
-        return FactorCodec(rank(parameter), state.parameter_shapes, device=device)
-    return SumCodec(name, state.parameter_shapes, state.num_elements, device=device)
+        return FactorCodec(rank(parameter), canonical.parameter_shapes, device=device)
+    return SumCodec(name, canonical.parameter_shapes, canonical.num_elements, device=device)
 
 
 def check_codec(packed: Packed, *allowed: str) -> None:

@@ -26,6 +26,13 @@ class SumBuffer:
         self._covered: dict[int, int] = {}
         self._digests: dict[int, bytes] = {}
 
+    @classmethod
+    def over(cls, flat: Tensor) -> SumBuffer:
+        """A buffer in that memory."""
+        buffer = cls(0, dtype=flat.dtype, device=flat.device)
+        buffer.flat = flat
+        return buffer
+
     def open(self) -> None:
         """Another sum comes: from now on the buffer holds none."""
         self.whole = False

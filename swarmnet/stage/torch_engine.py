@@ -19,21 +19,21 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from swarmnet.errors import BadMessage, Refused, RejectCode
+from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import RoundId
 from swarmnet.manifest.delay import Delay
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage import snapshot
-from swarmnet.stage.accumulator import Accumulator
+from swarmnet.stage.body import Body
+from swarmnet.stage.canonical import Initial
 from swarmnet.stage.compute import ComputeThread, Turn, Work
 from swarmnet.stage.engine import Contribution, OuterStep, Reduced, Stash
 from swarmnet.stage.local_sum import LocalSum
-from swarmnet.stage.passes import Pass, Passes
-from swarmnet.stage.replica_state import Initial, ReplicaState
+from swarmnet.stage.own_body import OwnBody
+from swarmnet.stage.payloads import Payloads
 from swarmnet.stage.sketch import Sketcher, digest
-from swarmnet.stage.step_sum import StepSum, blameless
-from swarmnet.wire import codecs
+from swarmnet.stage.step_sum import StepSum
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class _Saved:
     """What a forward leaves behind, and on which weights. added: what its weight pass has answered."""
 
     epoch: int
-    work: Pass
+    work: object | None
     added: bool | None = None
 
 
@@ -62,26 +62,17 @@ class TorchEngine:
         self, manifest: Manifest, stage: int, compute: ComputeThread, *, device: str | torch.device = "cpu",
         initial: Initial | None = None,
     ) -> None:
-        codecs.use_all(manifest)
         self._manifest, self._stage, self._compute = manifest, stage, compute
-        self._device = torch.device(device)
-        self._exact = manifest.numerics.mode == "deterministic"
-        self._state = ReplicaState(manifest, stage, device=self._device, initial=initial)
-        self._passes = Passes(
-            first=self._state.first, last=self._state.last, device=self._device, reproducible=self._exact
-        )
-        self._accumulators = [                           # step s, its weights and its sum: number s % (1 + delay.most)
-            Accumulator(
-                self._state.num_elements, manifest.numerics, max_microbatches=manifest.training.microbatches,
-                device=self._device,
-            ) for _ in range(1 + self.delay.most)
-        ]
+        self._delay, self._exact = manifest.averaging.delay, manifest.numerics.mode == "deterministic"
+        self._body: Body = OwnBody(manifest, stage, device=torch.device(device), initial=initial)
+        self._payloads = Payloads(manifest, stage, device=self._body.device)
+        self._state, self._accumulators = self._body.state, self._body.sums
         self._epochs = [0] * (1 + self.delay.most)       # counts changes of the weights
         self._sum: StepSum | LocalSum
         if manifest.averaging.sync == "local":
-            self._sum = LocalSum(manifest, self._state, self._accumulators[0], device=self._device)
+            self._sum = LocalSum(manifest, self._state, self._accumulators[0], device=self._body.device)
         else:
-            self._sum = StepSum(manifest, self._state, self._accumulators, device=self._device)
+            self._sum = StepSum(manifest, self._state, self._accumulators, memory=self._body.sum_memory())
         self._spare: Tensor | None = None    # memory for the next snapshot
         self._sketcher: Sketcher | None = None
         self._sum_lock = threading.Lock()    # StepSum and what it reads of the state: of one thread at a time
@@ -92,7 +83,7 @@ class TorchEngine:
     @property
     def num_elements(self) -> int:
         """Length of the flat gradient."""
-        return self._state.num_elements
+        return self._state.canonical.num_elements
 
     @property
     def phases(self) -> tuple[int, ...]:
@@ -117,7 +108,7 @@ class TorchEngine:
     @property
     def delay(self) -> Delay:
         """On which version's weights each step is computed."""
-        return self._state.delay
+        return self._delay
 
     def voids(self, step: int) -> int:
         """How often the accumulator that `step` sums in has been voided."""
@@ -160,15 +151,15 @@ class TorchEngine:
         if not self.version <= step <= self.version + self.delay.ahead(self.version):
             code = RejectCode.STALE if step < self.version else RejectCode.NOT_READY
             raise Refused(code, "other weights", step=step, version=self.version)
-        tokens, hidden = self._unpack(payload)
+        tokens, hidden = self._payloads.input(payload)
         stash = Stash(step, index, voids)
-        output, work = self._passes.forward(self._state.module(step), tokens, hidden, train=train)
-        if self._state.last:
+        output, work = self._body.forward(step, tokens, hidden, train=train)
+        if self._payloads.last:
             stash.loss_sum, stash.num_tokens = output.item(), tokens[:, 1:].numel()
             if not math.isfinite(stash.loss_sum):
                 raise Refused(RejectCode.VOID, "the loss is not finite", index=index)
         else:
-            stash.output = codecs.encode("int32", tokens), self._encode(self._manifest.wire.activations, output)
+            stash.output = self._payloads.output(tokens, output)
         if work is not None:
             stash.saved = _Saved(self._epochs[self._place(step)], work)
         stash.compute_s += time.perf_counter() - began
@@ -179,10 +170,10 @@ class TorchEngine:
         saved = _saved(stash)
         if saved.epoch != self._epochs[self._place(stash.step)]:
             raise Refused(RejectCode.STALE, "the weights have changed since forward", step=stash.step)
-        self._expect(gradient, 0 if self._state.last else 1)
-        grad = None if self._state.last else self._activation(gradient[0], self._manifest.wire.gradients)
-        own = self._passes.backward(saved.work, grad)
-        answer = () if own is None else (self._encode(self._manifest.wire.gradients, own),)
+        if saved.work is None:
+            raise ValueError(f"backward of microbatch {stash.step}/{stash.index} has run already")
+        own = self._body.backward(saved.work, self._payloads.gradient(gradient))
+        answer = self._payloads.input_gradient(own)
         stash.compute_s += time.perf_counter() - began
         return answer
 
@@ -191,15 +182,11 @@ class TorchEngine:
         saved = _saved(stash)
         if saved.added is not None:
             return saved.added
-        if saved.work.output is not None or saved.work.tape is None:
-            raise ValueError(f"no gradient to add: microbatch {stash.step}/{stash.index}")
-        tape, saved.work.tape, saved.added = saved.work.tape, None, False
+        work, saved.work, saved.added = saved.work, None, False
         place = self._place(stash.step)
         if saved.epoch != self._epochs[place] or stash.voids != self.voids(stash.step):
             return False
-        saved.added = self._accumulators[place].add(
-            self._state.gradients(tape), step=stash.step, index=stash.index, voids=stash.voids
-        )
+        saved.added = self._body.accumulate(work, step=stash.step, index=stash.index, voids=stash.voids)
         stash.compute_s += time.perf_counter() - began
         return saved.added
 
@@ -268,15 +255,15 @@ class TorchEngine:
         spare, self._spare = self._spare, None
         memory = await self._memory() if spare is None else spare
         version = await self._run(Work.STATE, self.version, 0, lambda: self._state.copy(memory))
-        return self._state.layout.seal(memory, version=version)
+        return self._state.canonical.layout.seal(memory, version=version)
 
     async def _memory(self) -> Tensor:
-        layout = self._state.layout
+        layout = self._state.canonical.layout
         return layout.memory() if layout.num_bytes < _LARGE else await asyncio.to_thread(layout.memory)
 
     async def restore(self, data: bytes | memoryview, *, version: int, becomes: int | None = None) -> None:
         """Take over a snapshot's state; read and checked beside the compute thread."""
-        tensors = await asyncio.to_thread(self._state.unpack, data, version=version)
+        tensors = await asyncio.to_thread(self._state.canonical.unpack, data, version=version)
         await self._turn(lambda: self._take_over(tensors, version if becomes is None else becomes))
 
     async def reset_to_seed(self) -> None:
@@ -297,7 +284,10 @@ class TorchEngine:
 
     async def weights(self) -> dict[str, Tensor]:
         """Copies of the weights by name, on the CPU."""
-        return await self._run(Work.BACKGROUND, self.version, 0, self._state.weights)
+        return await self._run(Work.BACKGROUND, self.version, 0, lambda: {
+            name: tensor.detach().to("cpu", copy=True)
+            for name, tensor in zip(self._state.canonical.shapes, self._state.newest, strict=True)
+        })
 
     def _apply(self, commits: Sequence[Commit]) -> OuterStep | None:
         applied = self._place(self.version)
@@ -307,7 +297,7 @@ class TorchEngine:
 
     def _measure(self) -> tuple[int, bytes, tuple[float, ...]]:
         if self._sketcher is None:
-            self._sketcher = Sketcher(self._manifest.training.seed, device=self._device)
+            self._sketcher = Sketcher(self._manifest.training.seed, device=self._body.device)
         state = self._state
         bits = digest(state.newest) if self._manifest.averaging.equal_bits else b""
         return state.version, bits, self._sketcher.sketch(state.newest)
@@ -346,43 +336,11 @@ class TorchEngine:
 
     async def _run(self, work: Work, step: int, index: int, job: Callable[[], T]) -> T:
         def guarded() -> T:
-            if self._exact and self._device.type == "cpu" and torch.get_num_threads() != 1:
+            if self._exact and self._body.device.type == "cpu" and torch.get_num_threads() != 1:
                 torch.set_num_threads(1)                 # sums inside kernels depend on how many threads share them
             return job()
 
         return await self._compute.run(Turn(work, step, -self._stage, index), guarded)
-
-    def _unpack(self, payload: Sequence[Packed]) -> tuple[Tensor, Tensor | None]:
-        """tokens [B, T + 1] int32 on the CPU, hidden [B, T, D] on the device (None in stage 0)."""
-        self._expect(payload, 1 if self._state.first else 2)
-        training = self._manifest.training
-        self._expect_codec(payload[0], "int32")
-        shape = (training.microbatch_size, training.sequence_length + 1)
-        tokens = codecs.decode(payload[0], expect_shape=shape)
-        low, high = (int(extreme) for extreme in torch.aminmax(tokens))
-        if low < 0 or high >= self._manifest.model.vocab_size:
-            raise BadMessage(RejectCode.MALFORMED, "a token id outside the vocabulary", low=low, high=high)
-        return tokens, None if self._state.first else self._activation(payload[1], self._manifest.wire.activations)
-
-    def _activation(self, packed: Packed, codec: str) -> Tensor:
-        """[B, T, D], fp32, finite, fresh memory on the device."""
-        training = self._manifest.training
-        shape = (training.microbatch_size, training.sequence_length, self._manifest.model.hidden_size)
-        self._expect_codec(packed, codec)
-        return codecs.decode(packed, expect_shape=shape, device=self._device)
-
-    def _expect(self, payload: Sequence[Packed], count: int) -> None:
-        if len(payload) != count:
-            raise BadMessage(RejectCode.BAD_SHAPE, "wrong number of tensors", found=len(payload), expected=count)
-
-    def _expect_codec(self, packed: Packed, *allowed: str) -> None:
-        if packed.codec not in allowed:
-            raise BadMessage(RejectCode.MALFORMED, "not the run's codec", found=packed.codec[:32], expected=allowed)
-
-    def _encode(self, codec: str, own: Tensor) -> Packed:
-        """Encode what we computed ourselves."""
-        with blameless(self._stage):
-            return codecs.encode(codec, own)
 
 
 def _saved(stash: Stash) -> _Saved:

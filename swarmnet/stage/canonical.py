@@ -1,0 +1,115 @@
+"""A stage's state in canonical form: names, shapes and order, whatever computes it, and how it goes on.
+
+The flat gradient is every parameter after the other in canonical order (that of `named_parameters`); a snapshot holds
+weights, moments and whatever else the run asks for under the names of `stage.snapshot`. Holds no tensor of the state.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.manifest.schema import Manifest
+from swarmnet.messages import Commit
+from swarmnet.stage import snapshot
+from swarmnet.stage.optimizer import MOMENTS, square_norm
+from swarmnet.stage.schedule import gradient_scale, learning_rate
+
+Initial = Callable[[], Mapping[str, Tensor]]
+"""Reads the weights of version 0, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One step of the optimizer: the average gradient is the sum times `scale`, clipping included."""
+
+    scale: float
+    rate: float
+
+
+class Canonical:
+    """Names and shapes of one stage. shapes: of its parameters by name, in canonical order."""
+
+    def __init__(self, manifest: Manifest, stage: int, shapes: Mapping[str, torch.Size]) -> None:
+        self.manifest, self.stage, self.shapes = manifest, stage, dict(shapes)
+        self.edges = [0, *itertools.accumulate(shape.numel() for shape in shapes.values())]
+        self.state_shapes = _state_shapes(manifest, self.shapes)
+        self.layout = snapshot.Layout(self.state_shapes, stage=stage)
+
+    @property
+    def num_elements(self) -> int:
+        """Length of the flat gradient."""
+        return self.edges[-1]
+
+    @property
+    def parameter_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """(name, shape) of every parameter, in canonical order."""
+        return [(name, tuple(shape)) for name, shape in self.shapes.items()]
+
+    def pieces(self, flat: Tensor) -> list[Tensor]:
+        """A flat tensor over all elements, cut into the parameters: flat views, in canonical order."""
+        return [flat[start:stop] for start, stop in itertools.pairwise(self.edges)]
+
+    def square_norm(self, total: Tensor) -> float:
+        """Squared L2 norm of a flat sum: per parameter in fp64, added in canonical order."""
+        squares = 0.0
+        for piece in self.pieces(total):
+            squares += square_norm(piece, numerics=self.manifest.numerics)
+        return squares
+
+    def update(
+        self, version: int, total: Tensor, commits: Sequence[Commit], *, own_tokens: int | None = None
+    ) -> Update:
+        """How `version` goes on with the flat sum `total` and these commits, one of each stage.
+
+        own_tokens: that `total` is a sum over, where it is this replica's own. Then its own length counts in the norm
+        by which it is clipped, and those of other stages are what their commits say. Raises as `check`.
+        """
+        everybodys = self.check(version, commits)
+        norms = [commit.grad_sq_norm for commit in commits]
+        if own_tokens is not None:
+            norms[self.stage] = self.square_norm(total) * (everybodys / own_tokens) ** 2
+        table, training = self.manifest.optimizer, self.manifest.training
+        scale = gradient_scale(norms, num_tokens=everybodys, clip_norm=table.clip_norm)
+        scale *= everybodys / (own_tokens or everybodys)
+        return Update(scale, learning_rate(table, version, total_steps=training.total_steps))
+
+    def check(self, version: int, commits: Sequence[Commit]) -> int:
+        """Are these the commits that lead on from `version`? Returns the step's number of tokens.
+
+        Raises BadMessage for a commit without tokens or norm, ValueError for other commits.
+        """
+        stages = [(commit.stage, commit.step) for commit in commits]
+        if stages != [(stage, version) for stage in range(self.manifest.cut.stages)]:
+            raise ValueError(f"version {version} needs a commit of each stage, in order; got {stages}")
+        num_tokens = commits[-1].num_tokens
+        if num_tokens <= 0 or not all(0 <= commit.grad_sq_norm < math.inf for commit in commits):
+            raise BadMessage(RejectCode.MALFORMED, "a commit without tokens or norm", step=version)
+        return num_tokens
+
+    def unpack(self, data: bytes | memoryview, *, version: int) -> dict[str, Tensor]:
+        """The tensors of a snapshot that fits this stage, checked. Raises BadMessage."""
+        tensors = snapshot.unpack(data, self.state_shapes, stage=self.stage, version=version)
+        for name in self.shapes:
+            if bool((tensors[snapshot.moment_name("exp_avg_sq", name)] < 0).any()):
+                raise BadMessage(RejectCode.MALFORMED, "a second moment is negative", name=name)
+        return tensors
+
+
+def _state_shapes(manifest: Manifest, shapes: Mapping[str, torch.Size]) -> dict[str, torch.Size]:
+    """Names and shapes of everything in a snapshot."""
+    found: dict[str, torch.Size] = {}
+    for name, shape in shapes.items():
+        names = [name, *(snapshot.moment_name(moment, name) for moment in MOMENTS)]
+        if manifest.averaging.delay.most:
+            names.append(snapshot.previous_name(name))
+        if manifest.averaging.sync == "local":
+            names += [snapshot.slow_name(name), snapshot.outer_momentum_name(name)]
+        found |= dict.fromkeys(names, shape)
+    return found

@@ -1,0 +1,56 @@
+"""A stage on one device, computed in this process: `stage.body` as module, accumulators and optimizer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from swarmnet.manifest.schema import Manifest
+from swarmnet.stage.accumulator import Accumulator, sum_dtype
+from swarmnet.stage.canonical import Initial
+from swarmnet.stage.passes import Pass, Passes
+from swarmnet.stage.replica_state import ReplicaState
+
+
+class OwnBody:
+    """`stage.body.Body` on `device`."""
+
+    def __init__(
+        self, manifest: Manifest, stage: int, *, device: torch.device, initial: Initial | None = None
+    ) -> None:
+        self.device, self._dtype = device, sum_dtype(manifest.numerics)
+        self.state = ReplicaState(manifest, stage, device=device, initial=initial)
+        self._passes = Passes(
+            first=self.state.first, last=self.state.last, device=device,
+            reproducible=manifest.numerics.mode == "deterministic",
+        )
+        self.sums = [
+            Accumulator(
+                self.state.canonical.num_elements, manifest.numerics, max_microbatches=manifest.training.microbatches,
+                device=device,
+            ) for _ in range(1 + self.state.delay.most)
+        ]
+
+    def sum_memory(self) -> Tensor:
+        """Memory for one finished sum."""
+        return torch.zeros(self.state.canonical.num_elements, dtype=self._dtype, device=self.device)
+
+    def forward(
+        self, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool
+    ) -> tuple[Tensor, Pass | None]:
+        """See Body."""
+        return self._passes.forward(self.state.module(step), tokens, hidden, train=train)
+
+    def backward(self, work: object, gradient: Tensor | None) -> Tensor | None:
+        """See Body."""
+        assert isinstance(work, Pass)
+        return self._passes.backward(work, gradient)
+
+    def accumulate(self, work: object, *, step: int, index: int, voids: int) -> bool:
+        """See Body."""
+        assert isinstance(work, Pass)
+        if work.output is not None or work.tape is None:
+            raise ValueError(f"no gradient to add: microbatch {step}/{index}")
+        tape, work.tape = work.tape, None
+        gradients = self.state.gradients(tape)
+        return self.sums[step % len(self.sums)].add(gradients, step=step, index=index, voids=voids)

@@ -1,0 +1,73 @@
+"""What reaches one stage over the wire and leaves it, checked: codec, shape, range, finite values.
+
+What others sent and does not fit raises BadMessage. What we computed ourselves and cannot be sent is VOID: nobody is
+to blame for the value of a pure function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.manifest.schema import Manifest
+from swarmnet.messages import Packed
+from swarmnet.stage.step_sum import blameless
+from swarmnet.wire import codecs
+
+
+class Payloads:
+    """The run's codecs and shapes at `stage`. device: where activations are decoded to."""
+
+    def __init__(self, manifest: Manifest, stage: int, *, device: torch.device) -> None:
+        codecs.use_all(manifest)
+        self._stage, self._wire, self._device = stage, manifest.wire, device
+        self.first, self.last = stage == 0, stage == manifest.cut.stages - 1
+        training, model = manifest.training, manifest.model
+        self._tokens = training.microbatch_size, training.sequence_length + 1
+        self._hidden = training.microbatch_size, training.sequence_length, model.hidden_size
+        self._vocab_size = model.vocab_size
+
+    def input(self, payload: Sequence[Packed]) -> tuple[Tensor, Tensor | None]:
+        """tokens [B, T + 1] int32 on the CPU; hidden [B, T, D] on the device, None in stage 0."""
+        _expect(payload, 1 if self.first else 2)
+        _expect_codec(payload[0], "int32")
+        tokens = codecs.decode(payload[0], expect_shape=self._tokens)
+        low, high = (int(extreme) for extreme in torch.aminmax(tokens))
+        if low < 0 or high >= self._vocab_size:
+            raise BadMessage(RejectCode.MALFORMED, "a token id outside the vocabulary", low=low, high=high)
+        return tokens, None if self.first else self._activation(payload[1], self._wire.activations)
+
+    def output(self, tokens: Tensor, hidden: Tensor) -> tuple[Packed, Packed]:
+        """What the next stage gets of a forward."""
+        return codecs.encode("int32", tokens), self._encode(self._wire.activations, hidden)
+
+    def gradient(self, payload: Sequence[Packed]) -> Tensor | None:
+        """The gradient [B, T, D] of what `output` sent; the last stage is sent none."""
+        _expect(payload, 0 if self.last else 1)
+        return None if self.last else self._activation(payload[0], self._wire.gradients)
+
+    def input_gradient(self, own: Tensor | None) -> tuple[Packed, ...]:
+        """What the stage before gets of a backward; stage 0 sends nothing."""
+        return () if own is None else (self._encode(self._wire.gradients, own),)
+
+    def _activation(self, packed: Packed, codec: str) -> Tensor:
+        """[B, T, D], fp32, finite, fresh memory on the device."""
+        _expect_codec(packed, codec)
+        return codecs.decode(packed, expect_shape=self._hidden, device=self._device)
+
+    def _encode(self, codec: str, own: Tensor) -> Packed:
+        with blameless(self._stage):
+            return codecs.encode(codec, own)
+
+
+def _expect(payload: Sequence[Packed], count: int) -> None:
+    if len(payload) != count:
+        raise BadMessage(RejectCode.BAD_SHAPE, "wrong number of tensors", found=len(payload), expected=count)
+
+
+def _expect_codec(packed: Packed, *allowed: str) -> None:
+    if packed.codec not in allowed:
+        raise BadMessage(RejectCode.MALFORMED, "not the run's codec", found=packed.codec[:32], expected=allowed)
