@@ -74,15 +74,27 @@ def run_ranks(size: int, body: Callable[[ThreadComm], T], *, patience_s: float =
 
     Raises what a rank raised. A rank that waits `patience_s` for the others gives up (threading.BrokenBarrierError).
     """
-    table = _Table(size, patience_s=patience_s)
+    return run_mesh(1, size, lambda _, comm: body(comm), patience_s=patience_s)
+
+
+def run_mesh(
+    data: int, tensor: int, body: Callable[[ThreadComm, ThreadComm], T], *, patience_s: float = 60.0
+) -> list[T]:
+    """`run_ranks` for data x tensor ranks: rank d * tensor + t gets its ends of group t along `data` and of group d
+    along `tensor`."""
+    along_data = [_Table(data, patience_s=patience_s) for _ in range(tensor)]
+    along_tensor = [_Table(tensor, patience_s=patience_s) for _ in range(data)]
 
     def guarded(rank: int) -> T:
+        d, t = divmod(rank, tensor)
         try:
-            return body(ThreadComm(table, rank))
+            return body(ThreadComm(along_data[t], d), ThreadComm(along_tensor[d], t))
         except BaseException:
-            table.barrier.abort()
+            for table in (*along_data, *along_tensor):
+                table.barrier.abort()
             raise
 
+    size = data * tensor
     with ThreadPoolExecutor(size, thread_name_prefix="rank") as threads:
         futures = [threads.submit(guarded, rank) for rank in range(size)]
     errors = [error for future in futures if (error := future.exception()) is not None]

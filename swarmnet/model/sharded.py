@@ -11,7 +11,6 @@ takes one all-reduce, `reduce_partial`, for however many microbatches have been 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import torch
@@ -21,6 +20,7 @@ from swarmnet.manifest.schema import Model
 from swarmnet.mesh.comm import Comm
 from swarmnet.model.decoder import Layer, StageModule
 from swarmnet.model.initial import draw
+from swarmnet.model.partial import sum_terms
 from swarmnet.model.regions import Regions
 from swarmnet.model.sharding import take, whole_shape
 from swarmnet.model.slices import Slice, TensorSplit
@@ -55,7 +55,7 @@ class ShardedStage(StageModule):
         )
         self._split, self._comm, self._regions = split, comm, regions
         self._rows = split.vocabulary(comm.rank)
-        self._slices = [self.slice_of(name) for name, _ in self.named_parameters()]
+        self._names = [name for name, _ in self.named_parameters()]
 
     def slice_of(self, name: str) -> Slice:
         """What this rank holds of parameter `name`."""
@@ -64,7 +64,8 @@ class ShardedStage(StageModule):
     @torch.no_grad()
     def reset(self, *, seed: int) -> None:
         """This rank's slices of the weights of version 0. Draws one whole parameter at a time, on the CPU."""
-        for (name, parameter), held in zip(self.named_parameters(), self._slices, strict=True):
+        for name, parameter in self.named_parameters():
+            held = self.slice_of(name)
             whole = draw(name, whole_shape(parameter, held), self._split.model, seed=seed)
             parameter.copy_(take(whole, held))
 
@@ -97,14 +98,8 @@ class ShardedStage(StageModule):
         One all-reduce, or none if nothing is partial. Once per sum, whatever it has summed: sums of microbatches
         commute with it. Every rank calls it at the same place among its collectives.
         """
-        own = [(gradient, held) for gradient, held in zip(gradients, self._slices, strict=True) if held.partial]
-        if not own:
-            return
-        shapes = [whole_shape(gradient, held) for gradient, held in own]
-        edges = [0, *itertools.accumulate(shape.numel() for shape in shapes)]
-        flat = own[0][0].new_zeros(edges[-1])
-        for (gradient, held), shape, start, stop in zip(own, shapes, edges, edges[1:], strict=False):
-            take(flat[start:stop].view(shape), held).copy_(gradient)
-        flat = self._comm.all_reduce(flat)
-        for (gradient, held), shape, start, stop in zip(own, shapes, edges, edges[1:], strict=False):
-            gradient.copy_(take(flat[start:stop].view(shape), held))
+        for gradient, summed in zip(
+            gradients, sum_terms(gradients, self._names, self._split, self._comm), strict=True
+        ):
+            if summed is not gradient:
+                gradient.copy_(summed)

@@ -68,15 +68,23 @@ class Accumulator:
         with self._lock:
             self._voids += 1
 
-    def add(self, gradients: Sequence[Tensor], *, step: int, index: int, voids: int) -> bool:
+    def follow(self, voids: int) -> None:
+        """The void count is kept elsewhere (ranks of a mesh: by their peer), and is this now."""
+        with self._lock:
+            self._voids = voids
+
+    def add(
+        self, gradients: Sequence[Tensor], *, step: int, index: int, voids: int, largest: float | None = None
+    ) -> bool:
         """Add one microbatch's gradients: fp32, contiguous, in canonical order, sums over tokens.
 
         voids: the void count when the work on this microbatch began. False if it has moved since, or if `index` is
-        in the sum already. Raises BadMessage(NON_FINITE) or Overflow; the sum is unchanged then.
+        in the sum already. largest: their largest magnitude, where others have a part of the gradient too and all are
+        to find the same. Raises BadMessage(NON_FINITE) or Overflow; the sum is unchanged then.
         """
         if voids != self.voids:
             return False
-        self._check(gradients, index)
+        self._check(largest_magnitude(gradients) if largest is None else largest, index)
         size = sum(gradient.numel() for gradient in gradients)
         if size != self._sum.numel():
             raise ValueError(f"gradients have {size} elements, the sum has {self._sum.numel()}")
@@ -108,8 +116,7 @@ class Accumulator:
                 self._indexes.clear()
                 self._epoch = (step, voids)
 
-    def _check(self, gradients: Sequence[Tensor], index: int) -> None:
-        largest = largest_magnitude(gradients)
+    def _check(self, largest: float, index: int) -> None:
         if not math.isfinite(largest):
             raise BadMessage(RejectCode.NON_FINITE, "the gradient of a microbatch is not finite", index=index)
         if not self.fixed_point and largest > MAX_MAGNITUDE:

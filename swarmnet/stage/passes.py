@@ -29,11 +29,14 @@ class Pass:
 class Passes:
     """Forward and backward of one stage on one device.
 
-    reproducible: only kernels whose backward gives the same bits again.
+    reproducible: only kernels whose backward gives the same bits again. tapes: backward leaves weight gradients to a
+    weight pass; without, it leaves them where autograd does.
     """
 
-    def __init__(self, *, first: bool, last: bool, device: torch.device, reproducible: bool) -> None:
-        self._first, self._last, self._device = first, last, device
+    def __init__(
+        self, *, first: bool, last: bool, device: torch.device, reproducible: bool, tapes: bool = True
+    ) -> None:
+        self._first, self._last, self._device, self._tapes = first, last, device, tapes
         self._math_only = reproducible and device.type == "cuda"     # on the CPU all kernels are reproducible
 
     def forward(
@@ -46,7 +49,7 @@ class Passes:
         evaluation.
         """
         with torch.set_grad_enabled(train), self._kernels():
-            tape = Tape() if train else None
+            tape = Tape() if train and self._tapes else None
             leaf = None if hidden is None else hidden.requires_grad_(train)
             output = module(tokens[:, :-1].to(self._device) if leaf is None else leaf, tape)
             if self._last:
