@@ -10,6 +10,7 @@ SwarmError
 ├── Refused             the other side answered `Rejected(code, reason)`
 ├── BadMessage          what a peer sent is malformed, oversized or non-finite
 ├── BadCheckpoint       a checkpoint on disk cannot be used
+├── RankLost            a rank of this peer's mesh has ended or hangs; all of them are gone now
 └── Overflow            a fixed-point sum would leave int64
 """
 
@@ -89,6 +90,14 @@ class BadCheckpoint(SwarmError):
     def __init__(self, path: object, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
         self.path, self.reason = str(path), reason
+
+
+class RankLost(SwarmError):
+    """The ranks of this peer's mesh have been ended, because of one of them or (None) of all together."""
+
+    def __init__(self, rank: int | None, reason: str) -> None:
+        super().__init__(reason)
+        self.rank, self.reason = rank, reason
 
 
 class Overflow(SwarmError):

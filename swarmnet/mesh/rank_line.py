@@ -1,0 +1,117 @@
+"""The pipe between the peer process and one rank: JSON packets, and descriptors of shared memory beside them.
+
+A stream socket pair. A packet is its length (8 bytes) and JSON; numbers cross exactly, infinities and NaN too. The
+peer's end never blocks, so a rank that reads nothing cannot hold it up; the rank's end always does. Knows no order.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+Packet = Mapping[str, Any]
+
+LENGTH_BYTES = 8
+CHUNK_BYTES = 1 << 18
+_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+
+def packed(packet: Packet) -> bytes:
+    """The bytes of a packet. Raises TypeError, ValueError if it is not JSON."""
+    body = json.dumps(packet, separators=(",", ":")).encode()
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+
+class PeerEnd:
+    """The peer process's end. Nothing here blocks."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self._end = end
+        self._out: deque[tuple[memoryview, int | None]] = deque()
+        self._read = bytearray()
+
+    def fileno(self) -> int:
+        """For select and poll."""
+        return self._end.fileno()
+
+    def queue(self, data: bytes, descriptor: int | None = None) -> None:
+        """Send `packed` bytes with the next `flush`, after what is queued already, and a descriptor beside them."""
+        self._out.append((memoryview(data), descriptor))
+
+    def flush(self) -> bool:
+        """Send what the line takes now; False while something is left. Raises OSError: the rank is gone."""
+        while self._out:
+            data, descriptor = self._out.popleft()
+            try:
+                beside = [] if descriptor is None else [descriptor]
+                sent = socket.send_fds(self._end, [data], beside) if beside else self._end.send(data)
+            except BlockingIOError:
+                self._out.appendleft((data, descriptor))
+                return False
+            if sent < len(data):
+                self._out.appendleft((data[sent:], None))
+        return True
+
+    def receive(self) -> Packet | None:
+        """The next packet, None while it is not all there. Raises EOFError: the rank is gone, with all it said read."""
+        while (packet := self._cut()) is None:
+            try:
+                chunk = self._end.recv(CHUNK_BYTES)
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                raise EOFError from error
+            if not chunk:
+                raise EOFError
+            self._read += chunk
+        return packet
+
+    def _cut(self) -> Packet | None:
+        end = LENGTH_BYTES + int.from_bytes(self._read[:LENGTH_BYTES], "big")
+        if len(self._read) < max(end, LENGTH_BYTES):
+            return None
+        packet: Packet = json.loads(self._read[LENGTH_BYTES:end])
+        del self._read[:end]
+        return packet
+
+    def close(self) -> None:
+        """A rank that still runs leaves."""
+        self._end.close()
+        self._out.clear()
+
+
+class RankEnd:
+    """A rank's end. Everything here blocks."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(True)
+        self._end = end
+
+    def fileno(self) -> int:
+        """For select and poll."""
+        return self._end.fileno()
+
+    def say(self, packet: Packet) -> None:
+        """Raises OSError: the peer process is gone."""
+        self._end.sendall(packed(packet))
+
+    def hear(self) -> tuple[Packet, int | None]:
+        """The next packet and the descriptor that came with it. Raises EOFError, OSError: the peer process is gone."""
+        head, descriptors, _, _ = socket.recv_fds(self._end, LENGTH_BYTES, 1, flags=_ON_EXEC)
+        head += self._exactly(LENGTH_BYTES - len(head))
+        packet: Packet = json.loads(self._exactly(int.from_bytes(head, "big")))
+        return packet, descriptors[0] if descriptors else None
+
+    def _exactly(self, count: int) -> bytes:
+        parts = []
+        while count:
+            part = self._end.recv(min(count, CHUNK_BYTES))
+            if not part:
+                raise EOFError
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)

@@ -1,0 +1,248 @@
+"""How a rank process is started: as a fork of one that has torch imported, or in a fresh interpreter.
+
+Forked ranks are the zygote's children (`mesh.rank_zygote`), not ours: it reaps them and tells their exit codes, and we
+hold a pidfd of each, so that a signal never reaches another process. Not `multiprocessing`: its fork server would run
+the main module again in each rank, keeps a second process for resources, leaves a directory behind when we are killed,
+and dies with the thread that started it if it is to die with us. Knows no order and no group.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from swarmnet import telemetry
+from swarmnet.errors import SwarmError
+
+log = telemetry.get(__name__)
+
+ZYGOTE = Path(__file__).with_name("rank_zygote.py")
+MAX_PACKET = 1 << 12
+CODE_S = 1.0
+"""How long a process that has ended may take to be reaped."""
+
+PRELOAD = (
+    "torch", "torch.distributed", "swarmnet.mesh.rank",
+    "torch.fx.experimental.symbolic_shapes",            # the first backward imports it, and with it sympy
+)
+
+
+class StarterLost(SwarmError):
+    """The process that ranks are forked from is gone, and they with it, or it did not get ready in time."""
+
+
+class RankProcess(Protocol):
+    """A started rank."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def kill(self) -> None:
+        """SIGKILL, unless it has ended."""
+        ...
+
+    def wait(self, deadline: float) -> bool:
+        """Whether it has ended by `deadline` (of time.monotonic)."""
+        ...
+
+    def code(self) -> int | None:
+        """Of a process that has ended: exit code, -9 after SIGKILL, None if nobody can tell."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it, once it has ended."""
+        ...
+
+
+class RankStarter(Protocol):
+    """Two implementations: Forking, FreshInterpreter."""
+
+    def start(self, line: socket.socket, name: str, deadline: float) -> RankProcess:
+        """A rank at this end of its line, which the caller closes then. Raises StarterLost, OSError."""
+        ...
+
+    def close(self) -> None:
+        """Start no more. Ranks that still run may be killed."""
+        ...
+
+
+def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a rank inherits: no SWARMNET_* setting; one thread per rank, as more spin against each other."""
+    kept = {key: value for key, value in environment.items() if not key.startswith("SWARMNET_")}
+    return kept | {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")}
+
+
+def best_starter(program: str) -> RankStarter:
+    """What suits this system: forking after an import is safe on Linux only. Raises OSError."""
+    return Forking((*PRELOAD, program)) if sys.platform == "linux" else FreshInterpreter()
+
+
+# ---------------------------------------------------------------- a fork of a process that is ready
+
+
+class Forking:
+    """Starts ranks as forks of a zygote, which imports `modules` first. Linux only.
+
+    Packets on the control socket, JSON. To the zygote: {name} and the rank's end of its line, answered by {started:
+    pid} and a pidfd. From it: {threads} once all is imported; {ended: pid, code}. Should the imports end it or leave
+    threads behind, ranks get fresh interpreters instead and say themselves what is wrong.
+    """
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        """Start the zygote; it imports while the caller goes on. Raises OSError."""
+        self._codes: dict[int, int] = {}
+        self._ready = False
+        self._instead: FreshInterpreter | None = None
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                self._zygote = subprocess.Popen(
+                    [sys.executable, "-P", str(ZYGOTE), str(theirs.fileno()), json.dumps(sys.path),
+                     json.dumps(list(modules))],
+                    stdin=subprocess.DEVNULL, stdout=2, env=rank_environment(os.environ), start_new_session=True,
+                    pass_fds=(theirs.fileno(),))
+        except BaseException:
+            self._control.close()
+            raise
+
+    def start(self, line: socket.socket, name: str, deadline: float) -> RankProcess:
+        """See RankStarter.start."""
+        if not self._ready and self._instead is None:
+            self._get_ready(deadline)
+        if self._instead is not None:
+            return self._instead.start(line, name, deadline)
+        try:
+            socket.send_fds(self._control, [json.dumps({"name": name}).encode()], [line.fileno()])
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise StarterLost("the process that ranks are forked from has ended") from error
+        while True:
+            packet, handle = self._hear(deadline)
+            if handle is not None:
+                return _Forked(self, packet["started"], handle)
+
+    def _get_ready(self, deadline: float) -> None:
+        try:
+            while "threads" not in (packet := self._hear(deadline)[0]):
+                pass
+        except EOFError:
+            packet = {"threads": 0}
+        self._ready = packet["threads"] == 1
+        if not self._ready:
+            log.warning("ranks_not_forked", threads=packet["threads"])
+            self._instead = FreshInterpreter()
+
+    def _hear(self, deadline: float) -> tuple[dict[str, Any], int | None]:
+        """The next packet, exit codes noted. Raises StarterLost after `deadline`, and when the zygote has ended."""
+        self._control.settimeout(max(deadline - time.monotonic(), 1e-3))
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET, 1, flags=socket.MSG_CMSG_CLOEXEC)
+        except TimeoutError as error:
+            raise StarterLost("the process that ranks are forked from did not answer in time") from error
+        except ConnectionResetError:
+            data, descriptors = b"", []
+        if not data:
+            raise StarterLost("the process that ranks are forked from has ended")
+        packet: dict[str, Any] = json.loads(data)
+        if "ended" in packet:
+            self._codes[packet["ended"]] = packet["code"]
+        return packet, descriptors[0] if descriptors else None
+
+    def code(self, pid: int) -> int | None:
+        """The exit code of a rank that has ended, once. A zygote that is gone takes it along."""
+        deadline = time.monotonic() + CODE_S
+        try:
+            while pid not in self._codes:
+                self._hear(deadline)
+        except StarterLost:
+            return None
+        return self._codes.pop(pid)
+
+    def close(self) -> None:
+        """See RankStarter.close."""
+        self._control.close()
+        self._zygote.kill()
+        self._zygote.wait()
+
+
+class _Forked:
+    def __init__(self, starter: Forking, pid: int, handle: int) -> None:
+        self._starter, self._pid, self._handle = starter, pid, handle
+        self._code: int | None = None
+        self._asked = False
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    def kill(self) -> None:
+        try:
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        except ProcessLookupError:                      # it has ended
+            pass
+
+    def wait(self, deadline: float) -> bool:
+        ended = select.poll()
+        ended.register(self._handle, select.POLLIN)
+        return bool(ended.poll(max(deadline - time.monotonic(), 0.0) * 1000))
+
+    def code(self) -> int | None:
+        if not self._asked:
+            self._code, self._asked = self._starter.code(self._pid), True
+        return self._code
+
+    def close(self) -> None:
+        self.code()
+        os.close(self._handle)
+
+
+# ---------------------------------------------------------------- a fresh interpreter
+
+FRESH = "import socket, sys; from swarmnet.mesh.rank import main; main(socket.socket(fileno=int(sys.argv[1])))"
+
+
+class FreshInterpreter:
+    """Starts ranks anywhere; each imports everything for itself. They end with their lines."""
+
+    def start(self, line: socket.socket, name: str, deadline: float) -> RankProcess:
+        """See RankStarter.start."""
+        before = f"import sys; sys.path[:] = {sys.path!r}; "
+        return _Fresh(subprocess.Popen(
+            [sys.executable, "-P", "-c", before + FRESH, str(line.fileno()), name], stdin=subprocess.DEVNULL, stdout=2,
+            env=rank_environment(os.environ), start_new_session=True, pass_fds=(line.fileno(),)))
+
+    def close(self) -> None:
+        """See RankStarter.close."""
+
+
+class _Fresh:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self, deadline: float) -> bool:
+        try:
+            self._process.wait(max(deadline - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def code(self) -> int | None:
+        return self._process.poll()
+
+    def close(self) -> None:
+        self._process.wait()
