@@ -9,6 +9,7 @@ value of a pure function. Knows no peers, no rounds, no slots.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import threading
 import time
@@ -338,9 +339,15 @@ class TorchEngine:
         def guarded() -> T:
             if self._exact and self._body.device.type == "cpu" and torch.get_num_threads() != 1:
                 torch.set_num_threads(1)                 # sums inside kernels depend on how many threads share them
-            return job()
+            with _current(self._body.device):
+                return job()
 
         return await self._compute.run(Turn(work, step, -self._stage, index), guarded)
+
+
+def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Each thread has a CUDA device of its own that what names none works on: compiled and foreign kernels, pinning."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _saved(stash: Stash) -> _Saved:
