@@ -201,7 +201,7 @@ class RankGroup:
         if not any(raised):
             return [answer["done"] for answer in answers]
         first = raised[0]
-        for number, each in enumerate(raised):
+        for each in raised:
             if each is None or first is None or (each["class"], each["code"]) != (first["class"], first["code"]):
                 other = next(n for n, one in enumerate(raised) if one != first)
                 self._fail(RankLost(None, f"ranks disagree about {name!r}: {_short(0, first)}; "
