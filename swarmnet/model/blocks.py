@@ -103,9 +103,13 @@ class MeshSplit:
         """What the tensor axis leaves `rank` of the parameter with that Hugging Face name."""
         return self.tensor.slice_of(name, self.layout.coordinates(rank)[1])
 
+    def along_tensor(self, name: str, shape: Sequence[int], rank: int) -> Block:
+        """What `rank` would hold of parameter `name`, whole of `shape`, if the data axis cut nothing."""
+        return _block(self.slice_of(name, rank), shape)
+
     def held(self, what: What, name: str, shape: Sequence[int], rank: int) -> Block:
         """The elements of parameter `name`, whole of `shape`, of which `rank` holds `what`."""
-        block = _block(self.slice_of(name, rank), shape)
+        block = self.along_tensor(name, shape, rank)
         return self._chunk(block, rank) if self.shards(what) else block
 
     def spoken(self, name: str, shape: Sequence[int], rank: int) -> Block | None:

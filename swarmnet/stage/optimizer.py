@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.adamw import adamw
 
 from swarmnet.manifest.schema import Numerics, Optimizer
@@ -30,7 +30,7 @@ class StageOptimizer:
     Calls torch's function and not its class, whose constructor imports the compiler: a second of CPU per process.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], table: Optimizer) -> None:
+    def __init__(self, parameters: Sequence[Tensor], table: Optimizer) -> None:
         self._parameters, self._table = list(parameters), table
         self._moments: list[tuple[Tensor, Tensor]] = []
         self._steps: list[Tensor] = []
@@ -56,7 +56,7 @@ class StageOptimizer:
 
     @torch.no_grad()
     def step(
-        self, gradients: Sequence[Tensor], *, learning_rate: float, parameters: Sequence[nn.Parameter] | None = None
+        self, gradients: Sequence[Tensor], *, learning_rate: float, parameters: Sequence[Tensor] | None = None
     ) -> None:
         """Update every parameter in place. gradients: fp32, averaged and clipped, in the parameters' order.
 
@@ -72,7 +72,7 @@ class StageOptimizer:
             self._lead(pairs, learning_rate)
 
     def _update(
-        self, pairs: Sequence[tuple[nn.Parameter, Tensor]], places: Sequence[int], learning_rate: float,
+        self, pairs: Sequence[tuple[Tensor, Tensor]], places: Sequence[int], learning_rate: float,
         weight_decay: float,
     ) -> None:
         adamw(
@@ -83,7 +83,7 @@ class StageOptimizer:
             eps=self._table.eps,
         )
 
-    def _lead(self, pairs: Sequence[tuple[nn.Parameter, Tensor]], learning_rate: float) -> None:
+    def _lead(self, pairs: Sequence[tuple[Tensor, Tensor]], learning_rate: float) -> None:
         """Add what is missing to `_update`. Of the first moment before it only this is left: with g the gradient,
         m(t) - m(t - 1) = (1 - beta1) / (beta1 - beta1^t) (g - m(t)), without bias."""
         for place, (weight, gradient) in enumerate(pairs):
