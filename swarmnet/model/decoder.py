@@ -12,7 +12,7 @@ Knows no wire, no optimizer and no other stage.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from swarmnet.manifest.schema import Model
 from swarmnet.model import split
+from swarmnet.model.activations import RunLayer, plainly
 from swarmnet.model.initial import draw
 from swarmnet.model.split import Tape
 
@@ -157,16 +158,24 @@ class StageModule(nn.Module):
         for name, parameter in self.named_parameters():
             parameter.copy_(draw(name, parameter.shape, self._dimensions, seed=seed))
 
-    def forward(self, x: Tensor, tape: Tape | None = None) -> Tensor:
-        """x: token ids [B, T] if first, else hidden [B, T, D]. Returns logits [B, T, V] if last, else hidden."""
+    def forward(self, x: Tensor, tape: Tape | None = None, run: RunLayer = plainly) -> Tensor:
+        """x: token ids [B, T] if first, else hidden [B, T, D]. Returns logits [B, T, V] if last, else hidden.
+
+        run: how to run each layer (`model.activations`).
+        """
         cos, sin = self._rotary_tables(x.shape[1], x.device)
         if self.model.embed_tokens is not None:
             x = self.model.embed_tokens(x, tape)
         for layer in self.model.layers.values():
-            x = layer(x, cos, sin, tape)
+            x = run(layer, x, cos, sin, tape)
         if self.model.norm is not None and self.lm_head is not None:
             x = self.lm_head(self.model.norm(x, tape), tape)
         return x
+
+    def lasting(self) -> Iterator[Tensor]:
+        """What forward reads and does not make: weights and tables."""
+        yield from self.parameters()
+        yield from self._rotary or ()
 
     def loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The sum of the tokens' losses: logits are what `forward` of a last stage has returned, labels [B, T]."""

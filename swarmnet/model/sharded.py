@@ -18,6 +18,7 @@ from torch import Tensor
 
 from swarmnet.manifest.schema import Model
 from swarmnet.mesh.comm import Comm
+from swarmnet.model.activations import RunLayer, plainly
 from swarmnet.model.decoder import Layer, StageModule
 from swarmnet.model.initial import draw
 from swarmnet.model.partial import sum_terms
@@ -69,11 +70,12 @@ class ShardedStage(StageModule):
             whole = draw(name, whole_shape(parameter, held), self._split.model, seed=seed)
             parameter.copy_(take(whole, held))
 
-    def forward(self, x: Tensor, tape: Tape | None = None) -> Tensor:
+    def forward(self, x: Tensor, tape: Tape | None = None, run: RunLayer = plainly) -> Tensor:
         """x: token ids [B, T] if first, else hidden [B, T, D], the same on every rank.
 
         Returns hidden [B, T, D], the same on every rank, or if last the logits [B, T, v] of this rank's part of the
         vocabulary, for `loss_sum`. Raises ValueError if ranks cannot share T under sequence parallelism.
+        run: how to run each layer (`model.activations`); one that is run again repeats its collectives, on every rank.
         """
         cos, sin = self._rotary_tables(x.shape[1], x.device)
         if self.model.embed_tokens is not None:
@@ -81,7 +83,7 @@ class ShardedStage(StageModule):
         else:
             x = self._regions.to_shares(x)
         for layer in self.model.layers.values():
-            x = layer(x, cos, sin, tape)
+            x = run(layer, x, cos, sin, tape)
         if self.model.norm is not None and self.lm_head is not None:
             y: Tensor = self.lm_head(self._regions.enter(self.model.norm(x, tape)), tape)
             return y

@@ -5,12 +5,14 @@ linear, scale (of RMSNorm) and embedding answer backward with the gradient of th
 of their parameter needs on a `Tape`; `Tape.weight_pass` finishes the work with the kernels that autograd would have
 used, on the same operands, so the bits are those of an ordinary backward. Autograd runs once.
 
-Without a tape the three functions are torch's own. Knows no model and no accumulator.
+Until then the operands of every product wait. Where activations are computed again that would bring back the memory it
+saves, so there the tape is a `WritingTape`: each gradient is written in backward and its operands are gone, layer by
+layer. Without a tape the three functions are torch's own. Knows no model and no accumulator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -45,20 +47,56 @@ class Tape:
 
         A parameter used twice (tied embeddings) gets the sum.
         """
-        written: set[Parameter] = set()
+        written: dict[Parameter, None] = {}
         owed, self._owed = self._owed, []
         owed.reverse()
         with torch.no_grad():
             while owed:                                  # popping frees the operands one by one
-                parameter, write = owed.pop()
-                if parameter in written:
-                    again = torch.empty_like(parameter)
-                    write(again)
-                    out(parameter).add_(again)
-                else:
-                    write(out(parameter))
-                    written.add(parameter)
-        return written
+                _write(*owed.pop(), out, written)
+        return set(written)
+
+
+class WritingTape(Tape):
+    """Writes every gradient as soon as it is owed, into memory that the microbatch has until its weight pass.
+
+    parameters: of the module. lend: memory for one gradient of each, in the same order.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter], lend: Callable[[], Sequence[Tensor]]) -> None:
+        super().__init__()
+        self._parameters, self._lend = parameters, lend
+        self._memory: dict[Parameter, Tensor] = {}
+        self._written: dict[Parameter, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._written)
+
+    def owe(self, parameter: Parameter, write: Write) -> None:
+        """Write the gradient of `parameter` now."""
+        if not self._memory:
+            self._memory = dict(zip(self._parameters, self._lend(), strict=True))
+        with torch.no_grad():
+            _write(parameter, write, self._memory.__getitem__, self._written)
+
+    def weight_pass(self, out: Callable[[Parameter], Tensor]) -> set[Parameter]:
+        """Copy every gradient over `out(parameter)`, in the order of backward, and forget it."""
+        written, self._written, memory, self._memory = self._written, {}, self._memory, {}
+        for parameter in written:
+            out(parameter).copy_(memory[parameter])
+        return set(written)
+
+
+def _write(
+    parameter: Parameter, write: Write, out: Callable[[Parameter], Tensor], written: dict[Parameter, None]
+) -> None:
+    """The first gradient of a parameter is written, others are added."""
+    if parameter in written:
+        again = torch.empty_like(parameter)
+        write(again)
+        out(parameter).add_(again)
+    else:
+        write(out(parameter))
+        written[parameter] = None
 
 
 class _Linear(torch.autograd.Function):
