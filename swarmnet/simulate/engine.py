@@ -11,6 +11,7 @@ said about values ("exact") leaves those digits out.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
 import json
 import struct
@@ -22,7 +23,7 @@ from swarmnet.ids import RoundId
 from swarmnet.manifest.delay import NO_DELAY, Delay
 from swarmnet.messages import Commit, Packed
 from swarmnet.simulate.device import Device, Kind, Turn
-from swarmnet.stage.engine import Contribution, Reduced, Stash
+from swarmnet.stage.engine import Audience, Contribution, Reduced, Stash
 from swarmnet.step.barrier import evidence
 from swarmnet.wire.values import check_values
 
@@ -125,16 +126,27 @@ class Numbers:
 
 @dataclass(slots=True)
 class Accumulator:
-    """The sum of one open step, and what is in it."""
+    """The sum of one open step, and what is in it. lost: with what held it, and not voided since."""
 
     total: list[int] = field(default_factory=lambda: [0] * NUM_ELEMENTS)
     added: list[int] = field(default_factory=list)
     voids: int = 0
+    lost: bool = False
 
     def void(self) -> None:
         """Empty it."""
         self.total, self.added = [0] * NUM_ELEMENTS, []
         self.voids += 1
+        self.lost = False
+
+
+@dataclass(slots=True)
+class _Saved:
+    """A stash. life: of the ranks that hold it."""
+
+    payload: tuple[Packed, ...]
+    life: int
+    gradient: tuple[Packed, ...] = ()
 
 
 class SimulatedEngine:
@@ -160,6 +172,32 @@ class SimulatedEngine:
         self.debt: bytes | None = None
         self._buffer = [0] * NUM_ELEMENTS
         self._missing: set[int] = set()
+        self._life = 0                           # of the ranks that hold sums and stashes
+        self._audience: Audience | None = None
+        self._context = contextvars.copy_context()
+
+    def subscribe(self, audience: Audience) -> None:
+        """See Engine."""
+        self._audience, self._context = audience, contextvars.copy_context()
+
+    def lose_ranks(self, *, told_after_s: float) -> None:
+        """What computes is lost, with all sums and stashes and whatever it does right now; others take its place.
+        Weights and the finished sum are elsewhere. told_after_s: until the audience hears."""
+        self._life += 1
+        for accumulator in self.accumulators:
+            accumulator.void()
+            accumulator.lost = True
+        if self._audience is not None:
+            asyncio.get_running_loop().call_later(
+                told_after_s, self._audience.on_sums_lost, context=self._context
+            )
+
+    async def _compute(self, turn: Turn, life: int | None = None) -> None:
+        """Occupy the device with a third of a microbatch. life: of the ranks that hold what it needs."""
+        life = self._life if life is None else life
+        await self.device.run(self.device.forward_s, turn)
+        if life != self._life:
+            raise Refused(RejectCode.NOT_READY, "the ranks were lost")
 
     @property
     def num_elements(self) -> int:
@@ -185,41 +223,42 @@ class SimulatedEngine:
 
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
         """See Engine."""
-        seconds = self.device.forward_s
-        await self.device.run(seconds, Turn(step, Kind.FORWARD, -self.stage, index))
+        voids, life = self.voids(step), self._life
+        await self._compute(Turn(step, Kind.FORWARD, -self.stage, index))
         weights = self.weights_of(step)
         check_payload(payload)
         if (self.stage, step, index) in self._poison:
             raise Refused(RejectCode.VOID, "our own result is not finite")
-        stash = Stash(step, index, self.voids(step), compute_s=seconds)
+        stash = Stash(step, index, voids, compute_s=self.device.forward_s)
         if self.arithmetic.last:
             stash.loss_sum, stash.num_tokens = self.arithmetic.loss(weights, payload), 1
         else:
             stash.output = self.arithmetic.forward(weights, payload)
-        stash.saved = [tuple(payload), None]
+        stash.saved = _Saved(tuple(payload), life)
         return stash
 
     async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
         """See Engine."""
-        await self.device.run(self.device.forward_s, Turn(stash.step, Kind.BACKWARD, -self.stage, stash.index))
+        saved = stash.saved
+        assert isinstance(saved, _Saved)
+        await self._compute(Turn(stash.step, Kind.BACKWARD, -self.stage, stash.index), saved.life)
         check_payload(gradient)
         stash.compute_s += self.device.forward_s
-        assert isinstance(stash.saved, list)
-        stash.saved[1] = tuple(gradient)
-        return self.arithmetic.backward(self.weights_of(stash.step), stash.saved[0], gradient)
+        saved.gradient = tuple(gradient)
+        return self.arithmetic.backward(self.weights_of(stash.step), saved.payload, gradient)
 
     async def accumulate(self, stash: Stash) -> bool:
         """See Engine."""
+        saved = stash.saved
+        assert isinstance(saved, _Saved)
         await self.device.run(self.device.forward_s, Turn(stash.step, Kind.WEIGHTS, -self.stage, stash.index))
-        if not self._is_open(stash.step):
+        if not self._is_open(stash.step) or saved.life != self._life:
             return False
         into = self.accumulator(stash.step)
         if stash.voids != into.voids or stash.index in into.added:
             return False
-        assert isinstance(stash.saved, list)
-        payload, gradient = stash.saved
         into.added.append(stash.index)
-        delta = self.arithmetic.weight_gradient(self.weights_of(stash.step), payload, gradient)
+        delta = self.arithmetic.weight_gradient(self.weights_of(stash.step), saved.payload, saved.gradient)
         into.total = self.numbers.add(into.total, self.numbers.of(delta))
         return True
 
@@ -258,6 +297,8 @@ class SimulatedEngine:
 
     async def contribution(self, start: int, stop: int) -> Packed:
         """See Engine."""
+        if self.accumulator(self.version).lost:
+            raise Refused(RejectCode.NOT_READY, "the sum was lost with the ranks")
         return _pack(self.accumulator(self.version).total[start:stop])
 
     async def reduce(

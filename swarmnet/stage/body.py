@@ -18,6 +18,16 @@ from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.outer import Outer
 
 
+class Watcher(Protocol):
+    """Who hears what becomes of a body by itself. From whatever thread finds it out."""
+
+    def lost(self) -> None:
+        """The sums of all open steps and all work are gone; void counts have moved, and `read` refuses."""
+
+    def event(self, event: str, fields: dict[str, object]) -> None:
+        """Something worth a line."""
+
+
 class State(Protocol):
     """Weights and moments of a version, and the update to the next."""
 
@@ -86,6 +96,9 @@ class Body(Protocol):
 
     @property
     def sums(self) -> Sequence[GradientSum]: ...
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell it from now on."""
 
     def sum_memory(self) -> Tensor:
         """Memory for one finished sum, zeros: flat, in the dtype of sums. `State.apply` reads it best from there."""

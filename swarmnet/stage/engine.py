@@ -79,13 +79,32 @@ class OuterStep:
         return not self.missed
 
 
+class Audience(Protocol):
+    """Who hears of what happens to an engine by itself. In the thread of the event loop that subscribed."""
+
+    def on_sums_lost(self) -> None:
+        """What computes has lost the sums of all open steps and every stash. Void counters have moved before, and what
+        is asked of those sums is refused with NOT_READY until `void`."""
+        ...
+
+    def on_engine(self, event: str, fields: dict[str, object]) -> None:
+        """Something worth a line."""
+        ...
+
+
 class Engine(Protocol):
     """One replica's compute. Awaitable methods run on the compute thread in priority order: backward before forward,
     then older step, later stage, lower index; weight passes after both.
 
     Raises BadMessage (BAD_SHAPE, NON_FINITE, MALFORMED) for what a peer sent, Refused(VOID) for a result that is not
-    finite although everything sent was; the engine is then unchanged.
+    finite although everything sent was; the engine is then unchanged. Refused(NOT_READY) if what computes was lost with
+    the work (a rank of a mesh): the same may be asked again, here or elsewhere; of `accumulate` the answer is False. An
+    `apply` is not lost.
     """
+
+    def subscribe(self, audience: Audience) -> None:
+        """Say whom to tell what happens; once, before anything else is asked, in the event loop."""
+        ...
 
     @property
     def num_elements(self) -> int:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from swarmnet.manifest.schema import Manifest
 from swarmnet.stage.accumulator import Accumulator, sum_dtype
+from swarmnet.stage.body import Watcher
 from swarmnet.stage.canonical import Initial
 from swarmnet.stage.passes import Pass, Passes
 from swarmnet.stage.replica_state import ReplicaState
@@ -31,6 +32,9 @@ class OwnBody:
             ) for _ in range(1 + self.state.delay.most)
         ]
 
+    def watch(self, watcher: Watcher) -> None:
+        """Nothing happens by itself here."""
+
     def sum_memory(self) -> Tensor:
         """Memory for one finished sum."""
         return torch.zeros(self.state.canonical.num_elements, dtype=self._dtype, device=self.device)
@@ -49,7 +53,7 @@ class OwnBody:
     def accumulate(self, work: object, *, step: int, index: int, voids: int) -> bool:
         """See Body."""
         assert isinstance(work, Pass)
-        if work.output is not None or work.tape is None:
+        if not work.went_back or work.tape is None:
             raise ValueError(f"no gradient to add: microbatch {step}/{index}")
         tape, work.tape = work.tape, None
         gradients = self.state.gradients(tape)

@@ -29,7 +29,7 @@ from swarmnet.stage import snapshot
 from swarmnet.stage.body import Body
 from swarmnet.stage.canonical import Initial
 from swarmnet.stage.compute import ComputeThread, Turn, Work
-from swarmnet.stage.engine import Contribution, OuterStep, Reduced, Stash
+from swarmnet.stage.engine import Audience, Contribution, OuterStep, Reduced, Stash
 from swarmnet.stage.local_sum import LocalSum
 from swarmnet.stage.own_body import OwnBody
 from swarmnet.stage.payloads import Payloads
@@ -48,6 +48,25 @@ class _Saved:
     epoch: int
     work: object | None
     added: bool | None = None
+
+
+class _Posted:
+    """`stage.body.Watcher` that hands on to an event loop, in the order in which it hears, before what failed."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, audience: Audience) -> None:
+        self._loop, self._audience = loop, audience
+
+    def lost(self) -> None:
+        """See Watcher."""
+        self._post(self._audience.on_sums_lost)
+
+    def event(self, event: str, fields: dict[str, object]) -> None:
+        """See Watcher."""
+        self._post(lambda: self._audience.on_engine(event, fields))
+
+    def _post(self, tell: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):          # the loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(tell)
 
 
 class TorchEngine:
@@ -78,6 +97,10 @@ class TorchEngine:
         self._sketcher: Sketcher | None = None
         self._sum_lock = threading.Lock()    # StepSum and what it reads of the state: of one thread at a time
         self._reset_to_seed()
+
+    def subscribe(self, audience: Audience) -> None:
+        """See Engine."""
+        self._body.watch(_Posted(asyncio.get_running_loop(), audience))
 
     # ------------------------------------------------------------ what others may read at any time
 

@@ -79,6 +79,7 @@ class StepDriver:
         self._settled = asyncio.Event()
         self._settled.set()
         self._failed: tuple[tuple[Stamp, RoundId] | None, set[str]] = (None, set())   # of a round: why its sum failed
+        engine.subscribe(self)
 
     def attach(self, execution: Execution) -> None:
         """Say which pipeline this replica runs (built after the driver, since it claims through it)."""
@@ -108,6 +109,18 @@ class StepDriver:
         self._pipeline.stop()
         self._begin()
         self._perform(actions)
+
+    # Audience, for the engine
+
+    def on_sums_lost(self) -> None:
+        """See Audience.on_sums_lost."""
+        self._perform(self.member.sums_lost())
+
+    def on_engine(self, event: str, fields: dict[str, object]) -> None:
+        """See Audience.on_engine."""
+        self._listener.on_event(self.member.stage, event, fields)
+
+    # State
 
     def suspend(self) -> None:
         """State is about to be replaced: take part in nothing until `restored`."""

@@ -231,6 +231,10 @@ class Member:
         of = self.step(step)
         return of.found_non_finite(index) if of is not None else []
 
+    def sums_lost(self) -> list[Action]:
+        """What computes here has lost all sums of open steps and all work in flight, but no weights."""
+        return [action for step in self.steps for action in step.sum_lost()]
+
     def feel(self, line: Line, trouble: Trouble | None, allowed: Mapping[PeerId, float]) -> None:
         """What the exchange has noticed: of my line, and of what holds me up in the round. Reports tell it.
 

@@ -1,6 +1,7 @@
 """Random faults for a simulated swarm, all from one seed: a schedule that can be printed, replayed and shrunk.
 
-Crashes with restarts, stops, cuts between groups of peers or one way, trainers that come and go, newcomers; all
+Crashes with restarts, stops, cuts between groups of peers or one way, trainers that come and go, newcomers; ranks of a
+mesh that die under a peer, which hears of it later; all
 replicas of a stage at once, or everybody, who come back with their disks or without, as long as all that was on them is
 on another disk too. Whom a fault strikes is a number in the schedule, resolved among those it may strike when its time
 comes, so that a schedule from which faults were dropped still means something.
@@ -43,6 +44,7 @@ class Chaos:
     join_s: float = 0.0
     kill_stage_s: float = 0.0
     kill_all_s: float = 0.0
+    ranks_s: float = 0.0
     longest_stop_s: float = 20.0
     longest_cut_s: float = 20.0
     longest_away_s: float = 40.0
@@ -62,6 +64,7 @@ class Chaos:
             "join": (self.join_s, lambda: 0.0),
             "kill_stage": (self.kill_stage_s, lambda: rng.uniform(0.0, self.longest_away_s)),
             "kill_all": (self.kill_all_s, lambda: rng.uniform(0.0, self.longest_away_s)),
+            "ranks": (self.ranks_s, lambda: rng.choice((0.0, rng.uniform(0.0, 0.3)))),
         }
         faults: list[Fault] = []
         for kind, (mean_s, length_s) in lasting.items():
@@ -216,9 +219,18 @@ async def _deafen(swarm: Swarm, fault: Fault, chaos: Chaos, away: _Away) -> None
         swarm.heal()
 
 
+async def _ranks(swarm: Swarm, fault: Fault, chaos: Chaos, away: _Away) -> None:
+    """A peer's ranks die and come back at once; it hears of it a little later. No state is lost."""
+    up = [node for node in swarm.nodes if node.up and not node.process.stopped]
+    if up:
+        node = _pick(up, fault.pick)
+        swarm.counts["ranks"] += 1
+        node.engines[_pick(node.stages, fault.variant)].lose_ranks(told_after_s=fault.for_s)
+
+
 _STRIKES = {
     "crash": _crash, "stop": _stop, "trainer": _trainer, "cut": _cut, "deafen": _deafen, "join": _join,
-    "kill_stage": _kill_stage, "kill_all": _kill_all,
+    "kill_stage": _kill_stage, "kill_all": _kill_all, "ranks": _ranks,
 }
 
 

@@ -15,7 +15,7 @@ from strike import check_always, kill_and_restart, member_of, watched
 from test_sim_scenarios import owners_of_one_index
 
 from swarmnet.pipeline.lane import Lane
-from swarmnet.simulate.engine import SimulatedEngine
+from swarmnet.simulate.engine import Accumulator, SimulatedEngine
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Broken, Swarm
 
@@ -31,7 +31,8 @@ def void_within_a_weight_pass(monkeypatch: pytest.MonkeyPatch, accumulate: Accum
             struck.append(engine)
             node = next(node for node in swarm.nodes if node.engines.get(0) is engine)
             driver, member = node.peer.replicas[0].driver, member_of(swarm, node.peer_id, 0)
-            swarm.loop.call_later(swarm.plan.forward_s / 2, lambda: driver._perform(member.oldest._void_myself()))
+            begin_again = member.oldest._begin_again
+            swarm.loop.call_later(swarm.plan.forward_s / 2, lambda: driver._perform(begin_again("voided_myself")))
         return await accumulate(engine, stash)
 
     monkeypatch.setattr(SimulatedEngine, "accumulate", interrupted)
@@ -47,7 +48,7 @@ def test_without_the_void_counter_a_voided_gradient_lands_in_the_next_accumulato
         counted = await accumulate(engine, stash)
         into = engine.accumulator(stash.step)
         if not counted and stash.step == engine.version and stash.index not in into.added:
-            delta = engine.arithmetic.weight_gradient(engine.weights, *stash.saved)
+            delta = engine.arithmetic.weight_gradient(engine.weights, stash.saved.payload, stash.saved.gradient)
             into.total = engine.numbers.add(into.total, engine.numbers.of(delta))
         return counted
 
@@ -91,3 +92,27 @@ def test_without_the_reserved_slot_repairs_wait_for_each_other(monkeypatch: pyte
             assert "no end" in str(broken)
             stuck += 1
     assert stuck, "it depends on who is where; of these seeds all were stuck when they were chosen"
+
+
+def ranks_lost_in_a_round(monkeypatch: pytest.MonkeyPatch) -> Swarm:
+    """A swarm in which a replica's ranks are lost just before its contribution is asked for; it hears of it later."""
+    swarm, struck = watched(Plan(stages=2, replicas=2, microbatches=6, steps=3)), []
+    contribution = SimulatedEngine.contribution
+
+    async def interrupted(engine: SimulatedEngine, start: int, stop: int):
+        if not struck and engine.version == 1 and engine.stage == 0 and engine.accumulator(1).added:
+            struck.append(engine)
+            engine.lose_ranks(told_after_s=0.2)
+        return await contribution(engine, start, stop)
+
+    monkeypatch.setattr(SimulatedEngine, "contribution", interrupted)
+    return swarm
+
+
+def test_a_lost_sum_that_is_read_all_the_same_breaks_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    healthy = ranks_lost_in_a_round(monkeypatch)
+    healthy.run(until_s=90.0, script=check_always)
+    assert healthy.counts["sum_lost"] == 1
+    monkeypatch.setattr(Accumulator, "lost", property(lambda self: False, lambda self, lost: None), raising=False)
+    with pytest.raises(Broken, match="another sum"):
+        ranks_lost_in_a_round(monkeypatch).run(until_s=90.0, script=check_always)

@@ -196,6 +196,10 @@ KINDS: dict[str, tuple[Plan, Chaos]] = {
         replace(ROUGH, stages=3, replicas=3, microbatches=6, steps=8, slots=1, memo_bytes=0, links=NOISY),
         Chaos(until_s=40.0, crash_s=2.0, stop_s=5.0, cut_s=9.0, join_s=10.0, longest_stop_s=10.0, longest_cut_s=10.0),
     ),
+    "ranks_2x3": (
+        replace(ROUGH, replicas=3, links=NOISY),
+        Chaos(until_s=40.0, ranks_s=0.7, crash_s=7.0, stop_s=9.0, longest_stop_s=8.0),
+    ),
     "restarts_2x2": (
         replace(ROUGH, microbatches=4, steps=20, checkpoint_every=2),
         Chaos(until_s=80.0, kill_stage_s=5.0, kill_all_s=12.0, crash_s=6.0, join_s=12.0),
@@ -211,7 +215,7 @@ KINDS: dict[str, tuple[Plan, Chaos]] = {
     ),
 }
 
-ALWAYS = ("long_rounds_2x3", "peers_of_two_stages", "forks_1x4_in_groups", "restarts_of_two_stages")
+ALWAYS = ("long_rounds_2x3", "ranks_2x3", "peers_of_two_stages", "forks_1x4_in_groups", "restarts_of_two_stages")
 """One seed of these in every run of the suite; twenty-five of each kind under --long."""
 
 

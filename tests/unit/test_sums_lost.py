@@ -1,0 +1,163 @@
+"""A member whose sums are lost with the ranks that held them: at whatever moment, every index is counted once."""
+
+from __future__ import annotations
+
+import pytest
+from stage_table import Table, kind
+
+from swarmnet.ids import PeerId
+from swarmnet.messages import Commit, Committed, Report, Round
+from swarmnet.step import actions as act
+
+
+def lose(table: Table, name: str) -> None:
+    """The ranks of `name` die: what its accumulators held is gone before its machine hears of it."""
+    table.sums[name].clear()
+    table.later[name].clear()
+    table.do(name, table.members[name].sums_lost())
+
+
+def ends(table: Table) -> None:
+    """The step is done again where it must be, and ends."""
+    table.settle()
+    table.work_until_summed()
+    table.finish_all()
+
+
+@pytest.mark.parametrize("name", ["A", "K"])
+def test_what_was_only_granted_is_executed_again(name: str) -> None:
+    table = Table("A", "K")
+    table.claim(name, 0)
+    table.settle()
+    generation = table.members[name].account.generation
+    lose(table, name)
+    assert table.members[name].account.generation > generation and not table.members[name].account.granted
+    ends(table)
+
+
+@pytest.mark.parametrize("name", ["A", "K"])
+def test_what_was_summed_is_executed_again(name: str) -> None:
+    table = Table("A", "K", microbatches=3)
+    table.execute(name, 0, 1)
+    lose(table, name)
+    ends(table)
+
+
+def test_a_grant_under_way_counts_for_nobody() -> None:
+    table = Table("A", "K")
+    table.claim("A", 0)
+    table.settle(lambda sender, receiver, message: receiver == "K")
+    lose(table, "A")                             # the grant of the old generation arrives later
+    ends(table)
+
+
+@pytest.mark.parametrize("name", ["A", "K"])
+def test_a_round_without_it_follows(name: str) -> None:
+    table = Table("A", "B", "K", microbatches=3)
+    for member, index in (("A", 0), ("B", 1), ("K", 2)):
+        table.execute(member, index)
+    before = table.rounds[name]
+    assert before is not None
+    lose(table, name)
+    assert table.rounds[name] is None, "it must contribute nothing to that round any more"
+    ends(table)
+    assert table.rounds[name] != before
+
+
+@pytest.mark.parametrize("name", ["A", "K"])
+def test_a_sum_that_others_have_stands(name: str) -> None:
+    table = Table("A", "B", "K", microbatches=3)
+    for member, index in (("A", 0), ("B", 1), ("K", 2)):
+        table.execute(member, index)
+    other = "B"
+    finished = table.finish(other)
+    lose(table, name)
+    table.settle()
+    table.tick()
+    for each in table.members:
+        if table.members[each].finished is None:
+            table.collect(each)
+    table.settle()
+    assert {member.finished for member in table.members.values()} == {finished}
+    assert sorted(table.applies) == sorted(table.members)
+
+
+@pytest.mark.parametrize("name", ["A", "K"])
+def test_a_whole_sum_here_is_not_lost_with_what_it_came_from(name: str) -> None:
+    """It waits for commits of other stages."""
+    table = Table("A", "K", stages=2)
+    table.execute("A", 0)
+    table.execute("K", 1)
+    finished = table.finish(name)
+    table.take(kind(Report))                     # nobody has heard of it
+    lose(table, name)
+    table.settle()
+    table.tick()
+    other = "K" if name == "A" else "A"
+    if table.members[other].finished is None:
+        table.collect(other)
+    table.settle()
+    commits = {member.barrier.of(0) for member in table.members.values()}
+    assert {commit and commit.id for commit in commits} == {finished.id}
+    assert not table.applies
+    theirs = Commit(1, 0, table.members["A"].chain, finished.id, b"", 2, 0.0, 1.0)
+    for member in table.members.values():
+        message = Committed(theirs, member.restart)
+        table.do(str(member.me), member.receive(PeerId("Z"), message, now=table.now))
+    assert sorted(table.applies) == ["A", "K"]
+
+
+def test_while_weights_move_nothing_is_begun_again() -> None:
+    table = Table("A", "K")
+    table.execute("A", 0)
+    table.execute("K", 1)
+    table.finish_all()
+    generation = table.members["A"].account.generation
+    assert table.members["A"].sums_lost() == []
+    assert table.members["A"].account.generation == generation
+    table.apply()
+    assert {member.version for member in table.members.values()} == {1}
+
+
+@pytest.mark.parametrize("name", ["A", "K"])
+def test_where_steps_overlap_all_open_ones_begin_again(name: str) -> None:
+    table = Table("A", "K", delay=1)
+    first, second = (step.stamp.step for step in table.members[name].steps)
+    table.execute("A", 0)
+    table.execute("K", 1)
+    table.execute(name, 0, 1, step=second)
+    assert table.rounds[name] is not None
+    lose(table, name)
+    assert all(not step.account.owned for step in table.members[name].steps)
+    ends(table)
+    assert first == 0 and table.members[name].applying
+
+
+def test_an_applying_step_leaves_the_next_one_to_begin_again() -> None:
+    table = Table("A", "K", delay=1)
+    table.execute("A", 0)
+    table.execute("K", 1)
+    table.execute("A", 0, step=1)
+    table.finish_all()
+    table.later["A"].clear()
+    actions = table.members["A"].sums_lost()
+    assert [action.step for action in actions if isinstance(action, act.Void)] == [1]
+    table.do("A", actions)
+    table.settle()
+    table.apply()
+    ends(table)
+
+
+def test_a_round_that_names_the_lost_generation_gets_nothing() -> None:
+    """The keeper opens it before it has heard."""
+    table = Table("A", "K")
+    table.execute("A", 0)
+    table.claim("K", 1)
+    table.settle()
+    lose(table, "A")
+    reports = table.take(lambda sender, receiver, message: isinstance(message, Report) and sender == "A")
+    table.add("K", 1)
+    table.settle(kind(Round))
+    assert table.rounds["A"] is None
+    table.put(reports)
+    ends(table)
