@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 from click.core import ParameterSource
 
 from swarmnet.cli.settings import LEVELS, SETTINGS
 from swarmnet.errors import UsageError
+
+if TYPE_CHECKING:
+    from swarmnet.config.peer import Shard
 
 _IN_MANIFEST = {"stages": "cut.stages", "steps": "training.total_steps", "seed": "training.seed"}
 
@@ -26,6 +29,17 @@ _IN_MANIFEST = {"stages": "cut.stages", "steps": "training.total_steps", "seed":
 @click.option("--kill", multiple=True, metavar="STAGE@STEP",
               help="SIGKILL a replica of STAGE in the middle of STEP; repeatable.")
 @click.option("--kill-every", type=float, metavar="S", help="SIGKILL some replica every S seconds.")
+@click.option("--ranks", multiple=True, metavar="STAGE=N", allow_from_autoenv=False,
+              help="Ranks of each replica of STAGE, on the CPU; STAGE.REPLICA=N: of one; repeatable, or with commas.")
+@click.option("--tensor", type=int, default=0, metavar="N", allow_from_autoenv=False,
+              help="Of these, ranks that split each layer.  [all, or 1 with --shard]")
+@click.option("--shard", type=click.Choice(["none", "dp", "zero1", "zero2", "zero3"]), default="none",
+              allow_from_autoenv=False,
+              help="The rest split microbatches and, with zeroN, moments, sums, weights.  [none]")
+@click.option("--sequence-parallel", is_flag=True, allow_from_autoenv=False,
+              help="Ranks that split layers split norms and residuals by tokens.")
+@click.option("--kill-rank", multiple=True, metavar="STAGE@STEP",
+              help="SIGKILL one rank of a replica of STAGE in the middle of STEP; repeatable.")
 @click.option("--chaos", metavar="FILE", help="Carry out this schedule of faults, or random:SEED; implies --oracle.")
 @click.option("--checkpoint-every", type=int, metavar="C", help="Steps between two checkpoints on disk.")
 @click.option("--kill-all", type=int, metavar="STEP", help="SIGKILL every process in the middle of STEP, and end.")
@@ -48,7 +62,8 @@ def command(
     kill: tuple[str, ...], kill_every: float | None, chaos: str | None, checkpoint_every: int | None,
     kill_all: int | None, resume: bool, reseed_from_neighbours: bool, oracle: bool, trainers: int, data: str,
     manifest: Path | None, numerics: Literal["deterministic", "fp32"] | None, assignments: tuple[str, ...],
-    slots: int | None, log_level: str,
+    slots: int | None, log_level: str, ranks: tuple[str, ...], tensor: int, shard: Shard, sequence_parallel: bool,
+    kill_rank: tuple[str, ...],
 ) -> int:
     """Train a small model in a swarm of real processes on this machine.
 
@@ -58,11 +73,12 @@ def command(
       swarmnet local --kill 1@20 --kill 2@30 --oracle --out runs/churn
       swarmnet local --replicas 3 --chaos random:7
       swarmnet local --sync local --replicas 4 --steps 300
+      swarmnet local --replicas 1 --ranks 1=2 --kill-rank 1@20 --oracle
       swarmnet local --checkpoint-every 10 --kill-all 25 --out runs/dark
       swarmnet local --resume --out runs/dark --oracle
     """
     from swarmnet import telemetry
-    from swarmnet.local.options import LocalOptions, parse_kills
+    from swarmnet.local.options import LocalOptions, parse_kill_ranks, parse_kills
 
     if resume:
         _refuse_changes(ctx)
@@ -77,11 +93,13 @@ def command(
         stages, steps, seed, data = _from_manifest(manifest, assignments, numerics)
     if not resume:
         parse_kills(kill, stages=stages, steps=steps)
+        parse_kill_ranks(kill_rank, stages=stages, steps=steps)
     options = LocalOptions(
         stages=stages, replicas=replicas, steps=steps, seed=seed, out=out, kill=kill, kill_every=kill_every,
         oracle=oracle, trainers=trainers, data=data, manifest=manifest, numerics=numerics, set=assignments,
         slots=slots, log_level=log_level, chaos=chaos, checkpoint_every=checkpoint_every, kill_all=kill_all,
-        resume=resume, reseed_from_neighbours=reseed_from_neighbours,
+        resume=resume, reseed_from_neighbours=reseed_from_neighbours, ranks=ranks, tensor=tensor, shard=shard,
+        sequence_parallel=sequence_parallel, kill_rank=kill_rank,
     )
     telemetry.setup(log_level)  # type: ignore[arg-type]  # click has checked the choice
 
@@ -93,7 +111,8 @@ def command(
 _FIXED = {
     "stages": "--stages", "replicas": "--replicas", "steps": "--steps", "seed": "--seed", "trainers": "--trainers",
     "sync": "--sync", "data": "--data", "manifest": "--manifest", "numerics": "--numerics", "assignments": "--set",
-    "checkpoint_every": "--checkpoint-every",
+    "checkpoint_every": "--checkpoint-every", "ranks": "--ranks", "tensor": "--tensor", "shard": "--shard",
+    "sequence_parallel": "--sequence-parallel",
 }
 
 
@@ -101,7 +120,7 @@ def _refuse_changes(ctx: click.Context) -> None:
     """A run that goes on is the run it was. Raises UsageError."""
     for name, flag in _FIXED.items():
         if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
-            raise UsageError(f"{flag}: a resumed run keeps its manifest and its replicas; leave it away")
+            raise UsageError(f"{flag}: a resumed run keeps its manifest, its replicas and their ranks; leave it away")
 
 
 def _from_manifest(

@@ -50,6 +50,14 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Ranks:
+    """`name` has so many rank processes now; 0: it has lost them, and starts them anew."""
+
+    name: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Complete:
     """The run's last step is done: nothing new is to be done to anybody, and everything ends that lasts."""
 
@@ -59,7 +67,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = At | Started | Gone | Reached | Asked | Complete | Tick
+Event = At | Started | Gone | Reached | Asked | Ranks | Complete | Tick
 
 # ---------------------------------------------------------------- actions
 
@@ -73,6 +81,16 @@ class Kill:
     step: int
     order: str
     back: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class KillRank:
+    """SIGKILL rank number `rank` of `name` now."""
+
+    name: str
+    rank: int
+    step: int
+    order: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,4 +187,4 @@ class Postponed:
     reason: str
 
 
-Act = Kill | KillAll | Stop | Continue | Drain | Join | Restart | Hold | Release | Links | Done | Postponed
+Act = Kill | KillRank | KillAll | Stop | Continue | Drain | Join | Restart | Hold | Release | Links | Done | Postponed

@@ -71,6 +71,10 @@ class Stop(When):
     for_s: Duration = Field(description="seconds until it goes on")
 
 
+class KillRank(When):
+    """SIGKILL to one rank of a replica that has several; the replica starts its ranks anew."""
+
+
 class Join(When):
     """A replica more, in `stage` or where the fewest are."""
 
@@ -114,6 +118,7 @@ class Random(Table):
     drain: Rate = 0.0
     partition: Rate = 0.0
     slow: Rate = 0.0
+    kill_rank: Rate = 0.0
 
 
 class _Top(Table):
@@ -126,6 +131,7 @@ SHORTHAND = Random(kill=10, stop=5, join=2, partition=2, slow=2)
 
 _KINDS: dict[str, type[When]] = {
     "kill": Kill, "stop": Stop, "join": Join, "drain": Drain, "partition": Partition, "slow": Slow,
+    "kill_rank": KillRank,
 }
 
 
@@ -226,7 +232,7 @@ def expand(rates: Random, seed: int, *, stages: int, replicas: int, steps: int) 
     """Draw faults for `steps` steps: the same for the same arguments. The last steps are left alone."""
     rng = random.Random(f"{seed}/chaos")
     found: list[Fault] = []
-    kinds: tuple[Kind, ...] = ("kill", "stop", "join", "drain", "partition", "slow")
+    kinds: tuple[Kind, ...] = ("kill", "stop", "join", "drain", "partition", "slow", "kill_rank")
     for kind in kinds:
         expected = getattr(rates, kind) * steps / 100
         count = int(expected) + (rng.random() < expected % 1)
@@ -250,6 +256,8 @@ def _draw(kind: Kind, rng: random.Random, *, stages: int, replicas: int, steps: 
             return [Fault("stop", "", stage, step=step, phase=phase, moment=moment, for_s=rng.uniform(0.5, 6.0))]
         case "join":
             return [Fault("join", "", rng.choice((None, stage)), step=step)]
+        case "kill_rank":                              # the stage is one that has ranks: the machine of faults knows
+            return [Fault("kill_rank", "", step=step, phase=phase, moment=moment)]
         case "drain":
             return [Fault("drain", "", stage, step=step, phase=phase, moment=moment, back_s=rng.uniform(1.0, 3.0))]
         case "partition":

@@ -9,9 +9,11 @@ import bisect
 import re
 from pathlib import Path
 
+from swarmnet.config.peer import Mesh
 from swarmnet.errors import UsageError
 from swarmnet.local.audit import Audit
 from swarmnet.local.events import Committed, Dropped, Finished, parse
+from swarmnet.local.meshes import meshes_of
 from swarmnet.local.progress import Progress
 from swarmnet.telemetry.events import EventReader
 
@@ -35,6 +37,12 @@ def lives(out: Path) -> list[float]:
     """When each life of the run began, in unix seconds."""
     records = EventReader(out / "events.jsonl").read()
     return [record["t"] for record in records if record.get("event") == BEGAN]
+
+
+def meshes(out: Path) -> dict[str, Mesh]:
+    """What the run was begun with."""
+    records = EventReader(out / "events.jsonl").read()
+    return next((meshes_of(record.get("meshes", {})) for record in records if record.get("event") == BEGAN), {})
 
 
 def finished(out: Path, *, stages: int, steps: int) -> bool:

@@ -180,6 +180,26 @@ class WentBack:
 
 
 @dataclass(frozen=True, slots=True)
+class MeshStarted:
+    """All ranks of the replica's mesh are up, the epoch-th time. pids: by rank."""
+
+    stage: int
+    mesh: str
+    epoch: int
+    pids: tuple[int, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LostRank:
+    """A rank of the replica's mesh has died or hangs: all of them start anew. rank None: it is not known which."""
+
+    stage: int
+    rank: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Dropped:
     """The stage's state at `version` is not what its steps before made of it: older, or made anew."""
 
@@ -197,7 +217,8 @@ class Noted:
 
 Event = (
     Listening | Synced | Committed | Applied | Outer | Rerouted | Executed | Evaluated | Finished | Halted | Reached
-    | Asking | Checkpointed | BadCheckpoint | Unwritten | Drifted | Waiting | WentBack | Dropped | Noted
+    | Asking | Checkpointed | BadCheckpoint | Unwritten | Drifted | Waiting | WentBack | MeshStarted | LostRank
+    | Dropped | Noted
 )
 
 
@@ -228,6 +249,9 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any]], Event]] = {
     "apart": lambda r: Drifted(r["stage"], r["version"], r["peer"], r["distance"], False),
     "waiting": lambda r: Waiting(str(r["reason"])),
     "restart": lambda r: WentBack(r["number"], r["version"], str(r["reason"])),
+    "mesh_started": lambda r: MeshStarted(
+        r["stage"], str(r["mesh"]), r["epoch"], tuple(map(int, r["pids"])), float(r["seconds"])),
+    "rank_lost": lambda r: LostRank(r["stage"], r["rank"], str(r["reason"])),
     "dropped": lambda r: Dropped(r["stage"], r["to"], str(r["reason"])),
     REACHED: lambda r: Reached(r["hold"], r["step"]),
     ASKING: lambda r: Asking(),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["kill", "stop", "join", "drain", "partition", "slow", "kill_all"]
+Kind = Literal["kill", "stop", "join", "drain", "partition", "slow", "kill_all", "kill_rank"]
 Phase = Literal["forward", "backward", "averaging", "apply", "snapshot", "fetch"]
 Moment = Literal["begin", "end"]
 
@@ -21,6 +21,8 @@ class Fault:
 
     phase "averaging" begins when a contribution is asked for and ends when the sum is in; "snapshot": a donor is about
     to hand over a piece of its state; "fetch": a joiner has just received one, and knows no step.
+
+    "kill_rank": one of its ranks, of a replica that has several; the replica stays.
 
     for_s: how long a stop, partition or slow link lasts. back_s: when a killed or drained replica returns, None: never.
     groups: who is cut off from whom, or whose links are slow (one group): names of peers, or of stages ("s1").
@@ -44,6 +46,11 @@ class Fault:
     def takes_away(self) -> bool:
         """Is there a replica less while this lasts?"""
         return self.kind in ("kill", "stop", "drain")
+
+    @property
+    def strikes_one(self) -> bool:
+        """Is it done to one replica?"""
+        return self.takes_away or self.kind == "kill_rank"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ supervisor kills, starts and tells what happened.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from swarmnet.local.acts import (
     Act,
@@ -28,8 +28,10 @@ from swarmnet.local.acts import (
     Join,
     Kill,
     KillAll,
+    KillRank,
     Links,
     Postponed,
+    Ranks,
     Reached,
     Release,
     Restart,
@@ -47,11 +49,14 @@ WAIT_S = 10.0
 
 
 class Faults:
-    """One swarm's troubles. every_s: some replica is killed that often; restart_s: who died by itself returns then."""
+    """One swarm's troubles. every_s: some replica is killed that often; restart_s: who died by itself returns then.
+
+    meshed: who has ranks that can be killed.
+    """
 
     def __init__(self, faults: Sequence[Fault], *, replicas: Mapping[str, int], steps: int, rng: random.Random,
-                 every_s: float | None = None, restart_s: float = 1.0) -> None:
-        self._rng = rng
+                 every_s: float | None = None, restart_s: float = 1.0, meshed: Collection[str] = ()) -> None:
+        self._rng, self._meshed = rng, sorted({replicas[name] for name in meshed})
         self._replicas = {name: Replica(stage) for name, stage in sorted(replicas.items())}
         self._stages = {stage: Stage() for stage in sorted(set(replicas.values()))}
         self._orders = [Order(fault, self._stage_for(fault)) for fault in faults]
@@ -86,6 +91,8 @@ class Faults:
                 actions += self._reached(hold, name, now)
             case Asked(name):
                 actions += self._let_go([lasting for lasting in self._lasting if lasting.joiner == name])
+            case Ranks(name, number):
+                self._replicas[name].ranks = number
             case Complete():
                 self._complete = True
                 actions += [Release(name, hold) for order in self._orders for name, hold in order.holds.items()]
@@ -104,6 +111,8 @@ class Faults:
         """Whose steps and phases count."""
         if fault.peer is not None:
             return next((r.stage for name, r in self._replicas.items() if name == fault.peer), fault.stage)
+        if fault.stage is None and fault.kind == "kill_rank":
+            return self._rng.choice(self._meshed)
         if fault.stage is None and (fault.phase is not None or fault.takes_away):
             return self._rng.choice(sorted(self._stages))
         return fault.stage
@@ -185,6 +194,14 @@ class Faults:
         return free and any(self._good(other) for other, fellow in self._replicas.items()
                             if fellow.stage == replica.stage and other != name)
 
+    def _may(self, fault: Fault, name: str) -> bool:
+        """May this be done to `name`?"""
+        if fault.takes_away:
+            return self._may_go(name)
+        replica = self._replicas[name]
+        able = fault.kind != "kill_rank" or (replica.ranks > 0 and not replica.stopped)
+        return able and replica.version is not None
+
     # ---------------------------------------------------------------- when
 
     def _seen(self, order: Order) -> Stage:
@@ -217,9 +234,9 @@ class Faults:
             return []
         if order.fault.phase is not None:
             return self._arm(order)
-        if not order.fault.takes_away:
+        if not order.fault.strikes_one:
             return self._carry_out(order, "", now)
-        victims = [name for name in self._whom(order) if self._may_go(name)]
+        victims = [name for name in self._whom(order) if self._may(order.fault, name)]
         if victims:
             return self._carry_out(order, self._rng.choice(victims), now)
         return self._postponed(order)
@@ -237,10 +254,13 @@ class Faults:
 
     def _why_not(self, order: Order) -> str:
         assert order.stage is not None
+        missed = order.fault.step is not None and self._stages[order.stage].seen > order.fault.step
+        if order.fault.kind == "kill_rank":
+            return f"no replica of stage {order.stage} has its ranks up" if missed else ""
         versions = self._versions(order.stage)
         if len(versions) < 2:
             return f"{len(versions)} synced replica{'' if len(versions) == 1 else 's'} in stage {order.stage}"
-        if order.fault.step is not None and self._stages[order.stage].seen > order.fault.step:
+        if missed:
             return f"only one replica of stage {order.stage} is at its newest version and undisturbed"
         return ""                                      # the others are a moment behind: not worth a word
 
@@ -250,8 +270,7 @@ class Faults:
         """Let someone hold in the phase: a seeded choice, or, where others decide who gets there, all of the stage."""
         everybody = order.fault.phase in ("snapshot", "fetch")
         whom = [name for name in self._whom(order) if self._replicas[name].up
-                and (everybody or self._may_go(name)
-                     or (not order.fault.takes_away and self._replicas[name].version is not None))]
+                and (everybody or self._may(order.fault, name))]
         if not whom:
             return self._postponed(order)
         chosen = whom if everybody else [self._rng.choice(whom)]
@@ -266,8 +285,9 @@ class Faults:
 
     def _strikes(self, order: Order, name: str) -> bool:
         """May this be done to `name`, which holds?"""
-        joiner = order.fault.phase == "fetch" and self._replicas[name].version is None
-        return not order.fault.takes_away or joiner or self._may_go(name)
+        fault = order.fault
+        joiner = fault.takes_away and fault.phase == "fetch" and self._replicas[name].version is None
+        return joiner or not fault.strikes_one or self._may(fault, name)
 
     def _reached(self, hold: str, name: str, now: float, *, last: bool = False) -> list[Act]:
         order = next((order for order in self._orders if order.holds.get(name) == hold), None)
@@ -298,6 +318,10 @@ class Faults:
                 replica.version, replica.up = None, False
                 self._back_s[name] = fault.back_s
                 return [Kill(name, stage, step, fault.label, back=fault.back_s is not None)]
+            case "kill_rank":
+                assert replica is not None
+                rank, replica.ranks = self._rng.randrange(replica.ranks), 0
+                return [KillRank(name, rank, step, fault.label), *release]
             case "stop":
                 assert replica is not None
                 replica.stopped = True

@@ -1,7 +1,8 @@
 """What of the children's events is worth a line on the terminal beside the curve, each said once. Pure.
 
 The link by which others join, as long as there is one that works; checkpoints that cannot be used or written, and what
-is used instead; what a stage waits for; the run going back. Faults and crashes are the supervisor's to tell.
+is used instead; ranks that are lost, and back; what a stage waits for; the run going back. Faults and crashes are the
+supervisor's to tell.
 """
 
 from __future__ import annotations
@@ -9,7 +10,18 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from swarmnet.local.events import BadCheckpoint, Dropped, Event, Listening, Synced, Unwritten, Waiting, WentBack
+from swarmnet.local.events import (
+    BadCheckpoint,
+    Dropped,
+    Event,
+    Listening,
+    LostRank,
+    MeshStarted,
+    Synced,
+    Unwritten,
+    Waiting,
+    WentBack,
+)
 
 PATIENCE_S = 5.0
 """A wait that ends sooner is part of every start, and nothing to tell."""
@@ -50,6 +62,11 @@ class News:
             case WentBack(number, version, reason):
                 return self._once(f"the run goes on from version {version} (restart {number}, {reason})",
                                   about=f"restart {number}")
+            case LostRank(rank=rank, reason=reason):
+                which = "a rank" if rank is None else f"rank {rank}"
+                return [f"{name} has lost {which} ({reason}): its ranks start anew"]
+            case MeshStarted(mesh=mesh, epoch=epoch, pids=pids, seconds=seconds) if epoch > 1:
+                return [f"{name} has its {len(pids)} ranks ({mesh}) again, after {seconds:.1f} s"]
             case Dropped(stage, version, reason):
                 return self._once(f"stage {stage} at version {version} is not what it was: {reason}")
             case Synced(version=version, how=how):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from swarmnet.config.peer import Shard
 from swarmnet.errors import UsageError
 from swarmnet.local.fault import Fault
 
@@ -22,7 +24,8 @@ class LocalOptions:
     parameters, else fp32. chaos: a chaos file, or "random:SEED"; implies oracle. checkpoint_every: steps between two
     checkpoints. kill_all: SIGKILL every process in the middle of this step, and end. resume: go on with what is in
     `out`, whose manifest and replicas count then. reseed_from_neighbours: a stage that nobody has any state of is made
-    from the stages beside it, as a last resort.
+    from the stages beside it, as a last resort. ranks: "STAGE=N" or "STAGE.REPLICA=N", several with commas; tensor,
+    shard, sequence_parallel: how those ranks share a stage, as in the peer config. kill_rank: "STAGE@STEP" each.
     """
 
     stages: int = 3
@@ -45,6 +48,11 @@ class LocalOptions:
     kill_all: int | None = None
     resume: bool = False
     reseed_from_neighbours: bool = False
+    ranks: tuple[str, ...] = ()
+    tensor: int = 0
+    shard: Shard = "none"
+    sequence_parallel: bool = False
+    kill_rank: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("stages", "replicas", "steps", "trainers", "slots"):
@@ -53,7 +61,9 @@ class LocalOptions:
                 raise UsageError(f"--{name} must be at least 1, got {value}")
         if self.kill_every is not None and not self.kill_every > 0:
             raise UsageError(f"--kill-every must be more than 0 seconds, got {self.kill_every}")
-        if self.chaos is not None and (self.kill or self.kill_every is not None):
+        if self.tensor < 0:
+            raise UsageError(f"--tensor must be at least 1, got {self.tensor}")
+        if self.chaos is not None and (self.kill or self.kill_rank or self.kill_every is not None):
             raise UsageError("--chaos and --kill exclude each other: write [[kill]] entries into the chaos file")
         if self.kill_all is not None and (self.chaos is not None or self.oracle):
             raise UsageError(
@@ -73,17 +83,26 @@ class LocalOptions:
 
 def parse_kills(texts: tuple[str, ...], *, stages: int, steps: int, back_s: float = 1.0) -> tuple[Fault, ...]:
     """The kills among `stages` stages and steps 0 .. steps - 1. Raises UsageError with the text at fault."""
-    orders = []
+    return tuple(Fault("kill", f"kill {stage}@{step}", stage, step=step, back_s=back_s)
+                 for stage, step in _places("--kill", texts, stages, steps))
+
+
+def parse_kill_ranks(texts: tuple[str, ...], *, stages: int, steps: int) -> tuple[Fault, ...]:
+    """The kills of single ranks. Raises UsageError with the text at fault."""
+    return tuple(Fault("kill_rank", f"kill_rank {stage}@{step}", stage, step=step)
+                 for stage, step in _places("--kill-rank", texts, stages, steps))
+
+
+def _places(flag: str, texts: tuple[str, ...], stages: int, steps: int) -> Iterator[tuple[int, int]]:
     for text in texts:
         if not (match := re.fullmatch(r"\s*(\d+)\s*@\s*(\d+)\s*", text)):
-            raise UsageError(f"--kill {text}: write STAGE@STEP, for example 1@20")
+            raise UsageError(f"{flag} {text}: write STAGE@STEP, for example 1@20")
         stage, step = int(match[1]), int(match[2])
         if stage >= stages:
-            raise UsageError(f"--kill {text}: there is no stage {stage}, stages are 0 to {stages - 1}")
+            raise UsageError(f"{flag} {text}: there is no stage {stage}, stages are 0 to {stages - 1}")
         if step >= steps:
-            raise UsageError(f"--kill {text}: there is no step {step}, steps are 0 to {steps - 1}")
-        orders.append(Fault("kill", f"kill {stage}@{step}", stage, step=step, back_s=back_s))
-    return tuple(orders)
+            raise UsageError(f"{flag} {text}: there is no step {step}, steps are 0 to {steps - 1}")
+        yield stage, step
 
 
 def parse_kill_all(step: int | None, *, steps: int) -> tuple[Fault, ...]:

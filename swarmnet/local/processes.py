@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from swarmnet.config import toml
-from swarmnet.config.peer import Log, PeerConfig
+from swarmnet.config.peer import Log, Mesh, PeerConfig
 from swarmnet.local.starter import Starter
 from swarmnet.telemetry.events import EventReader
 
 Level = Literal["debug", "info", "warning", "error"]
+
+ONE_RANK = Mesh()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class ChildSpec:
     """What one start of a child is told. stage None: a trainer. slots None: as many as a peer has by default.
 
     orders: the file it follows, and then it runs with faults below it. reseed: it may make its stage from those beside
-    it, if nobody has its state.
+    it, if nobody has its state. mesh: its ranks.
     """
 
     name: str
@@ -40,6 +42,7 @@ class ChildSpec:
     log_level: str
     orders: Path | None = None
     reseed: bool = False
+    mesh: Mesh = ONE_RANK
 
 
 ChildCommand = Callable[[ChildSpec], Sequence[str]]
@@ -54,7 +57,7 @@ def swarmnet_command(spec: ChildSpec) -> list[str]:
     if spec.orders is not None:
         return _following(spec, spec.orders)
     slots = () if spec.slots is None else ("--slots", str(spec.slots))
-    served = ("peer", "--stage", str(spec.stage), "--device", "cpu", "--no-restart", *slots,
+    served = ("peer", "--stage", str(spec.stage), "--device", "cpu", "--no-restart", *slots, *_mesh(spec.mesh),
               *(("--reseed-from-neighbours",) if spec.reseed else ()))
     role = ("trainer",) if spec.stage is None else served
     return [
@@ -64,12 +67,20 @@ def swarmnet_command(spec: ChildSpec) -> list[str]:
     ]
 
 
+def _mesh(mesh: Mesh) -> tuple[str, ...]:
+    if mesh == ONE_RANK:
+        return ()
+    return ("--ranks", str(mesh.ranks), "--tensor", str(mesh.tensor), "--shard", mesh.shard,
+            *(("--sequence-parallel",) if mesh.sequence_parallel else ()))
+
+
 def _following(spec: ChildSpec, orders: Path) -> list[str]:
     config = PeerConfig(
         manifest=spec.manifest, roles=("trainer",) if spec.stage is None else ("stage",), dir=spec.directory,
         stages=() if spec.stage is None else (spec.stage,), events=spec.events, host="127.0.0.1", device="cpu",
         bootstrap=spec.bootstrap, log=Log(level=cast(Level, spec.log_level)),
-        reseed_from_neighbours=spec.reseed, slots=PeerConfig().slots if spec.slots is None else spec.slots,
+        reseed_from_neighbours=spec.reseed, mesh=spec.mesh,
+        slots=PeerConfig().slots if spec.slots is None else spec.slots,
     )
     path = spec.directory / "peer.toml"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,8 @@ from swarmnet.local.events import (
     Executed,
     Finished,
     Listening,
+    LostRank,
+    MeshStarted,
     Outer,
     Rerouted,
     Synced,
@@ -37,6 +39,8 @@ class ReplicaView:
     version: int | None = None
     dht: tuple[str, ...] = ()
     finished: bool = False
+    mesh: str = ""                                  # of its ranks, "" for one
+    ranks_lost: bool = False                        # they start anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class Progress:
     on_disk: dict[int, set[int]] = field(default_factory=dict)          # versions ever written, by stage
     postponed: list[str] = field(default_factory=list)
     applied: int = 0                                # optimizer steps of all replicas
+    rank_restarts: int = 0                          # how often a replica has started all its ranks anew
     averaging_bytes: int = 0                        # of sums that replicas have sent each other
     outer: Counter[bool] = field(default_factory=Counter)               # outer steps; False: missed
     strays: set[tuple[int, int, str]] = field(default_factory=set)      # (stage, version, peer) whose weights were off
@@ -146,6 +151,11 @@ class Progress:
                 self.apart = max(self.apart, event.distance or 0.0)
                 if event.stray:
                     self.strays.add((event.stage, event.version, event.peer))
+            case MeshStarted() if replica is not None:
+                replica.mesh, replica.ranks_lost = event.mesh, False
+                self.rank_restarts += event.epoch > 1
+            case LostRank() if replica is not None:
+                replica.ranks_lost = True
             case Finished() if replica is not None:
                 replica.finished, replica.version = True, event.version
                 self.moved_at = now
@@ -245,6 +255,8 @@ class Progress:
         replica = self.replicas[name]
         if not replica.alive:
             return "down" if self._starts[name] else "to come"
+        if replica.ranks_lost:
+            return "ranks start anew"
         if replica.version is not None:
             return f"{replica.version}"
         return "joining" if replica.dht else "starting"

@@ -6,14 +6,14 @@ import csv
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
 from rich.console import Console
 
-from swarmnet.local.audit import Comparison, Verdict
+from swarmnet.local.audit import FP32_STEPS, Comparison, Verdict
 from swarmnet.local.progress import Progress
 from swarmnet.local.table import duration
 from swarmnet.manifest.schema import Manifest
@@ -61,6 +61,7 @@ class Outcome:
     comparison: Comparison | None = None
     killed_all: int | None = None                   # the step in which everything was killed, by order
     resumed: int = 0                                # how often the run was resumed
+    ranks: Mapping[str, int] = field(default_factory=dict)      # of the replicas that have several
 
 
 def shape(stages: int, replicas: int) -> str:
@@ -111,6 +112,8 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "postponed_kills": len(progress.postponed),
         "kills_not_done": list(outcome.not_killed),
         "faults": dict(sorted(progress.faults.items())),
+        "ranks": outcome.ranks,
+        "rank_restarts": progress.rank_restarts,
         "killed_all": outcome.killed_all,
         "resumed": outcome.resumed,
         "repeated_steps": verdict.repeated,
@@ -194,6 +197,9 @@ def print_summary(outcome: Outcome, directory: Path, console: Console) -> None:
         f"lost {verdict.lost}, doubled {verdict.doubled}, voided {verdict.voided}",
         f"averaging: {averaging_bytes_each(outcome):,} bytes sent per replica and step{_outer(progress)}",
     ]
+    if outcome.ranks:
+        lines.append(f"ranks: {', '.join(f'{name} {ranks}' for name, ranks in sorted(outcome.ranks.items()))}; "
+                     f"started anew {progress.rank_restarts} time{'s' * (progress.rank_restarts != 1)}")
     if progress.strays:
         lines.append(f"drifted {len(progress.strays)} times, by at most {progress.apart:.1e} of the weights' norm; who "
                      "had drifted took the others' weights")
@@ -229,6 +235,8 @@ def _outer(progress: Progress) -> str:
 
 def _beside(comparison: Comparison) -> str:
     how = "bit-equal" if comparison.bit_equal else f"largest at step {comparison.at_step}"
+    if comparison.within is not None and not comparison.bit_equal and not comparison.problem:
+        how += f", the first {FP32_STEPS} steps equal within {comparison.within:g}"
     if not comparison.promised:
         how += "; under this manifest it shows who computed what: close is all that can be expected"
     return f"largest loss difference {comparison.max_difference:.3g} ({how})"

@@ -17,13 +17,15 @@ from swarmnet.local.audit import Audit, compare
 from swarmnet.local.events import ORACLE_STEP
 from swarmnet.local.fault import Fault, unlikely
 from swarmnet.local.faults import Faults
-from swarmnet.local.options import LocalOptions, parse_kill_all, parse_kills
+from swarmnet.local.interrupt import Interrupt
+from swarmnet.local.meshes import Meshes, in_words, mesh_of, meshed, parse_meshes, record
+from swarmnet.local.options import LocalOptions, parse_kill_all, parse_kill_ranks, parse_kills
 from swarmnet.local.prepare import Prepared, prepare, resume
 from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop, swarmnet_command
 from swarmnet.local.progress import Progress, ReplicaView
 from swarmnet.local.report import MergedLog, Outcome, agreement, print_summary, shape, write
 from swarmnet.local.starter import Starter, StarterLost, best_starter
-from swarmnet.local.supervisor import Interrupt, Layout, Supervisor, Timing
+from swarmnet.local.supervisor import Layout, Supervisor, Timing
 from swarmnet.local.table import screen
 from swarmnet.manifest.remarks import remarks
 from swarmnet.telemetry.events import EventReader
@@ -62,18 +64,22 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
     with contextlib.closing(kit.starter()) as starter:      # first of all: it imports while we read the data
         prepared = resume(out) if options.resume else kit.prepare(options, out)
         manifest, (replicas, trainers) = prepared.manifest, _members(options, prepared, out)
-        plan = _plan(options, prepared, replicas)
+        meshes = earlier.meshes(out) if options.resume else parse_meshes(options, manifest, replicas)
+        plan = _plan(options, prepared, replicas, meshes)
         if not options.resume:
             prepared.write()                                # only now: nothing is left of what is refused
         console.print(
             f"swarmnet local: {shape(manifest.cut.stages, len(replicas) // manifest.cut.stages)}, "
             f"{agreement(manifest)}, run {prepared.run_id[:12]}, files in {out}",
             markup=False, highlight=False, soft_wrap=True)
-        for line in (*remarks(manifest), *unlikely(plan[1], replicas), *_dark(options, prepared)):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        for line in (in_words(meshes, manifest), *remarks(manifest), *unlikely(plan[1], replicas),
+                     *_dark(options, prepared)):
+            if line:
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
         layout = Layout(out=out, manifest=prepared.path, replicas=replicas, trainers=trainers, slots=options.slots,
                         log_level=options.log_level, chaos=options.chaos is not None, trace=kit.trace,
-                        life=len(earlier.lives(out)) if options.resume else 0, reseed=options.reseed_from_neighbours)
+                        life=len(earlier.lives(out)) if options.resume else 0, reseed=options.reseed_from_neighbours,
+                        meshes=meshes)
         with Interrupt() as interrupt:
             outcome = _swarm(options, prepared, layout, plan, kit=kit, starter=starter, console=console,
                              interrupt=interrupt)
@@ -94,12 +100,25 @@ def _members(options: LocalOptions, prepared: Prepared, out: Path) -> tuple[dict
     return replicas, tuple(f"trainer-{number}" for number in range(options.trainers))
 
 
-def _plan(options: LocalOptions, prepared: Prepared, replicas: dict[str, int]) -> tuple[str, tuple[Fault, ...]]:
+def _plan(options: LocalOptions, prepared: Prepared, replicas: dict[str, int], meshes: Meshes,
+          ) -> tuple[str, tuple[Fault, ...]]:
     """(seed, faults) that the options ask for. Raises UsageError."""
+    seed, faults = _faults(options, prepared, replicas)
+    several = {replicas[name] for name in meshed(meshes, replicas)}
+    for fault in faults:
+        if fault.kind == "kill_rank" and (fault.stage not in several if fault.stage is not None else not several):
+            where = "no stage" if fault.stage is None else f"no replica of stage {fault.stage}"
+            raise UsageError(f"{fault.label}: {where} has more than one rank: add --ranks {fault.stage or 0}=2")
+    return seed, faults
+
+
+def _faults(options: LocalOptions, prepared: Prepared, replicas: dict[str, int]) -> tuple[str, tuple[Fault, ...]]:
     stages, training = prepared.manifest.cut.stages, prepared.manifest.training
     steps, last = training.total_steps, parse_kill_all(options.kill_all, steps=training.total_steps)
     if options.chaos is None:
-        return f"{training.seed}/churn", (*parse_kills(options.kill, stages=stages, steps=steps), *last)
+        kills = parse_kills(options.kill, stages=stages, steps=steps)
+        return f"{training.seed}/churn", (
+            *kills, *parse_kill_ranks(options.kill_rank, stages=stages, steps=steps), *last)
     seed, faults = chaos.load(options.chaos, stages=stages, replicas=len(replicas) // stages, steps=steps)
     return f"{seed}/whom", (*faults, *last)
 
@@ -132,15 +151,16 @@ def _swarm(options: LocalOptions, prepared: Prepared, layout: Layout, plan: tupl
     progress = Progress(steps=steps, replicas={name: ReplicaView(stage) for name, stage in layout.replicas.items()},
                         trainers=frozenset(layout.trainers))
     audit = Audit(
-        stages=stages, steps=steps, microbatches=manifest.training.microbatches, exact=prepared.exact,
+        stages=stages, steps=steps, microbatches=manifest.training.microbatches, exact=_by_bits(prepared, layout),
         equal=manifest.averaging.equal_bits, repeats=prepared.pure and prepared.lossless,
     )
     faults = Faults(ordered, replicas=layout.replicas, steps=steps, rng=random.Random(seed),
-                    every_s=options.kill_every, restart_s=kit.timing.restart_s)
+                    every_s=options.kill_every, restart_s=kit.timing.restart_s,
+                    meshed=meshed(layout.meshes, layout.replicas))
     if options.resume:
         earlier.replay(out, earlier.lives(out), progress, audit)
     with MergedLog(out / "events.jsonl", append=options.resume) as log, screen(console) as shown:
-        log.ours(earlier.BEGAN, life=layout.life)
+        log.ours(earlier.BEGAN, life=layout.life, meshes=record(layout.meshes))
         supervisor = Supervisor(layout, progress=progress, audit=audit, faults=faults, starter=starter,
                                 command=kit.child, screen=shown, log=log, interrupt=interrupt, timing=kit.timing)
         problem = supervisor.run()
@@ -148,6 +168,7 @@ def _swarm(options: LocalOptions, prepared: Prepared, layout: Layout, plan: tupl
         run_id=prepared.run_id, seed=manifest.training.seed, microbatches=manifest.training.microbatches,
         numerics=manifest.numerics.mode, progress=progress, verdict=audit.verdict(),
         seconds=time.monotonic() - began, problem=problem, not_killed=faults.pending,
+        ranks={name: mesh_of(layout.meshes, name).ranks for name in meshed(layout.meshes, layout.replicas)},
         crashes=tuple(supervisor.crashes), killed_all=supervisor.killed_all, resumed=layout.life,
     )
     if problem or interrupt.count:
@@ -204,11 +225,16 @@ def _beside(outcome: Outcome, prepared: Prepared, layout: Layout, *, kit: Kit, s
         return replace(outcome, problem=_also(outcome.problem, problem))
     mine: Sequence[float] = [point.loss for point in outcome.progress.points]
     comparison = compare(
-        mine, losses, exact=prepared.exact, lossless=prepared.lossless,
+        mine, losses, exact=_by_bits(prepared, layout), lossless=prepared.lossless,
         promised=prepared.pure,
     )
     return replace(outcome, oracle=tuple(losses), comparison=comparison,
                    problem=_also(outcome.problem, comparison.problem))
+
+
+def _by_bits(prepared: Prepared, layout: Layout) -> bool:
+    """Is every loss to have the bits of one process's? Ranks that share a stage sum in another order than one does."""
+    return prepared.exact and not meshed(layout.meshes, layout.replicas)
 
 
 def _also(problem: str, another: str) -> str:

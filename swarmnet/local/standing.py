@@ -28,6 +28,7 @@ class Replica:
     up: bool = True
     stopped: bool = False
     draining: bool = False
+    ranks: int = 0                      # processes beside its own that can be killed
     good_at: int = -1                   # from this version on it has been through a whole step undisturbed
 
 

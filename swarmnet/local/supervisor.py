@@ -6,9 +6,11 @@ swarm from the children's event files and exit codes alone; it never speaks the 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from swarmnet.local import acts
@@ -23,12 +25,16 @@ from swarmnet.local.events import (
     Finished,
     Halted,
     Listening,
+    LostRank,
+    MeshStarted,
     Noted,
     Reached,
     Synced,
     parse,
 )
 from swarmnet.local.faults import Faults
+from swarmnet.local.interrupt import Interrupt
+from swarmnet.local.meshes import Meshes, mesh_of
 from swarmnet.local.news import News
 from swarmnet.local.orders import GoOn, HoldAt
 from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop
@@ -65,32 +71,7 @@ class Layout:
     trace: bool = False                 # they say what they work on, too
     life: int = 0                       # how often this run has been resumed
     reseed: bool = False                # a stage without state may be made anew
-
-
-class Interrupt:
-    """Counts Ctrl+C and SIGTERM instead of raising in the middle of things. A context manager, main thread only."""
-
-    def __init__(self) -> None:
-        self.count, self.exit_code = 0, 0
-        self._before: dict[signal.Signals, object] = {}
-
-    def __enter__(self) -> Interrupt:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._caught)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)              # type: ignore[arg-type]
-
-    def _caught(self, number: int, _frame: object) -> None:
-        self.count += 1
-        self.exit_code = self.exit_code or 128 + number
-
-    @property
-    def again(self) -> bool:
-        """Asked more than once: no grace any more."""
-        return self.count > 1
+    meshes: Meshes = field(default_factory=dict)        # whose replicas have several ranks
 
 
 class Supervisor:
@@ -105,6 +86,7 @@ class Supervisor:
         self.killed_all: int | None = None              # at which step all processes were killed, by order
         self._stages = dict(layout.replicas)            # those that joined, too
         self._channels = Channels(trace=layout.trace)
+        self._ranks: dict[str, tuple[int, ...]] = {}    # process ids, of the replicas whose ranks are up
         self._leaving: set[str] = set()                 # told to drain
         self._children: dict[str, Child] = {}
         self._readers: dict[str, EventReader] = {}      # outlive their children
@@ -193,7 +175,7 @@ class Supervisor:
             events=directory / "events.jsonl",
             bootstrap=self.progress.bootstrap(but=name), slots=self.layout.slots, log_level=self.layout.log_level,
             orders=directory / "orders" / f"{time.time_ns()}.jsonl" if self.layout.chaos else None,
-            reseed=self.layout.reseed,
+            reseed=self.layout.reseed, mesh=mesh_of(self.layout.meshes, name),
         )
         if spec.orders is not None:
             self._channels.open(name, spec.orders)
@@ -229,6 +211,12 @@ class Supervisor:
                     self._channels.listening(name, peer)
                 case Reached(hold=hold, step=step):
                     self._act(acts.Reached(hold, name, step), now=now)
+                case MeshStarted(pids=pids):
+                    self._ranks[name] = pids
+                    self._act(acts.Ranks(name, len(pids)), now=now)
+                case LostRank():
+                    self._ranks.pop(name, None)
+                    self._act(acts.Ranks(name, 0), now=now)
                 case Asking():
                     self._act(acts.Asked(name), now=now)
                 case Committed() | Finished():
@@ -251,6 +239,7 @@ class Supervisor:
         self._read(name, now=now)
         del self._children[name]
         self._channels.close(name)
+        self._ranks.pop(name, None)
         self.progress.ended(name)
         self._say(self._news.gone(name, back=self._returns(name, code)))
         if name in self._leaving and code == 0:
@@ -311,6 +300,11 @@ class Supervisor:
                 self._killed.add(name)
                 self._children[name].send(signal.SIGKILL)
                 self._note_kill(name, by=f"{order}, step {step}", now=now, back=back)
+            case acts.KillRank(name, rank, step, order):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._ranks[name][rank], signal.SIGKILL)
+                self._note("kill_rank", f"rank {rank} of {name} was killed ({order}, step {step})", child=name,
+                           order=order)
             case acts.KillAll(step):
                 self.killed_all = step
                 self.screen.note(f"step {step}: everything is killed")

@@ -78,7 +78,8 @@ def stages(progress: Progress) -> Table:
         cells = []
         for name, replica in sorted(progress.replicas.items()):
             if replica.stage == stage:
-                cells.append(f"{name} {progress.state_of(name)}" + (" ✓" if replica.finished and replica.alive else ""))
+                mesh, done = (f" ({replica.mesh})" if replica.mesh else ""), replica.finished and replica.alive
+                cells.append(f"{name}{mesh} {progress.state_of(name)}{' ✓' * done}")
         style = "" if alive == total else "yellow" if alive else "red"
         table.add_row(str(stage), Text(f"{alive}/{total}", style=style), "   ".join(cells))
     return table

@@ -34,7 +34,7 @@ FAST = Timing(poll_s=0.002, restart_s=0.01, stalled_s=5.0, give_up_s=30.0, settl
 
 # A peer: steps once every stage has reached its version. At step `hold` it waits until somebody came back.
 PEER = """
-import json, os, pathlib, signal, sys, time
+import json, os, pathlib, signal, subprocess, sys, time
 name, stage, events, board, mode, hold, stages, replicas, steps, M = sys.argv[1:]
 stage, hold, stages, replicas, steps, M = map(int, (stage, hold, stages, replicas, steps, M))
 board = pathlib.Path(board)
@@ -52,6 +52,19 @@ def crash():
 def farewell(*_):
     emit("applied", stage=stage, step=4, version=5, chain="c", lr=0.1, grad_norm=1.0)
     sys.exit(0)
+def start_ranks(epoch):
+    ranks = [subprocess.Popen(["sleep", "600"]) for _ in range(2)] if mode == f"ranks:{name}" else []
+    if ranks:
+        emit("mesh_started", stage=stage, mesh="tp2", epoch=epoch, pids=[rank.pid for rank in ranks], seconds=0.5)
+    return ranks
+def await_loss(ranks):
+    until(lambda: any(rank.poll() is not None for rank in ranks))
+    emit("rank_lost", stage=stage, rank=[rank.poll() is not None for rank in ranks].index(True), reason="killed")
+    end_ranks(ranks)
+def end_ranks(ranks):
+    for rank in ranks:
+        rank.kill()
+        rank.wait()
 if mode == "farewell":
     signal.signal(signal.SIGTERM, farewell)
 if mode == f"crash-at-start:{name}":
@@ -61,13 +74,18 @@ starts = len(list(board.glob(f"start-{name}-*")))
 emit("listening", peer=f"id-{name}", dht=[f"/dht/{name}"], addresses=[], incarnation=os.getpid())
 until(lambda: len(list(board.glob("start-s*"))) >= stages * replicas)
 version = max(v for v in range(steps + 1) if v == 0 or at(stage, v).exists()) if starts else 0
+ranks = start_ranks(1)
 emit("synced", stage=stage, version=version, how="snapshot" if starts else "seed", seconds=0.0, bytes=0)
 at(stage, version).touch()
 if starts:
     (board / "back").touch()
 while version < steps:
     until(lambda: all(at(s, version).exists() for s in range(stages)))
-    if version == hold:
+    if version == hold and mode.startswith("ranks"):
+        if ranks:
+            await_loss(ranks)
+            ranks = start_ranks(2)
+    elif version == hold:
         until((board / "back").exists)
     if version == 2 and mode == f"crash:{name}":
         crash()
@@ -83,6 +101,7 @@ while version < steps:
     emit("applied", stage=stage, step=version - 1, version=version, chain="c", lr=0.1, grad_norm=1.0)
     at(stage, version).touch()
 weights = name if mode == f"split:{name}" else f"w{stage}"
+end_ranks(ranks)
 emit("finished", stage=stage, version=version, weights_sha256=weights)
 signal.pause()
 """
@@ -175,6 +194,24 @@ def test_a_kill_in_the_middle_and_a_return_by_snapshot(tmp_path: Path) -> None:
     assert killed["child"] in ("s1-r0", "s1-r1") and killed["by"] == "kill 1@3, step 3"
     returned = [record for record in merged if record.get("how") == "snapshot"]
     assert [(record["name"], record["version"]) for record in returned] == [(killed["child"], 3)]
+
+
+def test_a_rank_is_killed_and_its_replica_stays(tmp_path: Path) -> None:
+    tools = kit(tmp_path / "board", mode="ranks:s1-r0", hold=3, replicas=1, slope=0.1000001)
+    assert run_local(options(tmp_path, replicas=1, ranks=("1=2",), kill_rank=("1@3",), oracle=True), tools) == 0
+    found = summary(tmp_path)
+    assert (found["ranks"], found["rank_restarts"], found["kills"], found["faults"]) == (
+        {"s1-r0": 2}, 1, 0, {"kill_rank": 1})
+    for words in ("ranks: s1 2 (tp2)", "of s1-r0 was killed (kill_rank 1@3, step 3)", "s1-r0 has lost rank",
+                  "s1-r0 has its 2 ranks (tp2) again, after 0.5 s", "ranks: s1-r0 2; started anew 1 time",
+                  "the first 20 steps equal within 1e-05"):
+        assert words in said(tools)
+
+
+def test_ranks_that_nobody_has_are_not_killed(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"kill_rank 1@3: no replica of stage 1 has more than one rank"):
+        run_local(options(tmp_path, ranks=("0=2",), kill_rank=("1@3",)), kit(tmp_path / "board"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_kill_of_the_last_replica_is_postponed_and_reported(tmp_path: Path) -> None:

@@ -129,6 +129,8 @@ def test_roles_and_directories_follow_the_command(calls, name: str, role: str) -
         (f"trainer --config {ROOT}/peer_configs/bootstrap.toml", "start it with `swarmnet bootstrap`"),
         ("local --kill 1-20", "--kill 1-20: write STAGE@STEP, for example 1@20"),
         ("local --kill 3@20", "--kill 3@20: there is no stage 3"),
+        ("local --kill-rank 3@20", "--kill-rank 3@20: there is no stage 3"),
+        ("local --tensor -1", "--tensor must be at least 1, got -1"),
         ("local --manifest run.toml --kill 0@60", "--kill 0@60: there is no step 60"),
         ("local --manifest run.toml --data x", "--data: a manifest fixes its data by digest"),
         ("local --manifest run.toml --stages 9", "cut.stages = 9 is more than model.num_layers = 6"),
@@ -158,6 +160,21 @@ def test_local_builds_its_options(calls) -> None:
     assert options.out == Path("o") and options.kill == ("1@2", "3@8") and options.kill_every == 1.5 and options.oracle
     assert (options.trainers, options.data, options.numerics, options.set) == (2, "d", "fp32", ("a.b=c",))
     assert (options.slots, options.log_level, options.manifest) == (2, "info", None)
+    assert (options.ranks, options.tensor, options.shard, options.sequence_parallel) == ((), 0, "none", False)
+
+
+def test_local_has_ranks(calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARMNET_RANKS", "2")            # of a peer: a local swarm's are for stages
+    assert typed("local --ranks 1=2,2=4 --ranks 0.1=2 --tensor 2 --shard dp --sequence-parallel --kill-rank 1@3") == 0
+    options = calls.pop()[1]
+    assert (options.ranks, options.tensor, options.shard) == (("1=2,2=4", "0.1=2"), 2, "dp")
+    assert options.sequence_parallel and options.kill_rank == ("1@3",)
+
+
+@pytest.mark.parametrize("flag", ["--ranks 1=2", "--shard dp", "--tensor 2", "--sequence-parallel"])
+def test_local_ranks_are_no_change_for_a_run_that_goes_on(calls, capsys, flag: str) -> None:
+    assert typed(f"local --resume --out o {flag}") == 2 and not calls
+    assert f"{flag.split()[0]}: a resumed run keeps its manifest, its replicas" in capsys.readouterr().err
 
 
 def test_local_flags_change_the_manifest_it_is_given(calls) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.local.audit import Audit, compare, multiplicity
+from swarmnet.local.audit import FP32_TOLERANCE, Audit, compare, multiplicity
 from swarmnet.local.events import Applied, BadEvent, Committed, Finished, Listening, Noted, parse
 
 M = 8
@@ -94,6 +94,15 @@ def test_compare() -> None:
     assert compare(curve[:-1], curve, exact=False, lossless=True).problem
     assert compare([], [], exact=True, lossless=True).problem
     assert compare(late, curve, exact=False, lossless=True).at_step >= 20
+
+
+def test_a_mesh_is_judged_by_a_distance_which_is_said() -> None:
+    near, far = compare([1.0 + 1e-6, 1.0], [1.0, 1.0], exact=False, lossless=True), compare(
+        [1.0 + 1e-4, 1.0], [1.0, 1.0], exact=False, lossless=True)
+    assert near.problem == "" and near.within == FP32_TOLERANCE and not near.bit_equal
+    assert "losses of the first 20 steps differ" in far.problem
+    assert compare([1.0], [1.0], exact=True, lossless=True).within is None
+    assert compare([1.0], [1.0], exact=False, lossless=False).within is None
 
 
 def test_events_parse() -> None:

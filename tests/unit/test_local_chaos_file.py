@@ -48,6 +48,10 @@ step = 8
 peers = ["s2"]
 bytes_per_s = 1e5
 for_s = 1.0
+[[kill_rank]]
+stage = 1
+step = 9
+phase = "backward"
 """)
     assert seed == 7
     assert faults == (
@@ -59,6 +63,7 @@ for_s = 1.0
         Fault("partition", "partition s0-r0|s0-r1+trainer-0@7", step=7, for_s=3.0,
               groups=(("s0-r0",), ("s0-r1", "trainer-0"))),
         Fault("slow", "slow s2@8", step=8, for_s=1.0, groups=(("s2",),), bytes_per_s=1e5),
+        Fault("kill_rank", "kill_rank s1@9 backward", 1, step=9, phase="backward"),
     )
 
 
@@ -104,6 +109,8 @@ def test_a_seed_draws_the_same_faults_and_another_one_others() -> None:
 
 
 def test_rates_are_counts_per_hundred_steps() -> None:
+    ranks = expand(Random(kill_rank=100.0), 1, stages=3, replicas=2, steps=50)
+    assert {(fault.kind, fault.stage) for fault in ranks} == {("kill_rank", None)} and len(ranks) == 50
     drawn = [len(expand(Random(stop=2.0), seed, stages=3, replicas=3, steps=25)) for seed in range(200)]
     assert set(drawn) == {0, 1} and 70 < sum(drawn) < 130
 

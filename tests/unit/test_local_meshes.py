@@ -1,0 +1,169 @@
+"""`--ranks` of a local swarm: who gets which mesh, what is refused, and what is kept for a run that goes on."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarmnet.config.peer import Mesh
+from swarmnet.errors import UsageError
+from swarmnet.local import earlier
+from swarmnet.local.acts import At, Gone, Hold, KillRank, Postponed, Ranks, Reached, Release, Started, Tick
+from swarmnet.local.events import LostRank, MeshStarted, parse
+from swarmnet.local.fault import Fault
+from swarmnet.local.faults import Faults
+from swarmnet.local.meshes import in_words, mesh_of, meshed, parse_meshes, record
+from swarmnet.local.news import News
+from swarmnet.local.options import LocalOptions, parse_kill_ranks
+from swarmnet.local.processes import ChildSpec, swarmnet_command
+from swarmnet.local.progress import Progress, ReplicaView
+from swarmnet.manifest.schema import Manifest, Model, Training
+
+MANIFEST = Manifest(
+    model=Model(num_heads=8, num_kv_heads=4, intermediate_size=96, vocab_size=258),
+    training=Training(microbatch_size=4, sequence_length=36),
+)
+REPLICAS = [f"s{stage}-r{number}" for number in range(2) for stage in range(3)]
+
+
+def parsed(*ranks: str, **changes: Any) -> dict[str, Mesh]:
+    return parse_meshes(LocalOptions(ranks=ranks, **changes), MANIFEST, REPLICAS)
+
+
+def test_a_stage_or_one_replica_of_it_gets_ranks() -> None:
+    meshes = parsed("1=2, 2=4", "2.1=1", sequence_parallel=True)
+    assert {name: mesh_of(meshes, name).ranks for name in REPLICAS} == {
+        "s0-r0": 1, "s0-r1": 1, "s1-r0": 2, "s1-r1": 2, "s2-r0": 4, "s2-r1": 1}
+    assert mesh_of(meshes, "s1-r7") == Mesh(ranks=2, sequence_parallel=True) and mesh_of(meshes, "trainer-0") == Mesh()
+    assert meshed(meshes, REPLICAS) == {"s1-r0", "s1-r1", "s2-r0"}
+    assert in_words(meshes, MANIFEST) == "ranks: s1 2 (tp2sp), s2 4 (tp4sp), s2-r1 1"
+    assert in_words(parsed("1=1"), MANIFEST) == in_words({}, MANIFEST) == ""
+    assert in_words(parsed("0=4", shard="zero2", tensor=2), MANIFEST) == "ranks: s0 4 (tp2-zero2x2)"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "line"),
+    [
+        ("2", {}, "--ranks 2: write STAGE=N, or STAGE.REPLICA=N, for example 1=2"),
+        ("1=2,", {}, "--ranks : write STAGE=N"),
+        ("3=2", {}, "--ranks 3=2: there is no stage 3, stages are 0 to 2"),
+        ("1.2=2", {}, "--ranks 1.2=2: there is no replica 2 in stage 1, they are 0 to 1"),
+        ("1=0", {}, "--ranks 1=0: a replica has at least one rank"),
+        ("1=2,1=3", {}, "--ranks 1=3: it is said twice how many ranks s1 has"),
+        ("1=3", {}, "--ranks 1=3: 3 tensor-parallel ranks cannot split this model"),
+        ("1=8", {"shard": "zero1"}, "--ranks 1=8: 8 ranks cannot split a microbatch: training.microbatch_size = 4"),
+        ("1=8", {"sequence_parallel": True}, "sequence_length = 36 is no multiple of 8"),
+        ("1=4", {"tensor": 2}, "--ranks 1=4: --tensor 2 of 4 ranks leaves 2 to split each microbatch"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(ranks: str, changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parsed(ranks, **changes)
+    assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("changes", [{"shard": "dp"}, {"tensor": 2}, {"sequence_parallel": True}])
+def test_how_ranks_share_means_nothing_without_ranks(changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="add --ranks STAGE=N"):
+        parsed(**changes)
+
+
+def test_a_run_that_goes_on_keeps_its_ranks(tmp_path: Path) -> None:
+    meshes = parsed("1=4", "2.0=2", shard="zero3")
+    lines = ({"t": 1.0, "event": "began", "life": 0, "meshes": record(meshes)}, {"t": 2.0, "event": "began", "life": 1})
+    (tmp_path / "events.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert earlier.meshes(tmp_path) == meshes
+    (tmp_path / "events.jsonl").write_text(json.dumps(lines[1]) + "\n")
+    assert earlier.meshes(tmp_path) == {}
+
+
+def test_children_are_told_their_ranks(tmp_path: Path) -> None:
+    spec = ChildSpec("s1-r0", 1, tmp_path / "run.toml", tmp_path, tmp_path / "e", (), None, "warning")
+    mesh = Mesh(ranks=4, tensor=2, shard="zero1", sequence_parallel=True)
+    argv = swarmnet_command(replace(spec, mesh=mesh))
+    begin = argv.index("--ranks")
+    assert argv[begin:begin + 7] == ["--ranks", "4", "--tensor", "2", "--shard", "zero1", "--sequence-parallel"]
+    assert not {"--ranks", "--tensor", "--shard", "--sequence-parallel"} & set(swarmnet_command(spec))
+    swarmnet_command(replace(spec, mesh=mesh, orders=tmp_path / "orders"))
+    text = (tmp_path / "peer.toml").read_text()
+    assert "ranks = 4" in text and 'shard = "zero1"' in text
+
+
+# ---------------------------------------------------------------- a rank is killed
+
+
+def machine(*faults: Fault, meshed: tuple[str, ...] = ("s1-r0", "s1-r1")) -> Faults:
+    replicas = {name: int(name[1]) for name in REPLICAS}
+    found = Faults(faults, replicas=replicas, steps=20, rng=random.Random(0), meshed=meshed)
+    for name in REPLICAS:
+        assert found.on(Started(name), now=0.0) == []
+    for name in meshed:
+        assert found.on(Ranks(name, 2), now=0.0) == []
+    return found
+
+
+def bring(faults: Faults, version: int, *, now: float) -> list[object]:
+    return [act for name in REPLICAS for act in faults.on(At(name, version), now=now)]
+
+
+def test_a_rank_is_killed_in_the_middle_of_its_step_and_no_replica_goes_away() -> None:
+    faults = machine(*parse_kill_ranks(("1@2",), stages=3, steps=20), meshed=("s1-r1",))
+    for version in range(3):
+        assert bring(faults, version, now=float(version)) == []
+    (act,) = faults.on(Tick(), now=2.9)
+    assert isinstance(act, KillRank) and (act.name, act.step, act.order) == ("s1-r1", 2, "kill_rank 1@2")
+    assert act.rank in (0, 1) and faults.pending == ()
+
+
+def test_the_ranks_of_the_only_replica_may_be_killed_and_while_they_are_away_the_next_kill_waits() -> None:
+    faults = machine(*parse_kill_ranks(("1@1", "1@1"), stages=3, steps=20), meshed=("s1-r1",))
+    assert faults.on(Gone("s1-r0", back=False), now=0.5) == []
+    bring(faults, 0, now=1.0)
+    acts = [*bring(faults, 1, now=2.0), *faults.on(Tick(), now=2.9)]
+    assert [type(act) for act in acts] == [KillRank]
+    assert faults.on(Ranks("s1-r1", 0), now=3.0) == []
+    assert bring(faults, 2, now=3.0) == [Postponed("kill_rank 1@1", 1, "no replica of stage 1 has its ranks up")]
+    assert [type(act) for act in faults.on(Ranks("s1-r1", 2), now=3.5)] == [KillRank]
+
+
+def test_a_rank_is_killed_while_its_replica_holds_in_a_phase() -> None:
+    faults = machine(Fault("kill_rank", "k", step=3, phase="backward"))
+    (hold,) = [act for version in range(3) for act in bring(faults, version, now=float(version))]
+    assert isinstance(hold, Hold) and hold.name in ("s1-r0", "s1-r1")
+    kill, release = faults.on(Reached(hold.id, hold.name, 3), now=3.0)
+    assert isinstance(kill, KillRank) and kill.name == hold.name and release == Release(hold.name, hold.id)
+
+
+def test_bad_places_of_a_kill_name_the_flag() -> None:
+    with pytest.raises(UsageError, match="--kill-rank 1: write STAGE@STEP, for example 1@20"):
+        parse_kill_ranks(("1",), stages=3, steps=20)
+
+
+# ---------------------------------------------------------------- what a mesh says
+
+
+STARTED = {"event": "mesh_started", "stage": 1, "mesh": "tp2", "epoch": 1, "pids": [11, 12], "seconds": 1.25}
+LOST = {"event": "rank_lost", "stage": 1, "rank": 1, "reason": "killed by SIGKILL"}
+
+
+def test_ranks_that_are_lost_and_back_are_told_and_counted() -> None:
+    started, lost = parse(STARTED), parse(LOST)
+    again = parse(STARTED | {"epoch": 2})
+    assert started == MeshStarted(1, "tp2", 1, (11, 12), 1.25) and lost == LostRank(1, 1, "killed by SIGKILL")
+    news, progress = News(), Progress(steps=3, replicas={"s1-r0": ReplicaView(1)})
+    progress.started("s1-r0", now=0.0)
+    lines, states = [], []
+    for event in (started, lost, again):
+        progress.on("s1-r0", event, now=1.0)
+        lines += news.on("s1-r0", event, now=1.0)
+        states.append(progress.state_of("s1-r0"))
+    assert lines == ["s1-r0 has lost rank 1 (killed by SIGKILL): its ranks start anew",
+                     "s1-r0 has its 2 ranks (tp2) again, after 1.2 s"]
+    assert states == ["starting", "ranks start anew", "starting"] and progress.rank_restarts == 1
+    assert News().on("s1-r0", LostRank(1, None, "silence"), now=0.0) == [
+        "s1-r0 has lost a rank (silence): its ranks start anew"]
