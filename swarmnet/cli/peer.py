@@ -7,12 +7,12 @@ from typing import Any
 import click
 
 from swarmnet.cli.frame import Typed
-from swarmnet.cli.settings import MESH, SETTINGS, options, read_config, read_manifest
+from swarmnet.cli.settings import MEMORY, MESH, SETTINGS, options, read_config, read_manifest
 from swarmnet.errors import UsageError
 
 
 @click.command("peer", context_settings=SETTINGS)
-@options("manifest", "stage", *MESH, "dir", "data", "initial", "host", "port", "dht_port", "announce", "bootstrap",
+@options("manifest", "stage", *MESH, *MEMORY, "dir", "data", "initial", "host", "port", "dht_port", "announce", "bootstrap",
          "device", "slots", "reseed_from_neighbours", "events", "log_level", "log_format")
 @click.option("--no-restart", is_flag=True, help="End when the peer crashes. Without it, it is started again.")
 @click.pass_context

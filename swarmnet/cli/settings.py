@@ -52,6 +52,11 @@ _OPTIONS: dict[str, tuple[tuple[str, ...], Callable[[F], F]]] = {
         help="The rest split microbatches and, with zeroN, moments, sums, weights.  [none]")),
     "sequence_parallel": (("mesh", "sequence_parallel"), click.option(
         "--sequence-parallel", is_flag=True, help="Ranks that split layers split norms and residuals by tokens.")),
+    "activations": (("memory", "activations"), click.option(
+        "--activations", type=click.Choice(["stash", "selective", "recompute_layers", "recompute", "offload"]),
+        help="What is kept of a microbatch until its backward; the rest is computed again.  [stash]")),
+    "compile": (("memory", "compile"), click.option(
+        "--compile", is_flag=True, help="torch.compile each layer, on CUDA.")),
     "dir": (("dir",), click.option("--dir", metavar="DIR", help="Identity key and snapshots.  [~/.swarmnet/COMMAND]")),
     "data": (("data",), click.option("--data", metavar="PATH", help="Where this machine has the run's tokens.")),
     "initial": (("initial",), click.option(
@@ -81,6 +86,9 @@ _OPTIONS: dict[str, tuple[tuple[str, ...], Callable[[F], F]]] = {
 
 MESH = ("gpus", "ranks", "tensor", "shard", "sequence_parallel")
 """The options that say which ranks a peer has."""
+
+MEMORY = ("activations", "compile")
+"""The options that say how a device's memory is spent."""
 
 
 def options(*names: str) -> Callable[[F], F]:

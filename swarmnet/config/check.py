@@ -92,15 +92,17 @@ def _missing(model: type[Table], data: Mapping[str, Any], prefix: Path) -> Itera
 
 
 def _advice(model: type[Table], path: Path) -> str:
-    """What may have been meant: a key spelled alike in the same table, else one spelled alike anywhere."""
+    """What may have been meant: that key of another table, or one spelled alike in the same table, else anywhere."""
     known = [dotted(p) for p, _ in leaves(model)]
     here: type[Table] | None = model
     for name in path[:-1]:
         here = _table(here.model_fields[name]) if here else None
     siblings = list(here.model_fields) if here else []
+    by_leaf = {name.rpartition(".")[2]: name for name in known}
+    if path[-1] in by_leaf:
+        return f"did you mean {by_leaf[path[-1]]}?"
     if close := difflib.get_close_matches(path[-1], siblings, n=1):
         return f"did you mean {dotted((*path[:-1], close[0]))}?"
-    by_leaf = {name.rpartition(".")[2]: name for name in known}
     if close := difflib.get_close_matches(path[-1], by_leaf, n=1):
         return f"did you mean {by_leaf[close[0]]}?"
     if close := difflib.get_close_matches(dotted(path), known, n=1):

@@ -79,6 +79,26 @@ class Mesh(Table):
         return self
 
 
+class Memory(Table):
+    """How a device's memory is spent. No choice changes what is computed, but for `compile`, which rounds otherwise.
+    See docs/memory.md."""
+
+    activations: Literal["stash", "recompute", "recompute_layers", "selective", "offload"] = Field(
+        default="stash", description='"stash", "selective", "recompute_layers", "recompute" (least) or "offload" (CUDA)'
+    )
+    offload_optimizer: bool = Field(
+        default=False, description="optimizer state in host memory, updates on the CPU (CUDA)"
+    )
+    compile: bool = Field(default=False, description="torch.compile each layer (CUDA); a numerics class of its own")
+
+    @model_validator(mode="after")
+    def _whole_layers(self) -> Memory:
+        if self.compile and self.activations in ("selective", "offload"):
+            raise ValueError(f'compile = true chooses itself what a layer keeps: with it activations = "stash", '
+                             f'"recompute_layers" or "recompute", not "{self.activations}"')
+        return self
+
+
 class Caps(Table):
     """What this machine lends at most."""
 
@@ -134,6 +154,7 @@ class PeerConfig(Table):
     )
     events: Home | None = Field(default=None, description="append events to this file, one JSON object per line")
     mesh: Mesh = Mesh()
+    memory: Memory = Memory()
     caps: Caps = Caps()
     log: Log = Log()
 

@@ -23,7 +23,7 @@ class Offload:
 
     def __init__(self, device: torch.device, *, least: int = 1 << 16) -> None:
         self._device, self._least = device, least
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def saving(self, stay: Iterable[Tensor]) -> Iterator[None]:
@@ -41,8 +41,8 @@ class Offload:
             key = (storage.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype,
                    tensor._version)
             found = moved.get(key)
-            if found is None or found[0].expired():      # its address may be another tensor's by now
-                found = moved[key] = StorageWeakRef(storage), _Moved(tensor, self._stream)
+            if found is None or _gone(found[0]):
+                found = moved[key] = _weakly(storage), _Moved(tensor, self._stream)
             return found[1]
 
         with saved_tensors_hooks(pack, lambda kept: kept.back() if isinstance(kept, _Moved) else kept):
@@ -70,3 +70,12 @@ class _Moved:
             return self._host.clone()
         torch.cuda.current_stream(self._device).wait_event(self._ready)
         return self._host.to(self._device, non_blocking=True)
+
+
+def _weakly(storage: torch.UntypedStorage) -> StorageWeakRef:
+    return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+
+
+def _gone(storage: StorageWeakRef) -> bool:
+    """Is it freed? Its address may be another tensor's then."""
+    return bool(storage.expired())  # type: ignore[no-untyped-call]

@@ -2,28 +2,61 @@
 
 Tensors in, tensors out: payloads, versions and what may be counted are the engine's business. A stage that is first
 reads token ids, one that is last returns the summed loss. What the weight pass needs stays on the `Pass`' tape.
+
+What is kept between forward and backward is a policy (`model.activations`), with the same bits under each. Under every
+one but "stash" backward writes the weight gradients too: between backward and weight pass a microbatch then holds one
+gradient per parameter, and never the operands of all its products, which are as large as a stash.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from swarmnet.model.activations import Policy, plainly, run_layers
 from swarmnet.model.decoder import StageModule
-from swarmnet.model.split import Tape
+from swarmnet.model.offload import Offload
+from swarmnet.model.split import Tape, WritingTape
+from swarmnet.stage.gradients import aligned
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """How an operator spends a device's memory; no policy changes a bit. activations: kept for backward how."""
+
+    activations: Policy = "stash"
+
+    def __post_init__(self) -> None:
+        if self.activations not in ("stash", "recompute", "recompute_layers", "selective", "offload"):
+            raise ValueError(f"no such policy: {self.activations}")
+
+    @property
+    def writes_at_once(self) -> bool:
+        """Does backward write weight gradients, so that the weight pass only adds them?"""
+        return self.activations != "stash"
 
 
 @dataclass(slots=True, eq=False)
 class Pass:
-    """What a forward leaves behind. Backward takes `leaf` and `output` and fills `tape`; the weight pass takes that."""
+    """What a forward leaves behind. Backward takes `leaf`, and `output` or what computes it `again`, and fills `tape`;
+    the weight pass takes that. versions: of the weights, which nobody may change before backward."""
 
+    module: StageModule
     leaf: Tensor | None
     output: Tensor | None
+    again: Callable[[], Tensor] | None
     tape: Tape | None
+    versions: int
+
+    @property
+    def went_back(self) -> bool:
+        """Has backward run?"""
+        return self.output is None and self.again is None
 
 
 class Passes:
@@ -34,10 +67,13 @@ class Passes:
     """
 
     def __init__(
-        self, *, first: bool, last: bool, device: torch.device, reproducible: bool, tapes: bool = True
+        self, *, first: bool, last: bool, device: torch.device, reproducible: bool, tapes: bool = True,
+        memory: Memory | None = None,
     ) -> None:
         self._first, self._last, self._device, self._tapes = first, last, device, tapes
         self._math_only = reproducible and device.type == "cuda"     # on the CPU all kernels are reproducible
+        self.memory = memory or Memory()
+        self._offload = Offload(device) if self.memory.activations == "offload" else None
 
     def forward(
         self, module: StageModule, tokens: Tensor, hidden: Tensor | None, *, train: bool
@@ -48,26 +84,64 @@ class Passes:
         Returns hidden [B, T, D], in the last stage the loss summed over tokens; and what backward needs, None for an
         evaluation.
         """
-        with torch.set_grad_enabled(train), self._kernels():
-            tape = Tape() if train and self._tapes else None
-            leaf = None if hidden is None else hidden.requires_grad_(train)
-            output = module(tokens[:, :-1].to(self._device) if leaf is None else leaf, tape)
-            if self._last:
-                output = module.loss_sum(output, tokens[:, 1:].to(self._device))
-        return output, Pass(leaf, output, tape) if train else None
+        if not train or self.memory.activations == "recompute":
+            with torch.no_grad():
+                output = self._run(module, tokens, hidden, None)
+            if not train:
+                return output, None
+            tape = self._tape(module)
+            leaf = None if hidden is None else hidden.requires_grad_()
+            return output, Pass(
+                module, leaf, None, lambda: self._run(module, tokens, leaf, tape), tape, _versions(module)
+            )
+        with torch.enable_grad(), self._saving(module):
+            tape = self._tape(module)
+            leaf = None if hidden is None else hidden.requires_grad_()
+            output = self._run(module, tokens, leaf, tape)
+        return output, Pass(module, leaf, output, None, tape, _versions(module))
 
     def backward(self, saved: Pass, gradient: Tensor | None) -> Tensor | None:
         """The gradient of the input, None in the first stage; once per pass. gradient: of the output, None of a loss.
 
-        Raises ValueError the second time.
+        Raises ValueError the second time, RuntimeError if the weights are not those of forward any more.
         """
-        if saved.output is None:
+        if saved.went_back:
             raise ValueError("backward of this pass has run already")
-        output, leaf, saved.output, saved.leaf = saved.output, saved.leaf, None, None
+        output, again, leaf = saved.output, saved.again, saved.leaf
+        saved.output = saved.again = saved.leaf = None
+        if self._tapes and saved.versions != _versions(saved.module):
+            raise RuntimeError("the weights of this pass have been modified since forward")
         with self._kernels():
+            if again is not None:
+                with torch.enable_grad():
+                    output = again()
+            assert output is not None
             torch.autograd.backward(output, gradient)
         return None if leaf is None else leaf.grad
+
+    def _run(self, module: StageModule, tokens: Tensor, hidden: Tensor | None, tape: Tape | None) -> Tensor:
+        run = run_layers(self.memory.activations) if torch.is_grad_enabled() else plainly
+        with self._kernels():
+            output: Tensor = module(tokens[:, :-1].to(self._device) if hidden is None else hidden, tape, run)
+            return module.loss_sum(output, tokens[:, 1:].to(self._device)) if self._last else output
+
+    def _tape(self, module: StageModule) -> Tape | None:
+        if not self._tapes:
+            return None
+        if not self.memory.writes_at_once:
+            return Tape()
+        parameters = list(module.parameters())
+        return WritingTape(parameters, lambda: aligned([p.shape for p in parameters], self._device))
+
+    def _saving(self, module: StageModule) -> contextlib.AbstractContextManager[object]:
+        """Around the forward that backward comes back to."""
+        return contextlib.nullcontext() if self._offload is None else self._offload.saving(module.lasting())
 
     def _kernels(self) -> contextlib.AbstractContextManager[object]:
         """Attention kernels with a reproducible backward."""
         return sdpa_kernel(SDPBackend.MATH) if self._math_only else contextlib.nullcontext()
+
+
+def _versions(module: StageModule) -> int:
+    """Grows with every change in place of a weight."""
+    return sum(parameter._version for parameter in module.parameters())
