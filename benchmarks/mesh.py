@@ -1,6 +1,6 @@
 """What a mesh costs: our tensor parallelism beside torch's, orders to ranks, and a restart, each beside a neighbour.
 
-    python benchmarks/mesh.py [--part tensor] [--ranks 2] [--turns N] [--json FILE] [--quick]
+    python benchmarks/mesh.py [--part tensor,orders] [--ranks 2] [--turns N] [--json FILE] [--quick]
 
 `tensor`: one step of three microbatches in flight (forwards, backwards in another order, weight gradients) of a stage
 with head and loss, split by `ShardedStage` and by torch's `parallelize_module`, on the same ranks of one group (gloo;
@@ -8,6 +8,10 @@ nccl where there is CUDA), with and without sequence parallelism. `small` is a s
 arithmetic, `large` one that keeps this machine's cores busy. The two take turns in the same processes, and a ratio is
 the median over turns of ours / theirs; beside it the middle half of the turns. That both compute the same is checked
 before anything is timed.
+
+`orders`: a round trip to all ranks, from `RankGroup.order` until all have answered, beside an order by broadcast with
+the answers gathered (torch, same ranks), and beside bare pipes of `multiprocessing`. Then one rank is killed: how soon
+the peer process knows, and how soon all ranks take orders again, beside a cold `python -c "import torch"`.
 """
 
 from __future__ import annotations
@@ -22,12 +26,13 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
+from mesh_orders import orders, restarts
 from mesh_tensor import Case, run_rank
 
 from swarmnet.manifest.schema import Model
@@ -121,9 +126,34 @@ def _next(pipe: Connection) -> Figures:
         sys.exit("the ranks failed")
 
 
+def orders_part(asked: argparse.Namespace, *, cuda: bool) -> Figures:
+    """Round trips and restarts, printed."""
+    devices = [f"cuda:{rank}" if cuda else "cpu" for rank in range(asked.ranks)]
+    turns, times, kills = (2, 20, 1) if asked.quick else (asked.turns, 500, 7)
+    trips = orders(devices, turns=turns, times=times)
+    beside = {
+        way: median_of([a / b for a, b in zip(trips["order"], trips[way], strict=True)])
+        for way in ("broadcast", "pipe")
+    }
+    print(f"\nan order to {len(devices)} ranks and back: {1e6 * statistics.median(trips['order']):.0f} us; "
+          + "; ".join(f"{ratio['median']:.2f} ({ratio['quarters'][0]:.2f} - {ratio['quarters'][1]:.2f}) of "
+                      f"{'a broadcast and a gather' if way == 'broadcast' else 'bare pipes'} "
+                      f"({1e6 * statistics.median(trips[way]):.0f} us)" for way, ratio in beside.items()), flush=True)
+    found = restarts(devices, times=kills)
+    ratio = median_of([a / b for a, b in zip(found["back"], found["import torch"], strict=True)])
+    print(f"a killed rank is noticed after {1e3 * statistics.median(found['noticed']):.0f} ms, all are back "
+          f"{statistics.median(found['back']):.2f} s later: {ratio['median']:.2f} ({ratio['quarters'][0]:.2f} - "
+          f"{ratio['quarters'][1]:.2f}) of a cold import of torch ({statistics.median(found['import torch']):.2f} s)")
+    return {"trips": trips, "vs": beside, "restarts": found, "back_vs_import": ratio, "ranks": len(devices)}
+
+
+PARTS: dict[str, Callable[..., Any]] = {"tensor": tensor_part, "orders": orders_part}
+
+
 def main() -> None:
     """Measure, print, write JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", default=",".join(PARTS), help="which of them, with commas  [all]")
     parser.add_argument("--ranks", type=int, help="default: 2, with CUDA the number of GPUs")
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -132,7 +162,9 @@ def main() -> None:
     cuda = torch.cuda.is_available()
     asked.ranks = asked.ranks or (torch.cuda.device_count() if cuda else 2)
     os.environ["OMP_NUM_THREADS"] = "1"
-    figures = {"tensor": tensor_part(asked, cuda=cuda)}
+    if unknown := set(asked.part.split(",")) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    figures = {part: PARTS[part](asked, cuda=cuda) for part in asked.part.split(",")}
     if asked.json:
         asked.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 

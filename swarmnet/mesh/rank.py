@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import FileStore
 
 from swarmnet.errors import BadMessage, Overflow, Refused, SwarmError
 from swarmnet.mesh.process_comm import ProcessComm
-from swarmnet.mesh.rank_line import Packet, RankEnd
+from swarmnet.mesh.rank_line import LineEnded, Packet, RankEnd
 from swarmnet.mesh.shared import mapped, pin
 
 Handler = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
@@ -41,6 +41,9 @@ ALIKE = (BadMessage, Refused, Overflow)
 
 NO_LIMIT = timedelta(days=1)
 """Of a collective. The peer process holds the deadlines: it ends all ranks, at whatever they are."""
+
+DUMP = signal.SIGUSR1
+"""Ends a rank that hangs, with the stacks of its threads on stderr."""
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -85,10 +88,11 @@ def main(end: socket.socket) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         faulthandler.enable()
+        faulthandler.register(DUMP, chain=True)
         threading.Thread(target=_leave_with, args=(line,), name="leash", daemon=True).start()
         torch.set_num_threads(1)
         _answer(line, *_joined(line))
-    except EOFError:                                    # the peer process has closed the line
+    except LineEnded:                                   # the peer process is gone
         code = 0
     except BaseException as error:                      # whatever it is, the peer process hears why
         traceback.print_exc()
@@ -111,7 +115,7 @@ def _say_last(line: RankEnd, error: BaseException) -> None:
     words = "".join(traceback.format_exception_only(error)).strip()
     try:
         line.say({"failed": words[:4000], "at": time.monotonic()})
-    except OSError:                                     # the peer process is gone as well
+    except LineEnded:                                   # the peer process is gone as well
         pass
 
 
@@ -120,14 +124,14 @@ def _joined(line: RankEnd) -> tuple[RankContext, Handler]:
     hello, store = line.hear()
     device = torch.device(hello["device"])
     context = RankContext(hello["rank"], hello["ranks"], device, hello["settings"], hello["epoch"])
+    backend = "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)                   # before memory is pinned: that takes memory on the device it is
+        backend = "nccl"
     for number in hello["memory"]:
         _, descriptor = line.hear()
         assert descriptor is not None
         context.map(number, descriptor)
-    backend = "gloo"
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        backend = "nccl"
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
     path = hello["store"] if store is None else f"/proc/self/fd/{store}"
     dist.init_process_group(
