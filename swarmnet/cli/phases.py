@@ -57,6 +57,15 @@ class Story:
                 self._fetching(fields)
             case "following" if self._progress is not None:
                 self._bar_says(fields["stage"], f"catching up, version {fields['version']}")
+            case "mesh_starting":
+                whom = f"stage {fields['stage']} on {fields['ranks']} ranks ({fields['mesh']})"
+                self.phase("ranks", f"{whom}: starting their processes")
+            case "mesh_started":
+                self.phase("ranks", f"{len(fields['pids'])} ranks ({fields['mesh']}) of stage {fields['stage']} are up "
+                                    f"after {fields['seconds']:.1f} s")
+            case "rank_lost":
+                which = "a rank" if fields["rank"] is None else f"rank {fields['rank']}"
+                self.phase("ranks", f"{which} of stage {fields['stage']} was lost ({fields['reason']}): all start anew")
             case "synced":
                 self._synced(fields)
             case "stopped":

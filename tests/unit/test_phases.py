@@ -100,3 +100,18 @@ def test_the_bar_goes_however_it_ends() -> None:
 def test_sizes() -> None:
     assert [size(number) for number in (0, 999, 1000, 1_540_000, 2.5e9, 3e12, 4e15)] == [
         "0 B", "999 B", "1.0 kB", "1.5 MB", "2.5 GB", "3.0 TB", "4000.0 TB"]
+
+
+def test_ranks_that_start_and_that_are_lost_are_lines() -> None:
+    def tell(story: Story, clock: Clock) -> None:
+        story.on_event("mesh_starting", {"stage": 1, "mesh": "tp2", "ranks": 2})
+        story.on_event("mesh_started", {"stage": 1, "mesh": "tp2", "epoch": 1, "pids": (7, 8), "seconds": 3.21})
+        story.on_event("rank_lost", {"stage": 1, "rank": 1, "reason": "killed by SIGKILL"})
+        story.on_event("rank_lost", {"stage": 1, "rank": None, "reason": "silence"})
+
+    assert told(plain(), tell)[0].splitlines() == [
+        "ranks     stage 1 on 2 ranks (tp2): starting their processes",
+        "ranks     2 ranks (tp2) of stage 1 are up after 3.2 s",
+        "ranks     rank 1 of stage 1 was lost (killed by SIGKILL): all start anew",
+        "ranks     a rank of stage 1 was lost (silence): all start anew",
+    ]
