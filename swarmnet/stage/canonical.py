@@ -17,6 +17,8 @@ from torch import Tensor
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Commit
+from swarmnet.model.cut import cut_layers
+from swarmnet.model.decoder import StageModule
 from swarmnet.stage import snapshot
 from swarmnet.stage.optimizer import MOMENTS, square_norm
 from swarmnet.stage.schedule import gradient_scale, learning_rate
@@ -41,6 +43,14 @@ class Canonical:
         self.edges = [0, *itertools.accumulate(shape.numel() for shape in shapes.values())]
         self.state_shapes = _state_shapes(manifest, self.shapes)
         self.layout = snapshot.Layout(self.state_shapes, stage=stage)
+
+    @classmethod
+    def of(cls, manifest: Manifest, stage: int) -> Canonical:
+        """Of stage `stage` of a run."""
+        ranges = cut_layers(manifest.model, manifest.cut, manifest.training.sequence_length)
+        with torch.device("meta"):
+            module = StageModule(manifest.model, ranges[stage], first=stage == 0, last=stage == len(ranges) - 1)
+        return cls(manifest, stage, {name: parameter.shape for name, parameter in module.named_parameters()})
 
     @property
     def num_elements(self) -> int:

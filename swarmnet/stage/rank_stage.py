@@ -13,7 +13,6 @@ thread only.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,10 +33,11 @@ from swarmnet.model.sharding import take_block
 from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import Accumulator, largest_magnitude
 from swarmnet.stage.buckets import buckets_of, own_chunk
+from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.fully_sharded import chunk_of, shard_fully, take_gradient
 from swarmnet.stage.gradients import ScatteredGradients, WholeGradients
 from swarmnet.stage.optimizer import MOMENTS, StageOptimizer, average
-from swarmnet.stage.passes import Pass, Passes
+from swarmnet.stage.passes import Memory, Pass, Passes
 
 
 @dataclass(slots=True, eq=False)
@@ -54,13 +54,14 @@ class _Stash:
 class RankStage:
     """Rank `rank`'s part of stage `stage`. tensor, data: its groups along either axis.
 
-    offload_optimizer: moments, and a copy of the weights that this rank updates, are in host memory, and are updated
-    there. Weights are whatever memory held until `read_state`. Raises UsageError if these ranks cannot share the stage.
+    memory: what is kept for backward. offload_optimizer: moments, and a copy of the weights that this rank updates, are
+    in host memory, and are updated there. Weights are whatever memory held until `read_state`. Raises UsageError if
+    these ranks cannot share the stage.
     """
 
     def __init__(
         self, manifest: Manifest, stage: int, layout: MeshLayout, rank: int, *, tensor: Comm, data: Comm,
-        device: torch.device, offload_optimizer: bool = False,
+        device: torch.device, memory: Memory | None = None, offload_optimizer: bool = False,
     ) -> None:
         if (data.rank, tensor.rank) != layout.coordinates(rank) or (data.size, tensor.size) != (
             layout.data, layout.tensor
@@ -73,9 +74,8 @@ class RankStage:
         self._layers, self._first, self._last = ranges[stage], stage == 0, stage == len(ranges) - 1
         self._fused = self._split.shards("parameters") and layout.data > 1
         self._scatters = self._split.shards("accumulators") and layout.data > 1
-        with torch.device("meta"):
-            whole = StageModule(manifest.model, self._layers, first=self._first, last=self._last)
-        self._shapes = {name: parameter.shape for name, parameter in whole.named_parameters()}
+        self._canonical = Canonical.of(manifest, stage)
+        self._shapes = self._canonical.shapes
         self._names = list(self._shapes)
         self._modules = [self._module() for _ in range(1 + self._delay.most)]
         self._parameters = [list(module.parameters()) for module in self._modules]
@@ -83,7 +83,7 @@ class RankStage:
         self._make_optimizer(offload=offload_optimizer)
         self._passes = Passes(
             first=self._first, last=self._last, device=device, tapes=not self._fused,
-            reproducible=manifest.numerics.mode == "deterministic",
+            reproducible=manifest.numerics.mode == "deterministic", memory=memory,
         )
         self._changes = [0] * len(self._modules)
         self._stashes: dict[int, _Stash] = {}
@@ -333,11 +333,8 @@ class RankStage:
 
     def _cut(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of all elements in canonical order, by parameter."""
-        edges = itertools.accumulate((shape.numel() for shape in self._shapes.values()), initial=0)
-        return {
-            name: flat[start : start + shape.numel()].view(shape)
-            for (name, shape), start in zip(self._shapes.items(), edges, strict=False)
-        }
+        pieces = self._canonical.pieces(flat)
+        return {name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)}
 
     def _write(self, name: str, chunk: Tensor, whole: Tensor) -> None:
         """If it is this rank's to write: a chunk into what is whole."""

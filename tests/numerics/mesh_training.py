@@ -1,0 +1,218 @@
+"""A stage trained for some steps, in one process or as one rank of a mesh, three microbatches in flight; for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from swarmnet.ids import NO_CHAIN, Ballot, PeerId, RoundId
+from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Optimizer, Training
+from swarmnet.mesh.comm import Comm
+from swarmnet.mesh.layout import MeshLayout, Shard
+from swarmnet.messages import Commit
+from swarmnet.model.blocks import MeshSplit
+from swarmnet.stage.accumulator import sum_dtype
+from swarmnet.stage.canonical import Canonical
+from swarmnet.stage.own_body import OwnBody
+from swarmnet.stage.passes import Memory
+from swarmnet.stage.rank_stage import RankStage
+
+ROWS, LENGTH, MICROBATCHES, STEPS = 4, 8, 3, 5
+BACKWARDS, ADDITIONS = (1, 2, 0), (2, 0, 1)
+ROUND = RoundId(Ballot(0, PeerId("peer")), 0)
+CPU = torch.device("cpu")
+MODEL = Model(                                           # 35 rows divide by no axis; 2 heads are fewer than 4 ranks
+    vocab_size=35, hidden_size=10, intermediate_size=12, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=4,
+    init_std=0.3, qk_norm=True,
+)
+
+
+def run_of(
+    mode: str = "fp32", *, stages: int = 1, model: Model = MODEL, overlap: bool = False, **optimizer: object
+) -> Manifest:
+    """A run whose gradients are clipped. eps is large: under Adam a gradient of nothing but rounding moves a weight as
+    far as any other, and rounding is what meshes differ by."""
+    codec = "int64" if mode == "deterministic" else "fp32"
+    return Manifest(
+        model=model, cut=Cut(stages=stages),
+        training=Training(seed=4, microbatches=MICROBATCHES, microbatch_size=ROWS, sequence_length=LENGTH),
+        optimizer=Optimizer(**{"warmup_steps": 2, "clip_norm": 0.2, "eps": 1e-3} | optimizer),
+        numerics=Numerics(mode=mode),
+        averaging=Averaging(sync="overlap", overlap_after=2, codec=codec) if overlap else Averaging(codec=codec),
+    )
+
+
+def layout_of(tensor: int = 1, data: int = 1, shard: Shard = "none", *, sequence_parallel: bool = False) -> MeshLayout:
+    """On the CPU."""
+    devices = ("cpu",) * (tensor * data)
+    return MeshLayout(tensor=tensor, data=data, shard=shard, sequence_parallel=sequence_parallel, devices=devices)
+
+
+@dataclass(slots=True)
+class Trained:
+    """What came of it. Of a rank: outputs and input gradients of its rows, the rest of the whole stage."""
+
+    losses: list[float] = field(default_factory=list)           # of each step, if last
+    outputs: list[Tensor] = field(default_factory=list)         # of each microbatch, if not last
+    input_gradients: list[Tensor] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)            # of each step's average gradient, before clipping
+    total: Tensor = field(default_factory=lambda: torch.zeros(0))
+    state: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One microbatch."""
+
+    tokens: Tensor
+    hidden: Tensor | None
+    gradient: Tensor | None
+
+
+def batches(manifest: Manifest, stage: int, step: int) -> Iterator[Batch]:
+    """The microbatches of a step, and what comes back to a stage that is not the last."""
+    generator = torch.Generator().manual_seed(step)
+    shape = (ROWS, LENGTH, manifest.model.hidden_size)
+    for _ in range(MICROBATCHES):
+        tokens = torch.randint(
+            0, manifest.model.vocab_size, (ROWS, LENGTH + 1), generator=generator, dtype=torch.int32
+        )
+        hidden, gradient = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+        last = stage == manifest.cut.stages - 1
+        yield Batch(tokens, hidden if stage else None, None if last else gradient)
+
+
+def commits_of(canonical: Canonical, step: int, total: Tensor) -> list[Commit]:
+    """As if the other stages had nothing to add."""
+    squares = [0.0] * canonical.manifest.cut.stages
+    squares[canonical.stage] = canonical.square_norm(total)
+    tokens = MICROBATCHES * ROWS * LENGTH
+    return [
+        Commit(stage, step, NO_CHAIN, ROUND, b"", tokens, 0.0, square)
+        for stage, square in enumerate(squares)
+    ]
+
+
+def train_alone(manifest: Manifest, stage: int = 0, *, steps: int = STEPS) -> Trained:
+    """In one process, from version 0."""
+    body = OwnBody(manifest, stage, device=CPU)
+    body.state.reset_to_seed()
+    seen = Trained()
+    for step in range(steps):
+        given, works, losses = list(batches(manifest, stage, step)), [], []
+        for batch in given:
+            hidden = None if batch.hidden is None else batch.hidden.clone()
+            output, work = body.forward(step, batch.tokens, hidden, train=True)
+            works.append(work)
+            (losses if body.state.last else seen.outputs).append(output.detach())
+        for m in BACKWARDS:
+            own = body.backward(works[m], given[m].gradient)
+            if own is not None:
+                seen.input_gradients.append(own)
+        for m in ADDITIONS:
+            assert body.accumulate(works[m], step=step, index=m, voids=0)
+        seen.losses.append(sum(loss.item() for loss in losses))
+        seen.total = body.sums[step % len(body.sums)].read(step).clone()
+        canonical = body.state.canonical
+        commits = commits_of(canonical, step, seen.total)
+        seen.norms.append(commits[stage].grad_sq_norm ** 0.5 / commits[stage].num_tokens)
+        body.state.apply(seen.total, commits)
+    memory = body.state.canonical.layout.memory()
+    version = body.state.copy(memory)
+    seen.state = body.state.canonical.unpack(body.state.canonical.layout.seal(memory, version=version), version=version)
+    return seen
+
+
+def initial_state(manifest: Manifest, stage: int = 0) -> dict[str, Tensor]:
+    """Version 0, whole."""
+    return train_alone(manifest, stage, steps=0).state
+
+
+class Rank:
+    """One rank of a mesh and what its peer process would do: rows in and out, sums combined, whole states."""
+
+    def __init__(
+        self, manifest: Manifest, stage: int, layout: MeshLayout, *, data: Comm, tensor: Comm, offload: bool = False,
+        memory: Memory | None = None, device: torch.device = CPU,
+    ) -> None:
+        self.manifest, self.number, self.comms = manifest, stage, (tensor, data)
+        self.rank = layout.rank(data.rank, tensor.rank)
+        self.rows = MeshSplit.of(manifest, layout).rows(self.rank)
+        self.stage = RankStage(
+            manifest, stage, layout, self.rank, tensor=tensor, data=data, device=device, offload_optimizer=offload,
+            memory=memory,
+        )
+        self.device = device
+        self.canonical = Canonical.of(manifest, stage)
+
+    def train(self, *, start: int = 0, steps: int = STEPS) -> Trained:
+        """From version `start` on, which the stage has."""
+        seen, stage = Trained(), self.stage
+        rows = slice(self.rows.start, self.rows.stop)
+        last = self.number == self.manifest.cut.stages - 1
+        for step in range(start, start + steps):
+            given, losses = list(batches(self.manifest, self.number, step)), []
+            for m, batch in enumerate(given):
+                hidden = None if batch.hidden is None else batch.hidden[rows]
+                output = stage.forward(m, step, batch.tokens[rows], hidden, train=True)
+                (losses if last else seen.outputs).append(output)
+            for m in BACKWARDS:
+                own = stage.backward(m, None if last else given[m].gradient[rows])
+                if own is not None:
+                    seen.input_gradients.append(own)
+            for m in ADDITIONS:
+                assert stage.accumulate(m, step=step, index=m, voids=0)
+            seen.losses.append(sum(self.comms[1].all_reduce(loss).item() for loss in losses))
+            seen.total = self.sum_of(step)
+            commits = commits_of(self.canonical, step, seen.total)
+            seen.norms.append(commits[self.number].grad_sq_norm ** 0.5 / commits[self.number].num_tokens)
+            update = self.canonical.update(step, seen.total, commits)
+            stage.update(step, seen.total, scale=update.scale, rate=update.rate)
+        seen.state = self.state_of(start + steps)
+        return seen
+
+    def sum_of(self, step: int, *, voids: int = 0) -> Tensor:
+        """The sum of a step, whole: what the ranks write, each its own."""
+        total = torch.zeros(self.canonical.num_elements, dtype=sum_dtype(self.manifest.numerics))
+        self.stage.write_sum(step, voids, total)
+        return self._together(total)
+
+    def state_of(self, version: int) -> dict[str, Tensor]:
+        """The state, whole."""
+        tensors = {name: torch.zeros(shape) for name, shape in self.canonical.state_shapes.items()}
+        self.stage.write_state(version, tensors)
+        return {name: self._together(tensor) for name, tensor in tensors.items()}
+
+    def _together(self, written: Tensor) -> Tensor:
+        """What all ranks have written; zero where one has not."""
+        for comm in self.comms:
+            written = comm.all_reduce(written.to(self.device)).cpu()
+        return written
+
+
+def far(found: Trained, expected: Trained, before: dict[str, Tensor]) -> dict[str, float]:
+    """Relative differences. before: the state that both began with."""
+    updates = [
+        torch.cat([(each.state[name] - before[name]).flatten() for name in sorted(before)])
+        for each in (found, expected)
+    ]
+    # moments and weights are of different sizes: each by its own length
+    distances = {"losses": _apart(torch.tensor(found.losses), torch.tensor(expected.losses)),
+                 "norms": _apart(torch.tensor(found.norms), torch.tensor(expected.norms)),
+                 "sum": _apart(found.total.double(), expected.total.double()),
+                 "state": _apart(*updates)}
+    for kind in ("optimizer.exp_avg.", "optimizer.exp_avg_sq.", ""):
+        names = [name for name in before if name.startswith(kind) and (kind or not name.startswith("optimizer."))]
+        ours, theirs = (
+            torch.cat([(each.state[name] - before[name]).flatten() for name in names]) for each in (found, expected)
+        )
+        distances[kind or "weights"] = _apart(ours, theirs)
+    return distances
+
+
+def _apart(found: Tensor, expected: Tensor) -> float:
+    length = expected.norm().item()
+    return (found - expected).norm().item() / length if length else found.norm().item()
