@@ -33,7 +33,7 @@ PURE = (
     "state/pasts.py",
     "ids.py", "errors.py", "messages.py", "step/*.py", "pipeline/router.py", "pipeline/patience.py",
     "data/sampler.py", "model/cut.py", "model/slices.py", "peer/placement.py", "peer/leaving.py", "peer/revival.py",
-    "peer/ranks.py",
+    "peer/ranks.py", "peer/memory.py",
     "state/restart.py", "state/rhythm.py", "state/pieces.py", "averaging/parts.py", "averaging/grid.py",
     "averaging/arrange.py", "averaging/gossip.py", "averaging/meter.py", "averaging/watch.py",
     "stage/codec_choice.py", "model/blocks.py", "mesh/layout.py",

@@ -22,6 +22,7 @@ from swarmnet.net.endpoint import open_endpoint
 from swarmnet.net.stop import stopped_by_signal
 from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
 from swarmnet.peer.beginning import Beginning
+from swarmnet.peer.memory import check_memory
 from swarmnet.peer.peer import OnEvent, Peer, Tokens
 from swarmnet.peer.ranks import choose_layout
 from swarmnet.peer.replica import Caps
@@ -53,6 +54,7 @@ def run_peer(
     import torch
 
     from swarmnet.stage.compute import ComputeThread
+    from swarmnet.stage.passes import Memory
     from swarmnet.stage.torch_engine import TorchEngine
 
     torch.set_num_threads(config.threads)
@@ -60,6 +62,8 @@ def run_peer(
     # environment for this once, at its first tensor, and offers no other way.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     layout = choose_layout(config.mesh, config.device, manifest, cuda=torch.cuda.device_count())
+    check_memory(config.memory, layout.devices)
+    memory = Memory(activations=config.memory.activations)
     if layout.ranks > 1:
         raise UsageError(f"{layout.ranks} ranks: this release has the description of a mesh, and not yet its processes")
     has_data = 0 in config.stages and (data_at_source or config.data is not None)
@@ -69,7 +73,7 @@ def run_peer(
         begin = Beginning(config, manifest, at_source=data_at_source)
         engines = {
             stage: wrap_engine(begin.engine(stage, lambda stage, initial: TorchEngine(
-                manifest, stage, compute, device=layout.devices[0], initial=initial
+                manifest, stage, compute, device=layout.devices[0], initial=initial, memory=memory
             ))) for stage in config.stages
         }
         numerics = f"{layout.kind}/torch-{'.'.join(torch.__version__.split('.')[:2])}/{layout.label}"

@@ -9,7 +9,7 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.stage.accumulator import Accumulator, sum_dtype
 from swarmnet.stage.body import Watcher
 from swarmnet.stage.canonical import Initial
-from swarmnet.stage.passes import Pass, Passes
+from swarmnet.stage.passes import Memory, Pass, Passes
 from swarmnet.stage.replica_state import ReplicaState
 
 
@@ -17,13 +17,14 @@ class OwnBody:
     """`stage.body.Body` on `device`."""
 
     def __init__(
-        self, manifest: Manifest, stage: int, *, device: torch.device, initial: Initial | None = None
+        self, manifest: Manifest, stage: int, *, device: torch.device, initial: Initial | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.device, self._dtype = device, sum_dtype(manifest.numerics)
         self.state = ReplicaState(manifest, stage, device=device, initial=initial)
         self._passes = Passes(
             first=self.state.first, last=self.state.last, device=device,
-            reproducible=manifest.numerics.mode == "deterministic",
+            reproducible=manifest.numerics.mode == "deterministic", memory=memory,
         )
         self.sums = [
             Accumulator(

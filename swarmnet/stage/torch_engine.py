@@ -32,6 +32,7 @@ from swarmnet.stage.compute import ComputeThread, Turn, Work
 from swarmnet.stage.engine import Audience, Contribution, OuterStep, Reduced, Stash
 from swarmnet.stage.local_sum import LocalSum
 from swarmnet.stage.own_body import OwnBody
+from swarmnet.stage.passes import Memory
 from swarmnet.stage.payloads import Payloads
 from swarmnet.stage.sketch import Sketcher, digest
 from swarmnet.stage.step_sum import StepSum
@@ -80,13 +81,15 @@ class TorchEngine:
 
     def __init__(
         self, manifest: Manifest, stage: int, compute: ComputeThread, *, device: str | torch.device = "cpu",
-        initial: Initial | None = None,
+        initial: Initial | None = None, memory: Memory | None = None,
     ) -> None:
         self._manifest, self._stage, self._compute = manifest, stage, compute
         self._delay, self._exact = manifest.averaging.delay, manifest.numerics.mode == "deterministic"
-        self._body: Body = OwnBody(manifest, stage, device=torch.device(device), initial=initial)
+        self._body: Body = OwnBody(manifest, stage, device=torch.device(device), initial=initial, memory=memory)
         self._payloads = Payloads(manifest, stage, device=self._body.device)
         self._state, self._accumulators = self._body.state, self._body.sums
+        # A weight pass that only adds what backward has written frees a gradient of the stage, and does not wait.
+        self._weights = Work.BACKWARD if memory is not None and memory.writes_at_once else Work.WEIGHTS
         self._epochs = [0] * (1 + self.delay.most)       # counts changes of the weights
         self._sum: StepSum | LocalSum
         if manifest.averaging.sync == "local":
@@ -167,7 +170,7 @@ class TorchEngine:
 
     async def accumulate(self, stash: Stash) -> bool:
         """The weight pass."""
-        added = await self._run(Work.WEIGHTS, stash.step, stash.index, lambda: self._accumulate(stash))
+        added = await self._run(self._weights, stash.step, stash.index, lambda: self._accumulate(stash))
         return added and stash.voids == self.voids(stash.step)   # in the caller's thread: nothing can void in between
 
     def _forward(self, step: int, index: int, voids: int, payload: Sequence[Packed], train: bool) -> Stash:
