@@ -18,6 +18,7 @@ from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, 
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage.compute import ComputeThread
 from swarmnet.stage.engine import Contribution, Stash
+from swarmnet.stage.passes import Memory
 from swarmnet.stage.torch_engine import TorchEngine
 from swarmnet.wire import codecs
 
@@ -61,13 +62,19 @@ def batch_of(manifest: Manifest, tokens: Tokens, step: int, index: int) -> Packe
 class StageChain:
     """stages x replicas engines; `step` trains one step with every index at some replica of each stage.
 
-    step_number: the version of all, and of what a round is about.
+    step_number: the version of all, and of what a round is about. memory: of the replicas of each stage.
     """
 
-    def __init__(self, manifest: Manifest, compute: ComputeThread, *, replicas: int = 1, device: str = "cpu") -> None:
+    def __init__(
+        self, manifest: Manifest, compute: ComputeThread, *, replicas: int = 1, device: str = "cpu",
+        memory: Sequence[Memory] = (),
+    ) -> None:
         self.manifest, self.tokens = manifest, text(manifest.model.vocab_size)
         self.engines = [
-            [TorchEngine(manifest, stage, compute, device=device) for _ in range(replicas)]
+            [
+                TorchEngine(manifest, stage, compute, device=device, memory=each)
+                for each in memory or [Memory()] * replicas
+            ]
             for stage in range(manifest.cut.stages)
         ]
         self.step_number = 0

@@ -16,6 +16,7 @@ from swarmnet.errors import Refused, RejectCode
 from swarmnet.local.oracle import OracleResult, run_oracle
 from swarmnet.manifest.schema import Averaging, Manifest
 from swarmnet.stage.engine import Stash
+from swarmnet.stage.passes import Memory
 from swarmnet.stage.torch_engine import TorchEngine
 from swarmnet.state.reseed import reseed
 from swarmnet.wire import codecs
@@ -96,6 +97,21 @@ def test_deterministic_mode_has_the_oracles_bits(
     first = max(after, 1)
     assert expected.losses[:first] == exact.losses[:first] and expected.losses[first] != exact.losses[first], "no delay"
     assert_same_bits(trained(manifest, replicas=replicas, parts=parts, ahead=ahead), expected)
+
+
+def test_replicas_that_spend_memory_in_different_ways_have_the_same_bits() -> None:
+    manifest = overlapping(2, lead=2.5)
+    policies = [Memory(activations=policy) for policy in ("stash", "recompute", "recompute_layers", "selective")]
+    result = OracleResult()
+
+    async def scenario() -> None:
+        async with compute_thread() as compute:
+            chain = StageChain(manifest, compute, memory=policies)
+            result.losses = await train(chain, random.Random(4), stop=STEPS, parts=3)
+            result.weights = await chain.weights(3)
+
+    asyncio.run(scenario())
+    assert_same_bits(result, run_oracle(manifest, text(), steps=STEPS))
 
 
 @pytest.mark.parametrize("lead", [0.0, 2.5])
