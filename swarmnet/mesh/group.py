@@ -10,7 +10,6 @@ program's business.
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import signal
 import socket
@@ -23,18 +22,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from swarmnet import telemetry
-from swarmnet.errors import BadMessage, Overflow, RankLost, Refused, RejectCode
+from swarmnet.errors import RankLost
+from swarmnet.mesh.rank_errors import disagreement, error_of
+from swarmnet.mesh.rank_fate import KILL_S, Rank, cause, hear, late
 from swarmnet.mesh.rank_line import Packet, PeerEnd, packed
-from swarmnet.mesh.rank_starter import RankProcess, RankStarter, StarterLost, best_starter
+from swarmnet.mesh.rank_starter import RankStarter, StarterLost, best_starter
 from swarmnet.mesh.shared import Shared, anonymous_file
 
 log = telemetry.get(__name__)
 
-KILL_S = 30.0
-"""How long a killed process may take to end: a driver that frees a device's memory takes its time."""
-
-GRACE_S = 0.3
-"""How long after one rank said that it failed others may yet turn out to have died before."""
+CLOSED = "the group of ranks is closed"
 
 
 class RankGroup:
@@ -52,31 +49,32 @@ class RankGroup:
         self._lock = threading.Lock()
         self._starter: RankStarter | None = None
         self._shared: list[Shared] = []
-        self._ranks: list[_Rank] = []
+        self._ranks: list[Rank] = []
         self._lost = RankLost(None, "the ranks have not been started")
-        self._killing = threading.Lock()                # held while the list of processes to kill is read or replaced
-        self._closed = False
+        self._killing = threading.Lock()                # for what `stop` and `close` do while an order is under way:
+        self._asked: RankLost | None = None             # kill all in `_ranks`, and whoever joins them later
 
     # ------------------------------------------------------------ what the peer process calls
 
     def start(self) -> None:
         """Start all ranks of the next epoch and return once each has made its handler. Ends those that run.
 
-        Raises RankLost: none runs then, and it may be called again.
+        Raises RankLost: none runs then, and it may be called again, unless the group is closed.
         """
         with self._lock:
+            with self._killing:
+                if self._asked is not None and self._asked.reason == CLOSED:
+                    raise self._asked
+                self._asked = None
             self._end(RankLost(None, "the ranks are being started again"))
             self.epoch += 1
-            deadline = time.monotonic() + self._start_deadline_s
             began = time.monotonic()
+            deadline = began + self._start_deadline_s
             with _Store() as store:
-                try:
-                    self._start_processes(deadline)
-                except (StarterLost, OSError) as error:
-                    self._fail(RankLost(None, f"ranks could not be started: {error}"))
-                for number, rank in enumerate(self._ranks):
+                self._fork(deadline)
+                for rank in self._ranks:
                     rank.line.queue(packed({
-                        "rank": number, "ranks": len(self._ranks), "device": self._devices[number],
+                        "rank": rank.number, "ranks": len(self._ranks), "device": self._devices[rank.number],
                         "epoch": self.epoch, "program": self._program, "settings": self._settings,
                         "memory": [each.id for each in self._shared], "store": store.path,
                     }), store.descriptor)
@@ -87,25 +85,24 @@ class RankGroup:
     def share(self, num_bytes: int) -> Shared:
         """Memory that all ranks map, from their next order or start on, in every epoch. Raises ValueError, OSError."""
         with self._lock:
-            assert not self._closed
             self._shared.append(Shared(len(self._shared), num_bytes))
             return self._shared[-1]
 
     def order(self, name: str, /, deadline_s: float | None = None, **fields: Any) -> list[Packet]:
         """The same order to all ranks; their answers, by rank.
 
-        fields: JSON. deadline_s: how long the slowest may take. Raises BadMessage, Refused or Overflow if every rank
-        raised just that; the ranks live on. Raises RankLost; none lives then, and the order may be half done. Raises
-        TypeError, ValueError, before anything is sent, if a field is no JSON.
+        fields: JSON. deadline_s: how long the slowest may take, once other threads' orders are done. Raises BadMessage,
+        Refused or Overflow if every rank raised just that; the ranks live on. Raises RankLost; none lives then, and the
+        order may be half done. Raises TypeError, ValueError, before anything is sent, if a field is no JSON.
         """
         data = packed({"order": name, "fields": fields})
         with self._lock:
             self._must_run()
-            limit_s = self._deadline_s if deadline_s is None else deadline_s
             for rank in self._ranks:
-                rank.order(data)
-            answers = self._exchange(name, time.monotonic() + limit_s, limit_s)
-            return self._agreed(name, answers)
+                rank.map()
+                rank.line.queue(data)
+            limit_s = self._deadline_s if deadline_s is None else deadline_s
+            return self._agreed(name, self._exchange(name, time.monotonic() + limit_s, limit_s))
 
     def check(self) -> None:
         """Raises RankLost if a rank has ended since the last order; the others are ended. Takes microseconds."""
@@ -119,17 +116,13 @@ class RankGroup:
         return tuple(rank.process.pid for rank in self._ranks)
 
     def stop(self) -> None:
-        """End all ranks; `start` begins anew. An order under way is ended first."""
-        self._kill()
-        with self._lock:
-            self._end(RankLost(None, "the ranks have been stopped"))
+        """End all ranks; `start` begins anew. An order under way raises RankLost at once."""
+        self._stop("the ranks have been stopped")
 
     def close(self) -> None:
         """End all ranks and let go of everything. An order under way raises RankLost at once. May be called again."""
-        self._closed = True
-        self._kill()
+        self._stop(CLOSED)
         with self._lock:
-            self._end(RankLost(None, "the ranks have been stopped for good"))
             if self._starter is not None:
                 self._starter.close()
                 self._starter = None
@@ -139,124 +132,96 @@ class RankGroup:
 
     # ------------------------------------------------------------ beginning
 
-    def _start_processes(self, deadline: float) -> None:
-        if self._closed:
-            raise StarterLost("the group is closed")
-        if self._starter is None:
-            self._starter = best_starter(self._program.partition(":")[0])
+    def _fork(self, deadline: float) -> None:
         try:
+            if self._starter is not None and self._starter.lost():
+                self._starter.close()
+                self._starter = None
+            if self._starter is None:
+                self._starter = best_starter(self._program.partition(":")[0])
             for number in range(len(self._devices)):
-                ours, theirs = socket.socketpair()
-                with theirs:
-                    line = PeerEnd(ours)
-                    try:
-                        process = self._starter.start(theirs, f"swarmnet-rank-{number}", deadline)
-                    except BaseException:
-                        line.close()
-                        raise
-                with self._killing:
-                    self._ranks.append(_Rank(number, line, process, self._shared))
-        except BaseException:
-            starter, self._starter = self._starter, None        # another zygote next time
-            starter.close()
-            raise
+                self._join(_begun(self._starter, number, self._shared, deadline))
+        except (StarterLost, OSError) as error:
+            lost = RankLost(None, f"the ranks could not be started: {error}")
+            self._end(lost)
+            if self._starter is not None:               # another one next time
+                self._starter.close()
+                self._starter = None
+            self._fail(lost)
+
+    def _join(self, rank: Rank) -> None:
+        with self._killing:
+            self._ranks.append(rank)
+            if self._asked is not None:
+                rank.process.send(signal.SIGKILL)
 
     def _must_run(self) -> None:
         if not self._ranks:
-            raise self._lost
+            raise RankLost(self._lost.rank, self._lost.reason)
 
     # ------------------------------------------------------------ orders and answers
 
     def _exchange(self, what: str, deadline: float, limit_s: float) -> list[Packet]:
         """Send what is queued; one answer of each rank."""
         answers: list[Packet | None] = [None] * len(self._ranks)
-        while (missing := [n for n, answer in enumerate(answers) if answer is None]):
+        while (missing := [rank for rank in self._ranks if answers[rank.number] is None]):
             left = deadline - time.monotonic()
-            if left <= 0:
-                self._fail(self._late(missing, what, limit_s))
-            self._listen(answers, left, what)
+            # what has come by now counts, however late it is when we look: we may have been stopped meanwhile
+            if not self._listen(answers, max(left, 0.0), what) and left <= 0:
+                self._fail(late(missing, what, limit_s))
         return [answer for answer in answers if answer is not None]
 
-    def _listen(self, answers: list[Packet | None], left: float, what: str) -> None:
-        """Send and receive once, waiting up to `left` seconds for something to happen."""
-        poll = select.poll()
-        by_fd = {}
-        for rank in self._ranks:
-            poll.register(rank.line, select.POLLIN | (0 if rank.flush() else select.POLLOUT))
-            by_fd[rank.line.fileno()] = rank
-        for fd, _ in poll.poll(left * 1000):
-            rank = by_fd[fd]
-            try:
-                packet = rank.line.receive()
-            except EOFError:
-                self._fail(self._cause(None, what))
-            if packet is None:
-                continue
+    def _listen(self, answers: list[Packet | None], left: float, what: str) -> bool:
+        """Send and receive once, waiting up to `left` seconds for something to happen; whether it did."""
+        heard = hear(self._ranks, left)
+        failed = []
+        for rank, packet in heard.packets:
             if "failed" in packet:
-                self._fail(self._cause((packet["at"], rank.number, packet["failed"]), what))
-            answers[rank.number] = packet
+                failed.append((packet["at"], rank.number, packet["failed"]))
+            else:
+                answers[rank.number] = packet
+        if failed or heard.ended:
+            known = {number for _, number, _ in failed}
+            silent = [rank for rank in self._ranks if answers[rank.number] is None and rank.number not in known]
+            self._fail(cause(heard.ended, failed, silent, what))
+        return heard.anything
 
     def _agreed(self, name: str, answers: list[Packet]) -> list[Packet]:
+        """What all ranks have done, or have raised."""
         raised = [answer.get("raised") for answer in answers]
         if not any(raised):
             return [answer["done"] for answer in answers]
-        first = raised[0]
-        for each in raised:
-            if each is None or first is None or (each["class"], each["code"]) != (first["class"], first["code"]):
-                other = next(n for n, one in enumerate(raised) if one != first)
-                self._fail(RankLost(None, f"ranks disagree about {name!r}: {_short(0, first)}; "
-                                          f"{_short(other, raised[other])}"))
-        assert first is not None
-        raise _error(first)
+        if (difference := disagreement(raised)) is not None:
+            self._fail(RankLost(None, f"ranks disagree about {name!r}: {difference}"))
+        first: Packet = raised[0]
+        raise error_of(first)
 
     # ------------------------------------------------------------ ends
 
-    def _cause(self, failed: tuple[float, int, str] | None, what: str) -> RankLost:
-        """Who is to blame, now that one rank's line has ended or it said that it `failed`.
-
-        A rank that died before the others failed is the cause, and so is the first of those that failed.
-        """
-        reports = [failed] if failed else []
-        silent = {rank.number: rank for rank in self._ranks if not failed or rank.number != failed[1]}
-        deadline = time.monotonic() + GRACE_S
-        while silent and time.monotonic() < deadline:
-            poll = select.poll()
-            by_fd = {rank.line.fileno(): rank for rank in silent.values()}
-            for fd in by_fd:
-                poll.register(fd, select.POLLIN)
-            for fd, _ in poll.poll(max(deadline - time.monotonic(), 0.0) * 1000):
-                rank = by_fd[fd]
-                try:
-                    packet = rank.line.receive()
-                except EOFError:
-                    rank.process.kill()
-                    rank.process.wait(time.monotonic() + KILL_S)
-                    return RankLost(rank.number, f"rank {rank.number} {_ended(rank.process.code())} during {what!r}")
-                if packet is not None and "failed" in packet:
-                    reports.append((packet["at"], rank.number, packet["failed"]))
-                    del silent[rank.number]
-        _, number, words = min(reports)
-        return RankLost(number, f"rank {number} failed during {what!r}: {words}")
-
-    def _late(self, missing: list[int], what: str, limit_s: float) -> RankLost:
-        stopped = [number for number in missing if _is_stopped(self._ranks[number].process.pid)]
-        culprits = stopped or missing
-        words = f"{'ranks' if len(culprits) > 1 else 'rank'} {', '.join(map(str, culprits))}"
-        said = "was stopped by a signal and gave" if stopped else "gave"
-        return RankLost(culprits[0] if len(culprits) == 1 else None,
-                        f"{words} {said} no answer to {what!r} within {limit_s:g} s")
-
     def _fail(self, lost: RankLost) -> NoReturn:
-        if self._closed:
-            lost = RankLost(None, "the ranks have been stopped for good")
+        with self._killing:
+            asked = self._asked
+        if asked is None:
+            log.warning("ranks_lost", epoch=self.epoch, rank=lost.rank, reason=lost.reason)
+        else:
+            lost = asked
         self._end(lost)
-        log.warning("ranks_lost", epoch=self.epoch, rank=lost.rank, reason=lost.reason)
         raise lost
+
+    def _stop(self, words: str) -> None:
+        lost = RankLost(None, words)
+        with self._killing:
+            self._asked = lost
+            for rank in self._ranks:
+                rank.process.send(signal.SIGKILL)
+        with self._lock:
+            self._end(lost)
 
     def _end(self, lost: RankLost) -> None:
         """Kill and reap all ranks that run; whoever asks for them next hears `lost`."""
         self._lost = lost
-        self._kill()
+        for rank in self._ranks:
+            rank.process.send(signal.SIGKILL)
         deadline = time.monotonic() + KILL_S
         for rank in self._ranks:
             if not rank.process.wait(deadline):
@@ -267,36 +232,17 @@ class RankGroup:
             rank.line.close()
             rank.process.close()
 
-    def _kill(self) -> None:
-        with self._killing:
-            for rank in self._ranks:
-                rank.process.kill()
 
-
-class _Rank:
-    """One rank that runs: its process, our end of its line, and how much of the shared memory it has."""
-
-    def __init__(self, number: int, line: PeerEnd, process: RankProcess, shared: list[Shared]) -> None:
-        self.number, self.line, self.process, self._shared = number, line, process, shared
-        self.mapped = 0
-
-    def map(self) -> None:
-        """Send the memory that it does not have yet ahead of what is queued next."""
-        for each in self._shared[self.mapped:]:
-            self.line.queue(packed({"map": each.id}), each.descriptor)
-        self.mapped = len(self._shared)
-
-    def order(self, data: bytes) -> None:
-        """Queue an order, behind memory that it may speak of."""
-        self.map()
-        self.line.queue(data)
-
-    def flush(self) -> bool:
-        """Whether nothing is left to send. A line that has ended shows when it is read."""
+def _begun(starter: RankStarter, number: int, shared: list[Shared], deadline: float) -> Rank:
+    """A rank's process and our end of its line. Raises StarterLost, OSError."""
+    ours, theirs = socket.socketpair()
+    line = PeerEnd(ours)
+    with theirs:
         try:
-            return self.line.flush()
-        except OSError:
-            return True
+            return Rank(number, line, starter.start(theirs, f"swarmnet-rank-{number}", deadline), shared)
+        except BaseException:
+            line.close()
+            raise
 
 
 class _Store:
@@ -318,30 +264,3 @@ class _Store:
             os.close(self.descriptor)
         else:
             shutil.rmtree(Path(self.path).parent, ignore_errors=True)
-
-
-def _ended(code: int | None) -> str:
-    if code is None:
-        return "ended, nobody can tell how,"
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state in "tT"
-
-
-def _short(rank: int, raised: Packet | None) -> str:
-    what = "was done" if raised is None else f"raised {raised['class']} {raised['code'] or ''}: {raised['reason']}"
-    return f"on rank {rank} it {what}"
-
-
-def _error(raised: Packet) -> BadMessage | Refused | Overflow:
-    kind, facts = raised["class"], raised["facts"]
-    if kind == "Overflow":
-        return Overflow(raised["reason"], **facts)
-    made = BadMessage if kind == "BadMessage" else Refused
-    return made(RejectCode(raised["code"]), raised["reason"], **facts)

@@ -28,22 +28,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
-from swarmnet.errors import BadMessage, Overflow, Refused, SwarmError
 from swarmnet.mesh.process_comm import ProcessComm
+from swarmnet.mesh.rank_errors import ALIKE, packet_of
 from swarmnet.mesh.rank_line import LineEnded, Packet, RankEnd
+from swarmnet.mesh.rank_starter import DUMP
 from swarmnet.mesh.shared import mapped, pin
 
 Handler = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
 """Does one order, (name, fields), and returns the fields of the answer."""
 
-ALIKE = (BadMessage, Refused, Overflow)
-"""What a handler may raise and live: the order failed, the same on all ranks, and nothing has changed."""
-
 NO_LIMIT = timedelta(days=1)
 """Of a collective. The peer process holds the deadlines: it ends all ranks, at whatever they are."""
-
-DUMP = signal.SIGUSR1
-"""Ends a rank that hangs, with the stacks of its threads on stderr."""
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -152,14 +147,5 @@ def _answer(line: RankEnd, context: RankContext, handler: Handler) -> NoReturn:
         try:
             answer: Packet = {"done": handler(packet["order"], packet["fields"]) or {}}
         except ALIKE as error:
-            answer = {"raised": _as_packet(error)}
+            answer = {"raised": packet_of(error)}
         line.say(answer)
-
-
-def _as_packet(error: SwarmError) -> Packet:
-    kind = next(kind for kind in ALIKE if isinstance(error, kind))
-    code = error.code.value if isinstance(error, BadMessage | Refused) else None
-    plain = (str, int, float, type(None))
-    facts = {key: value if isinstance(value, plain) else repr(value) for key, value in error.facts.items()
-             if key != "code"}
-    return {"class": kind.__name__, "code": code, "reason": error.message, "facts": facts}

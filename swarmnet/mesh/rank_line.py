@@ -14,6 +14,11 @@ from typing import Any
 
 Packet = Mapping[str, Any]
 
+
+class LineEnded(Exception):
+    """The other end is closed, and all it said has been heard: its process is gone."""
+
+
 LENGTH_BYTES = 8
 CHUNK_BYTES = 1 << 18
 _ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
@@ -43,7 +48,7 @@ class PeerEnd:
         self._out.append((memoryview(data), descriptor))
 
     def flush(self) -> bool:
-        """Send what the line takes now; False while something is left. Raises OSError: the rank is gone."""
+        """Send what the line takes now; False while something is left. Raises LineEnded."""
         while self._out:
             data, descriptor = self._out.popleft()
             try:
@@ -52,21 +57,23 @@ class PeerEnd:
             except BlockingIOError:
                 self._out.appendleft((data, descriptor))
                 return False
+            except OSError as error:
+                raise LineEnded from error
             if sent < len(data):
                 self._out.appendleft((data[sent:], None))
         return True
 
     def receive(self) -> Packet | None:
-        """The next packet, None while it is not all there. Raises EOFError: the rank is gone, with all it said read."""
+        """The next packet, None while it is not all there. Raises LineEnded."""
         while (packet := self._cut()) is None:
             try:
                 chunk = self._end.recv(CHUNK_BYTES)
             except BlockingIOError:
                 return None
             except OSError as error:
-                raise EOFError from error
+                raise LineEnded from error
             if not chunk:
-                raise EOFError
+                raise LineEnded
             self._read += chunk
         return packet
 
@@ -96,14 +103,24 @@ class RankEnd:
         return self._end.fileno()
 
     def say(self, packet: Packet) -> None:
-        """Raises OSError: the peer process is gone."""
-        self._end.sendall(packed(packet))
+        """Raises LineEnded; TypeError, ValueError if the packet is not JSON."""
+        data = packed(packet)
+        try:
+            self._end.sendall(data)
+        except OSError as error:
+            raise LineEnded from error
 
     def hear(self) -> tuple[Packet, int | None]:
-        """The next packet and the descriptor that came with it. Raises EOFError, OSError: the peer process is gone."""
-        head, descriptors, _, _ = socket.recv_fds(self._end, LENGTH_BYTES, 1, flags=_ON_EXEC)
-        head += self._exactly(LENGTH_BYTES - len(head))
-        packet: Packet = json.loads(self._exactly(int.from_bytes(head, "big")))
+        """The next packet and the descriptor that came with it. Raises LineEnded."""
+        try:
+            head, descriptors, _, _ = socket.recv_fds(self._end, LENGTH_BYTES, 1, flags=_ON_EXEC)
+            if not head:
+                raise LineEnded
+            head += self._exactly(LENGTH_BYTES - len(head))
+            body = self._exactly(int.from_bytes(head, "big"))
+        except OSError as error:
+            raise LineEnded from error
+        packet: Packet = json.loads(body)
         return packet, descriptors[0] if descriptors else None
 
     def _exactly(self, count: int) -> bytes:
@@ -111,7 +128,7 @@ class RankEnd:
         while count:
             part = self._end.recv(min(count, CHUNK_BYTES))
             if not part:
-                raise EOFError
+                raise LineEnded
             parts.append(part)
             count -= len(part)
         return b"".join(parts)

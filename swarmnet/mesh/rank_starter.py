@@ -2,8 +2,8 @@
 
 Forked ranks are the zygote's children (`mesh.rank_zygote`), not ours: it reaps them and tells their exit codes, and we
 hold a pidfd of each, so that a signal never reaches another process. Not `multiprocessing`: its fork server would run
-the main module again in each rank, keeps a second process for resources, leaves a directory behind when we are killed,
-and dies with the thread that started it if it is to die with us. Knows no order and no group.
+the main module again in each rank, keeps a second process for resources, leaves a directory behind when we are killed
+and does not end what its children have started. Knows no order and no group.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ log = telemetry.get(__name__)
 
 ZYGOTE = Path(__file__).with_name("rank_zygote.py")
 MAX_PACKET = 1 << 12
+DUMP = signal.SIGUSR1
+"""Ends a rank that hangs, with the stacks of its threads on stderr."""
+
 CODE_S = 1.0
 """How long a process that has ended may take to be reaped."""
 
@@ -34,6 +37,9 @@ PRELOAD = (
     "torch", "torch.distributed", "swarmnet.mesh.rank",
     "torch.fx.experimental.symbolic_shapes",            # the first backward imports it, and with it sympy
 )
+
+
+ENDED = "the process that ranks are forked from has ended"
 
 
 class StarterLost(SwarmError):
@@ -46,8 +52,8 @@ class RankProcess(Protocol):
     @property
     def pid(self) -> int: ...
 
-    def kill(self) -> None:
-        """SIGKILL, unless it has ended."""
+    def send(self, number: signal.Signals) -> None:
+        """A signal, unless it has ended."""
         ...
 
     def wait(self, deadline: float) -> bool:
@@ -66,6 +72,10 @@ class RankProcess(Protocol):
 class RankStarter(Protocol):
     """Two implementations: Forking, FreshInterpreter."""
 
+    def lost(self) -> bool:
+        """Nothing can be started with it any more."""
+        ...
+
     def start(self, line: socket.socket, name: str, deadline: float) -> RankProcess:
         """A rank at this end of its line, which the caller closes then. Raises StarterLost, OSError."""
         ...
@@ -83,7 +93,11 @@ def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def best_starter(program: str) -> RankStarter:
     """What suits this system: forking after an import is safe on Linux only. Raises OSError."""
-    return Forking((*PRELOAD, program)) if sys.platform == "linux" else FreshInterpreter()
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):                   # another system, an old kernel, a sandbox that forbids it
+        return FreshInterpreter()
+    return Forking((*PRELOAD, program))
 
 
 # ---------------------------------------------------------------- a fork of a process that is ready
@@ -106,13 +120,17 @@ class Forking:
         try:
             with theirs:
                 self._zygote = subprocess.Popen(
-                    [sys.executable, "-P", str(ZYGOTE), str(theirs.fileno()), json.dumps(sys.path),
-                     json.dumps(list(modules))],
+                    [sys.executable, "-P", str(ZYGOTE), str(os.getpid()), str(theirs.fileno()),
+                     json.dumps(sys.path), json.dumps(list(modules))],
                     stdin=subprocess.DEVNULL, stdout=2, env=rank_environment(os.environ), start_new_session=True,
                     pass_fds=(theirs.fileno(),))
         except BaseException:
             self._control.close()
             raise
+
+    def lost(self) -> bool:
+        """See RankStarter.lost."""
+        return self._instead is None and self._zygote.poll() is not None
 
     def start(self, line: socket.socket, name: str, deadline: float) -> RankProcess:
         """See RankStarter.start."""
@@ -123,7 +141,7 @@ class Forking:
         try:
             socket.send_fds(self._control, [json.dumps({"name": name}).encode()], [line.fileno()])
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise StarterLost("the process that ranks are forked from has ended") from error
+            raise StarterLost(ENDED) from error
         while True:
             packet, handle = self._hear(deadline)
             if handle is not None:
@@ -131,26 +149,34 @@ class Forking:
 
     def _get_ready(self, deadline: float) -> None:
         try:
-            while "threads" not in (packet := self._hear(deadline)[0]):
-                pass
-        except EOFError:
-            packet = {"threads": 0}
-        self._ready = packet["threads"] == 1
+            threads = self._hear(deadline)[0]["threads"]
+        except StarterLost:
+            if not self._ended(deadline):
+                raise
+            threads = 0
+        self._ready = threads == 1
         if not self._ready:
-            log.warning("ranks_not_forked", threads=packet["threads"])
+            log.warning("ranks_not_forked", threads=threads)
             self._instead = FreshInterpreter()
+
+    def _ended(self, deadline: float) -> bool:
+        try:
+            self._zygote.wait(max(deadline - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def _hear(self, deadline: float) -> tuple[dict[str, Any], int | None]:
         """The next packet, exit codes noted. Raises StarterLost after `deadline`, and when the zygote has ended."""
-        self._control.settimeout(max(deadline - time.monotonic(), 1e-3))
         try:
+            self._control.settimeout(max(deadline - time.monotonic(), 1e-3))
             data, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET, 1, flags=socket.MSG_CMSG_CLOEXEC)
         except TimeoutError as error:
             raise StarterLost("the process that ranks are forked from did not answer in time") from error
-        except ConnectionResetError:
-            data, descriptors = b"", []
+        except OSError as error:
+            raise StarterLost(ENDED) from error
         if not data:
-            raise StarterLost("the process that ranks are forked from has ended")
+            raise StarterLost(ENDED)
         packet: dict[str, Any] = json.loads(data)
         if "ended" in packet:
             self._codes[packet["ended"]] = packet["code"]
@@ -183,9 +209,9 @@ class _Forked:
     def pid(self) -> int:
         return self._pid
 
-    def kill(self) -> None:
+    def send(self, number: signal.Signals) -> None:
         try:
-            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            signal.pidfd_send_signal(self._handle, number)
         except ProcessLookupError:                      # it has ended
             pass
 
@@ -212,6 +238,10 @@ FRESH = "import socket, sys; from swarmnet.mesh.rank import main; main(socket.so
 class FreshInterpreter:
     """Starts ranks anywhere; each imports everything for itself. They end with their lines."""
 
+    def lost(self) -> bool:
+        """See RankStarter.lost: never."""
+        return False
+
     def start(self, line: socket.socket, name: str, deadline: float) -> RankProcess:
         """See RankStarter.start."""
         before = f"import sys; sys.path[:] = {sys.path!r}; "
@@ -231,8 +261,8 @@ class _Fresh:
     def pid(self) -> int:
         return self._process.pid
 
-    def kill(self) -> None:
-        self._process.kill()
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
 
     def wait(self, deadline: float) -> bool:
         try:
@@ -245,4 +275,4 @@ class _Fresh:
         return self._process.poll()
 
     def close(self) -> None:
-        self._process.wait()
+        self._process.poll()

@@ -1,8 +1,9 @@
 """A process that has imported what ranks need, and forks them: a rank is there in milliseconds, not seconds.
 
 Run as a script by `rank_starter.Forking`, which see for the packets on the control socket. It stays single-threaded and
-never touches a device (neither threads nor CUDA survive a fork). It leaves when the control socket closes, however the
-peer process ended; each rank is on a leash and dies with it, and with a rank die the processes that the rank started.
+never touches a device (neither threads nor CUDA survive a fork). It leaves when the peer process has ended, however,
+or has closed the control socket; each rank is on a leash and dies with it, and with a rank die the processes that the
+rank started.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ PR_SET_NAME = 15
 
 
 def main() -> None:
-    """`rank_zygote.py CONTROL_FD SYS_PATH MODULES`, the latter two as JSON lists."""
-    control = socket.socket(fileno=int(sys.argv[1]))
+    """`rank_zygote.py PEER_PID CONTROL_FD SYS_PATH MODULES`, the latter two as JSON lists."""
+    peer = os.pidfd_open(os.getppid())
+    if os.getppid() != int(sys.argv[1]):
+        os._exit(0)
+    control = socket.socket(fileno=int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.path[:] = json.loads(sys.argv[2])
-    for module in json.loads(sys.argv[3]):
+    sys.path[:] = json.loads(sys.argv[3])
+    for module in json.loads(sys.argv[4]):
         try:
             importlib.import_module(module)
         except Exception:                               # the rank that needs it fails by it, and says so
@@ -37,18 +41,22 @@ def main() -> None:
     gc.freeze()                                         # collections in ranks leave the shared pages alone
     _say(control, {"threads": len(os.listdir("/proc/self/task"))})
     zygote = os.getpid()
-    if (forked := attend(control)) is not None:
+    if (forked := attend(control, peer)) is not None:
         name, line = forked
         become(name, line, parent=zygote)
+    os._exit(0)
 
 
-def attend(control: socket.socket) -> tuple[str, socket.socket] | None:
-    """Fork and reap until the control socket closes. In a forked child: returns its name and its line at once."""
+def attend(control: socket.socket, peer: int) -> tuple[str, socket.socket] | None:
+    """Fork and reap until the peer process has gone. In a forked child: returns its name and its line at once."""
     children: dict[int, int] = {}                       # pidfd -> pid, not reaped yet: the pid is still theirs
     with control, selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
+        selector.register(peer, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
+                if key.fd == peer:
+                    return None
                 if key.fd in children:
                     selector.unregister(key.fd)
                     _say(control, {"ended": children[key.fd], "code": _reaped(children.pop(key.fd))})
@@ -66,7 +74,7 @@ def attend(control: socket.socket) -> tuple[str, socket.socket] | None:
                     selector.register(handle, selectors.EVENT_READ)
                     _say(control, {"started": pid}, handle)
                 else:
-                    for handle in children:
+                    for handle in (peer, *children):
                         os.close(handle)
                     return order["name"], line
 
