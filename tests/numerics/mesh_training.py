@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -24,8 +25,9 @@ ROWS, LENGTH, MICROBATCHES, STEPS = 4, 8, 3, 5
 BACKWARDS, ADDITIONS = (1, 2, 0), (2, 0, 1)
 ROUND = RoundId(Ballot(0, PeerId("peer")), 0)
 CPU = torch.device("cpu")
-MODEL = Model(                                           # 35 rows divide by no axis; 2 heads are fewer than 4 ranks
-    vocab_size=35, hidden_size=10, intermediate_size=12, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=4,
+MODEL = Model(                                           # 35 rows divide by no axis, 9 channels leave the last of 4 ranks
+    # nothing, 2 key heads are fewer than 4 ranks
+    vocab_size=35, hidden_size=9, intermediate_size=12, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=4,
     init_std=0.3, qk_norm=True,
 )
 
@@ -96,12 +98,15 @@ def commits_of(canonical: Canonical, step: int, total: Tensor) -> list[Commit]:
     ]
 
 
-def train_alone(manifest: Manifest, stage: int = 0, *, steps: int = STEPS) -> Trained:
-    """In one process, from version 0."""
+@functools.cache
+def train_alone(manifest: Manifest, stage: int = 0, *, start: int = 0, steps: int = STEPS) -> Trained:
+    """In one process, from version `start`, which is this process's too."""
     body = OwnBody(manifest, stage, device=CPU)
     body.state.reset_to_seed()
+    if start:
+        body.state.take_over(train_alone(manifest, stage, steps=start).state, version=start)
     seen = Trained()
-    for step in range(steps):
+    for step in range(start, start + steps):
         given, works, losses = list(batches(manifest, stage, step)), [], []
         for batch in given:
             hidden = None if batch.hidden is None else batch.hidden.clone()
@@ -193,26 +198,76 @@ class Rank:
         return written
 
 
-def far(found: Trained, expected: Trained, before: dict[str, Tensor]) -> dict[str, float]:
-    """Relative differences. before: the state that both began with."""
-    updates = [
-        torch.cat([(each.state[name] - before[name]).flatten() for name in sorted(before)])
-        for each in (found, expected)
-    ]
-    # moments and weights are of different sizes: each by its own length
-    distances = {"losses": _apart(torch.tensor(found.losses), torch.tensor(expected.losses)),
-                 "norms": _apart(torch.tensor(found.norms), torch.tensor(expected.norms)),
-                 "sum": _apart(found.total.double(), expected.total.double()),
-                 "state": _apart(*updates)}
-    for kind in ("optimizer.exp_avg.", "optimizer.exp_avg_sq.", ""):
-        names = [name for name in before if name.startswith(kind) and (kind or not name.startswith("optimizer."))]
-        ours, theirs = (
-            torch.cat([(each.state[name] - before[name]).flatten() for name in names]) for each in (found, expected)
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A mesh, and what to train on it."""
+
+    tensor: int
+    shard: Shard
+    mode: str = "fp32"
+    sequence_parallel: bool = False
+    stage: int = 0
+    stages: int = 1
+    tied: bool = False
+    overlap: bool = False
+    offload: bool = False
+    memory: Memory | None = None
+    start: int = 0
+    steps: int = STEPS
+
+    def manifest(self) -> Manifest:
+        """The run."""
+        model = MODEL.model_copy(update={"tie_embeddings": self.tied})
+        return run_of(self.mode, stages=self.stages, model=model, overlap=self.overlap)
+
+
+CASES = {                                                # of four ranks
+    "zero3": Case(1, "zero3"),
+    "zero3-deterministic": Case(1, "zero3", mode="deterministic"),
+    "zero3-tensor": Case(2, "zero3"),
+    "zero3-tensor-deterministic": Case(2, "zero3", mode="deterministic", sequence_parallel=True),
+    "zero3-middle": Case(2, "zero3", stage=1, stages=3),
+    "zero3-last": Case(1, "zero3", stage=2, stages=3),
+    "zero3-tied": Case(1, "zero3", tied=True),
+    "zero3-tensor-tied": Case(2, "zero3", tied=True),
+    "zero3-overlap": Case(2, "zero3", overlap=True),
+    "zero3-offload": Case(1, "zero3", offload=True),
+    "zero3-goes-on": Case(2, "zero3", start=2, steps=3),
+    **{
+        f"zero3-{policy}": Case(2, "zero3", memory=Memory(activations=policy), steps=2)
+        for policy in ("recompute", "recompute_layers", "selective")
+    },
+    "zero2": Case(2, "zero2", mode="deterministic"),
+    "zero1": Case(1, "zero1"),
+}
+
+
+def far(found: Trained, expected: Trained, before: dict[str, Tensor], rows: range = range(ROWS)) -> dict[str, float]:
+    """Relative distances, of updates and not of weights. before: the state that both began with. rows: of `found`."""
+    def cut(tensors: list[Tensor]) -> list[Tensor]:
+        return [tensor[rows.start : rows.stop] for tensor in tensors]
+
+    pairs = {
+        "losses": ([torch.tensor(found.losses).double()], [torch.tensor(expected.losses).double()]),
+        "norms": ([torch.tensor(found.norms)], [torch.tensor(expected.norms)]),
+        "sum": ([found.total.double()], [expected.total.double()]),
+        "outputs": (found.outputs, cut(expected.outputs)),
+        "input gradients": (found.input_gradients, cut(expected.input_gradients)),
+    }
+    for kind in ("exp_avg.", "exp_avg_sq.", "previous.", ""):
+        names = [name for name in before if _kind(name) == kind]
+        pairs[f"change of {kind or 'weights'}"] = tuple(
+            [each.state[name] - before[name] for name in names] for each in (found, expected)
         )
-        distances[kind or "weights"] = _apart(ours, theirs)
-    return distances
+    return {what: _apart(ours, theirs) for what, (ours, theirs) in pairs.items() if theirs}
 
 
-def _apart(found: Tensor, expected: Tensor) -> float:
-    length = expected.norm().item()
-    return (found - expected).norm().item() / length if length else found.norm().item()
+def _kind(name: str) -> str:
+    return next((kind for kind in ("exp_avg.", "exp_avg_sq.", "previous.") if kind in name), "")
+
+
+def _apart(found: list[Tensor], expected: list[Tensor]) -> float:
+    ours, theirs = (torch.cat([tensor.flatten() for tensor in tensors]) for tensors in (found, expected))
+    assert ours.shape == theirs.shape
+    length = theirs.norm().item()
+    return (ours - theirs).norm().item() / (length or 1.0)

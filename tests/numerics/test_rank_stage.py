@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 
 import pytest
-import torch
-from mesh_training import MODEL, Rank, Trained, far, initial_state, layout_of, run_of, train_alone
+from group_processes import run_group
+from mesh_training import CASES, Rank, Trained, far, initial_state, layout_of, run_of, train_alone
 
 from swarmnet.mesh.layout import MeshLayout
 from swarmnet.mesh.thread_comm import run_mesh
@@ -40,3 +40,14 @@ def test_five_steps_equal_those_of_one_process(tensor: int, data: int, shard: st
     for found in on_threads(layout_of(tensor, data, shard), mode):
         print(far(found, expected, before))
         assert max(far(found, expected, before).values()) <= 1e-5
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    return run_group("zero_rank.py", "gloo", 4, tmp_path_factory.mktemp("group") / "store")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_processes_equal_one(processes, name: str) -> None:
+    for report in processes:
+        assert max(report[name]["far"].values()) <= 1e-5, report[name]["far"]

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from group_processes import run_group
 from rank_stages import (
     ENDS,
     LENGTH,
@@ -39,7 +36,6 @@ from swarmnet.model.split import Tape
 from tests.contracts.comm_contract import CHECKS
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
-ROOT = Path(__file__).parents[2]
 
 
 @functools.cache
@@ -333,37 +329,6 @@ def test_shapes_of_large_stages(
 
 # ------------------------------------------------------------ real processes
 
-def run_group(backend: str, size: int, store: Path) -> list[dict[str, Any]]:
-    """What each rank of a real group reports; see group_rank.py."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]), "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    readers, processes = [], []
-    for rank in range(size):
-        reader, writer = os.pipe()
-        arguments = [backend, str(rank), str(size), str(store), str(writer)]
-        processes.append(subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("group_rank.py")), *arguments],
-            pass_fds=[writer], env=environment, stderr=subprocess.PIPE,
-        ))
-        os.close(writer)
-        readers.append(reader)
-    try:
-        errors = [process.communicate(timeout=120)[1].decode() for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    reports = []
-    for reader, error in zip(readers, errors, strict=True):
-        with os.fdopen(reader) as pipe:
-            written = pipe.read()
-        assert written, error
-        reports.append(json.loads(written))
-    return reports
-
-
 def check_reports(reports: list[dict[str, Any]], *, size: int) -> None:
     assert len(reports) == size
     for report in reports:
@@ -373,10 +338,10 @@ def check_reports(reports: list[dict[str, Any]], *, size: int) -> None:
 
 
 def test_two_processes_over_gloo(tmp_path: Path) -> None:
-    check_reports(run_group("gloo", 2, tmp_path / "store"), size=2)
+    check_reports(run_group("group_rank.py", "gloo", 2, tmp_path / "store"), size=2)
 
 
 @pytest.mark.gpu
 def test_as_many_processes_over_nccl_as_there_are_gpus(tmp_path: Path) -> None:
     size = max(ranks for ranks in (1, 2, 4, 8) if ranks <= torch.cuda.device_count())
-    check_reports(run_group("nccl", size, tmp_path / "store"), size=size)
+    check_reports(run_group("group_rank.py", "nccl", size, tmp_path / "store"), size=size)

@@ -1,0 +1,62 @@
+"""One of four ranks of a real process group, for test_rank_stage: `zero_rank.py BACKEND RANK SIZE STORE FD`.
+
+Trains what FSDP2 shards, and some of what it does not, in all the meshes of four ranks, and writes as JSON to the pipe
+FD how far each is from one process. Leaves without tearing the group down: gloo may then abort a process that has done
+everything right.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from mesh_training import CASES, Case, Rank, far, initial_state, layout_of, train_alone
+
+from swarmnet.mesh.process_comm import ProcessComm
+
+
+def main(backend: str, rank: int, size: int, store: str, fd: int) -> None:
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=60)
+    dist.init_process_group(backend, store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=limit)
+    comms = {
+        tensor: axes(rank, tensor, size // tensor) for tensor in {case.tensor for case in CASES.values()}
+    }
+    found = {name: run(case, *comms[case.tensor]) for name, case in CASES.items()}
+    with os.fdopen(fd, "w") as pipe:
+        json.dump(found, pipe)
+    os._exit(0)
+
+
+def axes(rank: int, tensor: int, data: int) -> tuple[ProcessComm, ProcessComm]:
+    """This rank's groups (data, tensor). Every rank makes all groups."""
+    along_data = [dist.new_group([d * tensor + t for d in range(data)]) for t in range(tensor)]
+    along_tensor = [dist.new_group([d * tensor + t for t in range(tensor)]) for d in range(data)]
+    d, t = divmod(rank, tensor)
+    return ProcessComm(along_data[t]), ProcessComm(along_tensor[d])
+
+
+def run(case: Case, data: ProcessComm, tensor: ProcessComm) -> dict[str, object]:
+    """How far it is from one process, and what it holds."""
+    manifest = case.manifest()
+    layout = layout_of(tensor.size, data.size, case.shard, sequence_parallel=case.sequence_parallel)
+    rank = Rank(manifest, case.stage, layout, data=data, tensor=tensor, offload=case.offload, memory=case.memory)
+    begin = train_alone(manifest, case.stage, steps=case.start).state
+    rank.stage.read_state(case.start, begin)
+    found = rank.train(start=case.start, steps=case.steps)
+    expected = train_alone(manifest, case.stage, start=case.start, steps=case.steps)
+    return {"far": far(found, expected, begin, rank.rows), "held": rank.stage.held_bytes()}
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
