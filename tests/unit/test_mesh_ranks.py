@@ -1,13 +1,17 @@
 """Which ranks a peer gets: from what was typed, what the machine has and what the model lets be split."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from swarmnet import telemetry
+from swarmnet.cli.frame import run
 from swarmnet.config.peer import Mesh
 from swarmnet.errors import UsageError
+from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest, Model, Training
 from swarmnet.mesh.layout import MeshLayout, Shard
 from swarmnet.peer.ranks import Device, choose_layout
@@ -72,6 +76,26 @@ def test_what_cannot_be(asked: dict[str, Any], device: Device, cuda: int, line: 
     with pytest.raises(UsageError) as caught:
         chosen(Mesh(**asked), device, cuda=cuda)
     assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--ranks 5", "5 tensor-parallel ranks cannot split this model: num_heads = 4 is no multiple of 5"),
+        ("--ranks 3 --shard zero3", "3 ranks cannot split a microbatch: training.microbatch_size = 4 is no multiple"),
+        ("--gpus 999", "--gpus 999: torch sees "),
+    ],
+)
+def test_a_peer_refuses_them_in_one_line_before_it_starts_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, line: str
+) -> None:
+    monkeypatch.setattr(telemetry, "setup", lambda *args, **kwargs: None)
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")      # run_peer sets it for its process, if it is not set
+    (tmp_path / "run.toml").write_text(to_toml(Manifest()), encoding="utf-8")
+    argv = f"peer --manifest {tmp_path}/run.toml --stage 1 --dir {tmp_path}/peer --no-restart {words}"
+    assert run(argv.split()) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"swarmnet: error: {line}") and err.count("\n") == 1 and not (tmp_path / "peer").exists()
 
 
 @given(st.integers(1, 16), st.integers(0, 16), st.sampled_from(Shard.__args__), st.booleans(), st.integers(0, 16),
