@@ -11,6 +11,7 @@ SwarmError
 ├── BadMessage          what a peer sent is malformed, oversized or non-finite
 ├── BadCheckpoint       a checkpoint on disk cannot be used
 ├── RankLost            a rank of this peer's mesh has ended or hangs; all of them are gone now
+├── MeshFailed          ranks were lost again and again: the peer ends
 └── Overflow            a fixed-point sum would leave int64
 """
 
@@ -98,6 +99,10 @@ class RankLost(SwarmError):
     def __init__(self, rank: int | None, reason: str) -> None:
         super().__init__(reason)
         self.rank, self.reason = rank, reason
+
+
+class MeshFailed(SwarmError):
+    """The ranks of this peer's mesh were lost too often, and are given up: nothing computes here any more."""
 
 
 class Overflow(SwarmError):

@@ -100,6 +100,12 @@ class Body(Protocol):
     def watch(self, watcher: Watcher) -> None:
         """Tell it from now on."""
 
+    def start(self) -> None:
+        """Have everything up that computes, and notice if it is not. Raises MeshFailed: it was given up."""
+
+    def close(self) -> None:
+        """End whatever was started, in the middle of a job too: that raises. Any thread."""
+
     def sum_memory(self) -> Tensor:
         """Memory for one finished sum, zeros: flat, in the dtype of sums. `State.apply` reads it best from there."""
 

@@ -21,7 +21,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Commit, Packed
@@ -226,19 +226,23 @@ class LocalSum:
             raise ValueError(f"no finished sum of version {self._state.version} is installed")
         commit, due = commits[self._canonical.stage], self.due
         mine = commit.id == self._round and bool(self._counted)
+        own = self._own(commit.step) if mine else None
         outer = None if due is None else self._outer_step(commit, due)
-        own = (
-            mine and self._accumulator.voids == self._voids
-            and self._accumulator.indexes(commit.step) == self._counted
-        )
-        if own:
-            self._state.apply(
-                self._accumulator.read(commit.step), commits, own_tokens=len(self._counted) * self._tokens_each
-            )
+        if own is not None:
+            self._state.apply(own, commits, own_tokens=len(self._counted) * self._tokens_each)
         else:
             self._state.stay(commits)
         self._round, self._reached, self._mine, self._length = None, None, None, None
         return outer
+
+    def _own(self, step: int) -> Tensor | None:
+        """What my accumulator holds, if that is what it held in the round."""
+        if self._accumulator.voids != self._voids or self._accumulator.indexes(step) != self._counted:
+            return None
+        try:
+            return self._accumulator.read(step)
+        except Refused:                              # lost, with the ranks that held it
+            return None
 
     def _outer_step(self, commit: Commit, due: Range) -> OuterStep:
         start, stop = due

@@ -37,7 +37,7 @@ class Outer:
     def __init__(
         self, parameters: Sequence[Tensor], *, partners: str, learning_rate: float, momentum: float
     ) -> None:
-        self._parameters = [parameter.detach() for parameter in parameters]      # the same memory
+        self.follow(parameters)
         self._edges = [0, *itertools.accumulate(parameter.numel() for parameter in self._parameters)]
         self._gossip = partners == "pairs"
         self._rate, self._decay = learning_rate, momentum
@@ -55,6 +55,10 @@ class Outer:
             parameters, partners=averaging.partners, learning_rate=averaging.outer_learning_rate,
             momentum=averaging.outer_momentum,
         )
+
+    def follow(self, parameters: Sequence[Tensor]) -> None:
+        """The live weights are in this memory now."""
+        self._parameters = [parameter.detach() for parameter in parameters]
 
     def reset(self) -> None:
         """Begin here: the slow weights are the weights, and nothing has moved."""

@@ -25,6 +25,7 @@ class OwnBody:
         self._passes = Passes(
             first=self.state.first, last=self.state.last, device=device,
             reproducible=manifest.numerics.mode == "deterministic", memory=memory,
+            compute=manifest.numerics.compute,
         )
         self.sums = [
             Accumulator(
@@ -35,6 +36,12 @@ class OwnBody:
 
     def watch(self, watcher: Watcher) -> None:
         """Nothing happens by itself here."""
+
+    def start(self) -> None:
+        """Everything is here."""
+
+    def close(self) -> None:
+        """Nothing was started."""
 
     def sum_memory(self) -> Tensor:
         """Memory for one finished sum."""

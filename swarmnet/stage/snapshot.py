@@ -71,9 +71,16 @@ class Layout:
 
     def copy(self, tensors: Mapping[str, Tensor], memory: Tensor) -> None:
         """Copy every tensor to its place. No header yet: see `seal`."""
+        for name, place in self.views(memory).items():
+            place.copy_(tensors[name].detach())
+
+    def views(self, memory: Tensor) -> dict[str, Tensor]:
+        """The place of each tensor in `memory`."""
+        found = {}
         for name, entry in self._entries.items():
             start, end = (self._begin + offset for offset in entry["data_offsets"])
-            memory[start:end].view(torch.float32).view(tensors[name].shape).copy_(tensors[name].detach())
+            found[name] = memory[start:end].view(torch.float32).view(entry["shape"])
+        return found
 
     def seal(self, memory: Tensor, *, version: int) -> memoryview:
         """Write the header in front of what `copy` made: now it is a snapshot."""

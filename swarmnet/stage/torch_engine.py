@@ -24,6 +24,7 @@ from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import RoundId
 from swarmnet.manifest.delay import Delay
 from swarmnet.manifest.schema import Manifest
+from swarmnet.mesh.layout import MeshLayout
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage import snapshot
 from swarmnet.stage.body import Body
@@ -31,14 +32,18 @@ from swarmnet.stage.canonical import Initial
 from swarmnet.stage.compute import ComputeThread, Turn, Work
 from swarmnet.stage.engine import Audience, Contribution, OuterStep, Reduced, Stash
 from swarmnet.stage.local_sum import LocalSum
+from swarmnet.stage.mesh_body import MeshBody
 from swarmnet.stage.own_body import OwnBody
 from swarmnet.stage.passes import Memory
+from swarmnet.stage.patience import Patience
 from swarmnet.stage.payloads import Payloads
+from swarmnet.stage.posted import Posted
 from swarmnet.stage.sketch import Sketcher, digest
 from swarmnet.stage.step_sum import StepSum
 
 T = TypeVar("T")
 
+_LOOK_S = 1.0        # between two looks after idle ranks
 _LARGE = 1 << 20     # bytes whose allocation would hold up the event loop
 
 
@@ -51,28 +56,12 @@ class _Saved:
     added: bool | None = None
 
 
-class _Posted:
-    """`stage.body.Watcher` that hands on to an event loop, in the order in which it hears, before what failed."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, audience: Audience) -> None:
-        self._loop, self._audience = loop, audience
-
-    def lost(self) -> None:
-        """See Watcher."""
-        self._post(self._audience.on_sums_lost)
-
-    def event(self, event: str, fields: dict[str, object]) -> None:
-        """See Watcher."""
-        self._post(lambda: self._audience.on_engine(event, fields))
-
-    def _post(self, tell: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):          # the loop is closed: nobody listens any more
-            self._loop.call_soon_threadsafe(tell)
-
-
 class TorchEngine:
-    """`stage.engine.Engine` for one stage of `manifest` on `device` ("cpu", "cuda", "cuda:1"). Begins at version 0:
-    `initial` reads its weights, which may raise; without it they are drawn from the seed.
+    """`stage.engine.Engine` for one stage of `manifest` on `device` ("cpu", "cuda", "cuda:1"), or on the ranks of a
+    `mesh`. Begins at version 0: `initial` reads its weights, which may raise; without it they are drawn from the seed.
+
+    memory: how each device spends its own. patience: with ranks. A mesh is to be closed; ranks are up from `supervise`
+    on, or when they are first needed.
 
     Besides the contract's errors: Refused(STALE) from forward and backward if the step is applied, or the weights are
     no longer those the stash was made on; Refused(NOT_READY) from forward if the step is not open yet. `accumulate` may
@@ -81,11 +70,18 @@ class TorchEngine:
 
     def __init__(
         self, manifest: Manifest, stage: int, compute: ComputeThread, *, device: str | torch.device = "cpu",
-        initial: Initial | None = None, memory: Memory | None = None,
+        mesh: MeshLayout | None = None, initial: Initial | None = None, memory: Memory | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self._manifest, self._stage, self._compute = manifest, stage, compute
         self._delay, self._exact = manifest.averaging.delay, manifest.numerics.mode == "deterministic"
-        self._body: Body = OwnBody(manifest, stage, device=torch.device(device), initial=initial, memory=memory)
+        self._body: Body
+        if mesh is None or mesh.ranks == 1:
+            self._body = OwnBody(manifest, stage, device=torch.device(device), initial=initial, memory=memory)
+        else:
+            self._body = MeshBody(
+                manifest, stage, mesh, initial=initial, memory=memory or Memory(), patience=patience or Patience()
+            )
         self._payloads = Payloads(manifest, stage, device=self._body.device)
         self._state, self._accumulators = self._body.state, self._body.sums
         # A weight pass that only adds what backward has written frees a gradient of the stage, and does not wait.
@@ -103,7 +99,17 @@ class TorchEngine:
 
     def subscribe(self, audience: Audience) -> None:
         """See Engine."""
-        self._body.watch(_Posted(asyncio.get_running_loop(), audience))
+        self._body.watch(Posted(asyncio.get_running_loop(), audience))
+
+    async def supervise(self) -> None:
+        """Have everything up that computes, as long as this is awaited. Raises MeshFailed: it was given up."""
+        while True:
+            await self._run(Work.STATE, self.version, 0, self._body.start)
+            await asyncio.sleep(_LOOK_S)
+
+    def close(self) -> None:
+        """End the ranks of a mesh; a job that needs them ends with Refused(NOT_READY). Any thread."""
+        self._body.close()
 
     # ------------------------------------------------------------ what others may read at any time
 

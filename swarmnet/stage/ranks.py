@@ -1,0 +1,155 @@
+"""The ranks of one stage, kept going: ordered with deadlines, started again when one is lost, given up in the end.
+
+What ranks hold is of two kinds. Sums and microbatches in flight are gone with them, and an order that needs them is
+refused. Weights and moments are not: after each start the ranks read them again (`load`), so an order that needs
+nothing else is repeated until it is done (`insist`). Knows no tensors; what orders mean is `stage.rank_program`'s.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from swarmnet.errors import MeshFailed, RankLost, Refused, RejectCode
+from swarmnet.mesh.group import RankGroup
+from swarmnet.stage.patience import Pace, Patience
+
+
+class Losses(Protocol):
+    """Who is told, in whatever thread finds it out."""
+
+    def lost(self) -> None:
+        """Everything that only ranks held is gone. Before anybody can ask for it."""
+
+    def event(self, event: str, fields: dict[str, object]) -> None:
+        """Something worth a line."""
+
+
+class Ranks:
+    """Threads take turns by `lock`, which they may hold around several calls.
+
+    load: the fields of the order that brings ranks to the state of now. label: of the mesh, for people. life: how often
+    what ranks held was lost.
+    """
+
+    def __init__(
+        self, group: RankGroup, losses: Losses, *, label: str, load: Callable[[], Mapping[str, Any]],
+        patience: Patience,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.life = 0
+        self._group, self._losses, self._label, self._load = group, losses, label, load
+        self._patience, self._pace = patience, Pace(patience)
+        self._up = False
+        self._since = 0.0
+        self._times_lost = 0                             # since something was finished
+        self._why = ""
+        self._forgotten: deque[int] = deque()
+        self._closing = threading.Event()
+
+    def forget(self, key: int) -> None:
+        """Have ranks drop what they keep under `key`, with their next order. Any thread, at any time."""
+        self._forgotten.append(key)
+
+    def start(self) -> None:
+        """Have the ranks up: at once if they are. Notices the death of idle ones. Raises MeshFailed: given up."""
+        with self.lock:
+            if self._up:
+                try:
+                    self._group.check()
+                except RankLost as lost:
+                    self._on_loss(lost)
+            while not self._up:
+                self._begin()
+
+    def start_or_refuse(self) -> None:
+        """As `start`. Raises Refused(NOT_READY): given up."""
+        try:
+            self.start()
+        except MeshFailed as failed:
+            raise Refused(RejectCode.NOT_READY, failed.message) from failed
+
+    def order(self, name: str, /, **fields: Any) -> list[Mapping[str, Any]]:
+        """All ranks' answers, by rank. Raises Refused(NOT_READY) if a rank is lost meanwhile, and what all raise."""
+        with self.lock:
+            self.start_or_refuse()
+            try:
+                return self._do(name, fields)
+            except RankLost as lost:
+                self._on_loss(lost)
+                raise Refused(RejectCode.NOT_READY, "a rank of this peer was lost, and is started again") from lost
+
+    def insist(self, name: str, /, **fields: Any) -> None:
+        """Have it done, by other ranks if these are lost. Raises Refused(NOT_READY) if they are given up."""
+        with self.lock:
+            while True:
+                self.start_or_refuse()
+                try:
+                    self._do(name, fields)
+                    return
+                except RankLost as lost:
+                    self._on_loss(lost)
+
+    def reload(self) -> None:
+        """The state of now is another. Ranks that are not up read it when they start."""
+        with self.lock:
+            if not self._up:
+                return
+            try:
+                self._do("load", self._load())
+            except RankLost as lost:
+                self._on_loss(lost)
+
+    def finished(self) -> None:
+        """A microbatch was counted, or a step was taken: these ranks do work."""
+        self._times_lost = 0
+
+    def close(self) -> None:
+        """End them, whatever they are at; no process and no memory is left. May be called again, from any thread."""
+        self._closing.set()
+        self._group.close()
+
+    def _begin(self) -> None:
+        patience = self._patience
+        if self._times_lost > patience.restarts:
+            raise MeshFailed(f"ranks ({self._label}) were started {self._times_lost} times and finished nothing; "
+                             f"the last time {self._why}")
+        if self._closing.wait(patience.pause(self._times_lost)):
+            raise MeshFailed("the ranks have been stopped for good")
+        began = time.monotonic()
+        try:
+            self._group.start()
+            self._pace.started()
+            self._forgotten.clear()
+            self._do("load", self._load())
+        except RankLost as lost:
+            self._on_loss(lost)
+            return
+        self._up, self._since = True, time.monotonic()
+        self._losses.event("mesh_started", {
+            "mesh": self._label, "epoch": self._group.epoch, "pids": list(self._group.pids),
+            "seconds": round(self._since - began, 3),
+        })
+
+    def _do(self, name: str, fields: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        forgotten = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
+        began = time.monotonic()
+        answers = self._group.order(name, deadline_s=self._pace.deadline_s(name), forgotten=forgotten, **fields)
+        self._pace.took(name, time.monotonic() - began)
+        return answers
+
+    def _on_loss(self, lost: RankLost) -> None:
+        if self._up:
+            self._up = False
+            self.life += 1
+            self._losses.lost()
+        self._times_lost += 1
+        self._why = lost.reason
+        if not self._closing.is_set():
+            seconds = round(time.monotonic() - self._since, 3) if self._since else 0.0
+            self._losses.event("rank_lost", {
+                "rank": lost.rank, "reason": lost.reason, "epoch": self._group.epoch, "seconds": seconds,
+            })
