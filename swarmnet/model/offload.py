@@ -31,14 +31,14 @@ class Offload:
 
         A tensor that several operations save is moved out once.
         """
-        staying = frozenset(tensor.untyped_storage().data_ptr() for tensor in stay)
+        staying = frozenset(tensor.untyped_storage()._cdata for tensor in stay)      # of fake tensors, too: no address
         moved: dict[tuple[object, ...], tuple[StorageWeakRef, _Moved]] = {}
 
         def pack(tensor: Tensor) -> Tensor | _Moved:
             storage = tensor.untyped_storage()
-            if storage.data_ptr() in staying or tensor.numel() * tensor.element_size() < self._least:
+            if storage._cdata in staying or tensor.numel() * tensor.element_size() < self._least:
                 return tensor
-            key = (storage.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype,
+            key = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype,
                    tensor._version)
             found = moved.get(key)
             if found is None or _gone(found[0]):
