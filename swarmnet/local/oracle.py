@@ -28,6 +28,7 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.model.cut import cut_layers
 from swarmnet.model.decoder import StageModule, loss_sum
 from swarmnet.model.huggingface.initial import begin
+from swarmnet.model.precision import products_in
 from swarmnet.stage.accumulator import Accumulator
 from swarmnet.stage.optimizer import StageOptimizer, average, square_norm
 from swarmnet.stage.schedule import gradient_scale, learning_rate
@@ -72,7 +73,8 @@ def run_oracle(
     behind = copy.deepcopy(module) if delay.most else module
     update: _Update = _Exact(manifest, module, behind) if exact else _Plain(manifest, module, behind)
     result = OracleResult()
-    with _threads(1 if exact else torch.get_num_threads()):
+    threads = 1 if exact else torch.get_num_threads()
+    with _threads(threads), products_in(manifest.numerics.compute, torch.device("cpu")):
         _evaluate(manifest, module, sampler, tokens, 0, result)
         for step in range(training.total_steps if steps is None else steps):
             total, num_tokens = 0.0, 0

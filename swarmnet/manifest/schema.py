@@ -173,11 +173,17 @@ class Optimizer(Table):
 
 
 class Numerics(Table):
-    """deterministic: gradients on a grid of 2^-grid_bits, summed in int64 (exact at any order). fp32: float sums."""
+    """deterministic: gradients on a grid of 2^-grid_bits, summed in int64 (exact at any order). fp32: float sums.
+
+    compute: of a microbatch; weights and sums are fp32 whatever it is.
+    """
 
     mode: Literal["deterministic", "fp32"] = Field(default="deterministic", description='"deterministic" or "fp32"')
     grid_bits: Annotated[int, Field(ge=8, le=48)] = Field(
         default=32, description='"deterministic": gradients are rounded to multiples of 2^-grid_bits'
+    )
+    compute: Literal["fp32", "bf16"] = Field(
+        default="fp32", description='operands of matrix products: "fp32", or "bf16": faster, half the activations'
     )
 
 

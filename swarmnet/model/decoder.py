@@ -22,6 +22,7 @@ from swarmnet.manifest.schema import Model
 from swarmnet.model import split
 from swarmnet.model.activations import RunLayer, plainly
 from swarmnet.model.initial import draw
+from swarmnet.model.precision import operand
 from swarmnet.model.split import Tape
 
 
@@ -49,7 +50,7 @@ class Embedding(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * w (arXiv:1910.07467), spelled out: only the last product has a parameter."""
+    """x / rms(x) * w (arXiv:1910.07467), spelled out: only the last product has a parameter. At least fp32."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -57,6 +58,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor, tape: Tape | None) -> Tensor:
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
         normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
         return split.scale(normed, self.weight, tape)
 
@@ -77,11 +79,12 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, tape: Tape | None) -> Tensor:
         batch, length, _ = x_BTD.shape
+        x_BTD = operand(x_BTD)
         q, k, v = (
             _normed(norm, projection(x_BTD, tape).view(batch, length, -1, self.head_dim), tape).transpose(1, 2)
             for projection, norm in ((self.q_proj, self.q_norm), (self.k_proj, self.k_norm), (self.v_proj, None))
         )
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        q, k = operand(rotate(q, cos, sin)), operand(rotate(k, cos, sin))
         y_BHTC = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         y_BTD: Tensor = self.o_proj(y_BHTC.transpose(1, 2).reshape(batch, length, -1), tape)
         return y_BTD
@@ -102,6 +105,7 @@ class MLP(nn.Module):
         self.down_proj = Linear(model.intermediate_size, model.hidden_size)
 
     def forward(self, x: Tensor, tape: Tape | None) -> Tensor:
+        x = operand(x)
         y: Tensor = self.down_proj(F.silu(self.gate_proj(x, tape)) * self.up_proj(x, tape), tape)
         return y
 

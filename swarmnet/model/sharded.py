@@ -22,6 +22,7 @@ from swarmnet.model.activations import RunLayer, plainly
 from swarmnet.model.decoder import Layer, StageModule
 from swarmnet.model.initial import draw
 from swarmnet.model.partial import sum_terms
+from swarmnet.model.precision import operand
 from swarmnet.model.regions import Regions
 from swarmnet.model.sharding import take, whole_shape
 from swarmnet.model.slices import Slice, TensorSplit
@@ -39,8 +40,8 @@ class ShardedLayer(Layer):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, tape: Tape | None) -> Tensor:
         """x: [B, T, D], or this rank's tokens of it. cos, sin: of all tokens."""
         enter, leave = self._regions.enter, self._regions.leave
-        x = x + leave(self.self_attn(enter(self.input_layernorm(x, tape)), cos, sin, tape))
-        y: Tensor = x + leave(self.mlp(enter(self.post_attention_layernorm(x, tape)), tape))
+        x = x + leave(self.self_attn(enter(operand(self.input_layernorm(x, tape))), cos, sin, tape))
+        y: Tensor = x + leave(self.mlp(enter(operand(self.post_attention_layernorm(x, tape))), tape))
         return y
 
 
@@ -85,7 +86,7 @@ class ShardedStage(StageModule):
         for layer in self.model.layers.values():
             x = run(layer, x, cos, sin, tape)
         if self.model.norm is not None and self.lm_head is not None:
-            y: Tensor = self.lm_head(self._regions.enter(self.model.norm(x, tape)), tape)
+            y: Tensor = self.lm_head(self._regions.enter(operand(self.model.norm(x, tape))), tape)
             return y
         return self._regions.from_shares(x)
 

@@ -7,7 +7,10 @@ used, on the same operands, so the bits are those of an ordinary backward. Autog
 
 Until then the operands of every product wait. Where activations are computed again that would bring back the memory it
 saves, so there the tape is a `WritingTape`: each gradient is written in backward and its operands are gone, layer by
-layer. Without a tape the three functions are torch's own. Knows no model and no accumulator.
+layer. Without a tape the three functions are torch's own.
+
+Under `model.precision` linear takes its operands in bf16. Its weight gradient is then rounded to bf16 before it is
+written as fp32, as autograd would have it. Knows no model and no accumulator.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
+from swarmnet.model.precision import operand_dtype
+
 Write = Callable[[Tensor], None]
 """Writes one gradient over the tensor it is given (the parameter's shape, contiguous)."""
 
@@ -29,11 +34,32 @@ class _Owed(NamedTuple):
     write: Write
 
 
-class Tape:
-    """The weight gradients one microbatch still owes. Filled by one backward, emptied by one weight pass."""
+class Casts:
+    """Weights in another dtype, cast once per change of the weight: 2 bytes per parameter in bf16."""
 
     def __init__(self) -> None:
+        self._casts: dict[Parameter, tuple[int, Tensor]] = {}
+
+    def of(self, weight: Parameter, dtype: torch.dtype) -> Tensor:
+        """`weight` in `dtype`. Do not change it."""
+        if weight.dtype == dtype:
+            return weight
+        version, cast = self._casts.get(weight, (-1, None))
+        if cast is None or version != weight._version or cast.dtype != dtype:
+            cast = weight.detach().to(dtype)
+            self._casts[weight] = weight._version, cast
+        return cast
+
+
+class Tape:
+    """The weight gradients one microbatch still owes. Filled by one backward, emptied by one weight pass.
+
+    casts: shared by the microbatches of one module.
+    """
+
+    def __init__(self, casts: Casts | None = None) -> None:
         self._owed: list[_Owed] = []
+        self.casts = casts or Casts()
 
     def __len__(self) -> int:
         return len(self._owed)
@@ -62,8 +88,10 @@ class WritingTape(Tape):
     parameters: of the module. lend: memory for one gradient of each, in the same order.
     """
 
-    def __init__(self, parameters: Sequence[Parameter], lend: Callable[[], Sequence[Tensor]]) -> None:
-        super().__init__()
+    def __init__(
+        self, parameters: Sequence[Parameter], lend: Callable[[], Sequence[Tensor]], casts: Casts | None = None
+    ) -> None:
+        super().__init__(casts)
         self._parameters, self._lend = parameters, lend
         self._memory: dict[Parameter, Tensor] = {}
         self._written: dict[Parameter, None] = {}
@@ -104,17 +132,21 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Parameter, bias: Parameter | None, tape: Tape) -> Tensor:
         ctx.save_for_backward(x, weight)     # saved, not merely held: autograd notices if an optimizer step intervenes
         ctx.weight, ctx.bias, ctx.tape = weight, bias, tape
-        return F.linear(x, weight, bias)
+        return F.linear(x, tape.casts.of(weight, x.dtype), None if bias is None else bias.to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
         x_NI, grad_NO = x.flatten(0, -2), grads[0].flatten(0, -2)
-        ctx.tape.owe(ctx.weight, lambda out_OI: torch.mm(grad_NO.t(), x_NI, out=out_OI))
+        if x.dtype == weight.dtype:
+            ctx.tape.owe(ctx.weight, lambda out_OI: torch.mm(grad_NO.t(), x_NI, out=out_OI))
+        else:
+            ctx.tape.owe(ctx.weight, lambda out_OI: out_OI.copy_(torch.mm(grad_NO.t(), x_NI)))
         if ctx.bias is not None:
-            ctx.tape.owe(ctx.bias, lambda out_O: torch.sum(grad_NO, 0, out=out_O))
-        grad_x = grad_NO.mm(weight).view_as(x) if ctx.needs_input_grad[0] else None
-        return grad_x, None, None, None
+            ctx.tape.owe(ctx.bias, lambda out_O: out_O.copy_(torch.sum(grad_NO, 0)))
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None
+        return grad_NO.mm(ctx.tape.casts.of(ctx.weight, x.dtype)).view_as(x), None, None, None
 
 
 class _Scale(torch.autograd.Function):
@@ -152,8 +184,16 @@ class _Embedding(torch.autograd.Function):
 
 
 def linear(x: Tensor, weight: Parameter, bias: Parameter | None, tape: Tape | None) -> Tensor:
-    """x [..., I] times weight [O, I] transposed, plus bias [O]. With a tape, weight gradients are owed."""
-    return F.linear(x, weight, bias) if tape is None else _apply(_Linear, x, weight, bias, tape)
+    """x [..., I] times weight [O, I] transposed, plus bias [O], in the dtype of operands. With a tape, weight gradients
+    are owed."""
+    dtype = operand_dtype(x.device)
+    if dtype is not None:
+        x = x.to(dtype)
+    if tape is not None:
+        return _apply(_Linear, x, weight, bias, tape)
+    if dtype is None:
+        return F.linear(x, weight, bias)
+    return F.linear(x, weight.to(dtype), None if bias is None else bias.to(dtype))
 
 
 def scale(x: Tensor, weight: Parameter, tape: Tape | None) -> Tensor:

@@ -4,22 +4,27 @@ With `optimizer.lead` = a the update follows not the first moment m but where it
 the last one, m(t) + a (m(t) - m(t - 1)), both without bias. Nesterov's is about a = beta1. A gradient that is one step
 late makes momentum swing; this damps it (arXiv:2505.01099).
 
-Everything is elementwise and per parameter, so the bits of an update do not depend on which other parameters share the
-stage. Weight decay falls on matrices only. Learning rate and gradient scale come from `stage.schedule`.
+Everything is elementwise, and no bit of an update depends on which other elements share the tensor: a rank that holds a
+part of a parameter makes of it what one that holds all of it does. Weight decay falls on matrices only. Learning rate and gradient scale come from `stage.schedule`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.autograd.graph import increment_version
 from torch.optim.adamw import adamw
 
 from swarmnet.manifest.schema import Numerics, Optimizer
 from swarmnet.stage.accumulator import chunk_elements
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+
+_VECTOR = 64         # elements: a multiple of what any processor takes at once
 
 
 class StageOptimizer:
@@ -70,18 +75,24 @@ class StageOptimizer:
         self._update(pairs, vectors, learning_rate, 0.0)
         if self._table.lead:
             self._lead(pairs, learning_rate)
+        increment_version(weights)           # the fused kernel does not: who computes on stale weights must notice
 
     def _update(
         self, pairs: Sequence[tuple[Tensor, Tensor]], places: Sequence[int], learning_rate: float,
         weight_decay: float,
     ) -> None:
-        adamw(
+        columns = [
             [pairs[place][0] for place in places], [pairs[place][1] for place in places],
-            [self._moments[place][0] for place in places], [self._moments[place][1] for place in places], [],
-            [self._steps[place] for place in places], fused=True, amsgrad=False, maximize=False,
-            beta1=self._table.beta1, beta2=self._table.beta2, lr=learning_rate, weight_decay=weight_decay,
-            eps=self._table.eps,
-        )
+            [self._moments[place][0] for place in places], [self._moments[place][1] for place in places],
+        ]
+        with _whole_vectors(columns, [self._steps[place] for place in places]) as (
+            (weights, gradients, firsts, seconds), steps
+        ):
+            adamw(
+                weights, gradients, firsts, seconds, [], steps, fused=True, amsgrad=False, maximize=False,
+                beta1=self._table.beta1, beta2=self._table.beta2, lr=learning_rate, weight_decay=weight_decay,
+                eps=self._table.eps,
+            )
 
     def _lead(self, pairs: Sequence[tuple[Tensor, Tensor]], learning_rate: float) -> None:
         """Add what is missing to `_update`. Of the first moment before it only this is left: with g the gradient,
@@ -96,6 +107,39 @@ class StageOptimizer:
             for part, piece, first, second in zip(*(torch.split(tensor, size) for tensor in flat), strict=True):
                 scale = (second / (1 - self._table.beta2**steps)).sqrt_().add_(self._table.eps)
                 part.addcdiv_(piece - first / (1 - beta1**steps), scale, value=factor)
+
+
+@contextlib.contextmanager
+def _whole_vectors(
+    columns: Sequence[Sequence[Tensor]], steps: Sequence[Tensor]
+) -> Iterator[tuple[list[list[Tensor]], list[Tensor]]]:
+    """`columns` of tensors, each of a length that is a multiple of `_VECTOR`, in place of `columns` and `steps`.
+
+    torch's kernel for CPUs treats what remains at the end of a tensor by other code, which rounds in another order. So
+    ends are padded and written back: how an element is rounded does not depend on where its tensor was cut.
+    """
+    if not steps or steps[0].device.type != "cpu":
+        yield [list(column) for column in columns], list(steps)
+        return
+    rows: list[list[Tensor]] = []
+    counts, ends = [], []
+    for own, count in zip(zip(*columns, strict=True), steps, strict=True):
+        flat = [tensor.view(-1) for tensor in own]
+        size = flat[0].numel()
+        even = size - size % _VECTOR
+        if even:
+            rows.append([tensor[:even] for tensor in flat])
+            counts.append(count)
+        if even < size:
+            end = [tensor[even:] for tensor in flat]
+            padded = [functional.pad(tensor, (0, _VECTOR - tensor.numel())) for tensor in end]
+            rows.append(padded)
+            counts.append(count.clone() if even else count)      # each is counted up once
+            ends.append((end, padded))
+    yield [list(column) for column in zip(*rows, strict=True)] or [[] for _ in columns], counts
+    for end, padded in ends:
+        for tensor, new in zip(end, padded, strict=True):
+            tensor.copy_(new[: tensor.numel()])
 
 
 def average(total: Tensor, out: Tensor, *, scale: float, numerics: Numerics) -> None:

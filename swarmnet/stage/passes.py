@@ -21,7 +21,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from swarmnet.model.activations import Policy, plainly, run_layers
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.offload import Offload
-from swarmnet.model.split import Tape, WritingTape
+from swarmnet.model.precision import Compute, products_in
+from swarmnet.model.split import Casts, Tape, WritingTape
 from swarmnet.stage.gradients import aligned
 
 
@@ -63,16 +64,16 @@ class Passes:
     """Forward and backward of one stage on one device.
 
     reproducible: only kernels whose backward gives the same bits again. tapes: backward leaves weight gradients to a
-    weight pass; without, it leaves them where autograd does.
+    weight pass; without, it leaves them where autograd does. compute: `numerics.compute` of the manifest.
     """
 
     def __init__(
         self, *, first: bool, last: bool, device: torch.device, reproducible: bool, tapes: bool = True,
-        memory: Memory | None = None,
+        memory: Memory | None = None, compute: Compute = "fp32",
     ) -> None:
         self._first, self._last, self._device, self._tapes = first, last, device, tapes
         self._math_only = reproducible and device.type == "cuda"     # on the CPU all kernels are reproducible
-        self.memory = memory or Memory()
+        self.memory, self._compute, self._casts = memory or Memory(), compute, Casts()
         self._offload = Offload(device) if self.memory.activations == "offload" else None
 
     def forward(
@@ -121,7 +122,7 @@ class Passes:
 
     def _run(self, module: StageModule, tokens: Tensor, hidden: Tensor | None, tape: Tape | None) -> Tensor:
         run = run_layers(self.memory.activations) if torch.is_grad_enabled() else plainly
-        with self._kernels():
+        with self._kernels(), products_in(self._compute, self._device):
             output: Tensor = module(tokens[:, :-1].to(self._device) if hidden is None else hidden, tape, run)
             return module.loss_sum(output, tokens[:, 1:].to(self._device)) if self._last else output
 
@@ -129,9 +130,9 @@ class Passes:
         if not self._tapes:
             return None
         if not self.memory.writes_at_once:
-            return Tape()
+            return Tape(self._casts)
         parameters = list(module.parameters())
-        return WritingTape(parameters, lambda: aligned([p.shape for p in parameters], self._device))
+        return WritingTape(parameters, lambda: aligned([p.shape for p in parameters], self._device), self._casts)
 
     def _saving(self, module: StageModule) -> contextlib.AbstractContextManager[object]:
         """Around the forward that backward comes back to."""
