@@ -84,6 +84,7 @@ class RankStage:
         self._passes = Passes(
             first=self._first, last=self._last, device=device, tapes=not self._fused,
             reproducible=manifest.numerics.mode == "deterministic", memory=memory,
+            compute=manifest.numerics.compute,
         )
         self._changes = [0] * len(self._modules)
         self._stashes: dict[int, _Stash] = {}
