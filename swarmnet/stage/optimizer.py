@@ -5,7 +5,8 @@ the last one, m(t) + a (m(t) - m(t - 1)), both without bias. Nesterov's is about
 late makes momentum swing; this damps it (arXiv:2505.01099).
 
 Everything is elementwise, and no bit of an update depends on which other elements share the tensor: a rank that holds a
-part of a parameter makes of it what one that holds all of it does. Weight decay falls on matrices only. Learning rate and gradient scale come from `stage.schedule`.
+part of a parameter makes of it what one that holds all of it does. Weight decay falls on matrices only. Learning rate
+and gradient scale come from `stage.schedule`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.autograd.graph import increment_version
+from torch.nn import functional
 from torch.optim.adamw import adamw
 
 from swarmnet.manifest.schema import Numerics, Optimizer
@@ -127,6 +128,8 @@ def _whole_vectors(
         flat = [tensor.view(-1) for tensor in own]
         size = flat[0].numel()
         even = size - size % _VECTOR
+        if not size:
+            count += 1
         if even:
             rows.append([tensor[:even] for tensor in flat])
             counts.append(count)
