@@ -10,21 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
 from swarmnet.errors import Refused, RejectCode
-from swarmnet.ids import NO_RESTART, PeerId, Restart
+from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Answer, Control, Fetch, Fetched, Packed, Process, Rejected, Request
 from swarmnet.net.directory import Directory, Record
 from swarmnet.net.transport import ReadPayload, Transport
-from swarmnet.pipeline.caller import Caller
-from swarmnet.pipeline.patience import Patience
-from swarmnet.pipeline.payload import AnswerCheck
-from swarmnet.pipeline.router import Router
-from swarmnet.state.restart import MAX_RESTARTS_AHEAD
+from swarmnet.trainer.first_stage import FirstStage
 from swarmnet.trainer.split import feeder, my_indexes
 from swarmnet.trainer.window import Window
 
@@ -58,21 +54,14 @@ class Trainer:
         self.me, self._manifest, self._directory = me, manifest, directory
         self._record = record
         self._tokens, self._eval_tokens, self._on_event = tokens, eval_tokens, on_event
-        self._records: dict[PeerId, Record] = {}
+        self._stage = FirstStage(
+            me, manifest, transport=transport, directory=directory, rerouted=lambda fields: on_event("rerouted", fields)
+        )
         self._news = asyncio.Event()  # somebody's record was read, or an answer came
         self._delay = manifest.averaging.delay
         self._away: Counter[int] = Counter()  # step -> microbatches sent and not answered
         self._answered = -1  # the newest step of which an answer came
-        self._restart, self._restarted = NO_RESTART, asyncio.Event()
-        self._dead: dict[PeerId, int] = {}  # peer -> the incarnation that is gone
-        patience = Patience(
-            floor_s=manifest.protocol.suspect_s,
-            ceiling_s=max(2 * manifest.protocol.long_silence_s, manifest.protocol.suspect_s),
-        )
-        self._caller = Caller(
-            transport, Router(patience), self._candidates, AnswerCheck.of(manifest, 0), self._rerouted,
-            leaving=self._leaving_replicas,
-        )
+        self._restarted = asyncio.Event()
         self.step = 0
         self._eval_loss: tuple[int, float] | None = None
         self._left = False
@@ -84,10 +73,10 @@ class Trainer:
             looking = group.create_task(self._looking())
             publishing = group.create_task(self._publishing())
             await self._refresh()
-            self.step = self._newest_version()
+            self.step = self._stage.newest_version()
             while self.step < total:
                 if not await self._unless_restarted(self._feed()):
-                    self.step = self._newest_version()
+                    self.step = self._stage.newest_version()
             for version in range(total - self._delay.ahead(total - 1), total):
                 if self._to_evaluate(version):
                     await self._evaluate(version)
@@ -121,13 +110,12 @@ class Trainer:
 
     def on_gone(self, peer: PeerId, *, definite: bool) -> None:
         """See Service.on_gone."""
-        if definite and peer in self._records:
-            self._dead[peer] = self._records[peer].incarnation
-            self._caller.gone(peer)
+        if definite:
+            self._stage.gone(peer)
 
     async def _unless_restarted(self, work: Coroutine[Any, Any, None]) -> bool:
         """Do it to its end, which is True, or until the run goes on from another version."""
-        restart = self._restart
+        restart = self._stage.restart
         async with asyncio.TaskGroup() as group:
             working = group.create_task(work)
             turned = group.create_task(self._restarted.wait())
@@ -135,26 +123,26 @@ class Trainer:
             working.cancel()
             turned.cancel()
         self._restarted.clear()
-        return restart == self._restart
+        return restart == self._stage.restart
 
     # ------------------------------------------------------------ step by step
 
     async def _feed(self) -> None:
         """Send my share of step after step, from `step` on, until all are over."""
         training = self._manifest.training
-        window = Window(self._window)
+        window = Window(self._stage.room)
         self._away, self._answered = Counter(), -1
         async with asyncio.TaskGroup() as group:
             while True:
                 while not self._may_begin(self.step):
                     await self._news.wait()
-                step = self.step = max(self.step, self._newest_version())
+                step = self.step = max(self.step, self._stage.newest_version())
                 if step >= training.total_steps:
                     return
                 for version in (step - 1, step):
                     if version >= 0 and version + self._delay.ahead(version) == step and self._to_evaluate(version):
                         await self._evaluate(version)
-                trainers = [peer for peer, record in self._records.items() if record.feeds]
+                trainers = [peer for peer, record in self._stage.records.items() if record.feeds]
                 for index in my_indexes(self.me, trainers, step, training.microbatches):
                     await window.take()
                     self._away[step] += 1
@@ -166,7 +154,7 @@ class Trainer:
 
         An answer of a step says that it was open then; a share may be empty, so what I see has a say, too.
         """
-        newest = self._newest_version()
+        newest = self._stage.newest_version()
         back = not any(count for fed, count in self._away.items() if fed < step - self._delay.behind(step))
         return back and step <= max(newest + self._delay.ahead(newest), self._answered + 1)
 
@@ -174,7 +162,7 @@ class Trainer:
         """One microbatch; it ends on its loss or on STALE."""
         tokens = self._tokens(step * self._manifest.training.microbatches + index)
         try:
-            await self._caller.process(Process(step, 0, index), tokens)
+            await self._stage.process(Process(step, 0, index), tokens)
         except Refused as refused:
             if refused.code is not RejectCode.STALE:
                 self._on_event("refused", {"step": step, "index": index, "code": refused.code.value,
@@ -193,7 +181,7 @@ class Trainer:
         training = self._manifest.training
         if not training.eval_every or (version % training.eval_every and version < training.total_steps):
             return False
-        trainers = [peer for peer, record in self._records.items() if record.feeds]
+        trainers = [peer for peer, record in self._stage.records.items() if record.feeds]
         return feeder([*trainers, self.me], version, -1) == self.me
 
     async def _evaluate_last(self, version: int) -> None:
@@ -221,47 +209,12 @@ class Trainer:
 
     async def _evaluate_one(self, step: int, number: int) -> tuple[float, int] | None:
         try:
-            answer = await self._caller.process(
-                Process(step + self._delay.ahead(step), 0, number, purpose="eval"), self._eval_tokens(number)
-            )
+            answer = await self._stage.evaluate(step, number, self._eval_tokens(number))
         except Refused:
             return None
         return answer.loss_sum, answer.num_tokens
 
     # ------------------------------------------------------------ whom I know
-
-    def _candidates(self) -> Mapping[PeerId, int]:
-        found: dict[PeerId, int] = {}
-        for peer, record in self._records.items():
-            if self._dead.get(peer) == record.incarnation:
-                continue
-            for status in record.stages:
-                if status.stage == 0 and status.synced:
-                    found[peer] = status.queue
-        return found
-
-    def _leaving_replicas(self) -> frozenset[PeerId]:
-        return frozenset(
-            peer for peer, record in self._records.items() for status in record.stages
-            if status.stage == 0 and status.draining
-        )
-
-    def _newest_version(self) -> int:
-        versions = [
-            s.version for record in self._records.values() if record.restart == self._restart
-            for s in record.stages if s.stage == 0 and s.synced
-        ]
-        return max(versions, default=self._restart.version)
-
-    def _window(self) -> int:
-        """Microbatches in flight: what stage 0 says it has room for, and one waiting in front of each replica."""
-        slots = [s.slots + 1 for record in self._records.values() for s in record.stages if s.stage == 0]
-        return max(sum(slots), 2)
-
-    def _rerouted(self, request: Process, peer: PeerId, reason: str) -> None:
-        self._on_event("rerouted", {
-            "stage": -1, "step": request.step, "index": request.index, "from": peer, "reason": reason,
-        })
 
     async def _looking(self) -> None:
         while True:
@@ -270,19 +223,8 @@ class Trainer:
             self._tell_news()
 
     async def _refresh(self) -> None:
-        self._records = {record.peer: record for record in await self._directory.records() if record.peer != self.me}
-        newest = min(self._newest_restart(stage) for stage in range(self._manifest.cut.stages))
-        if newest > self._restart:
-            self._restart = newest
+        if await self._stage.refresh():
             self._restarted.set()
-
-    def _newest_restart(self, stage: int) -> Restart:
-        """The highest restart that somebody of this stage is under. What one peer alone says moves no trainer."""
-        return max((
-            record.restart for record in self._records.values() if any(s.stage == stage for s in record.stages)
-            and record.restart.version <= self._manifest.training.total_steps
-            and record.restart.number <= self._restart.number + MAX_RESTARTS_AHEAD
-        ), default=NO_RESTART)
 
     async def _publishing(self) -> None:
         while True:

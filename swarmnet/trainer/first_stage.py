@@ -1,0 +1,118 @@
+"""What the directory says of stage 0, and calls to it: all that whoever brings microbatches needs to know of a run.
+
+Trainers and evaluations use it alike. It does not know what the microbatches are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from swarmnet.ids import NO_RESTART, PeerId, Restart
+from swarmnet.manifest.schema import Manifest
+from swarmnet.messages import Gradient, Packed, Process
+from swarmnet.net.directory import Directory, Record
+from swarmnet.net.transport import Transport
+from swarmnet.pipeline.caller import Caller
+from swarmnet.pipeline.patience import Patience
+from swarmnet.pipeline.payload import AnswerCheck
+from swarmnet.pipeline.router import Router
+from swarmnet.state.restart import MAX_RESTARTS_AHEAD
+
+
+class FirstStage:
+    """Replicas of stage 0 as they are announced. records: everybody's but mine, as last read by `refresh`.
+
+    rerouted(event's fields) hears of every microbatch that had to leave a replica.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        manifest: Manifest,
+        *,
+        transport: Transport,
+        directory: Directory,
+        rerouted: Callable[[dict[str, object]], None],
+    ) -> None:
+        self._me, self._manifest, self._directory, self._rerouted = me, manifest, directory, rerouted
+        self.records: dict[PeerId, Record] = {}
+        self.restart = NO_RESTART
+        self._dead: dict[PeerId, int] = {}  # peer -> the incarnation that is gone
+        protocol = manifest.protocol
+        patience = Patience(
+            floor_s=protocol.suspect_s, ceiling_s=max(2 * protocol.long_silence_s, protocol.suspect_s)
+        )
+        self._caller = Caller(
+            transport, Router(patience), self.candidates, AnswerCheck.of(manifest, 0), self._left,
+            leaving=self._leaving,
+        )
+
+    async def process(self, request: Process, tokens: tuple[Packed, ...]) -> Gradient:
+        """See Caller.process."""
+        return await self._caller.process(request, tokens)
+
+    async def evaluate(self, version: int, number: int, tokens: tuple[Packed, ...]) -> Gradient:
+        """The held-out loss of one microbatch by the weights of `version`, in every stage; of nothing a trace is left.
+
+        number: any; replicas take the indexes of one evaluation of the run, and tell no two of them apart.
+        Raises Refused, as `process`: STALE when the weights have moved on.
+        """
+        step = version + self._manifest.averaging.delay.ahead(version)
+        index = number % self._manifest.training.eval_microbatches
+        return await self._caller.process(Process(step, 0, index, purpose="eval"), tokens)
+
+    async def refresh(self) -> bool:
+        """Read everybody's records. Returns True if the run goes on from another version (`restart`)."""
+        self.records = {record.peer: record for record in await self._directory.records() if record.peer != self._me}
+        newest = min(self._newest_restart(stage) for stage in range(self._manifest.cut.stages))
+        if newest <= self.restart:
+            return False
+        self.restart = newest
+        return True
+
+    def gone(self, peer: PeerId) -> None:
+        """The peer is definitely dead."""
+        if peer in self.records:
+            self._dead[peer] = self.records[peer].incarnation
+            self._caller.gone(peer)
+
+    def candidates(self) -> Mapping[PeerId, int]:
+        """Live replicas that have their state, and their queues."""
+        found: dict[PeerId, int] = {}
+        for peer, record in self.records.items():
+            if self._dead.get(peer) == record.incarnation:
+                continue
+            for status in record.stages:
+                if status.stage == 0 and status.synced:
+                    found[peer] = status.queue
+        return found
+
+    def newest_version(self) -> int:
+        """Of the weights, as far as anybody says."""
+        versions = [
+            s.version for record in self.records.values() if record.restart == self.restart
+            for s in record.stages if s.stage == 0 and s.synced
+        ]
+        return max(versions, default=self.restart.version)
+
+    def room(self) -> int:
+        """Microbatches in flight: what stage 0 says it has room for, and one waiting in front of each replica."""
+        slots = [s.slots + 1 for record in self.records.values() for s in record.stages if s.stage == 0]
+        return max(sum(slots), 2)
+
+    def _leaving(self) -> frozenset[PeerId]:
+        return frozenset(
+            peer for peer, record in self.records.items() for status in record.stages
+            if status.stage == 0 and status.draining
+        )
+
+    def _newest_restart(self, stage: int) -> Restart:
+        """The highest restart that somebody of this stage is under. What one peer alone says moves no trainer."""
+        return max((
+            record.restart for record in self.records.values() if any(s.stage == stage for s in record.stages)
+            and record.restart.version <= self._manifest.training.total_steps
+            and record.restart.number <= self.restart.number + MAX_RESTARTS_AHEAD
+        ), default=NO_RESTART)
+
+    def _left(self, request: Process, peer: PeerId, reason: str) -> None:
+        self._rerouted({"stage": -1, "step": request.step, "index": request.index, "from": peer, "reason": reason})
