@@ -1,6 +1,6 @@
 """What a mesh costs: our tensor parallelism beside torch's, orders to ranks, and a restart, each beside a neighbour.
 
-    python benchmarks/mesh.py [--part tensor,orders] [--ranks 2] [--turns N] [--json FILE] [--quick]
+    python benchmarks/mesh.py [--part tensor,orders,engine] [--ranks 2] [--turns N] [--json FILE] [--quick]
 
 `tensor`: one step of three microbatches in flight (forwards, backwards in another order, weight gradients) of a stage
 with head and loss, split by `ShardedStage` and by torch's `parallelize_module`, on the same ranks of one group (gloo;
@@ -12,6 +12,9 @@ before anything is timed.
 `orders`: a round trip to all ranks, from `RankGroup.order` until all have answered, beside an order by broadcast with
 the answers gathered (torch, same ranks), and beside bare pipes of `multiprocessing`. Then one rank is killed: how soon
 the peer process knows, and how soon all ranks take orders again, beside a cold `python -c "import torch"`.
+
+`engine`: a microbatch (forward, backward and weight pass, from payload to payload) through an engine on the ranks, each
+with one thread, beside the same stage's engine in one process with one thread.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mesh_engine import microbatches
 from mesh_orders import orders, restarts
 from mesh_tensor import Case, run_rank
 
@@ -147,7 +151,25 @@ def orders_part(asked: argparse.Namespace, *, cuda: bool) -> Figures:
     return {"trips": trips, "vs": beside, "restarts": found, "back_vs_import": ratio, "ranks": len(devices)}
 
 
-PARTS: dict[str, Callable[..., Any]] = {"tensor": tensor_part, "orders": orders_part}
+def engine_part(asked: argparse.Namespace, *, cuda: bool) -> list[Figures]:
+    """Both engines, printed."""
+    devices = [f"cuda:{rank}" if cuda else "cpu" for rank in range(asked.ranks)]
+    print(f"\n{'engine':8} {f'{asked.ranks} ranks':>18} {'in process':>12} {'ratio':>8}  middle half  difference  load")
+    rows = []
+    for case in cases(quick=asked.quick, cuda=cuda, turns=asked.turns):
+        row: Figures = microbatches(case, devices)
+        if not row["difference"] <= TOLERANCE:
+            sys.exit(f"the two engines do not compute the same: {row['difference']:.1e}")
+        ratio = median_of([a / b for a, b in zip(row["mesh"], row["in process"], strict=True)])
+        rows.append(row | {"stage": case.name, "ranks": asked.ranks, "ratio": ratio})
+        mesh, own = (1e3 * statistics.median(row[way]) for way in ("mesh", "in process"))
+        low, high = ratio["quarters"]
+        print(f"{case.name:8} {mesh:15.1f} ms {own:9.1f} ms {ratio['median']:8.2f}  {low:.2f} - {high:.2f}   "
+              f"{row['difference']:.1e}     {os.getloadavg()[0]:.1f}", flush=True)
+    return rows
+
+
+PARTS: dict[str, Callable[..., Any]] = {"tensor": tensor_part, "orders": orders_part, "engine": engine_part}
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "mesh.py"
 def test_a_quick_run_compares_every_way(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     done = subprocess.run(
-        [sys.executable, str(BENCHMARK), "--quick", "--json", str(file)], capture_output=True, text=True, timeout=200
+        [sys.executable, str(BENCHMARK), "--quick", "--json", str(file)], capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(file.read_text())
@@ -25,3 +25,6 @@ def test_a_quick_run_compares_every_way(tmp_path: Path) -> None:
     found = figures["orders"]
     assert set(found["vs"]) == {"broadcast", "pipe"} and {len(trips) for trips in found["trips"].values()} == {2}
     assert set(found["restarts"]) == {"noticed", "back", "import torch"} and found["back_vs_import"]["median"] > 0
+    (row,) = figures["engine"]
+    assert row["stage"] == "small" and len(row["mesh"]) == len(row["in process"]) == 2
+    assert row["difference"] < 1e-5, "the two engines do not compute the same"

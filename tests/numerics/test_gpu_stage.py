@@ -1,0 +1,143 @@
+"""A stage on a GPU against what it is on the CPU or in plain torch. Everything runs here as well, on whatever there is.
+
+Figures (time beside a plain loop, MFU) are printed, never asserted.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from benchmark_modules import load
+
+from swarmnet.mesh.group import RankGroup
+from swarmnet.stage.own_body import OwnBody
+from swarmnet.stage.passes import Memory
+from tests.contracts.comm_contract import CHECKS
+
+mfu = load("mfu")
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def steps(device: str, *, compute: str = "fp32", mode: str = "fp32", count: int = 3, **options: object):
+    """(losses, weights) of the tiny stage."""
+    manifest = mfu.TINY.manifest(compute)
+    if mode == "deterministic":
+        manifest = manifest.model_copy(update={
+            "numerics": manifest.numerics.model_copy(update={"mode": mode}),
+            "averaging": manifest.averaging.model_copy(update={"codec": "int64"}),
+        })
+    train = mfu.Replica(manifest, mfu.TINY.batches(), torch.device(device), **options)
+    losses = [train() for _ in range(count)]
+    return losses, [weight.detach().cpu() for weight in train.body.state.newest]
+
+
+def test_flops_are_those_counted_by_hand() -> None:
+    model = mfu.TINY.model
+    layer = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 176
+    attention = 2 * 64 * 32
+    assert mfu.flops_per_step(mfu.TINY) == 6 * (2 * layer + 64 * 128 + attention) * 2 * 32
+    tied = mfu.Size(model.model_copy(update={"tie_embeddings": True}), 2, 1, 32)
+    assert mfu.flops_per_step(tied) == mfu.flops_per_step(mfu.TINY), "a tied matrix is multiplied all the same"
+
+
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_stage_step_is_a_plain_torch_loops(device: str, compute: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = mfu.measure(mfu.TINY, torch.device(device), compute, turns=1, steps=5)
+    ours, plain = found["losses"]["ours"], found["losses"]["plain"]
+    assert ours[-1] < ours[0] - 0.1, "it trains"
+    assert ours == pytest.approx(plain, rel=1e-5 if compute == "fp32" else 3e-3)
+    if device == "cuda":
+        timed = mfu.measure(mfu.GPU, torch.device(device), compute, turns=5)
+        with capsys.disabled():
+            share = "MFU unknown for this device" if timed["mfu"] is None else f"MFU {timed['mfu']:.1%} of bf16's peak"
+            print(f"\n{torch.cuda.get_device_name()}, {compute}: {timed['ratio']:.2f} of a plain loop's time, {share}")
+
+
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_deterministic_mode_has_the_same_bits_again(device: str, compute: str) -> None:
+    once, again = (steps(device, compute=compute, mode="deterministic") for _ in range(2))
+    assert once[0] == again[0]
+    assert all(torch.equal(a, b) for a, b in zip(once[1], again[1], strict=True))
+
+
+@pytest.mark.gpu
+def test_a_gpu_computes_what_a_cpu_does() -> None:
+    """fp32 means fp32 there too: no TensorFloat-32 unasked."""
+    cuda, cpu = steps("cuda"), steps("cpu")
+    assert cuda[0] == pytest.approx(cpu[0], rel=1e-5)
+    for ours, theirs in zip(cuda[1], cpu[1], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("policy", ["recompute", "recompute_layers", "selective", "offload"])
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_kept_for_backward_changes_no_bit(device: str, compute: str, policy: str) -> None:
+    (losses, weights), (found, ours) = (
+        steps(device, compute=compute, mode="deterministic", memory=Memory(activations=kept))
+        for kept in ("stash", policy)
+    )
+    assert found == losses
+    assert all(torch.equal(a, b) for a, b in zip(ours, weights, strict=True))
+
+
+@pytest.mark.gpu
+def test_activations_in_host_memory_take_none_of_the_device() -> None:
+    """Largest memory of a step beyond what rests: far less with saved tensors in host memory."""
+    peak = {}
+    for kept in ("stash", "offload"):
+        size = mfu.Size(mfu.GPU.model.model_copy(update={"num_layers": 4, "vocab_size": 512}), 1, 2, 2048)
+        train = mfu.Replica(size.manifest("bf16"), size.batches(), torch.device("cuda"),
+                            memory=Memory(activations=kept))
+        train()
+        rest = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        train()
+        peak[kept] = torch.cuda.max_memory_allocated() - rest
+    assert peak["offload"] < 0.8 * peak["stash"], peak
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_ranks_of_this_machine_keep_the_contract_and_share_memory(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gloo between two processes; nccl among as many GPUs as there are, be it one."""
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parent), str(Path(__file__).parents[2]), *sys.path])
+    ranks = 2 if device == "cpu" else torch.cuda.device_count()
+    devices = ["cpu"] * ranks if device == "cpu" else [f"cuda:{rank}" for rank in range(ranks)]
+    group = RankGroup("device_rank:make", {}, devices=devices, deadline_s=120.0)
+    try:
+        before, after = group.share(4 << 20), None
+        group.start()
+        assert group.order("check") == [{"checks": len(CHECKS)}] * ranks
+        after = group.share(4 << 10)                     # mapped, and pinned, while the ranks run
+        for shared in (before, after):
+            numbers = shared.bytes.view(torch.float32)
+            numbers[100:1000] = torch.arange(900.0)
+            answers = group.order("squares", memory=shared.id, start=100, stop=1000)
+            pinned, current = (True, list(range(ranks))) if device == "cuda" else (None, [None] * ranks)
+            assert [answer["pinned"] for answer in answers] == [pinned] * ranks
+            assert [answer["current"] for answer in answers] == current
+            expected = ranks * sum(number**2 for number in range(900))
+            assert numbers[100 : 100 + ranks].tolist() == pytest.approx([expected] * ranks)
+    finally:
+        group.close()
+    assert all(not os.path.exists(f"/proc/{pid}") for pid in group.pids)
+
+
+@pytest.mark.gpu
+def test_a_peak_is_known_or_no_figure_is_given() -> None:
+    peak = mfu.peak_flops(torch.device("cuda"))
+    assert peak is None or 1e13 < peak < math.inf
+    assert mfu.peak_flops(torch.device("cpu")) is None
+
+
+def test_an_engine_of_a_cpu_needs_no_cuda() -> None:
+    body = OwnBody(mfu.TINY.manifest("fp32"), 0, device=torch.device("cpu"))
+    assert body.sum_memory().device.type == "cpu"
