@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from swarmnet import telemetry
 from swarmnet.config.peer import PeerConfig
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.source import load_tokens
 from swarmnet.data.tokens import verify
-from swarmnet.errors import UsageError
+from swarmnet.errors import MeshFailed, UsageError
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest
@@ -64,25 +64,27 @@ def run_peer(
     layout = choose_layout(config.mesh, config.device, manifest, cuda=torch.cuda.device_count())
     check_memory(config.memory, layout.devices)
     memory = Memory(activations=config.memory.activations)
-    if layout.ranks > 1:
-        raise UsageError(f"{layout.ranks} ranks: this release has the description of a mesh, and not yet its processes")
     has_data = 0 in config.stages and (data_at_source or config.data is not None)
     tokens = own_tokens(config, manifest) if has_data else no_tokens
-    compute = ComputeThread()
-    try:
+    with contextlib.ExitStack() as stack:                # left in reverse: ranks end first, and jobs that wait for them
+        compute = ComputeThread()
+        stack.callback(compute.close)
         begin = Beginning(config, manifest, at_source=data_at_source)
-        engines = {
-            stage: wrap_engine(begin.engine(stage, lambda stage, initial: TorchEngine(
-                manifest, stage, compute, device=layout.devices[0], initial=initial, memory=memory
-            ))) for stage in config.stages
-        }
+        engines: dict[int, TorchEngine] = {}
+        for stage in config.stages:
+            engines[stage] = begin.engine(stage, lambda stage, initial: TorchEngine(
+                manifest, stage, compute, device=layout.devices[0], mesh=layout, initial=initial, memory=memory
+            ))
+            stack.callback(engines[stage].close)
+            if layout.ranks > 1:
+                heard("mesh_starting", {"stage": stage, "mesh": layout.label, "ranks": layout.ranks})
+                log.info("mesh_starting", stage=stage, mesh=layout.label, ranks=layout.ranks)
         numerics = f"{layout.kind}/torch-{'.'.join(torch.__version__.split('.')[:2])}/{layout.label}"
         with EventLog(config.events) as events:
             return asyncio.run(_serve(
-                config, manifest, engines, tokens, events, heard, numerics, wrap, begin.missing
+                config, manifest, {stage: wrap_engine(engine) for stage, engine in engines.items()},
+                [engine.supervise for engine in engines.values() if layout.ranks > 1], tokens, events, heard, numerics, wrap, begin.missing
             ))
-    finally:
-        compute.close()
 
 
 def own_tokens(config: PeerConfig, manifest: Manifest) -> Tokens:
@@ -117,6 +119,7 @@ async def _serve(
     config: PeerConfig,
     manifest: Manifest,
     engines: Mapping[int, Engine],
+    ranks: Sequence[Callable[[], Awaitable[None]]],
     tokens: Tokens,
     events: EventLog,
     heard: OnEvent,
@@ -164,16 +167,26 @@ async def _serve(
             serving = group.create_task(peer.run())
             ending = group.create_task(_keep_result(peer, on_event))
             beside = group.create_task(wrap.beside())
+            computing = [group.create_task(_compute(each, on_event)) for each in ranks]
             await stop.wait()
             reason = await peer.drain(config.drain_s)
             for replica in peer.replicas.values():
                 await replica.checkpoints.write_now()
             await peer.leave()
-            for task in (serving, ending, beside):
+            for task in (serving, ending, beside, *computing):
                 task.cancel()
         on_event("traffic", {"calls": endpoint.transport.traffic.rows()})
         on_event("stopped", {"reason": f"asked to stop: {reason}"})
     return 0
+
+
+async def _compute(ranks: Callable[[], Awaitable[None]], on_event: OnEvent) -> None:
+    """Have the ranks up as long as the peer is. Raises MeshFailed: then the peer ends."""
+    try:
+        await ranks()
+    except MeshFailed as failed:
+        on_event("stopped", {"reason": failed.message})
+        raise
 
 
 def _reseed(

@@ -1,0 +1,100 @@
+"""`swarmnet peer --ranks 2` as a real process: however it ends, no rank stays behind; asked to, it ends well."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from running import PATIENCE_S, Running
+
+from swarmnet.local.prepare import with_data
+from swarmnet.manifest.file import to_toml
+from swarmnet.manifest.schema import Cut, Data, Manifest, Model, Training
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, and the leash is a Linux promise")
+
+ENDING_S = 30.0
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    tiny = with_data(Manifest(
+        model=Model(vocab_size=256, hidden_size=16, intermediate_size=32, num_layers=2, num_heads=2, num_kv_heads=1,
+                    head_dim=8),
+        cut=Cut(stages=1), data=Data(source="corpus:small"),
+        training=Training(total_steps=1000, microbatches=2, microbatch_size=1, sequence_length=16, eval_every=0),
+    ), base=Path())
+    path = tmp_path / "run.toml"
+    path.write_text(to_toml(tiny), encoding="utf-8")
+    return path
+
+
+@contextlib.contextmanager
+def running(directory: Path, manifest: Path, *words: str) -> Iterator[Running]:
+    peer = Running(directory, "peer", "--manifest", str(manifest), "--stage", "0", "--device", "cpu", *words)
+    try:
+        yield peer
+    finally:
+        if peer.process.poll() is None:
+            peer.process.kill()
+            peer.process.wait()
+
+
+def descendants(pid: int) -> list[int]:
+    """Of all of its threads."""
+    lists = [task.joinpath("children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    children = [int(word) for text in lists for word in text.split()]
+    return children + [further for child in children for further in descendants(child)]
+
+
+@contextlib.contextmanager
+def all_end(pids: list[int]) -> Iterator[None]:
+    """These processes have ended soon after this context."""
+    with contextlib.ExitStack() as stack:
+        handles = [os.pidfd_open(pid) for pid in pids]
+        for handle in handles:
+            stack.callback(os.close, handle)
+        yield
+        deadline = time.monotonic() + ENDING_S
+        while left := [handle for handle in handles if not select.select([handle], [], [], 0)[0]]:
+            assert select.select(left, [], [], max(deadline - time.monotonic(), 0))[0], "an orphan"
+
+
+def test_no_rank_outlives_its_peer_and_ctrl_c_ends_all(tmp_path: Path, manifest: Path) -> None:
+    with running(tmp_path / "peer", manifest, "--ranks", "2") as peer:
+        first = peer.says("mesh_started")
+        assert (first["stage"], first["mesh"], first["epoch"], len(first["pids"])) == (0, "tp2", 1, 2)
+        peer.says("applied")
+        everybody = descendants(peer.process.pid)
+        assert set(first["pids"]) < set(everybody)
+
+        # kill -9 the peer itself, which its supervising process starts again.
+        with all_end(everybody):
+            os.kill(everybody[0], signal.SIGKILL)
+        second = peer.until(lambda event: event["event"] == "mesh_started" and event["pids"] != first["pids"])
+        peer.until(lambda event: event["event"] == "applied" and event["t"] > second["t"])
+        assert not set(first["pids"]) & set(second["pids"])
+
+        # Ctrl+C once, to the supervising process alone, as it does from a terminal of its own session.
+        with all_end(descendants(peer.process.pid)):
+            peer.process.send_signal(signal.SIGINT)
+            assert peer.process.wait(ENDING_S) == 0, peer.log.read_text()
+        assert peer.says("stopped")
+
+
+def test_a_peer_that_is_killed_while_its_ranks_start_leaves_none(tmp_path: Path, manifest: Path) -> None:
+    with running(tmp_path / "peer", manifest, "--ranks", "2", "--no-restart") as peer:
+        deadline = time.monotonic() + PATIENCE_S
+        while len(started := descendants(peer.process.pid)) < 2:
+            assert peer.process.poll() is None and time.monotonic() < deadline, peer.log.read_text()
+            time.sleep(0.005)
+        with all_end(started):
+            peer.process.kill()
+            assert peer.process.wait(ENDING_S) == -signal.SIGKILL
