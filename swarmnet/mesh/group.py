@@ -52,7 +52,7 @@ class RankGroup:
         self._ranks: list[Rank] = []
         self._lost = RankLost(None, "the ranks have not been started")
         self._killing = threading.Lock()                # for what `stop` and `close` do while an order is under way:
-        self._asked: RankLost | None = None             # kill all in `_ranks`, and whoever joins them later
+        self._asked: str | None = None                  # kill all in `_ranks`, and whoever joins them later
 
     # ------------------------------------------------------------ what the peer process calls
 
@@ -63,8 +63,7 @@ class RankGroup:
         """
         with self._lock:
             with self._killing:
-                if self._asked is not None and self._asked.reason == CLOSED:
-                    raise self._asked
+                self._must_be_open()
                 self._asked = None
             self._end(RankLost(None, "the ranks are being started again"))
             self.epoch += 1
@@ -85,6 +84,7 @@ class RankGroup:
     def share(self, num_bytes: int) -> Shared:
         """Memory that all ranks map, from their next order or start on, in every epoch. Raises ValueError, OSError."""
         with self._lock:
+            self._must_be_open()
             self._shared.append(Shared(len(self._shared), num_bytes))
             return self._shared[-1]
 
@@ -155,6 +155,10 @@ class RankGroup:
             if self._asked is not None:
                 rank.process.send(signal.SIGKILL)
 
+    def _must_be_open(self) -> None:
+        if self._asked == CLOSED:
+            raise RankLost(None, CLOSED)
+
     def _must_run(self) -> None:
         if not self._ranks:
             raise RankLost(self._lost.rank, self._lost.reason)
@@ -164,11 +168,16 @@ class RankGroup:
     def _exchange(self, what: str, deadline: float, limit_s: float) -> list[Packet]:
         """Send what is queued; one answer of each rank."""
         answers: list[Packet | None] = [None] * len(self._ranks)
-        while (missing := [rank for rank in self._ranks if answers[rank.number] is None]):
-            left = deadline - time.monotonic()
-            # what has come by now counts, however late it is when we look: we may have been stopped meanwhile
-            if not self._listen(answers, max(left, 0.0), what) and left <= 0:
-                self._fail(late(missing, what, limit_s))
+        try:
+            while (missing := [rank for rank in self._ranks if answers[rank.number] is None]):
+                left = deadline - time.monotonic()
+                # what has come by now counts, however late it is when we look: we may have been stopped meanwhile
+                if not self._listen(answers, max(left, 0.0), what) and left <= 0:
+                    self._fail(late(missing, what, limit_s))
+        except BaseException as error:                  # answers that nobody waits for would be taken for the next
+            if self._ranks:
+                self._end(RankLost(None, f"{what!r} was broken off by {type(error).__name__}"))
+            raise
         return [answer for answer in answers if answer is not None]
 
     def _listen(self, answers: list[Packet | None], left: float, what: str) -> bool:
@@ -193,8 +202,7 @@ class RankGroup:
             return [answer["done"] for answer in answers]
         if (difference := disagreement(raised)) is not None:
             self._fail(RankLost(None, f"ranks disagree about {name!r}: {difference}"))
-        first: Packet = raised[0]
-        raise error_of(first)
+        raise error_of(answers[0]["raised"])
 
     # ------------------------------------------------------------ ends
 
@@ -204,18 +212,17 @@ class RankGroup:
         if asked is None:
             log.warning("ranks_lost", epoch=self.epoch, rank=lost.rank, reason=lost.reason)
         else:
-            lost = asked
+            lost = RankLost(None, asked)
         self._end(lost)
         raise lost
 
     def _stop(self, words: str) -> None:
-        lost = RankLost(None, words)
         with self._killing:
-            self._asked = lost
+            self._asked = words
             for rank in self._ranks:
                 rank.process.send(signal.SIGKILL)
         with self._lock:
-            self._end(lost)
+            self._end(RankLost(None, words))
 
     def _end(self, lost: RankLost) -> None:
         """Kill and reap all ranks that run; whoever asks for them next hears `lost`."""
