@@ -83,7 +83,8 @@ def run_peer(
         with EventLog(config.events) as events:
             return asyncio.run(_serve(
                 config, manifest, {stage: wrap_engine(engine) for stage, engine in engines.items()},
-                [engine.supervise for engine in engines.values() if layout.ranks > 1], tokens, events, heard, numerics, wrap, begin.missing
+                [engine.supervise for engine in engines.values() if layout.ranks > 1],
+                tokens, events, heard, numerics, wrap, begin.missing,
             ))
 
 
