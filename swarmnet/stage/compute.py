@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import functools
 import heapq
 import itertools
 import threading
@@ -136,8 +137,12 @@ class _Lane:
             self._queue.push(turn, job)
             self._changed.notify()
         value, error = await job.outcome
-        if error is not None:
-            raise error
+        del job                                          # it holds the error, which will hold this frame
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error
         return value  # type: ignore[return-value]  # None only if T is
 
     def close(self) -> None:
@@ -169,7 +174,8 @@ class _Lane:
             pair = job.call(), None
         except BaseException as error:                   # not swallowed: raised again where the job is awaited
             pair = None, error
-        job.tell(lambda: job.finish(pair))
+        job.tell(functools.partial(job.finish, pair))
+        del job, pair                                    # an error holds this frame, and would hold itself and a stash
 
 
 class ComputeThread:

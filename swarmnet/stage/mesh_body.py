@@ -77,7 +77,6 @@ class MeshBody:
         ]
         self._watcher: Watcher | None = None
         self._keys = itertools.count()
-        self._steps: dict[int, int] = {}                 # of what ranks hold, by key
 
     def _share(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         size = torch.Size(shape).numel()
@@ -108,7 +107,6 @@ class MeshBody:
         """See Losses."""
         for total in self.sums:                          # first: nobody may read what is not there
             total.lose()
-        self._steps.clear()
         if self._watcher is not None:
             self._watcher.lost()
 
@@ -133,7 +131,7 @@ class MeshBody:
             held = Held(key, self._ranks.life) if train else None
             if held is not None:
                 weakref.finalize(held, self._ranks.forget, key).atexit = False
-                self._steps[key] = step
+                self._ranks.holds[key] = step
             answers = self._ranks.order("forward", key=key, step=step, train=train)
             if not self._last:
                 return self._outward.clone(), held
@@ -160,8 +158,8 @@ class MeshBody:
         assert isinstance(work, Held)
         if not work.went_back:
             raise ValueError(f"no gradient to add: microbatch {step}/{index}")
-        with self._ranks.lock:
-            try:
+        try:
+            with self._ranks.lock:
                 self._ranks.start_or_refuse()
                 if not self._has(work):
                     return False
@@ -169,10 +167,12 @@ class MeshBody:
                     lambda: self._ranks.order("accumulate", key=work.key, step=step, index=index, voids=voids),
                     step=step, index=index, voids=voids,
                 )
-            except Refused:                              # the ranks are gone, and what was summed
-                return False
-            self._ranks.finished()
-            return added
+        except Refused:                                  # the ranks are gone, and what was summed
+            return False
+        finally:
+            self._ranks.forget(work.key)
+        self._ranks.finished()
+        return added
 
     def _has(self, held: Held) -> bool:
         """Do the ranks that are up hold it?"""
@@ -197,11 +197,8 @@ class MeshBody:
         with self._ranks.lock:
             self._ranks.insist("update", version=version, total=found[0], scale=update.scale, rate=update.rate)
             self._ranks.finished()
-            for key in [key for key, step in self._steps.items() if step <= version]:
-                del self._steps[key]
-                self._ranks.forget(key)
+            self._ranks.forget_step(version)
 
     def _changed(self) -> None:
-        with self._ranks.lock:
-            self._steps.clear()                          # reading a state, ranks drop everything
-            self._ranks.reload()
+        """The ranks read another state, and so drop everything."""
+        self._ranks.reload()

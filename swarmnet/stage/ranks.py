@@ -32,7 +32,8 @@ class Ranks:
     """Threads take turns by `lock`, which they may hold around several calls.
 
     load: the fields of the order that brings ranks to the state of now. label: of the mesh, for people. life: how often
-    what ranks held was lost.
+    what ranks held was lost. holds: the step of each microbatch that they have something of, by the key that it was
+    ordered under.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Ranks:
     ) -> None:
         self.lock = threading.RLock()
         self.life = 0
+        self.holds: dict[int, int] = {}
         self._group, self._losses, self._label, self._load = group, losses, label, load
         self._patience, self._pace = patience, Pace(patience)
         self._up = False
@@ -51,8 +53,15 @@ class Ranks:
         self._closing = threading.Event()
 
     def forget(self, key: int) -> None:
-        """Have ranks drop what they keep under `key`, with their next order. Any thread, at any time."""
+        """Have ranks drop what they hold under `key`, with their next order. Any thread, at any time."""
         self._forgotten.append(key)
+
+    def forget_step(self, version: int) -> None:
+        """Have them drop what is of steps up to `version`: they are applied."""
+        with self.lock:
+            for key, step in self.holds.items():
+                if step <= version:
+                    self.forget(key)
 
     def start(self) -> None:
         """Have the ranks up: at once if they are. Notices the death of idle ones. Raises MeshFailed: given up."""
@@ -100,6 +109,7 @@ class Ranks:
                 return
             try:
                 self._do("load", self._load())
+                self.holds.clear()
             except RankLost as lost:
                 self._on_loss(lost)
 
@@ -123,7 +133,6 @@ class Ranks:
         try:
             self._group.start()
             self._pace.started()
-            self._forgotten.clear()
             self._do("load", self._load())
         except RankLost as lost:
             self._on_loss(lost)
@@ -135,16 +144,20 @@ class Ranks:
         })
 
     def _do(self, name: str, fields: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        forgotten = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
+        forgotten = [key for key in self._drained() if self.holds.pop(key, None) is not None]
         began = time.monotonic()
         answers = self._group.order(name, deadline_s=self._pace.deadline_s(name), forgotten=forgotten, **fields)
         self._pace.took(name, time.monotonic() - began)
         return answers
 
+    def _drained(self) -> list[int]:
+        return [self._forgotten.popleft() for _ in range(len(self._forgotten))]
+
     def _on_loss(self, lost: RankLost) -> None:
         if self._up:
             self._up = False
             self.life += 1
+            self.holds.clear()
             self._losses.lost()
         self._times_lost += 1
         self._why = lost.reason

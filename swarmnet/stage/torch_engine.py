@@ -95,7 +95,11 @@ class TorchEngine:
         self._spare: Tensor | None = None    # memory for the next snapshot
         self._sketcher: Sketcher | None = None
         self._sum_lock = threading.Lock()    # StepSum and what it reads of the state: of one thread at a time
-        self._reset_to_seed()
+        try:
+            self._reset_to_seed()
+        except BaseException:
+            self.close()
+            raise
 
     def subscribe(self, audience: Audience) -> None:
         """See Engine."""

@@ -1,0 +1,28 @@
+"""The program of a rank that kills itself when an order says so: `die` is [rank, "before" or "after"]."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from swarmnet.mesh.rank import Handler, RankContext
+from swarmnet.stage import rank_program
+
+PROGRAM = f"{__name__}:handler"
+
+
+def handler(context: RankContext) -> Handler:
+    inner = rank_program.handler(context)
+
+    def handle(name: str, fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        rank, when = fields.get("die", (None, ""))
+        if rank == context.rank and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        answer = inner(name, fields)
+        if rank == context.rank and when == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+
+    return handle
