@@ -24,7 +24,7 @@ def probe(code: str) -> set[str]:
     return set(modules)
 
 
-COMMANDS = ("init", "local", "join", "peer", "trainer", "bootstrap", "status", "export", "generate")
+COMMANDS = ("init", "local", "join", "peer", "trainer", "bootstrap", "status", "export", "eval", "generate")
 HELP = "from swarmnet.cli.frame import run; assert run({argv!r}) == 0"
 
 

@@ -36,8 +36,8 @@ def command(
     from swarmnet.data.source import tokenizer_of
     from swarmnet.manifest.canonical import run_id
     from swarmnet.manifest.file import load
-    from swarmnet.model.decoder import StageModule
     from swarmnet.model.generate import generate
+    from swarmnet.model.whole import whole
     from swarmnet.state.collect import Collection
 
     run = load(manifest)
@@ -47,11 +47,7 @@ def command(
         raise UsageError("PROMPT is empty: a model continues something")
     collection = Collection(run, run_id(run), [path.expanduser() for path in directories] or [manifest.parent])
     version = collection.newest() if step is None else step
-    module = StageModule(run.model, range(run.model.num_layers), first=True, last=True)
-    parameters = dict(module.named_parameters())
-    for weights in collection.stages(version):
-        for name, tensor in weights.items():
-            parameters[name].detach().copy_(tensor)
+    module = whole(run.model, collection.stages(version))
     found = list(generate(
         module, ids, num_tokens=tokens, context=run.training.sequence_length, temperature=temperature, seed=seed
     ))

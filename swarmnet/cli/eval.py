@@ -1,0 +1,212 @@
+"""`swarmnet eval`: the loss of a text by the weights of a run, through its swarm or from checkpoints on this disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from swarmnet.cli.frame import INTERRUPTED
+from swarmnet.cli.settings import MULTIADDR, SETTINGS
+from swarmnet.errors import SwarmError, UsageError
+
+if TYPE_CHECKING:
+    from swarmnet.cli.scores import Scores
+    from swarmnet.config.peer import PeerConfig
+    from swarmnet.ids import PeerId
+    from swarmnet.manifest.schema import Manifest
+    from swarmnet.net.swarm_link import SwarmLink
+
+
+@click.command("eval", context_settings=SETTINGS)
+@click.argument("run", metavar="LINK_OR_MANIFEST")
+@click.option("--bootstrap", multiple=True, metavar=MULTIADDR,
+              help="Multiaddr of a peer that is up; repeatable. A link brings its own.")
+@click.option("--data", metavar="SOURCE", help="Any text, as `init` takes it.  [the part the run has held out]")
+@click.option("--tokenizer", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="FILE",
+              help="The run's tokenizer.json.  [where the manifest says]")
+@click.option("--microbatches", type=click.IntRange(min=1), metavar="N", help="How many to score at most.  [all]")
+@click.option("--dir", "directories", type=click.Path(path_type=Path, file_okay=False), multiple=True, metavar="DIR",
+              envvar="SWARMNET_DIR", help="From disk: where peers keep checkpoints; repeatable.  [MANIFEST's]")
+@click.option("--step", type=int, metavar="N", help="From disk: which version.  [the newest that is whole]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def command(
+    ctx: click.Context, run: str, bootstrap: tuple[str, ...], data: str | None, tokenizer: Path | None,
+    microbatches: int | None, directories: tuple[Path, ...], step: int | None, as_json: bool,
+) -> int:
+    """Print the loss (nats per token), perplexity and bits per byte of a text by the weights of a run.
+
+    With a link, or a manifest and --bootstrap, the swarm computes them: its peers run the microbatches forward beside
+    what they train, and nothing is counted. With a manifest alone it is this process, from checkpoints on this disk.
+    Ctrl+C prints what has been scored so far.
+
+    \b
+    Examples:
+      swarmnet eval swarm:RUN_ID@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW... --data essay.txt
+      swarmnet eval run.toml --bootstrap /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+      swarmnet eval runs/local/run.toml --microbatches 10
+    """
+    named = directories if ctx.get_parameter_source("directories") == ParameterSource.COMMANDLINE else ()
+    link = run.strip().startswith("swarm:")
+    if (link or bootstrap) and (step is not None or named):
+        raise UsageError(f"{'--dir' if step is None else '--step'} is for weights on this disk: in a swarm there are "
+                         "only the newest, which move on while it trains")
+    from swarmnet.cli.scores import Asked, Scores
+
+    asked = Asked(data, tokenizer, microbatches)
+    if link:
+        from swarmnet.net.swarm_link import SwarmLink
+
+        return _print(_through_swarm(SwarmLink.parse(run), None, bootstrap, asked.of_strangers), as_json)
+    path = Path(run).expanduser()
+    if not path.is_file():
+        raise UsageError(f"{run}: no such file, and no link such as swarm:RUN_ID@ADDRESS")
+
+    from swarmnet.manifest.file import load
+
+    manifest = load(path)
+    if bootstrap:
+        scores = _through_swarm(None, manifest, bootstrap, lambda each: asked.of(each, path.parent))
+    else:
+        scores = _from_disk(manifest, asked.of(manifest, path.parent), step,
+                            [each.expanduser() for each in directories] or [path.parent])
+    assert isinstance(scores, Scores)
+    return _print(scores, as_json)
+
+
+def _print(scores: Scores, as_json: bool) -> int:
+    """What was scored, then why it is not all of it. Returns the exit code."""
+    if scores.tally.num_tokens or as_json:
+        click.echo(scores.as_json() if as_json else scores.as_text())
+    if scores.failure is not None:
+        raise scores.failure
+    return 0 if scores.complete else INTERRUPTED
+
+
+def _live() -> tuple[AbstractContextManager[object], Callable[[str], None]]:
+    """A line on standard error that changes, if that is a terminal."""
+    from rich.console import Console
+
+    status = Console(stderr=True).status("")
+
+    def say(text: str) -> None:
+        status.update(text.replace("[", r"\["))
+
+    return status, say
+
+
+def _through_swarm(
+    link: SwarmLink | None, manifest: Manifest | None, bootstrap: tuple[str, ...],
+    scores_of: Callable[[Manifest], Scores],
+) -> Scores:
+    import asyncio
+    import tempfile
+
+    from swarmnet import telemetry
+    from swarmnet.config.peer import PeerConfig
+
+    telemetry.setup("error")
+    invitation = link or manifest
+    assert invitation is not None
+    line, say = _live()
+    with tempfile.TemporaryDirectory(prefix="swarmnet-eval-") as folder, line:
+        config = PeerConfig(dir=Path(folder), bootstrap=bootstrap)
+        return asyncio.run(_ask(config, invitation, scores_of, say))
+
+
+async def _ask(
+    config: PeerConfig, invitation: SwarmLink | Manifest, scores_of: Callable[[Manifest], Scores],
+    say: Callable[[str], None],
+) -> Scores:
+    import asyncio
+
+    from swarmnet.net.grpc_options import GrpcConfig
+    from swarmnet.net.grpc_transport import GrpcTransport
+    from swarmnet.net.identity import Identity
+    from swarmnet.net.stop import stopped_by_signal
+    from swarmnet.net.tls import open_authority
+    from swarmnet.peer.joining import reach
+    from swarmnet.trainer.evaluation import Evaluation, Piece
+    from swarmnet.trainer.first_stage import FirstStage
+    from swarmnet.wire.codecs import encode, use_all
+
+    identity = Identity.generate()
+    async with reach(config, identity, invitation, lambda phase, words: say(f"{phase}: {words}")) as found:
+        manifest, limits = found.manifest, found.manifest.limits
+        use_all(manifest)
+        scores = scores_of(manifest)
+
+        def piece(number: int) -> Piece:
+            return Piece((encode("int32", scores.microbatch(number)),), scores.num_bytes(number))
+
+        def addresses(peer: PeerId) -> tuple[str, ...]:
+            record = stage.records.get(peer)
+            return record.addresses if record else ()
+
+        transport = GrpcTransport(
+            identity, found.run, admission=open_authority().admit(identity.peer), addresses=addresses, listens=False,
+            config=GrpcConfig(
+                max_payload_bytes=limits.max_payload_mib << 20, max_clock_offset_s=limits.max_clock_offset_s
+            ),
+        )
+        stage = FirstStage(
+            identity.peer, manifest, transport=transport, directory=found.directory, rerouted=lambda fields: None
+        )
+        evaluation = Evaluation(
+            stage, piece, scores.text.num_microbatches,
+            heard=lambda: say(scores.so_far(waiting="" if stage.candidates() else "; nobody serves stage 0")),
+        )
+        scores.tally = evaluation.tally
+        transport.service = evaluation
+        with stopped_by_signal() as stop:
+            async with transport, asyncio.TaskGroup() as group:
+                scoring = group.create_task(_outcome(evaluation.run()))
+                scoring.add_done_callback(lambda _: stop.set())
+                await stop.wait()
+                scores.interrupted = not scoring.done()
+                scoring.cancel()
+        if scoring.done() and not scoring.cancelled():
+            scores.failure = scoring.result()
+        return scores
+
+
+async def _outcome(work: Coroutine[Any, Any, None]) -> SwarmError | None:
+    """Why it failed, if it did. A bug is raised."""
+    try:
+        await work
+    except BaseExceptionGroup as group:
+        named, bugs = group.split(SwarmError)
+        if bugs is not None:
+            raise
+        error: BaseException | None = named
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        assert isinstance(error, SwarmError)
+        return error
+    return None
+
+
+def _from_disk(manifest: Manifest, scores: Scores, step: int | None, directories: list[Path]) -> Scores:
+    from swarmnet.manifest.canonical import run_id
+    from swarmnet.model.whole import loss_of, whole
+    from swarmnet.state.collect import Collection
+
+    collection = Collection(manifest, run_id(manifest), directories)
+    version = collection.newest() if step is None else step
+    module = whole(manifest.model, collection.stages(version))
+    line, say = _live()
+    try:
+        with line:
+            for number in range(scores.text.num_microbatches):
+                tokens = scores.microbatch(number)
+                loss = loss_of(module, tokens, compute=manifest.numerics.compute)
+                scores.tally.add(loss, tokens[:, 1:].numel(), scores.num_bytes(number), version)
+                say(scores.so_far())
+    except KeyboardInterrupt:
+        scores.interrupted = True
+    return scores

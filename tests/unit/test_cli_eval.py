@@ -1,0 +1,112 @@
+"""`swarmnet eval` as it is typed: what does not go together, what is missing, and what is printed from disk."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from swarmnet.cli import eval as command
+from swarmnet.cli.frame import run
+from swarmnet.data.source import load_tokens
+from swarmnet.manifest.file import load
+from swarmnet.model import whole
+from swarmnet.state import collect
+
+LINK = f"swarm:{'0' * 64}@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+TINY = ("model.num_layers=1", "model.hidden_size=8", "model.intermediate_size=8", "model.num_heads=1",
+        "model.num_kv_heads=1", "model.head_dim=8", "training.sequence_length=8", "training.microbatch_size=2")
+
+
+@pytest.fixture
+def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A run.toml in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    words = [word for setting in TINY for word in ("--set", setting)]
+    assert run(["init", "run.toml", "--data", "corpus:small", "--stages", "1", *words]) == 0
+    capsys.readouterr()
+    return tmp_path / "run.toml"
+
+
+class Zeros:
+    """A collection whose newest version, 4, gives every token the same probability."""
+
+    def __init__(self, manifest, run, directories) -> None:
+        self._model = manifest.model
+
+    def newest(self) -> int:
+        return 4
+
+    def stages(self, version: int) -> Iterator[dict[str, torch.Tensor]]:
+        module = whole.whole(self._model, [])
+        yield {name: torch.zeros_like(tensor) for name, tensor in module.named_parameters()}
+
+
+@pytest.mark.parametrize(("line", "words"), [
+    (f"eval {LINK} --step 3", "--step is for weights on this disk"),
+    (f"eval {LINK} --dir here", "--dir is for weights on this disk"),
+    ("eval run.toml --bootstrap /ip4/127.0.0.1/tcp/1/p2p/x --step 3", "--step is for weights on this disk"),
+    ("eval nothing.toml", "nothing.toml: no such file, and no link such as swarm:RUN_ID@ADDRESS"),
+    ("eval run.toml", "no version of the weights is here whole"),
+    ("eval run.toml --data absent.txt", "data source 'absent.txt' does not exist"),
+    ("eval run.toml --microbatches 0", "0 is not in the range x>=1"),
+    ("eval swarm:12@nowhere", "is not a run id"),
+    ("generate run.toml x", "no version of the weights is here whole"),
+    ("generate absent.toml x", "absent.toml"),
+])
+def test_a_mistake_is_one_line(manifest: Path, capsys: pytest.CaptureFixture[str], line: str, words: str) -> None:
+    assert run(line.split()) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err and captured.err.count("\n") == 1 and not captured.out
+
+
+def test_from_disk_it_is_the_loss_of_the_whole_model(
+    manifest: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "Collection", Zeros)
+    assert run(["eval", "run.toml"]) == 0
+    out = capsys.readouterr().out
+    assert "loss 5.54517" in out and " nats per token, perplexity 256.000" in out
+    assert "by the weights of step 4\n" in out
+    assert run(["eval", "run.toml", "--json", "--microbatches", "3"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["loss"] == pytest.approx(math.log(256), abs=1e-6) and found["microbatches"] == 3
+    assert found["versions"] == {"4": 48} and load_tokens("corpus:small").num_tokens // 100 > found["tokens_left_out"]
+    assert found["bits_per_byte"] == pytest.approx(8 * found["tokens"] / found["bytes"])
+
+
+def test_ctrl_c_prints_what_there_is(
+    manifest: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "Collection", Zeros)
+    calls = []
+
+    def loss_of(*args, **named) -> float:
+        calls.append(None)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return 16.0
+
+    monkeypatch.setattr(whole, "loss_of", loss_of)
+    assert run(["eval", "run.toml"]) == 130
+    out = capsys.readouterr().out
+    assert "loss 1.000000 nats" in out and "(partial)" in out and "over 32 tokens of corpus:small, 2 of " in out
+
+
+def test_a_run_whose_failure_came_late_prints_first(
+    manifest: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from swarmnet.cli.scores import Asked
+    from swarmnet.errors import NoReplica
+
+    scores = Asked(None, None, 4).of(load(manifest), manifest.parent)
+    scores.tally.add(16.0, 16, 16, version=9)
+    scores.failure = NoReplica("no microbatch was scored for 60 s")
+    monkeypatch.setattr(command, "_through_swarm", lambda *args: scores)
+    assert run(["eval", LINK]) == 1
+    captured = capsys.readouterr()
+    assert "(partial)" in captured.out and captured.err == "swarmnet: error: no microbatch was scored for 60 s\n"

@@ -1,0 +1,122 @@
+"""An evaluation through a swarm that trains, halts, refuses or is gone: on virtual time, against scripted replicas."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from swarmnet.errors import NoReplica, PeerGone, Refused, RejectCode
+from swarmnet.ids import PeerId, RunId, first_chain
+from swarmnet.manifest.schema import Averaging, Manifest, Training
+from swarmnet.messages import Accepted, Answer, Control, Gradient, Packed, Process, Rejected, Request
+from swarmnet.net.directory import Record, StageStatus
+from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.trainer.evaluation import GIVE_UP_S, Evaluation, Piece
+from swarmnet.trainer.first_stage import FirstStage
+
+RUN, ME, GOOD, BAD = RunId("00" * 32), PeerId("me"), PeerId("good"), PeerId("bad")
+MANIFEST = Manifest(training=Training(total_steps=50, eval_microbatches=2))
+NUM_TOKENS = MANIFEST.training.microbatch_size * MANIFEST.training.sequence_length
+
+
+@dataclass
+class Swarm:
+    """Directory and transport. answer(peer, request): what that peer says; version: what all announce."""
+
+    answer: Callable[[PeerId, Process], Answer]
+    version: int = 20
+    peers: tuple[PeerId, ...] = (GOOD,)
+    asked: list[tuple[PeerId, Process]] = field(default_factory=list)
+
+    async def publish(self, record: Record) -> None:
+        raise AssertionError("whoever only asks announces nothing")
+
+    async def records(self) -> tuple[Record, ...]:
+        status = StageStatus(0, self.version, first_chain(RUN, 0), synced=True, slots=1)
+        return tuple(Record(RUN, peer, 1, (), (status,)) for peer in self.peers)
+
+    def tell(self, peer: PeerId, message: Control) -> None:
+        """Nothing is told here."""
+
+    async def call(
+        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
+    ) -> AsyncGenerator[Answer, None]:
+        assert isinstance(request, Process) and request.purpose == "eval"
+        self.asked.append((peer, request))
+        yield Accepted()
+        yield self.answer(peer, request)
+
+
+def evaluate(swarm: Swarm, count: int = 5, manifest: Manifest = MANIFEST) -> tuple[Evaluation, float]:
+    """Run one; what it came to, and how long it took on virtual time."""
+    stage = FirstStage(ME, manifest, transport=swarm, directory=swarm, rerouted=lambda fields: None)
+    evaluation = Evaluation(stage, lambda number: Piece((Packed("int32", (1,), bytes([number])),), 1), count)
+    loop = VirtualLoop()
+    try:
+        loop.run_until_complete(evaluation.run())
+    except* NoReplica as group:
+        raise group.exceptions[0] from group
+    finally:
+        loop.close()
+    return evaluation, loop.time()
+
+
+def loss(peer: PeerId, request: Process) -> Answer:
+    return Gradient(2.0 * NUM_TOKENS, NUM_TOKENS)
+
+
+def test_all_are_scored_by_the_newest_version_with_indexes_the_replicas_take() -> None:
+    swarm = Swarm(loss)
+    tally = evaluate(swarm)[0].tally
+    assert (tally.loss, tally.num_microbatches, tally.versions) == (2.0, 5, {20: 5 * NUM_TOKENS})
+    assert [request.index for _, request in swarm.asked] == [0, 1, 0, 1, 0]
+    assert {request.step for _, request in swarm.asked} == {20}
+
+
+def test_where_steps_overlap_the_step_is_the_one_that_is_computed_on_those_weights() -> None:
+    overlap = MANIFEST.model_copy(update={"averaging": Averaging(sync="overlap", overlap_after=0)})
+    swarm = Swarm(loss)
+    tally = evaluate(swarm, manifest=overlap)[0].tally
+    assert {request.step for _, request in swarm.asked} == {21} and set(tally.versions) == {20}
+
+
+def test_weights_that_move_on_are_followed_and_told() -> None:
+    def answer(peer: PeerId, request: Process) -> Answer:
+        if len(swarm.asked) == 4:
+            swarm.version = 21
+        return Rejected(RejectCode.STALE, version=21) if request.step < swarm.version else loss(peer, request)
+
+    swarm = Swarm(answer)
+    tally = evaluate(swarm)[0].tally
+    assert tally.num_microbatches == 5 and tally.versions == {20: 3 * NUM_TOKENS, 21: 2 * NUM_TOKENS}
+
+
+@pytest.mark.parametrize("trouble", [PeerGone("refused", definite=True), Rejected(RejectCode.NOT_READY)])
+def test_a_replica_that_is_gone_or_lacks_its_state_does_not_matter(trouble: PeerGone | Rejected) -> None:
+    def answer(peer: PeerId, request: Process) -> Answer:
+        if peer == BAD:
+            if isinstance(trouble, PeerGone):
+                raise trouble
+            return trouble
+        return loss(peer, request)
+
+    swarm = Swarm(answer, peers=(BAD, GOOD))
+    assert evaluate(swarm, count=8)[0].tally.num_microbatches == 8 and {peer for peer, _ in swarm.asked} == {BAD, GOOD}
+
+
+def test_what_all_refuse_is_an_error() -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        evaluate(Swarm(lambda peer, request: Rejected(RejectCode.MALFORMED, "no word")))
+    assert caught.group_contains(Refused, match="no word")
+
+
+@pytest.mark.parametrize("peers", [(), (GOOD,)])
+def test_nobody_left_to_ask_ends_the_wait(peers: tuple[PeerId, ...]) -> None:
+    def gone(peer: PeerId, request: Process) -> Answer:
+        raise PeerGone("refused", definite=True)
+
+    words = "a stage may lack replicas" if peers else "nobody serves stage 0"
+    with pytest.raises(NoReplica, match=f"no microbatch was scored for {GIVE_UP_S:g} s: {words}"):
+        evaluate(Swarm(gone, peers=peers))
