@@ -168,4 +168,7 @@ class PeerConfig(Table):
             raise ValueError(f'mesh.gpus = "{self.mesh.gpus}" needs device = "cuda" or "auto"')
         if self.device == "cuda" and self.mesh.ranks > 1:
             raise ValueError(f'mesh.ranks = {self.mesh.ranks} are on the CPU; with device = "cuda" say mesh.gpus')
+        if self.mesh.shard == "zero3" and self.memory.activations == "offload":
+            raise ValueError('mesh.shard = "zero3" gathers weights that memory.activations = "offload" would take for '
+                             'activations: use "recompute_layers" or "recompute" with it')
         return self

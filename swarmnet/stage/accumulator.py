@@ -63,6 +63,11 @@ class Accumulator:
         with self._lock:
             return self._voids
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the sum."""
+        return self._sum.nbytes
+
     def void(self) -> None:
         """Make the sum empty. An addition now running adds to nothing and returns False."""
         with self._lock:

@@ -9,6 +9,8 @@ Forwards and backwards of several microbatches may come in any order, the same o
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -20,45 +22,46 @@ from torch.nn import Parameter
 from swarmnet.model.decoder import StageModule
 
 
-def shard_fully(module: StageModule, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Shard `module`, on the meta device so far, over the ranks of `group`; each gets memory for its chunks only."""
-    embedding, head = module.model.embed_tokens, module.lm_head
-    tied = embedding is not None and head is not None and head.weight is embedding.weight
-    mesh = DeviceMesh.from_group(group, device.type)
-    layers = list(module.model.layers.values())
-    for part in (*layers, module):
-        fully_shard(part, mesh=mesh, reshard_after_forward=True)
-    for part in (*layers, module):
-        assert isinstance(part, FSDPModule)
-        part.set_gradient_divide_factor(1.0)
-        part.set_force_sum_reduction_for_comms(True)     # else gloo is asked for a scaled sum, which it does not know
-    _fetch_ahead(module, layers)
-    module.to_empty(device=device)
-    if embedding is not None and head is not None and tied:
-        head.weight = embedding.weight                   # memory was made twice for what is one parameter
+class FullySharded:
+    """ZeRO-3 over the ranks of `group`, each with its chunks on `device`."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self._mesh, self._device = DeviceMesh.from_group(group, device.type), device
+
+    def shard(self, module: StageModule) -> None:
+        """Shard `module`, on the meta device so far; this rank then has memory for its chunks only."""
+        embedding, head = module.model.embed_tokens, module.lm_head
+        tied = embedding is not None and head is not None and head.weight is embedding.weight
+        layers = list(module.model.layers.values())
+        for part in (*layers, module):
+            fully_shard(part, mesh=self._mesh, reshard_after_forward=True)
+            assert isinstance(part, FSDPModule)
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)     # else gloo is asked for a scaled sum: it has none
+        _fetch_ahead(module, layers)
+        module.to_empty(device=self._device)
+        if embedding is not None and head is not None and tied:
+            head.weight = embedding.weight               # memory was made twice for what is one parameter
+
+    def chunk(self, parameter: Parameter) -> Tensor:
+        """This rank's chunk, live."""
+        assert isinstance(parameter, DTensor)
+        return parameter.to_local().detach()
+
+    def held_bytes(self, module: StageModule) -> int:
+        """Memory of its parameters as they are now: of those that are gathered, all."""
+        return sum((each.to_local() if isinstance(each, DTensor) else each).nbytes for each in module.parameters())
+
+    def take_gradient(self, parameter: Parameter) -> Tensor:
+        """This rank's chunk of the gradient that backward has left, which is no longer there then."""
+        gradient, parameter.grad = parameter.grad, None
+        assert isinstance(gradient, DTensor) and not any(placement.is_partial() for placement in gradient.placements)
+        return gradient.to_local()
 
 
 def _fetch_ahead(module: StageModule, layers: list[torch.nn.Module]) -> None:
     """In backward a layer is gathered while the one after it computes. Left to itself FSDP goes by the order in which
     forwards came, which is another's when several microbatches are in flight."""
-    before: torch.nn.Module = module
-    for layer in reversed(layers):
-        assert isinstance(before, FSDPModule) and isinstance(layer, FSDPModule)
-        before.set_modules_to_backward_prefetch([layer])
-        before = layer
-    if before is not module:
-        assert isinstance(before, FSDPModule) and isinstance(module, FSDPModule)
-        before.set_modules_to_backward_prefetch([module])    # gathered already: nothing more to fetch
-
-
-def chunk_of(parameter: Parameter) -> Tensor:
-    """This rank's chunk, live."""
-    assert isinstance(parameter, DTensor)
-    return parameter.to_local().detach()
-
-
-def take_gradient(parameter: Parameter) -> Tensor:
-    """This rank's chunk of the gradient that backward has left, which is no longer there then."""
-    gradient, parameter.grad = parameter.grad, None
-    assert isinstance(gradient, DTensor) and not any(placement.is_partial() for placement in gradient.placements)
-    return gradient.to_local()
+    for after, before in itertools.pairwise([module, *reversed(layers), module]):     # at the end: it is whole already
+        assert isinstance(after, FSDPModule) and isinstance(before, FSDPModule)
+        after.set_modules_to_backward_prefetch([before])

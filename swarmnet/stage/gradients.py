@@ -32,21 +32,16 @@ def aligned(shapes: Sequence[torch.Size], device: torch.device) -> list[Tensor]:
 
 
 class WholeGradients:
-    """Of every parameter as this rank has it; no collective."""
+    """Of every parameter as this rank has it; no collective. `scratch` is free whenever no weight pass runs."""
 
     def __init__(self, places: Places, shapes: Sequence[torch.Size], device: torch.device) -> None:
-        self._places, self._scratch = places, aligned(shapes, device)
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory kept from one call to the next."""
-        return 4 * sum(piece.numel() for piece in self._scratch)
+        self._places, self.scratch = places, aligned(shapes, device)
 
     def of(self, tape: Tape) -> list[Tensor]:
         """Run the weight pass: one fp32 gradient per parameter, valid until the next call."""
-        written = tape.weight_pass(lambda parameter: self._scratch[self._places[parameter]])
-        _check(len(written), len(self._scratch))
-        return self._scratch
+        written = tape.weight_pass(lambda parameter: self.scratch[self._places[parameter]])
+        _check(len(written), len(self.scratch))
+        return self.scratch
 
 
 class ScatteredGradients:
@@ -62,11 +57,6 @@ class ScatteredGradients:
     ) -> None:
         self._places, self._shapes, self._buckets, self._device = places, shapes, list(buckets), device
         self._bucket_of = {place: bucket for bucket in buckets for place in bucket.places}
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory kept from one call to the next."""
-        return 0
 
     def of(self, tape: Tape) -> list[Tensor]:
         """Run the weight pass: one fp32 chunk per parameter, ours to keep."""

@@ -16,10 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Manifest
 from swarmnet.mesh.comm import Comm
 from swarmnet.mesh.layout import MeshLayout
@@ -34,10 +36,12 @@ from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import Accumulator, largest_magnitude
 from swarmnet.stage.buckets import buckets_of, own_chunk
 from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.fully_sharded import chunk_of, shard_fully, take_gradient
 from swarmnet.stage.gradients import ScatteredGradients, WholeGradients
 from swarmnet.stage.optimizer import MOMENTS, StageOptimizer, average
 from swarmnet.stage.passes import Memory, Pass, Passes
+
+if TYPE_CHECKING:
+    from swarmnet.stage.fully_sharded import FullySharded
 
 
 @dataclass(slots=True, eq=False)
@@ -67,12 +71,14 @@ class RankStage:
             layout.data, layout.tensor
         ):
             raise ValueError(f"rank {rank} of {layout.label} in groups of {data.size} and {tensor.size}")
+        if layout.shard == "zero3" and memory is not None and memory.activations == "offload":
+            raise UsageError("ZeRO-3 gathers weights, and offloaded activations would take them along: recompute them")
         self._manifest, self._device, self._rank = manifest, device, rank
         self._split, self._tensor, self._data = MeshSplit.of(manifest, layout), tensor, data
         self._delay = manifest.averaging.delay
         ranges = cut_layers(manifest.model, manifest.cut, manifest.training.sequence_length)
         self._layers, self._first, self._last = ranges[stage], stage == 0, stage == len(ranges) - 1
-        self._fused = self._split.shards("parameters") and layout.data > 1
+        self._fully = self._fully_sharded()
         self._scatters = self._split.shards("accumulators") and layout.data > 1
         self._canonical = Canonical.of(manifest, stage)
         self._shapes = self._canonical.shapes
@@ -82,25 +88,33 @@ class RankStage:
         self._make_sums()
         self._make_optimizer(offload=offload_optimizer)
         self._passes = Passes(
-            first=self._first, last=self._last, device=device, tapes=not self._fused,
+            first=self._first, last=self._last, device=device, tapes=self._fully is None,
             reproducible=manifest.numerics.mode == "deterministic", memory=memory,
             compute=manifest.numerics.compute,
         )
         self._changes = [0] * len(self._modules)
-        self._stashes: dict[int, _Stash] = {}
+        self.stashes: dict[int, _Stash] = {}
+
+    def _fully_sharded(self) -> FullySharded | None:
+        """What shards modules, with ZeRO-3: backward is fused then."""
+        if not self._split.shards("parameters") or self._data.size == 1:
+            return None
+        if not isinstance(self._data, ProcessComm):
+            raise ValueError("ZeRO-3 needs a process group along the data axis")
+        from swarmnet.stage.fully_sharded import FullySharded  # 0.6 s of imports
+
+        return FullySharded(self._data.group, self._device)
 
     def _module(self) -> StageModule:
         split, layers, first, last = self._split.tensor, self._layers, self._first, self._last
         module: StageModule
-        with torch.device("meta" if self._fused else self._device):
+        with torch.device(self._device if self._fully is None else "meta"):
             if split.ranks > 1:
                 module = ShardedStage(split, layers, first=first, last=last, comm=self._tensor)
             else:
                 module = StageModule(self._manifest.model, layers, first=first, last=last)
-        if self._fused:
-            if not isinstance(self._data, ProcessComm):
-                raise ValueError("ZeRO-3 needs a process group along the data axis")
-            shard_fully(module, self._data.group, self._device)
+        if self._fully is not None:
+            self._fully.shard(module)
         return module
 
     def _make_sums(self) -> None:
@@ -112,9 +126,9 @@ class RankStage:
         }
         self._buckets = buckets_of(self._names, shapes, self._data)
         self._gradients: WholeGradients | ScatteredGradients | None = None
-        if self._scatters and not self._fused:
+        if self._fully is None and self._scatters:
             self._gradients = ScatteredGradients(places, shapes, self._buckets, self._device)
-        elif not self._fused:
+        elif self._fully is None:
             self._gradients = WholeGradients(places, shapes, self._device)
         blocks = [self._held("accumulators", name) for name in self._names]
         self._summed = [torch.Size(block.shape) for block in blocks]
@@ -138,26 +152,25 @@ class RankStage:
 
         Returns hidden [b, T, D], in the last stage the sum of these rows' losses: both the same on all tensor ranks.
         """
-        if key in self._stashes:
+        if key in self.stashes:
             raise ValueError(f"two microbatches called {key}")
         output, work = self._passes.forward(
             self._modules[step % len(self._modules)], tokens.to(self._device, copy=True), self._copy(hidden),
             train=train,
         )
         if work is not None:
-            self._stashes[key] = _Stash(step, self._changes[step % len(self._modules)], work)
+            self.stashes[key] = _Stash(step, self._changes[step % len(self._modules)], work)
         return output.detach()
 
     def backward(self, key: int, gradient: Tensor | None) -> Tensor | None:
         """The gradient of these rows' input, None in the first stage; once per key. gradient: of their output, None in
         the last stage. The same on all tensor ranks."""
-        stash = self._stashes[key]
+        stash = self.stashes[key]
         self._check(key, stash)
         own = self._passes.backward(stash.work, self._copy(gradient))
-        if self._fused:
-            stash.gradients = [
-                take_gradient(parameter) for parameter in self._parameters[stash.step % len(self._modules)]
-            ]
+        if self._fully is not None:
+            parameters = self._parameters[stash.step % len(self._modules)]
+            stash.gradients = [self._fully.take_gradient(parameter) for parameter in parameters]
         return own
 
     def accumulate(self, key: int, *, step: int, index: int, voids: int) -> bool:
@@ -166,7 +179,7 @@ class RankStage:
         False if the sum has that index already. Raises BadMessage(NON_FINITE) or Overflow; the sum is unchanged then.
         All of it alike on all ranks.
         """
-        stash = self._stashes.pop(key)
+        stash = self.stashes.pop(key)
         work, tape = stash.work, stash.work.tape
         self._check(key, stash)
         if not work.went_back or stash.step != step:
@@ -184,11 +197,11 @@ class RankStage:
     def drop(self, keys: Iterable[int]) -> None:
         """Forget these microbatches, whether known or not."""
         for key in keys:
-            self._stashes.pop(key, None)
+            self.stashes.pop(key, None)
 
     def drop_all(self) -> None:
         """Forget every microbatch."""
-        self._stashes.clear()
+        self.stashes.clear()
 
     def _copy(self, rows: Tensor | None) -> Tensor | None:
         """Ours to keep: what it is a copy of may be written over before the weight pass."""
@@ -244,7 +257,7 @@ class RankStage:
         )
         if host is not None:
             _copy(host, own)
-        if self._data.size > 1 and self._split.shards("moments") and not self._fused:
+        if self._data.size > 1 and self._split.shards("moments") and self._fully is None:
             for bucket in self._buckets:
                 bucket.gather([self._parameters[into][place].detach() for place in bucket.places])
         self._changes[into] += 1
@@ -255,14 +268,20 @@ class RankStage:
 
     def _averaged(self, total: Tensor, scale: float) -> list[Tensor]:
         """The average gradient of what this rank updates."""
-        device = self._device if self._host is None else torch.device("cpu")
-        gradients = []
-        for name, whole in self._cut(total).items():
-            block = take_block(whole, self._held("moments", name))
-            gradient = torch.empty(block.shape, device=device)
-            average(block.reshape(-1).to(device), gradient.view(-1), scale=scale, numerics=self._manifest.numerics)
-            gradients.append(gradient)
+        gradients = self._room()
+        for (name, whole), gradient in zip(self._cut(total).items(), gradients, strict=True):
+            block = take_block(whole, self._held("moments", name)).reshape(-1)
+            average(block.to(gradient.device), gradient.view(-1), scale=scale, numerics=self._manifest.numerics)
         return gradients
+
+    def _room(self) -> list[Tensor]:
+        """Memory for them: the weight pass's, if it is here and large enough."""
+        if self._host is not None:
+            return [torch.empty_like(tensor) for tensor in self._host]
+        if isinstance(self._gradients, WholeGradients):
+            room = self._gradients.scratch
+            return [own_chunk(piece, self._data) for piece in room] if self._split.shards("moments") else room
+        return [torch.empty_like(tensor) for tensor in self._own(0)]
 
     def write_state(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Write what this rank speaks for of the state of `version` to `tensors`: whole, fp32, on the CPU, by the names
@@ -293,10 +312,14 @@ class RankStage:
 
     def held_bytes(self) -> dict[What, int]:
         """Memory of what this rank holds between orders."""
+        fully, modules = self._fully, self._modules
         return {
-            "parameters": sum(_bytes(self._live(number)) for number in range(len(self._modules))),
-            "accumulators": sum(_bytes([total.read(-1)]) for total in self._sums),
-            "moments": sum(_bytes(moments) for moments in self._optimizer.moments),
+            "parameters": sum(
+                fully.held_bytes(module) if fully is not None else sum(each.nbytes for each in module.parameters())
+                for module in modules
+            ),
+            "accumulators": sum(total.num_bytes for total in self._sums),
+            "moments": sum(tensor.nbytes for moments in self._optimizer.moments for tensor in moments),
         }
 
     # ------------------------------------------------------------ blocks
@@ -321,12 +344,13 @@ class RankStage:
 
     def _live(self, number: int) -> list[Tensor]:
         """Module `number`'s parameters as far as this rank holds them."""
-        return [chunk_of(each) if self._fused else each.detach() for each in self._parameters[number]]
+        fully = self._fully
+        return [each.detach() if fully is None else fully.chunk(each) for each in self._parameters[number]]
 
     def _chunks(self, number: int) -> list[Tensor]:
         """This rank's chunks of them: what it speaks for, if no other tensor rank does."""
         live = self._live(number)
-        return live if self._fused else [own_chunk(tensor, self._data) for tensor in live]
+        return live if self._fully is not None else [own_chunk(tensor, self._data) for tensor in live]
 
     def _own(self, number: int) -> list[Tensor]:
         """What this rank updates of them, for which it has the moments."""
@@ -348,6 +372,3 @@ def _copy(source: Sequence[Tensor], into: Sequence[Tensor]) -> None:
     for tensor, value in zip(into, source, strict=True):
         tensor.copy_(value)
 
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -15,7 +15,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from mesh_training import CASES, Case, Rank, far, initial_state, layout_of, train_alone
+from mesh_training import CASES, Case, Rank, far, layout_of, train_alone
 
 from swarmnet.mesh.process_comm import ProcessComm
 
@@ -42,7 +42,7 @@ def axes(rank: int, tensor: int, data: int) -> tuple[ProcessComm, ProcessComm]:
 
 
 def run(case: Case, data: ProcessComm, tensor: ProcessComm) -> dict[str, object]:
-    """How far it is from one process, and what it holds."""
+    """How far it is from one process, what it holds, and whether an update makes the same bits of the same sum."""
     manifest = case.manifest()
     layout = layout_of(tensor.size, data.size, case.shard, sequence_parallel=case.sequence_parallel)
     rank = Rank(manifest, case.stage, layout, data=data, tensor=tensor, offload=case.offload, memory=case.memory)
@@ -50,7 +50,14 @@ def run(case: Case, data: ProcessComm, tensor: ProcessComm) -> dict[str, object]
     rank.stage.read_state(case.start, begin)
     found = rank.train(start=case.start, steps=case.steps)
     expected = train_alone(manifest, case.stage, start=case.start, steps=case.steps)
-    return {"far": far(found, expected, begin, rank.rows), "held": rank.stage.held_bytes()}
+    last = case.start + case.steps - 1
+    rank.stage.read_state(last, train_alone(manifest, case.stage, start=case.start, steps=case.steps - 1).state)
+    state = rank.one_update(last, expected.total)
+    return {
+        "far": far(found, expected, begin, rank.rows), "held": rank.held_in_flight(),
+        "writers": rank.writers_of(last).unique().tolist(),
+        "other bits": [name for name, tensor in state.items() if not torch.equal(tensor, expected.state[name])],
+    }
 
 
 if __name__ == "__main__":
