@@ -30,7 +30,7 @@ class FactorCodec:
     block = 1
 
     def __init__(self, rank: int, parameters: Sequence[Parameter], *, device: torch.device) -> None:
-        self.low_rank = LowRank(rank, parameters)
+        self.low_rank, self._device = LowRank(rank, parameters), device
         self.phases = tuple(size for size in self.low_rank.sizes if size)     # without large matrices there is one
         self.feedback = Feedback(self.low_rank.num_elements, device=device)
         self._sums = SumBuffer(sum(self.phases), dtype=torch.float32, device=torch.device("cpu"))
@@ -53,7 +53,7 @@ class FactorCodec:
         """Positions [start, stop) of what I send of the accumulator `total` and of what is still owed."""
         if self._corrected is None:
             self.feedback.at(voids)
-            self._corrected = self.feedback.corrected(total, 0)
+            self._corrected = self.feedback.corrected(total.to(self._device), 0)
             self._mine = [self.low_rank.first(self._corrected.cpu())]
         edge = self.phases[0]
         vector, shift = (self._mine[0], 0) if start < edge or not self._basis else (self._mine[1], edge)

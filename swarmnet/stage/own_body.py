@@ -44,8 +44,10 @@ class OwnBody:
         """Nothing was started."""
 
     def sum_memory(self) -> Tensor:
-        """Memory for one finished sum."""
-        return torch.zeros(self.state.canonical.num_elements, dtype=self._dtype, device=self.device)
+        """Memory for one finished sum: on the CPU, where pieces come from the network and are hashed. On a device each
+        piece would wait for whatever the compute thread has queued there."""
+        size, pinned = self.state.canonical.num_elements, self.device.type == "cuda"
+        return torch.zeros(size, dtype=self._dtype, pin_memory=pinned)
 
     def forward(
         self, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool

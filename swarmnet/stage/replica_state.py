@@ -75,7 +75,7 @@ class ReplicaState:
         """Step to the next version with the flat sum `total` (see `Canonical.update`)."""
         update = self.canonical.update(self.version, total, commits, own_tokens=own_tokens)
         for gradient, piece in zip(self._scratch, self.canonical.pieces(total), strict=True):
-            average(piece, gradient.view(-1), scale=update.scale, numerics=self.manifest.numerics)
+            average(piece.to(self.device), gradient.view(-1), scale=update.scale, numerics=self.manifest.numerics)
         into = self._parameters[self.version % len(self._modules)]
         if self.delay.most:
             _copy(self.newest, into)

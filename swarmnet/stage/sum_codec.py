@@ -23,8 +23,9 @@ from swarmnet.wire import codecs
 class SumCodec:
     """contributed, reduced: the codecs that a contribution and a reduced piece carry by name. block: see Engine.
 
-    codec: `averaging.codec` of the manifest. parameters: all of the stage's, in canonical order. Raises UsageError if
-    another distribution is to bring the codec and does not.
+    codec: `averaging.codec` of the manifest. parameters: all of the stage's, in canonical order. device: where pieces
+    are encoded, wherever the accumulator is. Raises UsageError if another distribution is to bring the codec and does
+    not.
     """
 
     def __init__(self, codec: str, parameters: Sequence[Parameter], num_elements: int, *, device: torch.device) -> None:
@@ -33,7 +34,7 @@ class SumCodec:
         self.reduced = found.reduced
         family, parameter = split(codec)
         self._matrices = auto_matrices(parameter) if family == "auto" else None
-        self._parameters, self._num_elements = tuple(parameters), num_elements
+        self._parameters, self._num_elements, self._device = tuple(parameters), num_elements, device
         coarse = found.feedback or (self._matrices is not None and codecs.find(self._matrices).feedback)
         self.block = codecs.find(self._matrices).block if self._matrices is not None else found.block
         self._loses_twice = self._matrices is not None or codecs.find(self.reduced).feedback
@@ -53,7 +54,7 @@ class SumCodec:
 
     def contribution(self, total: Tensor, start: int, stop: int, *, voids: int) -> Packed:
         """Elements [start, stop) of the accumulator `total`, and what is still owed of them. Raises NON_FINITE."""
-        piece = total[start:stop]
+        piece = total[start:stop].to(self._device)
         if self.feedback is None:
             return self._encode(self.contributed, piece, start, apart=True)      # the accumulator moves on
         self.feedback.at(voids)

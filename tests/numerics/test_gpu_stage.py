@@ -5,6 +5,7 @@ Figures (time beside a plain loop, MFU) are printed, never asserted.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import sys
@@ -14,7 +15,9 @@ import pytest
 import torch
 from benchmark_modules import load
 
+from swarmnet.manifest.schema import Optimizer
 from swarmnet.mesh.group import RankGroup
+from swarmnet.stage.optimizer import StageOptimizer
 from swarmnet.stage.own_body import OwnBody
 from swarmnet.stage.passes import Memory
 from tests.contracts.comm_contract import CHECKS
@@ -138,6 +141,24 @@ def test_a_peak_is_known_or_no_figure_is_given() -> None:
     assert mfu.peak_flops(torch.device("cpu")) is None
 
 
-def test_an_engine_of_a_cpu_needs_no_cuda() -> None:
-    body = OwnBody(mfu.TINY.manifest("fp32"), 0, device=torch.device("cpu"))
-    assert body.sum_memory().device.type == "cpu"
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_finished_sum_is_in_host_memory(device: str) -> None:
+    """A round's arithmetic then waits for no kernel of the next step, and none for it."""
+    memory = OwnBody(mfu.TINY.manifest("fp32"), 0, device=torch.device(device)).sum_memory()
+    assert memory.device.type == "cpu" and memory.is_pinned() == (device == "cuda")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_update_rounds_an_element_alike_wherever_its_tensor_is_cut(device: str) -> None:
+    """So ranks that each update a part make the weights of a replica that updates all of it."""
+    generator = torch.Generator().manual_seed(4)
+    whole = [torch.randn(4096 + 77, generator=generator).to(device) for _ in range(4)]
+    edges = [0, 1, 4, 11, 75, 1075, 4096 + 77]
+    updated = []
+    for cuts in ([0, edges[-1]], edges):
+        weights = [whole[0][a:b].clone() for a, b in itertools.pairwise(cuts)]
+        optimizer = StageOptimizer(weights, Optimizer(lead=0.5))
+        for number in (1, 2, 3):
+            optimizer.step([whole[number][a:b].clone() for a, b in itertools.pairwise(cuts)], learning_rate=1e-2)
+        updated.append(torch.cat(weights))
+    assert torch.equal(*updated)
