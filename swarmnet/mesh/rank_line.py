@@ -7,6 +7,7 @@ peer's end never blocks, so a rank that reads nothing cannot hold it up; the ran
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections import deque
 from collections.abc import Mapping
@@ -21,13 +22,20 @@ class LineEnded(Exception):
 
 LENGTH_BYTES = 8
 CHUNK_BYTES = 1 << 18
-_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 def packed(packet: Packet) -> bytes:
     """The bytes of a packet. Raises TypeError, ValueError if it is not JSON."""
     body = json.dumps(packet, separators=(",", ":")).encode()
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+
+def receive_with_descriptor(end: socket.socket, count: int) -> tuple[bytes, int | None]:
+    """Up to `count` bytes and the descriptor sent with them, not to be inherited by what we start. Raises OSError."""
+    data, descriptors, _, _ = socket.recv_fds(end, count, 1)        # it takes flags, and ignores them: CLOEXEC too
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    return data, descriptors[0] if descriptors else None
 
 
 class PeerEnd:
@@ -113,7 +121,7 @@ class RankEnd:
     def hear(self) -> tuple[Packet, int | None]:
         """The next packet and the descriptor that came with it. Raises LineEnded."""
         try:
-            head, descriptors, _, _ = socket.recv_fds(self._end, LENGTH_BYTES, 1, flags=_ON_EXEC)
+            head, descriptor = receive_with_descriptor(self._end, LENGTH_BYTES)
             if not head:
                 raise LineEnded
             head += self._exactly(LENGTH_BYTES - len(head))
@@ -121,7 +129,7 @@ class RankEnd:
         except OSError as error:
             raise LineEnded from error
         packet: Packet = json.loads(body)
-        return packet, descriptors[0] if descriptors else None
+        return packet, descriptor
 
     def _exactly(self, count: int) -> bytes:
         parts = []

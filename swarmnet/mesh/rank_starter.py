@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from swarmnet import telemetry
 from swarmnet.errors import SwarmError
+from swarmnet.mesh.rank_line import receive_with_descriptor
 
 log = telemetry.get(__name__)
 
@@ -170,7 +171,7 @@ class Forking:
         """The next packet, exit codes noted. Raises StarterLost after `deadline`, and when the zygote has ended."""
         try:
             self._control.settimeout(max(deadline - time.monotonic(), 1e-3))
-            data, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET, 1, flags=socket.MSG_CMSG_CLOEXEC)
+            data, descriptor = receive_with_descriptor(self._control, MAX_PACKET)
         except TimeoutError as error:
             raise StarterLost("the process that ranks are forked from did not answer in time") from error
         except OSError as error:
@@ -180,7 +181,7 @@ class Forking:
         packet: dict[str, Any] = json.loads(data)
         if "ended" in packet:
             self._codes[packet["ended"]] = packet["code"]
-        return packet, descriptors[0] if descriptors else None
+        return packet, descriptor
 
     def code(self, pid: int) -> int | None:
         """The exit code of a rank that has ended, once. A zygote that is gone takes it along."""

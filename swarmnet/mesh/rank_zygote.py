@@ -62,11 +62,12 @@ def attend(control: socket.socket, peer: int) -> tuple[str, socket.socket] | Non
                     _say(control, {"ended": children[key.fd], "code": _reaped(children.pop(key.fd))})
                     os.close(key.fd)
                     continue
-                packet, descriptors, _, _ = socket.recv_fds(control, MAX_PACKET, 1, flags=socket.MSG_CMSG_CLOEXEC)
+                packet, descriptors, _, _ = socket.recv_fds(control, MAX_PACKET, 1)
                 if not packet:
                     return None
                 order: dict[str, Any] = json.loads(packet)
                 line = socket.socket(fileno=descriptors[0])
+                line.set_inheritable(False)
                 if pid := os.fork():
                     line.close()
                     handle = os.pidfd_open(pid)

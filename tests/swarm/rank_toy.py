@@ -1,8 +1,10 @@
-"""A rank's program for tests of `mesh.group`: sums over ranks and axes, and every way to fail."""
+"""A rank's program for tests of `mesh.group`: sums over ranks and axes, memory, and every way to fail."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -13,63 +15,88 @@ from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
 from swarmnet.mesh.process_comm import ProcessComm
 from swarmnet.mesh.rank import Handler, RankContext
 
+FOREVER_S = 1000.0
+
 
 def make(context: RankContext) -> Handler:
-    if (how := context.settings.get("fail")) and context.rank == context.settings.get("who", 0):
+    """settings: fail, who: this rank fails so before it is ready."""
+    how = context.settings.get("fail")
+    if how and context.rank == context.settings["who"]:
         fail(how)
     return Toy(context)
 
 
 def fail(how: str) -> None:
-    if how == "abort":
-        os.abort()
-    if how == "exit":
-        os._exit(7)
-    raise ValueError(f"as ordered: {how}")
+    match how:
+        case "abort":
+            os.abort()
+        case "exit":
+            os._exit(7)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "hang":
+            time.sleep(FOREVER_S)
+        case "compute":
+            x = torch.ones(256, 256)
+            end = time.monotonic() + FOREVER_S
+            while time.monotonic() < end:
+                x = (x @ x).clamp(max=1.0)
+        case _:
+            raise ValueError(how)
 
 
 class Toy:
+    """Of four ranks: rows 0 1 and 2 3, columns 0 2 and 1 3."""
+
     def __init__(self, context: RankContext) -> None:
         self.context, self.all = context, ProcessComm()
-        half = context.ranks // 2
-        rows = [list(range(half)), list(range(half, context.ranks))] if half else [[0]]
+        half = max(context.ranks // 2, 1)
+        rows = [list(range(context.ranks))[at:at + half] for at in range(0, context.ranks, half)]
         self.row = context.new_group(rows)
-        self.column = context.new_group([list(pair) for pair in zip(*rows, strict=True)])
-        self.total = torch.zeros(4)
+        self.column = context.new_group([list(column) for column in zip(*rows, strict=True)])
 
     def __call__(self, name: str, fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        mine = fields.get("rank") in (None, self.context.rank)
+        rank, device = self.context.rank, self.context.device
+        mine = fields.get("who", rank) == rank
         match name:
             case "echo":
-                return {"rank": self.context.rank, "pid": os.getpid(), **fields}
+                return {"rank": rank, "pid": os.getpid(), "epoch": self.context.epoch, **fields}
             case "nothing":
                 return None
-            case "sum":
-                x = torch.full((4,), float(self.context.rank + 1))
-                return {name: comm.all_reduce(x)[0].item()
-                        for name, comm in (("all", self.all), ("row", self.row), ("column", self.column))}
-            case "add":
+            case "sums":
+                comms = {"all": self.all, "row": self.row, "column": self.column}
+                x = torch.full((4,), rank + 1.0, device=device)
+                return {axis: comm.all_reduce(x)[0].item() for axis, comm in comms.items()}
+            case "write":
                 memory = self.context.memory(fields["memory"]).view(torch.float32)
-                memory[self.context.rank] += fields["value"]
-            case "collectives":
+                memory[rank] = torch.tensor(fields["value"], device=device) + rank
+                return {"pinned": memory.is_pinned() if device.type == "cuda" else None}
+            case "work":                                # collectives and arithmetic in turns
+                x = torch.ones(fields["size"], device=device)
                 for _ in range(fields["times"]):
-                    self.total = self.all.all_reduce(torch.full((fields["size"],), 1.0))
-                return {"total": self.total[0].item()}
-            case "wait" if mine:
-                time.sleep(fields["seconds"])
-            case "compute" if mine:
-                x = torch.ones(256, 256)
-                end = time.monotonic() + fields["seconds"]
-                while time.monotonic() < end:
-                    x = (x @ x).clamp(max=1.0)
-            case "meet" if not mine:
-                self.all.all_reduce(self.total)
+                    x = self.all.all_reduce(x) / self.context.ranks
+                    x = x.clone().clamp_(max=2.0)
+                return {"x": x[0].item()}
             case "fail" if mine:
                 fail(fields["how"])
-            case "bad" if mine:
-                raise BadMessage(RejectCode.NON_FINITE, "no number", element=3, where=torch.float32)
-            case "refuse" if mine:
-                raise Refused(RejectCode.NOT_FOUND, "no such key")
-            case "overflow" if mine:
-                raise Overflow("too much", bits=64)
+            case "fail" if fields.get("others") == "meet":
+                self.all.all_reduce(torch.zeros(4))
+            case "apart":                               # one computes, one is stopped, the others are in a collective
+                os.write(2, f"rank {rank} is apart\n".encode())      # in one piece, among four who write
+                if how := {1: "compute", 2: "stop"}.get(rank):
+                    fail(how)
+                self.all.all_reduce(torch.zeros(4))
+            case "children":                            # that outlive us, if nobody cares for them
+                child = subprocess.Popen(["sleep", str(FOREVER_S)])
+                return {"pid": child.pid}
+            case "raise" if mine:
+                raise {
+                    "bad": BadMessage(RejectCode.NON_FINITE, "no number", element=3, dtype=torch.float32),
+                    "refused": Refused(RejectCode.NOT_FOUND, "no such key"),
+                    "overflow": Overflow("too much", bits=64),
+                }[fields["kinds"][rank % len(fields["kinds"])]]
+            case "unspeakable":
+                return {"tensor": torch.zeros(1)}
         return {}

@@ -1,0 +1,478 @@
+"""The ranks of a peer as real processes: orders, every way to die, and that nothing is ever left of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swarmnet.errors import BadMessage, Overflow, RankLost, Refused, RejectCode
+from swarmnet.local.starter import Preloaded
+from swarmnet.mesh.group import RankGroup
+
+RANKS = 4
+DEADLINE_S = 60.0
+GONE_MS = 20_000
+
+
+def toy(settings: dict[str, Any] | None = None, program: str = "rank_toy:make", **options: Any) -> RankGroup:
+    """Ranks that have not been started."""
+    return RankGroup(program, settings or {}, devices=["cpu"] * RANKS, deadline_s=DEADLINE_S, **options)
+
+
+@pytest.fixture(scope="module")
+def one_group() -> Iterator[RankGroup]:
+    group = toy()
+    yield group
+    group.close()
+
+
+@pytest.fixture
+def group(one_group: RankGroup) -> RankGroup:
+    """Ranks that run."""
+    if not one_group.pids:
+        one_group.start()
+    return one_group
+
+
+@contextmanager
+def all_gone(*pids: int) -> Iterator[None]:
+    """The block ends these processes, unless they have ended already; returns once they have."""
+    handles = {}
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            handles[pid] = os.pidfd_open(pid)
+    try:
+        yield
+        for pid, handle in handles.items():
+            ended = select.poll()
+            ended.register(handle, select.POLLIN)
+            assert ended.poll(GONE_MS), f"{pid} lives"
+    finally:
+        for handle in handles.values():
+            os.close(handle)
+
+
+def descendants() -> set[int]:
+    """Processes below this one, dead ones that nobody has reaped included."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(stat.parent.name)] = int(fields[1])
+    found = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {os.getpid()}
+
+
+def left_behind() -> tuple[int, set[int], set[str]]:
+    """What a group may leave: descriptors, processes, names of files."""
+    files = {str(path) for folder in ("/dev/shm", tempfile.gettempdir()) for path in Path(folder).glob("swarmnet-r*")}
+    return len(os.listdir("/proc/self/fd")), descendants(), files
+
+
+def sums(group: RankGroup) -> list[tuple[float, float, float]]:
+    return [(each["all"], each["row"], each["column"]) for each in group.order("sums")]
+
+
+SUMS = [(10, 3, 4), (10, 3, 6), (10, 7, 4), (10, 7, 6)]
+
+
+def lost_by(call: Callable[[], object], group: RankGroup) -> RankLost:
+    """Why the ranks are lost; all are gone when we hear it, and the group works again once started."""
+    with all_gone(*group.pids), pytest.raises(RankLost) as caught:
+        call()
+    assert not group.pids
+    group.start()
+    assert sums(group) == SUMS
+    return caught.value
+
+
+# ---------------------------------------------------------------- orders
+
+
+def test_an_order_goes_to_all_ranks_and_all_answer(group: RankGroup) -> None:
+    numbers = [0.1, 1e-320, float("inf"), 2**63, -0.0]
+    answers = group.order("echo", numbers=numbers, words="grün", name="taken")
+    assert [(each["rank"], each["pid"]) for each in answers] == list(enumerate(group.pids))
+    assert all(each["numbers"] == numbers and each["words"] == "grün" and each["name"] == "taken" for each in answers)
+    assert group.order("nothing") == [{}] * RANKS
+
+
+def test_sums_over_ranks_and_axes(group: RankGroup) -> None:
+    assert sums(group) == SUMS
+
+
+def test_large_fields_cross(group: RankGroup) -> None:
+    values = [random.Random(0).random() for _ in range(30_000)]             # 600 kB of JSON each way, per rank
+    assert all(each["values"] == values for each in group.order("echo", values=values))
+
+
+def test_memory_is_shared_from_the_next_order_on_and_in_every_epoch(group: RankGroup) -> None:
+    first, second = group.share(4 * RANKS), group.share(4 * RANKS)
+    group.order("write", memory=second.id, value=7.0)
+    assert second.bytes.view(torch.float32).tolist() == [7.0, 8.0, 9.0, 10.0] and not first.bytes.any()
+    group.start()
+    group.order("write", memory=first.id, value=1.0)
+    assert first.bytes.view(torch.float32).tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert second.bytes.view(torch.float32).tolist() == [7.0, 8.0, 9.0, 10.0]
+
+
+def test_what_is_no_json_is_not_sent(group: RankGroup) -> None:
+    with pytest.raises(TypeError):
+        group.order("echo", tensor=torch.zeros(1))
+    assert sums(group) == SUMS
+
+
+def test_orders_of_several_threads_take_turns(group: RankGroup) -> None:
+    found: dict[int, list[Any]] = {}
+
+    def ask(me: int) -> None:
+        found[me] = [group.order("echo", me=me, turn=turn) for turn in range(20)]
+
+    threads = [threading.Thread(target=ask, args=(me,)) for me in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(each["me"] == me and each["turn"] == turn
+               for me, answers in found.items() for turn, every in enumerate(answers) for each in every)
+    assert len(found) == 3
+
+
+def test_what_all_ranks_raise_is_raised_here_and_they_live(group: RankGroup) -> None:
+    pids = group.pids
+    with pytest.raises(BadMessage, match="no number") as bad:
+        group.order("raise", kinds=["bad"])
+    assert bad.value.code is RejectCode.NON_FINITE
+    assert bad.value.facts == {"code": "non_finite", "element": 3, "dtype": "torch.float32"}
+    with pytest.raises(Refused, match="no such key") as refused:
+        group.order("raise", kinds=["refused"])
+    assert refused.value.code is RejectCode.NOT_FOUND
+    with pytest.raises(Overflow, match="too much"):
+        group.order("raise", kinds=["overflow"])
+    assert group.pids == pids and sums(group) == SUMS
+
+
+# ---------------------------------------------------------------- ends
+
+
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"kinds": ["bad", "refused"]}, r"rank 0 it raised BadMessage.*rank 1 it raised Refused"),
+    ({"kinds": ["bad"], "who": 2}, r"rank 0 it was done; on rank 2 it raised BadMessage"),
+    ({"kinds": ["overflow"], "who": 0}, r"rank 0 it raised Overflow.*; on rank 1 it was done"),
+])
+def test_ranks_that_disagree_are_lost(group: RankGroup, fields: dict[str, Any], words: str) -> None:
+    lost = lost_by(lambda: group.order("raise", **fields), group)
+    assert lost.rank is None
+    with pytest.raises(RankLost, match=words):
+        raise lost
+
+
+@pytest.mark.parametrize("others", ["idle", "meet"])
+@pytest.mark.parametrize(("how", "words"), [
+    ("kill", "was ended by SIGKILL"), ("abort", "was ended by SIGABRT"), ("exit", "left with exit code 7"),
+    ("raise", "ValueError: raise"),
+])
+def test_a_rank_that_ends_is_named(group: RankGroup, how: str, words: str, others: str) -> None:
+    began = time.monotonic()
+    lost = lost_by(lambda: group.order("fail", how=how, who=2, others=others), group)
+    assert lost.rank == 2 and words in lost.reason and "'fail'" in lost.reason
+    assert time.monotonic() - began < DEADLINE_S / 4
+
+
+def test_a_rank_that_lets_the_deadline_pass_is_named_and_says_where_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+    with toy_group() as group:                          # its ranks write to the stderr of now
+        for how in ("hang", "compute"):
+            lost = lost_by(lambda: group.order("fail", deadline_s=0.2, how=how, who=1), group)      # noqa: B023
+            assert lost.rank == 1 and lost.reason == "rank 1 gave no answer to 'fail' within 0.2 s"
+            assert "rank_toy.py" in capfd.readouterr().err
+
+
+def test_several_ranks_that_hang_in_a_collective_are_named(group: RankGroup) -> None:
+    lost = lost_by(lambda: group.order("fail", deadline_s=0.2, how="hang", who=1, others="meet"), group)
+    assert lost.rank is None and lost.reason == "ranks 0, 1, 2, 3 gave no answer to 'fail' within 0.2 s"
+
+
+def test_a_rank_that_is_stopped_is_told_from_those_that_wait_for_it(group: RankGroup) -> None:
+    lost = lost_by(lambda: group.order("fail", deadline_s=0.2, how="stop", who=3, others="meet"), group)
+    assert lost.rank == 3 and "stopped by a signal" in lost.reason
+
+
+def test_an_order_that_a_stopped_rank_does_not_even_read_has_a_deadline(group: RankGroup) -> None:
+    os.kill(group.pids[1], signal.SIGSTOP)
+    text = "x" * 4_000_000                              # more than a line takes
+    lost = lost_by(lambda: group.order("echo", deadline_s=0.2, text=text), group)
+    assert lost.rank == 1
+
+
+def test_a_rank_that_dies_between_orders_shows_at_the_next_and_to_who_looks(group: RankGroup) -> None:
+    group.check()
+    for look in (group.check, lambda: group.order("sums")):
+        with all_gone(group.pids[0]):
+            os.kill(group.pids[0], signal.SIGKILL)
+        lost = lost_by(look, group)
+        assert lost.rank == 0 and "SIGKILL" in lost.reason
+
+
+def test_a_lost_group_says_why_until_it_is_started(group: RankGroup) -> None:
+    with pytest.raises(RankLost):
+        group.order("fail", how="kill", who=1)
+    for _ in range(2):
+        with pytest.raises(RankLost, match="rank 1 was ended by SIGKILL"):
+            group.order("sums")
+    group.stop()
+    with pytest.raises(RankLost, match="have been stopped"):
+        group.check()
+
+
+def test_an_answer_that_is_no_json_ends_the_ranks(group: RankGroup) -> None:
+    lost = lost_by(lambda: group.order("unspeakable"), group)
+    assert "TypeError" in lost.reason and "Tensor" in lost.reason
+
+
+def test_ranks_leave_the_signals_of_a_terminal_to_the_peer_process(group: RankGroup) -> None:
+    for pid in group.pids:
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)
+    assert sums(group) == SUMS
+
+
+def test_what_a_rank_started_ends_with_it(group: RankGroup) -> None:
+    children = [each["pid"] for each in group.order("children")]
+    with all_gone(*children):
+        group.stop()
+
+
+@pytest.mark.parametrize("end", ["stop", "close"])
+def test_an_order_under_way_ends_at_once_when_the_group_is_ended(end: str) -> None:
+    with toy_group() as group:
+        caught: list[RankLost] = []
+
+        def ask() -> None:
+            with pytest.raises(RankLost) as lost:
+                group.order("fail", how="hang")
+            caught.append(lost.value)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        with all_gone(*group.pids):
+            getattr(group, end)()
+        thread.join(DEADLINE_S / 4)
+        assert not thread.is_alive() and len(caught) == 1
+        assert "stopped" in caught[0].reason or "closed" in caught[0].reason
+
+
+# ---------------------------------------------------------------- beginnings
+
+
+@contextmanager
+def toy_group(**options: Any) -> Iterator[RankGroup]:
+    """Ranks that run, of a group of their own."""
+    group = toy(**options)
+    try:
+        group.start()
+        yield group
+    finally:
+        group.close()
+
+
+def test_a_group_without_ranks_says_so() -> None:
+    group = toy()
+    with pytest.raises(RankLost, match="have not been started"):
+        group.order("sums")
+    group.close()
+    for call in (group.start, lambda: group.order("sums"), lambda: group.share(1)):
+        with pytest.raises(RankLost, match="closed"):
+            call()
+    group.close()
+
+
+def test_a_start_that_fails_says_why_and_leaves_nothing() -> None:
+    before = left_behind()
+    for options, rank, words in (
+        ({"program": "no_such_program:make"}, None, "ModuleNotFoundError: No module named 'no_such_program'"),
+        ({"program": "rank_toy:no_such_name"}, None, "AttributeError"),
+        ({"settings": {"fail": "raise", "who": 2}}, 2, "ValueError: raise"),
+        ({"settings": {"fail": "abort", "who": 1}}, 1, "was ended by SIGABRT during 'start'"),
+        ({"settings": {"fail": "stop", "who": 3}, "start_deadline_s": 4.0}, 3, "no answer to 'start' within 4 s"),
+    ):
+        group = toy(**options)
+        for _ in range(2 if rank == 2 else 1):
+            with pytest.raises(RankLost) as lost:
+                group.start()
+            assert words in lost.value.reason and (rank is None or lost.value.rank == rank), lost.value
+            assert not group.pids
+        group.close()
+    assert left_behind() == before
+
+
+def test_a_rank_killed_while_ranks_start_ends_the_start(group: RankGroup) -> None:
+    group.stop()
+    killed = threading.Event()
+
+    def kill() -> None:
+        while not (pids := group.pids):
+            pass
+        os.kill(pids[0], signal.SIGKILL)
+        killed.set()
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        group.start()
+    except RankLost as lost:
+        assert lost.rank == 0 and "SIGKILL" in lost.reason
+    else:                                               # it came too late for the start
+        assert killed.wait(DEADLINE_S)
+        with pytest.raises(RankLost):
+            group.order("sums")
+    thread.join()
+    group.start()
+    assert sums(group) == SUMS
+
+
+def test_without_the_process_that_forks_ranks_another_one_is_made(group: RankGroup) -> None:
+    forks = int(Path(f"/proc/{group.pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    with all_gone(forks, *group.pids):
+        os.kill(forks, signal.SIGKILL)
+    lost = lost_by(lambda: group.order("sums"), group)
+    assert "ended" in lost.reason
+
+
+def test_a_program_that_starts_threads_when_imported_gets_fresh_interpreters() -> None:
+    before = left_behind()
+    with toy_group(program="rank_threaded_toy:make") as group:
+        assert sums(group) == SUMS
+        lost = lost_by(lambda: group.order("fail", how="kill", who=1, others="meet"), group)
+        assert lost.rank == 1 and "SIGKILL" in lost.reason
+    assert left_behind() == before
+
+
+# ---------------------------------------------------------------- nothing is left
+
+
+def test_restarts_leave_no_descriptor_and_closing_leaves_nothing() -> None:
+    before = left_behind()
+    group = toy()
+    group.share(1 << 16)
+    group.start()
+    while_running = len(os.listdir("/proc/self/fd"))
+    pids = set(group.pids)
+    for _ in range(3):
+        group.start()
+        assert len(os.listdir("/proc/self/fd")) == while_running and not pids & descendants()
+        pids = set(group.pids)
+    group.close()
+    group.close()
+    assert left_behind() == before
+
+
+def test_ranks_die_with_a_peer_process_that_is_killed(tmp_path: Path) -> None:
+    """Whatever they do: one computes, one is stopped, two wait in a collective. The peer process is a fork itself."""
+    before = left_behind()
+    output = tmp_path / "output"
+    os.mkfifo(output)
+    with os.fdopen(os.open(output, os.O_RDWR), buffering=1) as lines:
+        starter = Preloaded(("torch",))
+        while not starter.ready():
+            pass
+        peer = starter.start(("-m", "rank_peer"), name="peer", log=output)
+        pids = json.loads(next(line for line in lines if line.startswith("[")))
+        seen = [next(line for line in lines if "is apart" in line) for _ in pids]
+        forks = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
+        with all_gone(peer.pid, forks, *pids):
+            peer.send(signal.SIGKILL)
+        assert len(seen) == RANKS
+        starter.close()
+    assert left_behind() == before
+
+
+# ---------------------------------------------------------------- many kills
+
+
+def kill_at_random(kills: int, seed: int) -> list[float]:
+    """Kill random ranks at random moments; seconds from each kill until all ranks were gone and we knew."""
+    rng = random.Random(seed)
+    before = left_behind()
+    seconds: list[float] = []
+    group = toy()
+    group.share(1 << 16)
+    group.start()
+    running = len(os.listdir("/proc/self/fd"))
+
+    def kill(victim: int, delay: float, number: signal.Signals, at: list[float], pids: tuple[int, ...]) -> None:
+        threading.Event().wait(delay)
+        while len(pids) <= victim:                      # while they start: as soon as it is there
+            threading.Event().wait(0.001)
+            pids = group.pids
+        at.append(time.monotonic())
+        os.kill(pids[victim], number)
+
+    for _ in range(kills):
+        starting = rng.random() < 0.2
+        number = rng.choice([signal.SIGKILL] * 4 + [signal.SIGABRT] + [signal.SIGSTOP] * (not starting))
+        at: list[float] = []
+        if starting:
+            group.stop()
+        thread = threading.Thread(target=kill, args=(
+            rng.randrange(RANKS), rng.uniform(0, 0.05), number, at, () if starting else group.pids))
+        thread.start()
+        try:
+            if starting:
+                group.start()
+            while True:
+                assert len(group.order("work", deadline_s=2.0, times=rng.randint(1, 20), size=1 << rng.randint(0, 14))
+                           ) == RANKS
+        except RankLost:
+            thread.join()
+            seconds.append(time.monotonic() - at[0])
+        assert not group.pids
+        group.start()
+        assert sums(group) == SUMS and len(os.listdir("/proc/self/fd")) == running
+    group.close()
+    assert left_behind() == before
+    return seconds
+
+
+@pytest.mark.parametrize("kills", [8, pytest.param(50, marks=pytest.mark.long)])
+def test_random_ranks_killed_at_random_moments(kills: int) -> None:
+    seconds = kill_at_random(kills, seed=kills)
+    print(f"{kills} kills: known after {sorted(seconds)[kills // 2]:.3f} s, {max(seconds):.3f} s at most")
+    assert len(seconds) == kills and max(seconds) < 2.0 + DEADLINE_S / 4
+
+
+# ---------------------------------------------------------------- with GPUs
+
+
+@pytest.mark.gpu
+def test_ranks_on_all_gpus_by_the_same_code() -> None:
+    count = torch.cuda.device_count()
+    group = RankGroup("rank_toy:make", {}, devices=[f"cuda:{n}" for n in range(count)], deadline_s=DEADLINE_S)
+    memory = group.share(4 * count)
+    try:
+        for epoch in (1, 2):
+            group.start()
+            assert group.order("sums")[0]["all"] == sum(range(count + 1))
+            assert all(each["pinned"] for each in group.order("write", memory=memory.id, value=1.0))
+            assert memory.bytes.view(torch.float32).tolist() == [1.0 + rank for rank in range(count)]
+            with pytest.raises(RankLost, match="SIGKILL"):
+                group.order("fail", how="kill", who=count - 1, others="meet")
+            assert group.epoch == epoch
+    finally:
+        group.close()

@@ -1,0 +1,152 @@
+"""The line to a rank: packets arrive whole, in order, with the descriptors sent beside them, however the line chops."""
+
+import json
+import os
+import socket
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
+from swarmnet.mesh.rank_errors import disagreement, error_of, packet_of
+from swarmnet.mesh.rank_line import LineEnded, PeerEnd, RankEnd, packed
+
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+                    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+                    max_leaves=12)
+PACKETS = st.lists(st.dictionaries(st.text(max_size=8), JSON, max_size=4), min_size=1, max_size=6)
+
+
+def pair() -> tuple[PeerEnd, RankEnd, socket.socket]:
+    ours, theirs = socket.socketpair()
+    return PeerEnd(ours), RankEnd(theirs), theirs
+
+
+@settings(max_examples=30)
+@given(packets=PACKETS)
+def test_packets_cross_both_ways_in_order(packets: list[dict[str, Any]]) -> None:
+    peer, rank, end = pair()
+    with end:
+        for packet in packets:
+            peer.queue(packed(packet))
+        assert peer.flush()
+        assert [rank.hear() for _ in packets] == [(packet, None) for packet in packets]
+        for packet in packets:
+            rank.say(packet)
+        assert [peer.receive() for _ in packets] == packets and peer.receive() is None
+        peer.close()
+
+
+@settings(max_examples=20)
+@given(packets=PACKETS, cuts=st.lists(st.integers(1, 9), min_size=1))
+def test_a_packet_is_heard_once_it_is_all_there(packets: list[dict[str, Any]], cuts: list[int]) -> None:
+    peer, _, end = pair()
+    data = b"".join(packed(packet) for packet in packets)
+    heard = []
+    with end:
+        at = turn = 0
+        while at < len(data):
+            size = cuts[turn % len(cuts)]
+            end.sendall(data[at:at + size])
+            at, turn = at + size, turn + 1
+            while (packet := peer.receive()) is not None:
+                heard.append(packet)
+        assert heard == packets
+        peer.close()
+
+
+def test_the_peer_does_not_wait_for_a_rank_that_does_not_read() -> None:
+    peer, rank, end = pair()
+    large = {"text": "x" * 3_000_000}
+    with end:
+        peer.queue(packed(large))
+        peer.queue(packed({"next": 1}))
+        assert not peer.flush()
+        heard: list[Any] = []
+        reader = threading.Thread(target=lambda: heard.extend([rank.hear()[0], rank.hear()[0]]))
+        reader.start()
+        while not peer.flush():
+            pass
+        reader.join()
+        assert heard == [large, {"next": 1}]
+        peer.close()
+
+
+def test_descriptors_come_with_their_packets_and_are_not_inherited() -> None:
+    peer, rank, end = pair()
+    pipes = [os.pipe() for _ in range(3)]
+    with end:
+        peer.queue(packed({"map": 0}), pipes[0][1])
+        peer.queue(packed({"order": 0}))
+        peer.queue(packed({"map": 1}), pipes[1][1])
+        peer.queue(packed({"map": 2}), pipes[2][1])
+        assert peer.flush()
+        for number in (0, None, 1, 2):
+            packet, descriptor = rank.hear()
+            if number is None:
+                assert packet == {"order": 0} and descriptor is None
+                continue
+            assert packet == {"map": number} and descriptor is not None and not os.get_inheritable(descriptor)
+            os.write(descriptor, b"%d" % number)
+            assert os.read(pipes[number][0], 9) == b"%d" % number
+            os.close(descriptor)
+        peer.close()
+    for ends in pipes:
+        for each in ends:
+            os.close(each)
+
+
+def test_the_end_comes_after_the_last_words() -> None:
+    peer, rank, end = pair()
+    rank.say({"failed": "why"})
+    end.close()
+    assert peer.receive() == {"failed": "why"}
+    with pytest.raises(LineEnded):
+        peer.receive()
+    peer.queue(packed({}))
+    with pytest.raises(LineEnded):
+        peer.flush()
+    peer.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"\0\0", (5).to_bytes(8, "big") + b"{}"])
+def test_a_rank_hears_the_end_wherever_a_packet_is_cut(sent: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    ours.sendall(sent)
+    ours.close()
+    rank = RankEnd(theirs)
+    with theirs, pytest.raises(LineEnded):
+        rank.hear()
+
+
+def test_saying_to_nobody_is_the_end() -> None:
+    peer, rank, end = pair()
+    peer.close()
+    with end, pytest.raises(LineEnded):
+        rank.say({})
+
+
+# ---------------------------------------------------------------- errors as packets
+
+
+@pytest.mark.parametrize("error", [
+    BadMessage(RejectCode.BAD_SHAPE, "too short", dim=1), Refused(RejectCode.VOID, "not finite"),
+    Overflow("big", bits=64),
+])
+def test_errors_survive_the_line(error: BadMessage | Refused | Overflow) -> None:
+    again = error_of(json.loads(json.dumps(packet_of(error))))
+    assert type(again) is type(error) and str(again) == str(error) and again.facts == error.facts
+
+
+def test_ranks_agree_by_class_and_code() -> None:
+    one = packet_of(BadMessage(RejectCode.NON_FINITE, "here", at=1))
+    two = packet_of(BadMessage(RejectCode.NON_FINITE, "there", at=2))
+    other = packet_of(Refused(RejectCode.NON_FINITE, "here", at=1))
+    third = packet_of(BadMessage(RejectCode.VOID, "here", at=1))
+    assert disagreement([one, two]) is None and disagreement([None, None]) is None
+    for raised in ([one, other], [one, third], [one, None]):
+        assert disagreement(raised) is not None
+    assert "on rank 0 it was done; on rank 2 it raised" in str(disagreement([None, None, one]))
