@@ -33,14 +33,20 @@ class StageOptimizer:
 
     One set of moments; the weights may rest in several places by turns (see `step`).
 
+    offload: moments and a copy of the newest weights are in host memory, and updates are computed there (ZeRO-Offload,
+    arXiv:2101.06840). Whoever changes the weights otherwise says so by `take`.
+
     Calls torch's function and not its class, whose constructor imports the compiler: a second of CPU per process.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], table: Optimizer) -> None:
-        self._parameters, self._table = list(parameters), table
+    def __init__(self, parameters: Sequence[Tensor], table: Optimizer, *, offload: bool = False) -> None:
+        self._table = table
+        self._host = [torch.empty(p.shape, dtype=p.dtype) for p in parameters] if offload else None
+        self._parameters = list(parameters) if self._host is None else self._host
         self._moments: list[tuple[Tensor, Tensor]] = []
         self._steps: list[Tensor] = []
         self.reset()
+        self.take(parameters)
 
     def reset(self) -> None:
         """Back to version 0: no moments, no steps."""
@@ -49,6 +55,16 @@ class StageOptimizer:
             for p in self._parameters
         ]
         self._steps = [torch.zeros((), dtype=torch.float32, device=p.device) for p in self._parameters]
+
+    @torch.no_grad()
+    def take(self, parameters: Sequence[Tensor]) -> None:
+        """The newest weights are these now."""
+        for copy, parameter in zip(self._host or [], parameters, strict=self._host is not None):
+            copy.copy_(parameter)
+
+    def room(self) -> list[Tensor]:
+        """Fresh memory for the gradients of a step."""
+        return [torch.empty_like(p, requires_grad=False) for p in self._parameters]
 
     @property
     def moments(self) -> list[tuple[Tensor, Tensor]]:
@@ -64,11 +80,13 @@ class StageOptimizer:
     def step(
         self, gradients: Sequence[Tensor], *, learning_rate: float, parameters: Sequence[Tensor] | None = None
     ) -> None:
-        """Update every parameter in place. gradients: fp32, averaged and clipped, in the parameters' order.
+        """Update every parameter in place. gradients: fp32, averaged and clipped, in the parameters' order, where the
+        moments are.
 
-        parameters: where the weights rest this time, of the same shapes in the same order.
+        parameters: where the weights rest this time, of the same shapes in the same order. Offloaded, what they are
+        before does not matter.
         """
-        weights = self._parameters if parameters is None else parameters
+        weights = self._host or (self._parameters if parameters is None else parameters)
         pairs = list(zip(weights, gradients, strict=True))
         matrices = [place for place, weight in enumerate(weights) if weight.ndim >= 2]
         vectors = [place for place, weight in enumerate(weights) if weight.ndim < 2]
@@ -76,6 +94,10 @@ class StageOptimizer:
         self._update(pairs, vectors, learning_rate, 0.0)
         if self._table.lead:
             self._lead(pairs, learning_rate)
+        if self._host is not None:
+            assert parameters is not None
+            for parameter, copy in zip(parameters, self._host, strict=True):
+                parameter.copy_(copy)
         increment_version(weights)           # the fused kernel does not: who computes on stale weights must notice
 
     def _update(

@@ -28,9 +28,11 @@ from swarmnet.stage.gradients import aligned
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """How an operator spends a device's memory; no policy changes a bit. activations: kept for backward how."""
+    """How an operator spends a device's memory; no choice changes a bit. activations: kept for backward how.
+    offload_optimizer: moments in host memory, updates on the CPU."""
 
     activations: Policy = "stash"
+    offload_optimizer: bool = False
 
     def __post_init__(self) -> None:
         if self.activations not in ("stash", "recompute", "recompute_layers", "selective", "offload"):

@@ -58,14 +58,13 @@ class _Stash:
 class RankStage:
     """Rank `rank`'s part of stage `stage`. tensor, data: its groups along either axis.
 
-    memory: what is kept for backward. offload_optimizer: moments, and a copy of the weights that this rank updates, are
-    in host memory, and are updated there. Weights are whatever memory held until `read_state`. Raises UsageError if
-    these ranks cannot share the stage.
+    memory: how this rank spends its own. Weights are whatever was there until `read_state`. Raises UsageError if these
+    ranks cannot share the stage.
     """
 
     def __init__(
         self, manifest: Manifest, stage: int, layout: MeshLayout, rank: int, *, tensor: Comm, data: Comm,
-        device: torch.device, memory: Memory | None = None, offload_optimizer: bool = False,
+        device: torch.device, memory: Memory | None = None,
     ) -> None:
         if (data.rank, tensor.rank) != layout.coordinates(rank) or (data.size, tensor.size) != (
             layout.data, layout.tensor
@@ -86,14 +85,15 @@ class RankStage:
         self._modules = [self._module() for _ in range(1 + self._delay.most)]
         self._parameters = [list(module.parameters()) for module in self._modules]
         self._make_sums()
-        self._make_optimizer(offload=offload_optimizer)
+        self._offload = memory is not None and memory.offload_optimizer
+        self._optimizer = StageOptimizer(self._own(0), manifest.optimizer, offload=self._offload)
         self._passes = Passes(
             first=self._first, last=self._last, device=device, tapes=self._fully is None,
             reproducible=manifest.numerics.mode == "deterministic", memory=memory,
             compute=manifest.numerics.compute,
         )
         self._changes = [0] * len(self._modules)
-        self.stashes: dict[int, _Stash] = {}
+        self._stashes: dict[int, _Stash] = {}
 
     def _fully_sharded(self) -> FullySharded | None:
         """What shards modules, with ZeRO-3: backward is fused then."""
@@ -139,11 +139,6 @@ class RankStage:
             ) for _ in self._modules
         ]
 
-    def _make_optimizer(self, *, offload: bool) -> None:
-        own = self._own(0)
-        self._host = [torch.zeros(tensor.shape) for tensor in own] if offload else None
-        self._optimizer = StageOptimizer(self._host or own, self._manifest.optimizer)
-
     # ------------------------------------------------------------ microbatches
 
     def forward(self, key: int, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool) -> Tensor:
@@ -152,20 +147,20 @@ class RankStage:
 
         Returns hidden [b, T, D], in the last stage the sum of these rows' losses: both the same on all tensor ranks.
         """
-        if key in self.stashes:
+        if key in self._stashes:
             raise ValueError(f"two microbatches called {key}")
         output, work = self._passes.forward(
             self._modules[step % len(self._modules)], tokens.to(self._device, copy=True), self._copy(hidden),
             train=train,
         )
         if work is not None:
-            self.stashes[key] = _Stash(step, self._changes[step % len(self._modules)], work)
+            self._stashes[key] = _Stash(step, self._changes[step % len(self._modules)], work)
         return output.detach()
 
     def backward(self, key: int, gradient: Tensor | None) -> Tensor | None:
         """The gradient of these rows' input, None in the first stage; once per key. gradient: of their output, None in
         the last stage. The same on all tensor ranks."""
-        stash = self.stashes[key]
+        stash = self._stashes[key]
         self._check(key, stash)
         own = self._passes.backward(stash.work, self._copy(gradient))
         if self._fully is not None:
@@ -179,7 +174,7 @@ class RankStage:
         False if the sum has that index already. Raises BadMessage(NON_FINITE) or Overflow; the sum is unchanged then.
         All of it alike on all ranks.
         """
-        stash = self.stashes.pop(key)
+        stash = self._stashes.pop(key)
         work, tape = stash.work, stash.work.tape
         self._check(key, stash)
         if not work.went_back or stash.step != step:
@@ -197,11 +192,11 @@ class RankStage:
     def drop(self, keys: Iterable[int]) -> None:
         """Forget these microbatches, whether known or not."""
         for key in keys:
-            self.stashes.pop(key, None)
+            self._stashes.pop(key, None)
 
     def drop_all(self) -> None:
         """Forget every microbatch."""
-        self.stashes.clear()
+        self._stashes.clear()
 
     def _copy(self, rows: Tensor | None) -> Tensor | None:
         """Ours to keep: what it is a copy of may be written over before the weight pass."""
@@ -248,15 +243,11 @@ class RankStage:
     def update(self, version: int, total: Tensor, *, scale: float, rate: float) -> None:
         """From `version` to the next, with the finished sum `total` times `scale`. total: as of `write_sum`."""
         into = version % len(self._modules)
-        own, host = self._own(into), self._host
-        if host is None and self._delay.most:
+        own = self._own(into)
+        if self._delay.most:
             _copy(self._own(self._newest(version)), own)
         self._optimizer.set_num_steps(version)
-        self._optimizer.step(
-            self._averaged(total, scale), learning_rate=rate, parameters=own if host is None else host
-        )
-        if host is not None:
-            _copy(host, own)
+        self._optimizer.step(self._averaged(total, scale), learning_rate=rate, parameters=own)
         if self._data.size > 1 and self._split.shards("moments") and self._fully is None:
             for bucket in self._buckets:
                 bucket.gather([self._parameters[into][place].detach() for place in bucket.places])
@@ -276,12 +267,10 @@ class RankStage:
 
     def _room(self) -> list[Tensor]:
         """Memory for them: the weight pass's, if it is here and large enough."""
-        if self._host is not None:
-            return [torch.empty_like(tensor) for tensor in self._host]
-        if isinstance(self._gradients, WholeGradients):
-            room = self._gradients.scratch
-            return [own_chunk(piece, self._data) for piece in room] if self._split.shards("moments") else room
-        return [torch.empty_like(tensor) for tensor in self._own(0)]
+        if self._offload or not isinstance(self._gradients, WholeGradients):
+            return self._optimizer.room()
+        room = self._gradients.scratch
+        return [own_chunk(piece, self._data) for piece in room] if self._split.shards("moments") else room
 
     def write_state(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Write what this rank speaks for of the state of `version` to `tensors`: whole, fp32, on the CPU, by the names
@@ -306,8 +295,7 @@ class RankStage:
         for name, moments in zip(self._names, self._optimizer.moments, strict=True):
             for moment, tensor in zip(MOMENTS, moments, strict=True):
                 tensor.copy_(take_block(tensors[snapshot.moment_name(moment, name)], self._held("moments", name)))
-        if self._host is not None:
-            _copy(self._own(self._newest(version)), self._host)
+        self._optimizer.take(self._own(self._newest(version)))
         self._optimizer.set_num_steps(version)
 
     def held_bytes(self) -> dict[What, int]:

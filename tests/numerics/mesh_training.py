@@ -139,15 +139,14 @@ class Rank:
     """One rank of a mesh and what its peer process would do: rows in and out, sums combined, whole states."""
 
     def __init__(
-        self, manifest: Manifest, stage: int, layout: MeshLayout, *, data: Comm, tensor: Comm, offload: bool = False,
+        self, manifest: Manifest, stage: int, layout: MeshLayout, *, data: Comm, tensor: Comm,
         memory: Memory | None = None, device: torch.device = CPU,
     ) -> None:
         self.manifest, self.number, self.comms = manifest, stage, (tensor, data)
         self.rank = layout.rank(data.rank, tensor.rank)
         self.rows = MeshSplit.of(manifest, layout).rows(self.rank)
         self.stage = RankStage(
-            manifest, stage, layout, self.rank, tensor=tensor, data=data, device=device, offload_optimizer=offload,
-            memory=memory,
+            manifest, stage, layout, self.rank, tensor=tensor, data=data, device=device, memory=memory,
         )
         self.device = device
         self.canonical = Canonical.of(manifest, stage)
@@ -235,7 +234,6 @@ class Case:
     stages: int = 1
     tied: bool = False
     overlap: bool = False
-    offload: bool = False
     memory: Memory | None = None
     start: int = 0
     steps: int = STEPS
@@ -252,7 +250,7 @@ CASES = {                                                # of four ranks
     "zero3-tensor": Case(2, "zero3"),
     "zero3-tensor-deterministic": Case(2, "zero3", mode="deterministic", sequence_parallel=True),
     "zero3-middle": Case(2, "zero3", stage=1, stages=3, steps=2),
-    "zero3-head": Case(1, "zero3", stage=2, stages=3, offload=True, steps=2),
+    "zero3-head": Case(1, "zero3", stage=2, stages=3, memory=Memory(offload_optimizer=True), steps=2),
     "zero3-tied": Case(2, "zero3", tied=True, start=1, steps=2),
     "zero3-overlap": Case(2, "zero3", overlap=True, steps=4),
     **{

@@ -102,7 +102,8 @@ def test_what_is_kept_for_backward_changes_nothing(policy: str, tied: bool) -> N
 @pytest.mark.parametrize("shard", ["dp", "zero1", "zero2"])
 def test_steps_may_overlap_and_moments_rest_in_host_memory(shard: str, offload: bool) -> None:
     manifest = run_of(overlap=True)
-    for found in on_ranks(manifest, layout_of(1, 2, shard), lambda rank: rank.train(), offload=offload):
+    memory = Memory(offload_optimizer=offload)
+    for found in on_ranks(manifest, layout_of(1, 2, shard), lambda rank: rank.train(), memory=memory):
         check(found, manifest)
 
 
@@ -276,7 +277,7 @@ def test_what_one_rank_finds_in_a_gradient_all_raise(
 
 def spoil(rank: Rank, value: float) -> None:
     """Make one element of the microbatch's gradient on this rank `value`."""
-    tape = rank.stage.stashes[0].work.tape
+    tape = rank.stage._stashes[0].work.tape
     owed = tape._owed[0]
     tape._owed[0] = owed._replace(write=lambda out: (owed.write(out), out.view(-1)[:1].fill_(value)))
 

@@ -45,7 +45,7 @@ def run(case: Case, data: ProcessComm, tensor: ProcessComm) -> dict[str, object]
     """How far it is from one process, what it holds, and whether an update makes the same bits of the same sum."""
     manifest = case.manifest()
     layout = layout_of(tensor.size, data.size, case.shard, sequence_parallel=case.sequence_parallel)
-    rank = Rank(manifest, case.stage, layout, data=data, tensor=tensor, offload=case.offload, memory=case.memory)
+    rank = Rank(manifest, case.stage, layout, data=data, tensor=tensor, memory=case.memory)
     begin = train_alone(manifest, case.stage, steps=case.start).state
     rank.stage.read_state(case.start, begin)
     found = rank.train(start=case.start, steps=case.steps)
