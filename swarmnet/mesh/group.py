@@ -56,10 +56,11 @@ class RankGroup:
 
     # ------------------------------------------------------------ what the peer process calls
 
-    def start(self) -> None:
+    def start(self, deadline_s: float | None = None) -> None:
         """Start all ranks of the next epoch and return once each has made its handler. Ends those that run.
 
-        Raises RankLost: none runs then, and it may be called again, unless the group is closed.
+        deadline_s: how long that may take, if not `start_deadline_s`. Raises RankLost: none runs then, and it may be
+        called again, unless the group is closed.
         """
         with self._lock:
             with self._killing:
@@ -68,7 +69,8 @@ class RankGroup:
             self._end(RankLost(None, "the ranks are being started again"))
             self.epoch += 1
             began = time.monotonic()
-            deadline = began + self._start_deadline_s
+            limit_s = self._start_deadline_s if deadline_s is None else deadline_s
+            deadline = began + limit_s
             with _Store() as store:
                 self._fork(deadline)
                 for rank in self._ranks:
@@ -78,7 +80,7 @@ class RankGroup:
                         "memory": [each.id for each in self._shared], "store": store.path,
                     }), store.descriptor)
                     rank.map()
-                self._exchange("start", deadline, self._start_deadline_s)
+                self._exchange("start", deadline, limit_s)
             log.info("ranks_started", epoch=self.epoch, ranks=len(self._ranks), seconds=time.monotonic() - began)
 
     def share(self, num_bytes: int) -> Shared:

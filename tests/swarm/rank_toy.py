@@ -19,9 +19,9 @@ FOREVER_S = 1000.0
 
 
 def make(context: RankContext) -> Handler:
-    """settings: fail, who: this rank fails so before it is ready."""
-    how = context.settings.get("fail")
-    if how and context.rank == context.settings["who"]:
+    """settings: {epoch: (rank, how)}, who fails how before it is ready."""
+    rank, how = context.settings.get(str(context.epoch), (-1, ""))
+    if rank == context.rank:
         fail(how)
     return Toy(context)
 

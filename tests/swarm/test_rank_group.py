@@ -27,9 +27,10 @@ DEADLINE_S = 60.0
 GONE_MS = 20_000
 
 
-def toy(settings: dict[str, Any] | None = None, program: str = "rank_toy:make", **options: Any) -> RankGroup:
+def toy(settings: dict[str, Any] | None = None, program: str = "rank_toy:make", ranks: int = RANKS,
+        **options: Any) -> RankGroup:
     """Ranks that have not been started."""
-    return RankGroup(program, settings or {}, devices=["cpu"] * RANKS, deadline_s=DEADLINE_S, **options)
+    return RankGroup(program, settings or {}, devices=["cpu"] * ranks, deadline_s=DEADLINE_S, **options)
 
 
 @pytest.fixture(scope="module")
@@ -303,22 +304,28 @@ def test_a_group_without_ranks_says_so() -> None:
     group.close()
 
 
+@pytest.mark.parametrize(("program", "words"), [
+    ("no_such_program:make", "ModuleNotFoundError: No module named 'no_such_program'"), ("rank_toy:no_name", "no_name"),
+])
+def test_a_program_that_is_not_there_is_named(program: str, words: str) -> None:
+    with pytest.raises(RankLost) as lost, toy_group(program=program):
+        pass
+    assert words in lost.value.reason
+
+
 def test_a_start_that_fails_says_why_and_leaves_nothing() -> None:
     before = left_behind()
-    for options, rank, words in (
-        ({"program": "no_such_program:make"}, None, "ModuleNotFoundError: No module named 'no_such_program'"),
-        ({"program": "rank_toy:no_such_name"}, None, "AttributeError"),
-        ({"settings": {"fail": "raise", "who": 2}}, 2, "ValueError: raise"),
-        ({"settings": {"fail": "abort", "who": 1}}, 1, "was ended by SIGABRT during 'start'"),
-        ({"settings": {"fail": "stop", "who": 3}, "start_deadline_s": 4.0}, 3, "no answer to 'start' within 4 s"),
-    ):
-        group = toy(**options)
-        for _ in range(2 if rank == 2 else 1):
-            with pytest.raises(RankLost) as lost:
-                group.start()
-            assert words in lost.value.reason and (rank is None or lost.value.rank == rank), lost.value
-            assert not group.pids
-        group.close()
+    group = toy({"2": (2, "raise"), "3": (1, "abort"), "4": (3, "stop")})
+    group.start()
+    running = len(os.listdir("/proc/self/fd"))
+    for rank, words in ((2, "ValueError: raise"), (1, "was ended by SIGABRT during 'start'"),
+                        (3, "stopped by a signal, gave no answer to 'start' within 5 s")):
+        with all_gone(*group.pids), pytest.raises(RankLost) as lost:
+            group.start(deadline_s=5.0 if rank == 3 else None)
+        assert lost.value.rank == rank and words in lost.value.reason and not group.pids
+    group.start()
+    assert sums(group) == SUMS and group.epoch == 5 and len(os.listdir("/proc/self/fd")) == running
+    group.close()
     assert left_behind() == before
 
 
@@ -357,10 +364,9 @@ def test_without_the_process_that_forks_ranks_another_one_is_made(group: RankGro
 
 def test_a_program_that_starts_threads_when_imported_gets_fresh_interpreters() -> None:
     before = left_behind()
-    with toy_group(program="rank_threaded_toy:make") as group:
-        assert sums(group) == SUMS
-        lost = lost_by(lambda: group.order("fail", how="kill", who=1, others="meet"), group)
-        assert lost.rank == 1 and "SIGKILL" in lost.reason
+    with toy_group(program="rank_threaded_toy:make", ranks=2) as group:
+        with all_gone(*group.pids), pytest.raises(RankLost, match="rank 1 was ended by SIGKILL"):
+            group.order("fail", how="kill", who=1, others="meet")
     assert left_behind() == before
 
 
@@ -422,11 +428,13 @@ def kill_at_random(kills: int, seed: int) -> list[float]:
             threading.Event().wait(0.001)
             pids = group.pids
         at.append(time.monotonic())
-        os.kill(pids[victim], number)
+        with suppress(ProcessLookupError):
+            os.kill(pids[victim], number)
 
     for _ in range(kills):
         starting = rng.random() < 0.2
         number = rng.choice([signal.SIGKILL] * 4 + [signal.SIGABRT] + [signal.SIGSTOP] * (not starting))
+        limit_s = 2.0 if number == signal.SIGSTOP else DEADLINE_S
         at: list[float] = []
         if starting:
             group.stop()
@@ -437,8 +445,7 @@ def kill_at_random(kills: int, seed: int) -> list[float]:
             if starting:
                 group.start()
             while True:
-                assert len(group.order("work", deadline_s=2.0, times=rng.randint(1, 20), size=1 << rng.randint(0, 14))
-                           ) == RANKS
+                group.order("work", deadline_s=limit_s, times=rng.randint(1, 20), size=1 << rng.randint(0, 14))
         except RankLost:
             thread.join()
             seconds.append(time.monotonic() - at[0])
