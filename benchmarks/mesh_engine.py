@@ -30,7 +30,7 @@ def manifest_of(case: Case) -> Manifest:
     layers = case.model.num_layers
     return Manifest(
         model=case.model.model_copy(update={"num_layers": layers + 2}), cut=Cut(stages=3, layers=(1, layers, 1)),
-        numerics=Numerics(mode="fp32"), averaging=Averaging(codec="fp32"),
+        numerics=Numerics(mode="fp32", compute=case.compute), averaging=Averaging(codec="fp32"),
         training=Training(total_steps=10, microbatches=MICROBATCHES, microbatch_size=case.microbatch_size,
                           sequence_length=case.sequence_length, eval_every=0),
     )

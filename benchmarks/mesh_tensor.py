@@ -36,10 +36,11 @@ from swarmnet.manifest.schema import Model
 from swarmnet.mesh.process_comm import ProcessComm
 from swarmnet.model import decoder
 from swarmnet.model.decoder import StageModule
+from swarmnet.model.precision import Compute, products_in
 from swarmnet.model.sharded import ShardedStage
 from swarmnet.model.sharding import take
 from swarmnet.model.slices import TensorSplit
-from swarmnet.model.split import Tape
+from swarmnet.model.split import Casts, Tape
 from swarmnet.net.grpc_options import tune_allocator
 
 MICROBATCHES = 3
@@ -56,6 +57,7 @@ class Case:
     sequence_length: int
     turns: int
     repeats: int                         # steps in one timing
+    compute: Compute = "fp32"
 
     @property
     def tokens(self) -> int:
@@ -82,19 +84,22 @@ class Ours:
         self.module = ShardedStage(split, layers, first=False, last=True, comm=comm)
         self.module.reset(seed=0)
         self.module.to(device)
+        self._case, self._device = case, device
         self._parameters = list(self.module.parameters())
         self._scratch = {parameter: torch.empty_like(parameter) for parameter in self._parameters}
         self._sums = [torch.zeros_like(parameter) for parameter in self._parameters]
+        self._casts = Casts()
 
     def step(self, hidden: list[Tensor], labels: list[Tensor]) -> Answer:
         """Forward, backward and weight pass of every microbatch."""
         torch._foreach_zero_(self._sums)
         leaves = [x.detach().requires_grad_() for x in hidden]
-        tapes = [Tape() for _ in leaves]
-        losses = [
-            self.module.loss_sum(self.module(leaf, tape), y)
-            for leaf, tape, y in zip(leaves, tapes, labels, strict=True)
-        ]
+        tapes = [Tape(self._casts) for _ in leaves]
+        with products_in(self._case.compute, self._device):
+            losses = [
+                self.module.loss_sum(self.module(leaf, tape), y)
+                for leaf, tape, y in zip(leaves, tapes, labels, strict=True)
+            ]
         for number in BACKWARDS:
             losses[number].backward()  # type: ignore[no-untyped-call]
         for number in BACKWARDS:
@@ -115,6 +120,7 @@ class Theirs:
         stage.reset(seed=0)
         _with_torchs_layers(stage)
         self.module = stage.to(device)
+        self._bf16 = torch.autocast(device.type, dtype=torch.bfloat16, enabled=case.compute == "bf16")
         mesh = init_device_mesh(device.type, (ranks,))
         parallelize_module(self.module, mesh, _plan(case.model, sequence_parallel=sequence_parallel))
 
@@ -124,9 +130,11 @@ class Theirs:
             parameter.grad = None
         leaves = [x.detach().requires_grad_() for x in hidden]
         with loss_parallel():
+            with self._bf16:
+                outputs = [self.module(leaf) for leaf in leaves]
             losses = [
-                F.cross_entropy(self.module(leaf).flatten(0, 1), y.flatten(), reduction="sum")
-                for leaf, y in zip(leaves, labels, strict=True)
+                F.cross_entropy(output.flatten(0, 1).float(), y.flatten(), reduction="sum")
+                for output, y in zip(outputs, labels, strict=True)
             ]
             for number in BACKWARDS:
                 losses[number].backward()  # type: ignore[no-untyped-call]
@@ -215,7 +223,7 @@ def run_rank(pipe: Connection, cases: Sequence[Case], rank: int, size: int, stor
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if cuda else "gloo", init_method=f"file://{store}", rank=rank, world_size=size,
-        timeout=timedelta(seconds=120),
+        timeout=timedelta(seconds=120), device_id=device if cuda else None,
     )
     for case in cases:
         for sequence_parallel in (False, True):
