@@ -1,6 +1,6 @@
 """What a mesh costs: our tensor parallelism beside torch's, orders to ranks, and a restart, each beside a neighbour.
 
-    python benchmarks/mesh.py [--part tensor,orders,engine] [--ranks 2] [--compute bf16] [--turns N] [--json FILE] [--quick]
+    python benchmarks/mesh.py [--part tensor,orders,engine] [--ranks 2] [--compute bf16] [--turns N] [--json FILE]
 
 `tensor`: one step of three microbatches in flight (forwards, backwards in another order, weight gradients) of a stage
 with head and loss, split by `ShardedStage` and by torch's `parallelize_module`, on the same ranks of one group (gloo;
