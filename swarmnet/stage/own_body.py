@@ -21,7 +21,8 @@ class OwnBody:
         memory: Memory | None = None,
     ) -> None:
         self.device, self._dtype = device, sum_dtype(manifest.numerics)
-        self.state = ReplicaState(manifest, stage, device=device, initial=initial)
+        offload = memory is not None and memory.offload_optimizer
+        self.state = ReplicaState(manifest, stage, device=device, initial=initial, offload=offload)
         self._passes = Passes(
             first=self.state.first, last=self.state.last, device=device,
             reproducible=manifest.numerics.mode == "deterministic", memory=memory,

@@ -4,14 +4,10 @@ With `averaging.sync = "overlap"` step s is computed on the weights of version s
 modules, and step s uses module s % 2. The update of step s reads the other one, which holds the newest weights, and
 writes into the module of s, whose weights nobody needs any more. Before steps overlap both hold the same. The moments
 exist once.
-
-Gradients are computed into one scratch buffer whose pieces start on 64-byte boundaries: matrix kernels pick their
-summation order by alignment, so a parameter's gradient must not depend on what precedes it in the stage.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -25,17 +21,20 @@ from swarmnet.model.decoder import StageModule
 from swarmnet.model.split import Tape
 from swarmnet.stage import snapshot
 from swarmnet.stage.canonical import Canonical, Initial
+from swarmnet.stage.gradients import aligned
 from swarmnet.stage.optimizer import MOMENTS, StageOptimizer, average
 from swarmnet.stage.outer import Outer
 
-_ALIGN = 16          # fp32 elements
-
 
 class ReplicaState:
-    """Weights of `version` of one stage (with a delay also of the version before), and the update to the next."""
+    """Weights of `version` of one stage (with a delay also of the version before), and the update to the next.
+
+    offload: moments are in host memory, and the update is computed there.
+    """
 
     def __init__(
-        self, manifest: Manifest, stage: int, *, device: torch.device, initial: Initial | None = None
+        self, manifest: Manifest, stage: int, *, device: torch.device, initial: Initial | None = None,
+        offload: bool = False,
     ) -> None:
         ranges = cut_layers(manifest.model, manifest.cut, manifest.training.sequence_length)
         self.manifest, self.stage, self.device = manifest, stage, device
@@ -49,8 +48,9 @@ class ReplicaState:
         self.version, self._initial = 0, initial
         self._names = [name for name, _ in self._modules[0].named_parameters()]
         self._parameters = [list(module.parameters()) for module in self._modules]
-        self._optimizer = StageOptimizer(self._parameters[0], manifest.optimizer)
-        self._scratch = _aligned_like(self._parameters[0], device)
+        self._optimizer = StageOptimizer(self._parameters[0], manifest.optimizer, offload=offload)
+        self._offload = offload
+        self._scratch = aligned([parameter.shape for parameter in self._parameters[0]], device)
         self._scratch_of = {
             parameter: scratch for parameters in self._parameters
             for parameter, scratch in zip(parameters, self._scratch, strict=True)
@@ -74,12 +74,15 @@ class ReplicaState:
     def apply(self, total: Tensor, commits: Sequence[Commit], *, own_tokens: int | None = None) -> None:
         """Step to the next version with the flat sum `total` (see `Canonical.update`)."""
         update = self.canonical.update(self.version, total, commits, own_tokens=own_tokens)
-        for gradient, piece in zip(self._scratch, self.canonical.pieces(total), strict=True):
-            average(piece.to(self.device), gradient.view(-1), scale=update.scale, numerics=self.manifest.numerics)
+        gradients = self._optimizer.room() if self._offload else self._scratch
+        if self.outer is not None:                       # which may have changed the weights
+            self._optimizer.take(self.newest)
+        for gradient, piece in zip(gradients, self.canonical.pieces(total), strict=True):
+            average(piece.to(gradient.device), gradient.view(-1), scale=update.scale, numerics=self.manifest.numerics)
         into = self._parameters[self.version % len(self._modules)]
         if self.delay.most:
             _copy(self.newest, into)
-        self._optimizer.step(self._scratch, learning_rate=update.rate, parameters=into)
+        self._optimizer.step(gradients, learning_rate=update.rate, parameters=into)
         self.version += 1
         if not self.delay.behind(self.version) and self.delay.most:
             _copy(into, self._parameters[self.version % len(self._modules)])
@@ -101,6 +104,7 @@ class ReplicaState:
         for parameters in self._parameters[1:]:
             _copy(self._parameters[0], parameters)
         self._optimizer.reset()
+        self._optimizer.take(self._parameters[0])
         if self.outer is not None:
             self.outer.reset()
         self.version = 0
@@ -116,6 +120,7 @@ class ReplicaState:
         self.version = version               # first: it says which module holds what
         for name, tensor in self._tensors().items():
             tensor.copy_(tensors[name])
+        self._optimizer.take(self.newest)
         self._optimizer.set_num_steps(version)
 
     @property
@@ -142,10 +147,3 @@ class ReplicaState:
 def _copy(source: Sequence[Parameter], into: Sequence[Parameter]) -> None:
     for parameter, value in zip(into, source, strict=True):
         parameter.copy_(value)
-
-
-def _aligned_like(parameters: Sequence[Parameter], device: torch.device) -> list[Tensor]:
-    """One buffer, cut into contiguous fp32 tensors of the parameters' shapes, each on a 64-byte boundary."""
-    starts = [0, *itertools.accumulate(-(-p.numel() // _ALIGN) * _ALIGN for p in parameters)]
-    buffer = torch.zeros(starts[-1], dtype=torch.float32, device=device)
-    return [buffer[start : start + p.numel()].view(p.shape) for start, p in zip(starts, parameters, strict=False)]

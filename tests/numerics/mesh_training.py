@@ -32,7 +32,7 @@ MODEL = Model(   # 35 rows divide by no axis, 9 channels leave the last of 4 ran
 
 
 def run_of(
-    mode: str = "fp32", *, stages: int = 1, model: Model = MODEL, overlap: bool = False, **optimizer: object
+    mode: str = "fp32", *, stages: int = 1, model: Model = MODEL, sync: str = "exact", **optimizer: object
 ) -> Manifest:
     """A run whose gradients are clipped. eps is large: under Adam a gradient of nothing but rounding moves a weight as
     far as any other, and rounding is what meshes differ by."""
@@ -42,7 +42,7 @@ def run_of(
         training=Training(seed=4, microbatches=MICROBATCHES, microbatch_size=ROWS, sequence_length=LENGTH),
         optimizer=Optimizer(**{"warmup_steps": 2, "clip_norm": 0.2, "eps": 1e-3} | optimizer),
         numerics=Numerics(mode=mode),
-        averaging=Averaging(sync="overlap", overlap_after=2, codec=codec) if overlap else Averaging(codec=codec),
+        averaging=Averaging(sync=sync, codec=codec, **{"overlap_after": 2} if sync == "overlap" else {}),
     )
 
 
@@ -98,9 +98,11 @@ def commits_of(canonical: Canonical, step: int, total: Tensor) -> list[Commit]:
 
 
 @functools.cache
-def train_alone(manifest: Manifest, stage: int = 0, *, start: int = 0, steps: int = STEPS) -> Trained:
+def train_alone(
+    manifest: Manifest, stage: int = 0, *, start: int = 0, steps: int = STEPS, memory: Memory | None = None
+) -> Trained:
     """In one process, from version `start`, which is this process's too."""
-    body = OwnBody(manifest, stage, device=CPU)
+    body = OwnBody(manifest, stage, device=CPU, memory=memory)
     body.state.reset_to_seed()
     if start:
         body.state.take_over(train_alone(manifest, stage, steps=start).state, version=start)
@@ -124,6 +126,8 @@ def train_alone(manifest: Manifest, stage: int = 0, *, start: int = 0, steps: in
         commits = commits_of(canonical, step, seen.total)
         seen.norms.append(commits[stage].grad_sq_norm ** 0.5 / commits[stage].num_tokens)
         body.state.apply(seen.total, commits)
+        if body.state.outer is not None:
+            torch._foreach_mul_([weight.detach() for weight in body.state.newest], 0.9)      # as an outer step does
     memory = body.state.canonical.layout.memory()
     version = body.state.copy(memory)
     seen.state = body.state.canonical.unpack(body.state.canonical.layout.seal(memory, version=version), version=version)
@@ -233,7 +237,7 @@ class Case:
     stage: int = 0
     stages: int = 1
     tied: bool = False
-    overlap: bool = False
+    sync: str = "exact"
     memory: Memory | None = None
     start: int = 0
     steps: int = STEPS
@@ -241,7 +245,7 @@ class Case:
     def manifest(self) -> Manifest:
         """The run."""
         model = MODEL.model_copy(update={"tie_embeddings": self.tied})
-        return run_of(self.mode, stages=self.stages, model=model, overlap=self.overlap)
+        return run_of(self.mode, stages=self.stages, model=model, sync=self.sync)
 
 
 CASES = {                                                # of four ranks
@@ -252,7 +256,7 @@ CASES = {                                                # of four ranks
     "zero3-middle": Case(2, "zero3", stage=1, stages=3, steps=2),
     "zero3-head": Case(1, "zero3", stage=2, stages=3, memory=Memory(offload_optimizer=True), steps=2),
     "zero3-tied": Case(2, "zero3", tied=True, start=1, steps=2),
-    "zero3-overlap": Case(2, "zero3", overlap=True, steps=4),
+    "zero3-overlap": Case(2, "zero3", sync="overlap", steps=4),
     **{
         f"zero3-{policy}": Case(1, "zero3", memory=Memory(activations=policy), steps=2)
         for policy in ("recompute", "recompute_layers", "selective")

@@ -101,10 +101,18 @@ def test_what_is_kept_for_backward_changes_nothing(policy: str, tied: bool) -> N
 @pytest.mark.parametrize("offload", [False, True], ids=["on-device", "offloaded"])
 @pytest.mark.parametrize("shard", ["dp", "zero1", "zero2"])
 def test_steps_may_overlap_and_moments_rest_in_host_memory(shard: str, offload: bool) -> None:
-    manifest = run_of(overlap=True)
+    manifest = run_of(sync="overlap")
     memory = Memory(offload_optimizer=offload)
     for found in on_ranks(manifest, layout_of(1, 2, shard), lambda rank: rank.train(), memory=memory):
         check(found, manifest)
+
+
+@pytest.mark.parametrize("sync", ["exact", "overlap", "local"])
+def test_one_rank_makes_the_same_bits_with_moments_in_host_memory(sync: str) -> None:
+    manifest = run_of(sync=sync)
+    found = train_alone(manifest, memory=Memory(offload_optimizer=True)).state
+    for name, expected in train_alone(manifest).state.items():
+        assert torch.equal(found[name], expected), name
 
 
 def test_replicas_of_other_meshes_go_on_from_each_others_state() -> None:
@@ -137,7 +145,7 @@ def test_every_mesh_makes_the_same_bits_of_the_same_sum(layout: MeshLayout, mode
 
 @BY_LABEL
 def test_each_element_of_sums_and_states_is_written_by_one_rank(layout: MeshLayout) -> None:
-    manifest = run_of(overlap=True)
+    manifest = run_of(sync="overlap")
     for writers in on_ranks(manifest, layout, lambda rank: rank.writers_of(0)):
         assert writers.unique().tolist() == [1]
 
@@ -395,6 +403,6 @@ def test_four_processes_over_gloo(processes: list[dict[str, Any]], name: str, ca
         assert max(report["far"].values()) <= 1e-5, report["far"]
         assert report["other bits"] == [] and report["writers"] == [1]
         expected = expected_bytes(split, shapes, number, case.mode)
-        for what in ("parameters", "accumulators") if case.overlap else ():
+        for what in ("parameters", "accumulators") if case.sync == "overlap" else ():
             expected[what] *= 2
         assert report["held"] == expected
