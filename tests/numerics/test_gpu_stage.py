@@ -57,7 +57,7 @@ def test_a_stage_step_is_a_plain_torch_loops(device: str, compute: str, capsys: 
     assert ours[-1] < ours[0] - 0.1, "it trains"
     assert ours == pytest.approx(plain, rel=1e-5 if compute == "fp32" else 3e-3)
     if device == "cuda":
-        timed = mfu.measure(mfu.GPU, torch.device(device), compute, turns=5)
+        timed = mfu.measure(mfu.fitting(torch.device(device)), torch.device(device), compute, turns=5)
         with capsys.disabled():
             share = "MFU unknown for this device" if timed["mfu"] is None else f"MFU {timed['mfu']:.1%} of bf16's peak"
             print(f"\n{torch.cuda.get_device_name()}, {compute}: {timed['ratio']:.2f} of a plain loop's time, {share}")
@@ -162,3 +162,11 @@ def test_an_update_rounds_an_element_alike_wherever_its_tensor_is_cut(device: st
             optimizer.step([whole[number][a:b].clone() for a, b in itertools.pairwise(cuts)], learning_rate=1e-2)
         updated.append(torch.cat(weights))
     assert torch.equal(*updated)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_moments_in_host_memory_and_updates_on_the_cpu_are_the_same_training(device: str) -> None:
+    (losses, weights), (found, ours) = steps(device), steps(device, memory=Memory(offload_optimizer=True))
+    assert found == pytest.approx(losses, rel=0.0 if device == "cpu" else 1e-5)
+    for mine, theirs in zip(ours, weights, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0.0 if device == "cpu" else 1e-5)
