@@ -36,8 +36,8 @@ PURE = (
     "peer/ranks.py", "peer/memory.py",
     "state/restart.py", "state/rhythm.py", "state/pieces.py", "averaging/parts.py", "averaging/grid.py",
     "averaging/arrange.py", "averaging/gossip.py", "averaging/meter.py", "averaging/watch.py",
-    "stage/codec_choice.py", "model/blocks.py", "mesh/layout.py",
-    "stage/outer_plan.py", "manifest/implied.py", "manifest/delay.py", "manifest/remarks.py",
+    "stage/advice.py", "stage/budget.py", "stage/codec_choice.py", "model/blocks.py", "mesh/layout.py",
+    "stage/outer_plan.py", "stage/patience.py", "manifest/implied.py", "manifest/delay.py", "manifest/remarks.py",
 )
 DRIVER = "driver.py"          # modules of step/ whose name ends so perform the actions, and are not pure
 NOT_PURE = frozenset(["asyncio", "logging", "socket", "subprocess", "threading", "time"])

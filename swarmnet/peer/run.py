@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 from swarmnet import telemetry
 from swarmnet.config.peer import PeerConfig
@@ -63,7 +63,7 @@ def run_peer(
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     layout = choose_layout(config.mesh, config.device, manifest, cuda=torch.cuda.device_count())
     check_memory(config.memory, layout.devices)
-    memory = Memory(activations=config.memory.activations)
+    memory = Memory(config.memory.activations, config.memory.offload_optimizer)
     has_data = 0 in config.stages and (data_at_source or config.data is not None)
     tokens = own_tokens(config, manifest) if has_data else no_tokens
     with contextlib.ExitStack() as stack:                # left in reverse: ranks end first, and jobs that wait for them
@@ -80,12 +80,28 @@ def run_peer(
                 heard("mesh_starting", {"stage": stage, "mesh": layout.label, "ranks": layout.ranks})
                 log.info("mesh_starting", stage=stage, mesh=layout.label, ranks=layout.ranks)
         numerics = f"{layout.kind}/torch-{'.'.join(torch.__version__.split('.')[:2])}/{layout.label}"
-        with EventLog(config.events) as events:
+        with EventLog(config.events) as events, _given_up_in_words():
             return asyncio.run(_serve(
                 config, manifest, {stage: wrap_engine(engine) for stage, engine in engines.items()},
                 [engine.supervise for engine in engines.values() if layout.ranks > 1],
                 tokens, events, heard, numerics, wrap, begin.missing,
             ))
+
+
+@contextlib.contextmanager
+def _given_up_in_words() -> Iterator[None]:
+    """What ends a peer whose ranks are given up, alone, and not as one of the errors of a group of tasks."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        failed, others = group.split(MeshFailed)
+        if others is not None:
+            raise
+        found: BaseException | None = failed
+        while isinstance(found, BaseExceptionGroup):
+            found = found.exceptions[0]
+        assert found is not None
+        raise found from None
 
 
 def own_tokens(config: PeerConfig, manifest: Manifest) -> Tokens:

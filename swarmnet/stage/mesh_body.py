@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swarmnet.errors import Refused, RejectCode
+from swarmnet.errors import Refused
 from swarmnet.manifest.schema import Manifest
 from swarmnet.mesh.group import RankGroup
 from swarmnet.mesh.layout import MeshLayout
@@ -127,16 +127,19 @@ class MeshBody:
             self._tokens.copy_(tokens)
             if hidden is not None:
                 self._inward.copy_(hidden)
-            self._ranks.start_or_refuse()
-            held = Held(key, self._ranks.life) if train else None
-            if held is not None:
-                weakref.finalize(held, self._ranks.forget, key).atexit = False
-                self._ranks.holds[key] = step
             answers = self._ranks.order("forward", key=key, step=step, train=train)
+            held = self._hold(key, step) if train else None
             if not self._last:
                 return self._outward.clone(), held
             losses = [answers[self._layout.rank(d, 0)]["loss"] for d in range(self._layout.data)]
             return torch.tensor(losses, dtype=torch.float32).sum(), held
+
+    def _hold(self, key: int, step: int) -> Held:
+        """What ranks hold now is dropped there when nobody holds this any more."""
+        held = Held(key, self._ranks.life)
+        self._ranks.holds[key] = step
+        weakref.finalize(held, self._ranks.forget, key).atexit = False
+        return held
 
     def backward(self, work: object, gradient: Tensor | None) -> Tensor | None:
         """See Body."""
@@ -144,13 +147,10 @@ class MeshBody:
         if work.went_back:
             raise ValueError("backward of this pass has run already")
         with self._ranks.lock:
-            self._ranks.start_or_refuse()
-            if not self._has(work):
-                raise Refused(RejectCode.NOT_READY, "the ranks that held this microbatch were lost")
             if gradient is not None:
                 self._inward.copy_(gradient)
             work.went_back = True
-            self._ranks.order("backward", key=work.key)
+            self._ranks.order("backward", life=work.life, key=work.key)
             return None if self._first else self._outward.clone()
 
     def accumulate(self, work: object, *, step: int, index: int, voids: int) -> bool:
@@ -158,25 +158,18 @@ class MeshBody:
         assert isinstance(work, Held)
         if not work.went_back:
             raise ValueError(f"no gradient to add: microbatch {step}/{index}")
+
+        def add() -> None:
+            self._ranks.order("accumulate", life=work.life, key=work.key, step=step, index=index, voids=voids)
+
         try:
-            with self._ranks.lock:
-                self._ranks.start_or_refuse()
-                if not self._has(work):
-                    return False
-                added = self.sums[step % len(self.sums)].add(
-                    lambda: self._ranks.order("accumulate", key=work.key, step=step, index=index, voids=voids),
-                    step=step, index=index, voids=voids,
-                )
+            added = self.sums[step % len(self.sums)].add(add, step=step, index=index, voids=voids)
         except Refused:                                  # the ranks are gone, and what was summed
             return False
         finally:
             self._ranks.forget(work.key)
         self._ranks.finished()
         return added
-
-    def _has(self, held: Held) -> bool:
-        """Do the ranks that are up hold it?"""
-        return held.life == self._ranks.life
 
     # ------------------------------------------------------------ sums and versions
 
@@ -185,7 +178,7 @@ class MeshBody:
         return self._finished
 
     def _write_sum(self, step: int, voids: int) -> None:
-        self._ranks.order("write_sum", step=step, voids=voids)
+        self._ranks.order("write_sum", life=self._ranks.life, step=step, voids=voids)
 
     def _update(self, total: Tensor, update: Update) -> None:
         """Raises Refused(NOT_READY) if the ranks are given up."""

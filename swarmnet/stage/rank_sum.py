@@ -25,7 +25,8 @@ class Reading:
 
 
 class RankSum:
-    """`stage.body.GradientSum`. write(step, voids): has ranks write that sum to the reading's memory."""
+    """`stage.body.GradientSum`. write(step, voids): has the ranks of now write that sum to the reading's memory, and no
+    others; it raises Refused if they are lost."""
 
     def __init__(self, ranks: Ranks, reading: Reading, write: Callable[[int, int], None]) -> None:
         self._ranks, self._reading, self._write = ranks, reading, write

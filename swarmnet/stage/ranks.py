@@ -81,10 +81,15 @@ class Ranks:
         except MeshFailed as failed:
             raise Refused(RejectCode.NOT_READY, failed.message) from failed
 
-    def order(self, name: str, /, **fields: Any) -> list[Mapping[str, Any]]:
-        """All ranks' answers, by rank. Raises Refused(NOT_READY) if a rank is lost meanwhile, and what all raise."""
+    def order(self, name: str, /, *, life: int | None = None, **fields: Any) -> list[Mapping[str, Any]]:
+        """All ranks' answers, by rank. life: of the ranks that can do it; None: whoever is up.
+
+        Raises Refused(NOT_READY) if these are lost, before or meanwhile, and what all ranks raise.
+        """
         with self.lock:
             self.start_or_refuse()
+            if life not in (None, self.life):
+                raise Refused(RejectCode.NOT_READY, "the ranks that held what this needs were lost", order=name)
             try:
                 return self._do(name, fields)
             except RankLost as lost:

@@ -1,0 +1,259 @@
+"""The peer process's side of ranks, with ranks that a test kills when it likes: sums, keys, restarts, patience."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.errors import BadMessage, MeshFailed, RankLost, Refused, RejectCode
+from swarmnet.stage.patience import Pace, Patience
+from swarmnet.stage.rank_sum import RankSum, Reading
+from swarmnet.stage.ranks import Ranks
+
+QUICK = Patience(restarts=2, pause_s=0.0)
+
+
+class Group:
+    """`mesh.group.RankGroup` as a list of orders. dies: before which order of that name, or at "start" or "check"."""
+
+    def __init__(self) -> None:
+        self.epoch, self.pids = 0, (7, 8)
+        self.orders: list[tuple[str, dict[str, Any]]] = []
+        self.dies: list[str] = []
+        self.holds: set[int] = set()
+        self.refuses: Exception | None = None
+        self.closed = False
+
+    def _fate(self, name: str) -> None:
+        if name in self.dies:
+            self.dies.remove(name)
+            self.holds.clear()
+            raise RankLost(1, f"rank 1 died in {name}")
+
+    def start(self) -> None:
+        self.epoch += 1
+        self._fate("start")
+
+    def check(self) -> None:
+        self._fate("check")
+
+    def order(self, name: str, /, deadline_s: float, forgotten: list[int], **fields: Any) -> list[Mapping[str, Any]]:
+        self._fate(name)
+        assert self.holds >= set(forgotten), "forgotten twice, or by other ranks"
+        self.holds -= set(forgotten)
+        if self.refuses is not None:
+            raise self.refuses
+        if name == "load":
+            self.holds.clear()
+        self.orders.append((name, fields))
+        return [{}, {}]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Losses:
+    """What is told."""
+
+    def __init__(self) -> None:
+        self.sums: list[RankSum] = []
+        self.said: list[str] = []
+
+    def lost(self) -> None:
+        for total in self.sums:
+            total.lose()
+        self.said.append("lost")
+
+    def event(self, event: str, fields: dict[str, object]) -> None:
+        self.said.append(event)
+
+
+class Table:
+    """Ranks and two sums over them. What ranks write is how often they were told to add, in every element."""
+
+    def __init__(self, patience: Patience = QUICK) -> None:
+        self.group, self.losses = Group(), Losses()
+        self.ranks = Ranks(
+            self.group, self.losses, label="tp2", load=lambda: {"version": 3}, patience=patience,  # type: ignore
+        )
+        self.reading = Reading(torch.zeros(3))
+        self.sums = self.losses.sums = [RankSum(self.ranks, self.reading, self.write) for _ in range(2)]
+
+    def write(self, step: int, voids: int) -> None:
+        self.ranks.order("write_sum", life=self.ranks.life, step=step, voids=voids)
+        self.reading.flat.fill_(len(self.sums[step % 2].indexes(step)))
+
+    def add(self, step: int, index: int, *, life: int | None = None) -> bool:
+        total = self.sums[step % 2]
+        return total.add(
+            lambda: self.ranks.order("accumulate", life=life), step=step, index=index, voids=total.voids
+        )
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.group.orders]
+
+
+def refused(call: Any) -> None:
+    with pytest.raises(Refused) as caught:
+        call()
+    assert caught.value.code is RejectCode.NOT_READY
+
+
+def test_ranks_are_started_once_and_read_the_state_first() -> None:
+    table = Table()
+    table.ranks.order("forward")
+    table.ranks.start()
+    assert table.names == ["load", "forward"] and table.losses.said == ["mesh_started"]
+
+
+def test_a_sum_is_written_once_per_content() -> None:
+    table = Table()
+    assert table.add(0, 5) and not table.add(0, 5)
+    assert table.sums[0].read(0).tolist() == [1.0] * 3 == table.sums[0].read(0).tolist()
+    assert table.names.count("write_sum") == 1
+    assert table.add(0, 6) and table.sums[0].read(0).tolist() == [2.0] * 3
+    assert table.add(1, 0) and table.sums[1].read(1).tolist() == [1.0] * 3
+    assert table.sums[0].read(0).tolist() == [2.0] * 3
+    assert table.names.count("write_sum") == 4
+    assert table.sums[0].read(2).tolist() == [0.0] * 3 and table.names.count("write_sum") == 4
+
+
+def test_what_ranks_refuse_alike_is_not_counted() -> None:
+    table = Table()
+    table.ranks.start()
+    table.group.refuses = BadMessage(RejectCode.NON_FINITE, "inf")
+    with pytest.raises(BadMessage):
+        table.add(0, 1)
+    table.group.refuses = None
+    assert table.sums[0].indexes(0) == frozenset() and table.add(0, 1)
+
+
+@pytest.mark.parametrize("dies", ["accumulate", "check", "write_sum"])
+def test_a_lost_sum_is_refused_until_it_is_voided(dies: str) -> None:
+    table = Table()
+    assert table.add(0, 1)
+    total, voids, life = table.sums[0], table.sums[0].voids, table.ranks.life
+    table.group.dies = [dies]
+    refused(lambda: table.sums[0].read(0) if dies == "write_sum" else table.add(0, 2, life=life))
+    assert total.voids == voids + 1 and table.losses.said[-2:] != [] and "lost" in table.losses.said
+    refused(lambda: total.read(0))
+    assert total.read(2).tolist() == [0.0] * 3                   # another step's
+    total.void()
+    assert total.read(0).tolist() == [0.0] * 3 and total.indexes(0) == frozenset()
+    assert table.add(0, 1) and total.read(0).tolist() == [1.0] * 3
+
+
+def test_a_sum_whose_ranks_are_found_dead_as_it_is_written_is_not_read_from_others() -> None:
+    table = Table()
+    assert table.add(0, 1)
+    table.group.dies = ["check"]                                 # noticed before the order, and started again
+    refused(lambda: table.sums[0].read(0))
+    assert table.names[-1] == "load" and table.reading.holds is None
+
+
+def test_nothing_is_lost_that_was_not_there() -> None:
+    table = Table()
+    table.group.dies = ["start", "load"]
+    table.ranks.start()
+    assert table.losses.said == ["rank_lost", "rank_lost", "mesh_started"] and table.ranks.life == 0
+
+
+def test_what_needs_no_sum_is_done_by_the_next_ranks() -> None:
+    table = Table(Patience(pause_s=0.0))
+    table.ranks.start()
+    table.group.dies = ["check", "update", "start"]
+    table.ranks.insist("update", version=3)
+    assert table.names == ["load", "load", "load", "update"] and table.ranks.life == 2
+
+
+def test_they_are_given_up_after_losses_with_nothing_in_between() -> None:
+    table = Table()
+    for _ in range(4):                                           # not in a row: something was finished
+        table.group.dies = ["forward"]
+        refused(lambda: table.ranks.order("forward"))
+        table.ranks.start()
+        table.ranks.finished()
+    table.group.dies = ["forward", "load", "start"]
+    refused(lambda: table.ranks.order("forward"))
+    with pytest.raises(MeshFailed, match=r"\(tp2\) were started 3 times and finished nothing; .*died in load"):
+        table.group.dies = ["start", "load"]
+        table.ranks.start()
+    refused(lambda: table.ranks.order("forward"))
+    refused(lambda: table.ranks.insist("update"))
+
+
+def test_who_is_closed_starts_nothing() -> None:
+    table = Table()
+    table.ranks.close()
+    with pytest.raises(MeshFailed, match="stopped for good"):
+        table.ranks.start()
+    assert table.group.closed and table.group.epoch == 0
+
+
+@given(st.lists(st.sampled_from(["hold", "forget", "apply", "order", "die", "load"]), max_size=40))
+def test_ranks_hold_nothing_that_nobody_holds(acts: list[str]) -> None:
+    """Whatever ends: a handle that dies, a step that is applied, ranks, a state that is replaced."""
+    table = Table(Patience(restarts=1000, pause_s=0.0))
+    ranks, group, alive, key, version = table.ranks, table.group, [], 0, 0
+    ranks.start()
+    for act in acts:
+        match act:
+            case "hold":
+                ranks.order("forward")
+                ranks.holds[key] = version
+                group.holds.add(key)
+                alive.append(key)
+                key += 1
+            case "forget" if alive:
+                ranks.forget(alive.pop())
+            case "apply":
+                ranks.forget_step(version)
+                version += 1
+            case "die":
+                group.dies = ["check"]
+                ranks.start()
+            case "load":
+                ranks.reload()
+            case "order":
+                ranks.order("forward")
+    while alive:
+        ranks.forget(alive.pop())
+    ranks.order("forward")
+    assert not group.holds and not ranks.holds
+
+
+# ---------------------------------------------------------------- patience
+
+
+def test_a_deadline_is_generous_until_the_pace_is_known() -> None:
+    pace = Pace(Patience(first_s=300.0, floor_s=60.0, factor=20.0))
+    for _ in range(3):
+        assert pace.deadline_s("forward") == 300.0
+        pace.took("forward", 0.1)
+    assert pace.deadline_s("forward") == 60.0 and pace.deadline_s("backward") == 300.0
+    pace.took("forward", 40.0)
+    assert pace.deadline_s("forward") == 800.0
+    pace.started()
+    assert pace.deadline_s("forward") == 800.0
+    for _ in range(100):
+        pace.took("forward", 0.1)
+    assert pace.deadline_s("forward") == 60.0
+
+
+@given(st.lists(st.floats(0.0, 1e4), min_size=4), st.floats(0.0, 19.0))
+def test_no_order_is_late_that_takes_a_few_times_what_it_took(seen: list[float], times: float) -> None:
+    pace = Pace(Patience())
+    for seconds in seen:
+        pace.took("update", seconds)
+    assert pace.deadline_s("update") >= times * seen[-1]
+
+
+def test_pauses_grow_from_nothing() -> None:
+    patience = Patience()
+    assert [patience.pause(losses) for losses in range(6)] == [0.0, 0.0, 0.25, 0.5, 1.0, 2.0]
