@@ -92,7 +92,7 @@ class Outer:
             before = weights.clone()
             if not mine:
                 weights.sub_(slow)
-            towards = mean[at - start : here.stop - start]
+            towards = mean[at - start : here.stop - start].to(slow.device)
             if plain:
                 slow.copy_(towards) if self._gossip else slow.sub_(towards)
                 momentum.zero_()

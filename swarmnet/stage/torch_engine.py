@@ -44,6 +44,9 @@ from swarmnet.stage.step_sum import StepSum
 T = TypeVar("T")
 
 _LOOK_S = 1.0        # between two looks after idle ranks
+_HOST = torch.device("cpu")
+"""Where sums are while they travel, also those of a GPU: see `OwnBody.sum_memory`."""
+
 _LARGE = 1 << 20     # bytes whose allocation would hold up the event loop
 
 
@@ -89,7 +92,7 @@ class TorchEngine:
         self._epochs = [0] * (1 + self.delay.most)       # counts changes of the weights
         self._sum: StepSum | LocalSum
         if manifest.averaging.sync == "local":
-            self._sum = LocalSum(manifest, self._state, self._accumulators[0], device=self._body.device)
+            self._sum = LocalSum(manifest, self._state, self._accumulators[0], device=_HOST)
         else:
             self._sum = StepSum(manifest, self._state, self._accumulators, memory=self._body.sum_memory())
         self._spare: Tensor | None = None    # memory for the next snapshot
