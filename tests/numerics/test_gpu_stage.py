@@ -5,17 +5,20 @@ Figures (time beside a plain loop, MFU) are printed, never asserted.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import os
+import random
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from benchmark_modules import load
+from stage_chain import StageChain, compute_thread, tiny
 
-from swarmnet.manifest.schema import Optimizer
+from swarmnet.manifest.schema import Averaging, Optimizer
 from swarmnet.mesh.group import RankGroup
 from swarmnet.stage.optimizer import StageOptimizer
 from swarmnet.stage.own_body import OwnBody
@@ -170,3 +173,27 @@ def test_moments_in_host_memory_and_updates_on_the_cpu_are_the_same_training(dev
     assert found == pytest.approx(losses, rel=0.0 if device == "cpu" else 1e-5)
     for mine, theirs in zip(ours, weights, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0.0 if device == "cpu" else 1e-5)
+
+
+@pytest.mark.parametrize("averaging", [
+    Averaging(codec="fp32"), Averaging(codec="int8"), Averaging(codec="topk:0.05"), Averaging(codec="powersgd:2"),
+    Averaging(codec="auto"), Averaging(codec="bf16", sync="overlap", overlap_after=0),
+    Averaging(codec="int8", sync="local", inner_steps=1, outer_warmup_steps=1),
+], ids=lambda averaging: f"{averaging.sync}-{averaging.codec}")
+@pytest.mark.parametrize("device", DEVICES)
+def test_rounds_under_every_kind_of_codec(device: str, averaging: Averaging) -> None:
+    """Accumulators and weights on the device, what travels and what is owed in host memory."""
+    ends = []
+
+    async def train(where: str) -> None:
+        async with compute_thread() as compute:
+            chain = StageChain(tiny(1, mode="fp32", averaging=averaging), compute, device=where)
+            losses = [await chain.step(random.Random(number)) for number in range(4)]
+            ends.append((losses, await chain.weights()))
+
+    asyncio.run(train(device))
+    asyncio.run(train("cpu"))
+    (losses, ours), (expected, theirs) = ends
+    assert losses == pytest.approx(expected, rel=0.0 if device == "cpu" else 1e-3)
+    assert all(weight.device.type == "cpu" and weight.isfinite().all() for weight in ours.values())
+    assert device == "cuda" or all(torch.equal(ours[name], theirs[name]) for name in theirs)
