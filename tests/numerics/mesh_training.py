@@ -32,7 +32,8 @@ MODEL = Model(   # 35 rows divide by no axis, 9 channels leave the last of 4 ran
 
 
 def run_of(
-    mode: str = "fp32", *, stages: int = 1, model: Model = MODEL, sync: str = "exact", **optimizer: object
+    mode: str = "fp32", *, stages: int = 1, model: Model = MODEL, sync: str = "exact", compute: str = "fp32",
+    **optimizer: object,
 ) -> Manifest:
     """A run whose gradients are clipped. eps is large: under Adam a gradient of nothing but rounding moves a weight as
     far as any other, and rounding is what meshes differ by."""
@@ -41,7 +42,7 @@ def run_of(
         model=model, cut=Cut(stages=stages, layers=(1, 1, 0) if stages == 3 else "auto"),
         training=Training(seed=4, microbatches=MICROBATCHES, microbatch_size=ROWS, sequence_length=LENGTH),
         optimizer=Optimizer(**{"warmup_steps": 2, "clip_norm": 0.2, "eps": 1e-3} | optimizer),
-        numerics=Numerics(mode=mode),
+        numerics=Numerics(mode=mode, compute=compute),
         averaging=Averaging(sync=sync, codec=codec, **{"overlap_after": 2} if sync == "overlap" else {}),
     )
 
@@ -238,6 +239,7 @@ class Case:
     stages: int = 1
     tied: bool = False
     sync: str = "exact"
+    compute: str = "fp32"
     memory: Memory | None = None
     start: int = 0
     steps: int = STEPS
@@ -245,7 +247,12 @@ class Case:
     def manifest(self) -> Manifest:
         """The run."""
         model = MODEL.model_copy(update={"tie_embeddings": self.tied})
-        return run_of(self.mode, stages=self.stages, model=model, sync=self.sync)
+        return run_of(self.mode, stages=self.stages, model=model, sync=self.sync, compute=self.compute)
+
+    @property
+    def tolerance(self) -> float:
+        """Of relative distances."""
+        return 1e-5 if self.compute == "fp32" else 5e-2
 
 
 CASES = {                                                # of four ranks
@@ -261,6 +268,7 @@ CASES = {                                                # of four ranks
         f"zero3-{policy}": Case(1, "zero3", memory=Memory(activations=policy), steps=2)
         for policy in ("recompute", "recompute_layers", "selective")
     },
+    "zero3-bf16": Case(2, "zero3", compute="bf16", steps=1),
     "zero2-tensor-deterministic": Case(2, "zero2", mode="deterministic", steps=2),
 }
 

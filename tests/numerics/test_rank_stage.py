@@ -400,9 +400,9 @@ def test_four_processes_over_gloo(processes: list[dict[str, Any]], name: str, ca
         if not weight.startswith(("optimizer.", "previous."))
     }
     for number, report in enumerate(report[name] for report in processes):
-        assert max(report["far"].values()) <= 1e-5, report["far"]
+        assert max(report["far"].values()) <= case.tolerance, report["far"]
         assert report["other bits"] == [] and report["writers"] == [1]
         expected = expected_bytes(split, shapes, number, case.mode)
         for what in ("parameters", "accumulators") if case.sync == "overlap" else ():
             expected[what] *= 2
-        assert report["held"] == expected
+        assert report["held"] == [expected, expected], "after backwards, and after a forward"

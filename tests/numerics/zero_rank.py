@@ -49,12 +49,13 @@ def run(case: Case, data: ProcessComm, tensor: ProcessComm) -> dict[str, object]
     begin = train_alone(manifest, case.stage, steps=case.start).state
     rank.stage.read_state(case.start, begin)
     found = rank.train(start=case.start, steps=case.steps)
+    held = [rank.stage.held_bytes(), rank.held_in_flight()]
     expected = train_alone(manifest, case.stage, start=case.start, steps=case.steps)
     last = case.start + case.steps - 1
     rank.stage.read_state(last, train_alone(manifest, case.stage, start=case.start, steps=case.steps - 1).state)
     state = rank.one_update(last, expected.total)
     return {
-        "far": far(found, expected, begin, rank.rows), "held": rank.held_in_flight(),
+        "far": far(found, expected, begin, rank.rows), "held": held,
         "writers": rank.writers_of(last).unique().tolist(),
         "other bits": [name for name, tensor in state.items() if not torch.equal(tensor, expected.state[name])],
     }
