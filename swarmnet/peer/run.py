@@ -22,7 +22,7 @@ from swarmnet.net.endpoint import open_endpoint
 from swarmnet.net.stop import stopped_by_signal
 from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
 from swarmnet.peer.beginning import Beginning
-from swarmnet.peer.memory import check_memory
+from swarmnet.peer.memory import check_memory, rounding
 from swarmnet.peer.peer import OnEvent, Peer, Tokens
 from swarmnet.peer.ranks import choose_layout
 from swarmnet.peer.replica import Caps
@@ -79,12 +79,12 @@ def run_peer(
             if layout.ranks > 1:
                 heard("mesh_starting", {"stage": stage, "mesh": layout.label, "ranks": layout.ranks})
                 log.info("mesh_starting", stage=stage, mesh=layout.label, ranks=layout.ranks)
-        numerics = f"{layout.kind}/torch-{'.'.join(torch.__version__.split('.')[:2])}/{layout.label}"
+        numerics = f"{layout.kind}/torch-{'.'.join(torch.__version__.split('.')[:2])}/{layout.label}{rounding(config.memory)}"
         with EventLog(config.events) as events, _given_up_in_words():
             return asyncio.run(_serve(
                 config, manifest, {stage: wrap_engine(engine) for stage, engine in engines.items()},
                 [engine.supervise for engine in engines.values() if layout.ranks > 1],
-                tokens, events, heard, numerics, wrap, begin.missing,
+                tokens, events, heard, numerics, wrap, begin,
             ))
 
 
@@ -142,7 +142,7 @@ async def _serve(
     heard: OnEvent,
     numerics: str,
     wrap: Wrap,
-    no_beginning: str,
+    begin: Beginning,
 ) -> int:
     journal = Journal(events, log)
 
@@ -170,8 +170,8 @@ async def _serve(
             on_event=on_event,
             caps=Caps(
                 config.slots, config.caps.memo_bytes, config.caps.keep_checkpoints,
-                functools.partial(_reseed, manifest) if config.reseed_from_neighbours else None,
-                no_beginning=no_beginning,
+                functools.partial(_reseed, manifest, begin) if config.reseed_from_neighbours else None,
+                no_beginning=begin.missing,
             ),
             manifest_toml=to_toml(manifest),
         )
@@ -207,11 +207,12 @@ async def _compute(ranks: Callable[[], Awaitable[None]], on_event: OnEvent) -> N
 
 
 def _reseed(
-    manifest: Manifest, stage: int, *, version: int, before: bytes | memoryview | None, after: bytes | memoryview | None
+    manifest: Manifest, begin: Beginning, stage: int, *, version: int, before: bytes | memoryview | None,
+    after: bytes | memoryview | None,
 ) -> memoryview:
     from swarmnet.state.reseed import reseed
 
-    return reseed(manifest, stage, version=version, before=before, after=after)
+    return reseed(manifest, stage, version=version, before=before, after=after, initial=begin.weights(stage))
 
 
 async def _keep_result(peer: Peer, on_event: OnEvent) -> None:

@@ -3,8 +3,8 @@
 Layers of a trained decoder resemble their neighbours, so the mean of the layer before and the layer after is a far
 better beginning than noise, and training repairs the rest. The paper weights the two by their squared gradient norms;
 here it is the plain mean, which every replica that makes the same stage computes to the same bits. A stage at the edge
-has one neighbour and takes a copy. What no neighbour has (embedding, final norm, head) is drawn from the run's seed as
-at version 0, and the optimizer begins without moments. Where the weights of the version before are kept too, they are
+has one neighbour and takes a copy. What no neighbour has (embedding, final norm, head) is what it was at version 0, from
+the checkpoint that the run began with or drawn from its seed, and the optimizer begins without moments. Where the weights of the version before are kept too, they are
 the same.
 
 Knows no peers: neighbours' snapshots in, a snapshot out.
@@ -30,11 +30,12 @@ _LAYER = re.compile(r"model\.layers\.([0-9]+)\.(.+)")
 
 def reseed(
     manifest: Manifest, stage: int, *, version: int, before: bytes | memoryview | None,
-    after: bytes | memoryview | None,
+    after: bytes | memoryview | None, initial: Mapping[str, Tensor] | None = None,
 ) -> memoryview:
     """A snapshot of (stage, version) made from the snapshots of stage - 1 and stage + 1 at the same version.
 
-    before, after: None where there is no such stage, or nobody has it; with neither, everything comes from the seed.
+    before, after: None where there is no such stage, or nobody has it; with neither, everything is as at version 0.
+    initial: what the stage began with, in a run that began with a checkpoint which is here; None: the seed's draw.
     Raises BadMessage if one is not what it should be.
     """
     beside = [
@@ -48,7 +49,12 @@ def reseed(
         match = _LAYER.fullmatch(name)
         place = own.index(int(match[1])) if match else 0
         near = [layers[counterpart(place, len(own), len(layers))][match[2]] for layers in beside if match and layers]
-        tensors[name] = _mean(near) if near else draw(name, shape, manifest.model, seed=manifest.training.seed)
+        if near:
+            tensors[name] = _mean(near)
+        elif initial is not None:
+            tensors[name] = initial[name]
+        else:
+            tensors[name] = draw(name, shape, manifest.model, seed=manifest.training.seed)
         for moment in MOMENTS:
             tensors[snapshot.moment_name(moment, name)] = torch.zeros(shape)
         if manifest.averaging.delay.most:

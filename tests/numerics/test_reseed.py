@@ -115,6 +115,21 @@ def test_the_edges_copy_their_only_neighbour_and_draw_what_it_has_not() -> None:
     run(story, tiny(2, layers=(2, 2)))
 
 
+def test_in_a_run_that_began_with_a_checkpoint_what_no_neighbour_has_comes_from_there() -> None:
+    async def story(chain: StageChain) -> None:
+        await chain.step(random.Random(2))
+        manifest, whole = chain.manifest, await snapshots(chain)
+        began = {name: torch.full(tensor.shape, 7.0) for name, tensor in load(bytes(whole[0])).items()}
+        found = load(bytes(reseed(manifest, 0, version=1, before=None, after=whole[1], initial=began)))
+        without = load(bytes(made(manifest, 0, whole, 1)))
+        changed = {name for name, tensor in found.items() if not torch.equal(tensor, without[name])}
+        assert changed == {"model.embed_tokens.weight"} and bool((found["model.embed_tokens.weight"] == 7.0).all())
+        alone = load(bytes(reseed(manifest, 0, version=1, before=None, after=None, initial=began)))
+        assert all(bool((tensor == 7.0).all()) for name, tensor in alone.items() if not name.startswith("optimizer."))
+
+    run(story, tiny(2, layers=(2, 2)))
+
+
 def drawn(manifest: Manifest, like: memoryview, *, seed: int, alike: bool) -> dict[str, Tensor]:
     """Weights anew for a stage, without moments; `alike`: every layer gets the same ones."""
     def draw_one(name: str, tensor: Tensor) -> Tensor:
