@@ -1,0 +1,78 @@
+"""`swarmnet plan`: does a stage fit this machine, or another?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from swarmnet.cli.settings import MESH, SETTINGS, options, read_config, read_manifest
+from swarmnet.errors import UsageError
+
+
+@click.command("plan", context_settings=SETTINGS)
+@click.argument("manifest", metavar="MANIFEST")
+@click.option("--stage", "which", default="all", show_default=True, metavar="N[,N..]|all", help="Stages to plan.")
+@click.option("--memory", "room", metavar="SIZE",
+              help="Of each GPU, such as 24GiB; with --ranks, or without GPUs, of the machine.  [what is here]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, sizes in bytes.")
+@options(*MESH, "device", "activations", "slots")
+@click.pass_context
+def command(ctx: click.Context, /, *, which: str, room: str | None, as_json: bool, **_: Any) -> int:
+    """Print what memory stages of MANIFEST take on each rank, and what to change where they do not fit.
+
+    Takes the flags and the --config of `swarmnet peer`, and needs no GPU for a plan of GPUs. The exit code is 1 if a
+    stage does not fit.
+
+    \b
+    Examples:
+      swarmnet plan run.toml
+      swarmnet plan run.toml --stage 2 --gpus 1 --memory 24GiB
+      swarmnet plan run.toml --gpus 8 --memory 80GiB --activations selective
+    """
+    config = read_config(ctx, "stage")
+    manifest = read_manifest(config, "plan")
+    stages = _stages(which, manifest.cut.stages)
+    imagined = room is not None and config.device != "cpu" and config.mesh.ranks == 1
+
+    from swarmnet.peer.planning import room_here, run_plan
+    from swarmnet.peer.ranks import choose_layout
+    from swarmnet.stage.budget import read_size
+    from swarmnet.stage.passes import Memory
+    from swarmnet.stage.plan import Setup
+
+    cuda = _gpus_here()
+    if (imagined or config.mesh.gpus not in ("1", "auto") or config.device == "cuda") and not cuda:
+        cuda = 1024                                      # of another machine
+        if config.mesh.gpus == "auto":
+            raise UsageError("--gpus auto: torch sees no CUDA device here; say how many the other machine has")
+    layout = choose_layout(config.mesh, config.device, manifest, cuda=cuda)
+    try:
+        size = room_here(layout) if room is None else read_size(room)
+    except ValueError as error:
+        raise UsageError(f"--memory {room}: write a size, such as 24GiB") from error
+    setup = Setup(
+        manifest, layout, slots=config.slots, memory=Memory(activations=config.memory.activations),
+        offload_optimizer=config.memory.offload_optimizer, memo_bytes=config.caps.memo_bytes,
+    )
+    return run_plan(setup, stages, size, as_json=as_json)
+
+
+def _gpus_here() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _stages(which: str, count: int) -> tuple[int, ...]:
+    """`1,3` or `all`. Raises UsageError."""
+    if which == "all":
+        return tuple(range(count))
+    try:
+        stages = tuple(int(part) for part in which.split(","))
+    except ValueError as error:
+        raise UsageError(f"--stage {which}: write stage numbers with commas, such as 0,3, or all") from error
+    for stage in stages:
+        if not 0 <= stage < count:
+            raise UsageError(f"--stage {which}: there is no stage {stage}: stages are 0 to {count - 1}")
+    return stages

@@ -1,0 +1,221 @@
+"""`swarmnet plan`: what a peer's memory would hold, whether it fits, and if not what to change. Composes and prints."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from swarmnet.errors import UsageError
+from swarmnet.manifest.schema import Cut
+from swarmnet.mesh.layout import MeshLayout
+from swarmnet.model.blocks import MeshSplit
+from swarmnet.stage.advice import Advice, Option, advise
+from swarmnet.stage.budget import GIB, MIB, StagePlan, groups, shown
+from swarmnet.stage.plan import Setup, plan_stage
+
+RESERVE = {"cuda": GIB, "cpu": 256 * MIB}
+"""What is kept free of each rank's memory: for torch itself, kernels, communication, and gaps between tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a stage fits. need: of one device, of the machine if ranks compute on the CPU. room: what it has, None if
+    nobody said."""
+
+    plan: StagePlan
+    need: int
+    room: int | None
+    advice: tuple[Advice, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Does it? Also where nobody said how much there is."""
+        return self.room is None or self.need <= self.room
+
+
+def verdict(setup: Setup, stage: int, room: int | None) -> Verdict:
+    """Plan a stage, and look for changes if it does not fit in `room` bytes. Raises UsageError: it cannot be split."""
+    plan = plan_stage(setup, stage)
+    found = Verdict(plan, needed(plan, setup.layout), room)
+    if found.fits or room is None:
+        return found
+
+    def need(options: tuple[Option, ...]) -> int | None:
+        changed = setup
+        try:
+            for option in options:
+                changed = option.change(changed)
+            MeshSplit.of(changed.manifest, changed.layout)
+        except UsageError:
+            return None
+        stages = changed.manifest.cut.stages
+        if stages == setup.manifest.cut.stages:
+            return needed(plan_stage(changed, stage), changed.layout)
+        return max(needed(plan_stage(changed, each), changed.layout) for each in {0, stages // 2, stages - 1})
+
+    return replace(found, advice=tuple(advise(_options(setup), need, room=room)))
+
+
+def needed(plan: StagePlan, layout: MeshLayout) -> int:
+    """What has to be there: the plan's peak, and a reserve."""
+    return plan.device_peak + RESERVE[layout.kind] * (layout.ranks if layout.kind == "cpu" else 1)
+
+
+def _options(setup: Setup) -> list[Option]:
+    return [*_of_peer(setup), *_of_mesh(setup), *_of_run(setup)]
+
+
+def _of_peer(setup: Setup) -> Iterator[Option]:
+    on_gpu = setup.layout.kind == "cuda"
+    for slots, cost in ((setup.slots // 2, 1), (1, 3)):
+        if 0 < slots < setup.slots:
+            yield Option("slots", f"--slots {slots}", cost, False, lambda s, n=slots: replace(s, slots=n))
+    for policy, cost in (("selective", 2), ("recompute_layers", 2), ("recompute", 4), ("offload", 4)):
+        if policy != setup.memory.activations and (on_gpu or policy != "offload"):
+            yield Option("activations", f"--activations {policy}", cost, False, lambda s, p=policy: replace(
+                s, memory=replace(s.memory, activations=p)))
+    if on_gpu and not setup.offload_optimizer:
+        yield Option("optimizer", "--set memory.offload_optimizer=true", 5, False,
+                     lambda s: replace(s, offload_optimizer=True))
+
+
+def _of_mesh(setup: Setup) -> Iterator[Option]:
+    layout = setup.layout
+    if layout.kind != "cuda":                            # more ranks of one machine take more of its memory
+        return
+    for ranks in (2, 4, 8):
+        if ranks <= layout.ranks:
+            continue
+        tensor = MeshLayout(ranks, 1, "none", layout.sequence_parallel, ("cuda:0",) * ranks)
+        yield Option("mesh", f"--gpus {ranks}", 5 + ranks, False, lambda s, m=tensor: replace(s, layout=m))
+        for shard in ("zero2", "zero3"):
+            data = MeshLayout(1, ranks, shard, False, ("cuda:0",) * ranks)
+            yield Option("mesh", f"--gpus {ranks} --shard {shard}", 5 + ranks, False,
+                         lambda s, m=data: replace(s, layout=m))
+
+
+def _of_run(setup: Setup) -> Iterator[Option]:
+    manifest = setup.manifest
+
+    def change(setup: Setup, table: str, **fields: object) -> Setup:
+        changed = getattr(setup.manifest, table).model_copy(update=fields)
+        return replace(setup, manifest=setup.manifest.model_copy(update={table: changed}))
+
+    if manifest.numerics.compute == "fp32":
+        yield Option("compute", 'numerics.compute = "bf16"', 20, True, lambda s: change(s, "numerics", compute="bf16"))
+    if manifest.numerics.mode == "deterministic":
+        yield Option("sums", 'numerics.mode = "fp32"', 21, True, lambda s: change(
+            change(s, "numerics", mode="fp32"), "averaging", codec="fp32"))
+    if getattr(manifest.optimizer, "state", "8bit") == "fp32":
+        yield Option("state", 'optimizer.state = "8bit"', 20, True, lambda s: change(s, "optimizer", state="8bit"))
+    for factor in (2, 4, 8):
+        stages = factor * manifest.cut.stages
+        if stages <= manifest.model.num_layers:
+            yield Option("stages", f"cut.stages = {stages}", 22 + factor, True, lambda s, n=stages: replace(
+                s, manifest=s.manifest.model_copy(update={"cut": Cut(stages=n)})))
+
+
+# ------------------------------------------------------------ what there is
+
+def room_here(layout: MeshLayout) -> int | None:
+    """Bytes of the smallest device of `layout` here; of CPU memory what is available. None if that cannot be known."""
+    if layout.kind == "cpu":
+        return available()
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    return min(torch.cuda.mem_get_info(torch.device(device))[1] for device in layout.devices)
+
+
+def available() -> int | None:
+    """Bytes of this machine's memory that are free or can be freed."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        try:
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+        except (OSError, ValueError):
+            return None
+
+
+# ------------------------------------------------------------ printing
+
+_HEAD = ("stage", "ranks", "weights", "grads", "sums", "optimizer", "each", "flying", "temporary", "peak", "host")
+
+
+def table(verdicts: Sequence[Verdict]) -> list[str]:
+    """Lines of at most 100 columns: a line per stage and kind of rank, then what it means."""
+    rows = [_HEAD]
+    for found in verdicts:
+        plan = found.plan
+        for number, (ranks, rank) in enumerate(groups(plan.ranks)):
+            passing = rank.passing
+            rows.append((
+                "" if number else str(plan.stage), ranks, shown(rank.parameters), shown(rank.gradients),
+                shown(rank.sums), "host" if rank.offloaded else shown(rank.optimizer), shown(passing.held),
+                str(plan.in_flight), shown(rank.peak(plan.in_flight) - rank.state - passing.held * plan.in_flight),
+                shown(rank.peak(plan.in_flight)), "" if number else shown(plan.host.total),
+            ))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    for found in verdicts:
+        lines += ["", *_words(found)]
+    return lines
+
+
+def _words(found: Verdict) -> Iterator[str]:
+    stage, where = found.plan.stage, "the machine" if found.plan.on_host else "each device"
+    if found.room is None:
+        yield f"stage {stage} needs {shown(found.need)} of {where}; --memory says what there is"
+        return
+    if found.fits:
+        yield f"stage {stage} fits: {shown(found.need)} of {where}'s {shown(found.room)}"
+        return
+    yield f"stage {stage} does not fit: it needs {shown(found.need)} of {where}, which has {shown(found.room)}"
+    if not found.advice:
+        yield "nothing tried makes it fit, three changes at once included: cut the run into more stages"
+        return
+    yield "it fits with"
+    for advice in found.advice:
+        of_run = any(option.of_run for option in advice.options)
+        yield f"  {shown(advice.need):>9}  {advice.words}{'  (a new manifest)' if of_run else ''}"
+
+
+def record(found: Verdict) -> dict[str, Any]:
+    """As JSON; sizes in bytes."""
+    plan = found.plan
+    return {
+        "stage": plan.stage, "layers": [plan.layers.start, plan.layers.stop], "in_flight": plan.in_flight,
+        "fits": found.fits, "need": found.need, "room": found.room,
+        "ranks": [{**asdict(rank), "state": rank.state, "peak": rank.peak(plan.in_flight)} for rank in plan.ranks],
+        "host": {**asdict(plan.host), "total": plan.host.total},
+        "advice": [
+            {"need": advice.need, "change": [option.words for option in advice.options],
+             "new_manifest": any(option.of_run for option in advice.options)} for advice in found.advice
+        ],
+    }
+
+
+def run_plan(setup: Setup, stages: Sequence[int], room: int | None, *, as_json: bool) -> int:
+    """Print the plan. 0: all stages fit, or nobody said in what; 1: one does not. Raises UsageError."""
+    verdicts = [verdict(setup, stage, room) for stage in stages]
+    text = json.dumps([record(each) for each in verdicts], indent=2) if as_json else "\n".join(table(verdicts))
+    print(text)
+    return int(not all(each.fits for each in verdicts))
+
+
+def refusal(setup: Setup, stages: Sequence[int], room: int) -> UsageError | None:
+    """Why stages that share `room` bytes cannot be served, with what to do; None if they can."""
+    for stage in stages:
+        found = verdict(replace(setup, slots=1), stage, room)
+        if not found.fits:
+            return UsageError("; ".join(line.strip() for line in _words(found)))
+    return None
+
+

@@ -1,0 +1,182 @@
+"""From what one microbatch takes, and what a stage holds anyway, to the memory of each rank and of its peer process.
+
+One microbatch passes three times: forward, backward, weight pass. What it holds between them is what each further
+microbatch in flight adds; the largest peak of a pass comes on top once, because one runs at a time. Pure: the traces
+come from `stage.plan`, which runs the stage's own code.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+
+Deltas = tuple[int, ...]
+"""Bytes allocated (+) and freed (-), one after the other."""
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def along(few: int, many: int, share: float) -> int:
+    """On the line through `few` and `many`: 0 is few, 1 is many, 2 as far again."""
+    return few + round(share * (many - few))
+
+
+def highest(deltas: Deltas, start: int = 0) -> int:
+    """The most that is live at any time, of which `start` from the beginning."""
+    return max(itertools.accumulate(deltas, initial=start))
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One microbatch on one rank, in bytes. stash, owed: held after forward, and after backward until the weight pass.
+    forward, backward, weights: the most at any time of each pass, what it holds included.
+    """
+
+    stash: int = 0
+    owed: int = 0
+    forward: int = 0
+    backward: int = 0
+    weights: int = 0
+
+    @classmethod
+    def of(cls, forward: Deltas, backward: Deltas, weights: Deltas) -> Passage:
+        """What these deltas come to."""
+        stash = sum(forward)
+        owed = stash + sum(backward)
+        return cls(stash, owed, highest(forward), highest(backward, stash), highest(weights, owed))
+
+    def more(self, extra: int) -> Passage:
+        """With `extra` at any time while a pass runs."""
+        return replace(
+            self, forward=self.forward + extra, backward=self.backward + extra, weights=self.weights + extra
+        )
+
+    def along(self, other: Passage, share: float) -> Passage:
+        """Each figure on the line from here to `other`."""
+        return Passage(*(along(a, b, share) for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def peak(self) -> int:
+        """The most at any time."""
+        return max(self.forward, self.backward, self.weights)
+
+    @property
+    def held(self) -> int:
+        """What one more microbatch in flight takes at most."""
+        return max(self.stash, self.owed)
+
+    def several(self, count: int) -> int:
+        """The most that `count` microbatches in flight take together."""
+        return (count - 1) * self.held + self.peak if count else 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """What one rank holds on its device, in bytes.
+
+    parameters: of all versions that are held, casts included. gradients: memory for one microbatch's. sums: those of
+    open steps, and the finished one unless it is in the peer process. optimizer: moments, and whatever else is state;
+    offloaded: they are in host memory instead. passing: a microbatch; beside: what is moved out of it to host memory.
+    update: the most that an optimizer step takes for a while.
+    """
+
+    parameters: int
+    gradients: int
+    sums: int
+    optimizer: int
+    passing: Passage
+    beside: Passage
+    update: int
+    offloaded: bool = False
+
+    @property
+    def state(self) -> int:
+        """What is there always."""
+        return self.parameters + self.gradients + self.sums + self.optimizer * (not self.offloaded)
+
+    def peak(self, in_flight: int) -> int:
+        """The most at any time, with so many microbatches in flight."""
+        update = self.update * (not self.offloaded)
+        return self.state + max(self.passing.several(in_flight), in_flight * self.passing.held + update)
+
+    def room_for(self, free: int) -> int:
+        """How many microbatches can be in flight where `free` bytes are free for state and all. May be 0."""
+        least = self.peak(1)
+        if least > free:
+            return 0
+        return 1 + (free - least) // self.passing.held if self.passing.held else 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """What the peer process holds in host memory, in bytes. mirrors: whole copies of the state that ranks can be
+    started from again. sums: of rounds. snapshots: while one is written, and one handed on. payloads: what arrived and
+    is sent of microbatches in flight. memo: what is kept for who asks again. moments: of an optimizer that is there.
+    stashes: what ranks have moved out of their devices.
+    """
+
+    mirrors: int = 0
+    sums: int = 0
+    snapshots: int = 0
+    payloads: int = 0
+    memo: int = 0
+    moments: int = 0
+    stashes: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.mirrors + self.sums + self.snapshots + self.payloads + self.memo + self.moments + self.stashes
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """One stage of one peer. ranks: memory of each, in order of rank. in_flight: microbatches, of all open steps.
+    on_host: ranks compute on the CPU, so that all is taken of one memory.
+    """
+
+    stage: int
+    layers: range
+    ranks: tuple[RankMemory, ...]
+    host: HostMemory
+    in_flight: int
+    on_host: bool
+
+    @property
+    def device_peak(self) -> int:
+        """The most that any one device has to have; the machine, if ranks compute on the CPU."""
+        peaks = [rank.peak(self.in_flight) for rank in self.ranks]
+        return sum(peaks) + self.host.total if self.on_host else max(peaks)
+
+
+def groups(ranks: Sequence[RankMemory]) -> list[tuple[str, RankMemory]]:
+    """Ranks with equal figures together: ("0-6", ...), ("7", ...)."""
+    found: list[tuple[str, RankMemory]] = []
+    for figures, numbers in itertools.groupby(range(len(ranks)), key=lambda rank: ranks[rank]):
+        first, *others = numbers
+        found.append((f"{first}-{others[-1]}" if others else str(first), figures))
+    return found
+
+
+def shown(num_bytes: float) -> str:
+    """12.3 GiB, 456 MiB, 7.8 KiB: three digits and a unit."""
+    for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10)):
+        if abs(num_bytes) >= 0.9995 * size:
+            value = num_bytes / size
+            return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+_UNITS = {"": 1, "B": 1, "K": 1 << 10, "KIB": 1 << 10, "M": MIB, "MIB": MIB, "G": GIB, "GIB": GIB, "T": 1 << 40,
+          "TIB": 1 << 40, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def read_size(text: str) -> int:
+    """Bytes of "24GiB", "24 GB", "80g" or "1073741824". Raises ValueError."""
+    number = text.strip().rstrip("KMGTIBkmgtib ")
+    unit = text.strip()[len(number) :].strip().upper()
+    value = float(number) * _UNITS.get(unit, 0)
+    if not 0 < value < 1 << 60:
+        raise ValueError(f"{text!r} is no size")
+    return int(value)

@@ -1,0 +1,184 @@
+"""What `swarmnet plan` predicts is what torch's allocator hands out: every activation policy, one and several in flight.
+
+The allocator's own record (the profiler's memory events), not the process's resident memory, which is what the
+allocator kept, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Training
+from swarmnet.mesh.comm import Comm
+from swarmnet.mesh.fake_comm import FakeComm
+from swarmnet.mesh.layout import MeshLayout
+from swarmnet.mesh.thread_comm import run_ranks
+from swarmnet.stage.budget import Passage
+from swarmnet.stage.canonical import Canonical
+from swarmnet.stage.metering import LiveBytes
+from swarmnet.stage.own_body import OwnBody
+from swarmnet.stage.passes import Memory
+from swarmnet.stage.plan import Setup, plan_stage
+from swarmnet.stage.rank_stage import RankStage
+from swarmnet.stage.step_sum import StepSum
+
+CPU = torch.device("cpu")
+MODEL = Model(vocab_size=384, hidden_size=64, intermediate_size=176, num_layers=6, num_heads=4, num_kv_heads=2,
+              head_dim=16)
+RUN = Manifest(model=MODEL, cut=Cut(stages=3), training=Training(microbatch_size=2, sequence_length=128))
+POLICIES = ("stash", "selective", "recompute_layers", "recompute", "offload")
+STAGES = ("first", "middle", "last")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def allocated(run: Callable[[], Any]) -> tuple[Any, int, int]:
+    """What `run` returns, what of what it allocated is left, and the most that was there at any time."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        answer = run()
+    events = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
+    live = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        most = max(most, live)
+    return answer, live, most
+
+
+def inputs(manifest: Manifest, *, first: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    training = manifest.training
+    tokens = torch.zeros(training.microbatch_size, training.sequence_length + 1, dtype=torch.int32)
+    return tokens, None if first else boundary(manifest)
+
+
+def boundary(manifest: Manifest) -> torch.Tensor:
+    training = manifest.training
+    shape = (training.microbatch_size, training.sequence_length, manifest.model.hidden_size)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+def measured(manifest: Manifest, stage: int, policy: str, count: int) -> tuple[int, int]:
+    """(state, peak) of a stage that really computes: `count` forwards, then all backwards, then weight passes."""
+    last = stage == manifest.cut.stages - 1
+
+    def make() -> tuple[OwnBody, StepSum]:
+        body = OwnBody(manifest, stage, device=CPU, memory=Memory(activations=policy))  # type: ignore[arg-type]
+        return body, StepSum(manifest, body.state, body.sums, memory=body.sum_memory())
+
+    (body, _sums), state, _ = allocated(make)
+    body.state.reset_to_seed()
+    if manifest.numerics.compute == "bf16":              # the first microbatch leaves casts of the weights to the others
+        passes(body, manifest, 1, last=last)
+    _, _, most = allocated(lambda: passes(body, manifest, count, last=last))
+    return state, state + most
+
+
+def passes(body: OwnBody, manifest: Manifest, count: int, *, last: bool) -> None:
+    works = []
+    for _ in range(count):
+        tokens, hidden = inputs(manifest, first=body.state.first)
+        work = body.forward(0, tokens, hidden, train=True)[1]
+        assert work is not None
+        works.append(work)
+        del tokens, hidden, work
+    for work in works:
+        body.backward(work, None if last else boundary(manifest))
+    for index, work in enumerate(works):
+        body.accumulate(work, step=0, index=index, voids=0)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("stage", range(3), ids=STAGES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_stage_takes_what_was_planned(policy: str, stage: int, count: int) -> None:
+    setup = Setup(RUN, MeshLayout(), slots=count, memory=Memory(activations=policy))  # type: ignore[arg-type]
+    (rank,) = plan_stage(setup, stage).ranks
+    state, peak = measured(RUN, stage, policy, count)
+    assert rank.state == pytest.approx(state, rel=0.01)
+    planned = rank.peak(count) + rank.beside.several(count) - rank.state     # on the CPU both are one memory
+    assert planned == pytest.approx(peak - state, rel=0.1)
+
+
+@pytest.mark.parametrize("change", [
+    {"numerics": Numerics(compute="bf16")},
+    {"numerics": Numerics(mode="fp32"), "averaging": Averaging(codec="int8")},
+    {"averaging": Averaging(sync="overlap")},
+], ids=["bf16", "fp32-sums", "overlap"])
+def test_so_does_every_kind_of_run(change: dict[str, Any]) -> None:
+    manifest = RUN.model_copy(update=change)
+    setup = Setup(manifest, MeshLayout(), slots=2)
+    plan = plan_stage(setup, 1)
+    state, peak = measured(manifest, 1, "stash", 2)
+    (rank,) = plan.ranks
+    assert plan.in_flight == 2 * (1 + manifest.averaging.delay.most)
+    shared = MODEL_BF16 if manifest.numerics.compute == "bf16" else 0
+    assert rank.state - shared * len(plan.layers) == pytest.approx(state, rel=0.02)
+    assert rank.peak(2) - rank.state == pytest.approx(peak - state, rel=0.1)
+
+
+MODEL_BF16 = 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 176)      # casts of a layer's matrices
+
+
+def test_a_stage_of_many_layers_is_planned_from_few() -> None:
+    manifest = RUN.model_copy(update={
+        "model": MODEL.model_copy(update={"num_layers": 11}), "cut": Cut(stages=1),
+    })
+    (rank,) = plan_stage(Setup(manifest, MeshLayout(), slots=2), 0).ranks
+    state, peak = measured(manifest, 0, "stash", 2)
+    assert rank.state == pytest.approx(state, rel=0.01)
+    assert rank.peak(2) == pytest.approx(peak, rel=0.05)
+
+
+@pytest.mark.parametrize("policy", ["stash", "recompute_layers"])
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["whole-tokens", "sequence-parallel"])
+def test_so_does_a_rank_of_two(sequence_parallel: bool, policy: str) -> None:
+    """Ranks are threads here, and torch's profiler records one: each counts its own storages."""
+    layout = MeshLayout(2, 1, "none", sequence_parallel, ("cpu", "cpu"))
+    memory = Memory(activations=policy)  # type: ignore[arg-type]
+    plan = plan_stage(Setup(RUN, layout, memory=memory), 1)
+
+    def body(comm: Comm) -> tuple[int, Passage]:
+        with LiveBytes() as live:
+            stage = RankStage(RUN, 1, layout, comm.rank, tensor=comm, data=FakeComm(0, 1), device=CPU, memory=memory)
+            state = sum(live.take()[0])
+            canonical = Canonical.of(RUN, 1)
+            stage.read_state(0, {name: torch.zeros(shape) for name, shape in canonical.state_shapes.items()})
+            live.take()
+            stage.forward(0, 0, *inputs(RUN, first=False), train=True)
+            forward = live.take()[0]
+            stage.backward(0, boundary(RUN))
+            backward = live.take()[0]
+            assert stage.accumulate(0, step=0, index=0, voids=0)
+            return state, Passage.of(forward, backward, live.take()[0])
+
+    for (state, seen), rank in zip(run_ranks(2, body), plan.ranks, strict=True):
+        assert rank.state == pytest.approx(state, rel=0.01)
+        assert rank.passing.peak == pytest.approx(seen.peak, rel=0.1)
+        table = boundary(RUN).nbytes                     # threads lay a tensor down for each other, and one lies there still
+        assert rank.passing.held == pytest.approx(seen.held, rel=0.1, abs=table)
+
+
+def test_an_update_takes_what_was_planned() -> None:
+    (rank,) = plan_stage(Setup(RUN, MeshLayout()), 1).ranks
+    assert rank.update < 2 * 2**20 < rank.peak(4)
+
+
+def test_planning_allocates_nothing() -> None:
+    large = RUN.model_copy(update={"model": MODEL.model_copy(update={
+        "vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672, "num_layers": 80, "num_heads": 64,
+        "num_kv_heads": 8, "head_dim": 128,
+    })})
+    layout = MeshLayout(8, 1, devices=tuple(f"cuda:{number}" for number in range(8)))
+    plan, _, most = allocated(lambda: plan_stage(Setup(large, layout), 1))
+    assert most < 2**20 < 2**33 < plan.device_peak
+    assert len(set(plan.ranks)) == 1

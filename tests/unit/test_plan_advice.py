@@ -1,0 +1,130 @@
+"""What a plan adds up, what it advises, and what `swarmnet plan` says of input that it cannot use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.cli.frame import run
+from swarmnet.manifest.file import to_toml
+from swarmnet.manifest.schema import Manifest
+from swarmnet.stage.advice import Option, advise
+from swarmnet.stage.budget import GIB, Passage, RankMemory, along, groups, highest, read_size, shown
+
+SIZES = st.integers(0, 10**6)
+
+
+def option(kind: str, cost: int, saves: int) -> Option:
+    return Option(kind, f"{kind}-{saves}", cost, False, saves)
+
+
+def need(options: tuple[Option, ...]) -> int:
+    return 100 - sum(each.change for each in options)
+
+
+def test_the_cheapest_single_change_comes_first() -> None:
+    options = [option("a", 5, 40), option("b", 1, 10), option("c", 2, 30)]
+    assert [found.words for found in advise(options, need, room=70)] == ["c-30", "a-40"]
+    assert [found.need for found in advise(options, need, room=70)] == [70, 60]
+
+
+def test_changes_are_combined_only_where_one_is_not_enough() -> None:
+    options = [option("a", 5, 40), option("a", 1, 35), option("b", 1, 10), option("c", 2, 30)]
+    assert [found.words for found in advise(options, need, room=35)] == ["a-35 and c-30", "a-40 and c-30"]
+    assert [found.words for found in advise(options, need, room=20)] == ["a-40 and b-10 and c-30"]
+    assert advise(options, need, room=19) == []
+
+
+def test_what_cannot_be_is_not_advised() -> None:
+    options = [option("a", 1, 40), option("b", 2, 50)]
+    assert [found.words for found in advise(
+        options, lambda chosen: None if chosen[0].kind == "a" else need(chosen), room=60)] == ["b-50"]
+
+
+def test_no_more_than_asked_for() -> None:
+    options = [option(str(n), n, 50) for n in range(9)]
+    assert [found.words for found in advise(options, need, room=60, most=2)] == ["0-50", "1-50"]
+
+
+@given(st.lists(st.integers(-1000, 1000)), st.lists(st.integers(-1000, 1000)), st.lists(st.integers(-1000, 1000)))
+def test_a_passage_is_the_running_sum(forward: list[int], backward: list[int], weights: list[int]) -> None:
+    passage = Passage.of(tuple(forward), tuple(backward), tuple(weights))
+    assert passage.stash == sum(forward) and passage.owed == sum(forward + backward)
+    assert passage.peak == highest(tuple(forward + backward + weights))
+
+
+def rank(passing: Passage, **more: int) -> RankMemory:
+    sizes = {"parameters": 10, "gradients": 20, "sums": 30, "optimizer": 40, "update": 0, **more}
+    return RankMemory(**sizes, passing=passing, beside=Passage())
+
+
+@given(SIZES, SIZES, SIZES, st.integers(1, 50))
+def test_room_for_as_many_as_fit(stash: int, owed: int, over: int, count: int) -> None:
+    passing = Passage(stash, owed, max(stash, owed) + over)
+    found = rank(passing)
+    assert found.room_for(found.peak(count)) >= count
+    if passing.held:
+        assert found.room_for(found.peak(count)) == count
+        assert found.room_for(found.peak(1) - 1) == 0
+
+
+def test_an_offloaded_optimizer_takes_nothing_of_the_device() -> None:
+    passing = Passage(5, 4, 7)
+    assert rank(passing).state == 100 and rank(passing).peak(2) == 112
+    offloaded = RankMemory(10, 20, 30, 40, passing, Passage(), update=1000, offloaded=True)
+    assert offloaded.state == 60 and offloaded.peak(2) == 72
+
+
+def test_ranks_that_hold_alike_are_one_line() -> None:
+    one, other = rank(Passage(1)), rank(Passage(2))
+    assert [name for name, _ in groups([one, one, one, other])] == ["0-2", "3"]
+
+
+def test_a_line_goes_through_its_ends() -> None:
+    assert (along(10, 14, 0), along(10, 14, 1), along(10, 14, 1.5)) == (10, 14, 16)
+
+
+@pytest.mark.parametrize(("text", "size"), [
+    ("24GiB", 24 * GIB), ("24 gib", 24 * GIB), ("80g", 80 * GIB), ("1.5GiB", 3 * GIB // 2), ("24GB", 24 * 10**9),
+    ("512MiB", 2**29), ("1024", 1024), ("7B", 7),
+])
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert read_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "much", "-3GiB", "0", "24GiBs", "1e99GiB", "nan"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        read_size(text)
+
+
+@pytest.mark.parametrize(("size", "text"), [
+    (0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (24 * GIB, "24.0 GiB"), (GIB - 1, "1.00 GiB"),
+    (100 * GIB, "100 GiB"), (int(9.994 * GIB), "9.99 GiB"), (int(9.996 * GIB), "10.0 GiB"),
+])
+def test_sizes_are_shown_in_three_digits(size: int, text: str) -> None:
+    assert shown(size) == text
+
+
+@pytest.mark.parametrize(("line", "words"), [
+    ("plan {run} --stage 9", "--stage 9: there is no stage 9: stages are 0 to 2"),
+    ("plan {run} --stage x", "write stage numbers with commas, such as 0,3, or all"),
+    ("plan {run} --memory lots", "--memory lots: write a size, such as 24GiB"),
+    ("plan {run} --gpus 8 --memory 24GiB", "Ranks that can: 1, 2, 4"),
+    ("plan {run} --ranks 3 --tensor 1 --shard zero2", "Ranks that can: 1, 2, 4"),
+    ("plan nowhere.toml", "nowhere.toml"),
+    ("plan {text}", "text.toml"),
+    ("plan", "Missing argument 'MANIFEST'"),
+])
+def test_what_cannot_be_planned_is_one_line(
+    line: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.toml").write_text(to_toml(Manifest()))
+    (tmp_path / "text.toml").write_text("Once upon a time\n")
+    typed = line.format(run=tmp_path / "run.toml", text=tmp_path / "text.toml").split()
+    assert run(typed) == 2
+    err = capsys.readouterr().err
+    assert words in err and err.count("\n") == 1 and err.startswith("swarmnet: error: ")
