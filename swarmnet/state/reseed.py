@@ -3,9 +3,9 @@
 Layers of a trained decoder resemble their neighbours, so the mean of the layer before and the layer after is a far
 better beginning than noise, and training repairs the rest. The paper weights the two by their squared gradient norms;
 here it is the plain mean, which every replica that makes the same stage computes to the same bits. A stage at the edge
-has one neighbour and takes a copy. What no neighbour has (embedding, final norm, head) is what it was at version 0, from
-the checkpoint that the run began with or drawn from its seed, and the optimizer begins without moments. Where the weights of the version before are kept too, they are
-the same.
+has one neighbour and takes a copy. What no neighbour has (embedding, final norm, head) is what it was at version 0,
+from the checkpoint that the run began with or drawn from its seed, and the optimizer begins without moments. Where the
+weights of the version before are kept too, they are the same.
 
 Knows no peers: neighbours' snapshots in, a snapshot out.
 """
