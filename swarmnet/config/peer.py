@@ -80,7 +80,7 @@ class Mesh(Table):
 
 
 class Memory(Table):
-    """How a device's memory is spent. No choice changes what is computed, but for `compile`, which rounds otherwise.
+    """How a device's memory is spent. `compile` and `offload_optimizer` round in their own ways, no other choice does.
     See docs/memory.md."""
 
     activations: Literal["stash", "recompute", "recompute_layers", "selective", "offload"] = Field(

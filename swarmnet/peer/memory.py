@@ -18,6 +18,12 @@ _ON_THE_CPU = {
 }
 
 
+def rounding(memory: Memory) -> str:
+    """What of it rounds in its own way, to end the name of a numerics class: layers that are compiled, and updates of a
+    GPU's weights on the CPU."""
+    return "/compiled" * memory.compile + "/updates-cpu" * memory.offload_optimizer
+
+
 def check_memory(memory: Memory, devices: tuple[str, ...]) -> None:
     """Raises UsageError if `devices` ("cpu", "cuda:1") cannot do what `memory` says."""
     if not any(device == "cpu" for device in devices):

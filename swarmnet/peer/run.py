@@ -79,7 +79,8 @@ def run_peer(
             if layout.ranks > 1:
                 heard("mesh_starting", {"stage": stage, "mesh": layout.label, "ranks": layout.ranks})
                 log.info("mesh_starting", stage=stage, mesh=layout.label, ranks=layout.ranks)
-        numerics = f"{layout.kind}/torch-{'.'.join(torch.__version__.split('.')[:2])}/{layout.label}{rounding(config.memory)}"
+        release = ".".join(torch.__version__.split(".")[:2])
+        numerics = f"{layout.kind}/torch-{release}/{layout.label}{rounding(config.memory)}"
         with EventLog(config.events) as events, _given_up_in_words():
             return asyncio.run(_serve(
                 config, manifest, {stage: wrap_engine(engine) for stage, engine in engines.items()},

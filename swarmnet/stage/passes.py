@@ -28,8 +28,9 @@ from swarmnet.stage.gradients import aligned
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """How an operator spends a device's memory; no choice changes a bit. activations: kept for backward how.
-    offload_optimizer: moments in host memory, updates on the CPU."""
+    """How an operator spends a device's memory; no choice changes a bit, but that CPUs and GPUs round an
+    update in ways of their own. activations: kept for backward how. offload_optimizer: moments in host memory, updates
+    on the CPU."""
 
     activations: Policy = "stash"
     offload_optimizer: bool = False

@@ -6,7 +6,7 @@ import pytest
 
 from swarmnet.config.peer import Memory
 from swarmnet.errors import UsageError
-from swarmnet.peer.memory import check_memory
+from swarmnet.peer.memory import check_memory, rounding
 
 
 @pytest.mark.parametrize(("memory", "words"), [
@@ -28,3 +28,8 @@ def test_everything_else_goes_everywhere(policy: str) -> None:
 def test_a_compiled_layer_chooses_itself_what_it_keeps() -> None:
     with pytest.raises(ValueError, match="compile = true chooses itself"):
         Memory(compile=True, activations="selective")
+
+
+def test_what_rounds_in_its_own_way_is_a_numerics_class_of_its_own() -> None:
+    names = {rounding(Memory(compile=a, offload_optimizer=b)) for a in (False, True) for b in (False, True)}
+    assert len(names) == 4 and rounding(Memory(activations="recompute")) == rounding(Memory()) == ""
