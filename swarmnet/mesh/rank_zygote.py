@@ -62,7 +62,10 @@ def attend(control: socket.socket, peer: int) -> tuple[str, socket.socket] | Non
                     _say(control, {"ended": children[key.fd], "code": _reaped(children.pop(key.fd))})
                     os.close(key.fd)
                     continue
-                packet, descriptors, _, _ = socket.recv_fds(control, MAX_PACKET, 1)
+                try:
+                    packet, descriptors, _, _ = socket.recv_fds(control, MAX_PACKET, 1)
+                except ConnectionResetError:            # the peer process died before it had read all that we said
+                    return None
                 if not packet:
                     return None
                 order: dict[str, Any] = json.loads(packet)
