@@ -42,7 +42,6 @@ class Setup:
     layout: MeshLayout
     slots: int = 4
     memory: Memory = field(default_factory=Memory)
-    offload_optimizer: bool = False
     memo_bytes: int = 0
 
 
@@ -76,7 +75,7 @@ def _rank_memory(
     manifest, layout = setup.manifest, setup.layout
     versions, wide = 1 + manifest.averaging.delay.most, sum_dtype(manifest.numerics).itemsize
     ends = Ends(layers, stage == 0, stage == manifest.cut.stages - 1)
-    seen = _traced(manifest, layout, rank, setup.memory, ends)
+    seen = _traced(manifest, layout, rank, replace(setup.memory, offload_optimizer=False), ends)
     parameters = _FP32 * versions * mesh.num_elements("parameters", shapes, rank)
     sums = wide * versions * mesh.num_elements("accumulators", shapes, rank) + seen.finished_sum
     gradients = 0 if layout.data > 1 and mesh.shards("accumulators") else sum(
@@ -84,6 +83,8 @@ def _rank_memory(
         for name, shape in shapes.items()
     )
     optimizer = seen.state - parameters - sums - gradients
+    if layout.kind == "cuda":
+        sums -= seen.finished_sum                        # it is in host memory there
     passing, update = seen.passing, seen.update
     if layout.data > 1 and layout.shard == "zero3":
         passing = _gathering(passing, mesh, shapes, rank)
@@ -91,9 +92,9 @@ def _rank_memory(
         largest = max(mesh.along_tensor(name, shape, rank).num_elements for name, shape in shapes.items())
         piece = _AGAIN * min(largest, chunk_elements(_CUDA))     # the rehearsal's were as small as a core's cache
         passing = replace(passing, weights=max(passing.weights, passing.owed + piece))
-        update += piece + (wide * largest if layout.ranks > 1 else 0)     # a parameter's sum on its way to the device
+        update += piece + wide * largest                 # a parameter's sum on its way to the device
     return RankMemory(parameters + seen.shared, gradients, sums, optimizer, passing, seen.beside, update,
-                      offloaded=setup.offload_optimizer)
+                      offloaded=setup.memory.offload_optimizer)
 
 
 def _gathering(passing: Passage, mesh: MeshSplit, shapes: Mapping[str, torch.Size], rank: int) -> Passage:
@@ -160,8 +161,9 @@ _SNAPSHOTS = 2                           # one being written, and one that is ha
 def _host_memory(setup: Setup, canonical: Canonical, ranks: list[RankMemory], in_flight: int) -> HostMemory:
     manifest, layout, training = setup.manifest, setup.layout, setup.manifest.training
     wide = sum_dtype(manifest.numerics).itemsize
+    flat_sums = 2 if layout.ranks > 1 else int(layout.kind == "cuda")     # on the CPU it is the rank's own
     offloaded = 0
-    if setup.offload_optimizer:                          # with a copy of the weights, and of their gradient
+    if setup.memory.offload_optimizer:                          # with a copy of the weights, and of their gradient
         offloaded = sum(rank.optimizer for rank in ranks) + 2 * _FP32 * canonical.num_elements
     boundary = training.microbatch_size * training.sequence_length * manifest.model.hidden_size
     there, back = (_BYTES.get(codec, _COARSE) for codec in (manifest.wire.activations, manifest.wire.gradients))
@@ -170,7 +172,7 @@ def _host_memory(setup: Setup, canonical: Canonical, ranks: list[RankMemory], in
     beside = max((rank.beside.several(in_flight) for rank in ranks), default=0) * layout.ranks
     return HostMemory(
         mirrors=2 * mirrored(canonical).num_bytes * (layout.ranks > 1),
-        sums=2 * wide * canonical.num_elements * (layout.ranks > 1) + _center(manifest, canonical),
+        sums=flat_sums * wide * canonical.num_elements + _center(manifest, canonical),
         snapshots=_SNAPSHOTS * canonical.layout.num_bytes,
         payloads=round(in_flight * payload) + (layout.ranks > 1) * 2 * _FP32 * boundary,
         memo=setup.memo_bytes, moments=offloaded, stashes=beside,
