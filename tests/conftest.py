@@ -1,6 +1,12 @@
-"""Shared by all tests: `--long`, GPU and namespace markers with a reason, and property tests that repeat."""
+"""Shared by all tests: `--long`, GPU and namespace markers with a reason, and property tests that repeat.
+
+The whole suite runs in two processes at once, unless `-n` says otherwise: tests of one file in one of them, in order,
+and those of tests/swarm, which start processes of their own and have deadlines, one after the other. Tests that are
+named run in this process.
+"""
 
 import os
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -9,9 +15,33 @@ settings.register_profile("swarmnet", derandomize=True, deadline=None, print_blo
 settings.load_profile("swarmnet")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+PROCESSES = 2
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests that take minutes")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Before pytest-xdist reads how many processes are wanted."""
+    if hasattr(config, "workerinput") or not config.pluginmanager.hasplugin("xdist"):
+        return                                             # one of the two itself, which must not have two of its own
+    option, whole = config.option, config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if whole and option.numprocesses is None and not (option.usepdb or option.collectonly):
+        option.numprocesses = PROCESSES
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Which tests stay together, and in order: those of a file, and all of tests/swarm."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Files(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "tests/swarm" if nodeid.startswith("tests/swarm/") else nodeid.partition("::")[0]
+
+    return Files(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -77,7 +77,7 @@ def test_an_evaluation_is_answered_without_a_gradient() -> None:
     on_virtual_time(main())
 
 
-@pytest.mark.parametrize("code", OF_PAYLOAD)
+@pytest.mark.parametrize("code", sorted(OF_PAYLOAD, key=str))
 def test_one_replica_s_refusal_of_the_payload_is_not_believed(code: RejectCode) -> None:
     async def main() -> None:
         scene = Scene(a=lambda request: Rejected(code), b=lambda request: gradient())
@@ -87,7 +87,7 @@ def test_one_replica_s_refusal_of_the_payload_is_not_believed(code: RejectCode) 
     on_virtual_time(main())
 
 
-@pytest.mark.parametrize("code", OF_PAYLOAD)
+@pytest.mark.parametrize("code", sorted(OF_PAYLOAD, key=str))
 def test_everybody_s_refusal_is_final(code: RejectCode) -> None:
     async def main() -> None:
         scene = Scene(a=lambda request: Rejected(code), b=lambda request: Rejected(code))

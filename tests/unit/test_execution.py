@@ -206,7 +206,7 @@ def test_what_was_computed_further_on_is_a_finding_too() -> None:
     scene(0, act, rest=lambda request: Rejected(RejectCode.VOID))
 
 
-@pytest.mark.parametrize("code", OF_PAYLOAD)
+@pytest.mark.parametrize("code", sorted(OF_PAYLOAD, key=str))
 def test_a_refusal_further_on_proves_nothing_and_blames_no_caller(code: RejectCode) -> None:
     async def act(here: Scene) -> None:
         answer = await here.ask(0, payload(0))

@@ -150,7 +150,7 @@ def test_an_anchor_is_made_from_the_peer_id_alone() -> None:
 
 # ---------------------------------------------------------------- addresses
 
-PEER = Identity.generate().peer
+PEER = PeerId("12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp")
 
 
 @pytest.mark.parametrize(

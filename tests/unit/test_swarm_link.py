@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.errors import UsageError
-from swarmnet.net.identity import Identity
+from swarmnet.ids import PeerId
 from swarmnet.net.swarm_link import MIN_DIGITS, SwarmLink
 
 RUN = "3f0a9c" * 10 + "beef"
-PEER = Identity.generate().peer
+PEER = PeerId("12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp")
 ADDRESS = f"/ip4/203.0.113.7/tcp/31337/p2p/{PEER}"
 
 
