@@ -51,13 +51,13 @@ def run(case: Case, data: ProcessComm, tensor: ProcessComm) -> dict[str, object]
     found = rank.train(start=case.start, steps=case.steps)
     held = [rank.stage.held_bytes(), rank.held_in_flight()]
     expected = train_alone(manifest, case.stage, start=case.start, steps=case.steps)
-    last = case.start + case.steps - 1
-    rank.stage.read_state(last, train_alone(manifest, case.stage, start=case.start, steps=case.steps - 1).state)
-    state = rank.one_update(last, expected.total)
+    rank.stage.read_state(case.start, begin)
+    stepped = train_alone(manifest, case.stage, start=case.start, steps=1)
+    state = rank.one_update(case.start, stepped.total)
     return {
         "far": far(found, expected, begin, rank.rows), "held": held,
-        "writers": rank.writers_of(last).unique().tolist(),
-        "other bits": [name for name, tensor in state.items() if not torch.equal(tensor, expected.state[name])],
+        "writers": rank.writers_of(case.start + 1).unique().tolist(),
+        "other bits": [name for name, tensor in state.items() if not torch.equal(tensor, stepped.state[name])],
     }
 
 
