@@ -33,6 +33,7 @@ _LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_fa
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
+    "llama-narrow": ("llama", {"head_dim": 8}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
     "llama-biased": ("llama", {"attention_bias": True}),
     "llama-linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
@@ -43,6 +44,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                             "sliding_window": None}),
     "mistral-window": ("mistral", {"sliding_window": 48}),
     "qwen2": ("qwen2", {}),
+    "qwen2-narrow": ("qwen2", {"head_dim": 8}),
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"num_attention_heads": 9, "num_key_value_heads": 3}),
     "qwen3-tied-biased": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),

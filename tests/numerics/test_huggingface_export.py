@@ -99,6 +99,20 @@ def test_a_trained_run_loads_in_transformers_and_continues_here(
     assert losses[0] == pytest.approx(hf_models.first_loss(here / "out/model", again, tokens), abs=1e-5) != losses[1]
 
 
+def test_a_run_that_begins_with_an_export_goes_on_from_what_was_learned(here: Path) -> None:
+    settings = [word for setting in ("training.sequence_length=16", "optimizer.learning_rate=0.01")
+                for word in ("--set", setting)]
+    train(tiny(2, model=MODEL), here, steps=12)
+    assert run(["export", "run.toml", "model"]) == 0
+    line = "init next.toml --from model --data ids.u8.bin --tokenizer ids --stages 2 --steps 3"
+    assert run([*line.split(), *settings]) == 0
+    going_on = load("next.toml")
+    tokens = load_tokens("ids.u8.bin", "ids")
+    continued = run_oracle(going_on, tokens).losses
+    scratch = run_oracle(going_on.model_copy(update={"initial": Manifest().initial}), tokens).losses
+    assert max(continued) < min(scratch) and continued[-1] < continued[0]
+
+
 def test_an_older_step_can_be_asked_for(here: Path) -> None:
     weights = train(tiny(2, model=MODEL), here)
     assert run(["export", "run.toml", "first", "--step", "1", "--dir", "peers/s0", "--dir", "peers/s1"]) == 0
