@@ -52,8 +52,8 @@ def command(ctx: click.Context, /, *, which: str, room: str | None, as_json: boo
     except ValueError as error:
         raise UsageError(f"--memory {room}: write a size, such as 24GiB") from error
     setup = Setup(
-        manifest, layout, slots=config.slots, memory=Memory(activations=config.memory.activations),
-        offload_optimizer=config.memory.offload_optimizer, memo_bytes=config.caps.memo_bytes,
+        manifest, layout, slots=config.slots, memo_bytes=config.caps.memo_bytes,
+        memory=Memory(config.memory.activations, config.memory.offload_optimizer),
     )
     return run_plan(setup, stages, size, as_json=as_json)
 

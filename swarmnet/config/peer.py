@@ -145,7 +145,9 @@ class PeerConfig(Table):
     )
     device: Literal["cpu", "cuda", "auto"] = Field(default="auto", description="auto: cuda where there is one")
     threads: Positive = Field(default=1, description="CPU threads of the compute thread")
-    slots: Positive = Field(default=4, description="microbatches in flight per stage and open step: the memory bound")
+    slots: Count = Field(
+        default=4, description="microbatches in flight per stage and open step: the memory bound; 0: as many as fit"
+    )
     drain_s: Seconds = Field(
         default=60.0, description="seconds a leaving peer waits for another replica to have its stage's state"
     )

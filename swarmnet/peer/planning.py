@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -12,8 +13,10 @@ from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Cut
 from swarmnet.mesh.layout import MeshLayout
 from swarmnet.model.blocks import MeshSplit
+from swarmnet.model.cut import cut_layers
 from swarmnet.stage.advice import Advice, Option, advise
 from swarmnet.stage.budget import GIB, MIB, StagePlan, groups, shown
+from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.plan import Setup, plan_stage
 
 RESERVE = {"cuda": GIB, "cpu": 256 * MIB}
@@ -77,9 +80,9 @@ def _of_peer(setup: Setup) -> Iterator[Option]:
         if policy != setup.memory.activations and (on_gpu or policy != "offload"):
             yield Option("activations", f"--activations {policy}", cost, False, lambda s, p=policy: replace(
                 s, memory=replace(s.memory, activations=p)))
-    if on_gpu and not setup.offload_optimizer:
+    if on_gpu and not setup.memory.offload_optimizer:
         yield Option("optimizer", "--set memory.offload_optimizer=true", 5, False,
-                     lambda s: replace(s, offload_optimizer=True))
+                     lambda s: replace(s, memory=replace(s.memory, offload_optimizer=True)))
 
 
 def _of_mesh(setup: Setup) -> Iterator[Option]:
@@ -121,14 +124,14 @@ def _of_run(setup: Setup) -> Iterator[Option]:
 # ------------------------------------------------------------ what there is
 
 def room_here(layout: MeshLayout) -> int | None:
-    """Bytes of the smallest device of `layout` here; of CPU memory what is available. None if that cannot be known."""
+    """Bytes free on the fullest device of `layout` here; of CPU memory what is available. None: nobody knows."""
     if layout.kind == "cpu":
         return available()
     import torch
 
     if not torch.cuda.is_available():
         return None
-    return min(torch.cuda.mem_get_info(torch.device(device))[1] for device in layout.devices)
+    return min(torch.cuda.mem_get_info(torch.device(device))[0] for device in layout.devices)
 
 
 def available() -> int | None:
@@ -204,18 +207,90 @@ def record(found: Verdict) -> dict[str, Any]:
 
 def run_plan(setup: Setup, stages: Sequence[int], room: int | None, *, as_json: bool) -> int:
     """Print the plan. 0: all stages fit, or nobody said in what; 1: one does not. Raises UsageError."""
-    verdicts = [verdict(setup, stage, room) for stage in stages]
+    verdicts = [verdict(_with_slots(setup, stage, room), stage, room) for stage in stages]
     text = json.dumps([record(each) for each in verdicts], indent=2) if as_json else "\n".join(table(verdicts))
     print(text)
     return int(not all(each.fits for each in verdicts))
 
 
-def refusal(setup: Setup, stages: Sequence[int], room: int) -> UsageError | None:
-    """Why stages that share `room` bytes cannot be served, with what to do; None if they can."""
+def _with_slots(setup: Setup, stage: int, room: int | None) -> Setup:
+    """With as many slots as a peer would choose, where it is to choose; one if none fits."""
+    if setup.slots:
+        return setup
+    try:
+        return replace(setup, slots=1 if room is None else slots_that_fit(setup, [stage], room))
+    except UsageError:
+        return replace(setup, slots=1)
+
+
+# ------------------------------------------------------------ a peer that starts
+
+MOST_SLOTS = 64
+"""More microbatches in flight keep no stage busier."""
+
+_SURELY = 8
+"""A stage that takes so many times less than there is, by a rough guess, is not planned before it starts."""
+
+
+_SHARE = 0.5
+"""Of a machine's free memory, for a peer on the CPU that chooses: others are there, too."""
+
+
+def slots_here(setup: Setup, stages: Sequence[int]) -> int:
+    """`setup.slots`, or where that is 0 as many as fit here. Raises UsageError, with advice, if one is too many."""
+    room = room_here(setup.layout)
+    if setup.slots:
+        if room is not None:
+            check_fits(setup, stages, room)
+        return setup.slots
+    if room is None:
+        raise UsageError("--slots 0: this machine does not say how much memory is free; say how many, such as 4")
+    return slots_that_fit(setup, stages, room if setup.layout.kind == "cuda" else int(_SHARE * room))
+
+
+def slots_that_fit(setup: Setup, stages: Sequence[int], room: int) -> int:
+    """Microbatches in flight, per stage and open step, for which `room` bytes are enough to serve `stages` together.
+
+    At most a step's, and MOST_SLOTS. Raises UsageError, with advice, if one is too many.
+    """
+    most = min(setup.manifest.training.microbatches, MOST_SLOTS)
+    slots = bisect.bisect_right(
+        range(1, most + 1), room,
+        key=lambda slots: sum(_needs(replace(setup, slots=slots), stage) for stage in stages),
+    )
+    if slots == 0:
+        raise _refused(replace(setup, slots=1), stages, room)
+    return slots
+
+
+def check_fits(setup: Setup, stages: Sequence[int], room: int) -> None:
+    """Raises UsageError, with advice, if not even one microbatch in flight fits. Costs a moment unless it is close."""
+    if _rough(setup, stages) * _SURELY > room:
+        one = replace(setup, slots=1)
+        if sum(_needs(one, stage) for stage in stages) > room:
+            raise _refused(one, stages, room)
+
+
+def _needs(setup: Setup, stage: int) -> int:
+    return needed(plan_stage(setup, stage), setup.layout)
+
+
+def _refused(one: Setup, stages: Sequence[int], room: int) -> UsageError:
     for stage in stages:
-        found = verdict(replace(setup, slots=1), stage, room)
+        found = verdict(one, stage, room)
         if not found.fits:
             return UsageError("; ".join(line.strip() for line in _words(found)))
-    return None
+    named = ", ".join(map(str, stages))
+    return UsageError(f"stages {named} fit one by one, but not together, in {shown(room)}: serve fewer of them")
 
 
+def _rough(setup: Setup, stages: Sequence[int]) -> int:
+    """Bytes of state and of one microbatch, about: what a decoder keeps without knowing how."""
+    manifest, training = setup.manifest, setup.manifest.training
+    model, tokens = manifest.model, training.microbatch_size * training.sequence_length
+    ranges = cut_layers(model, manifest.cut, training.sequence_length)
+    elements = sum(Canonical.of(manifest, stage).num_elements for stage in stages)
+    layer = 16 * model.hidden_size + 8 * model.intermediate_size + 8 * model.num_heads * model.head_dim
+    scores = 2 * model.num_heads * training.sequence_length
+    width = sum(len(ranges[stage]) for stage in stages) * (layer + scores) + 4 * model.vocab_size
+    return 32 * elements + 4 * tokens * width + RESERVE[setup.layout.kind]

@@ -53,8 +53,10 @@ def run_peer(
     """
     import torch
 
+    from swarmnet.peer.planning import slots_here
     from swarmnet.stage.compute import ComputeThread
     from swarmnet.stage.passes import Memory
+    from swarmnet.stage.plan import Setup
     from swarmnet.stage.torch_engine import TorchEngine
 
     torch.set_num_threads(config.threads)
@@ -64,6 +66,10 @@ def run_peer(
     layout = choose_layout(config.mesh, config.device, manifest, cuda=torch.cuda.device_count())
     check_memory(config.memory, layout.devices)
     memory = Memory(config.memory.activations, config.memory.offload_optimizer)
+    slots = slots_here(Setup(manifest, layout, config.slots, memory, config.caps.memo_bytes), config.stages)
+    if slots != config.slots:
+        log.info("slots_chosen", slots=slots, stages=list(config.stages))
+        config = config.model_copy(update={"slots": slots})
     has_data = 0 in config.stages and (data_at_source or config.data is not None)
     tokens = own_tokens(config, manifest) if has_data else no_tokens
     with contextlib.ExitStack() as stack:                # left in reverse: ranks end first, and jobs that wait for them

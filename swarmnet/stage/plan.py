@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,7 +23,9 @@ from swarmnet.stage.budget import HostMemory, Passage, RankMemory, StagePlan
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.mirror import mirrored
 from swarmnet.stage.passes import Memory
-from swarmnet.stage.rehearsal import Part, Rehearsed, rehearse
+
+if TYPE_CHECKING:
+    from swarmnet.stage.rehearsal import Rehearsed
 
 _FP32 = 4
 _ALIGN = 64                              # bytes: where a scratch piece may begin
@@ -134,14 +137,18 @@ def _traced(manifest: Manifest, layout: MeshLayout, rank: int, memory: Memory, e
 
     def of(layers: int) -> Rehearsed:
         alone, stage = replace(ends, layers=layers).alone(manifest)
-        return _rehearsed(Part(alone, stage, like, rank, memory, scores))
+        return _rehearsed((alone, stage, like, rank, memory, scores))
 
     if ends.layers <= _MANY:
         return of(ends.layers)
     return of(_SOME).along(of(_MANY), (ends.layers - _SOME) / (_MANY - _SOME))
 
 
-_rehearsed = functools.lru_cache(maxsize=512)(rehearse)
+@functools.lru_cache(maxsize=512)
+def _rehearsed(part: tuple[Manifest, int, MeshLayout, int, Memory, bool]) -> Rehearsed:
+    from swarmnet.stage.rehearsal import Part, rehearse      # seconds of imports, of those who plan
+
+    return rehearse(Part(*part))
 
 
 def keeps_scores(manifest: Manifest) -> bool:

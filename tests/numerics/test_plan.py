@@ -1,4 +1,4 @@
-"""What `swarmnet plan` predicts is what torch's allocator hands out: every activation policy, one and several in flight.
+"""What `swarmnet plan` predicts is what torch's allocator hands out: every activation policy, one or several in flight.
 
 The allocator's own record (the profiler's memory events), not the process's resident memory, which is what the
 allocator kept, too.
@@ -7,17 +7,20 @@ allocator kept, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Training
 from swarmnet.mesh.comm import Comm
 from swarmnet.mesh.fake_comm import FakeComm
 from swarmnet.mesh.layout import MeshLayout
 from swarmnet.mesh.thread_comm import run_ranks
+from swarmnet.peer.planning import check_fits, needed, slots_that_fit
 from swarmnet.stage.budget import Passage
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.metering import LiveBytes
@@ -77,7 +80,7 @@ def measured(manifest: Manifest, stage: int, policy: str, count: int) -> tuple[i
 
     (body, _sums), state, _ = allocated(make)
     body.state.reset_to_seed()
-    if manifest.numerics.compute == "bf16":              # the first microbatch leaves casts of the weights to the others
+    if manifest.numerics.compute == "bf16":              # the first microbatch leaves casts to the others
         passes(body, manifest, 1, last=last)
     _, _, most = allocated(lambda: passes(body, manifest, count, last=last))
     return state, state + most
@@ -164,7 +167,7 @@ def test_so_does_a_rank_of_two(sequence_parallel: bool, policy: str) -> None:
     for (state, seen), rank in zip(run_ranks(2, body), plan.ranks, strict=True):
         assert rank.state == pytest.approx(state, rel=0.01)
         assert rank.passing.peak == pytest.approx(seen.peak, rel=0.1)
-        table = boundary(RUN).nbytes                     # threads lay a tensor down for each other, and one lies there still
+        table = boundary(RUN).nbytes                     # where threads lay down tensors for each other, one still lies
         assert rank.passing.held == pytest.approx(seen.held, rel=0.1, abs=table)
 
 
@@ -182,3 +185,24 @@ def test_planning_allocates_nothing() -> None:
     plan, _, most = allocated(lambda: plan_stage(Setup(large, layout), 1))
     assert most < 2**20 < 2**33 < plan.device_peak
     assert len(set(plan.ranks)) == 1
+
+
+def test_as_many_slots_as_fit_and_not_one_more() -> None:
+    setup = Setup(RUN, MeshLayout(), slots=0)
+    room = {slots: needed(plan_stage(replace(setup, slots=slots), 1), setup.layout) for slots in (1, 5, 8)}
+    assert slots_that_fit(setup, [1], room[5]) == 5
+    assert slots_that_fit(setup, [1], room[5] - 1) == 4
+    assert slots_that_fit(setup, [1], 10 * room[8]) == RUN.training.microbatches
+    assert slots_that_fit(setup, [0, 1], 10 * room[8]) == RUN.training.microbatches
+
+
+def test_a_peer_refuses_what_does_not_fit_and_says_what_would() -> None:
+    setup = Setup(RUN, MeshLayout())
+    least = needed(plan_stage(replace(setup, slots=1), 1), setup.layout)
+    check_fits(setup, [1], least)
+    with pytest.raises(UsageError, match=r"stage 1 does not fit.*; it fits with; .*--activations recompute_layers"):
+        check_fits(setup, [1], least - 2**20)
+    with pytest.raises(UsageError, match="stage 1 does not fit"):
+        slots_that_fit(setup, [1], least - 2**20)
+    with pytest.raises(UsageError, match="stages 0, 1 fit one by one, but not together"):
+        check_fits(setup, [0, 1], int(1.5 * least))
