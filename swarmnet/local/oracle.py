@@ -105,6 +105,7 @@ class _Plain:
     def __init__(self, manifest: Manifest, module: StageModule, behind: StageModule) -> None:
         self._manifest, self._parameters, self._behind = manifest, list(module.parameters()), list(behind.parameters())
         table = manifest.optimizer
+        self._packed = StageOptimizer(self._parameters, table) if table.state == "8bit" else None
         self._adamw = torch.optim.AdamW(
             [
                 {"params": [p for p in self._parameters if p.ndim >= 2], "weight_decay": table.weight_decay},
@@ -122,11 +123,15 @@ class _Plain:
             assert source.grad is not None
             parameter.grad = source.grad.div_(num_tokens)
         torch.nn.utils.clip_grad_norm_(self._parameters, table.clip_norm)
-        for group in self._adamw.param_groups:
-            group["lr"] = learning_rate(table, step, total_steps=self._manifest.training.total_steps)
+        rate = learning_rate(table, step, total_steps=self._manifest.training.total_steps)
         _follow(self._parameters, self._behind)
-        self._adamw.step()
-        self._lead()
+        if self._packed is not None:         # of which torch has none
+            self._packed.step([p.grad for p in self._parameters if p.grad is not None], learning_rate=rate)
+        else:
+            for group in self._adamw.param_groups:
+                group["lr"] = rate
+            self._adamw.step()
+            self._lead()
         for parameter in (*self._parameters, *self._behind):
             parameter.grad = None
 

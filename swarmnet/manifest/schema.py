@@ -156,6 +156,9 @@ class Optimizer(Table):
         default=0.0, description='steps by which the first moment is carried on; with averaging.sync = "overlap" 2.5'
     )
     eps: Above0 = Field(default=1e-8, description="added to the root of the second moment")
+    state: Literal["fp32", "8bit"] = Field(
+        default="fp32", description='moments: "fp32", or "8bit": a quarter of the memory (docs/memory.md)'
+    )
     weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.1, description="decoupled, matrices only")
     clip_norm: Above0 = Field(default=1.0, description="largest L2 norm of the average gradient, over all stages")
     warmup_steps: Count = Field(default=10, description="linear from 0 to the peak")

@@ -12,6 +12,7 @@ and gradient scale come from `stage.schedule`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -22,10 +23,32 @@ from torch.optim.adamw import adamw
 
 from swarmnet.manifest.schema import Numerics, Optimizer
 from swarmnet.stage.accumulator import chunk_elements
+from swarmnet.stage.optimizer_8bit import LEAST, PackedMoments
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 _VECTOR = 64         # elements: a multiple of what any processor takes at once
+
+
+class WholeMoments:
+    """Both moments of one parameter in fp32."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._first, self._second = (torch.zeros_like(like, requires_grad=False) for _ in range(2))
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory."""
+        return self._first.nbytes + self._second.nbytes
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """The live tensors."""
+        return self._first, self._second
+
+    def write(self, first: Tensor, second: Tensor) -> None:
+        """Keep these."""
+        self._first.copy_(first)
+        self._second.copy_(second)
 
 
 class StageOptimizer:
@@ -43,16 +66,16 @@ class StageOptimizer:
         self._table = table
         self._host = [torch.empty(p.shape, dtype=p.dtype) for p in parameters] if offload else None
         self._parameters = list(parameters) if self._host is None else self._host
-        self._moments: list[tuple[Tensor, Tensor]] = []
+        self._moments: list[WholeMoments | PackedMoments] = []
         self._steps: list[Tensor] = []
         self.reset()
         self.take(parameters)
 
     def reset(self) -> None:
         """Back to version 0: no moments, no steps."""
+        packed = self._table.state == "8bit"
         self._moments = [
-            (torch.zeros_like(p, requires_grad=False), torch.zeros_like(p, requires_grad=False))
-            for p in self._parameters
+            PackedMoments(p) if packed and p.numel() >= LEAST else WholeMoments(p) for p in self._parameters
         ]
         self._steps = [torch.zeros((), dtype=torch.float32, device=p.device) for p in self._parameters]
 
@@ -67,8 +90,8 @@ class StageOptimizer:
         return [torch.empty_like(p, requires_grad=False) for p in self._parameters]
 
     @property
-    def moments(self) -> list[tuple[Tensor, Tensor]]:
-        """First and second moment of each parameter, the live tensors."""
+    def moments(self) -> Sequence[WholeMoments | PackedMoments]:
+        """Those of each parameter: to `read`, to `write`, and their `num_bytes`."""
         return self._moments
 
     def set_num_steps(self, steps: int) -> None:
@@ -88,12 +111,16 @@ class StageOptimizer:
         """
         weights = self._host or (self._parameters if parameters is None else parameters)
         pairs = list(zip(weights, gradients, strict=True))
-        matrices = [place for place, weight in enumerate(weights) if weight.ndim >= 2]
-        vectors = [place for place, weight in enumerate(weights) if weight.ndim < 2]
+        whole = [place for place, moments in enumerate(self._moments) if isinstance(moments, WholeMoments)]
+        matrices = [place for place in whole if weights[place].ndim >= 2]
+        vectors = [place for place in whole if weights[place].ndim < 2]
         self._update(pairs, matrices, learning_rate, self._table.weight_decay)
         self._update(pairs, vectors, learning_rate, 0.0)
-        if self._table.lead:
-            self._lead(pairs, learning_rate)
+        for place in whole if self._table.lead else ():
+            self._lead(*pairs[place], *self._moments[place].read(), self._steps[place], learning_rate)
+        for (weight, gradient), moments, steps in zip(pairs, self._moments, self._steps, strict=True):
+            if isinstance(moments, PackedMoments):
+                self._update_packed(weight, gradient, moments, steps, learning_rate)
         if self._host is not None:
             assert parameters is not None
             for parameter, copy in zip(parameters, self._host, strict=True):
@@ -106,30 +133,54 @@ class StageOptimizer:
     ) -> None:
         columns = [
             [pairs[place][0] for place in places], [pairs[place][1] for place in places],
-            [self._moments[place][0] for place in places], [self._moments[place][1] for place in places],
+            *([moments[number] for moments in map(self._read, places)] for number in (0, 1)),
         ]
-        with _whole_vectors(columns, [self._steps[place] for place in places]) as (
-            (weights, gradients, firsts, seconds), steps
-        ):
+        self._adamw(columns, [self._steps[place] for place in places], learning_rate, weight_decay)
+
+    def _read(self, place: int) -> tuple[Tensor, Tensor]:
+        return self._moments[place].read()
+
+    def _update_packed(
+        self, weight: Tensor, gradient: Tensor, moments: PackedMoments, steps: Tensor, learning_rate: float
+    ) -> None:
+        """A piece at a time, so that moments in fp32 never exist whole."""
+        size = chunk_elements(weight.device)
+        decay = self._table.weight_decay if weight.ndim >= 2 else 0.0
+        parts, pieces = torch.split(weight.view(-1), size), torch.split(gradient.view(-1), size)
+        for start, part, piece in zip(itertools.count(0, size), parts, pieces, strict=False):
+            first, second = moments.piece(start, start + part.numel())
+            seen = steps.clone()
+            self._adamw([[part], [piece], [first], [second]], [seen], learning_rate, decay)
+            if self._table.lead:
+                self._lead(part, piece, first, second, seen, learning_rate)
+            moments.keep(start, first, second)
+        steps += 1
+
+    def _adamw(
+        self, columns: Sequence[Sequence[Tensor]], counts: Sequence[Tensor], learning_rate: float, weight_decay: float
+    ) -> None:
+        """columns: weights, gradients, first and second moments."""
+        with _whole_vectors(columns, counts) as ((weights, gradients, firsts, seconds), steps):
             adamw(
                 weights, gradients, firsts, seconds, [], steps, fused=True, amsgrad=False, maximize=False,
                 beta1=self._table.beta1, beta2=self._table.beta2, lr=learning_rate, weight_decay=weight_decay,
                 eps=self._table.eps,
             )
 
-    def _lead(self, pairs: Sequence[tuple[Tensor, Tensor]], learning_rate: float) -> None:
-        """Add what is missing to `_update`. Of the first moment before it only this is left: with g the gradient,
-        m(t) - m(t - 1) = (1 - beta1) / (beta1 - beta1^t) (g - m(t)), without bias."""
-        for place, (weight, gradient) in enumerate(pairs):
-            steps = int(self._steps[place].item())
-            if steps < 2:
-                return
-            beta1, size = self._table.beta1, chunk_elements(weight.device)
-            factor = -learning_rate * self._table.lead * (1 - beta1) / (beta1 - beta1**steps)
-            flat = (weight.view(-1), gradient.view(-1), *(moment.view(-1) for moment in self._moments[place]))
-            for part, piece, first, second in zip(*(torch.split(tensor, size) for tensor in flat), strict=True):
-                scale = (second / (1 - self._table.beta2**steps)).sqrt_().add_(self._table.eps)
-                part.addcdiv_(piece - first / (1 - beta1**steps), scale, value=factor)
+    def _lead(
+        self, weight: Tensor, gradient: Tensor, first: Tensor, second: Tensor, seen: Tensor, learning_rate: float
+    ) -> None:
+        """Add what is missing to the update of one weight. Of the first moment before it only this is left: with g the
+        gradient, m(t) - m(t - 1) = (1 - beta1) / (beta1 - beta1^t) (g - m(t)), without bias."""
+        steps = int(seen.item())
+        if steps < 2:
+            return
+        beta1, size = self._table.beta1, chunk_elements(weight.device)
+        factor = -learning_rate * self._table.lead * (1 - beta1) / (beta1 - beta1**steps)
+        flat = (each.view(-1) for each in (weight, gradient, first, second))
+        for part, piece, m, v in zip(*(torch.split(tensor, size) for tensor in flat), strict=True):
+            scale = (v / (1 - self._table.beta2**steps)).sqrt_().add_(self._table.eps)
+            part.addcdiv_(piece - m / (1 - beta1**steps), scale, value=factor)
 
 
 @contextlib.contextmanager

@@ -279,7 +279,7 @@ class RankStage:
             for name, chunk in zip(self._names, self._chunks(number), strict=True):
                 self._write(name, chunk, tensors[called(name)])
         for name, moments in zip(self._names, self._optimizer.moments, strict=True):
-            for moment, tensor in zip(MOMENTS, moments, strict=True):
+            for moment, tensor in zip(MOMENTS, moments.read(), strict=True):
                 own = tensor if self._split.shards("moments") else own_chunk(tensor, self._data)
                 self._write(name, own, tensors[snapshot.moment_name(moment, name)])
 
@@ -293,8 +293,8 @@ class RankStage:
                 live.copy_(take_block(tensors[called(name)], self._held("parameters", name)))
             self._changes[number] += 1
         for name, moments in zip(self._names, self._optimizer.moments, strict=True):
-            for moment, tensor in zip(MOMENTS, moments, strict=True):
-                tensor.copy_(take_block(tensors[snapshot.moment_name(moment, name)], self._held("moments", name)))
+            held = self._held("moments", name)
+            moments.write(*(take_block(tensors[snapshot.moment_name(moment, name)], held) for moment in MOMENTS))
         self._optimizer.take(self._own(self._newest(version)))
         self._optimizer.set_num_steps(version)
 
@@ -307,7 +307,7 @@ class RankStage:
                 for module in modules
             ),
             "accumulators": sum(total.num_bytes for total in self._sums),
-            "moments": sum(tensor.nbytes for moments in self._optimizer.moments for tensor in moments),
+            "moments": sum(moments.num_bytes for moments in self._optimizer.moments),
         }
 
     # ------------------------------------------------------------ blocks

@@ -111,7 +111,12 @@ class ReplicaState:
 
     def copy(self, memory: Tensor) -> int:
         """Copy the state into `canonical.layout.memory()`; returns its version."""
-        self.canonical.layout.copy(self._tensors(), memory)
+        places = self.canonical.layout.views(memory)
+        for name, tensor in self._tensors().items():
+            places[name].copy_(tensor.detach())
+        for name, moments in zip(self._names, self._optimizer.moments, strict=True):
+            for moment, value in zip(MOMENTS, moments.read(), strict=True):
+                places[snapshot.moment_name(moment, name)].copy_(value)
         return self.version
 
     @torch.no_grad()
@@ -120,6 +125,8 @@ class ReplicaState:
         self.version = version               # first: it says which module holds what
         for name, tensor in self._tensors().items():
             tensor.copy_(tensors[name])
+        for name, moments in zip(self._names, self._optimizer.moments, strict=True):
+            moments.write(*(tensors[snapshot.moment_name(moment, name)] for moment in MOMENTS))
         self._optimizer.take(self.newest)
         self._optimizer.set_num_steps(version)
 
@@ -129,12 +136,8 @@ class ReplicaState:
         return self._parameters[(self.version + self.delay.most) % len(self._modules)]
 
     def _tensors(self) -> dict[str, Tensor]:
-        """The live tensors under their snapshot names."""
-        tensors: dict[str, Tensor] = {}
-        for name, parameter, moments in zip(self._names, self.newest, self._optimizer.moments, strict=True):
-            tensors[name] = parameter
-            for moment, tensor in zip(MOMENTS, moments, strict=True):
-                tensors[snapshot.moment_name(moment, name)] = tensor
+        """The live tensors under their snapshot names, moments apart."""
+        tensors: dict[str, Tensor] = dict(zip(self._names, self.newest, strict=True))
         if self.delay.most:
             oldest = self._parameters[self.version % len(self._modules)]
             tensors |= {snapshot.previous_name(name): p for name, p in zip(self._names, oldest, strict=True)}
