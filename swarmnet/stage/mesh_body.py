@@ -31,6 +31,7 @@ from swarmnet.stage.rank_sum import RankSum, Reading
 from swarmnet.stage.ranks import Ranks
 
 PROGRAM = "swarmnet.stage.rank_program:handler"
+SHARDED_PROGRAM = "swarmnet.stage.sharded_program:handler"
 
 
 class Held:
@@ -57,7 +58,8 @@ class MeshBody:
         settings = {
             "manifest": manifest.model_dump_json(), "stage": stage, "layout": layout.record(), "memory": asdict(memory),
         }
-        self._group = RankGroup(PROGRAM, settings, devices=layout.devices, deadline_s=patience.first_s)
+        program = SHARDED_PROGRAM if layout.shard == "zero3" else PROGRAM
+        self._group = RankGroup(program, settings, devices=layout.devices, deadline_s=patience.first_s)
         self._places: dict[str, int] = {}
         rows, length = training.microbatch_size, training.sequence_length
         dtype = sum_dtype(manifest.numerics)
@@ -104,14 +106,14 @@ class MeshBody:
         return self._group.pids
 
     def lost(self) -> None:
-        """See Losses."""
+        """See Watcher: for the ranks."""
         for total in self.sums:                          # first: nobody may read what is not there
             total.lose()
         if self._watcher is not None:
             self._watcher.lost()
 
     def event(self, event: str, fields: dict[str, object]) -> None:
-        """See Losses."""
+        """See Watcher: for the ranks."""
         if self._watcher is not None:
             self._watcher.event(event, fields)
 

@@ -11,21 +11,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from swarmnet.errors import MeshFailed, RankLost, Refused, RejectCode
 from swarmnet.mesh.group import RankGroup
+from swarmnet.stage.body import Watcher
 from swarmnet.stage.patience import Pace, Patience
-
-
-class Losses(Protocol):
-    """Who is told, in whatever thread finds it out."""
-
-    def lost(self) -> None:
-        """Everything that only ranks held is gone. Before anybody can ask for it."""
-
-    def event(self, event: str, fields: dict[str, object]) -> None:
-        """Something worth a line."""
 
 
 class Ranks:
@@ -37,13 +28,13 @@ class Ranks:
     """
 
     def __init__(
-        self, group: RankGroup, losses: Losses, *, label: str, load: Callable[[], Mapping[str, Any]],
+        self, group: RankGroup, watcher: Watcher, *, label: str, load: Callable[[], Mapping[str, Any]],
         patience: Patience,
     ) -> None:
         self.lock = threading.RLock()
         self.life = 0
         self.holds: dict[int, int] = {}
-        self._group, self._losses, self._label, self._load = group, losses, label, load
+        self._group, self._watcher, self._label, self._load = group, watcher, label, load
         self._patience, self._pace = patience, Pace(patience)
         self._up = False
         self._since = 0.0
@@ -143,7 +134,7 @@ class Ranks:
             self._on_loss(lost)
             return
         self._up, self._since = True, time.monotonic()
-        self._losses.event("mesh_started", {
+        self._watcher.event("mesh_started", {
             "mesh": self._label, "epoch": self._group.epoch, "pids": list(self._group.pids),
             "seconds": round(self._since - began, 3),
         })
@@ -163,11 +154,11 @@ class Ranks:
             self._up = False
             self.life += 1
             self.holds.clear()
-            self._losses.lost()
+            self._watcher.lost()
         self._times_lost += 1
         self._why = lost.reason
         if not self._closing.is_set():
             seconds = round(time.monotonic() - self._since, 3) if self._since else 0.0
-            self._losses.event("rank_lost", {
+            self._watcher.event("rank_lost", {
                 "rank": lost.rank, "reason": lost.reason, "epoch": self._group.epoch, "seconds": seconds,
             })
