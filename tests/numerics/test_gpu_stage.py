@@ -30,9 +30,12 @@ mfu = load("mfu")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def steps(device: str, *, compute: str = "fp32", mode: str = "fp32", count: int = 3, **options: object):
+def steps(
+    device: str, *, compute: str = "fp32", mode: str = "fp32", state: str = "fp32", count: int = 3, **options: object
+):
     """(losses, weights) of the tiny stage."""
     manifest = mfu.TINY.manifest(compute)
+    manifest = manifest.model_copy(update={"optimizer": manifest.optimizer.model_copy(update={"state": state})})
     if mode == "deterministic":
         manifest = manifest.model_copy(update={
             "numerics": manifest.numerics.model_copy(update={"mode": mode}),
@@ -197,3 +200,11 @@ def test_rounds_under_every_kind_of_codec(device: str, averaging: Averaging) -> 
     assert losses == pytest.approx(expected, rel=0.0 if device == "cpu" else 1e-3)
     assert all(weight.device.type == "cpu" and weight.isfinite().all() for weight in ours.values())
     assert device == "cuda" or all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_moments_in_eight_bits_train_alike(device: str) -> None:
+    (losses, weights), (expected, theirs) = steps(device, state="8bit", count=8), steps("cpu", state="8bit", count=8)
+    assert losses == pytest.approx(expected, rel=0.0 if device == "cpu" else 1e-3)
+    assert losses == pytest.approx(steps(device, count=8)[0], rel=0.01), "as with fp32 moments"
+    assert device == "cuda" or all(torch.equal(a, b) for a, b in zip(weights, theirs, strict=True))
