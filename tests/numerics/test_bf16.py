@@ -68,8 +68,8 @@ def test_deterministic_mode_has_the_oracles_bits_whatever_is_kept() -> None:
 
     async def train() -> None:
         async with compute_thread() as compute:
-            policies = [Memory(activations=policy) for policy in ("stash", "recompute", "recompute_layers", "selective")]
-            chain = StageChain(manifest, compute, memory=policies)
+            policies = "stash", "recompute", "recompute_layers", "selective"
+            chain = StageChain(manifest, compute, memory=[Memory(activations=policy) for policy in policies])
             found.losses = [await chain.step(random.Random(step)) for step in range(8)]
             found.weights = await chain.weights(1)
 
