@@ -294,7 +294,7 @@ async def _choose(
     await directory.publish(_intent(run, directory.peer, first.stage, slots=0))
     await asyncio.sleep(SETTLE_S)
     chosen = await choice()
-    await directory.publish(_intent(run, directory.peer, chosen.stage, slots=config.slots))
+    await directory.publish(_intent(run, directory.peer, chosen.stage, slots=config.slots or 1))
     return chosen
 
 
