@@ -15,7 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from swarmnet.errors import UsageError
-from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Training
+from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Optimizer, Training
 from swarmnet.mesh.comm import Comm
 from swarmnet.mesh.fake_comm import FakeComm
 from swarmnet.mesh.layout import MeshLayout
@@ -116,7 +116,8 @@ def test_a_stage_takes_what_was_planned(policy: str, stage: int, count: int) -> 
     {"numerics": Numerics(compute="bf16")},
     {"numerics": Numerics(mode="fp32"), "averaging": Averaging(codec="int8")},
     {"averaging": Averaging(sync="overlap")},
-], ids=["bf16", "fp32-sums", "overlap"])
+    {"optimizer": Optimizer(state="8bit")},
+], ids=["bf16", "fp32-sums", "overlap", "8-bit"])
 def test_so_does_every_kind_of_run(change: dict[str, Any]) -> None:
     manifest = RUN.model_copy(update=change)
     setup = Setup(manifest, MeshLayout(), slots=2)
