@@ -146,7 +146,7 @@ def _traced(manifest: Manifest, layout: MeshLayout, rank: int, memory: Memory, e
 
 @functools.lru_cache(maxsize=512)
 def _rehearsed(part: tuple[Manifest, int, MeshLayout, int, Memory, bool]) -> Rehearsed:
-    from swarmnet.stage.rehearsal import Part, rehearse      # seconds of imports, of those who plan
+    from swarmnet.stage.rehearsal import Part, rehearse  # seconds of imports, of those who plan
 
     return rehearse(Part(*part))
 
