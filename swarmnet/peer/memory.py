@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from swarmnet.config.peer import Memory
 from swarmnet.errors import UsageError
+from swarmnet.mesh.layout import MeshLayout
 
 _ON_THE_CPU = {
     "offload": '--activations offload: the CPU\'s memory is host memory already, so a copy there frees nothing. Use '
@@ -24,9 +25,12 @@ def rounding(memory: Memory) -> str:
     return "/compiled" * memory.compile + "/updates-cpu" * memory.offload_optimizer
 
 
-def check_memory(memory: Memory, devices: tuple[str, ...]) -> None:
-    """Raises UsageError if `devices` ("cpu", "cuda:1") cannot do what `memory` says."""
-    if not any(device == "cpu" for device in devices):
+def check_memory(memory: Memory, layout: MeshLayout) -> None:
+    """Raises UsageError if the devices of `layout` cannot do what `memory` says."""
+    if memory.compile and (layout.tensor > 1 or layout.shard == "zero3"):
+        raise UsageError("--compile: layers that ranks share (--tensor, --shard zero3) exchange tensors in their middle, "
+                         "which is not compiled. Leave it away, or share otherwise, by --shard dp, zero1 or zero2")
+    if "cpu" not in layout.devices:
         return
     asked = {
         "offload": memory.activations == "offload", "offload_optimizer": memory.offload_optimizer,

@@ -64,8 +64,8 @@ def run_peer(
     # environment for this once, at its first tensor, and offers no other way.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     layout = choose_layout(config.mesh, config.device, manifest, cuda=torch.cuda.device_count())
-    check_memory(config.memory, layout.devices)
-    memory = Memory(config.memory.activations, config.memory.offload_optimizer)
+    check_memory(config.memory, layout)
+    memory = Memory(config.memory.activations, config.memory.offload_optimizer, config.memory.compile)
     slots = slots_here(Setup(manifest, layout, config.slots, memory, config.caps.memo_bytes), config.stages)
     if slots != config.slots:
         log.info("slots_chosen", slots=slots, stages=list(config.stages))

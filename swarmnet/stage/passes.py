@@ -4,7 +4,7 @@ Tensors in, tensors out: payloads, versions and what may be counted are the engi
 reads token ids, one that is last returns the summed loss. What the weight pass needs stays on the `Pass`' tape.
 
 What is kept between forward and backward is a policy (`model.activations`), with the same bits under each. Under every
-one but "stash" backward writes the weight gradients too: between backward and weight pass a microbatch then holds one
+one but "stash", and where layers are compiled, backward writes the weight gradients too: between backward and weight pass a microbatch then holds one
 gradient per parameter, and never the operands of all its products, which are as large as a stash.
 """
 
@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from swarmnet.model.activations import Policy, plainly, run_layers
+from swarmnet.model.activations import Policy, run_layers
+from swarmnet.model.compiled import CompiledLayers
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.offload import Offload
 from swarmnet.model.precision import Compute, products_in
@@ -28,12 +29,13 @@ from swarmnet.stage.gradients import aligned
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """How an operator spends a device's memory; no choice changes a bit, but that CPUs and GPUs round an
-    update in ways of their own. activations: kept for backward how. offload_optimizer: moments in host memory, updates
-    on the CPU."""
+    """How an operator spends a device's memory. activations: kept for backward how; changes no bit. offload_optimizer:
+    moments in host memory, updates on the CPU, which rounds in its own way. compile: layers by torch.compile, and so do
+    they."""
 
     activations: Policy = "stash"
     offload_optimizer: bool = False
+    compile: bool = False
 
     def __post_init__(self) -> None:
         if self.activations not in ("stash", "recompute", "recompute_layers", "selective", "offload"):
@@ -42,7 +44,7 @@ class Memory:
     @property
     def writes_at_once(self) -> bool:
         """Does backward write weight gradients, so that the weight pass only adds them?"""
-        return self.activations != "stash"
+        return self.compile or self.activations != "stash"
 
 
 @dataclass(slots=True, eq=False)
@@ -67,17 +69,22 @@ class Passes:
     """Forward and backward of one stage on one device.
 
     reproducible: only kernels whose backward gives the same bits again. tapes: backward leaves weight gradients to a
-    weight pass; without, it leaves them where autograd does. compute: `numerics.compute` of the manifest.
+    weight pass; without, it leaves them where autograd does. compute: `numerics.compute` of the manifest. compiler:
+    the backend of torch.compile, if `memory` asks for it.
     """
 
     def __init__(
         self, *, first: bool, last: bool, device: torch.device, reproducible: bool, tapes: bool = True,
-        memory: Memory | None = None, compute: Compute = "fp32",
+        memory: Memory | None = None, compute: Compute = "fp32", compiler: str = "inductor",
     ) -> None:
         self._first, self._last, self._device, self._tapes = first, last, device, tapes
         self._math_only = reproducible and device.type == "cuda"     # on the CPU all kernels are reproducible
         self.memory, self._compute, self._casts = memory or Memory(), compute, Casts()
         self._offload = Offload(device) if self.memory.activations == "offload" else None
+        self._run_layer = run_layers(self.memory.activations)
+        self._compiled = CompiledLayers(self._run_layer, backend=compiler) if self.memory.compile else None
+        if self._compiled is not None:
+            self._run_layer = self._compiled.run
 
     def forward(
         self, module: StageModule, tokens: Tensor, hidden: Tensor | None, *, train: bool
@@ -120,13 +127,13 @@ class Passes:
                 with torch.enable_grad():
                     output = again()
             assert output is not None
-            torch.autograd.backward(output, gradient)
+            with contextlib.nullcontext() if self._compiled is None else self._compiled.writing(saved.tape):
+                torch.autograd.backward(output, gradient)
         return None if leaf is None else leaf.grad
 
     def _run(self, module: StageModule, tokens: Tensor, hidden: Tensor | None, tape: Tape | None) -> Tensor:
-        run = run_layers(self.memory.activations) if torch.is_grad_enabled() else plainly
         with self._kernels(), products_in(self._compute, self._device):
-            output: Tensor = module(tokens[:, :-1].to(self._device) if hidden is None else hidden, tape, run)
+            output: Tensor = module(tokens[:, :-1].to(self._device) if hidden is None else hidden, tape, self._run_layer)
             return module.loss_sum(output, tokens[:, 1:].to(self._device)) if self._last else output
 
     def _tape(self, module: StageModule) -> Tape | None:
