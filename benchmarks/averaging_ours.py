@@ -39,9 +39,9 @@ from swarmnet.messages import (
 )
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.transport import ReadPayload
+from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.compute import ComputeThread, Turn, Work
 from swarmnet.stage.engine import Contribution, Engine, Reduced
-from swarmnet.stage.optimizer import square_norm
 from swarmnet.stage.step_sum import StepSum
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.opening import Opening
@@ -58,17 +58,12 @@ class Given:
 
     stage = version = voids = 0
 
-    def __init__(self, vector: torch.Tensor, numerics: Numerics) -> None:
-        self.vector, self._numerics = vector, numerics
-        self.num_elements, self.parameter_shapes = vector.numel(), (tuple(vector.shape),)
+    def __init__(self, vector: torch.Tensor, manifest: Manifest) -> None:
+        self.vector, self.canonical = vector, Canonical(manifest, 0, {"vector": vector.shape})
 
     def read(self, step: int) -> torch.Tensor:
         """The sum of a step's gradients."""
         return self.vector
-
-    def square_norm(self, total: torch.Tensor) -> float:
-        """Of a flat sum."""
-        return square_norm(total, numerics=self._numerics)
 
 
 class VectorEngine:
@@ -80,8 +75,8 @@ class VectorEngine:
             averaging=Averaging(codec=codec), numerics=Numerics(mode="deterministic" if exact else "fp32")
         )
         self._unit = 2.0**-manifest.numerics.grid_bits if exact else 1.0
-        given: Any = Given((vector / self._unit).to(torch.int64) if exact else vector, manifest.numerics)
-        self._sum = StepSum(manifest, given, (given,), device=vector.device)
+        given: Any = Given((vector / self._unit).to(torch.int64) if exact else vector, manifest)
+        self._sum = StepSum(manifest, given, (given,), memory=torch.zeros_like(given.vector))
         self.num_elements, self.phases, self._compute = vector.numel(), self._sum.phases, compute
         self.block, self.private_phases, self.sum_elements = self._sum.block, 0, vector.numel()
 
