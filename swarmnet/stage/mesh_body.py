@@ -21,6 +21,7 @@ from swarmnet.errors import Refused
 from swarmnet.manifest.schema import Manifest
 from swarmnet.mesh.group import RankGroup
 from swarmnet.mesh.layout import MeshLayout
+from swarmnet.model.blocks import MeshSplit
 from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.body import Watcher
 from swarmnet.stage.canonical import Canonical, Initial, Update
@@ -53,6 +54,7 @@ class MeshBody:
         self, manifest: Manifest, stage: int, layout: MeshLayout, *, memory: Memory, patience: Patience,
         initial: Initial | None = None,
     ) -> None:
+        MeshSplit.of(manifest, layout)                   # raises what is wrong with that, before anything is made
         canonical, training = Canonical.of(manifest, stage), manifest.training
         self._layout, self._first, self._last = layout, stage == 0, stage == manifest.cut.stages - 1
         settings = {

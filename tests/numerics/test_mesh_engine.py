@@ -16,7 +16,7 @@ import pytest
 import torch
 from stage_chain import ROUND, StageChain, compute_thread, tiny
 
-from swarmnet.errors import BadMessage, MeshFailed, Refused, RejectCode
+from swarmnet.errors import BadMessage, MeshFailed, Refused, RejectCode, UsageError
 from swarmnet.manifest.schema import Averaging, Manifest
 from swarmnet.mesh.layout import MeshLayout
 from swarmnet.stage import mesh_body
@@ -226,6 +226,15 @@ def test_replicas_that_train_on_their_own() -> None:
         await both.check_weights()
 
     run(scenario, tiny(2, mode="fp32", averaging=averaging))
+
+
+def test_ranks_that_cannot_share_the_stage_are_refused_before_any_is_started() -> None:
+    async def scenario() -> None:
+        async with compute_thread() as compute:
+            with pytest.raises(UsageError, match="Ranks that can: 1, 2, 4"):
+                TorchEngine(tiny(2), 0, compute, mesh=MeshLayout(tensor=3, devices=("cpu",) * 3))
+
+    asyncio.run(scenario())
 
 
 # ---------------------------------------------------------------- what may be counted
