@@ -11,7 +11,8 @@ while there is a core for both. One pair serves all stages of a peer. Order of c
    c. weight passes: nobody waits for one alone (zero bubble, arXiv:2401.10241), but the step waits for all. They run
       when nothing above is queued - which must happen, since a step has finitely many microbatches and the next but
       `delay` cannot begin without them. Each holds activations meanwhile, so once more than `max_deferred` are queued
-      the first of them goes before the next forward: memory is bounded, and none starves;
+      the first of them goes before the next forward: memory is bounded, and none starves. Where backward has written
+      the gradients already (`stage.passes`) it only adds them and frees memory, and its turn is a backward's;
 3. copies of the weights for tests and tools.
 
 Then later stage, then lower index, then first come; of averaging jobs, too, the older step first. `JobQueue` decides,

@@ -4,8 +4,9 @@ Tensors in, tensors out: payloads, versions and what may be counted are the engi
 reads token ids, one that is last returns the summed loss. What the weight pass needs stays on the `Pass`' tape.
 
 What is kept between forward and backward is a policy (`model.activations`), with the same bits under each. Under every
-one but "stash", and where layers are compiled, backward writes the weight gradients too: between backward and weight pass a microbatch then holds one
-gradient per parameter, and never the operands of all its products, which are as large as a stash.
+one but "stash", and where layers are compiled, backward writes the weight gradients too: between backward and weight
+pass a microbatch then holds one gradient per parameter, and never the operands of all its products, which are as large
+as a stash.
 """
 
 from __future__ import annotations
@@ -133,7 +134,8 @@ class Passes:
 
     def _run(self, module: StageModule, tokens: Tensor, hidden: Tensor | None, tape: Tape | None) -> Tensor:
         with self._kernels(), products_in(self._compute, self._device):
-            output: Tensor = module(tokens[:, :-1].to(self._device) if hidden is None else hidden, tape, self._run_layer)
+            x = tokens[:, :-1].to(self._device) if hidden is None else hidden
+            output: Tensor = module(x, tape, self._run_layer)
             return module.loss_sum(output, tokens[:, 1:].to(self._device)) if self._last else output
 
     def _tape(self, module: StageModule) -> Tape | None:
