@@ -9,8 +9,8 @@ kept between backward and weight pass; and the peak of all three. Bytes are thos
 the stash's in MiB for scale. "offload" runs on CUDA only.
 
 Then `optimizer.state = "8bit"`. How far updates are off (rms, of their own) for moments of heavy-tailed gradients,
-beside bitsandbytes' dynamic map rounded to the nearest value. Over "fp32": bytes of moments, seconds of an update, the mean
-loss of the last 20 of --steps steps and the held-out loss, of a small decoder on the default data, trained by
+beside bitsandbytes' dynamic map rounded to the nearest value. Over "fp32": bytes of moments, seconds of an update, the
+mean loss of the last 20 of --steps steps and the held-out loss, of a small decoder on the default data, trained by
 `swarmnet.local.oracle`. --steps 0 leaves the training out.
 """
 

@@ -24,11 +24,13 @@ def one_thread() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def through(module: StageModule, passes: Passes) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+def through(module: StageModule, passes: Passes, device: torch.device = CPU) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
     """Outputs, input gradients, and every gradient of two microbatches in flight."""
     generator = torch.Generator().manual_seed(4)
     tokens = torch.zeros(2, LENGTH + 1, dtype=torch.int32)
-    hidden, arriving = (torch.randn(2, 2, LENGTH, MODEL.hidden_size, generator=generator) for _ in range(2))
+    hidden, arriving = (
+        torch.randn(2, 2, LENGTH, MODEL.hidden_size, generator=generator).to(device) for _ in range(2)
+    )
     ways = [passes.forward(module, tokens, hidden[m].clone(), train=True) for m in range(2)]
     seen = [output.detach() for output, _ in ways]
     seen += [passes.backward(ways[m][1], arriving[m]) for m in (1, 0)]
@@ -62,3 +64,19 @@ def test_compiled_layers_have_the_gradients_of_plain_ones(policy: str, compute: 
         for name, gradient in yours.items():
             scale = float(gradient.abs().max())
             assert float((mine[name] - gradient).abs().max()) <= scale * (1e-5 if compute == "fp32" else 0.05), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+def test_generated_code_on_a_gpu(compute: str) -> None:
+    device = torch.device("cuda")
+    module = module_of(MODEL, "middle", torch.float32).to(device)
+    seen = []
+    for memory in (Memory(), Memory(compile=True), Memory("recompute_layers", compile=True)):
+        passes = Passes(first=False, last=False, device=device, reproducible=False, memory=memory, compute=compute)
+        seen.append(through(module, passes, device))
+    for _, found in seen[1:]:
+        for mine, yours in zip(found, seen[0][1], strict=True):
+            for name, gradient in yours.items():
+                apart, scale = float((mine[name] - gradient).abs().max()), float(gradient.abs().max())
+                assert apart <= scale * (1e-3 if compute == "fp32" else 0.06), name
