@@ -24,7 +24,9 @@ def one_thread() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def through(module: StageModule, passes: Passes, device: torch.device = CPU) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+def through(
+    module: StageModule, passes: Passes, device: torch.device = CPU
+) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
     """Outputs, input gradients, and every gradient of two microbatches in flight."""
     generator = torch.Generator().manual_seed(4)
     tokens = torch.zeros(2, LENGTH + 1, dtype=torch.int32)
