@@ -28,8 +28,8 @@ def rounding(memory: Memory) -> str:
 def check_memory(memory: Memory, layout: MeshLayout) -> None:
     """Raises UsageError if the devices of `layout` cannot do what `memory` says."""
     if memory.compile and (layout.tensor > 1 or layout.shard == "zero3"):
-        raise UsageError("--compile: layers that ranks share (--tensor, --shard zero3) exchange tensors in their middle,"
-                         " which is not compiled. Leave it away, or share otherwise, by --shard dp, zero1 or zero2")
+        raise UsageError("--compile: layers that ranks share (--tensor, --shard zero3) exchange tensors in their middle"
+                         ", which is not compiled. Leave it away, or share otherwise, by --shard dp, zero1 or zero2")
     if "cpu" not in layout.devices:
         return
     asked = {
