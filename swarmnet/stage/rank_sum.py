@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -24,6 +25,14 @@ class Reading:
         self.holds: tuple[int, int, int] | None = None
 
 
+class _Content(NamedTuple):
+    """What ranks have added to the sum of `step`, since it was voided for the `voids`th time."""
+
+    step: int
+    voids: int
+    indexes: frozenset[int]
+
+
 class RankSum:
     """`stage.body.GradientSum`. write(step, voids): has the ranks of now write that sum to the reading's memory, and no
     others; it raises Refused if they are lost."""
@@ -33,8 +42,7 @@ class RankSum:
         self._lock = threading.Lock()                    # of the void count: held for a moment
         self._voids = 0
         self._lost: int | None = None                    # the step whose sum is gone, and not voided since
-        self._epoch = (-1, -1)
-        self._indexes: set[int] = set()
+        self._content = _Content(-1, -1, frozenset())    # replaced, by whoever has the ranks' lock, never changed
 
     @property
     def voids(self) -> int:
@@ -52,32 +60,34 @@ class RankSum:
         """What ranks held is gone. Whoever has the ranks' lock."""
         with self._lock:
             self._voids += 1
-            self._lost = self._epoch[0] if self._indexes else self._lost
+            self._lost = self._content.step if self._content.indexes else self._lost
 
     def add(self, add: Callable[[], object], *, step: int, index: int, voids: int) -> bool:
         """Have ranks `add` the gradient of that microbatch; see `Accumulator.add`. It may raise: nothing is added."""
         with self._ranks.lock:
             if voids != self.voids:
                 return False
-            self._enter(step, voids)
-            if index in self._indexes:
+            content = self._entered(step, voids)
+            if index in content.indexes:
                 return False
             add()
-            self._indexes.add(index)
+            self._content = content._replace(indexes=content.indexes | {index})
         return voids == self.voids
 
     def read(self, step: int) -> Tensor:
-        """See GradientSum. Valid until the next reading."""
+        """See GradientSum. Valid until the next reading. Waits for ranks only if they have something to write."""
+        written = self._written(step)
+        if written is not None:
+            return written
         with self._ranks.lock:
             with self._lock:
                 voids, lost = self._voids, self._lost
             if lost == step:
                 raise Refused(RejectCode.NOT_READY, "the sum was lost with the ranks that held it", step=step)
-            self._enter(step, voids)
-            wanted = step, voids, len(self._indexes)
+            wanted = _held(self._entered(step, voids))
             if self._reading.holds != wanted:
                 self._reading.holds = None
-                if self._indexes:
+                if self._content.indexes:
                     self._write(step, voids)
                 else:
                     self._reading.flat.zero_()
@@ -87,10 +97,23 @@ class RankSum:
     def indexes(self, step: int) -> frozenset[int]:
         """See GradientSum."""
         with self._ranks.lock:
-            self._enter(step, self.voids)
-            return frozenset(self._indexes)
+            return self._entered(step, self.voids).indexes
 
-    def _enter(self, step: int, voids: int) -> None:
-        if self._epoch != (step, voids):
-            self._epoch = step, voids
-            self._indexes.clear()
+    def _written(self, step: int) -> Tensor | None:
+        """The flat sum if it lies there already. The ranks' lock is held for a whole order: nothing here asks for it.
+
+        Void counts move before anything else does, so content of the count of now is neither lost nor voided.
+        """
+        with self._lock:
+            content = self._content
+            stands = self._lost != step and (content.step, content.voids) == (step, self._voids)
+            return self._reading.flat if stands and self._reading.holds == _held(content) else None
+
+    def _entered(self, step: int, voids: int) -> _Content:
+        if self._content[:2] != (step, voids):
+            self._content = _Content(step, voids, frozenset())
+        return self._content
+
+
+def _held(content: _Content) -> tuple[int, int, int]:
+    return content.step, content.voids, len(content.indexes)

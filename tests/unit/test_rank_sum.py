@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from swarmnet.stage.patience import Pace, Patience
 from swarmnet.stage.rank_sum import RankSum, Reading
 from swarmnet.stage.ranks import Ranks
 
+PATIENCE_S = 30.0
 QUICK = Patience(restarts=2, pause_s=0.0)
 
 
@@ -122,6 +124,43 @@ def test_a_sum_is_written_once_per_content() -> None:
     assert table.sums[0].read(0).tolist() == [2.0] * 3
     assert table.names.count("write_sum") == 4
     assert table.sums[0].read(2).tolist() == [0.0] * 3 and table.names.count("write_sum") == 4
+
+
+def test_what_is_written_is_read_while_ranks_are_at_another_order() -> None:
+    """By a round's thread, piece by piece: it would wait for a forward or backward for each."""
+    table = Table()
+    assert table.add(0, 5) and table.sums[0].read(0).tolist() == [1.0] * 3
+    with table.ranks.lock, ThreadPoolExecutor(1) as round_thread:
+        assert round_thread.submit(table.sums[0].read, 0).result(PATIENCE_S).tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("change", ["add", "void", "lose", "lose and void", "the other sum"])
+def test_what_is_written_is_read_only_as_long_as_it_stands(change: str) -> None:
+    """Neither a sum that has grown, nor one that is gone: not even while ranks are busy."""
+    table = Table()
+    total = table.sums[0]
+    assert table.add(0, 5) and any(total.read(0)) and total._written(0) is not None
+    match change:
+        case "add":
+            table.add(0, 6)
+        case "void":
+            total.void()
+        case "lose" | "lose and void":
+            total.lose()
+            if change == "lose and void":
+                total.void()
+        case "the other sum":
+            table.add(1, 0)
+            table.sums[1].read(1)
+    with ThreadPoolExecutor(1) as round_thread:
+        with table.ranks.lock:
+            reading = round_thread.submit(total.read, 0)
+            assert total._written(0) is None and not reading.done()
+        if change == "lose":
+            refused(lambda: reading.result(PATIENCE_S))
+        else:
+            counted = {"add": 2.0, "the other sum": 1.0}.get(change, 0.0)
+            assert reading.result(PATIENCE_S).tolist() == [counted] * 3
 
 
 def test_what_ranks_refuse_alike_is_not_counted() -> None:
