@@ -6,6 +6,7 @@ import shutil
 import socket
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,9 +47,11 @@ def test_who_waited_for_a_removed_directory_hears_of_it(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A short one: the address of a socket holds about a hundred characters."""
+    with tempfile.TemporaryDirectory(prefix="hold-") as directory:
+        monkeypatch.setattr(tempfile, "tempdir", directory)
+        yield Path(directory)
 
 
 def test_a_sweep_spares_a_daemon_that_is_only_starting(temporary: Path) -> None:
