@@ -133,6 +133,8 @@ class MeshBody:
                 self._inward.copy_(hidden)
             answers = self._ranks.order("forward", key=key, step=step, train=train)
             held = self._hold(key, step) if train else None
+            if held is None:
+                self._ranks.finished()
             if not self._last:
                 return self._outward.clone(), held
             losses = [answers[self._layout.rank(d, 0)]["loss"] for d in range(self._layout.data)]
@@ -172,7 +174,8 @@ class MeshBody:
             return False
         finally:
             self._ranks.forget(work.key)
-        self._ranks.finished()
+        if added:
+            self._ranks.finished()
         return added
 
     # ------------------------------------------------------------ sums and versions

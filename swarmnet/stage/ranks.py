@@ -16,7 +16,7 @@ from typing import Any
 from swarmnet.errors import MeshFailed, RankLost, Refused, RejectCode
 from swarmnet.mesh.group import RankGroup
 from swarmnet.stage.body import Watcher
-from swarmnet.stage.patience import Pace, Patience
+from swarmnet.stage.patience import Losses, Pace, Patience
 
 
 class Ranks:
@@ -38,7 +38,7 @@ class Ranks:
         self._patience, self._pace = patience, Pace(patience)
         self._up = False
         self._since = 0.0
-        self._times_lost = 0                             # since something was finished
+        self._losses = Losses(patience)
         self._why = ""
         self._forgotten: deque[int] = deque()
         self._closing = threading.Event()
@@ -61,7 +61,7 @@ class Ranks:
                 try:
                     self._group.check()
                 except RankLost as lost:
-                    self._on_loss(lost)
+                    self._on_loss(lost, None)
             while not self._up:
                 self._begin()
 
@@ -84,7 +84,7 @@ class Ranks:
             try:
                 return self._do(name, fields)
             except RankLost as lost:
-                self._on_loss(lost)
+                self._on_loss(lost, name)
                 raise Refused(RejectCode.NOT_READY, "a rank of this peer was lost, and is started again") from lost
 
     def insist(self, name: str, /, **fields: Any) -> None:
@@ -96,7 +96,7 @@ class Ranks:
                     self._do(name, fields)
                     return
                 except RankLost as lost:
-                    self._on_loss(lost)
+                    self._on_loss(lost, name)
 
     def reload(self) -> None:
         """The state of now is another. Ranks that are not up read it when they start."""
@@ -107,11 +107,11 @@ class Ranks:
                 self._do("load", self._load())
                 self.holds.clear()
             except RankLost as lost:
-                self._on_loss(lost)
+                self._on_loss(lost, "load")
 
     def finished(self) -> None:
-        """A microbatch was counted, or a step was taken: these ranks do work."""
-        self._times_lost = 0
+        """A microbatch was counted or evaluated, or a step was taken: these ranks do work."""
+        self._losses.finished()
 
     def close(self) -> None:
         """End them, whatever they are at; no process and no memory is left. May be called again, from any thread."""
@@ -119,11 +119,9 @@ class Ranks:
         self._group.close()
 
     def _begin(self) -> None:
-        patience = self._patience
-        if self._times_lost > patience.restarts:
-            raise MeshFailed(f"ranks ({self._label}) were started {self._times_lost} times and finished nothing; "
-                             f"the last time {self._why}")
-        if self._closing.wait(patience.pause(self._times_lost)):
+        if (verdict := self._losses.verdict) is not None:
+            raise MeshFailed(f"ranks ({self._label}) {verdict}; the last time {self._why}")
+        if self._closing.wait(self._patience.pause(self._losses.times)):
             raise MeshFailed("the ranks have been stopped for good")
         began = time.monotonic()
         try:
@@ -131,7 +129,7 @@ class Ranks:
             self._pace.started()
             self._do("load", self._load())
         except RankLost as lost:
-            self._on_loss(lost)
+            self._on_loss(lost, None)
             return
         self._up, self._since = True, time.monotonic()
         self._watcher.event("mesh_started", {
@@ -144,18 +142,19 @@ class Ranks:
         began = time.monotonic()
         answers = self._group.order(name, deadline_s=self._pace.deadline_s(name), forgotten=forgotten, **fields)
         self._pace.took(name, time.monotonic() - began)
+        self._losses.did(name)
         return answers
 
     def _drained(self) -> list[int]:
         return [self._forgotten.popleft() for _ in range(len(self._forgotten))]
 
-    def _on_loss(self, lost: RankLost) -> None:
+    def _on_loss(self, lost: RankLost, order: str | None) -> None:
+        self._losses.lost(order, up_s=time.monotonic() - self._since if self._up else 0.0)
         if self._up:
             self._up = False
             self.life += 1
             self.holds.clear()
             self._watcher.lost()
-        self._times_lost += 1
         self._why = lost.reason
         if not self._closing.is_set():
             seconds = round(time.monotonic() - self._since, 3) if self._since else 0.0

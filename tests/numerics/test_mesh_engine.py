@@ -424,3 +424,13 @@ def test_ranks_that_finish_nothing_are_given_up(monkeypatch: pytest.MonkeyPatch)
                 engine.close()
 
     asyncio.run(scenario())
+
+
+def test_ranks_that_evaluate_are_good_for_something() -> None:
+    async def scenario(both: Chains) -> None:
+        for _ in range(3):
+            await both.mixed.forward([replicas[0] for replicas in both.mixed.engines], 0, train=False)
+            await kill(both, 0)
+        assert len(both.heard.of("mesh_started")) == 4
+
+    run(scenario, tiny(1), 0, patience=Patience(restarts=1, pause_s=0.0))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.errors import BadMessage, MeshFailed, RankLost, Refused, RejectCode
-from swarmnet.stage.patience import Pace, Patience
+from swarmnet.stage.patience import Losses, Pace, Patience
 from swarmnet.stage.rank_sum import RankSum, Reading
 from swarmnet.stage.ranks import Ranks
 
@@ -59,7 +59,7 @@ class Group:
         self.closed = True
 
 
-class Losses:
+class Told:
     """What is told."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Table:
     """Ranks and two sums over them. What ranks write is how often they were told to add, in every element."""
 
     def __init__(self, patience: Patience = QUICK) -> None:
-        self.group, self.losses = Group(), Losses()
+        self.group, self.losses = Group(), Told()
         self.ranks = Ranks(
             self.group, self.losses, label="tp2", load=lambda: {"version": 3}, patience=patience,  # type: ignore
         )
@@ -216,7 +216,7 @@ def test_they_are_given_up_after_losses_with_nothing_in_between() -> None:
     for _ in range(4):                                           # not in a row: something was finished
         table.group.dies = ["forward"]
         refused(lambda: table.ranks.order("forward"))
-        table.ranks.start()
+        table.ranks.order("forward")
         table.ranks.finished()
     table.group.dies = ["forward", "load", "start"]
     refused(lambda: table.ranks.order("forward"))
@@ -225,6 +225,30 @@ def test_they_are_given_up_after_losses_with_nothing_in_between() -> None:
         table.ranks.start()
     refused(lambda: table.ranks.order("forward"))
     refused(lambda: table.ranks.insist("update"))
+
+
+def test_an_order_that_always_kills_ranks_is_not_made_good_by_others() -> None:
+    """Memory that is short in nothing but writing a sum, say: microbatches are counted, and no step ever ends."""
+    table = Table()
+    for _ in range(3):
+        assert table.add(0, 1)
+        table.ranks.finished()
+        table.group.dies = ["write_sum"]
+        refused(lambda: table.sums[0].read(0))
+        table.sums[0].void()
+    with pytest.raises(MeshFailed, match=r"\(tp2\) were lost 3 times in the order 'write_sum'.*died in write_sum"):
+        table.ranks.start()
+    assert table.losses.said[-1] != "mesh_started"
+
+
+def test_an_order_that_kills_ranks_now_and_then_is_done_in_the_end() -> None:
+    table = Table()
+    for _ in range(5):
+        table.ranks.start()
+        table.group.dies = ["update", "update"]
+        table.ranks.insist("update")
+        table.ranks.finished()
+    assert table.ranks.life == 10
 
 
 def test_who_is_closed_starts_nothing() -> None:
@@ -296,3 +320,29 @@ def test_no_order_is_late_that_takes_a_few_times_what_it_took(seen: list[float],
 def test_pauses_grow_from_nothing() -> None:
     patience = Patience()
     assert [patience.pause(losses) for losses in range(6)] == [0.0, 0.0, 0.25, 0.5, 1.0, 2.0]
+
+
+def test_losses_are_forgotten_after_minutes_without_one() -> None:
+    """Ranks with nothing to do finish nothing."""
+    losses = Losses(Patience(restarts=5, forget_s=300.0))
+    for _ in range(50):
+        losses.lost(None, up_s=300.0)
+    assert losses.verdict is None and losses.times == 1
+    for _ in range(4):
+        losses.lost(None, up_s=299.0)
+    assert losses.verdict is None
+    losses.lost(None, up_s=0.0)
+    assert losses.verdict == "were started 6 times and finished nothing"
+
+
+def test_time_does_not_excuse_an_order_that_always_kills_them() -> None:
+    """It may hang until its deadline, or come after half an hour of microbatches."""
+    losses = Losses(Patience(restarts=5))
+    for times in range(6):
+        assert losses.verdict is None and losses.times == times
+        losses.did("forward")
+        losses.finished()
+        losses.lost("write_sum", up_s=2000.0)
+    assert losses.verdict is not None and "'write_sum'" in losses.verdict
+    losses.did("write_sum")
+    assert losses.verdict is None
