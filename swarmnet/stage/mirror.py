@@ -49,6 +49,7 @@ class MirrorState:
         self._memory = list(memory)
         self._delay = canonical.manifest.averaging.delay
         self.outer = Outer.of(canonical.manifest.averaging, self.newest)
+        self._outer_steps = 0                            # that ranks have been told of
 
     @property
     def newest(self) -> list[Tensor]:
@@ -62,8 +63,8 @@ class MirrorState:
     def apply(self, total: Tensor, commits: Sequence[Commit], *, own_tokens: int | None = None) -> None:
         """See State."""
         update = self.canonical.update(self.version, total, commits, own_tokens=own_tokens)
-        if self.outer is not None:                       # it may have moved the weights
-            self._changed()
+        if self.outer is not None and self.outer.steps != self._outer_steps:
+            self._tell()
         self._update(total, update)
         self._become(self.version + 1)
 
@@ -72,7 +73,7 @@ class MirrorState:
         self.canonical.check(self.version, commits)
         self._memory[(self.version + 1) % 2].copy_(self._memory[self.version % 2])
         self._become(self.version + 1)
-        self._changed()
+        self._tell()
 
     def reset_to_seed(self) -> None:
         """See State."""
@@ -88,7 +89,7 @@ class MirrorState:
                 self._now[snapshot.moment_name(moment, name)].zero_()
         if self.outer is not None:
             self.outer.reset()
-        self._changed()
+        self._tell()
 
     def copy(self, memory: Tensor) -> int:
         """See State."""
@@ -100,6 +101,11 @@ class MirrorState:
         self._become(version)
         for name, tensor in self._tensors().items():
             tensor.copy_(tensors[name])
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.outer is not None:
+            self._outer_steps = self.outer.steps
         self._changed()
 
     def _become(self, version: int) -> None:

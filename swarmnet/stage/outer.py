@@ -40,6 +40,7 @@ class Outer:
         self.follow(parameters)
         self._edges = [0, *itertools.accumulate(parameter.numel() for parameter in self._parameters)]
         self._gossip = partners == "pairs"
+        self.steps = 0                                   # how often the weights were moved here
         self._rate, self._decay = learning_rate, momentum
         device = self._parameters[0].device
         self.slow = torch.empty(self._edges[-1], dtype=torch.float32, device=device)
@@ -85,6 +86,7 @@ class Outer:
         do, and what I have learned on top of them is mine to bring another time. plain: as the vectors were. Returns
         how far the weights moved, as a part of their length.
         """
+        self.steps += 1
         moved = length = 0.0
         for at, weights in self._pieces(start, start + mean.numel()):
             here = slice(at, at + weights.numel())

@@ -119,6 +119,21 @@ async def the_sum(engine: TorchEngine) -> torch.Tensor:
     return codecs.decode(await engine.contribution(0, engine.num_elements))
 
 
+def orders(engine: TorchEngine, name: str) -> list[dict[str, Any]]:
+    """The orders of a kind that ranks are given from now on."""
+    body, found = engine._body, list[dict[str, Any]]()
+    assert isinstance(body, mesh_body.MeshBody)
+    order = body._group.order
+
+    def heard(ordered: str, /, **fields: Any) -> Any:
+        if ordered == name:
+            found.append(fields)
+        return order(ordered, **fields)
+
+    body._group.order = heard  # type: ignore[method-assign]
+    return found
+
+
 def held(engine: TorchEngine) -> list[int]:
     """Keys of microbatches that ranks hold, as far as is known here."""
     body = engine._body
@@ -214,8 +229,10 @@ def test_replicas_that_train_on_their_own() -> None:
     averaging = Averaging(sync="local", codec="fp32", inner_steps=2, outer_warmup_steps=0)
 
     async def scenario(both: Chains) -> None:
+        loads = orders(both.engine, "load")
         for _ in range(STEPS):
             await both.step()
+        assert [each["version"] for each in loads] == [0, 2], "at the start, and after an outer step"
         await both.check_weights()
         version, state = both.engine.version, bytes(await both.engine.snapshot())
         await both.engine.restore(state, version=version)
