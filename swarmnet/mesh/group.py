@@ -33,12 +33,16 @@ log = telemetry.get(__name__)
 
 CLOSED = "the group of ranks is closed"
 
+MAP_BYTES_PER_S = 1 << 28
+"""Slower than any rank maps memory, and registers it with CUDA."""
+
 
 class RankGroup:
     """All ranks of a peer. Blocking; one call at a time has the group, others wait for it, `close` for nobody.
 
     program: "package.module:factory"; each rank calls `factory(context)` (`mesh.rank.RankContext`) for the handler of
-    its orders. devices: of each rank, in torch's words. deadline_s: of an order that names none.
+    its orders. devices: of each rank, in torch's words. deadline_s: of an order that names none. start_deadline_s: of
+    a start, besides what shared memory takes (`MAP_BYTES_PER_S`).
     """
 
     def __init__(self, program: str, settings: Mapping[str, Any], *, devices: Sequence[str], deadline_s: float,
@@ -52,14 +56,15 @@ class RankGroup:
         self._ranks: list[Rank] = []
         self._lost = RankLost(None, "the ranks have not been started")
         self._killing = threading.Lock()                # for what `stop` and `close` do while an order is under way:
-        self._asked: str | None = None                  # kill all in `_ranks`, and whoever joins them later
+        self._asked: str | None = None                  # kill all in `_ranks`, and whoever joins them later, and
+        self._starting: RankStarter | None = None       # break off what this is at
 
     # ------------------------------------------------------------ what the peer process calls
 
     def start(self, deadline_s: float | None = None) -> None:
         """Start all ranks of the next epoch and return once each has made its handler. Ends those that run.
 
-        deadline_s: how long that may take, if not `start_deadline_s`. Raises RankLost: none runs then, and it may be
+        deadline_s: how long that may take, if not what the group grants. Raises RankLost: none runs then, and it may be
         called again, unless the group is closed.
         """
         with self._lock:
@@ -69,7 +74,7 @@ class RankGroup:
             self._end(RankLost(None, "the ranks are being started again"))
             self.epoch += 1
             began = time.monotonic()
-            limit_s = self._start_deadline_s if deadline_s is None else deadline_s
+            limit_s = self._start_limit_s() if deadline_s is None else deadline_s
             deadline = began + limit_s
             with _Store() as store:
                 self._fork(deadline)
@@ -118,11 +123,14 @@ class RankGroup:
         return tuple(rank.process.pid for rank in self._ranks)
 
     def stop(self) -> None:
-        """End all ranks; `start` begins anew. An order under way raises RankLost at once."""
+        """End all ranks; `start` begins anew. An order or start under way raises RankLost at once."""
         self._stop("the ranks have been stopped")
 
     def close(self) -> None:
-        """End all ranks and let go of everything. An order under way raises RankLost at once. May be called again."""
+        """End all ranks and let go of everything. An order or start under way raises RankLost at once.
+
+        May be called again; nothing opens the group once more.
+        """
         self._stop(CLOSED)
         with self._lock:
             if self._starter is not None:
@@ -136,20 +144,31 @@ class RankGroup:
 
     def _fork(self, deadline: float) -> None:
         try:
-            if self._starter is not None and self._starter.lost():
-                self._starter.close()
-                self._starter = None
+            self._let_go_of_lost_starter()
             if self._starter is None:
                 self._starter = best_starter(self._program.partition(":")[0])
+            with self._killing:
+                if self._asked is not None:
+                    raise StarterLost(self._asked)
+                self._starting = self._starter
             for number in range(len(self._devices)):
                 self._join(_begun(self._starter, number, self._shared, deadline))
         except (StarterLost, OSError) as error:
             lost = RankLost(None, f"the ranks could not be started: {error}")
             self._end(lost)
-            if self._starter is not None:               # another one next time
-                self._starter.close()
-                self._starter = None
+            self._let_go_of_lost_starter()              # another one next time
             self._fail(lost)
+        finally:
+            with self._killing:
+                self._starting = None
+
+    def _let_go_of_lost_starter(self) -> None:
+        if self._starter is not None and self._starter.lost():
+            self._starter.close()
+            self._starter = None
+
+    def _start_limit_s(self) -> float:
+        return self._start_deadline_s + sum(each.num_bytes for each in self._shared) / MAP_BYTES_PER_S
 
     def _join(self, rank: Rank) -> None:
         with self._killing:
@@ -220,9 +239,11 @@ class RankGroup:
 
     def _stop(self, words: str) -> None:
         with self._killing:
-            self._asked = words
+            words = self._asked = CLOSED if self._asked == CLOSED else words
             for rank in self._ranks:
                 rank.process.send(signal.SIGKILL)
+            if self._starting is not None:
+                self._starting.abort()
         with self._lock:
             self._end(RankLost(None, words))
 

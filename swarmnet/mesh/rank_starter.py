@@ -31,6 +31,9 @@ MAX_PACKET = 1 << 12
 DUMP = signal.SIGUSR1
 """Ends a rank that hangs, with the stacks of its threads on stderr."""
 
+MOST_LATE = 3
+"""So many deadlines may pass while modules are imported; whoever is later still hangs."""
+
 CODE_S = 1.0
 """How long a process that has ended may take to be reaped."""
 
@@ -81,6 +84,10 @@ class RankStarter(Protocol):
         """A rank at this end of its line, which the caller closes then. Raises StarterLost, OSError."""
         ...
 
+    def abort(self) -> None:
+        """From another thread: have a `start` under way end at once; nothing more is started."""
+        ...
+
     def close(self) -> None:
         """Start no more. Ranks that still run may be killed."""
         ...
@@ -109,13 +116,15 @@ class Forking:
 
     Packets on the control socket, JSON. To the zygote: {name} and the rank's end of its line, answered by {started:
     pid} and a pidfd. From it: {threads} once all is imported; {ended: pid, code}. Should the imports end it or leave
-    threads behind, ranks get fresh interpreters instead and say themselves what is wrong.
+    threads behind, ranks get fresh interpreters instead and say themselves what is wrong. A zygote whose imports take
+    too long is kept: the next start finds them further on.
     """
 
     def __init__(self, modules: Sequence[str]) -> None:
         """Start the zygote; it imports while the caller goes on. Raises OSError."""
         self._codes: dict[int, int] = {}
-        self._ready = False
+        self._ready = self._owes = self._aborted = False
+        self._times_late = 0
         self._instead: FreshInterpreter | None = None
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -130,8 +139,11 @@ class Forking:
             raise
 
     def lost(self) -> bool:
-        """See RankStarter.lost."""
-        return self._instead is None and self._zygote.poll() is not None
+        """See RankStarter.lost. A zygote that owes a rank is: its answer would be taken for another's."""
+        if self._aborted:
+            return True
+        useless = self._owes or self._times_late > MOST_LATE or self._zygote.poll() is not None
+        return self._instead is None and useless
 
     def start(self, line: socket.socket, name: str, deadline: float) -> RankProcess:
         """See RankStarter.start."""
@@ -139,6 +151,7 @@ class Forking:
             self._get_ready(deadline)
         if self._instead is not None:
             return self._instead.start(line, name, deadline)
+        self._owes = True
         try:
             socket.send_fds(self._control, [json.dumps({"name": name}).encode()], [line.fileno()])
         except (BrokenPipeError, ConnectionResetError) as error:
@@ -146,13 +159,15 @@ class Forking:
         while True:
             packet, handle = self._hear(deadline)
             if handle is not None:
+                self._owes = False
                 return _Forked(self, packet["started"], handle)
 
     def _get_ready(self, deadline: float) -> None:
         try:
             threads = self._hear(deadline)[0]["threads"]
         except StarterLost:
-            if not self._ended(deadline):
+            if self._aborted or not self._ended(deadline):
+                self._times_late += 1
                 raise
             threads = 0
         self._ready = threads == 1
@@ -192,6 +207,11 @@ class Forking:
         except StarterLost:
             return None
         return self._codes.pop(pid)
+
+    def abort(self) -> None:
+        """See RankStarter.abort: the zygote's end of the control socket closes, and `_hear` notices."""
+        self._aborted = True
+        self._zygote.kill()
 
     def close(self) -> None:
         """See RankStarter.close."""
@@ -249,6 +269,9 @@ class FreshInterpreter:
         return _Fresh(subprocess.Popen(
             [sys.executable, "-P", "-c", before + FRESH, str(line.fileno()), name], stdin=subprocess.DEVNULL, stdout=2,
             env=rank_environment(os.environ), start_new_session=True, pass_fds=(line.fileno(),)))
+
+    def abort(self) -> None:
+        """See RankStarter.abort: it never waits."""
 
     def close(self) -> None:
         """See RankStarter.close."""

@@ -23,7 +23,7 @@ class Shared:
         """Raises ValueError without a byte, OSError if the system gives none."""
         if num_bytes < 1:
             raise ValueError(f"shared memory of {num_bytes} bytes")
-        self.id = number
+        self.id, self.num_bytes = number, num_bytes
         self.descriptor = anonymous_file("swarmnet", num_bytes)
         try:
             self.bytes = mapped(self.descriptor)

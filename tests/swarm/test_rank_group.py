@@ -81,6 +81,10 @@ def descendants() -> set[int]:
     return found - {os.getpid()}
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def left_behind() -> tuple[int, set[int], set[str]]:
     """What a group may leave: descriptors, processes, names of files."""
     files = {str(path) for folder in ("/dev/shm", tempfile.gettempdir()) for path in Path(folder).glob("swarmnet-r*")}
@@ -299,10 +303,65 @@ def test_a_group_without_ranks_says_so() -> None:
     with pytest.raises(RankLost, match="have not been started"):
         group.order("sums")
     group.close()
-    for call in (group.start, lambda: group.order("sums"), lambda: group.share(1)):
-        with pytest.raises(RankLost, match="closed"):
-            call()
+    for _ in range(2):
+        for call in (group.start, lambda: group.order("sums"), lambda: group.share(1)):
+            with pytest.raises(RankLost, match="closed"):
+                call()
+        group.stop()
     group.close()
+
+
+def test_a_start_under_way_ends_at_once_when_the_group_is_ended() -> None:
+    """The process that forks ranks is stopped, so this start would wait for its deadline."""
+    before = left_behind()
+    group = toy(ranks=2)
+    for end, words in ((group.stop, "have been stopped"), (group.close, "closed")):
+        group.start()
+        forks = parent_of(group.pids[0])
+        group.stop()
+        os.kill(forks, signal.SIGSTOP)
+        caught: list[RankLost] = []
+
+        def start(caught: list[RankLost] = caught) -> None:
+            with pytest.raises(RankLost) as lost:
+                group.start()
+            caught.append(lost.value)
+
+        before_start = len(os.listdir("/proc/self/fd"))
+        thread = threading.Thread(target=start)
+        thread.start()
+        while len(os.listdir("/proc/self/fd")) < before_start + 3:          # a store, and a rank's line
+            threading.Event().wait(0.001)
+        with all_gone(forks):
+            end()
+        thread.join(DEADLINE_S / 4)
+        assert not thread.is_alive() and len(caught) == 1 and words in caught[0].reason
+    assert left_behind() == before
+
+
+def test_imports_that_take_longer_than_a_start_may_are_not_begun_again() -> None:
+    group = toy(ranks=2)
+    others = descendants()
+    try:
+        for _ in range(2):
+            with pytest.raises(RankLost, match="did not answer in time"):
+                group.start(deadline_s=0.001)
+        forks, = descendants() - others
+        group.start()
+        assert {parent_of(pid) for pid in group.pids} == {forks}
+    finally:
+        group.close()
+
+
+def test_a_start_may_take_longer_with_more_memory_to_map() -> None:
+    group = toy({"2": (1, "stop")}, ranks=2, start_deadline_s=0.5)
+    try:
+        group.start(deadline_s=DEADLINE_S)
+        group.share(3 << 28)
+        with pytest.raises(RankLost, match=r"'start' within 3.5 s"):
+            group.start()
+    finally:
+        group.close()
 
 
 def test_a_program_that_is_not_there_is_named() -> None:
@@ -354,7 +413,7 @@ def test_a_rank_killed_while_ranks_start_ends_the_start(group: RankGroup) -> Non
 
 
 def test_without_the_process_that_forks_ranks_another_one_is_made(group: RankGroup) -> None:
-    forks = int(Path(f"/proc/{group.pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    forks = parent_of(group.pids[0])
     with all_gone(forks, *group.pids):
         os.kill(forks, signal.SIGKILL)
     lost = lost_by(lambda: group.order("sums"), group)
@@ -394,7 +453,7 @@ def test_ranks_die_with_a_peer_process_that_is_killed(tmp_path: Path) -> None:
         peer = starter.start(("-m", "rank_peer"), name="peer", log=output)
         pids = json.loads(next(line for line in lines if line.startswith("[")))
         seen = [next(line for line in lines if "is apart" in line) for _ in pids]
-        forks = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
+        forks = parent_of(pids[0])
         with all_gone(peer.pid, forks, *pids):
             peer.send(signal.SIGKILL)
         assert len(seen) == RANKS
