@@ -40,8 +40,9 @@ def chunk_elements(device: torch.device) -> int:
 class Accumulator:
     """A flat sum over microbatches. `void`, `voids` and `read` from any thread, `add` from the compute thread.
 
-    max_microbatches: of one step. In deterministic mode one gradient's elements are limited to MAX_SUM divided by it,
-    so whether a microbatch overflows depends on that microbatch alone.
+    max_microbatches: how many gradients a step adds at most, wherever: with ranks, each may add a term of every
+    microbatch's. In deterministic mode one gradient's elements are limited to MAX_SUM divided by it, so among replicas
+    of one mesh whether a microbatch overflows depends on that microbatch alone; more ranks have a lower limit.
     """
 
     def __init__(

@@ -4,9 +4,10 @@ With `optimizer.lead` = a the update follows not the first moment m but where it
 the last one, m(t) + a (m(t) - m(t - 1)), both without bias. Nesterov's is about a = beta1. A gradient that is one step
 late makes momentum swing; this damps it (arXiv:2505.01099).
 
-Everything is elementwise, and no bit of an update depends on which other elements share the tensor: a rank that holds a
-part of a parameter makes of it what one that holds all of it does. Weight decay falls on matrices only. Learning rate
-and gradient scale come from `stage.schedule`.
+With fp32 moments everything is elementwise, and no bit of an update depends on which other elements share the tensor: a
+rank that holds a part of a parameter makes of it what one that holds all of it does. With 8-bit moments that holds for
+one update, and then moments are rounded in blocks of what the rank holds, so other parts round otherwise. Weight decay
+falls on matrices only. Learning rate and gradient scale come from `stage.schedule`.
 """
 
 from __future__ import annotations
@@ -59,11 +60,18 @@ class StageOptimizer:
     offload: moments and a copy of the newest weights are in host memory, and updates are computed there (ZeRO-Offload,
     arXiv:2101.06840). Whoever changes the weights otherwise says so by `take`.
 
+    whole: the number of elements of each whole parameter, where these are parts. It alone says whose moments are in 8
+    bits, so ranks that hold other parts keep the same ones so.
+
     Calls torch's function and not its class, whose constructor imports the compiler: a second of CPU per process.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], table: Optimizer, *, offload: bool = False) -> None:
+    def __init__(
+        self, parameters: Sequence[Tensor], table: Optimizer, *, offload: bool = False,
+        whole: Sequence[int] | None = None,
+    ) -> None:
         self._table = table
+        self._whole = [p.numel() for p in parameters] if whole is None else list(whole)
         self._host = [torch.empty(p.shape, dtype=p.dtype) for p in parameters] if offload else None
         self._parameters = list(parameters) if self._host is None else self._host
         self._moments: list[WholeMoments | PackedMoments] = []
@@ -75,7 +83,8 @@ class StageOptimizer:
         """Back to version 0: no moments, no steps."""
         packed = self._table.state == "8bit"
         self._moments = [
-            PackedMoments(p) if packed and p.numel() >= LEAST else WholeMoments(p) for p in self._parameters
+            PackedMoments(p) if packed and size >= LEAST else WholeMoments(p)
+            for p, size in zip(self._parameters, self._whole, strict=True)
         ]
         self._steps = [torch.zeros((), dtype=torch.float32, device=p.device) for p in self._parameters]
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 BLOCK = 256
 
 LEAST = 4096
-"""Elements below which moments stay in fp32: norms and biases, whose bytes do not matter."""
+"""Elements of a whole parameter below which its moments stay in fp32: norms and biases, whose bytes do not matter."""
 
 _FIRST, _SECOND = 127, 255
 _FIRST_FLOOR, _ROOT_FLOOR = 2.0**-100, 2.0**-46

@@ -86,7 +86,10 @@ class RankStage:
         self._parameters = [list(module.parameters()) for module in self._modules]
         self._make_sums()
         self._offload = memory is not None and memory.offload_optimizer
-        self._optimizer = StageOptimizer(self._own(0), manifest.optimizer, offload=self._offload)
+        self._optimizer = StageOptimizer(
+            self._own(0), manifest.optimizer, offload=self._offload,
+            whole=[math.prod(shape) for shape in self._shapes.values()],
+        )
         self._passes = Passes(
             first=self._first, last=self._last, device=device, tapes=self._fully is None,
             reproducible=manifest.numerics.mode == "deterministic", memory=memory,

@@ -8,6 +8,7 @@ once; `stage.plan` adds what is gathered. CUDA is rehearsed on the CPU, with the
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -227,7 +228,8 @@ class _FullySharded:
         self._weights = [[torch.empty(chunk) for chunk in self._chunks] for _ in versions]
         size = sum(chunk.numel() for chunk in self._chunks)
         self._sums = [Accumulator(size, manifest.numerics, max_microbatches=1, device=_CPU) for _ in versions]
-        self._optimizer = StageOptimizer(self._weights[0], manifest.optimizer)
+        self._optimizer = StageOptimizer(
+            self._weights[0], manifest.optimizer, whole=[math.prod(shape) for shape in shapes.values()])
         self._gradients: list[Tensor] = []
         self._work: Pass | None = None
 

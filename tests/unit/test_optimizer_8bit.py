@@ -73,6 +73,20 @@ def test_state_is_a_quarter_and_vectors_stay_in_fp32() -> None:
     assert kinds == ["PackedMoments", "WholeMoments", "PackedMoments", "PackedMoments"]
 
 
+def test_a_part_of_a_parameter_is_packed_as_the_whole_is() -> None:
+    parts = [torch.zeros(1, 64), torch.zeros(0, 64), torch.zeros(64, 64)]       # of a matrix, none of one, of a vector
+    table = TABLE.model_copy(update={"state": "8bit", "lead": 2.5})
+    optimizer = StageOptimizer(parts, table, whole=[LEAST, LEAST, LEAST - 1])
+    assert [type(each).__name__ for each in optimizer.moments] == ["PackedMoments", "PackedMoments", "WholeMoments"]
+    for _ in range(2):
+        optimizer.step([torch.ones_like(part) for part in parts], learning_rate=0.1)
+    snapshot = [moments.read() for moments in optimizer.moments]
+    assert [first.shape for first, _ in snapshot] == [part.shape for part in parts]
+    for moments, (first, second) in zip(optimizer.moments, snapshot, strict=True):
+        moments.write(first, second)
+    assert float(parts[0].max()) < 0 and not parts[1].numel()
+
+
 @pytest.mark.parametrize("lead", [0.0, 2.5])
 def test_replicas_keep_equal_bits_over_a_restored_snapshot(lead: float) -> None:
     generator = torch.Generator().manual_seed(1)
