@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swarmnet.cli.frame import Typed
-from swarmnet.cli.settings import MESH, SETTINGS, options, read_config
+from swarmnet.cli.settings import MEMORY, MESH, SETTINGS, options, read_config
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command("join", context_settings=SETTINGS)
 @click.argument("invitation", metavar="LINK_OR_MANIFEST")
-@options("stage", *MESH, "dir", "data", "initial", "host", "port", "dht_port", "announce", "bootstrap",
+@options("stage", *MESH, *MEMORY, "dir", "data", "initial", "host", "port", "dht_port", "announce", "bootstrap",
          "device", "slots", "reseed_from_neighbours", "events", "log_level", "log_format")
 @click.option("--no-restart", is_flag=True, help="End when the peer crashes. Without it, it joins again.")
 @click.pass_context

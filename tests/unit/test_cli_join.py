@@ -48,6 +48,15 @@ def test_flags_arrive(joined) -> None:
     assert (config.stages, config.dir, config.slots, config.bootstrap) == ((2,), Path("d"), 3, (ADDRESS,))
 
 
+def test_memory_is_spent_as_a_peer_spends_it(joined, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(["join", "--no-restart", LINK, "--activations", "recompute_layers", "--compile"]) == 0
+    config, _ = joined.pop()
+    assert (config.memory.activations, config.memory.compile) == ("recompute_layers", True)
+    monkeypatch.setenv("SWARMNET_ACTIVATIONS", "selective")
+    assert run(["join", "--no-restart", LINK]) == 0
+    assert joined.pop()[0].memory.activations == "selective"
+
+
 def test_a_manifest_needs_somebody_to_ask(joined) -> None:
     assert run(["join", "--no-restart", "run.toml", "--bootstrap", ADDRESS]) == 0
     config, invited = joined.pop()
