@@ -168,12 +168,12 @@ def shown(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
-_UNITS = {"": 1, "B": 1, "K": 1 << 10, "KIB": 1 << 10, "M": MIB, "MIB": MIB, "G": GIB, "GIB": GIB, "T": 1 << 40,
+_UNITS = {"B": 1, "K": 1 << 10, "KIB": 1 << 10, "M": MIB, "MIB": MIB, "G": GIB, "GIB": GIB, "T": 1 << 40,
           "TIB": 1 << 40, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def read_size(text: str) -> int:
-    """Bytes of "24GiB", "24 GB", "80g" or "1073741824". Raises ValueError."""
+    """Bytes of "24GiB", "24 GB", "80g" or "1073741824B". Raises ValueError, also where the unit is left away."""
     number = text.strip().rstrip("KMGTIBkmgtib ")
     unit = text.strip()[len(number) :].strip().upper()
     value = float(number) * _UNITS.get(unit, 0)

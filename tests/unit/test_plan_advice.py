@@ -89,13 +89,13 @@ def test_a_line_goes_through_its_ends() -> None:
 
 @pytest.mark.parametrize(("text", "size"), [
     ("24GiB", 24 * GIB), ("24 gib", 24 * GIB), ("80g", 80 * GIB), ("1.5GiB", 3 * GIB // 2), ("24GB", 24 * 10**9),
-    ("512MiB", 2**29), ("1024", 1024), ("7B", 7),
+    ("512MiB", 2**29), ("1024 B", 1024), ("7B", 7),
 ])
 def test_sizes_are_read(text: str, size: int) -> None:
     assert read_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "much", "-3GiB", "0", "24GiBs", "1e99GiB", "nan"])
+@pytest.mark.parametrize("text", ["", "GiB", "much", "-3GiB", "0GiB", "24", "1073741824", "0.5", "24GiBs", "1e99GiB", "nan"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         read_size(text)
