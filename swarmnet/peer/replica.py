@@ -29,7 +29,7 @@ from swarmnet.pipeline.relay import Spawn
 from swarmnet.pipeline.router import Router
 from swarmnet.pipeline.sources import Sources
 from swarmnet.stage.engine import Engine
-from swarmnet.state.checkpoints import Checkpointer, Disk, Plan
+from swarmnet.state.checkpoints import Checkpointer, Disk, Plan, Written
 from swarmnet.state.copies import PIECE_BYTES, Seal, Signer
 from swarmnet.state.cut import Cut
 from swarmnet.state.fetch import Fetcher
@@ -191,6 +191,7 @@ class Replica:
         self._whole = False  # is the state in the engine one that can be served?
         self._restoring = False
         self._touched = False  # does the engine hold other weights than it was built with?
+        self._ending = False
 
     # ------------------------------------------------------------ state
 
@@ -355,9 +356,19 @@ class Replica:
             cut.version, cut.chain, cut.before, cut.term_chain
         )
 
+    async def write_last(self) -> Written | None:
+        """Write the newest whole version, as nothing can be computed here any more. None: there is none.
+
+        Also one that could not be led on from. Lets a running apply end first.
+        """
+        await self.driver.settled()
+        self._ending = True
+        return await self.checkpoints.write_now()
+
     def _cut(self) -> Cut | None:
         member = self.member
-        if not member.synced or member.applying:
+        stands = self._ending and self._whole and self.driver.is_settled     # also after an apply that failed
+        if not stands and (not member.synced or member.applying):
             return None
         return Cut(member.version, member.chain, member.before, member.term_chain, member.restart)
 

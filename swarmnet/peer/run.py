@@ -191,7 +191,7 @@ async def _serve(
             serving = group.create_task(peer.run())
             ending = group.create_task(_keep_result(peer, on_event))
             beside = group.create_task(wrap.beside())
-            computing = [group.create_task(_compute(each, on_event)) for each in ranks]
+            computing = [group.create_task(_compute(each, peer, on_event)) for each in ranks]
             await stop.wait()
             reason = await peer.drain(config.drain_s)
             for replica in peer.replicas.values():
@@ -204,11 +204,13 @@ async def _serve(
     return 0
 
 
-async def _compute(ranks: Callable[[], Awaitable[None]], on_event: OnEvent) -> None:
-    """Have the ranks up as long as the peer is. Raises MeshFailed: then the peer ends."""
+async def _compute(ranks: Callable[[], Awaitable[None]], peer: Peer, on_event: OnEvent) -> None:
+    """Have the ranks up as long as the peer is. Raises MeshFailed: then the peer ends, and what it holds is on disk."""
     try:
         await ranks()
     except MeshFailed as failed:
+        for replica in peer.replicas.values():
+            await replica.write_last()
         on_event("stopped", {"reason": failed.message})
         raise
 

@@ -131,6 +131,15 @@ class StepDriver:
         self._pipeline.stop()
         self._engine.void()
 
+    @property
+    def is_settled(self) -> bool:
+        """Is no step being applied? Then the engine holds the member's version, if any."""
+        return self._settled.is_set()
+
+    async def settled(self) -> None:
+        """Wait for a running apply to end."""
+        await self._settled.wait()
+
     async def follow(self, restart: Restart) -> None:
         """The run goes on from another version: serve nothing until `restored`. Lets a running apply end first."""
         await self._settled.wait()

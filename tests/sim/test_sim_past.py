@@ -13,12 +13,13 @@ from strike import node_of, watched
 from test_sim_restart import reached
 
 from swarmnet.averaging.exchange import Exchange
-from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import PeerId, Restart, RoundId
 from swarmnet.messages import Answer, Commit, Finished, Round, TrailRequest, TrailStep
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.state.checkpoints import Written
 from swarmnet.step.member import Member
 
 JOINER = PeerId("joiner")
@@ -177,6 +178,40 @@ def test_commits_nobody_can_apply_cost_their_teller_only(monkeypatch: pytest.Mon
     said = [f for _, peer, event, f in swarm.events if event == "join_failed" and peer == JOINER]
     assert {f["donor"] for f in said if "cannot be applied" in str(f["reason"])} == {"s0.1"}
     assert swarm.counts["apply_failed"] == 0 and swarm.counts["following"] > 0
+
+
+def test_a_peer_that_ends_because_it_cannot_step_leaves_what_it_stood_at_on_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranks that die in every update: the version that they could not lead on from is whole."""
+    swarm = watched(plan(replicas=2, steps=12))
+    apply = SimulatedEngine.apply
+    refused: list[int] = []
+    written: list[Written | None] = []
+
+    async def once(self: SimulatedEngine, commits: tuple[Commit, ...]) -> None:
+        victim = node_of(swarm, PeerId("s0.1"))
+        if victim is not None and self is victim.engines[0] and self.version == 5 and not refused:
+            refused.append(self.version)
+            acting.append(asyncio.ensure_future(last(victim)))
+            await asyncio.sleep(0.01)
+            raise Refused(RejectCode.NOT_READY, "no ranks")
+        await apply(self, commits)
+
+    acting: list[asyncio.Future[None]] = []
+
+    async def last(victim: Node) -> None:
+        replica = victim.peer.replicas[0]
+        assert replica.member.applying and await replica.checkpoints.write_now() is None
+        written.append(await replica.write_last())
+        assert not replica.member.synced
+
+    monkeypatch.setattr(SimulatedEngine, "apply", once)
+    swarm.run(until_s=100.0)
+    acting[0].result()
+    (found,) = written
+    assert found is not None and found.on_disk and found.info.version == 5
+    assert (0, 5) in swarm.disks[PeerId("s0.1")].files
 
 
 def test_what_a_replica_cannot_apply_sends_it_to_its_mates(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A peer whose ranks die again and again without finishing anything ends with one line."""
+"""A peer whose ranks die again and again without finishing anything ends with one line, and what it held is on disk."""
 
 import os
 import signal
@@ -34,6 +34,7 @@ def test_a_peer_without_ranks_ends(tmp_path: Path) -> None:
         for epoch in range(1, 7):
             started = peer.says("mesh_started", epoch=epoch)
             os.kill(started["pids"][epoch % 2], signal.SIGKILL)
+        written = peer.says("checkpoint")
         assert peer.process.wait(PATIENCE_S) == 1
     finally:
         if peer.process.poll() is None:
@@ -42,6 +43,7 @@ def test_a_peer_without_ranks_ends(tmp_path: Path) -> None:
     said = [line for line in peer.log.read_text().splitlines() if line.startswith("swarmnet: error")]
     assert len(said) == 1 and "were started 6 times and finished nothing" in said[0], peer.log.read_text()
     assert "Traceback" not in peer.log.read_text()
+    assert written["version"] == 0 and Path(written["path"]).stat().st_size == written["bytes"]
 
 
 def test_what_gives_ranks_up_is_told_from_a_bug() -> None:
