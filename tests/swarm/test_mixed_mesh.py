@@ -1,10 +1,12 @@
 """A swarm of peers with different meshes is still one process: stage 1 on two ranks each, stage 2 on two and on one.
 
-Ranks are killed by SIGKILL in the middle of steps. Their peers stay: they start others, from state in host memory.
+Ranks are killed by SIGKILL while their peer holds in a phase of a step. Peers stay: they start other ranks, from state
+in host memory.
 """
 
 import csv
 import json
+import math
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -19,7 +21,12 @@ from swarmnet.local.oracle import OracleResult, run_oracle
 from swarmnet.manifest.file import load
 
 STEPS = 20
-KILLS = ("1@4", "2@7", "1@10", "2@14")
+KILLS = (                                                  # peer, step, phase, moment
+    ("s1-r0", 4, "backward", "begin"), ("s1-r1", 4, "backward", "begin"), ("s2-r0", 6, "forward", "end"),
+    ("s1-r1", 8, "averaging", "begin"), ("s2-r0", 11, "apply", "begin"), ("s1-r0", 14, "apply", "begin"),
+)
+"""One replica may do all the work of a stage, so of the phases only `apply` comes to each for certain; and whatever
+step is open, one of stage 1 runs backward in it."""
 SMALL = ("training.sequence_length=32", "training.microbatch_size=2", "training.eval_every=0", "model.hidden_size=64",
          "model.intermediate_size=128", "model.head_dim=16")
 
@@ -40,11 +47,14 @@ class Finished:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Finished:
-    directory = tmp_path_factory.mktemp("mixed") / "out"
+    directory, chaos = tmp_path_factory.mktemp("mixed") / "out", tmp_path_factory.mktemp("chaos") / "chaos.toml"
+    chaos.write_text("".join(
+        f'[[kill_rank]]\npeer = "{peer}"\nstep = {step}\nphase = "{phase}"\nmoment = "{moment}"\n'
+        for peer, step, phase, moment in KILLS))
     argv = [sys.executable, "-m", "swarmnet", "local", "--stages", "3", "--replicas", "2", "--steps", str(STEPS),
-            "--ranks", "1=2,2.0=2", "--data", "corpus:small", "--numerics", "deterministic", "--out", str(directory)]
+            "--ranks", "1=2,2.0=2", "--data", "corpus:small", "--numerics", "deterministic", "--out", str(directory),
+            "--chaos", str(chaos)]
     argv += [word for setting in SMALL for word in ("--set", setting)]
-    argv += [word for kill in KILLS for word in ("--kill-rank", kill)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     with (directory / "loss.csv").open() as file:
@@ -84,11 +94,36 @@ def test_every_index_is_counted_once(finished: Finished) -> None:
     assert finished.summary["lost"] == finished.summary["doubled"] == 0
 
 
-def test_ranks_die_and_no_peer_is_missed(finished: Finished) -> None:
-    assert len(finished.of("kill_rank")) == len(finished.of("rank_lost")) == len(KILLS)
-    assert len(finished.of("mesh_started")) == 3 + len(KILLS)
-    assert {event["name"][:2] for event in finished.of("rank_lost")} == {"s1", "s2"}
+def test_ranks_die_and_others_start(finished: Finished) -> None:
+    struck = [event["order"] for event in finished.of("kill_rank")]
+    assert {f"kill_rank {peer}@{step} {phase}" for peer, step, phase, _ in KILLS if phase == "apply"} <= set(struck)
+    assert any(order.endswith("backward") for order in struck) and len(set(struck)) == len(struck)
     assert finished.summary["kills"] == 0
-    first = finished.of("rank_lost")[0]["t"]
-    missed = [event for event in finished.of("evicted") if event["t"] > first]
-    assert len({(event["peer"], event["step"]) for event in missed}) <= len(KILLS), missed
+    for peer in ("s1-r0", "s1-r1", "s2-r0"):
+        kills = [event["order"] for event in finished.of("kill_rank") if event["child"] == peer]
+        lives = lives_of(peer, finished)
+        assert [life.count("rank_lost") for life in lives] == [1] * len(kills) + [0], (kills, lives)
+        for order, life in zip(kills, lives, strict=False):
+            if order.endswith(("backward", "forward end")):             # of a step that is open: its sum is gone
+                assert life.count("sum_lost") == 1, (order, life)
+
+
+def lives_of(peer: str, finished: Finished) -> list[list[str]]:
+    """What befell the ranks of `peer`, in each epoch of theirs."""
+    lives: list[list[str]] = []
+    for event in finished.events:
+        if event["name"] == peer and event["event"] == "mesh_started":
+            lives.append([])
+        elif event["name"] == peer and event["event"] in ("rank_lost", "sum_lost"):
+            lives[-1].append(event["event"])
+    return lives
+
+
+def test_a_killed_rank_costs_one_absence_at_most(finished: Finished) -> None:
+    names = {event["peer"]: event["name"] for event in finished.of("listening")}
+    for peer in ("s1-r0", "s1-r1", "s2-r0"):
+        times = [event["t"] for event in finished.of("kill_rank") if event["child"] == peer]
+        missed = [event for event in finished.of("evicted") if names[event["peer"]] == peer]
+        assert all(event["reason"] != "dead" for event in missed), missed
+        for begin, end in zip(times, [*times[1:], math.inf], strict=True):
+            assert len({event["step"] for event in missed if begin < event["t"] <= end}) <= 1, missed
