@@ -21,7 +21,7 @@ def choose_layout(mesh: Mesh, device: Device, manifest: Manifest, *, cuda: int) 
     """The ranks that `mesh` means on a machine on which torch sees `cuda` CUDA devices. Raises UsageError, with advice,
     if there are too few, or if they cannot share `manifest`'s stages.
 
-    One rank is the peer process itself: `shard` and `sequence_parallel` then mean nothing.
+    One rank is the peer process itself: `shard` and `sequence_parallel` then mean nothing (`meaningless`).
     """
     layout = _shaped(mesh, _devices(mesh, device, cuda))
     rows = manifest.training.microbatch_size
@@ -31,6 +31,17 @@ def choose_layout(mesh: Mesh, device: Device, manifest: Manifest, *, cuda: int) 
                          f"multiple of it. Ranks that can: {possible}; others may split layers, by --tensor")
     TensorSplit(manifest.model, layout.tensor, manifest.training.sequence_length, layout.sequence_parallel)
     return layout
+
+
+def meaningless(mesh: Mesh, layout: MeshLayout) -> str:
+    """What of `mesh` says how ranks share a stage where there is only one, which has all of it; "" if nothing does.
+
+    It is not refused: a file written for a box of GPUs serves a machine with one of them too.
+    """
+    if layout.ranks > 1:
+        return ""
+    typed = (f"--shard {mesh.shard}" * (mesh.shard != "none"), "--sequence-parallel" * mesh.sequence_parallel)
+    return " and ".join(filter(None, typed))
 
 
 def _devices(mesh: Mesh, device: Device, cuda: int) -> tuple[str, ...]:

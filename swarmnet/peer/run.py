@@ -24,7 +24,7 @@ from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
 from swarmnet.peer.beginning import Beginning
 from swarmnet.peer.memory import check_memory, rounding
 from swarmnet.peer.peer import OnEvent, Peer, Tokens
-from swarmnet.peer.ranks import choose_layout
+from swarmnet.peer.ranks import choose_layout, meaningless
 from swarmnet.peer.replica import Caps
 from swarmnet.stage.engine import Engine
 from swarmnet.state.checkpoints import DirectoryDisk
@@ -65,6 +65,8 @@ def run_peer(
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     layout = choose_layout(config.mesh, config.device, manifest, cuda=torch.cuda.device_count())
     check_memory(config.memory, layout)
+    if ignored := meaningless(config.mesh, layout):
+        log.info("mesh_ignored", ignored=ignored, reason="this peer is one rank, which shares its stages with no other")
     memory = Memory(config.memory.activations, config.memory.offload_optimizer, config.memory.compile)
     slots = slots_here(Setup(manifest, layout, config.slots, memory, config.caps.memo_bytes), config.stages)
     if slots != config.slots:

@@ -14,7 +14,7 @@ from swarmnet.errors import UsageError
 from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest, Model, Training
 from swarmnet.mesh.layout import MeshLayout, Shard
-from swarmnet.peer.ranks import Device, choose_layout
+from swarmnet.peer.ranks import Device, choose_layout, meaningless
 
 MANIFEST = Manifest(
     model=Model(num_heads=8, num_kv_heads=4, intermediate_size=96, vocab_size=258),
@@ -51,6 +51,18 @@ def gpus(*numbers: int) -> tuple[str, ...]:
 )
 def test_what_is_asked_for_and_there(mesh: Mesh, device: Device, cuda: int, layout: MeshLayout) -> None:
     assert chosen(mesh, device, cuda=cuda) == layout
+
+
+@pytest.mark.parametrize(("mesh", "ignored"), [
+    (Mesh(), ""),
+    (Mesh(gpus="auto", shard="zero1"), "--shard zero1"),
+    (Mesh(gpus="auto", sequence_parallel=True), "--sequence-parallel"),
+    (Mesh(gpus="auto", shard="zero3", sequence_parallel=True), "--shard zero3 and --sequence-parallel"),
+])
+def test_what_one_rank_ignores_has_a_name(mesh: Mesh, ignored: str) -> None:
+    assert meaningless(mesh, chosen(mesh, cuda=1)) == ignored
+    several = Mesh(gpus="auto", tensor=2, shard="zero1", sequence_parallel=True)
+    assert meaningless(several, chosen(several, cuda=4)) == ""
 
 
 @pytest.mark.parametrize(
