@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from swarmnet.cli.settings import MESH, SETTINGS, options, read_config, read_manifest
+from swarmnet.cli.settings import MEMORY, MESH, SETTINGS, options, read_config, read_manifest
 from swarmnet.errors import UsageError
 
 
@@ -14,15 +14,16 @@ from swarmnet.errors import UsageError
 @click.argument("manifest", metavar="MANIFEST")
 @click.option("--stage", "which", default="all", show_default=True, metavar="N[,N..]|all", help="Stages to plan.")
 @click.option("--memory", "room", metavar="SIZE",
-              help="Of each GPU, such as 24GiB; with --ranks, or without GPUs, of the machine.  [what is here]")
+              help="Of each GPU, such as 24GiB; of the machine where ranks are on the CPU: with --ranks, --device cpu, "
+                   "or neither a GPU here nor --gpus.  [what is here]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, sizes in bytes.")
-@options(*MESH, "device", "activations", "slots")
+@options(*MESH, *MEMORY, "device", "slots")
 @click.pass_context
 def command(ctx: click.Context, /, *, which: str, room: str | None, as_json: bool, **_: Any) -> int:
     """Print what memory stages of MANIFEST take on each rank, and what to change where they do not fit.
 
-    Takes the flags and the --config of `swarmnet peer`, and needs no GPU for a plan of GPUs. The exit code is 1 if a
-    stage does not fit.
+    Takes --config and the flags of `swarmnet peer` that say how memory is spent, and refuses what that refuses. Needs
+    no GPU for a plan of GPUs: --gpus says how many. The exit code is 1 if a stage does not fit.
 
     \b
     Examples:
@@ -33,11 +34,13 @@ def command(ctx: click.Context, /, *, which: str, room: str | None, as_json: boo
     config = read_config(ctx, "stage")
     manifest = read_manifest(config, "plan")
     stages = _stages(which, manifest.cut.stages)
-    imagined = room is not None and config.device != "cpu" and config.mesh.ranks == 1
+    size = None if room is None else _size(room)
+    named = "gpus" in config.mesh.model_fields_set       # "1" is also what nobody said
+    imagined = room is not None and named and config.device != "cpu" and config.mesh.ranks == 1
 
+    from swarmnet.peer.memory import check_memory
     from swarmnet.peer.planning import room_here, run_plan
     from swarmnet.peer.ranks import choose_layout
-    from swarmnet.stage.budget import read_size
     from swarmnet.stage.passes import Memory
     from swarmnet.stage.plan import Setup
 
@@ -47,15 +50,23 @@ def command(ctx: click.Context, /, *, which: str, room: str | None, as_json: boo
         if config.mesh.gpus == "auto":
             raise UsageError("--gpus auto: torch sees no CUDA device here; say how many the other machine has")
     layout = choose_layout(config.mesh, config.device, manifest, cuda=cuda)
-    try:
-        size = room_here(layout) if room is None else read_size(room)
-    except ValueError as error:
-        raise UsageError(f"--memory {room}: write a size, such as 24GiB") from error
+    check_memory(config.memory, layout)
     setup = Setup(
         manifest, layout, slots=config.slots, memo_bytes=config.caps.memo_bytes,
-        memory=Memory(config.memory.activations, config.memory.offload_optimizer),
+        memory=Memory(config.memory.activations, config.memory.offload_optimizer, config.memory.compile),
     )
-    return run_plan(setup, stages, size, as_json=as_json)
+    return run_plan(setup, stages, room_here(layout) if size is None else size, as_json=as_json)
+
+
+def _size(text: str) -> int:
+    """Raises UsageError."""
+    from swarmnet.stage.budget import read_size
+
+    try:
+        return read_size(text)
+    except ValueError as error:
+        unit = " with its unit" if text.strip().replace(".", "", 1).isdigit() else ""
+        raise UsageError(f"--memory {text}: write a size{unit}, such as 24GiB") from error
 
 
 def _gpus_here() -> int:
