@@ -35,6 +35,7 @@ from swarmnet.mesh.comm import Counted
 from swarmnet.mesh.layout import MeshLayout
 from swarmnet.mesh.thread_comm import ThreadComm, run_mesh
 from swarmnet.model.blocks import MeshSplit
+from swarmnet.stage.optimizer_8bit import BLOCK, LEAST
 from swarmnet.stage.passes import Memory
 from swarmnet.stage.rank_stage import RankStage
 
@@ -141,6 +142,30 @@ def test_every_mesh_makes_the_same_bits_of_the_same_sum(layout: MeshLayout, mode
     expected = train_alone(manifest, start=1, steps=1)
     for state in on_ranks(manifest, layout, lambda rank: rank.one_update(1, expected.total), start=1):
         assert [name for name, tensor in state.items() if not torch.equal(tensor, expected.state[name])] == []
+
+
+@BY_LABEL
+def test_moments_in_8_bits_are_the_same_ones_on_every_mesh_and_agree_up_to_rounding(layout: MeshLayout) -> None:
+    """One update from nothing: weights have the same bits, moments are off by what a block of 256 rounds."""
+    manifest = run_of(model=MODEL.model_copy(update={"vocab_size": 600}), state="8bit")      # two matrices of 600 x 9
+    split, expected = MeshSplit.of(manifest, layout), train_alone(manifest, steps=1)
+    shapes = {name: tuple(tensor.shape) for name, tensor in expected.state.items() if "optimizer." not in name}
+    packed = {name for name, shape in shapes.items() if math.prod(shape) >= LEAST}
+
+    def body(rank: Rank) -> tuple[int, int, dict[str, torch.Tensor]]:
+        state = rank.one_update(0, expected.total)
+        return rank.rank, rank.stage.held_bytes()["moments"], state
+
+    for number, held, state in on_ranks(manifest, layout, body):
+        sizes = {name: split.held("moments", name, shape, number).num_elements for name, shape in shapes.items()}
+        assert held == sum(
+            2 * size + 8 * -(-size // BLOCK) if name in packed else 8 * size for name, size in sizes.items())
+        for name, tensor in state.items():
+            if any(name.endswith(each) for each in packed) and "optimizer." in name:
+                torch.testing.assert_close(tensor, expected.state[name], rtol=0, atol=0.01 * float(tensor.abs().max()))
+            else:
+                assert torch.equal(tensor, expected.state[name]), name
+    assert len(packed) == 2
 
 
 @BY_LABEL
