@@ -1,4 +1,4 @@
-"""The program of a rank that kills itself when an order says so: `die` is [rank, "before" or "after"]."""
+"""The program of a rank that kills itself when an order says so: `die` is [rank, "before" or "after"], or "hangs"."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ def handler(context: RankContext) -> Handler:
         rank, when = fields.get("die", (None, ""))
         if rank == context.rank and when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
+        if rank == context.rank and when == "hangs":
+            os.kill(os.getpid(), signal.SIGSTOP)
         answer = inner(name, fields)
         if rank == context.rank and when == "after":
             os.kill(os.getpid(), signal.SIGKILL)

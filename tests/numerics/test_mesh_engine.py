@@ -130,7 +130,7 @@ def orders(engine: TorchEngine, name: str) -> list[dict[str, Any]]:
             found.append(fields)
         return order(ordered, **fields)
 
-    body._group.order = heard  # type: ignore[method-assign]
+    body._group.order = heard  # type: ignore[method-assign, assignment]
     return found
 
 
@@ -300,23 +300,27 @@ FAULTS = [
 
 
 class Killing:
-    """Has a rank die in the second order of a kind."""
+    """Has a rank die in the second order of a kind, or in the first `times` of those that are rare."""
 
     def __init__(self, engine: TorchEngine) -> None:
         body = engine._body
         assert isinstance(body, mesh_body.MeshBody)
         self._order, self._count = body._group.order, 0
+        self._times = 1
         self.armed: tuple[str, int, str] | None = None
         body._group.order = self  # type: ignore[method-assign, assignment]
 
-    def arm(self, name: str, rank: int, when: str) -> None:
-        self.armed, self._count = (name, rank, when), 0
+    def arm(self, name: str, rank: int, when: str, *, times: int = 1) -> None:
+        self.armed, self._count, self._times = (name, rank, when), 0, times
 
     def __call__(self, name: str, /, deadline_s: float | None = None, **fields: Any) -> Any:
         if self.armed is not None and name == self.armed[0]:
             self._count += 1
-            if self._count == 2 or name in ("write_sum", "update"):
-                fields["die"], self.armed = self.armed[1:], None
+            rare = name in ("write_sum", "update", "load")
+            if rare or self._count == 2:
+                fields["die"] = self.armed[1:]
+                if not rare or self._count == self._times:
+                    self.armed = None
         return self._order(name, deadline_s=deadline_s, **fields)
 
 
@@ -338,9 +342,68 @@ def test_a_rank_dies_in_an_order_of_any_kind(sync: str, monkeypatch: pytest.Monk
             assert lost["rank"] == fault[1] and "SIGKILL" in str(lost["reason"]), lost
         await both.check_weights()
         assert len(both.heard.of("mesh_started")) == len(faults) + 1
-        assert await both.engine.measure() == await both.engine.measure()
+        version, seen = both.engine.version, await both.engine.measure()
+        await both.one_rank.restore(await both.engine.snapshot(), version=version)
+        assert await both.one_rank.measure() == seen
+        # Ranks hold that state, too: from there the next step leads them and one rank to the same weights.
+        await both.step()
+        await both.check_weights()
 
     run(scenario, tiny(2, averaging=Averaging(sync=sync, codec="int64")))
+
+
+def test_a_rank_that_hangs_is_lost_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stopped, and answers nothing: no process of its epoch outlives that."""
+    monkeypatch.setattr(mesh_body, "PROGRAM", dying_rank.PROGRAM)
+
+    async def scenario(both: Chains) -> None:
+        killing, body = Killing(both.engine), both.engine._body
+        assert isinstance(body, mesh_body.MeshBody)
+        await both.step()                                # the pace of orders is known from now on
+        killing.arm("forward", 1, "hangs")
+        handles = [os.pidfd_open(pid) for pid in body.pids]
+        seed = both.own.step_number
+        expected = await both.own.step(random.Random(seed))
+        assert await until_done(both, seed) == pytest.approx(expected, rel=1e-5)
+        assert killing.armed is None
+        lost = both.heard.of("rank_lost")[0]
+        assert "no answer" in str(lost["reason"]), lost
+        for handle in handles:
+            assert select.select([handle], [], [], 60.0)[0], "a rank that is over runs on"
+            os.close(handle)
+        await both.check_weights()
+
+    run(scenario, tiny(1), 0, patience=Patience(floor_s=5.0, pause_s=0.0))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_rank_dies_as_it_reads_a_state(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of a restore, and in that of the start that follows."""
+    monkeypatch.setattr(mesh_body, "PROGRAM", dying_rank.PROGRAM)
+
+    async def scenario(both: Chains) -> None:
+        killing, states = Killing(both.engine), []
+        for _ in range(2):
+            await both.own.step(random.Random(1))
+            states.append(bytes(await both.one_rank.snapshot()))
+        await both.engine.restore(states[0], version=1)
+        await both.mixed.forward([both.engine], 0, step=1, train=False)
+        for number, version in enumerate((2, 1, 2), start=1):
+            killing.arm("load", number % 2, when, times=2)
+            for engine in (both.engine, both.one_rank):
+                await engine.restore(states[version - 1], version=version)
+            (found,) = await both.mixed.forward([both.engine], 0, step=version, train=False)
+            (expected,) = await both.own.forward([both.one_rank], 0, step=version, train=False)
+            assert found.loss_sum == pytest.approx(expected.loss_sum, rel=1e-5) and killing.armed is None
+            assert (both.heard.lost, len(both.heard.of("rank_lost"))) == (number, 2 * number)
+            assert bytes(await both.engine.snapshot()) == states[version - 1]
+        both.own.step_number = both.mixed.step_number = 2
+        for engine in (both.engine, both.one_rank):
+            engine.void()
+        await both.step()
+        await both.check_weights()
+
+    run(scenario, tiny(1), 0)
 
 
 async def until_done(both: Chains, seed: int) -> float:
