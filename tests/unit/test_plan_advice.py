@@ -95,7 +95,9 @@ def test_sizes_are_read(text: str, size: int) -> None:
     assert read_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "much", "-3GiB", "0GiB", "24", "1073741824", "0.5", "24GiBs", "1e99GiB", "nan"])
+@pytest.mark.parametrize("text", [
+    "", "GiB", "much", "-3GiB", "0GiB", "24", "1073741824", "0.5", "24GiBs", "1e99GiB", "nan",
+])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         read_size(text)
