@@ -5,7 +5,8 @@ from __future__ import annotations
 import bisect
 import json
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -17,21 +18,27 @@ from swarmnet.model.cut import cut_layers
 from swarmnet.stage.advice import Advice, Option, advise
 from swarmnet.stage.budget import GIB, MIB, StagePlan, groups, shown
 from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.plan import Setup, plan_stage
+from swarmnet.stage.plan import Setup, least, plan_stage, rehearsals
 
 RESERVE = {"cuda": GIB, "cpu": 256 * MIB}
 """What is kept free of each rank's memory: for torch itself, kernels, communication, and gaps between tensors."""
+
+MOST_REHEARSALS = 80
+"""A search for changes ends after so many, about half a minute."""
+
+_SMALL_MEMO = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Whether a stage fits. need: of one device, of the machine if ranks compute on the CPU. room: what it has, None if
-    nobody said."""
+    nobody said. hint: what to say if nothing is advised."""
 
     plan: StagePlan
     need: int
     room: int | None
     advice: tuple[Advice, ...] = ()
+    hint: str = ""
 
     @property
     def fits(self) -> bool:
@@ -39,12 +46,19 @@ class Verdict:
         return self.room is None or self.need <= self.room
 
 
-def verdict(setup: Setup, stage: int, room: int | None) -> Verdict:
-    """Plan a stage, and look for changes if it does not fit in `room` bytes. Raises UsageError: it cannot be split."""
+def verdict(setup: Setup, stage: int, room: int | None, tell: Callable[[str], None] = lambda line: None) -> Verdict:
+    """Plan a stage, and look for changes if it does not fit in `room` bytes. Raises UsageError: it cannot be split.
+
+    tell: is told before a search, which may take half a minute.
+    """
     plan = plan_stage(setup, stage)
     found = Verdict(plan, needed(plan, setup.layout), room)
     if found.fits or room is None:
         return found
+    if _beside(setup) > room:
+        return replace(found, hint=_too_little(setup, room))
+    tell(f"stage {stage} does not fit as it is: trying what would make it fit")
+    before = rehearsals()
 
     def need(options: tuple[Option, ...]) -> int | None:
         changed = setup
@@ -54,17 +68,56 @@ def verdict(setup: Setup, stage: int, room: int | None) -> Verdict:
             MeshSplit.of(changed.manifest, changed.layout)
         except UsageError:
             return None
-        stages = changed.manifest.cut.stages
-        if stages == setup.manifest.cut.stages:
-            return needed(plan_stage(changed, stage), changed.layout)
-        return max(needed(plan_stage(changed, each), changed.layout) for each in {0, stages // 2, stages - 1})
+        asked = [stage] if changed.manifest.cut == setup.manifest.cut else _some(changed.manifest.cut.stages)
+        at_least = max(least(changed, each) for each in asked) + _reserve(changed.layout)
+        if at_least > room:
+            return at_least
+        if rehearsals() - before >= MOST_REHEARSALS:
+            return None
+        return max(needed(plan_stage(changed, each), changed.layout) for each in asked)
 
-    return replace(found, advice=tuple(advise(_options(setup), need, room=room)))
+    advice = tuple(advise(_options(setup), need, room=room))
+    tried = "nothing tried makes it fit"
+    if rehearsals() - before < MOST_REHEARSALS:
+        tried += ", three changes at once included"
+    return replace(found, advice=advice, hint=tried + _last_resort(setup, room))
 
 
 def needed(plan: StagePlan, layout: MeshLayout) -> int:
     """What has to be there: the plan's peak, and a reserve."""
-    return plan.device_peak + RESERVE[layout.kind] * (layout.ranks if layout.kind == "cpu" else 1)
+    return plan.device_peak + _reserve(layout)
+
+
+def _reserve(layout: MeshLayout) -> int:
+    return RESERVE[layout.kind] * (layout.ranks if layout.kind == "cpu" else 1)
+
+
+def _beside(setup: Setup) -> int:
+    """What no advice takes away, however small a stage is."""
+    return _reserve(setup.layout) + (min(setup.memo_bytes, _SMALL_MEMO) if setup.layout.kind == "cpu" else 0)
+
+
+def _too_little(setup: Setup, room: int) -> str:
+    reserve = _reserve(setup.layout)
+    if reserve > room:
+        return f"no change makes it fit: the reserve for torch itself, {shown(reserve)}, alone is more than there is"
+    return (f"no change makes it fit: the reserve for torch itself, {shown(reserve)}, and a memo of "
+            f"{shown(_beside(setup) - reserve)} (caps.memo_bytes) are more than there is")
+
+
+def _last_resort(setup: Setup, room: int) -> str:
+    """More stages, unless stages of one layer have too much state, too."""
+    finest = setup.manifest.model.num_layers
+    if setup.manifest.cut.stages < finest:
+        cut = replace(setup, manifest=setup.manifest.model_copy(update={"cut": Cut(stages=finest)}))
+        if max(least(cut, stage) for stage in _some(finest)) + _reserve(setup.layout) <= room:
+            return ": cut the run into more stages"
+    return ": it takes a machine with more memory"
+
+
+def _some(stages: int) -> list[int]:
+    """The first, the last and one between: the largest of a cut is among them, or nearly."""
+    return sorted({0, stages // 2, stages - 1})
 
 
 def _options(setup: Setup) -> list[Option]:
@@ -73,6 +126,9 @@ def _options(setup: Setup) -> list[Option]:
 
 def _of_peer(setup: Setup) -> Iterator[Option]:
     on_gpu = setup.layout.kind == "cuda"
+    if not on_gpu and setup.memo_bytes > _SMALL_MEMO:
+        yield Option("memo", f"--set caps.memo_bytes={_SMALL_MEMO}", 3, False,
+                     lambda s: replace(s, memo_bytes=_SMALL_MEMO))
     for slots, cost in ((setup.slots // 2, 1), (1, 3)):
         if 0 < slots < setup.slots:
             yield Option("slots", f"--slots {slots}", cost, False, lambda s, n=slots: replace(s, slots=n))
@@ -182,7 +238,7 @@ def _words(found: Verdict) -> Iterator[str]:
         return
     yield f"stage {stage} does not fit: it needs {shown(found.need)} of {where}, which has {shown(found.room)}"
     if not found.advice:
-        yield "nothing tried makes it fit, three changes at once included: cut the run into more stages"
+        yield found.hint
         return
     yield "it fits with"
     for advice in found.advice:
@@ -202,14 +258,20 @@ def record(found: Verdict) -> dict[str, Any]:
             {"need": advice.need, "change": [option.words for option in advice.options],
              "new_manifest": any(option.of_run for option in advice.options)} for advice in found.advice
         ],
+        "hint": "" if found.fits or found.advice else found.hint,
     }
 
 
 def run_plan(setup: Setup, stages: Sequence[int], room: int | None, *, as_json: bool) -> int:
     """Print the plan. 0: all stages fit, or nobody said in what; 1: one does not. Raises UsageError."""
-    verdicts = [verdict(_with_slots(setup, stage, room), stage, room) for stage in stages]
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    verdicts = [verdict(_with_slots(setup, stage, room), stage, room, tell) for stage in stages]
     text = json.dumps([record(each) for each in verdicts], indent=2) if as_json else "\n".join(table(verdicts))
     print(text)
+    if setup.memory.compile and not as_json:
+        print("\nplanned as if layers were not compiled: what the compiler takes and saves is not modelled")
     return int(not all(each.fits for each in verdicts))
 
 
@@ -217,10 +279,7 @@ def _with_slots(setup: Setup, stage: int, room: int | None) -> Setup:
     """With as many slots as a peer would choose, where it is to choose; one if none fits."""
     if setup.slots:
         return setup
-    try:
-        return replace(setup, slots=1 if room is None else slots_that_fit(setup, [stage], room))
-    except UsageError:
-        return replace(setup, slots=1)
+    return replace(setup, slots=1 if room is None else max(_most_slots(setup, [stage], room), 1))
 
 
 # ------------------------------------------------------------ a peer that starts
@@ -253,14 +312,18 @@ def slots_that_fit(setup: Setup, stages: Sequence[int], room: int) -> int:
 
     At most a step's, and MOST_SLOTS. Raises UsageError, with advice, if one is too many.
     """
-    most = min(setup.manifest.training.microbatches, MOST_SLOTS)
-    slots = bisect.bisect_right(
-        range(1, most + 1), room,
-        key=lambda slots: sum(_needs(replace(setup, slots=slots), stage) for stage in stages),
-    )
+    slots = _most_slots(setup, stages, room)
     if slots == 0:
         raise _refused(replace(setup, slots=1), stages, room)
     return slots
+
+
+def _most_slots(setup: Setup, stages: Sequence[int], room: int) -> int:
+    most = min(setup.manifest.training.microbatches, MOST_SLOTS)
+    return bisect.bisect_right(
+        range(1, most + 1), room,
+        key=lambda slots: sum(_needs(replace(setup, slots=slots), stage) for stage in stages),
+    )
 
 
 def check_fits(setup: Setup, stages: Sequence[int], room: int) -> None:

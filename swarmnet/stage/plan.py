@@ -70,21 +70,48 @@ def plan_stage(setup: Setup, stage: int) -> StagePlan:
     return StagePlan(stage, ranges[stage], tuple(ranks), host, in_flight, on_host=layout.kind == "cpu")
 
 
+def least(setup: Setup, stage: int) -> int:
+    """Bytes that `plan_stage` finds at least for a device (for the machine, if ranks compute on the CPU): weights,
+    gradients and sums, by their shapes alone, in no time. Raises UsageError if these ranks cannot."""
+    held = _least_held(setup.manifest, setup.layout, stage)
+    if setup.layout.kind != "cpu":
+        return max(held)
+    in_flight = setup.slots * (1 + setup.manifest.averaging.delay.most)
+    return sum(held) + _host_memory(setup, Canonical.of(setup.manifest, stage), [], in_flight).total
+
+
+@functools.lru_cache(maxsize=1024)
+def _least_held(manifest: Manifest, layout: MeshLayout, stage: int) -> tuple[int, ...]:
+    mesh, shapes = MeshSplit.of(manifest, layout), Canonical.of(manifest, stage).shapes
+    return tuple(sum(_held(manifest, mesh, rank, shapes)) for rank in range(layout.ranks))
+
+
 # ------------------------------------------------------------ a rank
+
+def _held(
+    manifest: Manifest, mesh: MeshSplit, rank: int, shapes: Mapping[str, torch.Size]
+) -> tuple[int, int, int]:
+    """Bytes of weights, gradients and the sums of open steps."""
+    versions, wide = 1 + manifest.averaging.delay.most, sum_dtype(manifest.numerics).itemsize
+    gradients = 0 if mesh.layout.data > 1 and mesh.shards("accumulators") else sum(
+        -(-_FP32 * mesh.along_tensor(name, shape, rank).num_elements // _ALIGN) * _ALIGN
+        for name, shape in shapes.items()
+    )
+    return (
+        _FP32 * versions * mesh.num_elements("parameters", shapes, rank), gradients,
+        wide * versions * mesh.num_elements("accumulators", shapes, rank),
+    )
+
 
 def _rank_memory(
     setup: Setup, mesh: MeshSplit, rank: int, stage: int, layers: int, shapes: Mapping[str, torch.Size]
 ) -> RankMemory:
     manifest, layout = setup.manifest, setup.layout
-    versions, wide = 1 + manifest.averaging.delay.most, sum_dtype(manifest.numerics).itemsize
+    wide = sum_dtype(manifest.numerics).itemsize
     ends = Ends(layers, stage == 0, stage == manifest.cut.stages - 1)
     seen = _traced(manifest, layout, rank, replace(setup.memory, offload_optimizer=False), ends)
-    parameters = _FP32 * versions * mesh.num_elements("parameters", shapes, rank)
-    sums = wide * versions * mesh.num_elements("accumulators", shapes, rank) + seen.finished_sum
-    gradients = 0 if layout.data > 1 and mesh.shards("accumulators") else sum(
-        -(-_FP32 * mesh.along_tensor(name, shape, rank).num_elements // _ALIGN) * _ALIGN
-        for name, shape in shapes.items()
-    )
+    parameters, gradients, open_sums = _held(manifest, mesh, rank, shapes)
+    sums = open_sums + seen.finished_sum
     optimizer = seen.state - parameters - sums - gradients
     if layout.kind == "cuda":
         sums -= seen.finished_sum                        # it is in host memory there
@@ -149,6 +176,11 @@ def _rehearsed(part: tuple[Manifest, int, MeshLayout, int, Memory, bool]) -> Reh
     from swarmnet.stage.rehearsal import Part, rehearse  # seconds of imports, of those who plan
 
     return rehearse(Part(*part))
+
+
+def rehearsals() -> int:
+    """How many there were so far in this process. One takes some tenths of a second, the rest of a plan nothing."""
+    return _rehearsed.cache_info().misses
 
 
 def keeps_scores(manifest: Manifest) -> bool:

@@ -8,25 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from swarmnet.cli import plan as cli_plan
+from swarmnet.cli.frame import run
 from swarmnet.errors import UsageError
+from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Optimizer, Training
 from swarmnet.mesh.comm import Comm
 from swarmnet.mesh.fake_comm import FakeComm
 from swarmnet.mesh.layout import MeshLayout
 from swarmnet.mesh.thread_comm import run_ranks
-from swarmnet.peer.planning import check_fits, needed, slots_that_fit
-from swarmnet.stage.budget import Passage
+from swarmnet.peer.planning import MOST_REHEARSALS, check_fits, needed, slots_that_fit, verdict
+from swarmnet.stage.budget import GIB, MIB, Passage
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.metering import LiveBytes
 from swarmnet.stage.own_body import OwnBody
 from swarmnet.stage.passes import Memory
-from swarmnet.stage.plan import Setup, plan_stage
+from swarmnet.stage.plan import Setup, least, plan_stage, rehearsals
 from swarmnet.stage.rank_stage import RankStage
 from swarmnet.stage.step_sum import StepSum
 
@@ -177,13 +181,15 @@ def test_an_update_takes_what_was_planned() -> None:
     assert rank.update < 2 * 2**20 < rank.peak(4)
 
 
+LARGE = RUN.model_copy(update={"model": MODEL.model_copy(update={
+    "vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672, "num_layers": 80, "num_heads": 64,
+    "num_kv_heads": 8, "head_dim": 128,
+})})
+
+
 def test_planning_allocates_nothing() -> None:
-    large = RUN.model_copy(update={"model": MODEL.model_copy(update={
-        "vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672, "num_layers": 80, "num_heads": 64,
-        "num_kv_heads": 8, "head_dim": 128,
-    })})
     layout = MeshLayout(8, 1, devices=tuple(f"cuda:{number}" for number in range(8)))
-    plan, _, most = allocated(lambda: plan_stage(Setup(large, layout), 1))
+    plan, _, most = allocated(lambda: plan_stage(Setup(LARGE, layout), 1))
     assert most < 2**20 < 2**33 < plan.device_peak
     assert len(set(plan.ranks)) == 1
 
@@ -207,3 +213,63 @@ def test_a_peer_refuses_what_does_not_fit_and_says_what_would() -> None:
         slots_that_fit(setup, [1], least - 2**20)
     with pytest.raises(UsageError, match="stages 0, 1 fit one by one, but not together"):
         check_fits(setup, [0, 1], int(1.5 * least))
+
+
+# ------------------------------------------------------------ a search that ends
+
+GPU = MeshLayout(devices=("cuda:0",))
+
+
+@pytest.mark.parametrize("memory", [Memory(), Memory("recompute"), Memory("stash", True)])
+@pytest.mark.parametrize("layout", [
+    MeshLayout(), GPU, MeshLayout(2, devices=("cpu",) * 2), MeshLayout(2, devices=("cuda:0",) * 2),
+    MeshLayout(1, 2, "zero2", devices=("cuda:0",) * 2), MeshLayout(1, 2, "zero3", devices=("cuda:0",) * 2),
+], ids=lambda layout: f"{layout.kind}-{layout.label}")
+def test_what_shapes_alone_say_is_never_too_much(layout: MeshLayout, memory: Memory) -> None:
+    memory = replace(memory, offload_optimizer=memory.offload_optimizer and layout.kind == "cuda")
+    for stage in range(3):
+        setup = Setup(RUN, layout, 2, memory, memo_bytes=MIB)
+        peak = plan_stage(setup, stage).device_peak
+        assert peak / 20 < least(setup, stage) <= peak
+
+
+@pytest.mark.parametrize(("setup", "room", "hint"), [
+    (Setup(RUN, MeshLayout()), 10 * MIB, "no change makes it fit: the reserve for torch itself, 256 MiB, alone"),
+    (Setup(RUN, MeshLayout(), memo_bytes=GIB), 300 * MIB, "256 MiB, and a memo of 64.0 MiB (caps.memo_bytes) are more"),
+    (Setup(RUN, GPU), 10 * MIB, "no change makes it fit: the reserve for torch itself, 1.00 GiB, alone"),
+    (Setup(LARGE, GPU), GIB + 100 * MIB, "three changes at once included: it takes a machine with more memory"),
+    (Setup(LARGE, MeshLayout()), 90 * GIB, "three changes at once included: cut the run into more stages"),
+])
+def test_what_nothing_helps_is_said_at_once(setup: Setup, room: int, hint: str) -> None:
+    plan_stage(setup, 1)
+    before = rehearsals()
+    found = verdict(setup, 1, room)
+    assert not found.fits and not found.advice and hint in found.hint
+    assert rehearsals() - before <= 2, "by arithmetic"
+
+
+def test_a_search_ends() -> None:
+    told: list[str] = []
+    before = rehearsals()
+    setup = Setup(RUN, GPU)
+    found = verdict(setup, 0, GIB + least(setup, 0) // 4, told.append)
+    assert not found.fits and told == ["stage 0 does not fit as it is: trying what would make it fit"]
+    assert rehearsals() - before <= MOST_REHEARSALS + 8, "it ends with the change it is at"
+
+
+@pytest.mark.parametrize(("line", "words"), [
+    ("--memory 2GiB", "of the machine's 2.00 GiB"),
+    ("--ranks 2 --memory 2GiB", "of the machine's 2.00 GiB"),
+    ("--device cpu --memory 2GiB", "of the machine's 2.00 GiB"),
+    ("--gpus 1 --memory 2GiB", "of each device's 2.00 GiB"),
+    ("--device cuda --memory 2GiB", "of each device's 2.00 GiB"),
+    ("--gpus 1 --memory 2GiB --compile", "what the compiler takes and saves is not modelled"),
+])
+def test_whose_memory_it_is(
+    line: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli_plan, "_gpus_here", lambda: 0)
+    (tmp_path / "run.toml").write_text(to_toml(RUN), encoding="utf-8")
+    assert run(["plan", f"{tmp_path}/run.toml", "--stage", "1", *line.split()]) == 0
+    out = capsys.readouterr().out
+    assert words in out and ("not modelled" in out) == ("--compile" in line)
