@@ -167,7 +167,8 @@ class PeerConfig(Table):
         if len(set(self.stages)) != len(self.stages):
             raise ValueError(f"stages = {list(self.stages)} names a stage twice")
         if self.device == "cpu" and self.mesh.gpus not in ("1", "auto"):
-            raise ValueError(f'mesh.gpus = "{self.mesh.gpus}" needs device = "cuda" or "auto"')
+            raise ValueError(f'mesh.gpus = "{self.mesh.gpus}" needs device = "cuda" or "auto"; for ranks on the CPU '
+                             'leave gpus away, and use ranks (--ranks N)')
         if self.device == "cuda" and self.mesh.ranks > 1:
             raise ValueError(f'mesh.ranks = {self.mesh.ranks} are on the CPU; with device = "cuda" say mesh.gpus')
         if self.mesh.shard == "zero3" and self.memory.activations == "offload":

@@ -50,9 +50,11 @@ def _devices(mesh: Mesh, device: Device, cuda: int) -> tuple[str, ...]:
     if device == "cpu" or (cuda == 0 and device == "auto" and mesh.gpus in ("1", "auto")):
         return ("cpu",)
     if cuda == 0:
-        typed = "--device cuda" if mesh.gpus in ("1", "auto") else f"--gpus {mesh.gpus}"
-        raise UsageError(f"{typed}: torch sees no CUDA device here; use --device cpu, or auto"
-                         + (", and --ranks N for N processes" if mesh.gpus != "1" else ""))
+        if mesh.gpus in ("1", "auto"):
+            raise UsageError("--device cuda: torch sees no CUDA device here; use --device cpu, or auto"
+                             + (", and --ranks N for N processes" if mesh.gpus != "1" else ""))
+        raise UsageError(f"--gpus {mesh.gpus}: torch sees no CUDA device here; leave --gpus away, and use --ranks N "
+                         "for ranks on the CPU" + (", without --device cuda" if device == "cuda" else ""))
     if mesh.gpus == "auto":
         chosen = list(range(cuda))
     elif "," in mesh.gpus:

@@ -70,7 +70,9 @@ def test_what_one_rank_ignores_has_a_name(mesh: Mesh, ignored: str) -> None:
     [
         ({"gpus": "8"}, "auto", 2, "--gpus 8: torch sees 2 CUDA devices here, 0 to 1"),
         ({"gpus": "0,7"}, "cuda", 1, "--gpus 0,7: torch sees one CUDA device here, number 0"),
-        ({"gpus": "2"}, "auto", 0, "--gpus 2: torch sees no CUDA device here; use --device cpu, or auto, and --ranks"),
+        *(({"gpus": words}, device, 0, f"--gpus {words}: torch sees no CUDA device here; leave --gpus away, and use "
+           f"--ranks N for ranks on the CPU{more}")
+          for words in ("2", "8", "0,1", "3,") for device, more in (("auto", ""), ("cuda", ", without --device cuda"))),
         ({}, "cuda", 0, "--device cuda: torch sees no CUDA device here; use --device cpu, or auto"),
         ({"gpus": "auto"}, "cuda", 0, "--device cuda: torch sees no CUDA device here"),
         ({"ranks": 4, "tensor": 3}, "cpu", 0, "--tensor 3: tensor x data must be 4, the ranks there are"),
