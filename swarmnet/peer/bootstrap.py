@@ -41,7 +41,7 @@ async def _serve(config: PeerConfig) -> int:
             LastPorts(dht_port=directory.port).keep(config.dir)
             for address in loopback_last(directory.maddrs):
                 print(address, flush=True)
-                log.event(f"others join a run with `swarmnet join swarm:RUN_ID@{address}`")
+                log.event(f"others join a run with: swarmnet join swarm:RUN_ID@{address}")
             events.emit("listening", peer=identity.peer, dht=directory.maddrs)
             async with asyncio.TaskGroup() as tasks:
                 running = tasks.create_task(directory.run())

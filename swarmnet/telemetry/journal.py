@@ -45,7 +45,7 @@ class Journal:
         links = fields["links"]
         assert isinstance(links, list | tuple)
         for link in links:
-            self._log.event(f"others join with `swarmnet join {link}`")
+            self._log.event(f"others join with: swarmnet join {link}")
 
 
 def loopback_last(addresses: Iterable[str]) -> list[str]:

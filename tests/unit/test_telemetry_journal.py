@@ -20,8 +20,8 @@ def test_the_links_to_hand_out_stand_on_lines_of_their_own(
     with EventLog(tmp_path / "events.jsonl") as events, caplog.at_level(logging.INFO, "swarmnet"):
         Journal(events, telemetry.get("swarmnet.test"))("listening", dict(fields))
     assert [record.getMessage() for record in caplog.records] == [
-        "listening", f"others join with `swarmnet join swarm:ab@{LAN}`",
-        f"others join with `swarmnet join swarm:ab@{LOOPBACK}`"]
+        "listening", f"others join with: swarmnet join swarm:ab@{LAN}",
+        f"others join with: swarmnet join swarm:ab@{LOOPBACK}"]
     (written,) = EventReader(tmp_path / "events.jsonl").read()
     assert {key: written[key] for key in fields} == fields
 
