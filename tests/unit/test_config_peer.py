@@ -79,7 +79,7 @@ def test_eight_gpus_split_every_layer() -> None:
         ('[mesh]\nshard = "zero4"', "peer.toml: mesh.shard = \"zero4\": must be 'none', 'dp', 'zero1', 'zero2' or"),
         ("[mesh]\nranks = 2\ngpus = 4", 'peer.toml: mesh: gpus = "4" and ranks = 2 exclude each other'),
         ('[mesh]\nshard = "zero3"\n[memory]\nactivations = "offload"', 'peer.toml: mesh.shard = "zero3" gathers'),
-        ('device = "cpu"\n[mesh]\ngpus = 2', 'peer.toml: mesh.gpus = "2" needs device = "cuda" or "auto"; for ranks on'),
+        ('device = "cpu"\n[mesh]\ngpus = 2', 'peer.toml: mesh.gpus = "2" needs device = "cuda" or "auto"; for ranks'),
         ('device = "cuda"\n[mesh]\nranks = 2', "peer.toml: mesh.ranks = 2 are on the CPU; with device"),
     ],
 )
