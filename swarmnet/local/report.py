@@ -222,6 +222,9 @@ def print_summary(outcome: Outcome, directory: Path, console: Console) -> None:
         lines = [f"everything was killed in step {outcome.killed_all}; {how}. Go on with:",
                  f"    swarmnet local --resume --out {directory}"]
         _print(console, lines)
+    elif outcome.problem == "interrupted" and progress.checkpoint:
+        _print(console, [f"go on from the checkpoints of version {progress.checkpoint} with:",
+                         f"    swarmnet local --resume --out {directory}"])
     if outcome.problem:
         console.print(f"FAILED: {outcome.problem}", style="bold red", markup=False, highlight=False, soft_wrap=True)
 

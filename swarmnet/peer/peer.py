@@ -343,8 +343,8 @@ class Peer:
         if missing:
             stages = ", ".join(map(str, missing))
             self._on_event("waiting", {
-                "reason": f"nobody serves stage {stages} yet: start a peer with --stage {stages} and --bootstrap "
-                          "with an address of this one",
+                "reason": f"nobody serves stage {stages} yet",
+                "advice": f"start a peer with --stage {stages} and --bootstrap with an address of this one",
             })
         else:
             self._on_event("complete", {"peers": len(self.records) + 1})

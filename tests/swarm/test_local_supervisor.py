@@ -371,6 +371,7 @@ def test_ctrl_c_ends_everything_and_writes_the_files(tmp_path: Path) -> None:
     found = summary(tmp_path)
     assert (found["steps"], found["problem"]) == (4, "interrupted")
     assert "FAILED: interrupted" in output
+    assert "--resume" not in output                      # no checkpoint: nothing to go on from
 
 
 def test_what_children_say_while_they_are_stopped_starts_nothing(tmp_path: Path) -> None:

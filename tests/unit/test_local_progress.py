@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 from rich.console import Console
 
+from swarmnet.local.audit import Verdict
 from swarmnet.local.events import (
     Applied,
     Committed,
@@ -18,6 +20,7 @@ from swarmnet.local.events import (
     Synced,
 )
 from swarmnet.local.progress import Progress, ReplicaView
+from swarmnet.local.report import Outcome, print_summary
 from swarmnet.local.table import LiveScreen, PlainScreen, duration, headline, screen
 
 
@@ -139,3 +142,18 @@ def test_a_terminal_gets_a_table_and_a_pipe_gets_lines() -> None:
         live.note("[a note]")
     shown = terminal.getvalue()
     assert "[a note]" in shown and "s0-r0 0   s0-r1 down" in shown and "1/2" in shown
+
+
+def test_ctrl_c_names_the_way_on_if_every_stage_has_a_checkpoint() -> None:
+    progress, way_on = fresh(), "    swarmnet local --resume --out runs/local\n"
+    outcome = Outcome("ab", 1, 4, "exact", progress, Verdict(0, 0, 0, (), (), ()), 1.0, problem="interrupted")
+
+    def said() -> str:
+        output = io.StringIO()
+        print_summary(outcome, Path("runs/local"), Console(file=output, width=200))
+        return output.getvalue()
+
+    progress.on_disk = {0: {2, 4}}
+    assert way_on not in said() and "FAILED: interrupted" in said()
+    progress.on_disk[1] = {2}
+    assert f"go on from the checkpoints of version 2 with:\n{way_on}" in said()
