@@ -83,6 +83,8 @@ def _print(scores: Scores, as_json: bool) -> int:
     """What was scored, then why it is not all of it. Returns the exit code."""
     if scores.tally.num_tokens or as_json:
         click.echo(scores.as_json() if as_json else scores.as_text())
+    elif scores.interrupted:
+        click.echo(f"nothing has been scored yet (0 of {scores.text.num_microbatches} microbatches)", err=True)
     if scores.failure is not None:
         raise scores.failure
     return 0 if scores.complete else INTERRUPTED
@@ -116,7 +118,11 @@ def _through_swarm(
     line, say = _live()
     with tempfile.TemporaryDirectory(prefix="swarmnet-eval-") as folder, line:
         config = PeerConfig(dir=Path(folder), bootstrap=bootstrap)
-        return asyncio.run(_ask(config, invitation, scores_of, say))
+        try:
+            return asyncio.run(_ask(config, invitation, scores_of, say))
+        except KeyboardInterrupt:
+            click.echo("nothing has been scored yet: the swarm was still being looked for", err=True)
+            raise
 
 
 async def _ask(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,6 +71,18 @@ def test_the_swarm_scores_what_its_trainer_and_its_checkpoints_do_and_a_killed_r
 
     Path("text.txt").write_text("Another text, which nobody has trained on.\n" * 40)
     so_far = Scores.so_far
+
+    def impatient(scores: Scores, waiting: str = "") -> str:
+        if scores.tally.num_microbatches == 3:
+            signal.raise_signal(signal.SIGINT)
+        return so_far(scores, waiting)
+
+    monkeypatch.setattr(Scores, "so_far", impatient)
+    capsys.readouterr()
+    assert run(["eval", "run.toml", "--bootstrap", address, "--data", "text.txt", "--json"]) == 130
+    partial = json.loads(capsys.readouterr().out)
+    assert partial["partial"] and 3 <= partial["microbatches"] < partial["of_microbatches"]
+    assert partial["loss"] > 0.0
 
     def deadly(scores: Scores, waiting: str = "") -> str:
         if scores.tally.num_microbatches == 3:
