@@ -79,7 +79,10 @@ def test_the_swarm_scores_what_its_trainer_and_its_checkpoints_do_and_a_killed_r
 
     monkeypatch.setattr(Scores, "so_far", impatient)
     capsys.readouterr()
-    assert run(["eval", "run.toml", "--bootstrap", address, "--data", "text.txt", "--json"]) == 130
+    try:
+        assert run(["eval", "run.toml", "--bootstrap", address, "--data", "text.txt", "--json"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)         # the first Ctrl+C leaves the system's own
     partial = json.loads(capsys.readouterr().out)
     assert partial["partial"] and 3 <= partial["microbatches"] < partial["of_microbatches"]
     assert partial["loss"] > 0.0
