@@ -29,11 +29,11 @@ import json, os, signal, sys
 caught = []
 def on(number, frame):
     caught.append(number)
-    print(json.dumps({"caught": number}), flush=True)
-    if len(caught) == 1:
+    if len(caught) == 1:  # before the line, which the second signal may follow at once
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        %(first)s
+    print(json.dumps({"caught": number}), flush=True)
+    %(first)s
 signal.signal(signal.SIGINT, on)
 signal.signal(signal.SIGTERM, on)
 print(json.dumps({"pid": os.getpid(), "session": os.getsid(0)}), flush=True)
