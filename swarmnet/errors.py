@@ -18,6 +18,10 @@ SwarmError
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
+from typing import TypeVar
+
+_Error = TypeVar("_Error", bound=BaseException)
 
 
 class SwarmError(Exception):
@@ -107,3 +111,12 @@ class MeshFailed(SwarmError):
 
 class Overflow(SwarmError):
     """A fixed-point gradient does not fit; the manifest's `grid_bits` or learning rate is wrong."""
+
+
+def leaves(group: BaseExceptionGroup[_Error]) -> Iterator[_Error]:
+    """What the tasks of a group failed of, groups inside it unfolded."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from leaves(error)
+        else:
+            yield error

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 from swarmnet.averaging.butterfly import PAUSE_S, Butterfly, Losses, Means, OnEvent, check_losses
 from swarmnet.averaging.grid import circles, grid_of
@@ -22,7 +22,7 @@ from swarmnet.averaging.meter import Meter
 from swarmnet.averaging.parts import chunk_elements, shares
 from swarmnet.averaging.trail import Trail
 from swarmnet.averaging.watch import Watch, allowance_s
-from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
+from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, leaves
 from swarmnet.ids import PeerId, RoundId
 from swarmnet.messages import (
     NONE,
@@ -290,7 +290,7 @@ class Exchange:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(hop.run()) for hop in hops]
         except ExceptionGroup as error:
-            raise ExceptionGroup(error.message, list(_leaves(error))) from error
+            raise ExceptionGroup(error.message, list(leaves(error))) from error
         told = [each for task in tasks for each in task.result()]
         for peer in set(odd_ones(told)) - {self.me}:
             self._watch.refused(peer)
@@ -367,11 +367,6 @@ def odd_ones(told: Sequence[tuple[PeerId, Losses]]) -> list[PeerId]:
         if 2 * len(odd) < len(told):
             return odd
     return []
-
-
-def _leaves(error: ExceptionGroup[Exception]) -> Iterator[Exception]:
-    for each in error.exceptions:
-        yield from _leaves(each) if isinstance(each, ExceptionGroup) else (each,)
 
 
 def _describe(current: Round, digest: bytes, sq_norm: float, losses: Losses) -> Finished:

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from swarmnet.cli.frame import INTERRUPTED
 from swarmnet.cli.settings import MULTIADDR, SETTINGS
-from swarmnet.errors import SwarmError, UsageError
+from swarmnet.errors import SwarmError, UsageError, leaves
 
 if TYPE_CHECKING:
     from swarmnet.cli.scores import Scores
@@ -187,13 +187,9 @@ async def _outcome(work: Coroutine[Any, Any, None]) -> SwarmError | None:
         await work
     except BaseExceptionGroup as group:
         named, bugs = group.split(SwarmError)
-        if bugs is not None:
+        if bugs is not None or named is None:
             raise
-        error: BaseException | None = named
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        assert isinstance(error, SwarmError)
-        return error
+        return next(leaves(named))
     return None
 
 

@@ -10,14 +10,13 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import click
 
 from swarmnet import __version__
-from swarmnet.errors import SwarmError, UsageError
+from swarmnet.errors import SwarmError, UsageError, leaves
 
 COMMANDS = ("init", "plan", "local", "join", "peer", "trainer", "bootstrap", "status", "export", "eval", "generate")
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -99,7 +98,7 @@ def run(argv: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except BaseExceptionGroup as group:              # from a task group
-        found = list(_leaves(group))
+        found = list(leaves(group))
         if any(isinstance(error, KeyboardInterrupt) for error in found):
             return INTERRUPTED
         if all(isinstance(error, SwarmError) for error in found):
@@ -115,11 +114,3 @@ def _report(error: SwarmError) -> int:
 def _say(line: str, code: int) -> int:
     click.echo(f"swarmnet: error: {line}", err=True)
     return code
-
-
-def _leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error

@@ -168,7 +168,7 @@ def _of_run(setup: Setup) -> Iterator[Option]:
     if manifest.numerics.mode == "deterministic":
         yield Option("sums", 'numerics.mode = "fp32"', 21, True, lambda s: change(
             change(s, "numerics", mode="fp32"), "averaging", codec="fp32"))
-    if getattr(manifest.optimizer, "state", "8bit") == "fp32":
+    if manifest.optimizer.state == "fp32":
         yield Option("state", 'optimizer.state = "8bit"', 20, True, lambda s: change(s, "optimizer", state="8bit"))
     for factor in (2, 4, 8):
         stages = factor * manifest.cut.stages

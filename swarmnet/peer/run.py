@@ -13,7 +13,7 @@ from swarmnet.config.peer import PeerConfig
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.source import load_tokens
 from swarmnet.data.tokens import verify
-from swarmnet.errors import MeshFailed, UsageError
+from swarmnet.errors import MeshFailed, UsageError, leaves
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest
@@ -104,13 +104,9 @@ def _given_up_in_words() -> Iterator[None]:
         yield
     except BaseExceptionGroup as group:
         failed, others = group.split(MeshFailed)
-        if others is not None:
+        if others is not None or failed is None:
             raise
-        found: BaseException | None = failed
-        while isinstance(found, BaseExceptionGroup):
-            found = found.exceptions[0]
-        assert found is not None
-        raise found from None
+        raise next(leaves(failed)) from None
 
 
 def own_tokens(config: PeerConfig, manifest: Manifest) -> Tokens:

@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, Protocol
 
 from swarmnet.averaging.exchange import Exchange
-from swarmnet.errors import SwarmError
+from swarmnet.errors import SwarmError, leaves
 from swarmnet.ids import PeerId, Restart, RoundId
 from swarmnet.messages import Commit, Control, Finished, Heartbeat, Measure, Round, Stamp
 from swarmnet.net.transport import Transport
@@ -271,7 +271,7 @@ class StepDriver:
                 if bugs is not None:
                     raise bugs from error
                 assert named is not None
-                reason = str(named.exceptions[0])
+                reason = str(next(leaves(named)))
             else:
                 reason = str(error)
             self._say_failed(round_id, reason)
