@@ -1,4 +1,4 @@
-"""Shared by all tests: `--long`, GPU and namespace markers with a reason, and property tests that repeat.
+"""Shared by all tests: `--long`, GPU and namespace markers with a reason, property tests that repeat, one torch thread.
 
 The whole suite runs in two processes at once, unless `-n` says otherwise: tests of one file in one of them, in order,
 and those of tests/swarm, which start processes of their own and have deadlines, one after the other. Tests that are
@@ -6,6 +6,7 @@ named run in this process.
 """
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -55,6 +56,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(skip_gpu)
         if "netns" in item.keywords and os.geteuid() != 0:
             item.add_marker(skip_netns)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Torch computes on one thread, as in a rank: with several, sums may round otherwise."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def _has_cuda() -> bool:

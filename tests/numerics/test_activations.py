@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -22,13 +21,7 @@ ENDS = {"whole": (True, True), "first": (True, False), "middle": (False, False),
 SAVING = ("recompute", "recompute_layers", "selective", "offload")
 CPU = torch.device("cpu")
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import hf_models
@@ -31,13 +30,7 @@ from swarmnet.stage.passes import Memory, Passes
 CPU = torch.device("cpu")
 BF16 = Numerics(compute="bf16")
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def in_bf16(manifest: Manifest) -> Manifest:

@@ -16,11 +16,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def nothing_compiled_stays(one_thread: None) -> Iterator[None]:
     yield
-    torch.set_num_threads(before)
     torch.compiler.reset()
 
 

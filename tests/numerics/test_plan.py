@@ -6,7 +6,7 @@ allocator kept, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,13 +41,7 @@ RUN = Manifest(model=MODEL, cut=Cut(stages=3), training=Training(microbatch_size
 POLICIES = ("stash", "selective", "recompute_layers", "recompute", "offload")
 STAGES = ("first", "middle", "last")
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def allocated(run: Callable[[], Any]) -> tuple[Any, int, int]:

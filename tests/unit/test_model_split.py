@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -15,13 +13,7 @@ WIDE = Model(
     vocab_size=67, hidden_size=48, intermediate_size=100, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=10
 )
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def split_gradients(tape: Tape, module: StageModule) -> dict[str, torch.Tensor]:
