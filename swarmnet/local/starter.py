@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from swarmnet.errors import SwarmError
+from swarmnet.mesh.rank_starter import rank_environment
 from swarmnet.net.leash import leashed
 
 ZYGOTE = Path(__file__).with_name("zygote.py")
@@ -69,13 +70,8 @@ class Starter(Protocol):
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a child inherits: no SWARMNET_* setting of ours; one thread per process, as more spin against each other.
-
-    A crash in native code leaves the stacks of all threads in the child's log.
-    """
-    kept = {key: value for key, value in environment.items() if not key.startswith("SWARMNET_")}
-    one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")}
-    return kept | one_thread | {"PYTHONFAULTHANDLER": "1"}
+    """What a child inherits: as a rank does; and a crash in native code leaves the stacks of all threads in its log."""
+    return rank_environment(environment) | {"PYTHONFAULTHANDLER": "1"}
 
 
 # ---------------------------------------------------------------- a fresh interpreter

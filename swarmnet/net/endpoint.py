@@ -89,7 +89,6 @@ async def open_endpoint(
             def addresses(peer: PeerId) -> Sequence[str]:
                 return next((record.addresses for record in directory.known() if record.peer == peer), ())
 
-            limits = manifest.limits
             transport = GrpcTransport(
                 identity,
                 run,
@@ -100,9 +99,7 @@ async def open_endpoint(
                 first_port=last.port,
                 announce=announced["port"],
                 numerics=numerics,
-                config=GrpcConfig(
-                    max_payload_bytes=limits.max_payload_mib << 20, max_clock_offset_s=limits.max_clock_offset_s
-                ),
+                config=GrpcConfig.of(manifest.limits),
             )
             yield Endpoint(identity, directory, transport, secrets.randbits(62), numerics, run, config.dir)
         finally:

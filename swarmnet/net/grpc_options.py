@@ -11,6 +11,7 @@ import platform
 from dataclasses import dataclass
 from typing import Any
 
+from swarmnet.manifest.schema import Limits
 from swarmnet.net.tls import TLS_NAME
 from swarmnet.wire.convert import MAX_MESSAGE_BYTES
 from swarmnet.wire.framing import CHUNK_BYTES
@@ -35,6 +36,11 @@ class GrpcConfig:
 
     def __post_init__(self) -> None:
         assert 1 <= self.bulk_channels <= 4, "one to four bulk channels per peer"
+
+    @classmethod
+    def of(cls, limits: Limits) -> GrpcConfig:
+        """What the run has agreed on; the rest as above."""
+        return cls(max_payload_bytes=limits.max_payload_mib << 20, max_clock_offset_s=limits.max_clock_offset_s)
 
 
 _BOTH_ENDS: list[tuple[str, Any]] = [

@@ -57,13 +57,10 @@ async def gather(link: SwarmLink, folder: Path, tell: Tell, *, version: int | No
     async with reach(PeerConfig(dir=folder), identity, link, tell) as found:
         chosen, donors, records = await _choose(found, version)
         addresses = {record.peer: record.addresses for record in records}
-        limits = found.manifest.limits
         transport = GrpcTransport(
             identity, found.run, admission=open_authority().admit(identity.peer), service=Nobody(),
             addresses=lambda peer: addresses.get(peer, ()), listens=False,
-            config=GrpcConfig(
-                max_payload_bytes=limits.max_payload_mib << 20, max_clock_offset_s=limits.max_clock_offset_s
-            ),
+            config=GrpcConfig.of(found.manifest.limits),
         )
         store = CheckpointStore(folder, found.run)
         async with transport:

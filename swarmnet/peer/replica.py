@@ -147,10 +147,9 @@ class Replica:
         self.caller: Caller | None = None
         answer_check = AnswerCheck.of(manifest, stage + 1)
         if stage + 1 < num_stages:
-            patience = Patience(floor_s=timers.suspect_s, ceiling_s=max(2 * timers.long_silence_s, timers.suspect_s))
             self.caller = Caller(
-                around.transport, Router(patience), self._next_replicas, answer_check, self._rerouted,
-                leaving=self._next_leaving,
+                around.transport, Router(Patience.of(manifest.protocol)), self._next_replicas, answer_check,
+                self._rerouted, leaving=self._next_leaving,
             )
         check = InputCheck.of(manifest, stage)
         self.execution = Execution(

@@ -10,6 +10,8 @@ from __future__ import annotations
 import collections
 import math
 
+from swarmnet.manifest.schema import Protocol
+
 _MULTIPLE, _QUANTILE, _WINDOW = 4.0, 0.95, 128
 
 
@@ -22,6 +24,11 @@ class Patience:
         self.floor_s, self.ceiling_s = floor_s, ceiling_s
         self._silences: collections.deque[float] = collections.deque(maxlen=_WINDOW)
         self._doubled = 1.0
+
+    @classmethod
+    def of(cls, protocol: Protocol) -> Patience:
+        """By a run's timers: no shorter than others wait before they suspect, twice as long as they bear at most."""
+        return cls(floor_s=protocol.suspect_s, ceiling_s=2 * protocol.long_silence_s)
 
     @property
     def seconds(self) -> float:

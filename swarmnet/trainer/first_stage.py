@@ -38,12 +38,8 @@ class FirstStage:
         self.records: dict[PeerId, Record] = {}
         self.restart = NO_RESTART
         self._dead: dict[PeerId, int] = {}  # peer -> the incarnation that is gone
-        protocol = manifest.protocol
-        patience = Patience(
-            floor_s=protocol.suspect_s, ceiling_s=max(2 * protocol.long_silence_s, protocol.suspect_s)
-        )
         self._caller = Caller(
-            transport, Router(patience), self.candidates, AnswerCheck.of(manifest, 0), self._left,
+            transport, Router(Patience.of(manifest.protocol)), self.candidates, AnswerCheck.of(manifest, 0), self._left,
             leaving=self._leaving,
         )
 
