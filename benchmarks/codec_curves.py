@@ -44,7 +44,7 @@ def manifest_of(codec: str, *, steps: int, seed: int, source: str) -> Manifest:
         cut=Cut(stages=1),
         data=Data(source=source),
         training=Training(seed=seed, total_steps=steps, microbatches=8, microbatch_size=4, sequence_length=64),
-        optimizer=Optimizer(warmup_steps=10),
+        optimizer=Optimizer(learning_rate=3e-3, warmup_steps=10),
         numerics=Numerics(mode="fp32"),
         averaging=Averaging(codec=codec),
     )

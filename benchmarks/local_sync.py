@@ -42,7 +42,7 @@ from swarmnet.stage.sum_codec import SumCodec
 from swarmnet.wire import codecs
 
 MODEL = Model(hidden_size=32, intermediate_size=88, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16)
-OPTIMIZER = Optimizer(warmup_steps=10)
+OPTIMIZER = Optimizer(learning_rate=3e-3, warmup_steps=10)
 MICROBATCHES, MICROBATCH_SIZE, LENGTH = 8, 8, 64
 EVALS = 32
 LOSS_GOAL, BYTES_GOAL = 1.03, 50.0

@@ -149,7 +149,7 @@ class Optimizer(Table):
     """AdamW (arXiv:1711.05101) with linear warm-up and a schedule; decay on matrices only."""
 
     name: Literal["adamw"] = Field(default="adamw", description="the only one so far")
-    learning_rate: Above0 = Field(default=3e-3, description="at the peak, after warm-up")
+    learning_rate: Above0 = Field(default=2e-3, description="at the peak, after warm-up")
     beta1: Decay = Field(default=0.9, description="decay of the first moment")
     beta2: Decay = Field(default=0.95, description="decay of the second moment")
     lead: Annotated[float, Field(ge=0.0, le=20.0)] = Field(
@@ -161,7 +161,7 @@ class Optimizer(Table):
     )
     weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.1, description="decoupled, matrices only")
     clip_norm: Above0 = Field(default=1.0, description="largest L2 norm of the average gradient, over all stages")
-    warmup_steps: Count = Field(default=10, description="linear from 0 to the peak")
+    warmup_steps: Count = Field(default=30, description="linear from 0 to the peak")
     schedule: Literal["constant", "cosine", "wsd"] = Field(
         default="cosine", description='"constant", "cosine", or "wsd" (warm-up, stable, decay)'
     )

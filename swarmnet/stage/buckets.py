@@ -72,14 +72,14 @@ def buckets_of(names: Sequence[str], shapes: Sequence[torch.Size], comm: Comm) -
     """What is beside layers first, then layer by layer. shapes: what a data rank has whole, in the order of names."""
     places: dict[str, list[int]] = {"": []}
     for place, name in enumerate(names):
-        places.setdefault(_layer(name), []).append(place)
+        places.setdefault(layer_of(name), []).append(place)
     return [
         Bucket(own, [shapes[place] for place in own], comm, is_layer=bool(layer))
         for layer, own in places.items() if own
     ]
 
 
-def _layer(name: str) -> str:
-    """Its layer's index in a Hugging Face name; empty if it is in none."""
+def layer_of(name: str) -> str:
+    """The index of the layer that the parameter of that Hugging Face name is in; empty if it is beside layers."""
     parts = name.split(".")
     return parts[2] if parts[1] == "layers" else ""

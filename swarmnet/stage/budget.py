@@ -100,13 +100,6 @@ class RankMemory:
         update = self.update * (not self.offloaded)
         return self.state + max(self.passing.several(in_flight), in_flight * self.passing.held + update)
 
-    def room_for(self, free: int) -> int:
-        """How many microbatches can be in flight where `free` bytes are free for state and all. May be 0."""
-        least = self.peak(1)
-        if least > free:
-            return 0
-        return 1 + (free - least) // self.passing.held if self.passing.held else 1 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:

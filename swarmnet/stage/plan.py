@@ -19,6 +19,7 @@ from swarmnet.mesh.layout import MeshLayout
 from swarmnet.model.blocks import MeshSplit
 from swarmnet.model.cut import cut_layers
 from swarmnet.stage.accumulator import chunk_elements, sum_dtype
+from swarmnet.stage.buckets import layer_of
 from swarmnet.stage.budget import HostMemory, Passage, RankMemory, StagePlan
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.mirror import mirrored
@@ -132,8 +133,7 @@ def _gathering(passing: Passage, mesh: MeshSplit, shapes: Mapping[str, torch.Siz
     and is unpacked. In backward a layer's gradients are whole, and packed to be scattered."""
     layers: dict[str, int] = {}
     for name, shape in shapes.items():
-        _, place, number, *_ = *name.split("."), ""
-        of = number if place == "layers" else ""
+        of = layer_of(name)
         layers[of] = layers.get(of, 0) + _FP32 * mesh.along_tensor(name, shape, rank).num_elements
     beside, layer = layers.pop("", 0), max(layers.values(), default=0)
     gathered = max(beside + 5 * layer, 4 * beside)

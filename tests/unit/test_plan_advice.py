@@ -62,13 +62,9 @@ def rank(passing: Passage, **more: int) -> RankMemory:
 
 
 @given(SIZES, SIZES, SIZES, st.integers(1, 50))
-def test_room_for_as_many_as_fit(stash: int, owed: int, over: int, count: int) -> None:
-    passing = Passage(stash, owed, max(stash, owed) + over)
-    found = rank(passing)
-    assert found.room_for(found.peak(count)) >= count
-    if passing.held:
-        assert found.room_for(found.peak(count)) == count
-        assert found.room_for(found.peak(1) - 1) == 0
+def test_each_further_microbatch_takes_what_one_holds(stash: int, owed: int, over: int, count: int) -> None:
+    found = rank(Passage(stash, owed, max(stash, owed) + over))
+    assert found.peak(count + 1) - found.peak(count) == max(stash, owed)
 
 
 def test_an_offloaded_optimizer_takes_nothing_of_the_device() -> None:
