@@ -38,11 +38,10 @@ def command(ctx: click.Context, /, *, which: str, room: str | None, as_json: boo
     named = "gpus" in config.mesh.model_fields_set       # "1" is also what nobody said
     imagined = room is not None and named and config.device != "cpu" and config.mesh.ranks == 1
 
+    from swarmnet.cli.verdicts import run_plan
+    from swarmnet.peer.fitting import room_here, setup_of
     from swarmnet.peer.memory import check_memory
-    from swarmnet.peer.planning import room_here, run_plan
     from swarmnet.peer.ranks import choose_layout
-    from swarmnet.stage.passes import Memory
-    from swarmnet.stage.plan import Setup
 
     cuda = _gpus_here()
     if (imagined or config.mesh.gpus not in ("1", "auto") or config.device == "cuda") and not cuda:
@@ -51,11 +50,8 @@ def command(ctx: click.Context, /, *, which: str, room: str | None, as_json: boo
             raise UsageError("--gpus auto: torch sees no CUDA device here; say how many the other machine has")
     layout = choose_layout(config.mesh, config.device, manifest, cuda=cuda)
     check_memory(config.memory, layout)
-    setup = Setup(
-        manifest, layout, slots=config.slots, memo_bytes=config.caps.memo_bytes,
-        memory=Memory(config.memory.activations, config.memory.offload_optimizer, config.memory.compile),
-    )
-    return run_plan(setup, stages, room_here(layout) if size is None else size, as_json=as_json)
+    room_bytes = room_here(layout) if size is None else size
+    return run_plan(setup_of(config, manifest, layout), stages, room_bytes, as_json=as_json)
 
 
 def _size(text: str) -> int:

@@ -1,23 +1,20 @@
-"""`swarmnet plan`: what a peer's memory would hold, whether it fits, and if not what to change. Composes and prints."""
+"""Does a stage fit in the memory there is, and if not, what to change: plans of `stage.plan`, and a search among them.
+
+What may be changed, and how little one would want to, is listed here; `stage.advice` tries it. A size is given as
+`room`: what this machine has is `peer.fitting`'s to find out. Measures nothing and prints nothing.
+"""
 
 from __future__ import annotations
 
-import bisect
-import json
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Cut
 from swarmnet.mesh.layout import MeshLayout
 from swarmnet.model.blocks import MeshSplit
-from swarmnet.model.cut import cut_layers
 from swarmnet.stage.advice import Advice, Option, advise
-from swarmnet.stage.budget import GIB, MIB, StagePlan, groups, shown
-from swarmnet.stage.canonical import Canonical
+from swarmnet.stage.budget import GIB, MIB, StagePlan, shown
 from swarmnet.stage.plan import Setup, least, plan_stage, rehearsals
 
 RESERVE = {"cuda": GIB, "cpu": 256 * MIB}
@@ -44,6 +41,24 @@ class Verdict:
     def fits(self) -> bool:
         """Does it? Also where nobody said how much there is."""
         return self.room is None or self.need <= self.room
+
+    def lines(self) -> Iterator[str]:
+        """What to tell whoever asked."""
+        stage, where = self.plan.stage, "the machine" if self.plan.on_host else "each device"
+        if self.room is None:
+            yield f"stage {stage} needs {shown(self.need)} of {where}; --memory says what there is"
+            return
+        if self.fits:
+            yield f"stage {stage} fits: {shown(self.need)} of {where}'s {shown(self.room)}"
+            return
+        yield f"stage {stage} does not fit: it needs {shown(self.need)} of {where}, which has {shown(self.room)}"
+        if not self.advice:
+            yield self.hint
+            return
+        yield "it fits with"
+        for advice in self.advice:
+            of_run = any(option.of_run for option in advice.options)
+            yield f"  {shown(advice.need):>9}  {advice.words}{'  (a new manifest)' if of_run else ''}"
 
 
 def verdict(setup: Setup, stage: int, room: int | None, tell: Callable[[str], None] = lambda line: None) -> Verdict:
@@ -175,185 +190,3 @@ def _of_run(setup: Setup) -> Iterator[Option]:
         if stages <= manifest.model.num_layers:
             yield Option("stages", f"cut.stages = {stages}", 22 + factor, True, lambda s, n=stages: replace(
                 s, manifest=s.manifest.model_copy(update={"cut": Cut(stages=n)})))
-
-
-# ------------------------------------------------------------ what there is
-
-def room_here(layout: MeshLayout) -> int | None:
-    """Bytes free on the fullest device of `layout` here; of CPU memory what is available. None: nobody knows."""
-    if layout.kind == "cpu":
-        return available()
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    return min(torch.cuda.mem_get_info(torch.device(device))[0] for device in layout.devices)
-
-
-def available() -> int | None:
-    """Bytes of this machine's memory that are free or can be freed."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            lines = dict(line.split(":", 1) for line in file)
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        try:
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-        except (OSError, ValueError):
-            return None
-
-
-# ------------------------------------------------------------ printing
-
-_HEAD = ("stage", "ranks", "weights", "grads", "sums", "optimizer", "each", "flying", "temporary", "peak", "host")
-
-
-def table(verdicts: Sequence[Verdict]) -> list[str]:
-    """Lines of at most 100 columns: a line per stage and kind of rank, then what it means."""
-    rows = [_HEAD]
-    for found in verdicts:
-        plan = found.plan
-        for number, (ranks, rank) in enumerate(groups(plan.ranks)):
-            passing = rank.passing
-            rows.append((
-                "" if number else str(plan.stage), ranks, shown(rank.parameters), shown(rank.gradients),
-                shown(rank.sums), "host" if rank.offloaded else shown(rank.optimizer), shown(passing.held),
-                str(plan.in_flight), shown(rank.peak(plan.in_flight) - rank.state - passing.held * plan.in_flight),
-                shown(rank.peak(plan.in_flight)), "" if number else shown(plan.host.total),
-            ))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    for found in verdicts:
-        lines += ["", *_words(found)]
-    return lines
-
-
-def _words(found: Verdict) -> Iterator[str]:
-    stage, where = found.plan.stage, "the machine" if found.plan.on_host else "each device"
-    if found.room is None:
-        yield f"stage {stage} needs {shown(found.need)} of {where}; --memory says what there is"
-        return
-    if found.fits:
-        yield f"stage {stage} fits: {shown(found.need)} of {where}'s {shown(found.room)}"
-        return
-    yield f"stage {stage} does not fit: it needs {shown(found.need)} of {where}, which has {shown(found.room)}"
-    if not found.advice:
-        yield found.hint
-        return
-    yield "it fits with"
-    for advice in found.advice:
-        of_run = any(option.of_run for option in advice.options)
-        yield f"  {shown(advice.need):>9}  {advice.words}{'  (a new manifest)' if of_run else ''}"
-
-
-def record(found: Verdict) -> dict[str, Any]:
-    """As JSON; sizes in bytes."""
-    plan = found.plan
-    return {
-        "stage": plan.stage, "layers": [plan.layers.start, plan.layers.stop], "in_flight": plan.in_flight,
-        "fits": found.fits, "need": found.need, "room": found.room,
-        "ranks": [{**asdict(rank), "state": rank.state, "peak": rank.peak(plan.in_flight)} for rank in plan.ranks],
-        "host": {**asdict(plan.host), "total": plan.host.total},
-        "advice": [
-            {"need": advice.need, "change": [option.words for option in advice.options],
-             "new_manifest": any(option.of_run for option in advice.options)} for advice in found.advice
-        ],
-        "hint": "" if found.fits or found.advice else found.hint,
-    }
-
-
-def run_plan(setup: Setup, stages: Sequence[int], room: int | None, *, as_json: bool) -> int:
-    """Print the plan. 0: all stages fit, or nobody said in what; 1: one does not. Raises UsageError."""
-    def tell(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    verdicts = [verdict(_with_slots(setup, stage, room), stage, room, tell) for stage in stages]
-    text = json.dumps([record(each) for each in verdicts], indent=2) if as_json else "\n".join(table(verdicts))
-    print(text)
-    if setup.memory.compile and not as_json:
-        print("\nplanned as if layers were not compiled: what the compiler takes and saves is not modelled")
-    return int(not all(each.fits for each in verdicts))
-
-
-def _with_slots(setup: Setup, stage: int, room: int | None) -> Setup:
-    """With as many slots as a peer would choose, where it is to choose; one if none fits."""
-    if setup.slots:
-        return setup
-    return replace(setup, slots=1 if room is None else max(_most_slots(setup, [stage], room), 1))
-
-
-# ------------------------------------------------------------ a peer that starts
-
-MOST_SLOTS = 64
-"""More microbatches in flight keep no stage busier."""
-
-_SURELY = 8
-"""A stage that takes so many times less than there is, by a rough guess, is not planned before it starts."""
-
-
-_SHARE = 0.5
-"""Of a machine's free memory, for a peer on the CPU that chooses: others are there, too."""
-
-
-def slots_here(setup: Setup, stages: Sequence[int]) -> int:
-    """`setup.slots`, or where that is 0 as many as fit here. Raises UsageError, with advice, if one is too many."""
-    room = room_here(setup.layout)
-    if setup.slots:
-        if room is not None:
-            check_fits(setup, stages, room)
-        return setup.slots
-    if room is None:
-        raise UsageError("--slots 0: this machine does not say how much memory is free; say how many, such as 4")
-    return slots_that_fit(setup, stages, room if setup.layout.kind == "cuda" else int(_SHARE * room))
-
-
-def slots_that_fit(setup: Setup, stages: Sequence[int], room: int) -> int:
-    """Microbatches in flight, per stage and open step, for which `room` bytes are enough to serve `stages` together.
-
-    At most a step's, and MOST_SLOTS. Raises UsageError, with advice, if one is too many.
-    """
-    slots = _most_slots(setup, stages, room)
-    if slots == 0:
-        raise _refused(replace(setup, slots=1), stages, room)
-    return slots
-
-
-def _most_slots(setup: Setup, stages: Sequence[int], room: int) -> int:
-    most = min(setup.manifest.training.microbatches, MOST_SLOTS)
-    return bisect.bisect_right(
-        range(1, most + 1), room,
-        key=lambda slots: sum(_needs(replace(setup, slots=slots), stage) for stage in stages),
-    )
-
-
-def check_fits(setup: Setup, stages: Sequence[int], room: int) -> None:
-    """Raises UsageError, with advice, if not even one microbatch in flight fits. Costs a moment unless it is close."""
-    if _rough(setup, stages) * _SURELY > room:
-        one = replace(setup, slots=1)
-        if sum(_needs(one, stage) for stage in stages) > room:
-            raise _refused(one, stages, room)
-
-
-def _needs(setup: Setup, stage: int) -> int:
-    return needed(plan_stage(setup, stage), setup.layout)
-
-
-def _refused(one: Setup, stages: Sequence[int], room: int) -> UsageError:
-    for stage in stages:
-        found = verdict(one, stage, room)
-        if not found.fits:
-            return UsageError("; ".join(line.strip() for line in _words(found)))
-    named = ", ".join(map(str, stages))
-    return UsageError(f"stages {named} fit one by one, but not together, in {shown(room)}: serve fewer of them")
-
-
-def _rough(setup: Setup, stages: Sequence[int]) -> int:
-    """Bytes of state and of one microbatch, about: what a decoder keeps without knowing how."""
-    manifest, training = setup.manifest, setup.manifest.training
-    model, tokens = manifest.model, training.microbatch_size * training.sequence_length
-    ranges = cut_layers(model, manifest.cut, training.sequence_length)
-    elements = sum(Canonical.of(manifest, stage).num_elements for stage in stages)
-    layer = 16 * model.hidden_size + 8 * model.intermediate_size + 8 * model.num_heads * model.head_dim
-    scores = 2 * model.num_heads * training.sequence_length
-    width = sum(len(ranges[stage]) for stage in stages) * (layer + scores) + 4 * model.vocab_size
-    return 32 * elements + 4 * tokens * width + RESERVE[setup.layout.kind]

@@ -53,10 +53,8 @@ def run_peer(
     """
     import torch
 
-    from swarmnet.peer.planning import slots_here
+    from swarmnet.peer.fitting import setup_of, slots_here
     from swarmnet.stage.compute import ComputeThread
-    from swarmnet.stage.passes import Memory
-    from swarmnet.stage.plan import Setup
     from swarmnet.stage.torch_engine import TorchEngine
 
     torch.set_num_threads(config.threads)
@@ -67,8 +65,8 @@ def run_peer(
     check_memory(config.memory, layout)
     if ignored := meaningless(config.mesh, layout):
         log.info("mesh_ignored", ignored=ignored, reason="this peer is one rank, which shares its stages with no other")
-    memory = Memory(config.memory.activations, config.memory.offload_optimizer, config.memory.compile)
-    slots = slots_here(Setup(manifest, layout, config.slots, memory, config.caps.memo_bytes), config.stages)
+    setup = setup_of(config, manifest, layout)
+    slots = slots_here(setup, config.stages)
     if slots != config.slots:
         log.info("slots_chosen", slots=slots, stages=list(config.stages))
         config = config.model_copy(update={"slots": slots})
@@ -81,7 +79,7 @@ def run_peer(
         engines: dict[int, TorchEngine] = {}
         for stage in config.stages:
             engines[stage] = begin.engine(stage, lambda stage, initial: TorchEngine(
-                manifest, stage, compute, device=layout.devices[0], mesh=layout, initial=initial, memory=memory
+                manifest, stage, compute, device=layout.devices[0], mesh=layout, initial=initial, memory=setup.memory
             ))
             stack.callback(engines[stage].close)
             if layout.ranks > 1:

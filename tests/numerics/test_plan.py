@@ -24,7 +24,8 @@ from swarmnet.mesh.comm import Comm
 from swarmnet.mesh.fake_comm import FakeComm
 from swarmnet.mesh.layout import MeshLayout
 from swarmnet.mesh.thread_comm import run_ranks
-from swarmnet.peer.planning import MOST_REHEARSALS, check_fits, needed, slots_that_fit, verdict
+from swarmnet.peer.fitting import check_fits, slots_that_fit
+from swarmnet.peer.planning import MOST_REHEARSALS, needed, verdict
 from swarmnet.stage.budget import GIB, MIB, Passage
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.metering import LiveBytes

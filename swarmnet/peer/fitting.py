@@ -1,0 +1,137 @@
+"""How much memory is free here, and with how many slots a peer that starts fits in it.
+
+By the plans of `peer.planning`. A peer that takes far less than there is starts without one, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from swarmnet.config.peer import PeerConfig
+from swarmnet.errors import UsageError
+from swarmnet.manifest.schema import Manifest
+from swarmnet.mesh.layout import MeshLayout
+from swarmnet.model.cut import cut_layers
+from swarmnet.peer.planning import RESERVE, needed, verdict
+from swarmnet.stage.budget import shown
+from swarmnet.stage.canonical import Canonical
+from swarmnet.stage.passes import Memory
+from swarmnet.stage.plan import Setup, plan_stage
+
+MOST_SLOTS = 64
+"""More microbatches in flight keep no stage busier."""
+
+_SURELY = 8
+"""A stage that takes so many times less than there is, by a rough guess, is not planned before it starts."""
+
+_SHARE = 0.5
+"""Of a machine's free memory, for a peer on the CPU that chooses: others are there, too."""
+
+
+def setup_of(config: PeerConfig, manifest: Manifest, layout: MeshLayout) -> Setup:
+    """How a peer with that config serves stages on `layout`."""
+    memory = config.memory
+    return Setup(
+        manifest, layout, slots=config.slots, memo_bytes=config.caps.memo_bytes,
+        memory=Memory(memory.activations, memory.offload_optimizer, memory.compile),
+    )
+
+
+def room_here(layout: MeshLayout) -> int | None:
+    """Bytes free on the fullest device of `layout` here; of CPU memory what is available. None: nobody knows."""
+    if layout.kind == "cpu":
+        return available()
+    if not torch.cuda.is_available():
+        return None
+    return min(torch.cuda.mem_get_info(torch.device(device))[0] for device in layout.devices)
+
+
+def available() -> int | None:
+    """Bytes of this machine's memory that are free or can be freed."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        try:
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+        except (OSError, ValueError):
+            return None
+
+
+# ------------------------------------------------------------ how many slots
+
+def with_slots(setup: Setup, stage: int, room: int | None) -> Setup:
+    """`setup` with as many slots as a peer would choose for `stage`, where it is to choose; one if none fits."""
+    if setup.slots:
+        return setup
+    return replace(setup, slots=1 if room is None else max(_most_slots(setup, [stage], room), 1))
+
+
+def slots_here(setup: Setup, stages: Sequence[int]) -> int:
+    """`setup.slots`, or where that is 0 as many as fit here. Raises UsageError, with advice, if one is too many."""
+    room = room_here(setup.layout)
+    if setup.slots:
+        if room is not None:
+            check_fits(setup, stages, room)
+        return setup.slots
+    if room is None:
+        raise UsageError("--slots 0: this machine does not say how much memory is free; say how many, such as 4")
+    return slots_that_fit(setup, stages, room if setup.layout.kind == "cuda" else int(_SHARE * room))
+
+
+def slots_that_fit(setup: Setup, stages: Sequence[int], room: int) -> int:
+    """Microbatches in flight, per stage and open step, for which `room` bytes are enough to serve `stages` together.
+
+    At most a step's, and MOST_SLOTS. Raises UsageError, with advice, if one is too many.
+    """
+    slots = _most_slots(setup, stages, room)
+    if slots == 0:
+        raise _refused(replace(setup, slots=1), stages, room)
+    return slots
+
+
+def _most_slots(setup: Setup, stages: Sequence[int], room: int) -> int:
+    most = min(setup.manifest.training.microbatches, MOST_SLOTS)
+    return bisect.bisect_right(
+        range(1, most + 1), room,
+        key=lambda slots: sum(_needs(replace(setup, slots=slots), stage) for stage in stages),
+    )
+
+
+def check_fits(setup: Setup, stages: Sequence[int], room: int) -> None:
+    """Raises UsageError, with advice, if not even one microbatch in flight fits. Costs a moment unless it is close."""
+    if _rough(setup, stages) * _SURELY > room:
+        one = replace(setup, slots=1)
+        if sum(_needs(one, stage) for stage in stages) > room:
+            raise _refused(one, stages, room)
+
+
+def _needs(setup: Setup, stage: int) -> int:
+    return needed(plan_stage(setup, stage), setup.layout)
+
+
+def _refused(one: Setup, stages: Sequence[int], room: int) -> UsageError:
+    for stage in stages:
+        found = verdict(one, stage, room)
+        if not found.fits:
+            return UsageError("; ".join(line.strip() for line in found.lines()))
+    named = ", ".join(map(str, stages))
+    return UsageError(f"stages {named} fit one by one, but not together, in {shown(room)}: serve fewer of them")
+
+
+def _rough(setup: Setup, stages: Sequence[int]) -> int:
+    """Bytes of state and of one microbatch, about: what a decoder keeps without knowing how."""
+    manifest, training = setup.manifest, setup.manifest.training
+    model, tokens = manifest.model, training.microbatch_size * training.sequence_length
+    ranges = cut_layers(model, manifest.cut, training.sequence_length)
+    elements = sum(Canonical.of(manifest, stage).num_elements for stage in stages)
+    layer = 16 * model.hidden_size + 8 * model.intermediate_size + 8 * model.num_heads * model.head_dim
+    scores = 2 * model.num_heads * training.sequence_length
+    width = sum(len(ranges[stage]) for stage in stages) * (layer + scores) + 4 * model.vocab_size
+    return 32 * elements + 4 * tokens * width + RESERVE[setup.layout.kind]
