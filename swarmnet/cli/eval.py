@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
 from swarmnet.cli.frame import INTERRUPTED
 from swarmnet.cli.settings import MULTIADDR, SETTINGS
-from swarmnet.errors import SwarmError, UsageError, leaves
+from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
     from swarmnet.cli.scores import Scores
     from swarmnet.config.peer import PeerConfig
-    from swarmnet.ids import PeerId
     from swarmnet.manifest.schema import Manifest
     from swarmnet.net.swarm_link import SwarmLink
 
@@ -129,68 +128,27 @@ async def _ask(
     config: PeerConfig, invitation: SwarmLink | Manifest, scores_of: Callable[[Manifest], Scores],
     say: Callable[[str], None],
 ) -> Scores:
-    import asyncio
-
-    from swarmnet.net.grpc_options import GrpcConfig
-    from swarmnet.net.grpc_transport import GrpcTransport
     from swarmnet.net.identity import Identity
-    from swarmnet.net.stop import stopped_by_signal
-    from swarmnet.net.tls import open_authority
     from swarmnet.peer.joining import reach
-    from swarmnet.trainer.evaluation import Evaluation, Piece
-    from swarmnet.trainer.first_stage import FirstStage
+    from swarmnet.trainer.evaluation import Piece
+    from swarmnet.trainer.scoring import score
     from swarmnet.wire.codecs import encode, use_all
 
     identity = Identity.generate()
     async with reach(config, identity, invitation, lambda phase, words: say(f"{phase}: {words}")) as found:
-        manifest, limits = found.manifest, found.manifest.limits
-        use_all(manifest)
-        scores = scores_of(manifest)
+        use_all(found.manifest)
+        scores = scores_of(found.manifest)
 
         def piece(number: int) -> Piece:
             return Piece((encode("int32", scores.microbatch(number)),), scores.num_bytes(number))
 
-        def addresses(peer: PeerId) -> tuple[str, ...]:
-            record = stage.records.get(peer)
-            return record.addresses if record else ()
-
-        transport = GrpcTransport(
-            identity, found.run, admission=open_authority().admit(identity.peer), addresses=addresses, listens=False,
-            config=GrpcConfig(
-                max_payload_bytes=limits.max_payload_mib << 20, max_clock_offset_s=limits.max_clock_offset_s
-            ),
+        ending = await score(
+            identity, found.run, found.manifest, found.directory, piece, scores.text.num_microbatches,
+            tally=scores.tally,
+            heard=lambda served: say(scores.so_far(waiting="" if served else "; nobody serves stage 0")),
         )
-        stage = FirstStage(
-            identity.peer, manifest, transport=transport, directory=found.directory, rerouted=lambda fields: None
-        )
-        evaluation = Evaluation(
-            stage, piece, scores.text.num_microbatches,
-            heard=lambda: say(scores.so_far(waiting="" if stage.candidates() else "; nobody serves stage 0")),
-        )
-        scores.tally = evaluation.tally
-        transport.service = evaluation
-        with stopped_by_signal() as stop:
-            async with transport, asyncio.TaskGroup() as group:
-                scoring = group.create_task(_outcome(evaluation.run()))
-                scoring.add_done_callback(lambda _: stop.set())
-                await stop.wait()
-                scores.interrupted = not scoring.done()
-                scoring.cancel()
-        if scoring.done() and not scoring.cancelled():
-            scores.failure = scoring.result()
+        scores.interrupted, scores.failure = ending.interrupted, ending.failure
         return scores
-
-
-async def _outcome(work: Coroutine[Any, Any, None]) -> SwarmError | None:
-    """Why it failed, if it did. A bug is raised."""
-    try:
-        await work
-    except BaseExceptionGroup as group:
-        named, bugs = group.split(SwarmError)
-        if bugs is not None or named is None:
-            raise
-        return next(leaves(named))
-    return None
 
 
 def _from_disk(manifest: Manifest, scores: Scores, step: int | None, directories: list[Path]) -> Scores:

@@ -36,25 +36,24 @@ class Evaluation:
     """One evaluation of `count` microbatches. Implements Service: nothing is served here.
 
     piece(number) of microbatch `number` < count; heard() after each that was scored, and whenever somebody's
-    announcements were read. tally: what was scored so far, at any moment.
+    announcements were read. tally: what was scored so far is in it, at any moment.
     """
 
     def __init__(
-        self, stage: FirstStage, piece: Callable[[int], Piece], count: int,
-        *, heard: Callable[[], None] = lambda: None, give_up_s: float = GIVE_UP_S,
+        self, stage: FirstStage, piece: Callable[[int], Piece], count: int, *, tally: Tally,
+        heard: Callable[[], None] = lambda: None,
     ) -> None:
-        self.stage, self._piece, self._count = stage, piece, count
-        self._heard, self._give_up_s = heard, give_up_s
-        self.tally = Tally()
+        self._stage, self._piece, self._count = stage, piece, count
+        self._tally, self._heard = tally, heard
         self._moved = asyncio.Event()
 
     async def run(self) -> None:
         """Score all. Cancel to stop with what there is.
 
-        Raises Refused if all replicas refuse a microbatch, NoReplica if none was answered for `give_up_s`.
+        Raises Refused if all replicas refuse a microbatch, NoReplica if none was answered for GIVE_UP_S.
         """
         await self._look()
-        window = Window(self.stage.room)
+        window = Window(self._stage.room)
         async with asyncio.TaskGroup() as group:
             looking = group.create_task(self._looking())
             waiting = group.create_task(self._in_vain())
@@ -68,23 +67,23 @@ class Evaluation:
     async def _score(self, number: int, window: Window) -> None:
         piece = self._piece(number)
         answer, version = await self._answer(number, piece)
-        self.tally.add(answer.loss_sum, answer.num_tokens, piece.num_bytes, version)
+        self._tally.add(answer.loss_sum, answer.num_tokens, piece.num_bytes, version)
         window.give()
         self._heard()
 
     async def _answer(self, number: int, piece: Piece) -> tuple[Gradient, int]:
         """By the newest version that somebody still has; and which that was."""
         while True:
-            version, moved = self.stage.newest_version(), self._moved
+            version, moved = self._stage.newest_version(), self._moved
             try:
-                return await self.stage.evaluate(version, number, piece.tokens), version
+                return await self._stage.evaluate(version, number, piece.tokens), version
             except Refused as refused:
                 if refused.code not in (RejectCode.STALE, RejectCode.VOID, RejectCode.FINISHED):
                     raise
             await moved.wait()
 
     async def _look(self) -> None:
-        await self.stage.refresh()
+        await self._stage.refresh()
         self._moved.set()
         self._moved = asyncio.Event()
         self._heard()
@@ -96,11 +95,11 @@ class Evaluation:
 
     async def _in_vain(self) -> None:
         scored = -1
-        while scored < self.tally.num_microbatches:
-            scored = self.tally.num_microbatches
-            await asyncio.sleep(self._give_up_s)
-        stands = "nobody serves stage 0" if not self.stage.candidates() else "a stage may lack replicas"
-        raise NoReplica(f"no microbatch was scored for {self._give_up_s:g} s: {stands}; `swarmnet status` says more")
+        while scored < self._tally.num_microbatches:
+            scored = self._tally.num_microbatches
+            await asyncio.sleep(GIVE_UP_S)
+        stands = "nobody serves stage 0" if not self._stage.candidates() else "a stage may lack replicas"
+        raise NoReplica(f"no microbatch was scored for {GIVE_UP_S:g} s: {stands}; `swarmnet status` says more")
 
     # ------------------------------------------------------------ Service
 
@@ -114,4 +113,4 @@ class Evaluation:
     def on_gone(self, peer: PeerId, *, definite: bool) -> None:
         """See Service.on_gone."""
         if definite:
-            self.stage.gone(peer)
+            self._stage.gone(peer)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from swarmnet.data.heldout import Tally
 from swarmnet.errors import NoReplica, PeerGone, Refused, RejectCode
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.schema import Averaging, Manifest, Training
@@ -49,10 +50,13 @@ class Swarm:
         yield self.answer(peer, request)
 
 
-def evaluate(swarm: Swarm, count: int = 5, manifest: Manifest = MANIFEST) -> tuple[Evaluation, float]:
-    """Run one; what it came to, and how long it took on virtual time."""
+def evaluate(swarm: Swarm, count: int = 5, manifest: Manifest = MANIFEST) -> Tally:
+    """Run one, on virtual time; what it came to."""
     stage = FirstStage(ME, manifest, transport=swarm, directory=swarm, rerouted=lambda fields: None)
-    evaluation = Evaluation(stage, lambda number: Piece((Packed("int32", (1,), bytes([number])),), 1), count)
+    tally = Tally()
+    evaluation = Evaluation(
+        stage, lambda number: Piece((Packed("int32", (1,), bytes([number])),), 1), count, tally=tally
+    )
     loop = VirtualLoop()
     try:
         loop.run_until_complete(evaluation.run())
@@ -60,7 +64,7 @@ def evaluate(swarm: Swarm, count: int = 5, manifest: Manifest = MANIFEST) -> tup
         raise group.exceptions[0] from group
     finally:
         loop.close()
-    return evaluation, loop.time()
+    return tally
 
 
 def loss(peer: PeerId, request: Process) -> Answer:
@@ -69,7 +73,7 @@ def loss(peer: PeerId, request: Process) -> Answer:
 
 def test_all_are_scored_by_the_newest_version_with_indexes_the_replicas_take() -> None:
     swarm = Swarm(loss)
-    tally = evaluate(swarm)[0].tally
+    tally = evaluate(swarm)
     assert (tally.loss, tally.num_microbatches, tally.versions) == (2.0, 5, {20: 5 * NUM_TOKENS})
     assert [request.index for _, request in swarm.asked] == [0, 1, 0, 1, 0]
     assert {request.step for _, request in swarm.asked} == {20}
@@ -78,7 +82,7 @@ def test_all_are_scored_by_the_newest_version_with_indexes_the_replicas_take() -
 def test_where_steps_overlap_the_step_is_the_one_that_is_computed_on_those_weights() -> None:
     overlap = MANIFEST.model_copy(update={"averaging": Averaging(sync="overlap", overlap_after=0)})
     swarm = Swarm(loss)
-    tally = evaluate(swarm, manifest=overlap)[0].tally
+    tally = evaluate(swarm, manifest=overlap)
     assert {request.step for _, request in swarm.asked} == {21} and set(tally.versions) == {20}
 
 
@@ -89,7 +93,7 @@ def test_weights_that_move_on_are_followed_and_told() -> None:
         return Rejected(RejectCode.STALE, version=21) if request.step < swarm.version else loss(peer, request)
 
     swarm = Swarm(answer)
-    tally = evaluate(swarm)[0].tally
+    tally = evaluate(swarm)
     assert tally.num_microbatches == 5 and tally.versions == {20: 3 * NUM_TOKENS, 21: 2 * NUM_TOKENS}
 
 
@@ -103,7 +107,7 @@ def test_a_replica_that_is_gone_or_lacks_its_state_does_not_matter(trouble: Peer
         return loss(peer, request)
 
     swarm = Swarm(answer, peers=(BAD, GOOD))
-    assert evaluate(swarm, count=8)[0].tally.num_microbatches == 8 and {peer for peer, _ in swarm.asked} == {BAD, GOOD}
+    assert evaluate(swarm, count=8).num_microbatches == 8 and {peer for peer, _ in swarm.asked} == {BAD, GOOD}
 
 
 def test_what_all_refuse_is_an_error() -> None:
