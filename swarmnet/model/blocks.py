@@ -68,13 +68,14 @@ class MeshSplit:
     sequence_length: int
 
     def __post_init__(self) -> None:
-        _ = self.tensor                                  # raises what is wrong with that axis
-        if self.microbatch_size % self.layout.data:
-            possible = [n for n in range(1, self.microbatch_size + 1) if not self.microbatch_size % n]
+        rows, ranks = self.microbatch_size, self.layout.data
+        if rows % ranks:
+            possible = ", ".join(str(number) for number in range(1, rows + 1) if rows % number == 0)
             raise UsageError(
-                f"{self.layout.data} data ranks cannot share microbatches of {self.microbatch_size} sequences: take "
-                f"one of {', '.join(map(str, possible))} data ranks, or split layers over more (--tensor)"
+                f"{ranks} ranks cannot split a microbatch: training.microbatch_size = {rows} is no multiple of it. "
+                f"Ranks that can: {possible}; others may split layers, by --tensor"
             )
+        _ = self.tensor                                  # raises what is wrong with that axis
 
     @classmethod
     def of(cls, manifest: Manifest, layout: MeshLayout) -> MeshSplit:

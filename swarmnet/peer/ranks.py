@@ -12,7 +12,7 @@ from swarmnet.config.peer import Mesh
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Manifest
 from swarmnet.mesh.layout import MeshLayout
-from swarmnet.model.slices import TensorSplit
+from swarmnet.model.blocks import MeshSplit
 
 Device = Literal["cpu", "cuda", "auto"]
 
@@ -24,12 +24,7 @@ def choose_layout(mesh: Mesh, device: Device, manifest: Manifest, *, cuda: int) 
     One rank is the peer process itself: `shard` and `sequence_parallel` then mean nothing (`meaningless`).
     """
     layout = _shaped(mesh, _devices(mesh, device, cuda))
-    rows = manifest.training.microbatch_size
-    if rows % layout.data:
-        possible = ", ".join(str(ranks) for ranks in range(1, rows + 1) if rows % ranks == 0)
-        raise UsageError(f"{layout.data} ranks cannot split a microbatch: training.microbatch_size = {rows} is no "
-                         f"multiple of it. Ranks that can: {possible}; others may split layers, by --tensor")
-    TensorSplit(manifest.model, layout.tensor, manifest.training.sequence_length, layout.sequence_parallel)
+    MeshSplit.of(manifest, layout)                       # raises what the run's model and microbatches do not allow
     return layout
 
 

@@ -396,7 +396,7 @@ def test_ranks_that_cannot_are_refused_up_front() -> None:
 
         run_mesh(layout.data, layout.tensor, body)
 
-    with pytest.raises(UsageError, match="3 data ranks cannot share microbatches of 4"):
+    with pytest.raises(UsageError, match=r"3 ranks cannot split a microbatch: .* = 4"):
         made(layout_of(1, 3, "zero1"))
     with pytest.raises(UsageError, match="3 tensor-parallel ranks cannot split"):
         made(layout_of(3))

@@ -114,7 +114,7 @@ def test_what_each_kind_shards(shard: Shard, sharded: set[What]) -> None:
 
 
 def test_microbatches_that_ranks_cannot_share_are_refused_with_advice() -> None:
-    with pytest.raises(UsageError, match=r"4 data ranks cannot share microbatches of 6 sequences.*1, 2, 3, 6 data"):
+    with pytest.raises(UsageError, match=r"4 ranks cannot split a microbatch: .*= 6 is no .*: 1, 2, 3, 6;"):
         MeshSplit(Model(), layout_of(1, 4, "zero1"), 6, 16)
 
 
