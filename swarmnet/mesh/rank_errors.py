@@ -12,7 +12,7 @@ ALIKE = (BadMessage, Refused, Overflow)
 
 
 def packet_of(error: BadMessage | Refused | Overflow) -> Packet:
-    """Facts that are no JSON cross as text."""
+    """What `error_of` makes the same error of; facts that are no JSON cross as text."""
     kind = next(kind for kind in ALIKE if isinstance(error, kind))
     code = None if isinstance(error, Overflow) else error.code.value
     facts = {key: value if isinstance(value, str | int | float | None) else repr(value)

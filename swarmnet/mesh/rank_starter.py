@@ -28,6 +28,7 @@ log = telemetry.get(__name__)
 
 ZYGOTE = Path(__file__).with_name("rank_zygote.py")
 MAX_PACKET = 1 << 12
+
 DUMP = signal.SIGUSR1
 """Ends a rank that hangs, with the stacks of its threads on stderr."""
 
@@ -41,7 +42,7 @@ PRELOAD = (
     "torch", "torch.distributed", "swarmnet.mesh.rank",
     "torch.fx.experimental.symbolic_shapes",            # the first backward imports it, and with it sympy
 )
-
+"""What every rank imports, beside its program. Importing these starts no thread and touches no device."""
 
 ENDED = "the process that ranks are forked from has ended"
 
@@ -54,7 +55,9 @@ class RankProcess(Protocol):
     """A started rank."""
 
     @property
-    def pid(self) -> int: ...
+    def pid(self) -> int:
+        """Its process id, for people: it may be another's once this one has ended."""
+        ...
 
     def send(self, number: signal.Signals) -> None:
         """A signal, unless it has ended."""
@@ -176,6 +179,7 @@ class Forking:
             self._instead = FreshInterpreter()
 
     def _ended(self, deadline: float) -> bool:
+        """Has the zygote, by then?"""
         try:
             self._zygote.wait(max(deadline - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
@@ -221,6 +225,8 @@ class Forking:
 
 
 class _Forked:
+    """A rank that is the zygote's child. handle: its pidfd, ours to close."""
+
     def __init__(self, starter: Forking, pid: int, handle: int) -> None:
         self._starter, self._pid, self._handle = starter, pid, handle
         self._code: int | None = None
@@ -278,6 +284,8 @@ class FreshInterpreter:
 
 
 class _Fresh:
+    """A rank that is our own child."""
+
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 

@@ -20,7 +20,7 @@ import sys
 from typing import Any
 
 MAX_PACKET = 1 << 12
-PR_SET_NAME = 15
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15                   # of prctl, from linux/prctl.h
 
 
 def main() -> None:
@@ -100,12 +100,11 @@ def _say(control: socket.socket, packet: dict[str, int], descriptor: int | None 
 
 
 def become(name: str, line: socket.socket, *, parent: int) -> None:
-    """Turn this fork into a rank, until its end."""
+    """Turn this fork into a rank, until its end. parent: the zygote, with which it dies."""
     from swarmnet.mesh.rank import main as rank_main
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)             # PR_SET_PDEATHSIG: dies with the zygote
-    if os.getppid() != parent:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:                          # it died before that: no signal comes any more
         os._exit(0)
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)        # what ps and top call it
