@@ -17,7 +17,7 @@ PATIENCE_S = 120.0
 
 
 class Running:
-    """One `swarmnet COMMAND` as a process, and what it says."""
+    """One `swarmnet COMMAND` as a process, and what it says. As a context: it does not outlive the block."""
 
     def __init__(self, directory: Path, *words: str) -> None:
         self.directory, self.words = directory, words
@@ -32,6 +32,14 @@ class Running:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=directory,
                 env=child_environment(os.environ) | {"PYTHONPATH": str(Path(__file__).parents[2])},
             )
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
 
     def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The first event for which it holds, waiting for it. Fails with the log when the process ends before."""

@@ -18,10 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_run import write_tiny_run
 
-from swarmnet.local.prepare import with_data
-from swarmnet.manifest.file import to_toml
-from swarmnet.manifest.schema import Cut, Data, Manifest, Model, Training
 from swarmnet.telemetry.events import EventReader
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, and the leash is a Linux promise")
@@ -94,14 +92,7 @@ def watched(pids: list[int]) -> Iterator[list[int]]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    manifest = with_data(Manifest(
-        model=Model(vocab_size=256, hidden_size=16, intermediate_size=32, num_layers=2, num_heads=2, num_kv_heads=1,
-                    head_dim=8),
-        cut=Cut(stages=2), data=Data(source="corpus:small"),
-        training=Training(total_steps=100_000, microbatches=4, microbatch_size=1, sequence_length=16, eval_every=0),
-    ), base=Path())
-    (tmp_path / "run.toml").write_text(to_toml(manifest), encoding="utf-8")
-    return tmp_path
+    return write_tiny_run(tmp_path, stages=2, steps=100_000, microbatches=4).parent
 
 
 def test_a_peer_crashes_and_returns_drains_and_all_end_together(place: Path) -> None:

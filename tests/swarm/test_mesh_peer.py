@@ -13,10 +13,7 @@ from pathlib import Path
 
 import pytest
 from running import PATIENCE_S, Running
-
-from swarmnet.local.prepare import with_data
-from swarmnet.manifest.file import to_toml
-from swarmnet.manifest.schema import Cut, Data, Manifest, Model, Training
+from tiny_run import write_tiny_run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, and the leash is a Linux promise")
 
@@ -25,26 +22,11 @@ ENDING_S = 30.0
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
-    tiny = with_data(Manifest(
-        model=Model(vocab_size=256, hidden_size=16, intermediate_size=32, num_layers=2, num_heads=2, num_kv_heads=1,
-                    head_dim=8),
-        cut=Cut(stages=1), data=Data(source="corpus:small"),
-        training=Training(total_steps=1000, microbatches=2, microbatch_size=1, sequence_length=16, eval_every=0),
-    ), base=Path())
-    path = tmp_path / "run.toml"
-    path.write_text(to_toml(tiny), encoding="utf-8")
-    return path
+    return write_tiny_run(tmp_path)
 
 
-@contextlib.contextmanager
-def running(directory: Path, manifest: Path, *words: str) -> Iterator[Running]:
-    peer = Running(directory, "peer", "--manifest", str(manifest), "--stage", "0", "--device", "cpu", *words)
-    try:
-        yield peer
-    finally:
-        if peer.process.poll() is None:
-            peer.process.kill()
-            peer.process.wait()
+def running(directory: Path, manifest: Path, *words: str) -> Running:
+    return Running(directory, "peer", "--manifest", str(manifest), "--stage", "0", "--device", "cpu", *words)
 
 
 def descendants(pid: int) -> list[int]:
