@@ -55,7 +55,7 @@ def command(
     if (link or bootstrap) and (step is not None or named):
         raise UsageError(f"{'--dir' if step is None else '--step'} is for weights on this disk: in a swarm there are "
                          "only the newest, which move on while it trains")
-    from swarmnet.cli.scores import Asked, Scores
+    from swarmnet.cli.scores import Asked
 
     asked = Asked(data, tokenizer, microbatches)
     if link:
@@ -74,7 +74,6 @@ def command(
     else:
         scores = _from_disk(manifest, asked.of(manifest, path.parent), step,
                             [each.expanduser() for each in directories] or [path.parent])
-    assert isinstance(scores, Scores)
     return _print(scores, as_json)
 
 

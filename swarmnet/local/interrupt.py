@@ -6,7 +6,10 @@ import signal
 
 
 class Interrupt:
-    """Counts Ctrl+C and SIGTERM instead of raising in the middle of things. A context manager, main thread only."""
+    """Counts Ctrl+C and SIGTERM instead of raising in the middle of things. A context manager, main thread only.
+
+    exit_code: 128 + the first signal's number, as shells have it; 0 before any.
+    """
 
     def __init__(self) -> None:
         self.count, self.exit_code = 0, 0

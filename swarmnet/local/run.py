@@ -51,7 +51,7 @@ class Kit:
 
 def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
     """Run a swarm on this machine; main thread only. The exit code: 0 if every step was done, every microbatch counted
-    exactly once, no child failed, and the oracle, if asked for, agrees; 1 if not; 130 after Ctrl+C.
+    exactly once, no child failed, and the oracle, if asked for, agrees; 1 if not; 130 after Ctrl+C, 143 after SIGTERM.
 
     Raises UsageError before any child is started.
     """

@@ -96,6 +96,8 @@ class FreshInterpreter:
 
 
 class _Fresh:
+    """A child of our own."""
+
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
@@ -207,6 +209,8 @@ class Preloaded:
 
 
 class _Forked:
+    """A child of the zygote, which alone can signal and reap it."""
+
     def __init__(self, starter: Preloaded, pid: int) -> None:
         self._starter, self._pid = starter, pid
 

@@ -55,9 +55,11 @@ class RankGroup:
         self._shared: list[Shared] = []
         self._ranks: list[Rank] = []
         self._lost = RankLost(None, "the ranks have not been started")
-        self._killing = threading.Lock()                # for what `stop` and `close` do while an order is under way:
-        self._asked: str | None = None                  # kill all in `_ranks`, and whoever joins them later, and
-        self._starting: RankStarter | None = None       # break off what this is at
+        # `stop` and `close` do not wait for the call that has `_lock`: under `_killing` they say why in `_asked`, kill
+        # all in `_ranks` (`_join` kills who comes later), and break off what `_starting` is at.
+        self._killing = threading.Lock()
+        self._asked: str | None = None
+        self._starting: RankStarter | None = None
 
     # ------------------------------------------------------------ what the peer process calls
 
@@ -143,6 +145,7 @@ class RankGroup:
     # ------------------------------------------------------------ beginning
 
     def _fork(self, deadline: float) -> None:
+        """Have all rank processes started, `_ranks` in order of number. Raises RankLost; none runs then."""
         try:
             self._let_go_of_lost_starter()
             if self._starter is None:
@@ -202,7 +205,10 @@ class RankGroup:
         return [answer for answer in answers if answer is not None]
 
     def _listen(self, answers: list[Packet | None], left: float, what: str) -> bool:
-        """Send and receive once, waiting up to `left` seconds for something to happen; whether it did."""
+        """Send and receive once, waiting up to `left` seconds for something to happen; whether it did.
+
+        Answers are put in `answers`, by rank. Raises RankLost, all ranks ended, if one has failed or ended.
+        """
         heard = hear(self._ranks, left)
         failed = []
         for rank, packet in heard.packets:
@@ -228,6 +234,7 @@ class RankGroup:
     # ------------------------------------------------------------ ends
 
     def _fail(self, lost: RankLost) -> NoReturn:
+        """End all ranks and raise `lost`, or why somebody has asked for their end."""
         with self._killing:
             asked = self._asked
         if asked is None:

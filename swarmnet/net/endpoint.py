@@ -58,6 +58,13 @@ class Endpoint:
             numerics=self.numerics,
         )
 
+    def whereabouts(self) -> dict[str, object]:
+        """The fields of the event `listening`. Call it after `serve` has bound the port."""
+        return {
+            "peer": self.me, "dht": list(self.directory.maddrs), "addresses": list(self.transport.addresses),
+            "incarnation": self.incarnation, "links": list(self.links),
+        }
+
     @contextlib.asynccontextmanager
     async def serve(self, service: Service) -> AsyncGenerator[None, None]:
         """Answer others as `service`, and keep my place in the DHT."""

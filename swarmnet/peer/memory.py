@@ -20,8 +20,8 @@ _ON_THE_CPU = {
 
 
 def rounding(memory: Memory) -> str:
-    """What of it rounds in its own way, to end the name of a numerics class: layers that are compiled, and updates of a
-    GPU's weights on the CPU."""
+    """The end of a numerics class's name (peers of one class have the same bits): what of `memory` rounds in its own
+    way, which is layers that are compiled, and updates of a GPU's weights on the CPU. "" if nothing does."""
     return "/compiled" * memory.compile + "/updates-cpu" * memory.offload_optimizer
 
 

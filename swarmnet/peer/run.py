@@ -179,11 +179,7 @@ async def _serve(
             manifest_toml=to_toml(manifest),
         )
         async with endpoint.serve(wrap.service(peer)), asyncio.TaskGroup() as group:
-            on_event("listening", {
-                "peer": endpoint.me, "dht": list(endpoint.directory.maddrs),
-                "addresses": list(endpoint.transport.addresses), "incarnation": endpoint.incarnation,
-                "links": list(endpoint.links),
-            })
+            on_event("listening", endpoint.whereabouts())
             serving = group.create_task(peer.run())
             ending = group.create_task(_keep_result(peer, on_event))
             beside = group.create_task(wrap.beside())

@@ -48,9 +48,9 @@ class FirstStage:
         return await self._caller.process(request, tokens)
 
     async def evaluate(self, version: int, number: int, tokens: tuple[Packed, ...]) -> Gradient:
-        """The held-out loss of one microbatch by the weights of `version`, in every stage; of nothing a trace is left.
+        """The loss of one microbatch by the weights of `version`, in every stage. Nothing is counted or kept.
 
-        number: any; replicas take the indexes of one evaluation of the run, and tell no two of them apart.
+        number: any. Replicas accept indexes below `training.eval_microbatches` and treat all alike, so it goes round.
         Raises Refused, as `process`: STALE when the weights have moved on.
         """
         step = version + self._manifest.averaging.delay.ahead(version)

@@ -62,11 +62,7 @@ async def _feed(config: PeerConfig, manifest: Manifest, tokens: Tokens, events: 
             on_event=on_event,
         )
         async with endpoint.serve(wrap.service(trainer)), asyncio.TaskGroup() as group:
-            on_event("listening", {
-                "peer": endpoint.me, "dht": list(endpoint.directory.maddrs),
-                "addresses": list(endpoint.transport.addresses), "incarnation": endpoint.incarnation,
-                "links": list(endpoint.links),
-            })
+            on_event("listening", endpoint.whereabouts())
             feeding = group.create_task(trainer.run())
             feeding.add_done_callback(lambda _: stop.set())
             beside = group.create_task(wrap.beside())
