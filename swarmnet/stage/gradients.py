@@ -1,4 +1,4 @@
-"""The weight pass of one microbatch on a rank: whole gradients, or chunks of their sum over the data axis.
+"""The weight pass of one microbatch on a device: whole gradients, or chunks of their sum over the data axis.
 
 Gradients are computed into scratch memory whose pieces start on 64-byte boundaries: matrix kernels pick their
 summation order by alignment, so a parameter's gradient must not depend on what precedes it in the stage.
@@ -32,7 +32,7 @@ def aligned(shapes: Sequence[torch.Size], device: torch.device) -> list[Tensor]:
 
 
 class WholeGradients:
-    """Of every parameter as this rank has it; no collective. `scratch` is free whenever no weight pass runs."""
+    """Of every parameter as this device has it; no collective. `scratch` is free whenever no weight pass runs."""
 
     def __init__(self, places: Places, shapes: Sequence[torch.Size], device: torch.device) -> None:
         self._places, self.scratch = places, aligned(shapes, device)

@@ -21,7 +21,7 @@ from swarmnet.model.decoder import StageModule
 from swarmnet.model.split import Tape
 from swarmnet.stage import snapshot
 from swarmnet.stage.canonical import Canonical, Initial
-from swarmnet.stage.gradients import aligned
+from swarmnet.stage.gradients import WholeGradients
 from swarmnet.stage.optimizer import MOMENTS, StageOptimizer, average
 from swarmnet.stage.outer import Outer
 
@@ -50,11 +50,8 @@ class ReplicaState:
         self._parameters = [list(module.parameters()) for module in self._modules]
         self._optimizer = StageOptimizer(self._parameters[0], manifest.optimizer, offload=offload)
         self._offload = offload
-        self._scratch = aligned([parameter.shape for parameter in self._parameters[0]], device)
-        self._scratch_of = {
-            parameter: scratch for parameters in self._parameters
-            for parameter, scratch in zip(parameters, self._scratch, strict=True)
-        }
+        places = {parameter: place for parameters in self._parameters for place, parameter in enumerate(parameters)}
+        self._gradients = WholeGradients(places, [parameter.shape for parameter in self._parameters[0]], device)
         self.canonical = Canonical(
             manifest, stage, {name: p.shape for name, p in zip(self._names, self._parameters[0], strict=True)}
         )
@@ -66,15 +63,12 @@ class ReplicaState:
 
     def gradients(self, tape: Tape) -> list[Tensor]:
         """Run a weight pass: one fp32 gradient per parameter, in canonical order, valid until the next call."""
-        written = tape.weight_pass(self._scratch_of.__getitem__)
-        if len(written) != len(self._names):
-            raise ValueError(f"a weight pass wrote {len(written)} of {len(self._names)} parameters")
-        return self._scratch
+        return self._gradients.of(tape)
 
     def apply(self, total: Tensor, commits: Sequence[Commit], *, own_tokens: int | None = None) -> None:
         """Step to the next version with the flat sum `total` (see `Canonical.update`)."""
         update = self.canonical.update(self.version, total, commits, own_tokens=own_tokens)
-        gradients = self._optimizer.room() if self._offload else self._scratch
+        gradients = self._optimizer.room() if self._offload else self._gradients.scratch
         if self.outer is not None:                       # which may have changed the weights
             self._optimizer.take(self.newest)
         for gradient, piece in zip(gradients, self.canonical.pieces(total), strict=True):
