@@ -34,13 +34,13 @@ class _Content(NamedTuple):
 
 
 class RankSum:
-    """`stage.body.GradientSum`. write(step, voids): has the ranks of now write that sum to the reading's memory, and no
-    others; it raises Refused if they are lost."""
+    """`stage.body.GradientSum`. write(step, voids): has the ranks that are up write that sum to the reading's memory;
+    raises Refused if they are lost, for ranks started afterwards do not hold it."""
 
     def __init__(self, ranks: Ranks, reading: Reading, write: Callable[[int, int], None]) -> None:
         self._ranks, self._reading, self._write = ranks, reading, write
         self._lock = threading.Lock()                    # of the void count: held for a moment
-        self._voids = 0
+        self._voids = self._revoked = 0
         self._lost: int | None = None                    # the step whose sum is gone, and not voided since
         self._content = _Content(-1, -1, frozenset())    # replaced, by whoever has the ranks' lock, never changed
 
@@ -50,10 +50,17 @@ class RankSum:
         with self._lock:
             return self._voids
 
-    def void(self) -> None:
+    @property
+    def revoked(self) -> int:
+        """See GradientSum."""
+        with self._lock:
+            return self._revoked
+
+    def void(self, *, lost: bool = False) -> None:
         """See GradientSum."""
         with self._lock:
             self._voids += 1
+            self._revoked += not lost
             self._lost = None
 
     def lose(self) -> None:

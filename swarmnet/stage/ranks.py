@@ -22,9 +22,9 @@ from swarmnet.stage.patience import Losses, Pace, Patience
 class Ranks:
     """Threads take turns by `lock`, which they may hold around several calls.
 
-    load: the fields of the order that brings ranks to the state of now. label: of the mesh, for people. life: how often
-    what ranks held was lost. holds: the step of each microbatch that they have something of, by the key that it was
-    ordered under.
+    load: the fields of the order that brings ranks to the state as it is now. label: of the mesh, for people. life: how
+    often what ranks held was lost. holds: the step of each microbatch that they have something of, by the key that it
+    was ordered under.
     """
 
     def __init__(

@@ -16,6 +16,7 @@ from swarmnet.net.directory import Record, StageStatus
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.trainer.evaluation import GIVE_UP_S, Evaluation, Piece
 from swarmnet.trainer.first_stage import FirstStage
+from swarmnet.trainer.scoring import _outcome
 
 RUN, ME, GOOD, BAD = RunId("00" * 32), PeerId("me"), PeerId("good"), PeerId("bad")
 MANIFEST = Manifest(training=Training(total_steps=50, eval_microbatches=2))
@@ -124,3 +125,20 @@ def test_nobody_left_to_ask_ends_the_wait(peers: tuple[PeerId, ...]) -> None:
     words = "a stage may lack replicas" if peers else "nobody serves stage 0"
     with pytest.raises(NoReplica, match=f"no microbatch was scored for {GIVE_UP_S:g} s: {words}"):
         evaluate(Swarm(gone, peers=peers))
+
+
+def test_what_ends_an_evaluation_is_told_from_a_bug() -> None:
+    async def fails(*errors: Exception) -> None:
+        raise ExceptionGroup("tasks", [ExceptionGroup("inner", list(errors))])
+
+    def outcome(*errors: Exception) -> object:
+        loop = VirtualLoop()
+        try:
+            return loop.run_until_complete(_outcome(fails(*errors)))
+        finally:
+            loop.close()
+
+    named = NoReplica("nobody")
+    assert outcome(named) is named
+    with pytest.raises(ExceptionGroup):
+        outcome(named, KeyError("a bug"))
