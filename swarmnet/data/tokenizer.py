@@ -19,7 +19,14 @@ from swarmnet.errors import UsageError
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>", "<EOS>")
 """What ends a document, by a tokenizer's vocabulary: the first of these it holds; without any, nothing does."""
 
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
 _BATCH = 256
+_CONTEXT = 16
+"""So many ids are decoded with the next one, so that it is spelled as in a text."""
+
+_LONGEST_START = 3
+"""Bytes of a character that are not yet all of it."""
 
 
 class Tokenizer(Protocol):
@@ -33,7 +40,7 @@ class Tokenizer(Protocol):
         ...
 
     def of_prompt(self, text: str) -> list[int]:
-        """The ids of a text that goes on: no end token."""
+        """The ids of a text that goes on: no end token. Raises UsageError if it is no UTF-8."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -54,7 +61,7 @@ class Bytes:
 
     def of_prompt(self, text: str) -> list[int]:
         """See `Tokenizer`."""
-        return list(text.encode())
+        return list(_utf8(text))
 
     def decode(self, ids: Sequence[int]) -> str:
         """See `Tokenizer`. What is no UTF-8 shows as such; documents end with a line."""
@@ -97,11 +104,40 @@ class HuggingFace:
 
     def of_prompt(self, text: str) -> list[int]:
         """See `Tokenizer`."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return list(self._tokenizer.encode(_utf8(text).decode(), add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """See `Tokenizer`."""
         return str(self._tokenizer.decode(list(ids)))
+
+
+def spelled(tokenizer: Tokenizer, before: Sequence[int], ids: Iterable[int]) -> Iterator[str]:
+    """The text of `ids`, which follow `before`, piece by piece as they come: a character when all of it is there.
+
+    One piece an id, which may be "", and one for what is pending at the end.
+    """
+    # Tokenizers decode an id by what is before it (a blank, a character's first bytes): so some ids are decoded again.
+    window = list(before[-_CONTEXT:])
+    said = len(tokenizer.decode(window))
+    for each in ids:
+        window.append(each)
+        text = tokenizer.decode(window)
+        unsure = len(text) - len(text.rstrip(REPLACEMENT))
+        sure = max(len(text) - min(unsure, _LONGEST_START), said)
+        yield text[said:sure]
+        said = sure
+        if not unsure and len(window) > 2 * _CONTEXT:
+            window = window[-_CONTEXT:]
+            said = len(tokenizer.decode(window))
+    yield tokenizer.decode(window)[said:]
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:          # the shell hands on bytes that are no text as half a surrogate pair
+        raise UsageError(f"the prompt is no UTF-8: character {error.start + 1} of it is a byte that stands for nothing"
+                         ) from error
 
 
 def smallest_dtype(vocab_size: int) -> type[np.unsignedinteger]:

@@ -20,15 +20,17 @@ def generate(
     """The `num_tokens` ids that follow `prompt`, of the whole model `module`.
 
     context: the model sees so many ids before the next one, at most. temperature: 0 takes the likeliest id, otherwise
-    ids are drawn, with `seed`, from probabilities with logits divided by it. Raises ValueError for an empty prompt.
+    ids are drawn, with `seed` (below 2^64), from probabilities with logits divided by it. Raises ValueError for an
+    empty prompt.
     """
     if not prompt:
         raise ValueError("a model continues something: the prompt is empty")
     generator, ids = torch.Generator().manual_seed(seed), list(prompt)
     for _ in range(num_tokens):
-        logits_V = module(torch.tensor([ids[-context:]]))[0, -1].float()
+        logits_V = module(torch.tensor([ids[-context:]]))[0, -1].double()
         if temperature:
-            chosen = torch.multinomial((logits_V / temperature).softmax(-1), 1, generator=generator)
+            likely_V = ((logits_V - logits_V.max()) / temperature).softmax(-1)   # at most 0: nothing overflows
+            chosen = torch.multinomial(likely_V, 1, generator=generator)
         else:
             chosen = logits_V.argmax()
         ids.append(int(chosen.item()))

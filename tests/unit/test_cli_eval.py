@@ -14,7 +14,7 @@ from swarmnet.cli import eval as command
 from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
 from swarmnet.manifest.file import load
-from swarmnet.model import whole
+from swarmnet.model import generate, whole
 from swarmnet.state import collect
 
 LINK = f"swarm:{'0' * 64}@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
@@ -57,6 +57,10 @@ class Zeros:
     ("eval swarm:12@nowhere", "is not a run id"),
     ("generate run.toml x", "no version of the weights is here whole"),
     ("generate absent.toml x", "absent.toml"),
+    ("generate run.toml x --temperature nan", "--temperature nan: must be a number from 0 on"),
+    ("generate run.toml x --seed 99999999999999999999999", "is not in the range 0<=x<=18446744073709551615"),
+    ("generate run.toml a\udcff", "the prompt is no UTF-8: character 2"),
+    ("generate run.toml x --step -1", "-1 is not in the range x>=0"),
 ])
 def test_a_mistake_is_one_line(manifest: Path, capsys: pytest.CaptureFixture[str], line: str, words: str) -> None:
     assert run(line.split()) == 2
@@ -95,6 +99,30 @@ def test_ctrl_c_prints_what_there_is(
     assert run(["eval", "run.toml"]) == 130
     out = capsys.readouterr().out
     assert "loss 1.000000 nats" in out and "(partial)" in out and "over 32 tokens of corpus:small, 2 of " in out
+
+
+def test_what_is_generated_shows_as_it_comes_and_ctrl_c_keeps_it(
+    manifest: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "Collection", Zeros)
+    shown = []
+
+    def tokens(*args, **named) -> Iterator[int]:
+        for each in "ä€".encode():
+            yield each
+            shown.append(capsys.readouterr().out)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate, "generate", tokens)
+    assert run(["generate", "run.toml", "x"]) == 130
+    assert shown == ["x", "ä", "", "", "€"] and capsys.readouterr() == ("\n", "")
+
+
+def test_any_temperature_can_be_drawn_with() -> None:
+    module = lambda ids: torch.tensor([[[1.0, 3.0, 2.0]]])          # noqa: E731  # what counts of a model
+    for temperature in (1e-320, 1e-30, 0.0):
+        assert list(generate.generate(module, [0], num_tokens=3, context=4, temperature=temperature)) == [1, 1, 1]
+    assert set(generate.generate(module, [0], num_tokens=200, context=4, temperature=math.inf)) == {0, 1, 2}
 
 
 def test_a_run_whose_failure_came_late_prints_first(

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swarmnet.data.source import load_tokens, tokenizer_of
+from swarmnet.data.tokenizer import Bytes, spelled
 from swarmnet.errors import UsageError
 
 
@@ -245,3 +248,20 @@ def test_a_prompt_goes_on_and_ids_are_text_again(tmp_path, word_tokenizer):
     assert plain.decode([0xC3, 0xA9, 0, 0xFF, 300, 65]) == "é\n\N{REPLACEMENT CHARACTER}A"
     with pytest.raises(UsageError, match="unknown tokenizer 'ids'"):
         tokenizer_of("ids", None)
+    for each in (plain, words):
+        with pytest.raises(UsageError, match="the prompt is no UTF-8: character 2 of it"):
+            each.of_prompt("a\udcff")
+
+
+@given(st.text(max_size=60), st.binary(max_size=60))
+def test_a_text_that_comes_byte_by_byte_shows_whole_characters(prompt, more):
+    plain, before = Bytes(), prompt.encode()
+    pieces = list(spelled(plain, before, more))
+    assert "".join(pieces) == plain.decode(more)
+    assert list(spelled(plain, [0x41], "a€b".encode())) == ["a", "", "", "€", "b", ""]
+
+
+def test_a_word_that_follows_is_spelled_as_in_a_text(tmp_path, word_tokenizer):
+    words = tokenizer_of("tokenizer.json", tmp_path)
+    assert list(spelled(words, [1], [2, 1, 299] + [1] * 40))[:3] == [" world", " hello", ""]
+    assert "".join(spelled(words, [1] * 30, [2] * 50)) == " world" * 50
