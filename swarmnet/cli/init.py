@@ -61,7 +61,7 @@ def command(
     from swarmnet.wire import codecs
 
     begins = None if checkpoint is None else Begins(checkpoint)
-    if tokenizer is None:
+    if tokenizer is None and not _sets("data.tokenizer", assignments):
         tokenizer = "bytes" if begins is None else begins.tokenizer
     flags = {
         "--name": ("name", name), "--stages": ("cut.stages", stages), "--steps": ("training.total_steps", steps),
@@ -71,8 +71,7 @@ def command(
     }
     chosen, follows = _manifest(flags, assignments, begins)
     codecs.use_all(chosen)
-    sized = any(text.partition("=")[0].strip() == "model.vocab_size" for text in assignments)
-    sized_by = "--set" if sized else f"--from {checkpoint}" if begins is not None else None
+    sized_by = "--set" if _sets("model.vocab_size", assignments) else f"--from {checkpoint}" if begins is not None else None
     manifest = _fill(chosen, base=path.parent, sized_by=sized_by)
     if begins is not None:
         manifest = begins.fill(manifest, source=_seen_from(path.parent, str(checkpoint)))
@@ -92,9 +91,13 @@ def command(
     return 0
 
 
-def _seen_from(folder: Path, source: str) -> str:
+def _sets(field: str, assignments: tuple[str, ...]) -> bool:
+    return any(text.partition("=")[0].strip() == field for text in assignments)
+
+
+def _seen_from(folder: Path, source: str | None) -> str | None:
     """A relative path that exists here, as a path relative to the manifest's folder; anything else as it is."""
-    if source in NAMES or Path(source).is_absolute() or not Path(source).exists():
+    if source is None or source in NAMES or Path(source).is_absolute() or not Path(source).exists():
         return source
     return Path(os.path.relpath(source, folder)).as_posix()
 
@@ -130,9 +133,15 @@ class Begins:
 
     @property
     def tokenizer(self) -> str:
-        """Its own, where it brings one."""
+        """Its own. Raises UsageError if it brings none that can be read: other ids would be noise to its embedding."""
         path = self._folder / "tokenizer.json"
-        return str(path) if path.is_file() else "bytes"
+        if not path.is_file():
+            raise UsageError(
+                f"{self._folder}: has no tokenizer.json, and its weights mean nothing to another tokenizer's ids: let "
+                "transformers write one there (AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)), or say "
+                "--tokenizer FILE (bytes, if it was trained on bytes; ids, if --data holds its token ids)"
+            )
+        return str(path)
 
     def layer(self, *, stages: object) -> Layer:
         """The model, for a run of so many stages: with more than one, embedding and head are two matrices."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from swarmnet.averaging.exchange import Exchange
-from swarmnet.errors import BadCheckpoint, BadMessage, SwarmError
+from swarmnet.errors import BadCheckpoint, BadMessage, SwarmError, UsageError
 from swarmnet.ids import Chain, PeerId, RunId, first_chain, next_chain
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Answer, Commit, Finished, Packed, Process, SnapshotRequest, TrailRequest, TrailStep
@@ -204,13 +204,18 @@ class Replica:
         """May this stage be made from its neighbours, if nobody has its state?"""
         return self._make_anew is not None
 
-    async def start_from_seed(self) -> None:
-        """Serve the weights of version 0, which every engine is built with."""
+    async def start_from_seed(self) -> bool:
+        """Serve the weights of version 0, which every engine is built with. False: this peer has them no longer."""
         if self._touched or self.member.version:
             self._whole = False
-            await self.engine.reset_to_seed()
+            try:
+                await self.engine.reset_to_seed()
+            except UsageError as error:      # the checkpoint that the run began with was moved, or is another one now
+                self.no_beginning = str(error)
+                return False
         self._serve(Cut(0, self._first_chain, self._first_chain, self._first_chain))
         self._event("synced", {"version": 0, "how": "seed", "seconds": 0.0, "bytes": 0})
+        return True
 
     def stay(self) -> None:
         """Go on with the weights that are here: nobody could hand over newer ones, or the run goes on from these."""

@@ -219,10 +219,9 @@ class Starting:
             case Seed():
                 if not self._may_seed():
                     return False
-                if replica.no_beginning:
-                    return await self._begin_with_mates(stage)
-                await replica.start_from_seed()
-                return True
+                if not replica.no_beginning and await replica.start_from_seed():
+                    return True
+                return await self._begin_with_mates(stage)
             case Wait(words):
                 self._say_waiting(stage, words)
                 return False

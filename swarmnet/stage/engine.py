@@ -259,5 +259,6 @@ class Engine(Protocol):
         ...
 
     async def reset_to_seed(self) -> None:
-        """Back to the weights of version 0, drawn from the manifest's seed: those a new engine has."""
+        """Back to the weights of version 0: those a new engine has. Raises UsageError, and nothing has changed: the
+        checkpoint that the run began with cannot be read any more."""
         ...

@@ -77,9 +77,9 @@ class MirrorState:
 
     def reset_to_seed(self) -> None:
         """See State."""
-        self._become(0)
         model, seed = self.canonical.manifest.model, self.canonical.manifest.training.seed
-        found = self._initial() if self._initial is not None else None
+        found = self._initial() if self._initial is not None else None   # first: its files may be gone
+        self._become(0)
         for name, shape in self.canonical.shapes.items():
             weights = found[name] if found is not None else draw(name, shape, model, seed=seed)
             self._now[name].copy_(weights)

@@ -86,6 +86,16 @@ def test_the_first_loss_is_that_of_transformers_and_the_swarm_is_the_single_proc
     assert all(torch.equal(weights[name], expected.weights[name]) for name in expected.weights)
 
 
+def test_weights_are_not_fed_with_ids_they_have_never_seen(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hf_models.save("llama", here / "hf")
+    asked = ["init", "run.toml", "--from", "hf", *SMALL.replace("--tokenizer ids", "").split()]
+    assert run(asked) == 2
+    said = capsys.readouterr().err
+    assert "hf: has no tokenizer.json" in said and "--tokenizer FILE" in said and not Path("run.toml").exists()
+    assert run([*asked, "--set", "data.tokenizer=ids"]) == 0
+    assert load("run.toml").data.tokenizer == "ids"
+
+
 def test_another_checkpoint_is_noticed(here: Path) -> None:
     manifest = begun(here, "llama", "--stages", "2")
     other = hf_models.make("llama")

@@ -75,6 +75,25 @@ def kill_and_restart(swarm: Swarm, node: Node | None, *, after_s: float | None =
         swarm.loop.call_later(after_s, lambda: swarm.over or swarm.add(node.stages, node.peer_id))
 
 
+async def reached(swarm: Swarm, step: int) -> None:
+    """The last stage has committed `step`."""
+    there = asyncio.Event()
+
+    def look(peer: PeerId, event: str, fields: dict[str, object]) -> None:
+        if event == "committed" and (fields["stage"], fields["step"]) == (swarm.plan.stages - 1, step):
+            there.set()
+
+    swarm.hooks.append(look)
+    await there.wait()
+
+
+def versions(swarm: Swarm, event: str, how: str | None = None) -> list[int]:
+    return [
+        fields["version"] for _, _, name, fields in swarm.events
+        if name == event and (how is None or fields.get("how") == how)
+    ]
+
+
 def watched(plan: Plan, seed: int = 1) -> Swarm:
     """A swarm whose invariants are checked at every event and every 50 virtual milliseconds."""
     swarm = Swarm(plan, seed)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from strike import watched
+from strike import reached, versions, watched
 
+from swarmnet.errors import UsageError
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
 
@@ -21,6 +22,25 @@ def test_version_0_comes_from_a_mate() -> None:
     for node in swarm.nodes:
         lacks = node.peer_id in swarm.plan.no_beginning
         assert how(swarm, node.peer_id)[0] == ("snapshot" if lacks else "seed")
+
+
+def test_who_has_it_no_longer_goes_back_to_version_0_with_a_mate() -> None:
+    swarm = watched(Plan(stages=2, replicas=2, microbatches=4, steps=6, checkpoint_every=50))
+
+    async def moved() -> None:
+        raise UsageError("hf: cannot be read: it was moved")
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 2)
+        swarm.replicas(0)[0].engines[0].reset_to_seed = moved
+        for victim in swarm.replicas(1):
+            swarm.kill(victim)
+        await asyncio.sleep(2.0)
+        swarm.add((1,), "somebody-else")
+
+    swarm.run(script=script)
+    assert set(versions(swarm, "restart")) == {0}
+    assert [how(swarm, node.peer_id)[-1] for node in swarm.replicas(0)] == ["snapshot", "seed"]
 
 
 def test_a_stage_that_nobody_can_begin_waits_in_words() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import random
 
 import pytest
-from strike import node_of, watched
+from strike import node_of, reached, versions, watched
 
 from swarmnet.ids import PeerId
 from swarmnet.simulate.plan import Plan
@@ -24,25 +24,6 @@ def kill_everybody(swarm: Swarm) -> list[tuple[PeerId, tuple[int, ...]]]:
     for trainer in list(swarm.trainers):
         swarm.kill_trainer(trainer)
     return victims
-
-
-async def reached(swarm: Swarm, step: int) -> None:
-    """The last stage has committed `step`."""
-    there = asyncio.Event()
-
-    def look(peer: PeerId, event: str, fields: dict[str, object]) -> None:
-        if event == "committed" and (fields["stage"], fields["step"]) == (swarm.plan.stages - 1, step):
-            there.set()
-
-    swarm.hooks.append(look)
-    await there.wait()
-
-
-def versions(swarm: Swarm, event: str, how: str | None = None) -> list[int]:
-    return [
-        fields["version"] for _, _, name, fields in swarm.events
-        if name == event and (how is None or fields.get("how") == how)
-    ]
 
 
 def test_everybody_is_killed_and_comes_back() -> None:

@@ -61,6 +61,8 @@ def test_biases_and_norms_follow_the_kind() -> None:
 @pytest.mark.parametrize(("changes", "window"), [
     ({"model_type": "mistral", "sliding_window": 4096}, 4096),
     ({"model_type": "mistral", "sliding_window": None}, None),
+    ({"model_type": "mistral"}, 4096),                             # what transformers takes then
+    ({"model_type": "qwen3", "use_sliding_window": True}, 4096),
     ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}, None),
     ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}, 4096),
     ({"sliding_window": 4096}, None),

@@ -54,8 +54,10 @@ def opened(path: Path) -> Iterator[Any]:
             yield content
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except UnicodeError as error:
+        raise UsageError(f"{str(path)!r}: is no name of a file: {error}") from error
     except SafetensorError as error:
-        raise UsageError(f"{path}: is not safetensors: {error}") from error
+        raise UsageError(f"{path}: is not safetensors ({error}): if it was fetched, fetch it again") from error
 
 
 def tensor_in(content: Any, path: Path, name: str, shape: torch.Size) -> Tensor:

@@ -28,6 +28,9 @@ _SIZES = {"vocab_size": "vocab_size", "hidden_size": "hidden_size", "intermediat
           "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
 _LARGEST_BYTES = 4 << 20
 
+_DEFAULT_WINDOW = 4096
+"""sliding_window in transformers, where a config has no word of it; null means none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Described:
@@ -180,7 +183,7 @@ def _refuse(data: Mapping[str, Any], where: str) -> None:
 def _window(data: Mapping[str, Any], kind: str, where: str) -> int | None:
     """How far attention reaches back, where that has a limit in any layer."""
     used = kind == "mistral" or (kind in ("qwen2", "qwen3") and data.get("use_sliding_window") is True)
-    window = data.get("sliding_window")
+    window = data.get("sliding_window", _DEFAULT_WINDOW)
     if not used or window is None:
         return None
     if not _is_count(window) or window < 1:
