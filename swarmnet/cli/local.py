@@ -13,6 +13,7 @@ from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
     from swarmnet.config.peer import Shard
+    from swarmnet.local.options import LocalOptions
 
 _IN_MANIFEST = {"stages": "cut.stages", "steps": "training.total_steps", "seed": "training.seed"}
 
@@ -82,24 +83,24 @@ def command(
 
     if resume:
         _refuse_changes(ctx)
-    if sync is not None:
-        assignments = (f"averaging.sync={sync}", *assignments)
+    typed: tuple[tuple[str, str], ...] = () if sync is None else ((f"--sync {sync}", f"averaging.sync={sync}"),)
     if manifest is not None:
-        typed = {name: value for name, value in (("stages", stages), ("steps", steps), ("seed", seed))
-                 if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
         if ctx.get_parameter_source("data") is not ParameterSource.DEFAULT:
             raise UsageError("--data: a manifest fixes its data by digest; make another with `swarmnet init --data`")
-        assignments = (*(f"{_IN_MANIFEST[name]}={value}" for name, value in typed.items()), *assignments)
-        stages, steps, seed, data = _from_manifest(manifest, assignments, numerics)
+        typed += tuple((f"--{name}", f"{_IN_MANIFEST[name]}={value}")
+                       for name, value in (("stages", stages), ("steps", steps), ("seed", seed))
+                       if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT)
+        stages, steps, seed, data = _from_manifest(LocalOptions(
+            manifest=manifest, numerics=numerics, typed=typed, set=assignments))
     if not resume:
         parse_kills(kill, stages=stages, steps=steps)
         parse_kill_ranks(kill_rank, stages=stages, steps=steps)
     options = LocalOptions(
         stages=stages, replicas=replicas, steps=steps, seed=seed, out=out, kill=kill, kill_every=kill_every,
         oracle=oracle, trainers=trainers, data=data, manifest=manifest, numerics=numerics, set=assignments,
-        slots=slots, log_level=log_level, chaos=chaos, checkpoint_every=checkpoint_every, kill_all=kill_all,
-        resume=resume, reseed_from_neighbours=reseed_from_neighbours, ranks=ranks, tensor=tensor, shard=shard,
-        sequence_parallel=sequence_parallel, kill_rank=kill_rank,
+        typed=typed, slots=slots, log_level=log_level, chaos=chaos, checkpoint_every=checkpoint_every,
+        kill_all=kill_all, resume=resume, reseed_from_neighbours=reseed_from_neighbours, ranks=ranks, tensor=tensor,
+        shard=shard, sequence_parallel=sequence_parallel, kill_rank=kill_rank,
     )
     telemetry.setup(log_level)  # type: ignore[arg-type]  # click has checked the choice
 
@@ -123,12 +124,9 @@ def _refuse_changes(ctx: click.Context) -> None:
             raise UsageError(f"{flag}: a resumed run keeps its manifest, its replicas and their ranks; leave it away")
 
 
-def _from_manifest(
-    path: Path, assignments: tuple[str, ...], numerics: Literal["deterministic", "fp32"] | None
-) -> tuple[int, int, int, str]:
-    """What `path` says about stages, steps, seed and data once `assignments`, and what follows, have changed it."""
-    from swarmnet.local.options import LocalOptions
+def _from_manifest(options: LocalOptions) -> tuple[int, int, int, str]:
+    """What the manifest of `options` says about stages, steps, seed and data, with all that was typed."""
     from swarmnet.local.prepare import choose
 
-    manifest = choose(LocalOptions(manifest=path, numerics=numerics, set=assignments))
+    manifest = choose(options)
     return manifest.cut.stages, manifest.training.total_steps, manifest.training.seed, manifest.data.source

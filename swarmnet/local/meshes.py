@@ -13,7 +13,7 @@ from typing import Any
 from swarmnet.config.peer import Mesh
 from swarmnet.errors import UsageError
 from swarmnet.local.fault import stage_of
-from swarmnet.local.options import LocalOptions
+from swarmnet.local.options import MOST, LocalOptions
 from swarmnet.manifest.schema import Manifest
 from swarmnet.mesh.layout import MeshLayout
 from swarmnet.peer.ranks import choose_layout
@@ -78,13 +78,15 @@ def _entries(texts: Iterable[str]) -> Iterator[str]:
 
 def _entry(text: str, names: set[str], stages: int) -> tuple[str, int]:
     """("s1" or "s1-r0", number of ranks)."""
-    if not (match := re.fullmatch(r"(\d+)(?:\.(\d+))?\s*=\s*(\d+)", text)):
+    if not (match := re.fullmatch(r"(\d{1,18})(?:\.(\d{1,18}))?\s*=\s*(\d{1,18})", text)):
         raise UsageError(f"--ranks {text}: write STAGE=N, or STAGE.REPLICA=N, for example 1=2")
     stage, ranks = int(match[1]), int(match[3])
     if stage >= stages:
         raise UsageError(f"--ranks {text}: there is no stage {stage}, stages are 0 to {stages - 1}")
     if ranks < 1:
         raise UsageError(f"--ranks {text}: a replica has at least one rank")
+    if ranks > MOST:
+        raise UsageError(f"--ranks {text}: a replica has at most {MOST} ranks")
     if match[2] is None:
         return f"s{stage}", ranks
     name = f"s{stage}-r{int(match[2])}"

@@ -12,6 +12,9 @@ from swarmnet.config.peer import Shard
 from swarmnet.errors import UsageError
 from swarmnet.local.fault import Fault
 
+MOST = 1000
+"""Stages, replicas of one, ranks, trainers, microbatches in flight: no machine makes use of more."""
+
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
@@ -19,7 +22,8 @@ class LocalOptions:
 
     stages, steps, seed, data, numerics describe a manifest built on the spot; with `manifest` the file says them.
     out: directory of the results, ./runs/local-<seed>-<timestamp> if None. kill: "STAGE@STEP" each. kill_every:
-    seconds between two kills anywhere. set: manifest overrides "section.key=value". slots: microbatches one replica
+    seconds between two kills anywhere. set: manifest overrides "section.key=value". typed: (flag, override) of other
+    flags that change the manifest; `set` goes over them. slots: microbatches one replica
     works on at once, None for what a peer does by default. numerics: None means deterministic for models under 50M
     parameters, else fp32. chaos: a chaos file, or "random:SEED"; implies oracle. checkpoint_every: steps between two
     checkpoints. kill_all: SIGKILL every process in the middle of this step, and end. resume: go on with what is in
@@ -41,6 +45,7 @@ class LocalOptions:
     manifest: Path | None = None
     numerics: Literal["deterministic", "fp32"] | None = None
     set: tuple[str, ...] = ()
+    typed: tuple[tuple[str, str], ...] = ()
     slots: int | None = None
     log_level: str = "warning"
     chaos: str | None = None
@@ -59,6 +64,9 @@ class LocalOptions:
             value: int | None = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name} must be at least 1, got {value}")
+        for name in ("stages", "replicas", "trainers", "slots", "tensor"):
+            if (value := getattr(self, name)) is not None and value > MOST:
+                raise UsageError(f"--{name} must be at most {MOST}, got {value}")
         if self.kill_every is not None and not self.kill_every > 0:
             raise UsageError(f"--kill-every must be more than 0 seconds, got {self.kill_every}")
         if self.tensor < 0:
@@ -95,7 +103,7 @@ def parse_kill_ranks(texts: tuple[str, ...], *, stages: int, steps: int) -> tupl
 
 def _places(flag: str, texts: tuple[str, ...], stages: int, steps: int) -> Iterator[tuple[int, int]]:
     for text in texts:
-        if not (match := re.fullmatch(r"\s*(\d+)\s*@\s*(\d+)\s*", text)):
+        if not (match := re.fullmatch(r"\s*(\d{1,18})\s*@\s*(\d{1,18})\s*", text)):
             raise UsageError(f"{flag} {text}: write STAGE@STEP, for example 1@20")
         stage, step = int(match[1]), int(match[2])
         if stage >= stages:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from swarmnet.config import toml
+from swarmnet.config.layers import layer
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.source import load_tokens
 from swarmnet.data.tokens import Tokens, verify
@@ -16,7 +18,7 @@ from swarmnet.manifest import file
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.codec_names import may_owe
 from swarmnet.manifest.implied import implied
-from swarmnet.manifest.schema import Cut, Data, Manifest, Model, Training
+from swarmnet.manifest.schema import Data, Manifest, Model
 from swarmnet.wire import codecs
 
 SMALL_PARAMETERS = 50_000_000
@@ -71,41 +73,60 @@ def num_parameters(model: Model) -> int:
 
 
 def choose(options: LocalOptions) -> Manifest:
-    """The manifest the options ask for, data digests not filled in yet. Raises UsageError.
+    """The manifest the options ask for, data digests not filled in yet. Raises UsageError in the name of the flag.
 
-    A manifest file keeps its own stages, steps, seed, data and numerics; `--numerics`, `--checkpoint-every` and `--set`
-    go over it.
+    A manifest file keeps its own stages, steps, seed, data and numerics; what was typed beside it goes over it.
     """
-    every = () if options.checkpoint_every is None else (f"training.checkpoint_every={options.checkpoint_every}",)
-    assignments = _with_what_follows((*every, *options.set), options.numerics)
-    if options.manifest is not None:
-        manifest = file.load(options.manifest)
-    else:
-        manifest = Manifest(
-            name="local", model=Model(num_layers=max(Model().num_layers, options.stages)),
-            cut=Cut(stages=options.stages), data=Data(source=options.data),
-            training=Training(seed=options.seed, total_steps=options.steps),
-        )
+    manifest = Manifest(name="local") if options.manifest is None else file.load(options.manifest)
+    described = _described(options, manifest) if options.manifest is None else []
+    typed = [(flag, *_assignment(flag, text)) for flag, text in options.typed]
+    if options.checkpoint_every is not None:
+        typed.append(("--checkpoint-every", "training.checkpoint_every", options.checkpoint_every))
+    typed += [("--set", *_assignment("--set", text)) for text in options.set]
+    said = {name: value for _, name, value in typed}
+    if options.numerics is not None:
+        said.setdefault("numerics.mode", options.numerics)
+    follows = [("manifest", name, value) for name, value in implied(said, opened=False).items()]
     mode = options.numerics
-    if mode is None and options.manifest is None and not any(_is_numeric(text) for text in assignments):
-        small = num_parameters(file.override(manifest, assignments).model) < SMALL_PARAMETERS
+    if mode is None and options.manifest is None and not any(
+        name in ("numerics.mode", "averaging.codec") for _, name, _ in (*follows, *typed)
+    ):
+        small = num_parameters(_laid(manifest, [*described, *follows, *typed]).model) < SMALL_PARAMETERS
         mode = "deterministic" if small else "fp32"
-    if mode is None:
-        return file.override(manifest, assignments)
-    codec = "int64" if mode == "deterministic" else "fp32"
-    return file.override(manifest, (f"numerics.mode={mode}", f"averaging.codec={codec}", *assignments))
+    if mode is not None:
+        flag = "manifest" if options.numerics is None else f"--numerics {mode}"
+        described += [(flag, "numerics.mode", mode),
+                      (flag, "averaging.codec", "int64" if mode == "deterministic" else "fp32")]
+    return _laid(manifest, [*described, *follows, *typed])
 
 
-def _with_what_follows(assignments: tuple[str, ...], numerics: str | None) -> tuple[str, ...]:
-    """The assignments, and under them what they bring along."""
-    said = {".".join(path): value for path, value in map(toml.assignment, assignments)}
-    if numerics is not None:
-        said["numerics.mode"] = numerics
-    return (*(f"{name}={value}" for name, value in implied(said, opened=False).items()), *assignments)
+Change = tuple[str, str, object]
+"""(Who says so, dotted name of a field, its value.)"""
 
 
-def _is_numeric(assignment: str) -> bool:
-    return assignment.partition("=")[0].strip() in ("numerics.mode", "averaging.codec")
+def _described(options: LocalOptions, manifest: Manifest) -> list[Change]:
+    """A small model made on the spot: a layer for each stage at least."""
+    usual, found = LocalOptions(), []
+    for name, field, value in (
+        ("stages", "model.num_layers", max(manifest.model.num_layers, options.stages)),
+        ("stages", "cut.stages", options.stages), ("steps", "training.total_steps", options.steps),
+        ("seed", "training.seed", options.seed), ("data", "data.source", options.data),
+    ):
+        typed = getattr(options, name) != getattr(usual, name)
+        found.append((f"--{name}" if typed else "manifest", field, value))
+    return found
+
+
+def _assignment(flag: str, text: str) -> tuple[str, object]:
+    path, value = toml.assignment(text, where=flag)
+    return ".".join(path), value
+
+
+def _laid(manifest: Manifest, changes: Sequence[Change]) -> Manifest:
+    """`manifest` with `changes`, weakest first. Of a rule about several fields, all flags that were typed are named."""
+    flags = dict.fromkeys(flag for flag, _, _ in changes if flag != "manifest")
+    layers = [layer(flag, tuple(name.split(".")), value) for flag, name, value in changes]
+    return file.change(manifest, layers, where=", ".join(flags) or "manifest")
 
 
 def prepare(options: LocalOptions, directory: Path) -> Prepared:

@@ -182,7 +182,8 @@ def test_local_flags_change_the_manifest_it_is_given(calls) -> None:
     assert typed("local --manifest run.toml --steps 9 --set training.seed=4") == 0
     options = calls.pop()[1]
     assert (options.stages, options.steps, options.seed, options.data) == (2, 9, 4, "stdlib")
-    assert options.set == ("training.total_steps=9", "training.seed=4") and options.manifest == Path("run.toml")
+    assert options.typed == (("--steps", "training.total_steps=9"),) and options.set == ("training.seed=4",)
+    assert options.manifest == Path("run.toml")
 
 
 def test_local_sync_is_no_change_for_a_run_that_goes_on(calls, capsys) -> None:
@@ -195,7 +196,7 @@ def test_local_sync_brings_along_what_it_needs_and_set_wins(calls, manifest: str
     assert typed(f"local --sync local --set averaging.codec=fp16{manifest}") == 0
     options = calls.pop()[1]
     chosen = choose(options)
-    assert options.set == ("averaging.sync=local", "averaging.codec=fp16")
+    assert options.typed == (("--sync local", "averaging.sync=local"),) and options.set == ("averaging.codec=fp16",)
     assert (chosen.averaging.sync, chosen.numerics.mode, chosen.averaging.codec, chosen.averaging.reducer) == (
         "local", "fp32", "fp16", "norm_clip")
     assert typed(f"local --sync overlap{manifest}") == 0

@@ -150,7 +150,7 @@ def test_a_kill_always_leaves_a_synced_replica_with_the_newest_version(
                     assert churn.on(Started(back), now=now) == []
 
 
-@pytest.mark.parametrize("text", ["", "1", "1@", "a@b", "1@2@3", "-1@2", "3@0", "0@20"])
+@pytest.mark.parametrize("text", ["", "1", "1@", "a@b", "1@2@3", "-1@2", "3@0", "0@20", f"{'9' * 5000}@1"])
 def test_a_kill_order_nobody_can_carry_out_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--kill"):
         parse_kills((text,), stages=3, steps=20)
@@ -161,7 +161,8 @@ def test_kill_orders_parse() -> None:
 
 
 @pytest.mark.parametrize("bad", [{"stages": 0}, {"replicas": 0}, {"steps": -1}, {"trainers": 0}, {"kill_every": 0.0},
-                                 {"kill_every": float("nan")}, {"numerics": "fp16"}, {"slots": 0}])
+                                 {"kill_every": float("nan")}, {"numerics": "fp16"}, {"slots": 0},
+                                 {"replicas": 10**9}, {"trainers": 10**9}, {"slots": 10**9}, {"tensor": 10**20}])
 def test_options_that_cannot_work_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         LocalOptions(**bad)                                                    # type: ignore[arg-type]

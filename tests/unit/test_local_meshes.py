@@ -54,6 +54,7 @@ def test_a_stage_or_one_replica_of_it_gets_ranks() -> None:
         ("3=2", {}, "--ranks 3=2: there is no stage 3, stages are 0 to 2"),
         ("1.2=2", {}, "--ranks 1.2=2: there is no replica 2 in stage 1, they are 0 to 1"),
         ("1=0", {}, "--ranks 1=0: a replica has at least one rank"),
+        ("1=99999999999999999", {}, "--ranks 1=99999999999999999: a replica has at most 1000 ranks"),
         ("1=2,1=3", {}, "--ranks 1=3: it is said twice how many ranks s1 has"),
         ("1=3", {}, "--ranks 1=3: 3 tensor-parallel ranks cannot split this model"),
         ("1=8", {"shard": "zero1"}, "--ranks 1=8: 8 ranks cannot split a microbatch: training.microbatch_size = 4"),

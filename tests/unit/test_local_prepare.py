@@ -120,3 +120,24 @@ def test_bad_settings_name_themselves(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nonsense"):
         prepare(LocalOptions(set=("training.nonsense=1",)), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("changes", "line"), [
+    ({"seed": -1}, "--seed: training.seed = -1: must be at least 0"),
+    ({"seed": 10**20}, "--seed: training.seed = 10{20}: must be at most"),
+    ({"steps": 10**20}, "--steps: training.total_steps"),
+    ({"checkpoint_every": 10**20}, "--checkpoint-every: training.checkpoint_every"),
+    ({"typed": (("--sync local", "averaging.sync=local"),), "numerics": "deterministic"},
+     "^--numerics deterministic, --sync local: averaging.sync"),
+    ({"set": ("cut.stages=99",)}, "^--set: cut.stages = 99 is more than"),
+])
+def test_what_was_typed_is_named(changes: dict[str, object], line: str) -> None:
+    with pytest.raises(UsageError, match=line):
+        choose(LocalOptions(**changes))                                        # type: ignore[arg-type]
+
+
+def test_a_flag_beside_a_manifest_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.toml"
+    path.write_text(to_toml(choose(LocalOptions())))
+    with pytest.raises(UsageError, match=r"^--stages: cut.stages = 99 is more than model.num_layers"):
+        choose(LocalOptions(manifest=path, typed=(("--stages", "cut.stages=99"),)))
