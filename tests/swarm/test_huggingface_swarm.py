@@ -43,7 +43,8 @@ def test_one_peer_has_the_files_and_everybody_trains(
         num_key_value_heads=2, tie_word_embeddings=False,
     )).save_pretrained("hf")
     assert run(["init", "run.toml", "--from", "hf", "--data", "corpus:small", "--tokenizer", "bytes", "--stages", "2",
-                "--steps", str(STEPS), "--set", "training.sequence_length=16", "--set", "training.eval_every=0"]) == 0
+                "--steps", str(STEPS), "--set", "training.sequence_length=16", "--set", "training.eval_every=0",
+                "--set", "protocol.idle_index_s=600"]) == 0          # nothing moves before the trainer comes
 
     def start(name: str, *words: str) -> Running:
         processes.append(Running(tmp_path / name, *words))
