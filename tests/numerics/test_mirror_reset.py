@@ -1,0 +1,37 @@
+"""A stage on ranks whose run begins with a checkpoint, and goes back to it when it is no longer there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from stage_chain import tiny
+
+from swarmnet.errors import UsageError
+from swarmnet.stage.canonical import Canonical
+from swarmnet.stage.mirror import MirrorState, mirrored
+
+
+def test_nothing_changes_if_the_checkpoint_cannot_be_read_any_more() -> None:
+    canonical = Canonical.of(tiny(1), 0)
+    there = [True]
+
+    def initial() -> dict[str, torch.Tensor]:
+        if not there[0]:
+            raise UsageError("hf: cannot be read: it was moved")
+        return {name: torch.full(shape, 0.25) for name, shape in canonical.shapes.items()}
+
+    layout = mirrored(canonical)
+    state = MirrorState(
+        canonical, [layout.memory(), layout.memory()], initial=initial, update=lambda total, update: None,
+        changed=lambda: None,
+    )
+    state.reset_to_seed()
+    trained = {name: torch.full_like(tensor, 0.5) for name, tensor in state._tensors().items()}
+    state.take_over(trained, version=3)
+    there[0] = False
+    with pytest.raises(UsageError, match="moved"):
+        state.reset_to_seed()
+    assert state.version == 3 and all(bool((weights == 0.5).all()) for weights in state.newest)
+    there[0] = True
+    state.reset_to_seed()
+    assert state.version == 0 and all(bool((weights == 0.25).all()) for weights in state.newest)
