@@ -1,13 +1,15 @@
 """Scores microbatches by the weights of a live swarm, as somebody who takes no part in it.
 
-Each is computed on one version of the weights, the newest that is announced, in every stage; when the weights move on
-meanwhile it is sent again. A version cannot be held on to: replicas keep none but the newest. So while a run trains,
-different microbatches are scored by different versions, and the tally says which. Holds no weights, announces nothing.
+Each is computed on one version of the weights in every stage, the newest that is known. When they move on meanwhile it
+is sent again at once, for the version that whoever refuses it has: announcements are a step or several behind in a fast
+run. A version cannot be held on to: replicas keep none but the newest. So while a run trains, different microbatches
+are scored by different versions, and the tally says which. Holds no weights, announces nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
@@ -22,6 +24,9 @@ from swarmnet.trainer.window import Window
 LOOK_S = 0.5
 GIVE_UP_S = 60.0
 """How long nothing may be scored before it is given up: nobody may be left to ask."""
+
+UNSEEN_S = 10.0
+"""How long a version that one replica alone has told of is waited for: if it is true, it is announced by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,7 @@ class Evaluation:
         self._stage, self._piece, self._count = stage, piece, count
         self._tally, self._heard = tally, heard
         self._moved = asyncio.Event()
+        self._reached = 0                # the version by which a microbatch was scored last, of this restart
 
     async def run(self) -> None:
         """Score all. Cancel to stop with what there is.
@@ -68,22 +74,31 @@ class Evaluation:
         piece = self._piece(number)
         answer, version = await self._answer(number, piece)
         self._tally.add(answer.loss_sum, answer.num_tokens, piece.num_bytes, version)
+        self._reached = version
         window.give()
         self._heard()
 
     async def _answer(self, number: int, piece: Piece) -> tuple[Gradient, int]:
         """By the newest version that somebody still has; and which that was."""
+        version, moved = max(self._stage.newest_version(), self._reached), self._moved
         while True:
-            version, moved = self._stage.newest_version(), self._moved
-            try:
-                return await self._stage.evaluate(version, number, piece.tokens), version
-            except Refused as refused:
-                if refused.code not in (RejectCode.STALE, RejectCode.VOID, RejectCode.FINISHED):
-                    raise
+            unseen = version > self._stage.newest_version()
+            with contextlib.suppress(TimeoutError):
+                try:
+                    async with asyncio.timeout(UNSEEN_S if unseen else None):
+                        return await self._stage.evaluate(version, number, piece.tokens), version
+                except Refused as refused:
+                    if refused.code not in (RejectCode.STALE, RejectCode.VOID, RejectCode.FINISHED):
+                        raise
+                    if refused.code is RejectCode.STALE:
+                        version = self._stage.version_after(version, refused)
+                        continue
             await moved.wait()
+            version, moved = self._stage.newest_version(), self._moved
 
     async def _look(self) -> None:
-        await self._stage.refresh()
+        if await self._stage.refresh():
+            self._reached = 0
         self._moved.set()
         self._moved = asyncio.Event()
         self._heard()
