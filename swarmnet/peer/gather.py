@@ -25,15 +25,13 @@ from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.net.tls import open_authority
 from swarmnet.net.transport import Transport
 from swarmnet.peer.joining import Nobody, Reached, Tell, reach
-from swarmnet.state.collect import elements_of, usable_together
+from swarmnet.stage.canonical import Canonical
+from swarmnet.state.collect import usable_together
 from swarmnet.state.copies import Seal
 from swarmnet.state.cut import Cut
 from swarmnet.state.disk import CheckpointStore
 from swarmnet.state.fetch import Fetcher
 from swarmnet.state.restart import Holding, newest_on_disk
-
-_BYTES_PER_ELEMENT, _NAMES_BYTES = 24, 64 << 20
-"""No copy is larger: a weight, two moments and at most three other values of 4 bytes each, names and shapes."""
 
 LOOK_S, BETWEEN_LOOKS_S = 5.0, 0.5
 """How long announcements are waited for that make a version whole, and how often they are read."""
@@ -111,7 +109,7 @@ async def _fetch(
     failures: list[str] = []
     fetcher = Fetcher(
         transport, stage, Seal(found.run, identity),
-        max_bytes=_BYTES_PER_ELEMENT * elements_of(found.manifest, stage) + _NAMES_BYTES,
+        max_bytes=Canonical.of(found.manifest, stage).layout.num_bytes,
         failed=lambda peer, error: failures.append(f"{peer}: {error}"),
     )
     try:

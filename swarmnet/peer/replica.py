@@ -40,9 +40,6 @@ from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
 from swarmnet.step.view import Timers
 
-_LARGEST_NEIGHBOUR, _NAMES_BYTES = 12 * 64, 64 << 20
-"""Bytes of a neighbour's state per element of this stage, at most: it may hold the embedding, or many more layers."""
-
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
@@ -291,8 +288,7 @@ class Replica:
         if not donors:
             return None
         fetcher = Fetcher(
-            self._around.transport, stage, self._seal,
-            max_bytes=_LARGEST_NEIGHBOUR * self.engine.num_elements + _NAMES_BYTES,
+            self._around.transport, stage, self._seal, max_bytes=self.engine.snapshot_bytes(stage),
             failed=self._state.say_failed, unfit=self._state.unfit,
         )
         return (await fetcher.fetch(lambda: donors, version=version))[1]

@@ -22,9 +22,6 @@ from swarmnet.state.fetch import Donors, Fetcher, Progress
 from swarmnet.step.barrier import evidence
 from swarmnet.step.gate import Shape, commit_refusal
 
-_BYTES_PER_ELEMENT, _NAMES_BYTES = 16, 64 << 20
-"""No snapshot is larger: a weight and two moments of 4 bytes each take 12, names and shapes a few MiB."""
-
 Event = Callable[[str, dict[str, object]], None]
 
 
@@ -52,7 +49,7 @@ class Restoring:
     ) -> None:
         self._engine, self._exchange, self._footing, self._shape = engine, exchange, footing, shape
         self._fetcher = Fetcher(
-            transport, stage, seal, max_bytes=_BYTES_PER_ELEMENT * engine.num_elements + _NAMES_BYTES,
+            transport, stage, seal, max_bytes=engine.snapshot_bytes(stage),
             failed=self.say_failed, progress=self._say_progress, unfit=self.unfit,
         )
         self._catch_up = CatchUp(

@@ -29,6 +29,9 @@ from swarmnet.wire.values import check_values
 
 NUM_ELEMENTS = 4
 
+_MOST_STATE_BYTES = 128
+"""No state is longer as it is written, before it is made as long as the plan says."""
+
 UNPACK_S, RESTORE_S, MEASURE_S = 0.01, 0.02, 0.005
 """How long a snapshot is read beside the device, how long its weights are written by it, and how long measured."""
 
@@ -203,6 +206,10 @@ class SimulatedEngine:
     def num_elements(self) -> int:
         """See Engine."""
         return NUM_ELEMENTS
+
+    def snapshot_bytes(self, stage: int) -> int:
+        """See Engine. Of all stages alike."""
+        return max(self._state_bytes, _MOST_STATE_BYTES)
 
     def voids(self, step: int) -> int:
         """See Engine."""

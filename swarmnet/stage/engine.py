@@ -111,6 +111,10 @@ class Engine(Protocol):
         """Length of the flat gradient, in canonical parameter order."""
         ...
 
+    def snapshot_bytes(self, stage: int) -> int:
+        """Bytes of a snapshot of that stage of the run, this one or another, at any version: no honest one has more."""
+        ...
+
     @property
     def phases(self) -> tuple[int, ...]:
         """Lengths of the vectors that a round sums, one after the other: mostly one, the flat gradient.

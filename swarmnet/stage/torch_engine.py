@@ -28,7 +28,7 @@ from swarmnet.mesh.layout import MeshLayout
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage import snapshot
 from swarmnet.stage.body import Body
-from swarmnet.stage.canonical import Initial
+from swarmnet.stage.canonical import Canonical, Initial
 from swarmnet.stage.compute import ComputeThread, Turn, Work
 from swarmnet.stage.engine import Audience, Contribution, OuterStep, Reduced, Stash
 from swarmnet.stage.local_sum import LocalSum
@@ -124,6 +124,11 @@ class TorchEngine:
     def num_elements(self) -> int:
         """Length of the flat gradient."""
         return self._state.canonical.num_elements
+
+    def snapshot_bytes(self, stage: int) -> int:
+        """Bytes of every snapshot of that stage."""
+        own = self._state.canonical
+        return (own if stage == own.stage else Canonical.of(self._manifest, stage)).layout.num_bytes
 
     @property
     def phases(self) -> tuple[int, ...]:

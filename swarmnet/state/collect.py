@@ -86,11 +86,6 @@ class Collection:
         raise UsageError(f"no sound checkpoint of stage {stage} at step {version} is here{why}")
 
 
-def elements_of(manifest: Manifest, stage: int) -> int:
-    """How many numbers the weights of a stage are."""
-    return sum(shape.numel() for shape in shapes_of(manifest)[stage].values())
-
-
 def usable_together(manifest: Manifest, announced: Sequence[Announced], current: Restart) -> list[Holding]:
     """Which of the checkpoints announced by several may be put together; in their order."""
     training = manifest.training

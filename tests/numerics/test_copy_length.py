@@ -1,0 +1,110 @@
+"""How long a copy of a stage may be: as long as every honest one is, in each kind of run, and not a byte longer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Sequence
+from types import SimpleNamespace
+
+import pytest
+from stage_chain import StageChain, compute_thread, tiny
+
+from swarmnet.errors import NoReplica, UsageError
+from swarmnet.ids import NO_RESTART, Chain, PeerId, RunId
+from swarmnet.manifest.schema import Averaging
+from swarmnet.messages import Answer, Packed, Request, SnapshotRequest, TrailRequest, TrailStep
+from swarmnet.peer import gather
+from swarmnet.peer.restoring import Footing, Restoring
+from swarmnet.simulate.signer import SimulatedSigner
+from swarmnet.stage.torch_engine import TorchEngine
+from swarmnet.state.copies import Seal
+from swarmnet.state.cut import Cut
+from swarmnet.state.handover import Donor
+from swarmnet.state.reseed import reseed
+from swarmnet.step.gate import Shape
+
+RUN, CHAIN, MATE, ME = RunId("7" * 64), Chain("00" * 32), PeerId("mate"), PeerId("me")
+STAGE, STEPS = 1, 3
+SYNCS = {sync: Averaging(sync=sync, codec="fp32") for sync in ("exact", "overlap", "local")}
+
+
+class Mate:
+    """A replica that hands over what it has, and `longer` bytes: engine and step machine of a Donor, and the line."""
+
+    def __init__(self, engine: TorchEngine, *, longer: int = 0) -> None:
+        self._engine, self._longer = engine, longer
+        self._donor = Donor(STAGE, self, self._where, Seal(RUN, SimulatedSigner(MATE)))  # type: ignore[arg-type]
+
+    def _where(self) -> Cut:
+        return Cut(self._engine.version, CHAIN, CHAIN, CHAIN)
+
+    async def snapshot(self) -> bytes:
+        return bytes(await self._engine.snapshot()) + bytes(self._longer)
+
+    async def call(
+        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
+    ) -> AsyncGenerator[Answer, None]:
+        if isinstance(request, TrailRequest):
+            yield TrailStep(None, ())
+            return
+        assert isinstance(request, SnapshotRequest)
+        async for answer in self._donor.serve(ME, request):
+            yield answer
+
+
+async def restored(joiner: TorchEngine, mate: Mate) -> None:
+    """As a replica does it. Raises NoReplica, with what the mate is refused for."""
+    said: list[dict[str, object]] = []
+    footing = Footing(lambda: NO_RESTART, lambda: None, lambda cut: None,
+                      lambda event, fields: said.append(fields) if event == "join_failed" else None)
+    machine = Restoring(
+        mate, joiner, None, Seal(RUN, SimulatedSigner(ME)), footing, stage=STAGE,  # type: ignore[arg-type]
+        shape=Shape(3, 4, 20),
+    )
+    try:
+        await machine.run(lambda: [MATE])
+    except NoReplica as error:
+        raise NoReplica(str(said)) from error
+
+
+async def gathered(chain: StageChain, mate: Mate) -> memoryview:
+    """As whoever takes no part does it."""
+    found = SimpleNamespace(manifest=chain.manifest, run=RUN)
+    _, data = await gather._fetch(
+        found, SimulatedSigner(ME), mate, STAGE, [MATE], chain.step_number,  # type: ignore[arg-type]
+    )
+    return data
+
+
+@pytest.mark.parametrize("averaging", SYNCS.values(), ids=SYNCS)
+def test_a_mate_is_believed_to_the_byte(averaging: Averaging) -> None:
+    async def story() -> None:
+        async with compute_thread() as compute:
+            chain = StageChain(tiny(3, mode="fp32", averaging=averaging), compute)
+            for step in range(STEPS):
+                await chain.step(random.Random(step))
+            donor = chain.engines[STAGE][0]
+            joiner = TorchEngine(chain.manifest, STAGE, compute)
+            await restored(joiner, Mate(donor))
+            assert await joiner.snapshot() == await donor.snapshot() == await gathered(chain, Mate(donor))
+            with pytest.raises(NoReplica, match="a copy larger than this stage"):
+                await restored(joiner, Mate(donor, longer=1))
+            with pytest.raises(UsageError, match="a copy larger than this stage"):
+                await gathered(chain, Mate(donor, longer=1))
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("averaging", SYNCS.values(), ids=SYNCS)
+def test_every_stage_knows_how_long_those_of_its_neighbours_are(averaging: Averaging) -> None:
+    async def story() -> None:
+        async with compute_thread() as compute:
+            chain = StageChain(tiny(3, layers=(1, 2, 1), mode="fp32", averaging=averaging), compute)
+            await chain.step(random.Random(1))
+            copies: Sequence[memoryview] = [await replicas[0].snapshot() for replicas in chain.engines]
+            copies = [*copies, reseed(chain.manifest, STAGE, version=1, before=copies[0], after=copies[2])]
+            for (engine,) in chain.engines:
+                assert [engine.snapshot_bytes(stage) for stage in (0, 1, 2, STAGE)] == [*map(len, copies)]
+
+    asyncio.run(story())
