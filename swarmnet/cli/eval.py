@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +14,14 @@ from swarmnet.cli.settings import MULTIADDR, SETTINGS
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
+    from swarmnet.cli.following import Following
     from swarmnet.cli.scores import Scores
     from swarmnet.config.peer import PeerConfig
     from swarmnet.manifest.schema import Manifest
     from swarmnet.net.swarm_link import SwarmLink
+
+LOOK_S = 3.0
+"""How long a run that must be up is looked for."""
 
 
 @click.command("eval", context_settings=SETTINGS)
@@ -31,7 +34,8 @@ if TYPE_CHECKING:
 @click.option("--microbatches", type=click.IntRange(min=1), metavar="N", help="How many to score at most.  [all]")
 @click.option("--dir", "directories", type=click.Path(path_type=Path, file_okay=False), multiple=True, metavar="DIR",
               envvar="SWARMNET_DIR", help="From disk: where peers keep checkpoints; repeatable.  [MANIFEST's]")
-@click.option("--step", type=int, metavar="N", help="From disk: which version.  [the newest that is whole]")
+@click.option("--step", type=click.IntRange(min=0), metavar="N",
+              help="From disk: which version.  [the newest that is whole]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def command(
@@ -42,10 +46,10 @@ def command(
 
     With a link, or a manifest and --bootstrap, the swarm computes them: its peers run the microbatches forward beside
     what they train, and nothing is counted. With a manifest alone it is this process, from checkpoints on this disk.
-    Ctrl+C prints what has been scored so far.
+    How far it is goes to standard error. Ctrl+C prints what has been scored so far.
 
     \b
-    Examples:
+    Examples, the last one after `swarmnet local --steps 200 --out runs/local`:
       swarmnet eval swarm:RUN_ID@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW... --data essay.txt
       swarmnet eval run.toml --bootstrap /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
       swarmnet eval runs/local/run.toml --microbatches 10
@@ -70,7 +74,7 @@ def command(
 
     manifest = load(path)
     if bootstrap:
-        scores = _through_swarm(None, manifest, bootstrap, lambda each: asked.of(each, path.parent))
+        scores = _through_swarm(manifest, path, bootstrap, lambda each: asked.of(each, path.parent))
     else:
         scores = _from_disk(manifest, asked.of(manifest, path.parent), step,
                             [each.expanduser() for each in directories] or [path.parent])
@@ -88,36 +92,38 @@ def _print(scores: Scores, as_json: bool) -> int:
     return 0 if scores.complete else INTERRUPTED
 
 
-def _live() -> tuple[AbstractContextManager[object], Callable[[str], None]]:
-    """A line on standard error that changes, if that is a terminal."""
+def _following() -> Following:
+    """On standard error, by this process's clock."""
+    import time
+
     from rich.console import Console
 
-    status = Console(stderr=True).status("")
+    from swarmnet.cli.following import Following
 
-    def say(text: str) -> None:
-        status.update(text.replace("[", r"\["))
-
-    return status, say
+    return Following(Console(stderr=True), clock=time.monotonic)
 
 
 def _through_swarm(
-    link: SwarmLink | None, manifest: Manifest | None, bootstrap: tuple[str, ...],
+    invitation: SwarmLink | Manifest, path: Path | None, bootstrap: tuple[str, ...],
     scores_of: Callable[[Manifest], Scores],
 ) -> Scores:
+    """path: the manifest's."""
     import asyncio
     import tempfile
 
     from swarmnet import telemetry
+    from swarmnet.config.layers import Layer, resolve
     from swarmnet.config.peer import PeerConfig
 
     telemetry.setup("error")
-    invitation = link or manifest
-    assert invitation is not None
-    line, say = _live()
-    with tempfile.TemporaryDirectory(prefix="swarmnet-eval-") as folder, line:
-        config = PeerConfig(dir=Path(folder), bootstrap=bootstrap)
+    with tempfile.TemporaryDirectory(prefix="swarmnet-eval-") as folder:
+        config = resolve(PeerConfig, [
+            Layer("eval", {"dir": folder} | ({} if path is None else {"manifest": str(path)})),
+            Layer("--bootstrap", {"bootstrap": list(bootstrap)}),
+        ], where="eval")
         try:
-            return asyncio.run(_ask(config, invitation, scores_of, say))
+            with _following() as following:
+                return asyncio.run(_ask(config, invitation, scores_of, following))
         except KeyboardInterrupt:
             click.echo("nothing has been scored yet: the swarm was still being looked for", err=True)
             raise
@@ -125,7 +131,7 @@ def _through_swarm(
 
 async def _ask(
     config: PeerConfig, invitation: SwarmLink | Manifest, scores_of: Callable[[Manifest], Scores],
-    say: Callable[[str], None],
+    following: Following,
 ) -> Scores:
     from swarmnet.net.identity import Identity
     from swarmnet.peer.joining import reach
@@ -134,7 +140,10 @@ async def _ask(
     from swarmnet.wire.codecs import encode, use_all
 
     identity = Identity.generate()
-    async with reach(config, identity, invitation, lambda phase, words: say(f"{phase}: {words}")) as found:
+    async with reach(config, identity, invitation, following.phase, look_s=LOOK_S) as found:
+        if not found.records:
+            raise UsageError(f"nobody announces run {found.run[:12]}, which is this manifest's: take the manifest that "
+                             "its peers were started with, or the link that they print")
         use_all(found.manifest)
         scores = scores_of(found.manifest)
 
@@ -144,10 +153,14 @@ async def _ask(
         ending = await score(
             identity, found.run, found.manifest, found.directory, piece, scores.text.num_microbatches,
             tally=scores.tally,
-            heard=lambda served: say(scores.so_far(waiting="" if served else "; nobody serves stage 0")),
+            heard=lambda served: _follow(following, scores, "" if served else "; waiting: nobody serves stage 0"),
         )
         scores.interrupted, scores.failure = ending.interrupted, ending.failure
         return scores
+
+
+def _follow(following: Following, scores: Scores, waiting: str = "") -> None:
+    following.scored(scores.tally.num_microbatches, scores.text.num_microbatches, scores.so_far(waiting))
 
 
 def _from_disk(manifest: Manifest, scores: Scores, step: int | None, directories: list[Path]) -> Scores:
@@ -158,14 +171,14 @@ def _from_disk(manifest: Manifest, scores: Scores, step: int | None, directories
     collection = Collection(manifest, run_id(manifest), directories)
     version = collection.newest() if step is None else step
     module = whole(manifest.model, collection.stages(version))
-    line, say = _live()
     try:
-        with line:
+        with _following() as following:
+            _follow(following, scores)
             for number in range(scores.text.num_microbatches):
                 tokens = scores.microbatch(number)
                 loss = loss_of(module, tokens, compute=manifest.numerics.compute)
                 scores.tally.add(loss, tokens[:, 1:].numel(), scores.num_bytes(number), version)
-                say(scores.so_far())
+                _follow(following, scores)
     except KeyboardInterrupt:
         scores.interrupted = True
     return scores

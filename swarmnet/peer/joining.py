@@ -82,9 +82,12 @@ class Reached:
 
 @contextlib.asynccontextmanager
 async def reach(
-    config: PeerConfig, identity: Identity, invitation: SwarmLink | Manifest, tell: Tell
+    config: PeerConfig, identity: Identity, invitation: SwarmLink | Manifest, tell: Tell, *, look_s: float | None = None
 ) -> AsyncGenerator[Reached, None]:
-    """Find the run that `invitation` means, as a client of its DHT. Raises UsageError, in words that say what to do."""
+    """Find the run that `invitation` means, as a client of its DHT. Raises UsageError, in words that say what to do.
+
+    look_s: how long somebody of it is looked for; None: as long as a newcomer does.
+    """
     if isinstance(invitation, SwarmLink):
         config = config.model_copy(update={"bootstrap": (invitation.address, *config.bootstrap)})
     tell("asking", ", ".join(config.bootstrap))
@@ -94,7 +97,7 @@ async def reach(
     else:
         run, manifest = run_id(invitation), invitation
     async with _directory(config, identity, run) as directory:
-        records = await _look(directory)
+        records = await _look(directory, LOOK_S if look_s is None else look_s)
         tell("swarm", _seen(run, directory, records))
         if manifest is None:
             path = _file(config, run)
@@ -134,7 +137,7 @@ async def _directory(
 async def _whole_run(config: PeerConfig, identity: Identity, link: SwarmLink) -> RunId:
     """The announced run whose id begins as the link says."""
     async with _directory(config, identity, None) as directory:
-        async for _ in _looks():
+        async for _ in _looks(LOOK_S):
             found = await directory.runs(link.run)
             if found:
                 break
@@ -148,17 +151,17 @@ async def _whole_run(config: PeerConfig, identity: Identity, link: SwarmLink) ->
     return found[0]
 
 
-async def _look(directory: DhtDirectory) -> tuple[Record, ...]:
-    """Everybody's records but mine; none if nobody is heard for a while."""
-    async for _ in _looks():
+async def _look(directory: DhtDirectory, look_s: float) -> tuple[Record, ...]:
+    """Everybody's records but mine; none if nobody is heard for `look_s`."""
+    async for _ in _looks(look_s):
         if others := _others(directory, await directory.records()):
             return others
     return ()
 
 
-async def _looks() -> AsyncGenerator[None, None]:
+async def _looks(look_s: float) -> AsyncGenerator[None, None]:
     clock = asyncio.get_running_loop().time
-    until = clock() + LOOK_S
+    until = clock() + look_s
     while True:
         yield
         if clock() >= until:

@@ -113,7 +113,10 @@ class Evaluation:
         while scored < self._tally.num_microbatches:
             scored = self._tally.num_microbatches
             await asyncio.sleep(GIVE_UP_S)
-        stands = "nobody serves stage 0" if not self._stage.candidates() else "a stage may lack replicas"
+        stands = (
+            "nobody announces the run any more" if not self._stage.records
+            else "nobody serves stage 0" if not self._stage.candidates() else "a stage may lack replicas"
+        )
         raise NoReplica(f"no microbatch was scored for {GIVE_UP_S:g} s: {stands}; `swarmnet status` says more")
 
     # ------------------------------------------------------------ Service

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterator
@@ -13,8 +14,10 @@ import torch
 from swarmnet.cli import eval as command
 from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
+from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load
 from swarmnet.model import generate, whole
+from swarmnet.peer import joining
 from swarmnet.state import collect
 
 LINK = f"swarm:{'0' * 64}@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
@@ -50,6 +53,7 @@ class Zeros:
     (f"eval {LINK} --step 3", "--step is for weights on this disk"),
     (f"eval {LINK} --dir here", "--dir is for weights on this disk"),
     ("eval run.toml --bootstrap /ip4/127.0.0.1/tcp/1/p2p/x --step 3", "--step is for weights on this disk"),
+    ("eval run.toml --bootstrap foo", '--bootstrap: bootstrap = ["foo"]: must be a multiaddr'),
     ("eval nothing.toml", "nothing.toml: no such file, and no link such as swarm:RUN_ID@ADDRESS"),
     ("eval run.toml", "no version of the weights is here whole"),
     ("eval run.toml --data absent.txt", "data source 'absent.txt' does not exist"),
@@ -66,6 +70,20 @@ def test_a_mistake_is_one_line(manifest: Path, capsys: pytest.CaptureFixture[str
     assert run(line.split()) == 2
     captured = capsys.readouterr()
     assert words in captured.err and captured.err.count("\n") == 1 and not captured.out
+
+
+def test_a_run_that_nobody_announces_is_named_at_once(
+    manifest: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.asynccontextmanager
+    async def reach(config, identity, invitation, tell, *, look_s):
+        assert config.manifest == Path("run.toml") and look_s < 5.0
+        yield joining.Reached(config, invitation, run_id(invitation), None, ())
+
+    monkeypatch.setattr(joining, "reach", reach)
+    assert run(f"eval run.toml --bootstrap {LINK.partition('@')[2]}".split()) == 2
+    captured = capsys.readouterr()
+    assert f"nobody announces run {run_id(load(manifest))[:12]}" in captured.err and captured.err.count("\n") == 1
 
 
 def test_from_disk_it_is_the_loss_of_the_whole_model(

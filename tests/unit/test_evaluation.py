@@ -153,7 +153,7 @@ def test_nobody_left_to_ask_ends_the_wait(peers: tuple[PeerId, ...]) -> None:
     def gone(peer: PeerId, request: Process) -> Answer:
         raise PeerGone("refused", definite=True)
 
-    words = "a stage may lack replicas" if peers else "nobody serves stage 0"
+    words = "a stage may lack replicas" if peers else "nobody announces the run any more"
     with pytest.raises(NoReplica, match=f"no microbatch was scored for {GIVE_UP_S:g} s: {words}"):
         evaluate(Swarm(gone, peers=peers), Tally())
 
