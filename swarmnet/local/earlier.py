@@ -39,6 +39,14 @@ def lives(out: Path) -> list[float]:
     return [record["t"] for record in records if record.get("event") == BEGAN]
 
 
+def kills(out: Path) -> list[tuple[str, int, float]]:
+    """Who was killed: (name, in which step, seconds since the run began)."""
+    records = EventReader(out / "events.jsonl").read()
+    first = next((record["t"] for record in records if record.get("event") == BEGAN), 0.0)
+    return [(record["child"], record["step"], record["t"] - first) for record in records
+            if record.get("event") == "killed" and record.get("name") == "local"]
+
+
 def meshes(out: Path) -> dict[str, Mesh]:
     """What the run was begun with."""
     records = EventReader(out / "events.jsonl").read()

@@ -106,7 +106,8 @@ Change = tuple[str, str, object]
 
 def _described(options: LocalOptions, manifest: Manifest) -> list[Change]:
     """A small model made on the spot: a layer for each stage at least."""
-    usual, found = LocalOptions(), []
+    usual = LocalOptions()
+    found: list[Change] = []
     for name, field, value in (
         ("stages", "model.num_layers", max(manifest.model.num_layers, options.stages)),
         ("stages", "cut.stages", options.stages), ("steps", "training.total_steps", options.steps),

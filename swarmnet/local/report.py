@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +20,9 @@ from swarmnet.local.progress import Progress
 from swarmnet.local.table import duration
 from swarmnet.manifest.schema import Manifest
 from swarmnet.telemetry.jsonline import encode, plain
+
+INTERRUPTED = "interrupted"
+UNCOMPARED = "the swarm finished; only the comparison with one process was interrupted"
 
 
 class MergedLog:
@@ -45,7 +50,10 @@ class MergedLog:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended. problem: the one line that explains a non-zero exit code, "" if all promises held."""
+    """How a run ended. problem: the one line that explains a non-zero exit code, "" if all promises held.
+
+    oracle_problem: the part of it, at its end, that the comparison with one process adds.
+    """
 
     run_id: str
     seed: int
@@ -59,6 +67,7 @@ class Outcome:
     crashes: tuple[str, ...] = ()                   # children that ended with an error
     oracle: tuple[float, ...] | None = None
     comparison: Comparison | None = None
+    oracle_problem: str = ""
     killed_all: int | None = None                   # the step in which everything was killed, by order
     resumed: int = 0                                # how often the run was resumed
     ranks: Mapping[str, int] = field(default_factory=dict)      # of the replicas that have several
@@ -133,10 +142,45 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "outer_missed": progress.outer[False],
         "crashes": list(outcome.crashes),
     }
-    if outcome.comparison is not None:
-        found |= {"oracle_max_difference": outcome.comparison.max_difference,
-                  "oracle_bit_equal": outcome.comparison.bit_equal}
-    return found
+    return found | _compared(outcome)
+
+
+def _compared(outcome: Outcome) -> dict[str, Any]:
+    """What summary.json holds of a comparison with one process; nothing if none was asked for."""
+    if outcome.comparison is None:
+        return {"oracle_problem": outcome.oracle_problem} if outcome.oracle_problem else {}
+    return {"oracle_max_difference": outcome.comparison.max_difference,
+            "oracle_bit_equal": outcome.comparison.bit_equal, "oracle_problem": outcome.oracle_problem}
+
+
+def judged_before(directory: Path, *, steps: int) -> str | None:
+    """What summary.json says is wrong with the swarm of a finished run, the comparison apart; None if there is no
+    summary of all its `steps`."""
+    found = _read(directory)
+    if found is None or found.get("steps") != steps:
+        return None
+    problem = str(found["problem"]).removesuffix(str(found.get("oracle_problem", ""))).removesuffix("; ")
+    return "" if problem == INTERRUPTED else problem    # at the very end
+
+
+def add_comparison(outcome: Outcome, directory: Path) -> str:
+    """Put the comparison of a finished run into the summary it has, and into loss.png. Returns what `draw` does."""
+    found = (_read(directory) or {}) | {"ok": not outcome.problem, "problem": outcome.problem} | _compared(outcome)
+    _write(found, directory)
+    return draw(outcome, directory / "loss.png")
+
+
+def _read(directory: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and "problem" in found else None
+
+
+def _write(found: dict[str, Any], directory: Path) -> None:
+    text = json.dumps(plain(found), indent=2, allow_nan=False)
+    (directory / "summary.json").write_text(text + "\n", encoding="utf-8")
 
 
 def write(outcome: Outcome, directory: Path) -> str:
@@ -146,8 +190,7 @@ def write(outcome: Outcome, directory: Path) -> str:
         rows.writerow(("step", "loss", "tokens", "seconds"))
         rows.writerows((point.step, repr(point.loss), point.tokens, f"{point.seconds:.3f}")
                        for point in outcome.progress.points)
-    text = json.dumps(plain(summary(outcome)), indent=2, allow_nan=False)
-    (directory / "summary.json").write_text(text + "\n", encoding="utf-8")
+    _write(summary(outcome), directory)
     return draw(outcome, directory / "loss.png")
 
 
@@ -211,8 +254,6 @@ def print_summary(outcome: Outcome, directory: Path, console: Console) -> None:
     if verdict.renewed:
         lines.append(f"from version {', '.join(map(str, verdict.renewed))} on another run than before: a stage had "
                      "lost its state")
-    if outcome.comparison is not None:
-        lines.append(f"beside one process: {_beside(outcome.comparison)}")
     lines.append(f"run {outcome.run_id[:16]}, files in {directory}")
     _print(console, lines)
     if outcome.killed_all is not None:
@@ -222,11 +263,31 @@ def print_summary(outcome: Outcome, directory: Path, console: Console) -> None:
         lines = [f"everything was killed in step {outcome.killed_all}; {how}. Go on with:",
                  f"    swarmnet local --resume --out {directory}"]
         _print(console, lines)
-    elif outcome.problem == "interrupted" and progress.checkpoint:
+    elif outcome.problem == INTERRUPTED and progress.checkpoint:
         _print(console, [f"go on from the checkpoints of version {progress.checkpoint} with:",
                          f"    swarmnet local --resume --out {directory}"])
-    if outcome.problem:
+    print_comparison(outcome, directory, console)
+
+
+def print_comparison(outcome: Outcome, directory: Path, console: Console) -> None:
+    """How the swarm's losses stand beside one process's, if that is known; then what is wrong, if anything is."""
+    if outcome.comparison is not None:
+        _print(console, [f"beside one process: {_beside(outcome.comparison)}"])
+    if outcome.oracle_problem == UNCOMPARED:
+        _print(console, [f"{UNCOMPARED}. Do it again with:",
+                         f"    swarmnet local --resume --oracle --out {shlex.quote(str(directory))}"])
+    if outcome.problem not in ("", UNCOMPARED):
         console.print(f"FAILED: {outcome.problem}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+
+
+def next_step(manifest: Manifest, path: Path) -> str:
+    """What to do with a finished run whose manifest is at `path`; "" if its tokens are no text."""
+    if manifest.data.tokenizer == "ids":
+        return ""
+    here = os.path.relpath(path)
+    shown = str(path) if here.startswith(os.pardir) else here
+    prompt = "def " if manifest.data.source == "stdlib" else "The "
+    return f'next: swarmnet generate {shlex.quote(shown)} "{prompt}"'
 
 
 def _outer(progress: Progress) -> str:

@@ -3,37 +3,48 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
 
 from swarmnet.errors import UsageError
-from swarmnet.local import chaos, earlier
-from swarmnet.local.audit import Audit, compare
-from swarmnet.local.events import ORACLE_STEP
+from swarmnet.local import chaos, earlier, outlet
+from swarmnet.local.audit import Audit
+from swarmnet.local.beside import Bench, beside, by_bits, oracle_command
 from swarmnet.local.fault import Fault, unlikely
 from swarmnet.local.faults import Faults
 from swarmnet.local.interrupt import Interrupt
 from swarmnet.local.meshes import Meshes, in_words, mesh_of, meshed, parse_meshes, record
 from swarmnet.local.options import LocalOptions, parse_kill_all, parse_kill_ranks, parse_kills
 from swarmnet.local.prepare import Prepared, prepare, resume
-from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop, swarmnet_command
+from swarmnet.local.processes import ChildCommand, swarmnet_command
 from swarmnet.local.progress import Progress, ReplicaView
-from swarmnet.local.report import MergedLog, Outcome, agreement, print_summary, shape, write
-from swarmnet.local.starter import Starter, StarterLost, best_starter
+from swarmnet.local.report import (
+    INTERRUPTED,
+    MergedLog,
+    Outcome,
+    add_comparison,
+    agreement,
+    judged_before,
+    next_step,
+    print_comparison,
+    print_summary,
+    shape,
+    write,
+)
+from swarmnet.local.starter import FreshInterpreter, Starter, best_starter
 from swarmnet.local.supervisor import Layout, Supervisor, Timing
 from swarmnet.local.table import screen
 from swarmnet.manifest.remarks import remarks
-from swarmnet.telemetry.events import EventReader
+from swarmnet.manifest.schema import Manifest, Model
 
-
-def oracle_command(spec: ChildSpec) -> list[str]:
-    """The real single process."""
-    return ["-m", "swarmnet.local.oracle_child", str(spec.manifest), str(spec.events)]
+PROCESSES_PER_CORE = 8
+"""With more, most of the machine's time goes into starting them and passing on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +67,11 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
     Raises UsageError before any child is started.
     """
     kit = kit or Kit()
-    console = kit.console or Console()
     out = _directory(options)
+    console = kit.console or outlet.console(out)
     if options.resume and (said := _over(out)):
         console.print(said, markup=False, highlight=False, soft_wrap=True)
-        return 0
+        return _compare_finished(options, out, kit, console) if options.oracle or options.chaos else 0
     with contextlib.closing(kit.starter()) as starter:      # first of all: it imports while we read the data
         prepared = resume(out) if options.resume else kit.prepare(options, out)
         manifest, (replicas, trainers) = prepared.manifest, _members(options, prepared, out)
@@ -72,8 +83,8 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
             f"swarmnet local: {shape(manifest.cut.stages, len(replicas) // manifest.cut.stages)}, "
             f"{agreement(manifest)}, run {prepared.run_id[:12]}, files in {out}",
             markup=False, highlight=False, soft_wrap=True)
-        for line in (in_words(meshes, manifest), *remarks(manifest), *unlikely(plan[1], replicas),
-                     *_dark(options, prepared)):
+        for line in (in_words(meshes, manifest), *_crowd(replicas, trainers, meshes), *_raised(options, manifest),
+                     *remarks(manifest), *unlikely(plan[1], replicas), *_dark(options, prepared)):
             if line:
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
         layout = Layout(out=out, manifest=prepared.path, replicas=replicas, trainers=trainers, slots=options.slots,
@@ -83,11 +94,11 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
         with Interrupt() as interrupt:
             outcome = _swarm(options, prepared, layout, plan, kit=kit, starter=starter, console=console,
                              interrupt=interrupt)
-    if interrupt.count:
-        outcome = replace(outcome, problem="interrupted")
     if note := write(outcome, out):
         console.print(note, markup=False, highlight=False)
     print_summary(outcome, out, console)
+    if not outcome.problem and outcome.killed_all is None and (line := next_step(manifest, prepared.path)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     return interrupt.exit_code or (1 if outcome.problem else 0)
 
 
@@ -142,19 +153,68 @@ def _dark(options: LocalOptions, prepared: Prepared) -> list[str]:
     return [f"note: step {options.kill_all} comes before {when}: --resume will do everything again"]
 
 
+def _crowd(replicas: Iterable[str], trainers: tuple[str, ...], meshes: Meshes) -> list[str]:
+    """What it means that so many processes share this machine."""
+    ranks = [mesh_of(meshes, name).ranks for name in replicas]
+    processes = len(trainers) + sum(1 if number == 1 else 1 + number for number in ranks)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if processes <= PROCESSES_PER_CORE * cores:
+        return []
+    return [f"note: {processes} processes share {cores} core{'s' * (cores != 1)}: starting them may take minutes; with "
+            "fewer --stages or --replicas it is faster"]
+
+
+def _raised(options: LocalOptions, manifest: Manifest) -> list[str]:
+    """That the model has more layers than nobody asked for."""
+    usual, layers = Model().num_layers, manifest.model.num_layers
+    if options.manifest is not None or options.resume or not usual < layers == options.stages:
+        return []
+    return [f"note: the model has {layers} layers, not {usual}: each of {options.stages} stages needs one"]
+
+
+def _compare_finished(options: LocalOptions, out: Path, kit: Kit, console: Console) -> int:
+    """Hold a run that is finished against one process. The exit code, as that of `run_local`."""
+    prepared, (replicas, trainers) = resume(out), earlier.members(out)
+    manifest, exact = prepared.manifest, by_bits(prepared, earlier.meshes(out), replicas)
+    progress, audit = _books(prepared, replicas, trainers, exact=exact)
+    earlier.replay(out, earlier.lives(out), progress, audit)
+    progress.kills = earlier.kills(out)
+    outcome = Outcome(
+        run_id=prepared.run_id, seed=manifest.training.seed, microbatches=manifest.training.microbatches,
+        numerics=manifest.numerics.mode, progress=progress, verdict=audit.verdict(), seconds=progress.earlier_s,
+    )
+    before = judged_before(out, steps=progress.steps)
+    outcome = replace(outcome, problem=_judge(outcome) if before is None else before)
+    with Interrupt() as interrupt:
+        bench = Bench(kit.oracle, FreshInterpreter(), console, interrupt, kit.timing.poll_s, kit.timing.grace_s)
+        outcome = beside(outcome, prepared, out, exact=exact, log_level=options.log_level, bench=bench)
+    note = write(outcome, out) if before is None else add_comparison(outcome, out)
+    if note:
+        console.print(note, markup=False, highlight=False)
+    print_comparison(outcome, out, console)
+    return interrupt.exit_code or (1 if outcome.problem else 0)
+
+
+def _books(prepared: Prepared, replicas: dict[str, int], trainers: tuple[str, ...], *, exact: bool,
+           ) -> tuple[Progress, Audit]:
+    """Empty ones for the run, to be told everything that happens."""
+    manifest, training = prepared.manifest, prepared.manifest.training
+    progress = Progress(steps=training.total_steps, trainers=frozenset(trainers),
+                        replicas={name: ReplicaView(stage) for name, stage in replicas.items()})
+    return progress, Audit(
+        stages=manifest.cut.stages, steps=training.total_steps, microbatches=training.microbatches, exact=exact,
+        equal=manifest.averaging.equal_bits, repeats=prepared.pure and prepared.lossless,
+    )
+
+
 def _swarm(options: LocalOptions, prepared: Prepared, layout: Layout, plan: tuple[str, tuple[Fault, ...]], *, kit: Kit,
            starter: Starter, console: Console, interrupt: Interrupt) -> Outcome:
     """The swarm from its first process to its verdict, and the single process after it."""
     began, manifest = time.monotonic(), prepared.manifest
-    stages, steps = manifest.cut.stages, manifest.training.total_steps
     (seed, ordered), out = plan, layout.out
-    progress = Progress(steps=steps, replicas={name: ReplicaView(stage) for name, stage in layout.replicas.items()},
-                        trainers=frozenset(layout.trainers))
-    audit = Audit(
-        stages=stages, steps=steps, microbatches=manifest.training.microbatches, exact=_by_bits(prepared, layout),
-        equal=manifest.averaging.equal_bits, repeats=prepared.pure and prepared.lossless,
-    )
-    faults = Faults(ordered, replicas=layout.replicas, steps=steps, rng=random.Random(seed),
+    exact = by_bits(prepared, layout.meshes, layout.replicas)
+    progress, audit = _books(prepared, layout.replicas, layout.trainers, exact=exact)
+    faults = Faults(ordered, replicas=layout.replicas, steps=progress.steps, rng=random.Random(seed),
                     every_s=options.kill_every, restart_s=kit.timing.restart_s,
                     meshed=meshed(layout.meshes, layout.replicas))
     if options.resume:
@@ -164,6 +224,8 @@ def _swarm(options: LocalOptions, prepared: Prepared, layout: Layout, plan: tupl
         supervisor = Supervisor(layout, progress=progress, audit=audit, faults=faults, starter=starter,
                                 command=kit.child, screen=shown, log=log, interrupt=interrupt, timing=kit.timing)
         problem = supervisor.run()
+    if interrupt.count and not progress.complete:
+        problem = INTERRUPTED
     outcome = Outcome(
         run_id=prepared.run_id, seed=manifest.training.seed, microbatches=manifest.training.microbatches,
         numerics=manifest.numerics.mode, progress=progress, verdict=audit.verdict(),
@@ -171,12 +233,13 @@ def _swarm(options: LocalOptions, prepared: Prepared, layout: Layout, plan: tupl
         ranks={name: mesh_of(layout.meshes, name).ranks for name in meshed(layout.meshes, layout.replicas)},
         crashes=tuple(supervisor.crashes), killed_all=supervisor.killed_all, resumed=layout.life,
     )
-    if problem or interrupt.count:
+    if problem:
         return outcome
     outcome = replace(outcome, problem=_judge(outcome))
     if supervisor.killed_all is not None or not (options.oracle or options.chaos):
         return outcome
-    return _beside(outcome, prepared, layout, kit=kit, starter=starter, console=console, interrupt=interrupt)
+    bench = Bench(kit.oracle, starter, console, interrupt, kit.timing.poll_s, kit.timing.grace_s)
+    return beside(outcome, prepared, out, exact=exact, log_level=layout.log_level, bench=bench)
 
 
 def _directory(options: LocalOptions) -> Path:
@@ -198,44 +261,3 @@ def _judge(outcome: Outcome) -> str:
     if behind:
         found.append(f"{', '.join(behind)} did not reach the last version")
     return "; ".join([*found, *outcome.crashes])
-
-
-def _beside(outcome: Outcome, prepared: Prepared, layout: Layout, *, kit: Kit, starter: Starter,
-            console: Console, interrupt: Interrupt) -> Outcome:
-    """The outcome with the single process's curve beside it. It runs now, when the swarm has left the machine."""
-    console.print("the same manifest in one process, after the swarm ...", highlight=False)
-    directory = layout.out / "oracle"
-    spec = ChildSpec(name="oracle", stage=None, manifest=prepared.path, directory=directory, slots=None, bootstrap=(),
-                     events=directory / "events.jsonl", log_level=layout.log_level)
-    try:
-        child = Child(spec, kit.oracle(spec), EventReader(spec.events), starter)
-    except StarterLost as error:
-        return replace(outcome, problem=_also(outcome.problem, f"the oracle was not started: {error}"))
-    try:
-        while (code := child.returncode()) is None and not interrupt.count:
-            time.sleep(kit.timing.poll_s)
-    finally:
-        stop([child], grace_s=kit.timing.grace_s, hurry=lambda: interrupt.again)
-    losses = [float(record["loss"]) for record in child.read() if record["event"] == ORACLE_STEP]
-    if code != 0:
-        if interrupt.count:
-            return outcome
-        console.print("\n".join(child.last_lines()), markup=False, highlight=False)
-        problem = f"the oracle failed (exit code {code}), see {child.log}"
-        return replace(outcome, problem=_also(outcome.problem, problem))
-    mine: Sequence[float] = [point.loss for point in outcome.progress.points]
-    comparison = compare(
-        mine, losses, exact=_by_bits(prepared, layout), lossless=prepared.lossless,
-        promised=prepared.pure,
-    )
-    return replace(outcome, oracle=tuple(losses), comparison=comparison,
-                   problem=_also(outcome.problem, comparison.problem))
-
-
-def _by_bits(prepared: Prepared, layout: Layout) -> bool:
-    """Is every loss to have the bits of one process's? Ranks that share a stage sum in another order than one does."""
-    return prepared.exact and not meshed(layout.meshes, layout.replicas)
-
-
-def _also(problem: str, another: str) -> str:
-    return "; ".join(part for part in (problem, another) if part)

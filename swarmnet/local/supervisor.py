@@ -163,9 +163,8 @@ class Supervisor:
         if not self._starts:
             self._start(self._waiting.pop(0), now=now)
         elif self.progress.bootstrap():
-            waiting, self._waiting = self._waiting, []
-            for name in waiting:
-                self._start(name, now=now)
+            while self._waiting and not self.interrupt.count:       # of many processes the last is started late
+                self._start(self._waiting.pop(0), now=now)
 
     def _start(self, name: str, *, now: float) -> None:
         number = self._starts[name] = self._starts.get(name, 0) + 1

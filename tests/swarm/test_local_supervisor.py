@@ -20,10 +20,12 @@ from rich.console import Console
 
 from swarmnet.errors import UsageError
 from swarmnet.local import LocalOptions, run_local
+from swarmnet.local.beside import oracle_command
 from swarmnet.local.prepare import Prepared, choose
 from swarmnet.local.prepare import prepare as real_prepare
-from swarmnet.local.processes import ChildSpec, swarmnet_command
-from swarmnet.local.run import Kit, oracle_command
+from swarmnet.local.processes import ChildSpec, stop, swarmnet_command
+from swarmnet.local.report import UNCOMPARED
+from swarmnet.local.run import Kit
 from swarmnet.local.starter import FreshInterpreter, Process, StarterLost, child_environment
 from swarmnet.local.supervisor import Timing
 from swarmnet.manifest.canonical import run_id
@@ -181,6 +183,7 @@ def test_an_undisturbed_run_leaves_its_files(tmp_path: Path) -> None:
     assert {record["name"] for record in merged} == {"local", "trainer-0", *(
         f"s{stage}-r{number}" for stage in range(STAGES) for number in range(REPLICAS))}
     assert "bit-equal" in said(tools) and "FAILED" not in said(tools)
+    assert said(tools).splitlines()[-1] == f'next: swarmnet generate {tmp_path}/out/run.toml "def "'
     pytest.importorskip("matplotlib")
     assert (tmp_path / "out" / "loss.png").read_bytes().startswith(b"\x89PNG")
 
@@ -284,6 +287,55 @@ def test_when_nothing_can_be_started_any_more_the_run_ends_with_its_files(
     assert summary(tmp_path)["problem"] == problem and (tmp_path / "out" / "loss.csv").exists()
 
 
+class Asked(FreshInterpreter):
+    """While the third child is started somebody asks for the end."""
+
+    def __init__(self) -> None:
+        self.started = 0
+
+    def start(self, *args: Any, **named: Any) -> Process:
+        self.started += 1
+        if self.started == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return super().start(*args, **named)
+
+
+def test_who_asks_for_the_end_does_not_wait_for_all_to_be_started(tmp_path: Path) -> None:
+    starter = Asked()
+    assert run_local(options(tmp_path), replace(kit(tmp_path / "board"), starter=lambda: starter)) == 143
+    assert starter.started == 3 and summary(tmp_path)["problem"] == "interrupted"
+
+
+class Deaf:
+    """A child that ends by SIGKILL only."""
+
+    def __init__(self, name: str, story: list[str]) -> None:
+        self.spec, self.story = ChildSpec(name, 0, *4 * [Path(name)], (), None, "info"), story
+
+    def returncode(self) -> int | None:
+        return None
+
+    def send(self, number: signal.Signals) -> None:
+        self.story.append(f"{number.name} {self.spec.name}")
+
+    def wait(self) -> None:
+        self.story.append(f"wait {self.spec.name}")
+
+
+def test_all_are_killed_before_any_is_waited_for() -> None:
+    story: list[str] = []
+    assert stop([Deaf("a", story), Deaf("b", story)], grace_s=0.0) == ["a", "b"]       # type: ignore[list-item]
+    assert story == ["SIGTERM a", "SIGTERM b", "SIGKILL a", "SIGKILL b", "wait a", "wait b"]
+
+
+def test_a_swarm_too_large_for_the_machine_and_layers_nobody_asked_for_are_remarked(tmp_path: Path) -> None:
+    cores = len(os.sched_getaffinity(0))
+    tools = replace(kit(tmp_path / "board", replicas=8 * cores), starter=lambda: Tired(0))
+    assert run_local(options(tmp_path, stages=9, replicas=8 * cores), tools) == 1
+    assert f"note: {72 * cores + 1} processes share {cores} core" in said(tools)
+    assert "note: the model has 9 layers, not 6: each of 9 stages needs one" in said(tools)
+
+
 def test_a_swarm_that_stands_still_says_what_it_waits_for(tmp_path: Path) -> None:
     timing = Timing(poll_s=0.002, stalled_s=0.3, give_up_s=1.0, grace_s=2.0)
     tools = kit(tmp_path / "board", hold=4, timing=timing)                     # nobody is killed, so nobody moves on
@@ -332,6 +384,7 @@ WHOLE = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
+from dataclasses import replace
 from rich.console import Console
 from test_local_supervisor import kit, options
 from swarmnet.local import run_local
@@ -384,6 +437,21 @@ def test_what_children_say_while_they_are_stopped_starts_nothing(tmp_path: Path)
     assert summary(tmp_path)["kills"] == 0
 
 
+def test_a_reader_that_goes_away_ends_the_printing_and_nothing_else(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", WHOLE.replace(", console=Console()", "").replace(
+        "tools = kit(", "tools = replace(kit(").replace("mode=mode)", "mode=mode), console=None)"),
+        str(Path(__file__).parent), str(tmp_path), "-1", ""]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline().startswith("swarmnet local: 3 stages")
+        process.stdout.close()
+        complaint = process.stderr.read()
+    assert process.returncode == 0, complaint
+    assert complaint == ("swarmnet: nobody reads the output any more; the run goes on, its files are in "
+                         f"{tmp_path / 'out'} (Ctrl+C ends it)\n")
+    assert summary(tmp_path)["ok"] and len((tmp_path / "out" / "loss.csv").read_text().splitlines()) == STEPS + 1
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the leash is a Linux promise")
 def test_children_do_not_outlive_a_killed_supervisor(tmp_path: Path) -> None:
     code, _, pids = interrupted(tmp_path, lambda process: process.kill())
@@ -409,6 +477,37 @@ def test_a_finished_run_is_said_to_be_and_left_alone(tmp_path: Path) -> None:
     assert run_local(LocalOptions(out=tmp_path / "out", resume=True), again) == 0
     assert f"is finished: all {STEPS} steps are done" in said(again)
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+
+
+PATIENT_ORACLE = "import os, signal, time; os.kill({pid}, signal.SIGINT); time.sleep(600)"
+
+
+def test_ctrl_c_while_it_is_compared_leaves_a_finished_swarm_that_can_be_compared_later(tmp_path: Path) -> None:
+    first = replace(kit(tmp_path / "board"), oracle=lambda _: ["-c", PATIENT_ORACLE.format(pid=os.getpid())])
+    assert run_local(options(tmp_path, oracle=True, kill=("1@3",)), first) == 130
+    assert summary(tmp_path)["problem"] == UNCOMPARED and "FAILED" not in said(first)
+    assert f"{UNCOMPARED}. Do it again with:\n    swarmnet local --resume --oracle --out {tmp_path}" in said(first)
+    before, files = summary(tmp_path), (tmp_path / "out" / "loss.csv").read_bytes()
+
+    again = kit(tmp_path / "again")
+    assert run_local(LocalOptions(out=tmp_path / "out", resume=True, oracle=True), again) == 0
+    assert "beside one process: largest loss difference 0 (bit-equal)" in said(again)
+    assert summary(tmp_path) == before | {"ok": True, "problem": "", "oracle_problem": "",
+                                          "oracle_max_difference": 0.0, "oracle_bit_equal": True}
+    assert (tmp_path / "out" / "loss.csv").read_bytes() == files
+
+    other = kit(tmp_path / "other", slope=0.2)
+    assert run_local(LocalOptions(out=tmp_path / "out", resume=True, oracle=True), other) == 1
+    assert "FAILED: losses differ from one process" in said(other) and not summary(tmp_path)["ok"]
+    assert run_local(LocalOptions(out=tmp_path / "out", resume=True, oracle=True), kit(tmp_path / "last")) == 0
+
+
+def test_a_finished_run_that_lost_its_summary_is_compared_and_has_its_files_again(tmp_path: Path) -> None:
+    assert run_local(options(tmp_path), kit(tmp_path / "board")) == 0
+    (tmp_path / "out" / "summary.json").unlink()
+    assert run_local(LocalOptions(out=tmp_path / "out", resume=True, oracle=True), kit(tmp_path / "again")) == 0
+    found = summary(tmp_path)
+    assert (found["ok"], found["steps"], found["oracle_bit_equal"], found["lost"]) == (True, STEPS, True, 0)
 
 
 def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
