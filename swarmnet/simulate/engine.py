@@ -269,8 +269,8 @@ class SimulatedEngine:
         into.total = self.numbers.add(into.total, self.numbers.of(delta))
         return True
 
-    def void(self, step: int | None = None) -> None:
-        """See Engine."""
+    def void(self, step: int | None = None, *, lost: bool = False) -> None:
+        """See Engine. Nothing is owed here."""
         for accumulator in self.accumulators if step is None else (self.accumulator(step),):
             accumulator.void()
 

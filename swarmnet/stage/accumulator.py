@@ -54,7 +54,7 @@ class Accumulator:
         self._sum = torch.zeros(num_elements, dtype=sum_dtype(numerics), device=device)
         self._lock = threading.Lock()            # of the void count: held for a moment
         self._content = threading.RLock()        # of the sum: held while one gradient is added
-        self._voids = 0
+        self._voids = self._revoked = 0
         self._epoch = (-1, -1)
         self._indexes: set[int] = set()
 
@@ -65,14 +65,21 @@ class Accumulator:
             return self._voids
 
     @property
+    def revoked(self) -> int:
+        """How often that took back what was counted in it."""
+        with self._lock:
+            return self._revoked
+
+    @property
     def num_bytes(self) -> int:
         """Memory of the sum."""
         return self._sum.nbytes
 
-    def void(self) -> None:
-        """Make the sum empty. An addition now running adds to nothing and returns False."""
+    def void(self, *, lost: bool = False) -> None:
+        """Make the sum empty. An addition now running adds to nothing and returns False. lost: see GradientSum."""
         with self._lock:
             self._voids += 1
+            self._revoked += not lost
 
     def follow(self, voids: int) -> None:
         """The void count is kept elsewhere (ranks of a mesh: by their peer), and is this now."""

@@ -71,8 +71,12 @@ class GradientSum(Protocol):
     def voids(self) -> int:
         """How often it has been voided."""
 
-    def void(self) -> None:
-        """Make it empty. An addition now running adds to nothing."""
+    @property
+    def revoked(self) -> int:
+        """How often what was counted in it was taken back: its voids, but for losses and those that follow one."""
+
+    def void(self, *, lost: bool = False) -> None:
+        """Make it empty. An addition now running adds to nothing. lost: this only follows a loss."""
 
     def read(self, step: int) -> Tensor:
         """The flat sum of `step` in canonical order: zeros if nothing was added. Do not change it.

@@ -167,9 +167,10 @@ class Engine(Protocol):
         """
         ...
 
-    def void(self, step: int | None = None) -> None:
+    def void(self, step: int | None = None, *, lost: bool = False) -> None:
         """Empty the accumulator of one open step, or of all, and move its void counter; running weight passes of that
-        step add nothing any more."""
+        step add nothing any more. What the averaging codec owes from earlier steps is void with the oldest one's,
+        unless this only follows a loss of the sums: `lost`."""
         ...
 
     async def open_round(

@@ -4,7 +4,8 @@
     owed   = gradient + residual - send
 
 `owed` becomes the residual only when the sum of that very round is applied. A round that is abandoned leaves the
-residual as it was. A void drops it, and what is owed with it: it is void with its accumulator.
+residual as it was. A void drops it, and what is owed with it: it is void with its accumulator. An accumulator that was
+lost with the ranks that held it drops nothing: the residual is here, and others may yet finish the round.
 
 A reducer loses something too, when it encodes the sum of its part. It owes that itself, on top: over all replicas,
 what is applied and what is left in residuals always add up to what was computed and what was left before. Hence it
@@ -40,7 +41,8 @@ class Feedback:
         self._lost: dict[tuple[int, int, int], Tensor] = {}  # of sums I encoded, hop by hop, on top of it
 
     def at(self, voids: int) -> None:
-        """The accumulator's void count now: if it has moved, nothing is owed any more, nor sent in this round."""
+        """The accumulator's void count now, without losses (`GradientSum.revoked`): if it has moved, nothing is owed
+        any more, nor sent in this round."""
         if voids != self._voids:
             self._voids = voids
             self.residual.zero_()

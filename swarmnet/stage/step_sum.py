@@ -35,7 +35,7 @@ class StepSum:
 
     accumulators: step s sums in accumulators[s % len]. memory: where the finished sum is put together. What a codec
     remembers is void with the accumulator of the step that is being averaged; a void of a step that has contributed
-    nothing yet leaves it.
+    nothing yet leaves it, and so does a loss: ranks that died never held it.
 
     Positions count through all `phases`, the vectors that a round sums one after the other; for most codecs there is
     one, the flat gradient itself. Raises BadMessage for what a peer sent, Refused(VOID) for a result of our own that is
@@ -47,7 +47,8 @@ class StepSum:
     ) -> None:
         self._state, self._canonical, self._accumulators = state, state.canonical, accumulators
         self._accumulator = accumulators[0]  # of the oldest open step
-        self._voids_then = self._voids_before = 0
+        self._revoked_then = self._forgotten_before = 0
+        self._voids: int | None = None       # of the accumulator, as the round began that I take part in
         self._fixed_point = manifest.numerics.mode == "deterministic"
         self._num_microbatches = manifest.training.microbatches
         self._sum = SumBuffer.over(memory)
@@ -91,15 +92,21 @@ class StepSum:
         self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
     ) -> None:
         """What is contributed and reduced from now on is so in that round; and what stands of the last one."""
-        self._codec.begin(round_id, voids=self._voids, resent=resent, kept=kept)
+        self._voids = self._accumulator.voids
+        self._codec.begin(round_id, voids=self._forgotten, resent=resent, kept=kept)
 
     def contribution(self, start: int, stop: int) -> Packed:
-        """Positions [start, stop) of the accumulator under the averaging codec."""
+        """Positions [start, stop) of the accumulator under the averaging codec.
+
+        Raises Refused(NOT_READY) if that was voided since the round began: another piece of it has perhaps been sent,
+        and of the same sum all are, or the codec would remember the wrong rest.
+        """
         check_part(start, stop, sum(self.phases))
+        total = self._accumulator.read(self._state.version)
+        if self._voids not in (None, self._accumulator.voids):
+            raise Refused(RejectCode.NOT_READY, "the sum was voided in the round", step=self._state.version)
         with blameless(self._canonical.stage):
-            return self._codec.contribution(
-                self._accumulator.read(self._state.version), start, stop, voids=self._voids
-            )
+            return self._codec.contribution(total, start, stop, voids=self._forgotten)
 
     def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
         """Reduce contributions in the order given, on the CPU: they come from the network and return to it."""
@@ -108,7 +115,7 @@ class StepSum:
             center = self._center[start:stop]
         total, clipped = self._reducer(contributions, stop - start, center, hop=hop)
         with blameless(self._canonical.stage):
-            return Reduced(self._codec.sum(total, start, voids=self._voids, hop=hop), clipped)
+            return Reduced(self._codec.sum(total, start, voids=self._forgotten, hop=hop), clipped)
 
     def open(self) -> None:
         """Another sum comes: what was there is gone."""
@@ -128,7 +135,7 @@ class StepSum:
     def next_phase(self) -> None:
         """A vector was put whole, and another is to be summed."""
         with blameless(self._canonical.stage):
-            self._codec.next_phase(voids=self._voids)
+            self._codec.next_phase(voids=self._forgotten)
 
     def seal(self) -> tuple[bytes, float]:
         """Everything was put: the digest of the whole sum and its squared norm."""
@@ -165,7 +172,7 @@ class StepSum:
         """One optimizer step on the finished sum: `state` is a version further."""
         self._state.apply(self.flat, commits)
         mine = commits[self._canonical.stage]
-        self._codec.applied(mine.id, voids=self._voids)
+        self._codec.applied(mine.id, voids=self._forgotten)
         self._turn()
         if self._reducer.needs_center:       # for the next step's reducer: this one's mean per microbatch
             if self._center is None:
@@ -193,20 +200,22 @@ class StepSum:
         Raises BadMessage, and remembers what it did before."""
         shapes = {name: tensor.shape for name, tensor in self._codec.memory.items()}
         saved = snapshot.unpack(data, shapes, stage=self._canonical.stage, version=self._state.version)
-        self._codec.recall(saved, voids=self._voids)
+        self._codec.recall(saved, voids=self._forgotten)
 
     # ------------------------------------------------------------ inside
 
     @property
-    def _voids(self) -> int:
-        """How often the oldest step was voided since it is that, and those before it while they were."""
-        return self._voids_before + self._accumulator.voids - self._voids_then
+    def _forgotten(self) -> int:
+        """How often the codec is to forget: the oldest step was revoked since it is that, and those before it while
+        they were."""
+        return self._forgotten_before + self._accumulator.revoked - self._revoked_then
 
     def _turn(self) -> None:
         """Another step is the oldest open one."""
-        self._voids_before = self._voids
+        self._forgotten_before = self._forgotten
         self._accumulator = self._accumulators[self._state.version % len(self._accumulators)]
-        self._voids_then = self._accumulator.voids
+        self._revoked_then = self._accumulator.revoked
+        self._voids = None
 
     @property
     def _lossless(self) -> str:

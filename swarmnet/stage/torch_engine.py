@@ -164,16 +164,16 @@ class TorchEngine:
         """Version of the weights."""
         return self._state.version
 
-    def void(self, step: int | None = None) -> None:
+    def void(self, step: int | None = None, *, lost: bool = False) -> None:
         """Empty the accumulator of `step`, or all, and move the void counter. Never waits for the compute thread.
 
-        A step that is applied has nothing left to void.
+        A step that is applied has nothing left to void. lost: see Engine.
         """
         if step is None:
             for accumulator in self._accumulators:
-                accumulator.void()
+                accumulator.void(lost=lost)
         elif step >= self.version:
-            self._accumulators[self._place(step)].void()
+            self._accumulators[self._place(step)].void(lost=lost)
 
     # ------------------------------------------------------------ microbatches
 

@@ -43,9 +43,11 @@ class Owned:
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """Empty the step's accumulator (rule 11)."""
+    """Empty the step's accumulator (rule 11). lost: only because its content is lost already, not because what was
+    counted there does not count."""
 
     step: int
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,8 +208,8 @@ class StepDriver:
                 self._pipeline.owned(step, index, owner)
             case act.Execute(step, index):
                 self._pipeline.order(step, index)
-            case act.Void(step):
-                self._engine.void(step)
+            case act.Void(step, lost):
+                self._engine.void(step, lost=lost)
                 self._pipeline.voided(step)
             case act.Sum(current):
                 self._round = self._spawn(self._sum(current))

@@ -124,7 +124,7 @@ class OpenStep:
     def add(self, index: int) -> list[Action]:
         """The weight gradient of `index` is in the accumulator, which has not been voided since."""
         if index not in self.account.granted:
-            return self._begin_again("voided_myself")
+            return self._begin_again("voided_myself", lost=False)
         self.account.summed.add(index)
         return self._join_round()
 
@@ -136,7 +136,7 @@ class OpenStep:
 
     def sum_lost(self) -> list[Action]:
         """The accumulator's content is lost, and all work in flight. A finished sum is elsewhere, and stays."""
-        return [] if self.applying else self._begin_again("sum_lost")
+        return [] if self.applying else self._begin_again("sum_lost", lost=True)
 
     def sum_whole(self, finished: Finished, *, now: float) -> list[Action]:
         """The exchange of a round, or the collection of a finished sum, is complete and digest-checked."""
@@ -300,11 +300,11 @@ class OpenStep:
             return []
         return [Send(self.promised.peer, self._make_report(self.promised))]
 
-    def _begin_again(self, why: str) -> list[Action]:
+    def _begin_again(self, why: str, *, lost: bool) -> list[Action]:
         """The accumulator is worth nothing: it holds what nobody granted (I3), or nothing of what it should."""
         self.account.renew(void=True)
         step = self.stamp.step
-        return [*self.part.drop(), act.Void(step), Note(why, {"step": step}), *self._report()]
+        return [*self.part.drop(), act.Void(step, lost=lost), Note(why, {"step": step}), *self._report()]
 
     def _join_round(self) -> list[Action]:
         if self.applying or not self.oldest:

@@ -8,20 +8,25 @@ import os
 import random
 import select
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import dying_rank
 import pytest
 import torch
+from safetensors.torch import load
 from stage_chain import ROUND, StageChain, compute_thread, tiny
 
 from swarmnet.errors import BadMessage, MeshFailed, Refused, RejectCode, UsageError
-from swarmnet.manifest.schema import Averaging, Manifest
+from swarmnet.ids import RoundId
+from swarmnet.manifest.schema import Averaging, Manifest, Model
 from swarmnet.mesh.layout import MeshLayout
+from swarmnet.messages import Commit
 from swarmnet.stage import mesh_body
 from swarmnet.stage.compute import ComputeThread
+from swarmnet.stage.feedback import RESIDUAL
 from swarmnet.stage.patience import Patience
+from swarmnet.stage.step_sum import StepSum
 from swarmnet.stage.torch_engine import TorchEngine
 from swarmnet.wire import codecs
 
@@ -34,6 +39,10 @@ LAYOUTS = {
     "zero3": MeshLayout(data=2, shard="zero3", devices=CPUS),
 }
 STEPS = 4
+WIDE = Model(
+    vocab_size=64, hidden_size=64, intermediate_size=112, num_layers=1, num_heads=4, num_kv_heads=4, head_dim=16
+)
+"""Its matrices are worth factors."""
 
 
 class Heard:
@@ -477,10 +486,58 @@ def test_a_lost_sum_is_refused_until_it_is_voided() -> None:
         with pytest.raises(Refused) as refused:
             await engine.contribution(0, engine.num_elements)
         assert refused.value.code is RejectCode.NOT_READY
-        engine.void(0)
+        engine.void(0, lost=True)
+        with pytest.raises(Refused):
+            await engine.contribution(0, engine.num_elements)    # of the round that it was to be in
+        await engine.open_round(RoundId(ROUND.ballot, 1))
         assert not any(await the_sum(engine))
 
     run(scenario, tiny(2))
+
+
+@pytest.mark.parametrize("codec", ["topk:0.01", "powersgd:4"])
+def test_what_is_owed_from_earlier_steps_is_not_lost_with_ranks(codec: str) -> None:
+    """They die between rounds and, twice in a row, when a sum is whole: applied + owed = computed in each step."""
+
+    async def scenario(both: Chains) -> None:
+        chain, engine = both.mixed, both.engine
+        apply = engine.apply
+
+        async def owed() -> torch.Tensor:
+            _, saved = await engine.memory()             # what a checkpoint would hold
+            assert saved is not None
+            return load(bytes(saved))[RESIDUAL]
+
+        async def die(times: int) -> None:
+            for rank in range(times):
+                await kill(both, rank)
+            engine.void(chain.step_number, lost=True)
+
+        async def die_and_apply(commits: Sequence[Commit]) -> None:
+            await die(2)
+            await apply(commits)
+
+        async def step(*, between: bool = False, whole: bool = False) -> None:
+            before, number = await owed(), chain.step_number
+            losses = await chain.compute(random.Random(number), number)
+            if between:
+                await die(1)
+                assert torch.equal(await owed(), before)
+                losses = await chain.compute(random.Random(number + 1), number)
+            computed = engine._accumulators[0].read(number).clone()
+            engine.apply = die_and_apply if whole else apply  # type: ignore[method-assign]
+            await chain.finish(*losses)
+            assert isinstance(engine._sum, StepSum)
+            applied, after = engine._sum._sum.flat, await owed()
+            torch.testing.assert_close(applied + after, computed + before, rtol=1e-5, atol=1e-5)
+            assert after.norm() > 0.1 * computed.norm()
+
+        for number in range(5):
+            await step(between=number in (2, 4), whole=number in (3, 4))
+        assert both.heard.lost == 6
+
+    manifest = tiny(1, mode="fp32", model=WIDE, averaging=Averaging(codec=codec))
+    run(scenario, manifest, 0, patience=Patience(pause_s=0.0))
 
 
 def test_ranks_that_finish_nothing_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
