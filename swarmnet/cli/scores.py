@@ -112,7 +112,7 @@ class Scores:
             f"{'' if bits is None else f', {bits:.4f} bits per byte'}"
             f"{'' if self.complete else ' (partial)'}",
             f"over {tally.num_tokens:,} tokens of {self.text.tokens.source}, {tally.num_microbatches} of "
-            f"{self.text.num_microbatches} microbatches"
+            f"{self.text.in_all} microbatches"
             f"{f'; {self.text.left_out:,} tokens more are in none' if self.text.left_out else ''}",
             f"by the weights of {self._versions()}",
         ]
@@ -133,7 +133,7 @@ class Scores:
             "tokens": tally.num_tokens,
             "bytes": tally.num_bytes if some else None,
             "microbatches": tally.num_microbatches,
-            "of_microbatches": self.text.num_microbatches,
+            "of_microbatches": self.text.in_all,
             "tokens_left_out": self.text.left_out,
             "versions": {str(version): count for version, count in sorted(tally.versions.items())},
             "partial": not self.complete,

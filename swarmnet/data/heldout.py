@@ -19,15 +19,16 @@ from swarmnet.manifest.schema import Training
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What is to be scored: `num_microbatches` of B x T tokens each.
+    """What is to be scored: `num_microbatches` of B x T tokens each, of the `in_all` that there are.
 
     positions(number) are the starts of the sequences of microbatch `number`. left_out: tokens that could be scored and
-    are in no microbatch, because they do not fill one or because fewer were asked for.
+    are in no microbatch, because they do not fill one.
     """
 
     tokens: Tokens
     sequence_length: int
     num_microbatches: int
+    in_all: int
     left_out: int
     positions: Callable[[int], tuple[int, ...]]
 
@@ -56,8 +57,8 @@ def held_out(tokens: Tokens, training: Training, *, at_most: int | None = None) 
     sampler = Sampler(training.seed, tokens.num_tokens, length, size)
     whole = max(sampler.num_eval_windows // size, 1)     # a split that fills none is gone through again, as in training
     count = whole if at_most is None else at_most
-    left_out = max(sampler.num_eval_windows - count * size, 0) * length
-    return Text(tokens, length, count, left_out, sampler.eval_positions)
+    left_out = max(sampler.num_eval_windows - whole * size, 0) * length
+    return Text(tokens, length, count, max(whole, count), left_out, sampler.eval_positions)
 
 
 def any_text(tokens: Tokens, training: Training, *, at_most: int | None = None) -> Text:
@@ -75,7 +76,7 @@ def any_text(tokens: Tokens, training: Training, *, at_most: int | None = None) 
     def positions(number: int) -> tuple[int, ...]:
         return tuple((number * size + row) * length for row in range(size))
 
-    return Text(tokens, length, count, scored - count * length * size, positions)
+    return Text(tokens, length, count, whole, scored - whole * length * size, positions)
 
 
 @dataclass(slots=True)

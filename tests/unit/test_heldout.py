@@ -43,7 +43,7 @@ def test_every_label_of_a_text_is_scored_once_or_counted_as_left_out(
         for label in text.tokens.microbatch(text.positions(number), length)[:, 1:].flatten().tolist()
     ]
     assert labels == list(range(1, len(labels) + 1))
-    assert len(labels) + text.left_out == count - 1
+    assert text.in_all * length * size + text.left_out == count - 1 and text.left_out < length * size
 
 
 @given(count=st.integers(600, 4000), size=st.integers(1, 4))
@@ -55,7 +55,8 @@ def test_what_is_held_out_is_scored_once_in_the_order_of_the_run(count: int, siz
     assert min(starts) >= sampler.eval_start
     if sampler.num_eval_windows >= size:
         assert len(set(starts)) == len(starts) == sampler.num_eval_windows - text.left_out // 8
-    assert held_out(tokens(count), training, at_most=2).num_microbatches == 2
+    two = held_out(tokens(count), training, at_most=2)
+    assert (two.num_microbatches, two.in_all, two.left_out) == (2, max(text.in_all, 2), text.left_out)
 
 
 def test_sums_are_divided_once() -> None:
@@ -107,6 +108,16 @@ def test_what_a_manifest_of_strangers_may_not_and_what_does_not_fit(
 ) -> None:
     with pytest.raises(UsageError, match=words):
         asked.of_strangers(manifest)
+
+
+def test_what_was_not_asked_for_is_in_microbatches_all_the_same() -> None:
+    scores = Scores(Manifest(training=SMALL), any_text(tokens(60), SMALL, at_most=1), None)
+    assert scores.so_far() == "0 of 1 microbatches"
+    scores.tally.add(32.0, 16, None, version=4)
+    assert "over 16 tokens of text, 1 of 3 microbatches; 11 tokens more are in none\n" in scores.as_text()
+    assert "partial" not in scores.as_text() and scores.complete
+    assert {"microbatches": 1, "of_microbatches": 3, "tokens_left_out": 11, "partial": False}.items() <= json.loads(
+        scores.as_json()).items()
 
 
 def test_it_says_what_it_knows() -> None:
