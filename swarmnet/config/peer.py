@@ -5,6 +5,7 @@ Knows no file and no flag: `cli.settings` lays those over each other.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,6 +16,9 @@ from swarmnet.config.table import Count, Positive, Seconds, Table
 
 Role = Literal["stage", "trainer", "bootstrap"]
 Port = Annotated[int, Field(ge=0, le=65535)]
+
+THREADS_PER_CORE = 4
+"""More of them only wait for each other; far more cannot even be started, which nothing survives."""
 
 
 def _home(path: Path) -> Path:
@@ -30,13 +34,21 @@ def _multiaddr(text: str) -> str:
     return text
 
 
+def _threads(count: int) -> int:
+    cores = os.cpu_count() or 1
+    if count > THREADS_PER_CORE * cores:
+        raise ValueError(f"must be at most {THREADS_PER_CORE * cores} on this machine, which has {cores} "
+                         f"core{'s' * (cores != 1)}")
+    return count
+
+
 def _in_words(value: object) -> object:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _gpus(text: str) -> str:
     if not re.fullmatch(r"auto|[1-9]\d{0,3}|\d{1,4},|\d{1,4}(,\d{1,4})+", text):
-        raise ValueError('must be a number above 0, which ones with commas ("0,1,3"), or "auto"')
+        raise ValueError('must be a number from 1 to 9999, which ones with commas ("0,1,3"), or "auto"')
     listed = [int(part) for part in text.strip(",").split(",")] if "," in text else []
     if twice := [number for number in listed if listed.count(number) > 1]:
         raise ValueError(f"names GPU {twice[0]} twice")
@@ -144,7 +156,9 @@ class PeerConfig(Table):
         default=(), description="multiaddrs of peers that are up; empty: start a new swarm"
     )
     device: Literal["cpu", "cuda", "auto"] = Field(default="auto", description="auto: cuda where there is one")
-    threads: Positive = Field(default=1, description="CPU threads of the compute thread")
+    threads: Annotated[Positive, AfterValidator(_threads)] = Field(
+        default=1, description="CPU threads of the compute thread"
+    )
     slots: Count = Field(
         default=4, description="microbatches in flight per stage and open step: the memory bound; 0: as many as fit"
     )
@@ -166,6 +180,8 @@ class PeerConfig(Table):
             raise ValueError('roles must name at least one of "stage", "trainer", "bootstrap"')
         if len(set(self.stages)) != len(self.stages):
             raise ValueError(f"stages = {list(self.stages)} names a stage twice")
+        if self.port and self.port == self.dht_port:
+            raise ValueError(f"port and dht_port are both {self.port}: the data plane and the DHT each need their own")
         if self.device == "cpu" and self.mesh.gpus not in ("1", "auto"):
             raise ValueError(f'mesh.gpus = "{self.mesh.gpus}" needs device = "cuda" or "auto"; for ranks on the CPU '
                              'leave gpus away, and use ranks (--ranks N)')

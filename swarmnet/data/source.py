@@ -46,12 +46,24 @@ def load_tokens(
     if tokenizer == "ids":
         raise UsageError(f'tokenizer "ids" is for files of token ids (.bin, .npy), and {source!r} is text: use "bytes"')
     encoder = tokenizer_of(tokenizer, base)
-    texts = _documents(source, path)
-    pieces = list(_reported(encoder.encode(texts), progress))
-    if not any(len(piece) for piece in pieces):
+    found = _Counted(_documents(source, path))
+    pieces = list(_reported(encoder.encode(found), progress))
+    if not found.num_bytes or not any(len(piece) for piece in pieces):      # end tokens alone are no text
         raise UsageError(f"data source {source!r} holds no text")
     ids = np.concatenate(pieces)
     return Tokens(ids, vocab_size=encoder.vocab_size, source=source, tokenizer_sha256=encoder.sha256)
+
+
+class _Counted:
+    """Documents as they are, and how long those were that have been taken."""
+
+    def __init__(self, documents: Iterable[bytes]) -> None:
+        self._documents, self.num_bytes = documents, 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for document in self._documents:
+            self.num_bytes += len(document)
+            yield document
 
 
 def _resolve(source: str, base: Path | None) -> Path | None:

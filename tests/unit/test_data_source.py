@@ -119,7 +119,10 @@ def test_an_empty_source_is_refused(tmp_path):
     write(tmp_path / "blank.jsonl", b"\n \n")
     write(tmp_path / "empty.bin", b"")
     np.save(tmp_path / "empty.npy", np.empty(0, np.uint16))
-    for source in ("empty", "blank.jsonl", "empty.bin", "empty.npy"):
+    write(tmp_path / "empty.txt", b"")
+    write(tmp_path / "texts" / "a.txt", b"")
+    write(tmp_path / "texts" / "b.txt", b"")
+    for source in ("empty", "blank.jsonl", "empty.bin", "empty.npy", "empty.txt", "texts"):
         with pytest.raises(UsageError, match="holds no t"):
             load_tokens(source, base=tmp_path)
 
