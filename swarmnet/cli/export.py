@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 @click.argument("target", type=click.Path(path_type=Path), metavar="OUT")
 @click.option("--dir", "directories", type=click.Path(path_type=Path, file_okay=False), multiple=True, metavar="DIR",
               envvar="SWARMNET_DIR", help="Where peers keep their checkpoints, at any depth; repeatable.  [MANIFEST's]")
-@click.option("--step", type=int, metavar="N", help="Which version of the weights.  [the newest that is whole]")
+@click.option("--step", type=click.IntRange(min=0), metavar="N",
+              help="Which version of the weights.  [the newest that is whole]")
 @click.option("--like", type=click.Path(path_type=Path, file_okay=False, exists=True), metavar="DIR",
               help="Checkpoint whose tokenizer and generation settings come along.  [what the run began with]")
 def command(run: str, target: Path, directories: tuple[Path, ...], step: int | None, like: Path | None) -> int:
@@ -32,7 +33,7 @@ def command(run: str, target: Path, directories: tuple[Path, ...], step: int | N
     up.
 
     \b
-    Examples:
+    Examples, the first one after `swarmnet local --steps 200 --out runs/local`:
       swarmnet export runs/local/run.toml ./model
       swarmnet export run.toml ./model --dir ~/.swarmnet/stage-0 --dir ~/.swarmnet/stage-1-2
       swarmnet export swarm:RUN_ID@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW... ./model
@@ -53,9 +54,11 @@ def _from_disk(path: Path, target: Path, directories: list[Path], step: int | No
     from swarmnet.state.collect import Collection
 
     manifest = load(path)
+    notes = _notes(like, manifest)
     collection = Collection(manifest, run_id(manifest), directories)
     like, tokenizer = like or _beginning(manifest, path.parent), _tokenizer(manifest, path.parent)
-    return _write(target, manifest, collection, collection.newest() if step is None else step, like, tokenizer)
+    version = collection.newest() if step is None else step
+    return _write(target, manifest, collection, version, like, tokenizer, notes)
 
 
 def _from_swarm(link: str, target: Path, step: int | None, like: Path | None) -> int:
@@ -73,14 +76,28 @@ def _from_swarm(link: str, target: Path, step: int | None, like: Path | None) ->
         found = asyncio.run(gather(
             SwarmLink.parse(link), Path(folder), lambda phase, words: click.echo(f"{phase:<10} {words}"), version=step
         ))
+        notes = _notes(like, found.manifest)
         collection = Collection(found.manifest, found.run, [Path(folder)])
-        return _write(target, found.manifest, collection, found.version, like, None)
+        return _write(target, found.manifest, collection, found.version, like, None, notes)
+
+
+def _notes(like: Path | None, manifest: Manifest) -> list[str]:
+    """What to say of the checkpoint that was named. Raises UsageError if nothing of it is of use."""
+    from swarmnet.model.huggingface.write import BESIDE, brought, unlike
+
+    if like is None:
+        return []
+    if not brought(like):
+        raise UsageError(f"--like {like}: has none of {', '.join(BESIDE)}, and no config.json that says more")
+    different = unlike(like, manifest.model, longest=manifest.training.sequence_length)
+    return [] if different is None else [f"note: {different}: what came along may not fit"]
 
 
 def _write(
-    target: Path, manifest: Manifest, collection: Collection, version: int, like: Path | None, tokenizer: Path | None
+    target: Path, manifest: Manifest, collection: Collection, version: int, like: Path | None, tokenizer: Path | None,
+    notes: list[str],
 ) -> int:
-    from swarmnet.model.huggingface.write import write_model
+    from swarmnet.model.huggingface.write import brought, write_model
 
     files = write_model(
         target, manifest.model, collection.stages(version), longest=manifest.training.sequence_length, like=like,
@@ -88,8 +105,13 @@ def _write(
     )
     total = manifest.training.total_steps
     click.echo(f"wrote {target}: the weights of step {version} of {total}, in {', '.join(files)}")
+    if like is not None and (what := brought(like)):
+        click.echo(f"from {like} came {', '.join(what)}")
+    for note in notes:
+        click.echo(note)
     if "tokenizer.json" not in files:
-        click.echo(f"without a tokenizer: the run's is {manifest.data.tokenizer!r}; --like DIR brings one along")
+        where = "--like DIR brings one along" if like is None else f"{like} has no tokenizer.json either"
+        click.echo(f"without a tokenizer: the run's is {manifest.data.tokenizer!r}; {where}")
     return 0
 
 

@@ -58,11 +58,9 @@ class Collection:
 
     def newest(self) -> int:
         """The newest version that is whole. Raises UsageError that says what is missing."""
-        stages = range(self._manifest.cut.stages)
-        versions = {stage: {version for at, version in self._kept if at == stage} for stage in stages}
-        if whole := set.intersection(*versions.values()):
+        if whole := self._whole():
             return max(whole)
-        held = "; ".join(f"stage {stage}: {_listed(versions[stage])}" for stage in stages)
+        held = "; ".join(f"stage {stage}: {_listed(versions)}" for stage, versions in enumerate(self._versions()))
         broken = f"; not used: {self.bad[0]}" if self.bad else ""
         raise UsageError(f"no version of the weights is here whole ({held}{broken}): name the directories of peers "
                          "that have the others with --dir")
@@ -74,6 +72,14 @@ class Collection:
             with opened(path) as content:
                 yield {name: tensor_in(content, path, name, shape) for name, shape in shapes.items()}
 
+    def _versions(self) -> list[set[int]]:
+        """By stage."""
+        stages = range(self._manifest.cut.stages)
+        return [{version for at, version in self._kept if at == stage} for stage in stages]
+
+    def _whole(self) -> set[int]:
+        return set.intersection(*self._versions())
+
     def _sound(self, stage: int, version: int) -> Path:
         reasons: list[str] = []
         for kept in self._kept.get((stage, version), []):
@@ -83,7 +89,9 @@ class Collection:
             except BadCheckpoint as error:
                 reasons.append(str(error))
         why = f": {reasons[0]}" if reasons else ""
-        raise UsageError(f"no sound checkpoint of stage {stage} at step {version} is here{why}")
+        others = self._whole() - {version}
+        raise UsageError(f"no sound checkpoint of stage {stage} at step {version} is here{why}; "
+                         f"{f'whole: {_listed(others, 12)}' if others else 'nor is another step here whole'}")
 
 
 def usable_together(manifest: Manifest, announced: Sequence[Announced], current: Restart) -> list[Holding]:
@@ -116,5 +124,5 @@ def _inside(path: Path) -> list[Path]:
         return []                    # not ours to look into
 
 
-def _listed(versions: set[int]) -> str:
-    return f"steps {', '.join(map(str, sorted(versions)[-4:]))}" if versions else "none"
+def _listed(versions: set[int], at_most: int = 4) -> str:
+    return f"steps {', '.join(map(str, sorted(versions)[-at_most:]))}" if versions else "none"

@@ -131,7 +131,11 @@ def test_what_is_broken_or_missing_is_said_and_nothing_is_written(
     path.write_bytes(content)
     for line, words in (
         ("export run.toml out", "no sound checkpoint of stage 1 at step 3 is here"),
-        ("export run.toml out --step 2", "no sound checkpoint of stage 0 at step 2 is here"),
+        ("export run.toml out", "; whole: steps 1\n"),
+        ("export run.toml out --step 2", "no sound checkpoint of stage 0 at step 2 is here; whole: steps 1, 3\n"),
+        ("generate run.toml x --step 2", "; whole: steps 1, 3\n"),
+        ("export run.toml out --step -1", "-1 is not in the range x>=0"),
+        ("eval run.toml --step -1", "-1 is not in the range x>=0"),
         ("export run.toml out --dir peers/s0", "stage 0: steps 1, 3; stage 1: none"),
         ("export run.toml out --dir nowhere", "nowhere: no such directory"),
         ("export run.toml peers", "peers: exists already"),
@@ -179,9 +183,32 @@ def test_tokenizer_and_generation_settings_come_along(here: Path, capsys: pytest
     config = json.loads((here / "out/config.json").read_bytes())
     assert (config["eos_token_id"], config["bos_token_id"], config["max_position_embeddings"]) == ([2, 7], 1, 4096)
     assert (here / "out/tokenizer.json").is_file() and not (here / "out/secret.txt").exists()
-    assert "without a tokenizer" not in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "without a tokenizer" not in out and "note" not in out
+    assert "from like came tokenizer.json, tokenizer_config.json, generation_config.json, bos_token_id, " in out
     assert run(["export", "run.toml", "bare"]) == 0
-    assert "without a tokenizer: the run's is 'bytes'" in capsys.readouterr().out
+    assert "without a tokenizer: the run's is 'bytes'; --like DIR brings one along" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("config", "files", "code", "words"), [
+    ({"eos_token_id": 2}, [], 0, "the run's is 'bytes'; like has no tokenizer.json either\n"),
+    ({"model_type": "qwen3", "eos_token_id": 2}, [], 0, "note: like is a qwen3, and this model a mistral: what came"),
+    ({"vocab_size": 60, "eos_token_id": 2}, [], 0, "note: like is of a model with 60 token ids, and this one knows 61"),
+    ({"vocab_size": 62}, ["tokenizer.json"], 2, "like is of a model with 62 token ids, and this one knows 61: its"),
+    ({}, [], 2, "--like like: has none of tokenizer.json"),
+])
+def test_what_another_checkpoint_brings_is_said_and_what_does_not_fit_is_refused(
+    here: Path, capsys: pytest.CaptureFixture[str], config: dict[str, object], files: list[str], code: int, words: str
+) -> None:
+    train(tiny(1, model=MODEL), here, steps=1)
+    (here / "like").mkdir()
+    for name in files:
+        (here / "like" / name).write_text("{}")
+    (here / "like/config.json").write_text(json.dumps(config))
+    assert run(["export", "run.toml", "out", "--like", "like"]) == code
+    captured = capsys.readouterr()
+    assert words in captured.out + captured.err and (here / "out").exists() == (code == 0)
+    assert ("from like came eos_token_id\n" in captured.out) == (code == 0)
 
 
 def test_generation_continues_as_transformers_does(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,6 +58,32 @@ def write_model(
     return sorted(path.name for path in target.iterdir())
 
 
+def brought(like: Path) -> list[str]:
+    """What comes along from the checkpoint `like`: names of files, and of fields of its config."""
+    fields = raw_config(like) if (like / FILE).is_file() else {}
+    files = [name for name in BESIDE if (like / name).is_file()]
+    return [*files, *(key for key in KEPT if fields.get(key) is not None)]
+
+
+def unlike(like: Path, model: Model, *, longest: int) -> str | None:
+    """How the checkpoint `like` is another one than `model`; None: as far as its text goes it is alike, or unknown.
+
+    Raises UsageError if its tokenizer is of more ids than the model knows.
+    """
+    if not (like / FILE).is_file():
+        return None
+    theirs, ours = raw_config(like), config_of(model, longest=longest)
+    kinds, sizes = ([data.get(key) for data in (theirs, ours)] for key in ("model_type", "vocab_size"))
+    if isinstance(sizes[0], int) and sizes[0] > model.vocab_size and (like / "tokenizer.json").is_file():
+        raise UsageError(f"{like} is of a model with {sizes[0]:,} token ids, and this one knows {model.vocab_size:,}: "
+                         "its tokenizer does not fit; name the checkpoint that the run's tokenizer comes from")
+    if kinds[0] is not None and kinds[0] != kinds[1]:
+        return f"{like} is a {kinds[0]}, and this model a {kinds[1]}"
+    if sizes[0] is not None and sizes[0] != sizes[1]:
+        return f"{like} is of a model with {sizes[0]} token ids, and this one knows {sizes[1]}"
+    return None
+
+
 def _kept(like: Path | None, longest: int) -> dict[str, Any]:
     if like is None or not (like / FILE).is_file():
         return {}
