@@ -165,9 +165,10 @@ class Drifted:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The replica has no state, and nobody to have it from."""
+    """The replica of `stage` has no state, and nobody to have it from. None: what no step can be done without."""
 
     reason: str
+    stage: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +210,11 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
+class Complete:
+    """All stages are served now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Noted:
     """Anything else."""
 
@@ -218,7 +224,7 @@ class Noted:
 Event = (
     Listening | Synced | Committed | Applied | Outer | Rerouted | Executed | Evaluated | Finished | Halted | Reached
     | Asking | Checkpointed | BadCheckpoint | Unwritten | Drifted | Waiting | WentBack | MeshStarted | LostRank
-    | Dropped | Noted
+    | Dropped | Complete | Noted
 )
 
 
@@ -247,7 +253,8 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any]], Event]] = {
     "checkpoint_failed": lambda r: Unwritten(str(r["path"]), str(r["reason"])),
     "drift": lambda r: Drifted(r["stage"], r["version"], r["peer"], r["distance"], True),
     "apart": lambda r: Drifted(r["stage"], r["version"], r["peer"], r["distance"], False),
-    "waiting": lambda r: Waiting(str(r["reason"])),
+    "waiting": lambda r: Waiting(str(r["reason"]), r.get("stage")),
+    "complete": lambda r: Complete(),
     "restart": lambda r: WentBack(r["number"], r["version"], str(r["reason"])),
     "mesh_started": lambda r: MeshStarted(
         r["stage"], str(r["mesh"]), r["epoch"], tuple(map(int, r["pids"])), float(r["seconds"])),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from swarmnet.local.events import (
     BadCheckpoint,
+    Complete,
     Dropped,
     Event,
     Listening,
@@ -41,7 +42,7 @@ class News:
     _invited: tuple[str, str] | None = None                          # by whom, and with which link
     _bad: set[str] = field(default_factory=set)                      # whose checkpoint was of no use
     _unwritten: set[str] = field(default_factory=set)
-    _waits: dict[str, tuple[float, str]] = field(default_factory=dict)
+    _waits: dict[tuple[str, int | None], tuple[float, str]] = field(default_factory=dict)    # by process and stage
     _said: set[str] = field(default_factory=set)
 
     def on(self, name: str, event: Event, *, now: float) -> list[str]:
@@ -55,10 +56,11 @@ class News:
             case Unwritten(path, reason) if name not in self._unwritten:
                 self._unwritten.add(name)
                 return [f"{name}: the checkpoint {path} could not be written: {reason}; training goes on without it"]
-            case Waiting(reason):
-                self._waits.setdefault(name, (now, reason))
-                if self._waits[name][1] != reason:
-                    self._waits[name] = now, reason
+            case Waiting(reason, stage):
+                if (name, stage) not in self._waits or self._waits[name, stage][1] != reason:
+                    self._waits[name, stage] = now, reason
+            case Complete():
+                self._waits.pop((name, None), None)
             case WentBack(number, version, reason):
                 return self._once(f"the run goes on from version {version} (restart {number}, {reason})",
                                   about=f"restart {number}")
@@ -69,8 +71,9 @@ class News:
                 return [f"{name} has its {len(pids)} ranks ({mesh}) again, after {seconds:.1f} s"]
             case Dropped(stage, version, reason):
                 return self._once(f"stage {stage} at version {version} is not what it was: {reason}")
-            case Synced(version=version, how=how):
-                self._waits.pop(name, None)
+            case Synced(stage=stage, version=version, how=how):
+                self._waits.pop((name, stage), None)
+                self._waits.pop((name, None), None)     # it serves: others say what is missing
                 if name in self._bad:
                     self._bad.discard(name)
                     return [f"{name} goes on from version {version}, {_SOURCES.get(how, how)}"]
@@ -78,7 +81,7 @@ class News:
 
     def gone(self, name: str, *, back: bool) -> list[str]:
         """The process `name` has ended. back: it will be started again."""
-        self._waits.pop(name, None)
+        self._waits = {key: wait for key, wait in self._waits.items() if key[0] != name}
         if self._links.pop(name, None) is None or back or self._invited is None or self._invited[0] != name:
             return []
         self._invited = None

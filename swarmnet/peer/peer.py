@@ -32,6 +32,7 @@ from swarmnet.messages import (
 )
 from swarmnet.net.directory import Directory, Record, StageStatus
 from swarmnet.net.transport import ReadPayload, Transport
+from swarmnet.net.unserved import nobody_serves, unserved
 from swarmnet.peer.draining import Around, drain
 from swarmnet.peer.loopback import Loopback
 from swarmnet.peer.replica import Caps, Replica, Surroundings, timers_of
@@ -335,17 +336,12 @@ class Peer:
 
     def _say_who_is_missing(self) -> None:
         """Once, and again when it changes: which stages nobody serves, so that no step can finish."""
-        served = {status.stage for record in self.records.values() for status in record.stages} | self.replicas.keys()
-        missing = tuple(sorted(set(range(self.manifest.cut.stages)) - served))
+        missing = unserved(self.records.values(), num_stages=self.manifest.cut.stages, mine=self.replicas)
         if missing == self._missing:
             return
         self._missing = missing
         if missing:
-            stages = ", ".join(map(str, missing))
-            self._on_event("waiting", {
-                "reason": f"nobody serves stage {stages} yet",
-                "advice": f"start a peer with --stage {stages} and --bootstrap with an address of this one",
-            })
+            self._on_event("waiting", nobody_serves(missing))
         else:
             self._on_event("complete", {"peers": len(self.records) + 1})
 

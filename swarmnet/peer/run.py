@@ -31,6 +31,7 @@ from swarmnet.state.checkpoints import DirectoryDisk
 from swarmnet.state.disk import CheckpointStore
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import Journal
+from swarmnet.telemetry.reminder import Reminder
 
 log = telemetry.get(__name__)
 
@@ -147,10 +148,11 @@ async def _serve(
     wrap: Wrap,
     begin: Beginning,
 ) -> int:
-    journal = Journal(events, log)
+    journal, reminder = Journal(events, log), Reminder(log)
 
     def on_event(event: str, fields: dict[str, object]) -> None:
         journal(event, fields)
+        reminder(event, fields)
         heard(event, fields)
 
     async with contextlib.AsyncExitStack() as stack:
@@ -183,13 +185,14 @@ async def _serve(
             serving = group.create_task(peer.run())
             ending = group.create_task(_keep_result(peer, on_event))
             beside = group.create_task(wrap.beside())
+            reminding = group.create_task(reminder.run())
             computing = [group.create_task(_compute(each, peer, on_event)) for each in ranks]
             await stop.wait()
             reason = await peer.drain(config.drain_s)
             for replica in peer.replicas.values():
                 await replica.checkpoints.write_now()
             await peer.leave()
-            for task in (serving, ending, beside, *computing):
+            for task in (serving, ending, beside, reminding, *computing):
                 task.cancel()
         on_event("traffic", {"calls": endpoint.transport.traffic.rows()})
         on_event("stopped", {"reason": f"asked to stop: {reason}"})

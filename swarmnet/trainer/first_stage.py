@@ -13,6 +13,7 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Gradient, Packed, Process
 from swarmnet.net.directory import Directory, Record
 from swarmnet.net.transport import Transport
+from swarmnet.net.unserved import nobody_serves, unserved
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.patience import Patience
 from swarmnet.pipeline.payload import AnswerCheck
@@ -83,6 +84,12 @@ class FirstStage:
                 if status.stage == 0 and status.synced:
                     found[peer] = status.queue
         return found
+
+    def lacks(self) -> dict[str, object] | None:
+        """What no step can be done without and is not there, as fields of the event `waiting`; None if all is there."""
+        if missing := unserved(self.records.values(), num_stages=self._manifest.cut.stages):
+            return nobody_serves(missing)
+        return None if self.candidates() else {"reason": "no replica of stage 0 has its weights yet"}
 
     def newest_version(self) -> int:
         """Of the weights, as far as anybody says."""

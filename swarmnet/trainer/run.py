@@ -20,6 +20,7 @@ from swarmnet.net.stop import stopped_by_signal
 from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import Journal
+from swarmnet.telemetry.reminder import Reminder
 from swarmnet.trainer.trainer import Trainer
 from swarmnet.wire.codecs import encode, use_all
 
@@ -48,7 +49,12 @@ async def _feed(config: PeerConfig, manifest: Manifest, tokens: Tokens, events: 
     def pack(positions: tuple[int, ...]) -> tuple[Packed, ...]:
         return (encode("int32", tokens.microbatch(positions, training.sequence_length)),)
 
-    on_event = Journal(events, log)
+    journal, reminder = Journal(events, log), Reminder(log)
+
+    def on_event(event: str, fields: dict[str, object]) -> None:
+        journal(event, fields)
+        reminder(event, fields)
+
     async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(stopped_by_signal())
         endpoint = await stack.enter_async_context(
@@ -66,11 +72,13 @@ async def _feed(config: PeerConfig, manifest: Manifest, tokens: Tokens, events: 
             feeding = group.create_task(trainer.run())
             feeding.add_done_callback(lambda _: stop.set())
             beside = group.create_task(wrap.beside())
+            reminding = group.create_task(reminder.run())
             await stop.wait()
             # What is in flight stays with the peers that have it: they finish it without being asked.
             reason = "the run is complete" if feeding.done() else "asked to stop: peers finish what was sent to them"
             feeding.cancel()
             await trainer.leave()
             beside.cancel()
+            reminding.cancel()
         on_event("stopped", {"reason": reason})
     return 0

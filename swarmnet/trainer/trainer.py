@@ -28,6 +28,8 @@ Tokens = Callable[[int], tuple[Packed, ...]]
 """Number of a microbatch in its stream -> its tokens, (tokens,) int32 [B, T + 1]."""
 
 _PUBLISH_S, _LOOK_S = 2.0, 0.5
+_LACKS_S = 3.0
+"""What is not there for so long is worth a word: it is not just this process's first look around."""
 _LAST_WORD_S, _LAST_EVAL_S = 1.0, 20.0
 """How long to wait for the directory when leaving, and for the held-out loss of the last version: the run is over then,
 and replicas may leave."""
@@ -65,6 +67,9 @@ class Trainer:
         self.step = 0
         self._eval_loss: tuple[int, float] | None = None
         self._left = False
+        self._lacks: dict[str, object] | None = None  # what is not there,
+        self._lacks_since = 0.0
+        self._lacks_said: dict[str, object] | None = None  # and what was said of it
 
     async def run(self) -> None:
         """Feed until the last step is done and, if it falls to me, the last version evaluated."""
@@ -221,6 +226,21 @@ class Trainer:
             await asyncio.sleep(_LOOK_S)
             await self._refresh()
             self._tell_news()
+            self._say_what_lacks()
+
+    def _say_what_lacks(self) -> None:
+        """Once, and again when it changes: why no step can be done. At the end replicas may leave."""
+        now, lacks = asyncio.get_running_loop().time(), self._stage.lacks()
+        if lacks != self._lacks:
+            self._lacks, self._lacks_since = lacks, now
+        over = self.step >= self._manifest.training.total_steps
+        if over or lacks == self._lacks_said or (lacks and now - self._lacks_since < _LACKS_S):
+            return
+        self._lacks_said = lacks
+        if lacks:
+            self._on_event("waiting", lacks)
+        else:
+            self._on_event("complete", {"peers": len(self._stage.records) + 1})
 
     async def _refresh(self) -> None:
         if await self._stage.refresh():

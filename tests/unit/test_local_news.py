@@ -58,6 +58,13 @@ def test_a_wait_is_worth_a_word_when_it_lasts_and_then_what_most_say() -> None:
     assert news.gone("a", back=True) == [] and news.tick(now=99.0) == []
 
 
+def test_what_a_trainer_waited_for_is_over_when_all_stages_are_served() -> None:
+    news = News()
+    news.on("trainer-0", parse({"event": "waiting", "reason": "nobody serves stage 1 yet"}), now=0.0)
+    news.on("trainer-0", parse({"event": "complete", "peers": 4}), now=1.0)
+    assert news.tick(now=99.0) == []
+
+
 @pytest.mark.parametrize("event", [WentBack(1, 4, "heard of it"), Dropped(1, 4, "made anew")])
 def test_what_all_replicas_say_is_said_once(event: Event) -> None:
     news = News()

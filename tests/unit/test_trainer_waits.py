@@ -1,0 +1,117 @@
+"""A run that lacks a stage: the trainer says so as peers do, when it lasts, and is reminded of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+import pytest
+
+from swarmnet import telemetry
+from swarmnet.ids import PeerId, RunId, first_chain
+from swarmnet.manifest.schema import Cut, Manifest, Training
+from swarmnet.messages import Answer, Control, Packed, Request
+from swarmnet.net.directory import Record, StageStatus
+from swarmnet.net.unserved import nobody_serves, unserved
+from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.telemetry.reminder import Reminder
+from swarmnet.trainer.trainer import Trainer
+
+RUN, ME = RunId("00" * 32), PeerId("trainer")
+MANIFEST = Manifest(cut=Cut(stages=2), training=Training(eval_every=0))
+NOBODY, ONLY_LAST, WITHOUT_WEIGHTS, ALL = (), ((1, True),), ((0, False), (1, True)), ((0, True), (1, True))
+
+
+@dataclass
+class Directory:
+    """Who is there from when on: (seconds, ((stage, synced), ...)) each. Nobody answers."""
+
+    story: list[tuple[float, tuple[tuple[int, bool], ...]]]
+    published: list[Record] = field(default_factory=list)
+
+    async def publish(self, record: Record) -> None:
+        self.published.append(record)
+
+    async def records(self) -> tuple[Record, ...]:
+        now = asyncio.get_running_loop().time()
+        _, stages = [entry for entry in self.story if entry[0] <= now][-1]
+        return tuple(
+            Record(RUN, PeerId(f"p{stage}"), 1, (), (StageStatus(stage, 0, first_chain(RUN, stage), synced, slots=4),))
+            for stage, synced in stages
+        )
+
+    def tell(self, peer: PeerId, message: Control) -> None:
+        """Nothing is told here."""
+
+    async def call(
+        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
+    ) -> AsyncGenerator[Answer, None]:
+        await asyncio.sleep(1e6)
+        yield  # type: ignore[misc]
+
+
+def said(*story: tuple[float, tuple[tuple[int, bool], ...]], until: float) -> list[tuple[float, str, object]]:
+    """When a trainer said what of the run it found."""
+    events: list[tuple[float, str, object]] = []
+
+    async def feed() -> None:
+        directory = Directory(list(story))
+        trainer = Trainer(
+            ME, MANIFEST, transport=directory, directory=directory, record=lambda: Record(RUN, ME, 2, (), ()),
+            tokens=lambda number: (Packed("int32", (1,), bytes(4)),), eval_tokens=lambda number: (),
+            on_event=lambda event, fields: events.append(
+                (asyncio.get_running_loop().time(), event, fields.get("reason"))),
+        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(until):
+                await trainer.run()
+
+    loop = VirtualLoop()
+    try:
+        loop.run_until_complete(feed())
+    finally:
+        loop.close()
+    return [entry for entry in events if entry[1] in ("waiting", "complete")]
+
+
+def test_what_lacks_is_said_when_it_lasts_and_when_it_changes() -> None:
+    found = said((0.0, NOBODY), (20.0, ONLY_LAST), (40.0, WITHOUT_WEIGHTS), (60.0, ALL), until=90.0)
+    assert [(event, reason) for _, event, reason in found] == [
+        ("waiting", "nobody serves stage 0, 1 yet"), ("waiting", "nobody serves stage 0 yet"),
+        ("waiting", "no replica of stage 0 has its weights yet"), ("complete", None)]
+    assert [at for at, _, _ in found] == pytest.approx([3.5, 23.0, 43.0, 60.0], abs=1.0)
+
+
+def test_a_run_in_which_all_is_there_is_worth_no_word() -> None:
+    assert said((0.0, ALL), (20.0, NOBODY), (21.0, ALL), until=40.0) == []
+
+
+def test_the_advice_can_be_typed() -> None:
+    assert unserved((), num_stages=4, mine=(1,)) == (0, 2, 3)
+    assert "--stage 0,2,3 and" in str(nobody_serves((0, 2, 3))["advice"])
+
+
+def test_a_wait_is_said_again_every_minute_while_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
+    async def wait() -> None:
+        reminder = Reminder(telemetry.get("swarmnet.test"))
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(reminder.run())
+            reminder("waiting", {"stage": 1, "reason": "nobody has it"})
+            reminder("waiting", {"reason": "nobody serves stage 2 yet"})
+            await asyncio.sleep(130.0)
+            reminder("synced", {"stage": 1})
+            await asyncio.sleep(60.0)
+            reminder("complete", {"peers": 3})
+            await asyncio.sleep(600.0)
+            running.cancel()
+
+    loop = VirtualLoop()
+    with caplog.at_level(logging.INFO, "swarmnet"):
+        loop.run_until_complete(wait())
+    loop.close()
+    shown = [str(record.swarmnet_fields["reason"]) for record in caplog.records]        # type: ignore[attr-defined]
+    assert sorted(shown) == ["nobody has it"] * 2 + ["nobody serves stage 2 yet"] * 3
+    assert [record.swarmnet_fields["since"] for record in caplog.records][-1] == "3 min"  # type: ignore[attr-defined]
