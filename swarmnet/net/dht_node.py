@@ -26,13 +26,14 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId
-from swarmnet.net.dht_daemon import Daemon, Listen
+from swarmnet.net.dht_daemon import Daemon, DaemonFailed, Listen
 from swarmnet.net.dht_gate import BoundedStorage
 from swarmnet.net.dht_known import peer_in
 from swarmnet.net.identity import Identity
 
 RPC_TIMEOUT_S = 1.0                 # a silent node costs a lookup this once, then it is left alone for a while
 DIAL_TIMEOUT_S = 3.0
+OPEN_TIMEOUT_S = 30.0               # the daemon is on this machine, but that may be busy
 NUM_COPIES = 5
 BUCKET_SIZE = 20
 
@@ -77,20 +78,30 @@ class Node:
         _quiet()
         daemon = await Daemon.start(identity, listen)
         try:
-            p2p = await P2P.replicate(Multiaddr(f"/unix{daemon.control}"))
-            dht = await DHTNode.create(
-                p2p=p2p, client_mode=listen.client, record_validator=gate,
-                bucket_size=BUCKET_SIZE, num_replicas=NUM_COPIES, wait_timeout=RPC_TIMEOUT_S,
-                cache_locally=False, cache_nearest=0, cache_on_store=False,
-                cache_refresh_before_expiry=0, reuse_get_requests=False,
-            )
-            favoured = frozenset(DHTID.generate(source=key) for key in own_keys)
-            dht.protocol.storage = BoundedStorage(favoured.__contains__)
-            dht.protocol.cache = BoundedStorage(favoured.__contains__)
-            maddrs = () if listen.client else tuple(str(address) for address in await p2p.get_visible_maddrs())
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                return await cls._on(daemon, gate, listen, own_keys)
+        except TimeoutError as error:
+            daemon.kill()
+            raise DaemonFailed("the libp2p daemon does not answer", within_s=OPEN_TIMEOUT_S) from error
         except BaseException:
             daemon.kill()
             raise
+
+    @classmethod
+    async def _on(
+        cls, daemon: Daemon, gate: RecordValidatorBase, listen: Listen, own_keys: Iterable[str]
+    ) -> Node:
+        p2p = await P2P.replicate(Multiaddr(f"/unix{daemon.control}"))
+        dht = await DHTNode.create(
+            p2p=p2p, client_mode=listen.client, record_validator=gate,
+            bucket_size=BUCKET_SIZE, num_replicas=NUM_COPIES, wait_timeout=RPC_TIMEOUT_S,
+            cache_locally=False, cache_nearest=0, cache_on_store=False,
+            cache_refresh_before_expiry=0, reuse_get_requests=False,
+        )
+        favoured = frozenset(DHTID.generate(source=key) for key in own_keys)
+        dht.protocol.storage = BoundedStorage(favoured.__contains__)
+        dht.protocol.cache = BoundedStorage(favoured.__contains__)
+        maddrs = () if listen.client else tuple(str(address) for address in await p2p.get_visible_maddrs())
         return cls(daemon, p2p, dht, maddrs)
 
     async def close(self) -> None:

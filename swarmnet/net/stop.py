@@ -8,7 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+from swarmnet.errors import SwarmError
+
+T = TypeVar("T")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -35,3 +40,28 @@ def stopped_by_signal() -> Iterator[asyncio.Event]:
         if not stop.is_set():
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
+
+
+async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What `work` returns; None, and `work` cancelled, if `stop` is set before it is done. Raises what it raises.
+
+    For what a command does before it listens, which may take as long as others do not answer.
+    """
+    failed: list[SwarmError] = []
+
+    async def attempt() -> T | None:
+        try:
+            return await work
+        except SwarmError as error:
+            failed.append(error)                        # alone, and not as one of the errors of a group of tasks
+            return None
+
+    async with asyncio.TaskGroup() as group:
+        working, asked = group.create_task(attempt()), group.create_task(stop.wait())
+        await asyncio.wait((working, asked), return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        if not working.done():
+            working.cancel()
+    if failed:
+        raise failed[0]
+    return None if working.cancelled() else working.result()

@@ -13,7 +13,7 @@ from swarmnet.net.announced import announced_at
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.own_dir import own_identity
 from swarmnet.net.ports import LastPorts
-from swarmnet.net.stop import stopped_by_signal
+from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import loopback_last
 
@@ -32,11 +32,13 @@ def run_bootstrap(config: PeerConfig) -> int:
 async def _serve(config: PeerConfig) -> int:
     with stopped_by_signal() as stop, own_identity(config.dir) as identity, EventLog(config.events) as events:
         announced = announced_at(config.announce, identity.peer, dht_port=config.dht_port)
-        directory = await DhtDirectory.start(
+        directory = await unless_stopped(stop, DhtDirectory.start(
             identity, None, num_stages=0, host=config.host, port=config.dht_port, bootstrap=config.bootstrap,
             state_dir=config.dir, announce=[str(address) for address in announced["dht_port"]],
             first_port=LastPorts.read(config.dir).dht_port,
-        )
+        ))
+        if directory is None:
+            return 0
         try:
             LastPorts(dht_port=directory.port).keep(config.dir)
             for address in loopback_last(directory.maddrs):

@@ -19,7 +19,7 @@ from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Packed
 from swarmnet.net.endpoint import open_endpoint
-from swarmnet.net.stop import stopped_by_signal
+from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
 from swarmnet.peer.beginning import Beginning
 from swarmnet.peer.memory import check_memory, rounding
@@ -157,7 +157,12 @@ async def _serve(
 
     async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(stopped_by_signal())
-        endpoint = await stack.enter_async_context(open_endpoint(config, manifest, run_id(manifest), numerics=numerics))
+        endpoint = await unless_stopped(stop, stack.enter_async_context(
+            open_endpoint(config, manifest, run_id(manifest), numerics=numerics)
+        ))
+        if endpoint is None:
+            on_event("stopped", {"reason": "asked to stop before it had joined"})
+            return 0
         disk = DirectoryDisk(CheckpointStore(config.dir, endpoint.run, numerics=numerics, owner=endpoint.me))
         peer = Peer(
             endpoint.me,

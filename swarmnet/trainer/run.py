@@ -16,7 +16,7 @@ from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Packed
 from swarmnet.net.endpoint import open_endpoint
-from swarmnet.net.stop import stopped_by_signal
+from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import Journal
@@ -57,9 +57,12 @@ async def _feed(config: PeerConfig, manifest: Manifest, tokens: Tokens, events: 
 
     async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(stopped_by_signal())
-        endpoint = await stack.enter_async_context(
+        endpoint = await unless_stopped(stop, stack.enter_async_context(
             open_endpoint(config, manifest, run_id(manifest), numerics="trainer")
-        )
+        ))
+        if endpoint is None:
+            on_event("stopped", {"reason": "asked to stop before it had joined"})
+            return 0
         trainer = Trainer(
             endpoint.me, manifest, transport=wrap.transport(endpoint.transport), directory=endpoint.directory,
             record=endpoint.record,

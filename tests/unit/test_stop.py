@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from swarmnet.net.stop import stopped_by_signal
+from swarmnet.errors import UsageError
+from swarmnet.net.stop import stopped_by_signal, unless_stopped
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,8 @@ def test_a_signal_asks_to_stop_and_ends_nothing(number: signal.Signals) -> None:
 def test_a_second_one_ends_the_process_whatever_it_does(first: signal.Signals, second: signal.Signals) -> None:
     stuck = f"""
 import asyncio, signal
-from swarmnet.net.stop import stopped_by_signal
+from swarmnet.errors import UsageError
+from swarmnet.net.stop import stopped_by_signal, unless_stopped
 async def story():
     with stopped_by_signal() as stop:
         signal.raise_signal({int(first)})
@@ -57,3 +59,34 @@ def test_without_a_signal_they_are_as_before() -> None:
 
     asyncio.run(story())
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_is_under_way_when_the_stop_comes_is_cancelled() -> None:
+    cleaned: list[str] = []
+
+    async def forever() -> int:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned.append("up")
+        return 1
+
+    async def story() -> int | None:
+        with stopped_by_signal() as stop:
+            asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
+            async with asyncio.timeout(5):
+                return await unless_stopped(stop, forever())
+
+    assert asyncio.run(story()) is None and cleaned == ["up"]
+
+
+def test_without_a_stop_work_returns_and_fails_as_if_alone() -> None:
+    async def done() -> int:
+        return 7
+
+    async def refused() -> int:
+        raise UsageError("no")
+
+    assert asyncio.run(unless_stopped(asyncio.Event(), done())) == 7
+    with pytest.raises(UsageError, match="no"):
+        asyncio.run(unless_stopped(asyncio.Event(), refused()))
