@@ -50,7 +50,8 @@ log = get(__name__)
 class DhtDirectory:
     """A peer's membership in the DHT. `run` must be running for renewal, refresh and recovery to happen.
 
-    With `run_id` None it is a plain node: it stores records of any run and has none of its own.
+    With `run_id` None it is a plain node: it stores records of any run and has none of its own. by_memory: nobody
+    answered at `bootstrap` when it started, and it joined through peers that it remembered, of this run or another.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class DhtDirectory:
         self._expiry_ms = 0
         self._publish_again_at = self._whole_run_again_at = 0.0
         self._sought: set[RunId] | None = None           # while somebody asks for runs
+        self.by_memory = False
         self._rng = random.Random()
         self._node: Node
 
@@ -225,6 +227,7 @@ class DhtDirectory:
         met = await self._node.join(self._bootstrap)
         if not met:
             met = await self._node.join(self._strangers()[:REJOIN_AT_ONCE])
+            self.by_memory = bool(self._bootstrap and met)
         if self._bootstrap and not met:
             raise NobodyAnswered(
                 f"no bootstrap peer answered; tried {', '.join(self._bootstrap)}: check that one of them is running "

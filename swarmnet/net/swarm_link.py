@@ -47,7 +47,7 @@ class SwarmLink:
         run, at, address = text.removeprefix(SCHEME).partition("@")
         if not at or not address:
             raise UsageError(f"{_shown(text)}: the link ends before its @ADDRESS; copy all of it: {_EXAMPLE}")
-        if not _RUN.fullmatch(run.lower()):
+        if not names_run(run):
             raise UsageError(
                 f"{_shown(text)}: {_shown(run)} is not a run id: 64 hex digits, or the first {MIN_DIGITS} or more"
             )
@@ -57,6 +57,11 @@ class SwarmLink:
 
     def __str__(self) -> str:
         return f"{SCHEME}{self.run}@{self.address}"
+
+
+def names_run(text: str) -> bool:
+    """Is it a run id, or `MIN_DIGITS` or more of its first digits?"""
+    return _RUN.fullmatch(text.lower()) is not None
 
 
 def _shown(text: str) -> str:

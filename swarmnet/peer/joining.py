@@ -40,6 +40,9 @@ LOOK_S = 10.0
 
 BETWEEN_LOOKS_S = 0.5
 
+SILENT_S = 2.0
+"""After looking for so long in vain it says so."""
+
 SETTLE_S = 1.0
 """How long a newcomer says that it is choosing before it chooses: others who came with it are heard meanwhile."""
 
@@ -92,16 +95,20 @@ async def reach(
         config = config.model_copy(update={"bootstrap": (invitation.address, *config.bootstrap)})
     tell("asking", ", ".join(config.bootstrap))
     if isinstance(invitation, SwarmLink):
-        run = invitation.whole_run or await _whole_run(config, identity, invitation)
-        manifest = None
+        run, manifest = invitation.whole_run, None
+        if run is None:
+            run = await _whole_run(config, identity, invitation, tell)
     else:
         run, manifest = run_id(invitation), invitation
     async with _directory(config, identity, run) as directory:
-        records = await _look(directory, LOOK_S if look_s is None else look_s)
+        way_in = _way_in(config, directory)
+        if way_in and not (isinstance(invitation, SwarmLink) and invitation.whole_run is None):
+            tell("asking", way_in)                       # else it has been said
+        records = await _look(directory, LOOK_S if look_s is None else look_s, tell)
         tell("swarm", _seen(run, directory, records))
         if manifest is None:
             path = _file(config, run)
-            manifest = await _manifest(path, run, identity, records, tell)
+            manifest = await _manifest(path, run, identity, records, tell, way_in)
             config = config.model_copy(update={"manifest": path})
         else:
             tell("manifest", f"{_shape(manifest)}; from {config.manifest}")
@@ -134,38 +141,58 @@ async def _directory(
         await directory.close()
 
 
-async def _whole_run(config: PeerConfig, identity: Identity, link: SwarmLink) -> RunId:
+def _way_in(config: PeerConfig, directory: DhtDirectory) -> str:
+    """What is odd about how the DHT was joined, if anything is."""
+    if not directory.by_memory:
+        return ""
+    return (f"nobody answers at {', '.join(config.bootstrap)}; peers that were met before, in this run or another, do "
+            f"({config.dir})")
+
+
+async def _whole_run(config: PeerConfig, identity: Identity, link: SwarmLink, tell: Tell) -> RunId:
     """The announced run whose id begins as the link says."""
     async with _directory(config, identity, None) as directory:
-        async for _ in _looks(LOOK_S):
-            found = await directory.runs(link.run)
-            if found:
-                break
-        else:
-            raise UsageError(f"nobody announces a run whose id begins with {link.run}: is one of its peers up?")
+        if way_in := _way_in(config, directory):
+            tell("asking", way_in)
+        run = await announced(directory, link.run, LOOK_S, tell)
+    if run is None:
+        advice = f"{way_in}: ask for a link to a peer that is up now" if way_in else "is one of its peers up?"
+        raise UsageError(f"nobody announces a run whose id begins with {link.run}: {advice}")
+    return run
+
+
+async def announced(directory: DhtDirectory, digits: str, look_s: float, tell: Tell) -> RunId | None:
+    """The run whose id begins so, if anybody announces it within `look_s`. Raises UsageError if there are several."""
+    async for _ in _looks(look_s, tell):
+        if found := await directory.runs(digits):
+            break
     if len(found) > 1:
         raise UsageError(
-            f"{len(found)} announced runs begin with {link.run}, {', '.join(run[:24] for run in found[:3])}... among "
+            f"{len(found)} announced runs begin with {digits}, {', '.join(run[:24] for run in found[:3])}... among "
             "them: ask for the whole link"
         )
-    return found[0]
+    return found[0] if found else None
 
 
-async def _look(directory: DhtDirectory, look_s: float) -> tuple[Record, ...]:
+async def _look(directory: DhtDirectory, look_s: float, tell: Tell) -> tuple[Record, ...]:
     """Everybody's records but mine; none if nobody is heard for `look_s`."""
-    async for _ in _looks(look_s):
+    async for _ in _looks(look_s, tell):
         if others := _others(directory, await directory.records()):
             return others
     return ()
 
 
-async def _looks(look_s: float) -> AsyncGenerator[None, None]:
+async def _looks(look_s: float, tell: Tell) -> AsyncGenerator[None, None]:
     clock = asyncio.get_running_loop().time
-    until = clock() + look_s
+    began, told = clock(), False
     while True:
         yield
-        if clock() >= until:
+        passed = clock() - began
+        if passed >= look_s:
             return
+        if passed >= SILENT_S and not told:
+            told = True
+            tell("swarm", f"nobody announces the run so far; looking for {look_s - passed:.0f} s more")
         await asyncio.sleep(BETWEEN_LOOKS_S)
 
 
@@ -185,17 +212,21 @@ def _seen(run: RunId, directory: DhtDirectory, records: Sequence[Record]) -> str
 
 
 async def _manifest(
-    path: Path, run: RunId, identity: Identity, records: Sequence[Record], tell: Tell
+    path: Path, run: RunId, identity: Identity, records: Sequence[Record], tell: Tell, way_in: str
 ) -> Manifest:
-    """The manifest of `run`, from `path` if it is there already, else from whoever has it; then kept at `path`."""
+    """The manifest of `run`, from `path` if it is there already, else from whoever has it; then kept at `path`.
+
+    way_in: see `_way_in`.
+    """
     if (kept := _kept(path, run)) is not None:
         tell("manifest", f"{_shape(kept)}; kept in {path}")
         return kept
     addresses = {record.peer: record.addresses for record in records if record.stages and record.addresses}
     if not addresses:
         raise UsageError(
-            f"nobody who serves a stage of run {run[:12]} is announced, so nobody can give its manifest: wait until a "
-            "peer of it is up, or join with the manifest's file: swarmnet join run.toml --bootstrap ADDRESS"
+            f"nobody who serves a stage of run {run[:12]} is announced, so nobody can give its manifest: "
+            f"{f'{way_in}; ask for a link to a peer that is up now' if way_in else 'wait until a peer of it is up'}, "
+            "or join with the manifest's file: swarmnet join run.toml --bootstrap ADDRESS"
         )
     peers = list(addresses)
     random.shuffle(peers)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -18,18 +17,23 @@ from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load
 from swarmnet.peer.assess import NO_BOOTSTRAP, Assessment, ReplicaLine, assess, unanswered
 
+_UNBOUNDED = 10_000                 # columns of a pipe
+
 READS = 3                           # a newcomer's first lookup may meet nodes that are already gone
 BETWEEN_READS_S = 0.3
+WHOLE = 64                          # digits of a run id
 
 
-def run_status(manifest_or_run_id: str, bootstrap: tuple[str, ...], output: str) -> int:
+def run_status(named: Path | str, bootstrap: tuple[str, ...], output: str) -> int:
     """Print the state of a run, as a table or (`output` "json") as one JSON object.
+
+    named: its manifest, or its id, or the first digits of that (`FIRST_DIGITS` or more).
 
     The exit code: 0 if it was seen, 1 if nobody announces it, 2 if nobody answers at `bootstrap`.
 
-    Raises UsageError if the manifest cannot be read or `bootstrap` is empty or malformed.
+    Raises UsageError if the manifest cannot be read, `bootstrap` is empty or malformed, or several runs begin so.
     """
-    run, num_stages = _which(manifest_or_run_id)
+    run, num_stages = _which(named)
     if not bootstrap:
         raise UsageError("status needs to know a peer: give --bootstrap with the address that a running peer printed")
     assessment = asyncio.run(_ask(run, num_stages, bootstrap))
@@ -49,10 +53,24 @@ async def _ask(run: RunId, num_stages: int, bootstrap: tuple[str, ...]) -> Asses
     from swarmnet.net.dht_node import NobodyAnswered
     from swarmnet.net.identity import Identity
 
-    try:
-        directory = await DhtDirectory.start(
+    async def start(run: RunId | None) -> DhtDirectory:
+        return await DhtDirectory.start(
             Identity.generate(), run, num_stages=num_stages, bootstrap=bootstrap, client=True
         )
+
+    try:
+        if len(run) < WHOLE:
+            from swarmnet.peer.joining import announced
+
+            directory = await start(None)
+            try:
+                found = await announced(directory, run, READS * BETWEEN_READS_S, lambda *_: None)
+            finally:
+                await directory.close()
+            if found is None:
+                return assess(run, (), num_stages)
+            run = found
+        directory = await start(run)
     except NobodyAnswered:
         return unanswered(run, num_stages, bootstrap)
     try:
@@ -66,19 +84,23 @@ async def _ask(run: RunId, num_stages: int, bootstrap: tuple[str, ...]) -> Asses
         await directory.close()
 
 
-def _which(manifest_or_run_id: str) -> tuple[RunId, int]:
-    """The run, and its number of stages (0: unknown)."""
-    if re.fullmatch(r"[0-9a-f]{64}", manifest_or_run_id):
-        return RunId(manifest_or_run_id), 0
-    manifest = load(Path(manifest_or_run_id))
+def _which(named: Path | str) -> tuple[RunId, int]:
+    """The run, or the first digits of its id, and its number of stages (0: unknown)."""
+    if isinstance(named, str):
+        return RunId(named), 0
+    manifest = load(named)
     return run_id(manifest), manifest.cut.stages
 
 
 def _show(assessment: Assessment) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
     console = Console(soft_wrap=True, highlight=False)
+    wide = not console.is_terminal               # in a pipe nothing is cut, and a row is a line
+    if wide:
+        console.width = _UNBOUNDED
     loss = f", loss {assessment.loss.value:.4f} at step {assessment.loss.step}" if assessment.loss else ""
     held_out = assessment.eval_loss
     evaluated = f", held-out {held_out.value:.4f} at version {held_out.step}" if held_out else ""
@@ -88,7 +110,9 @@ def _show(assessment: Assessment) -> None:
     console.print(f"run {assessment.run[:12]}: {state}{loss}{evaluated}{pace}{twice}", markup=False)
     kept = f"version {assessment.on_disk}" if assessment.on_disk is not None else "no version of all stages yet"
     console.print(f"on disk: {kept}", markup=False)
-    table = Table("stage", "peer", "version", "state", "load", "on disk", "drift", "numerics")
+    table = Table(box=None if wide else box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("stage", "peer", "version", "state", "load", "on disk", "drift", "numerics"):
+        table.add_column(name, overflow="fold", no_wrap=wide or name not in ("on disk", "drift", "numerics"))
     for line in assessment.stages:
         for replica in line.replicas:
             table.add_row(

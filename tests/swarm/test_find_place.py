@@ -170,6 +170,32 @@ def test_a_link_that_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     asyncio.run(story())
 
 
+def test_a_dead_address_is_named_where_remembered_peers_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its --dir was in a run that is up: its peers answer, of another run they know nothing."""
+    monkeypatch.setattr(joining, "LOOK_S", 3.0)          # longer than one look takes at most
+    monkeypatch.setattr(joining, "SILENT_S", 0.2)
+
+    async def story() -> None:
+        async with peers(tmp_path, 0) as (end,):
+            await find_place(newcomer(tmp_path / "me"), link(end), lambda name, text: None)
+            dead = f"/ip4/127.0.0.1/tcp/1/p2p/{end.me}"
+            told: list[tuple[str, str]] = []
+            for wanted in (SwarmLink("cd" * 6, dead), SwarmLink("cd" * 32, dead)):
+                told.clear()
+                with pytest.raises(UsageError, match=f"(?s)cdcdcdcdcdcd.*nobody answers at {dead}; peers that were met "
+                                                     "before.*ask for a link"):
+                    await find_place(newcomer(tmp_path / "me"), wanted, lambda *words: told.append(words))
+                assert [name for name, _ in told][:4] == ["identity", "asking", "asking", "swarm"]
+                assert told[2][1].startswith(f"nobody answers at {dead}; peers that were met before, in this run or")
+                assert told[3][1].startswith("nobody announces the run so far; looking for ")
+            place = await find_place(newcomer(tmp_path / "me"), SwarmLink(RUN[:12], dead), lambda *words: None)
+            assert place.manifest == MANIFEST                  # into the run that it remembers it finds its way
+
+    asyncio.run(story())
+
+
 def test_a_manifest_file_is_an_invitation_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "LOOK_S", 0.5)
 

@@ -1,0 +1,44 @@
+"""How `swarmnet status` looks: whole in a pipe, and with whole peers on a narrow terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from swarmnet.ids import Chain, OnDisk, PeerId, RunId
+from swarmnet.net.directory import Record, StageStatus
+from swarmnet.peer import status
+from swarmnet.peer.assess import assess
+
+NUMERICS = "cpu/torch2.13/ranks=2,tensor=2/threads=1"
+RECORDS = [
+    Record(RunId("ab" * 32), PeerId(f"12D3KooWpeer{stage}WXYZ"), 1, (), (StageStatus(
+        stage, 2839, Chain("c"), synced=True, slots=4, disk=tuple(map(OnDisk, (2700, 2750, 2800))), drift=(2830, 0.0),
+    ),), numerics=NUMERICS)
+    for stage in (0, 1)
+]
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, **console: object) -> str:
+    file = io.StringIO()
+    plain = Console
+    monkeypatch.setattr("rich.console.Console", lambda **named: plain(file=file, **named, **console))
+    status._show(assess(RECORDS[0].run, RECORDS, 2))
+    return file.getvalue()
+
+
+def test_in_a_pipe_a_replica_is_a_line_and_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(monkeypatch).splitlines()
+    assert [line.split() for line in lines if "WXYZ" in line] == [
+        [str(stage), f"...eer{stage}WXYZ", "2839", "synced", "0/4", "2700,", "2750,", "2800",
+         "0", "at", "2830", NUMERICS] for stage in (0, 1)
+    ]
+    assert not any(char in "".join(lines) for char in "│┃━…")
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_a_narrow_terminal_shows_eight_characters_of_a_peer(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    text = shown(monkeypatch, force_terminal=True, color_system=None, width=width)
+    assert all(f"...eer{stage}WXYZ" in text for stage in (0, 1)) and "…" not in text
