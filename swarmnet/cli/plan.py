@@ -10,30 +10,40 @@ from swarmnet.cli.settings import MEMORY, MESH, SETTINGS, options, read_config, 
 from swarmnet.errors import UsageError
 
 
+def _stages(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """`1,3` as (1, 3); `all` names none."""
+    try:
+        return None if value is None else () if value == "all" else tuple(int(part) for part in value.split(","))
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r}: write stage numbers with commas, such as 0,3, or all") from error
+
+
 @click.command("plan", context_settings=SETTINGS)
 @click.argument("manifest", metavar="MANIFEST")
-@click.option("--stage", "which", default="all", show_default=True, metavar="N[,N..]|all", help="Stages to plan.")
+@click.option("--stage", callback=_stages, metavar="N[,N..]|all",
+              help="Stages of one peer, or all, each for a peer of its own.  [those of --config, or all]")
 @click.option("--memory", "room", metavar="SIZE",
               help="Of each GPU, such as 24GiB; of the machine where ranks are on the CPU: with --ranks, --device cpu, "
                    "or neither a GPU here nor --gpus.  [what is here]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, sizes in bytes.")
 @options(*MESH, *MEMORY, "device", "slots")
 @click.pass_context
-def command(ctx: click.Context, /, *, which: str, room: str | None, as_json: bool, **_: Any) -> int:
+def command(ctx: click.Context, /, *, room: str | None, as_json: bool, **_: Any) -> int:
     """Print what memory stages of MANIFEST take on each rank, and what to change where they do not fit.
 
     Takes --config and the flags of `swarmnet peer` that say how memory is spent, and refuses what that refuses. Needs
-    no GPU for a plan of GPUs: --gpus says how many. The exit code is 1 if a stage does not fit.
+    no GPU for a plan of GPUs: --gpus says how many. Several stages named are one peer's, and have to fit together. The
+    exit code is 1 if something does not fit.
 
     \b
     Examples:
       swarmnet plan run.toml
       swarmnet plan run.toml --stage 2 --gpus 1 --memory 24GiB
+      swarmnet plan run.toml --stage 1,2 --gpus 1 --memory 80GiB
       swarmnet plan run.toml --gpus 8 --memory 80GiB --activations selective
     """
     config = read_config(ctx, "stage")
     manifest = read_manifest(config, "plan")
-    stages = _stages(which, manifest.cut.stages)
     size = None if room is None else _size(room)
     named = "gpus" in config.mesh.model_fields_set       # "1" is also what nobody said
     imagined = room is not None and named and config.device != "cpu" and config.mesh.ranks == 1
@@ -41,17 +51,19 @@ def command(ctx: click.Context, /, *, which: str, room: str | None, as_json: boo
     from swarmnet.cli.verdicts import run_plan
     from swarmnet.peer.fitting import room_here, setup_of
     from swarmnet.peer.memory import check_memory
-    from swarmnet.peer.ranks import choose_layout
+    from swarmnet.peer.ranks import choose_layout, meaningless
 
     cuda = _gpus_here()
     if (imagined or config.mesh.gpus not in ("1", "auto") or config.device == "cuda") and not cuda:
-        cuda = 1024                                      # of another machine
+        cuda = 10_000                                    # of another machine: as many as one can ask for
         if config.mesh.gpus == "auto":
             raise UsageError("--gpus auto: torch sees no CUDA device here; say how many the other machine has")
     layout = choose_layout(config.mesh, config.device, manifest, cuda=cuda)
     check_memory(config.memory, layout)
+    if ignored := meaningless(config.mesh, layout):
+        click.echo(f"ignored: {ignored} (one rank shares its stages with no other)", err=True)
     room_bytes = room_here(layout) if size is None else size
-    return run_plan(setup_of(config, manifest, layout), stages, room_bytes, as_json=as_json)
+    return run_plan(setup_of(config, manifest, layout), config.stages, room_bytes, as_json=as_json)
 
 
 def _size(text: str) -> int:
@@ -61,25 +73,10 @@ def _size(text: str) -> int:
     try:
         return read_size(text)
     except ValueError as error:
-        unit = " with its unit" if text.strip().replace(".", "", 1).isdigit() else ""
-        raise UsageError(f"--memory {text}: write a size{unit}, such as 24GiB") from error
+        raise UsageError(f"--memory {text}: {error}") from error
 
 
 def _gpus_here() -> int:
     import torch
 
     return torch.cuda.device_count()
-
-
-def _stages(which: str, count: int) -> tuple[int, ...]:
-    """`1,3` or `all`. Raises UsageError."""
-    if which == "all":
-        return tuple(range(count))
-    try:
-        stages = tuple(int(part) for part in which.split(","))
-    except ValueError as error:
-        raise UsageError(f"--stage {which}: write stage numbers with commas, such as 0,3, or all") from error
-    for stage in stages:
-        if not 0 <= stage < count:
-            raise UsageError(f"--stage {which}: there is no stage {stage}: stages are 0 to {count - 1}")
-    return stages

@@ -8,42 +8,42 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from swarmnet.peer.fitting import with_slots
-from swarmnet.peer.planning import Verdict, verdict
-from swarmnet.stage.budget import groups, shown
+from swarmnet.peer.fitting import leaves_half, room_of, with_slots
+from swarmnet.peer.planning import Verdict, judge, listed, verdict
+from swarmnet.stage.budget import StagePlan, groups, shown
 from swarmnet.stage.plan import Setup
 
 _HEAD = ("stage", "ranks", "weights", "grads", "sums", "optimizer", "each", "flying", "temporary", "peak", "host")
 
 
-def table(verdicts: Sequence[Verdict]) -> list[str]:
-    """Lines of at most 100 columns: a line per stage and kind of rank, then what it means."""
+def table(plans: Sequence[StagePlan]) -> list[str]:
+    """Lines of at most 100 columns, one per stage and kind of rank."""
     rows = [_HEAD]
-    for found in verdicts:
-        plan = found.plan
+    for plan in plans:
         for number, (ranks, rank) in enumerate(groups(plan.ranks)):
-            passing = rank.passing
             rows.append((
                 "" if number else str(plan.stage), ranks, shown(rank.parameters), shown(rank.gradients),
-                shown(rank.sums), "host" if rank.offloaded else shown(rank.optimizer), shown(passing.held),
-                str(plan.in_flight), shown(rank.peak(plan.in_flight) - rank.state - passing.held * plan.in_flight),
+                shown(rank.sums), "host" if rank.offloaded else shown(rank.optimizer), shown(rank.passing.held),
+                str(plan.in_flight), shown(rank.temporary(plan.in_flight)),
                 shown(rank.peak(plan.in_flight)), "" if number else shown(plan.host.total),
             ))
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    for found in verdicts:
-        lines += ["", *found.lines()]
-    return lines
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def record(found: Verdict) -> dict[str, Any]:
-    """As JSON; sizes in bytes."""
-    plan = found.plan
+def record(plan: StagePlan, found: Verdict) -> dict[str, Any]:
+    """A stage as JSON, with what it means for a peer that serves it alone; sizes in bytes."""
     return {
         "stage": plan.stage, "layers": [plan.layers.start, plan.layers.stop], "in_flight": plan.in_flight,
-        "fits": found.fits, "need": found.need, "room": found.room,
+        **_meaning(found),
         "ranks": [{**asdict(rank), "state": rank.state, "peak": rank.peak(plan.in_flight)} for rank in plan.ranks],
         "host": {**asdict(plan.host), "total": plan.host.total},
+    }
+
+
+def _meaning(found: Verdict) -> dict[str, Any]:
+    return {
+        "fits": found.fits, "need": found.need, "room": found.room,
         "advice": [
             {"need": advice.need, "change": [option.words for option in advice.options],
              "new_manifest": any(option.of_run for option in advice.options)} for advice in found.advice
@@ -53,13 +53,35 @@ def record(found: Verdict) -> dict[str, Any]:
 
 
 def run_plan(setup: Setup, stages: Sequence[int], room: int | None, *, as_json: bool) -> int:
-    """Print the plan. 0: all stages fit, or nobody said in what; 1: one does not. Raises UsageError."""
+    """Print the plan of one peer with `stages`; without any, of each stage of the run for a peer of its own.
+
+    0: all fit, or nobody said in what; 1: something does not. Raises UsageError.
+    """
     def tell(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    verdicts = [verdict(with_slots(setup, stage, room), stage, room, tell) for stage in stages]
-    text = json.dumps([record(each) for each in verdicts], indent=2) if as_json else "\n".join(table(verdicts))
-    print(text)
-    if setup.memory.compile and not as_json:
-        print("\nplanned as if layers were not compiled: what the compiler takes and saves is not modelled")
-    return int(not all(each.fits for each in verdicts))
+    half, room, remarks = leaves_half(setup), room_of(setup, room), []
+    peer: Verdict | None = None
+    if len(stages) > 1:
+        sized = with_slots(setup, stages, room)
+        alone = [judge(sized, [stage], room) for stage in stages]
+        peer = verdict(sized, stages, room, tell)
+    else:
+        every = stages or range(setup.manifest.cut.stages)
+        alone = [verdict(with_slots(setup, [stage], room), [stage], room, tell) for stage in every]
+        if len(alone) > 1:
+            remarks.append(f"each is for a peer of its own: --stage {listed(every[:2])} plans one peer with both")
+    verdicts = alone if peer is None else [*alone, peer]
+    if half and room is not None:
+        remarks.append("a peer that chooses its slots leaves half of the machine's free memory to others")
+    if setup.memory.compile:
+        remarks.append("planned as if layers were not compiled: what the compiler takes and saves is not modelled")
+    if as_json:
+        records = [record(found.plans[0], found) for found in alone]
+        together = None if peer is None else {"stages": list(stages), **_meaning(peer)}
+        print(json.dumps({"stages": records, "peer": together}, indent=2))
+    else:
+        paragraphs = [table([found.plans[0] for found in alone]), *(list(found.lines()) for found in verdicts),
+                      *([remark] for remark in remarks)]
+        print("\n\n".join("\n".join(lines) for lines in paragraphs))
+    return int(not all(found.fits for found in verdicts))

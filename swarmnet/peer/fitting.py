@@ -5,7 +5,6 @@ By the plans of `peer.planning`. A peer that takes far less than there is starts
 
 from __future__ import annotations
 
-import bisect
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,11 +16,10 @@ from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Manifest
 from swarmnet.mesh.layout import MeshLayout
 from swarmnet.model.cut import cut_layers
-from swarmnet.peer.planning import RESERVE, needed, verdict
-from swarmnet.stage.budget import shown
+from swarmnet.peer.planning import RESERVE, judge, most_slots, verdict
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.passes import Memory
-from swarmnet.stage.plan import Setup, plan_stage
+from swarmnet.stage.plan import Setup
 
 MOST_SLOTS = 64
 """More microbatches in flight keep no stage busier."""
@@ -66,23 +64,33 @@ def available() -> int | None:
 
 # ------------------------------------------------------------ how many slots
 
-def with_slots(setup: Setup, stage: int, room: int | None) -> Setup:
-    """`setup` with as many slots as a peer would choose for `stage`, where it is to choose; one if none fits."""
+def room_of(setup: Setup, room: int | None) -> int | None:
+    """What a peer takes of `room` bytes at most: the CPU memory of a peer that chooses its slots is not its alone."""
+    return int(_SHARE * room) if room is not None and leaves_half(setup) else room
+
+
+def leaves_half(setup: Setup) -> bool:
+    """Does a peer leave half of the memory that is free to others?"""
+    return setup.slots == 0 and setup.layout.kind == "cpu"
+
+
+def with_slots(setup: Setup, stages: Sequence[int], room: int | None) -> Setup:
+    """`setup` with as many slots as a peer with `stages` would choose, where it is to choose; one if none fits."""
     if setup.slots:
         return setup
-    return replace(setup, slots=1 if room is None else max(_most_slots(setup, [stage], room), 1))
+    return replace(setup, slots=1 if room is None else max(_slots_in(setup, stages, room), 1))
 
 
 def slots_here(setup: Setup, stages: Sequence[int]) -> int:
     """`setup.slots`, or where that is 0 as many as fit here. Raises UsageError, with advice, if one is too many."""
-    room = room_here(setup.layout)
+    room = room_of(setup, room_here(setup.layout))
     if setup.slots:
         if room is not None:
             check_fits(setup, stages, room)
         return setup.slots
     if room is None:
         raise UsageError("--slots 0: this machine does not say how much memory is free; say how many, such as 4")
-    return slots_that_fit(setup, stages, room if setup.layout.kind == "cuda" else int(_SHARE * room))
+    return slots_that_fit(setup, stages, room)
 
 
 def slots_that_fit(setup: Setup, stages: Sequence[int], room: int) -> int:
@@ -90,39 +98,27 @@ def slots_that_fit(setup: Setup, stages: Sequence[int], room: int) -> int:
 
     At most a step's, and MOST_SLOTS. Raises UsageError, with advice, if one is too many.
     """
-    slots = _most_slots(setup, stages, room)
+    slots = _slots_in(setup, stages, room)
     if slots == 0:
         raise _refused(replace(setup, slots=1), stages, room)
     return slots
 
 
-def _most_slots(setup: Setup, stages: Sequence[int], room: int) -> int:
+def _slots_in(setup: Setup, stages: Sequence[int], room: int) -> int:
     most = min(setup.manifest.training.microbatches, MOST_SLOTS)
-    return bisect.bisect_right(
-        range(1, most + 1), room,
-        key=lambda slots: sum(_needs(replace(setup, slots=slots), stage) for stage in stages),
-    )
+    return most_slots(lambda slots: judge(replace(setup, slots=slots), stages, room).need, room, most=most)
 
 
 def check_fits(setup: Setup, stages: Sequence[int], room: int) -> None:
     """Raises UsageError, with advice, if not even one microbatch in flight fits. Costs a moment unless it is close."""
     if _rough(setup, stages) * _SURELY > room:
         one = replace(setup, slots=1)
-        if sum(_needs(one, stage) for stage in stages) > room:
+        if not judge(one, stages, room).fits:
             raise _refused(one, stages, room)
 
 
-def _needs(setup: Setup, stage: int) -> int:
-    return needed(plan_stage(setup, stage), setup.layout)
-
-
 def _refused(one: Setup, stages: Sequence[int], room: int) -> UsageError:
-    for stage in stages:
-        found = verdict(one, stage, room)
-        if not found.fits:
-            return UsageError("; ".join(line.strip() for line in found.lines()))
-    named = ", ".join(map(str, stages))
-    return UsageError(f"stages {named} fit one by one, but not together, in {shown(room)}: serve fewer of them")
+    return UsageError("; ".join(line.strip() for line in verdict(one, stages, room).lines()))
 
 
 def _rough(setup: Setup, stages: Sequence[int]) -> int:

@@ -37,6 +37,11 @@ class Advice:
         """What to do, in a line."""
         return " and ".join(option.words for option in self.options)
 
+    @property
+    def cost(self) -> int:
+        """How little one would want to."""
+        return _cost(self.options)
+
 
 def advise(
     options: Sequence[Option], need: Callable[[tuple[Option, ...]], int | None], *, room: int, most: int = 5,

@@ -8,7 +8,8 @@ come from `stage.plan`, which runs the stage's own code.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 
 Deltas = tuple[int, ...]
@@ -95,6 +96,14 @@ class RankMemory:
         """What is there always."""
         return self.parameters + self.gradients + self.sums + self.optimizer * (not self.offloaded)
 
+    def lasting(self, in_flight: int) -> int:
+        """What is there between jobs, with so many microbatches in flight."""
+        return self.state + in_flight * self.passing.held
+
+    def temporary(self, in_flight: int) -> int:
+        """What comes on top while a job runs, at the worst moment."""
+        return self.peak(in_flight) - self.lasting(in_flight)
+
     def peak(self, in_flight: int) -> int:
         """The most at any time, with so many microbatches in flight."""
         update = self.update * (not self.offloaded)
@@ -139,8 +148,23 @@ class StagePlan:
     @property
     def device_peak(self) -> int:
         """The most that any one device has to have; the machine, if ranks compute on the CPU."""
-        peaks = [rank.peak(self.in_flight) for rank in self.ranks]
-        return sum(peaks) + self.host.total if self.on_host else max(peaks)
+        return together([self])
+
+
+def together(plans: Sequence[StagePlan]) -> int:
+    """`device_peak` of one peer that serves all these stages. All devices are theirs, so what lasts adds up.
+
+    One rank is one process that does one job at a time, whichever stage's (`stage.compute`): of what comes on top, the
+    largest comes once. Ranks of several are processes of each stage, and a process keeps for itself what its largest
+    job took.
+    """
+    count_once: Callable[[Iterable[int]], int] = max if len(plans[0].ranks) == 1 else sum
+    peaks: list[int] = [
+        sum(rank.lasting(plan.in_flight) for plan, rank in zip(plans, same, strict=True))
+        + count_once(rank.temporary(plan.in_flight) for plan, rank in zip(plans, same, strict=True))
+        for same in zip(*(plan.ranks for plan in plans), strict=True)
+    ]
+    return sum(peaks) + sum(plan.host.total for plan in plans) if plans[0].on_host else max(peaks)
 
 
 def groups(ranks: Sequence[RankMemory]) -> list[tuple[str, RankMemory]]:
@@ -163,13 +187,16 @@ def shown(num_bytes: float) -> str:
 
 _UNITS = {"B": 1, "K": 1 << 10, "KIB": 1 << 10, "M": MIB, "MIB": MIB, "G": GIB, "GIB": GIB, "T": 1 << 40,
           "TIB": 1 << 40, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII)
 
 
 def read_size(text: str) -> int:
-    """Bytes of "24GiB", "24 GB", "80g" or "1073741824B". Raises ValueError, also where the unit is left away."""
+    """Bytes of "24GiB", "24 GB", "80g" or "1073741824B". Raises ValueError, in words, also without a unit."""
     number = text.strip().rstrip("KMGTIBkmgtib ")
     unit = text.strip()[len(number) :].strip().upper()
-    value = float(number) * _UNITS.get(unit, 0)
-    if not 0 < value < 1 << 60:
-        raise ValueError(f"{text!r} is no size")
+    if not _NUMBER.fullmatch(number) or unit not in _UNITS:
+        raise ValueError(f"write a size{' with its unit' if _NUMBER.fullmatch(text.strip()) else ''}, such as 24GiB")
+    value = float(number) * _UNITS[unit]
+    if not 1 <= value < 1 << 60:
+        raise ValueError("must be at least a byte, and less than 1048576 TiB")
     return int(value)

@@ -6,6 +6,7 @@ allocator kept, too.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +26,8 @@ from swarmnet.mesh.fake_comm import FakeComm
 from swarmnet.mesh.layout import MeshLayout
 from swarmnet.mesh.thread_comm import run_ranks
 from swarmnet.peer.fitting import check_fits, slots_that_fit
-from swarmnet.peer.planning import MOST_REHEARSALS, needed, verdict
-from swarmnet.stage.budget import GIB, MIB, Passage
+from swarmnet.peer.planning import MOST_REHEARSALS, judge, needed, verdict
+from swarmnet.stage.budget import GIB, MIB, Passage, together
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.metering import LiveBytes
 from swarmnet.stage.own_body import OwnBody
@@ -69,13 +70,17 @@ def boundary(manifest: Manifest) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
+def made(manifest: Manifest, stage: int, policy: str) -> tuple[OwnBody, StepSum]:
+    body = OwnBody(manifest, stage, device=CPU, memory=Memory(activations=policy))  # type: ignore[arg-type]
+    return body, StepSum(manifest, body.state, body.sums, memory=body.sum_memory())
+
+
 def measured(manifest: Manifest, stage: int, policy: str, count: int) -> tuple[int, int]:
     """(state, peak) of a stage that really computes: `count` forwards, then all backwards, then weight passes."""
     last = stage == manifest.cut.stages - 1
 
     def make() -> tuple[OwnBody, StepSum]:
-        body = OwnBody(manifest, stage, device=CPU, memory=Memory(activations=policy))  # type: ignore[arg-type]
-        return body, StepSum(manifest, body.state, body.sums, memory=body.sum_memory())
+        return made(manifest, stage, policy)
 
     (body, _sums), state, _ = allocated(make)
     body.state.reset_to_seed()
@@ -85,7 +90,7 @@ def measured(manifest: Manifest, stage: int, policy: str, count: int) -> tuple[i
     return state, state + most
 
 
-def passes(body: OwnBody, manifest: Manifest, count: int, *, last: bool) -> None:
+def forwards(body: OwnBody, manifest: Manifest, count: int) -> list[object]:
     works = []
     for _ in range(count):
         tokens, hidden = inputs(manifest, first=body.state.first)
@@ -93,6 +98,11 @@ def passes(body: OwnBody, manifest: Manifest, count: int, *, last: bool) -> None
         assert work is not None
         works.append(work)
         del tokens, hidden, work
+    return works
+
+
+def passes(body: OwnBody, manifest: Manifest, count: int, *, last: bool) -> None:
+    works = forwards(body, manifest, count)
     for work in works:
         body.backward(work, None if last else boundary(manifest))
     for index, work in enumerate(works):
@@ -127,6 +137,29 @@ def test_so_does_every_kind_of_run(change: dict[str, Any]) -> None:
     shared = MODEL_BF16 if manifest.numerics.compute == "bf16" else 0
     assert rank.state - shared * len(plan.layers) == pytest.approx(state, rel=0.02)
     assert rank.peak(2) - rank.state == pytest.approx(peak - state, rel=0.1)
+
+
+@pytest.mark.parametrize("policy", ["stash", "recompute"])
+def test_stages_of_one_peer_take_what_was_planned_for_both_together(policy: str) -> None:
+    """What both hold, and what one job takes: the earlier stage's microbatches wait, for backward or for their weight
+    passes, while the later one computes all of its own."""
+    setup = Setup(RUN, MeshLayout(), slots=2, memory=Memory(activations=policy))  # type: ignore[arg-type]
+    both, state, _ = allocated(lambda: [made(RUN, stage, policy) for stage in (1, 2)])
+    earlier, later = (body for body, _ in both)
+    earlier.state.reset_to_seed()
+    later.state.reset_to_seed()
+
+    def work(*, went_back: bool) -> None:
+        waiting = forwards(earlier, RUN, 2)
+        for each in waiting * went_back:
+            earlier.backward(each, boundary(RUN))
+        passes(later, RUN, 2, last=True)
+
+    passing = max(allocated(lambda went_back=went_back: work(went_back=went_back))[2] for went_back in (False, True))
+    plans = [plan_stage(setup, stage) for stage in (1, 2)]
+    planned = together(plans) - sum(plan.host.total for plan in plans)
+    assert planned == pytest.approx(state + passing, rel=0.02)
+    assert planned < sum(rank.peak(2) for plan in plans for rank in plan.ranks), "one computes at a time"
 
 
 MODEL_BF16 = 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 176)      # casts of a layer's matrices
@@ -189,9 +222,12 @@ def test_planning_allocates_nothing() -> None:
     assert len(set(plan.ranks)) == 1
 
 
+GPU = MeshLayout(devices=("cuda:0",))
+
+
 def test_as_many_slots_as_fit_and_not_one_more() -> None:
     setup = Setup(RUN, MeshLayout(), slots=0)
-    room = {slots: needed(plan_stage(replace(setup, slots=slots), 1), setup.layout) for slots in (1, 5, 8)}
+    room = {slots: needed([plan_stage(replace(setup, slots=slots), 1)], setup.layout) for slots in (1, 5, 8)}
     assert slots_that_fit(setup, [1], room[5]) == 5
     assert slots_that_fit(setup, [1], room[5] - 1) == 4
     assert slots_that_fit(setup, [1], 10 * room[8]) == RUN.training.microbatches
@@ -200,19 +236,58 @@ def test_as_many_slots_as_fit_and_not_one_more() -> None:
 
 def test_a_peer_refuses_what_does_not_fit_and_says_what_would() -> None:
     setup = Setup(RUN, MeshLayout())
-    least = needed(plan_stage(replace(setup, slots=1), 1), setup.layout)
+    least = needed([plan_stage(replace(setup, slots=1), 1)], setup.layout)
     check_fits(setup, [1], least)
     with pytest.raises(UsageError, match=r"stage 1 does not fit.*; it fits with; .*--activations recompute_layers"):
         check_fits(setup, [1], least - 2**20)
     with pytest.raises(UsageError, match="stage 1 does not fit"):
         slots_that_fit(setup, [1], least - 2**20)
-    with pytest.raises(UsageError, match="stages 0, 1 fit one by one, but not together"):
-        check_fits(setup, [0, 1], int(1.5 * least))
+    both = judge(replace(setup, slots=1), [0, 1], None).need
+    check_fits(setup, [0, 1], both)
+    with pytest.raises(UsageError, match=r"one peer with stages 0,1 does not fit.*; it fits with; .*--stage 1"):
+        check_fits(setup, [0, 1], both - 1)
+
+
+def test_the_most_slots_that_fit_are_advised() -> None:
+    setup = Setup(RUN, MeshLayout(), slots=64)
+    room = judge(replace(setup, slots=5), [1], None).need
+    assert [(each.words, each.need) for each in verdict(setup, [1], room).advice][-1] == ("--slots 5", room)
+    room = judge(replace(setup, slots=40), [1], None).need
+    assert verdict(setup, [1], room).advice[0].words == "--slots 40", "hardly fewer: what costs least"
+    assert not any("--slots" in each.words for each in verdict(replace(setup, slots=1), [1], room // 100).advice)
+
+
+def test_also_beside_another_change() -> None:
+    setup = Setup(RUN, MeshLayout(), slots=64)
+    found = verdict(setup, [1], judge(replace(setup, slots=1), [1], None).need - 1)
+    assert found.room is not None and found.advice and all("--slots" in each.words for each in found.advice)
+    changes = {
+        "--activations selective": {"memory": Memory("selective")},
+        "--activations recompute_layers": {"memory": Memory("recompute_layers")},
+        "--activations recompute": {"memory": Memory("recompute")},
+        'numerics.compute = "bf16"': {"manifest": RUN.model_copy(update={"numerics": Numerics(compute="bf16")})},
+        'numerics.mode = "fp32"': {"manifest": RUN.model_copy(update={
+            "numerics": Numerics(mode="fp32"), "averaging": Averaging(codec="fp32"),
+        })},
+        'optimizer.state = "8bit"': {"manifest": RUN.model_copy(update={"optimizer": Optimizer(state="8bit")})},
+    }
+    for each in found.advice:
+        slots, other = int(each.options[0].words.removeprefix("--slots ")), changes[each.options[1].words]
+        fits = [judge(replace(setup, slots=count, **other), [1], found.room).fits for count in (slots, slots + 1)]
+        assert fits == [True, False]
+
+
+def test_a_peer_of_several_stages_is_advised_to_serve_those_that_fit() -> None:
+    setup = Setup(RUN, GPU, slots=1)
+    stages = (0, 1, 2)
+    room = max(judge(setup, pair, None).need for pair in ((0, 1), (1, 2), (0, 2))) - 1
+    found = verdict(setup, stages, room)
+    (fewer,) = (each for each in found.advice if "--stage" in each.words)
+    kept = [int(number) for number in fewer.words.removeprefix("--stage ").split(",")]
+    assert len(kept) == 2 and judge(setup, kept, room).fits and fewer.need == judge(setup, kept, room).need
 
 
 # ------------------------------------------------------------ a search that ends
-
-GPU = MeshLayout(devices=("cuda:0",))
 
 
 @pytest.mark.parametrize("memory", [Memory(), Memory("recompute"), Memory("stash", True)])
@@ -238,7 +313,7 @@ def test_what_shapes_alone_say_is_never_too_much(layout: MeshLayout, memory: Mem
 def test_what_nothing_helps_is_said_at_once(setup: Setup, room: int, hint: str) -> None:
     plan_stage(setup, 1)
     before = rehearsals()
-    found = verdict(setup, 1, room)
+    found = verdict(setup, [1], room)
     assert not found.fits and not found.advice and hint in found.hint
     assert rehearsals() - before <= 2, "by arithmetic"
 
@@ -247,7 +322,7 @@ def test_a_search_ends() -> None:
     told: list[str] = []
     before = rehearsals()
     setup = Setup(RUN, GPU)
-    found = verdict(setup, 0, GIB + least(setup, 0) // 4, told.append)
+    found = verdict(setup, [0], GIB + least(setup, 0) // 4, told.append)
     assert not found.fits and told == ["stage 0 does not fit as it is: trying what would make it fit"]
     assert rehearsals() - before <= MOST_REHEARSALS + 8, "it ends with the change it is at"
 
@@ -268,3 +343,75 @@ def test_whose_memory_it_is(
     assert run(["plan", f"{tmp_path}/run.toml", "--stage", "1", *line.split()]) == 0
     out = capsys.readouterr().out
     assert words in out and ("not modelled" in out) == ("--compile" in line)
+
+
+# ------------------------------------------------------------ the command
+
+@pytest.fixture
+def plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """(exit code, output, errors) of `swarmnet plan`, on a machine without a GPU."""
+    monkeypatch.setattr(cli_plan, "_gpus_here", lambda: 0)
+    (tmp_path / "run.toml").write_text(to_toml(RUN), encoding="utf-8")
+
+    def call(line: str) -> tuple[int, str, str]:
+        code = run(["plan", f"{tmp_path}/run.toml", *line.split()])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def test_stages_of_one_peer_have_to_fit_together(plan: Callable[..., tuple[int, str, str]]) -> None:
+    setup = Setup(RUN, GPU)
+    alone, both = (max(judge(setup, stages, None).need for stages in sets) for sets in (([1], [2]), ([1, 2],)))
+    room = f"--gpus 1 --memory {both - 1}B"
+    code, out, err = plan(f"--stage 1,2 {room}")
+    assert code == 1 and "one peer with stages 1,2 does not fit as it is" in err
+    assert "stage 1 fits" in out and "stage 2 fits" in out and "one peer with stages 1,2 does not fit" in out
+    assert "  --stage " in out
+    code, out, err = plan(f"--stage 1,2 {room} --json")
+    found = json.loads(out)
+    assert code == 1 and [each["fits"] for each in found["stages"]] == [True, True]
+    assert max(each["need"] for each in found["stages"]) == alone
+    assert {"stages": [1, 2], "fits": False, "need": both, "room": both - 1}.items() <= found["peer"].items()
+    code, out, err = plan(f"--stage 1,2 --gpus 1 --memory {both}B")
+    assert code == 0 and "one peer with stages 1,2 fits" in out
+    for every in ("", "--stage all "):
+        code, out, err = plan(every + room)
+        assert code == 0 and "each is for a peer of its own: --stage 0,1 plans one peer with both" in out
+        assert "one peer with stages" not in out and json.loads(plan(f"{every}{room} --json")[1])["peer"] is None
+
+
+def test_the_stages_of_the_config_are_planned(
+    plan: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "peer.toml").write_text("stages = [1, 2]\n", encoding="utf-8")
+
+    def stages(line: str) -> list[int]:
+        return [each["stage"] for each in json.loads(plan(f"--gpus 1 --memory 2GiB --json {line}")[1])["stages"]]
+
+    config = f"--config {tmp_path}/peer.toml"
+    assert stages(config) == [1, 2]
+    assert stages(f"{config} --stage 0") == [0]
+    assert stages(f"{config} --stage all") == stages("") == [0, 1, 2]
+    monkeypatch.setenv("SWARMNET_STAGE", "2")
+    assert stages(config) == [2]
+
+
+def test_slots_are_chosen_as_the_peer_chooses_them(plan: Callable[..., tuple[int, str, str]]) -> None:
+    for layout, line, share in ((GPU, "--gpus 1", 1), (MeshLayout(), "--device cpu", 2)):
+        setup = Setup(RUN, layout, memo_bytes=MIB)
+        room = share * judge(replace(setup, slots=5), [1, 2], None).need
+        code, out, _ = plan(f"--stage 1,2 --slots 0 {line} --memory {room}B --set caps.memo_bytes={MIB} --json")
+        assert code == 0 and {each["in_flight"] for each in json.loads(out)["stages"]} == {5}
+        assert slots_that_fit(replace(setup, slots=0), [1, 2], room // share) == 5
+    assert "leaves half of the machine's free memory" in plan("--slots 0 --device cpu --memory 8GiB --stage 1")[1]
+
+
+def test_what_is_ignored_is_said(plan: Callable[..., tuple[int, str, str]]) -> None:
+    code, _, err = plan("--gpus 1 --memory 2GiB --stage 1 --shard zero3 --sequence-parallel")
+    assert code == 0
+    assert err == "ignored: --shard zero3 and --sequence-parallel (one rank shares its stages with no other)\n"
+    assert plan("--gpus 1 --memory 2GiB --stage 1")[2] == ""
+    assert plan("--gpus 2 --memory 2GiB --stage 1 --shard zero3")[2] == ""

@@ -12,7 +12,19 @@ from swarmnet.cli.frame import run
 from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.stage.advice import Option, advise
-from swarmnet.stage.budget import GIB, Passage, RankMemory, along, groups, highest, read_size, shown
+from swarmnet.stage.budget import (
+    GIB,
+    HostMemory,
+    Passage,
+    RankMemory,
+    StagePlan,
+    along,
+    groups,
+    highest,
+    read_size,
+    shown,
+    together,
+)
 
 SIZES = st.integers(0, 10**6)
 
@@ -74,6 +86,35 @@ def test_an_offloaded_optimizer_takes_nothing_of_the_device() -> None:
     assert offloaded.state == 60 and offloaded.peak(2) == 72
 
 
+def staged(stage: int, passing: Passage, ranks: int, *, on_host: bool) -> StagePlan:
+    return StagePlan(stage, range(1), (rank(passing),) * ranks, HostMemory(memo=1000), 2, on_host)
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_stages_of_one_process_compute_one_at_a_time(on_host: bool) -> None:
+    plans = [staged(0, Passage(5, 4, 50), 1, on_host=on_host), staged(1, Passage(7, 9, 20), 1, on_host=on_host)]
+    lasting = 2 * 100 + 2 * 5 + 2 * 9
+    assert together(plans) == lasting + max(50 - 5, 20 - 9) + 2000 * on_host
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_stages_of_several_ranks_have_processes_of_their_own(on_host: bool) -> None:
+    plans = [staged(0, Passage(5, 4, 50), 2, on_host=on_host), staged(1, Passage(7, 9, 20), 2, on_host=on_host)]
+    each = 200 + 2 * 5 + 2 * 9 + (50 - 5) + (20 - 9)
+    assert together(plans) == (2 * each + 2000 if on_host else each)
+
+
+@given(st.lists(st.tuples(SIZES, SIZES, SIZES), min_size=1, max_size=4), st.integers(1, 3), st.booleans())
+def test_together_stages_need_more_than_alone_and_no_more_than_all_alone(
+    sizes: list[tuple[int, int, int]], ranks: int, on_host: bool
+) -> None:
+    plans = [staged(stage, Passage(stash, owed, max(stash, owed) + over), ranks, on_host=on_host)
+             for stage, (stash, owed, over) in enumerate(sizes)]
+    alone = [plan.device_peak for plan in plans]
+    assert max(alone) <= together(plans) <= sum(alone)
+    assert together(plans[:1]) == alone[0]
+
+
 def test_ranks_that_hold_alike_are_one_line() -> None:
     one, other = rank(Passage(1)), rank(Passage(2))
     assert [name for name, _ in groups([one, one, one, other])] == ["0-2", "3"]
@@ -108,9 +149,15 @@ def test_sizes_are_shown_in_three_digits(size: int, text: str) -> None:
 
 
 @pytest.mark.parametrize(("line", "words"), [
-    ("plan {run} --stage 9", "--stage 9: there is no stage 9: stages are 0 to 2"),
+    ("plan {run} --stage 9", "there is no stage 9: {run} has stages 0 to 2"),
+    ("plan {run} --stage 1,1", "stages = [1, 1] names a stage twice"),
+    ("plan {run} --stage -1", "--stage: stages = [-1]: must be at least 0"),
     ("plan {run} --stage x", "write stage numbers with commas, such as 0,3, or all"),
     ("plan {run} --memory lots", "--memory lots: write a size, such as 24GiB"),
+    ("plan {run} --memory 99999999TiB", "--memory 99999999TiB: must be at least a byte, and less than 1048576 TiB"),
+    ("plan {run} --memory 0GiB", "--memory 0GiB: must be at least a byte"),
+    ("plan {run} --gpus 99999999", 'mesh.gpus = "99999999": must be a number from 1 to 9999, which ones with commas'),
+    ("plan {run} --gpus 9999 --memory 9GiB", "9999 tensor-parallel ranks cannot split this model"),
     ("plan {run} --memory 24", "--memory 24: write a size with its unit, such as 24GiB"),
     ("plan {run} --device cpu --activations offload", "--activations offload: the CPU's memory is host memory already"),
     ("plan {run} --ranks 2 --set memory.offload_optimizer=true", "memory.offload_optimizer: the CPU's memory is host"),
@@ -127,7 +174,7 @@ def test_what_cannot_be_planned_is_one_line(
 ) -> None:
     (tmp_path / "run.toml").write_text(to_toml(Manifest()))
     (tmp_path / "text.toml").write_text("Once upon a time\n")
-    typed = line.format(run=tmp_path / "run.toml", text=tmp_path / "text.toml").split()
-    assert run(typed) == 2
+    names = {"run": tmp_path / "run.toml", "text": tmp_path / "text.toml"}
+    assert run(line.format(**names).split()) == 2
     err = capsys.readouterr().err
-    assert words in err and err.count("\n") == 1 and err.startswith("swarmnet: error: ")
+    assert words.format(**names) in err and err.count("\n") == 1 and err.startswith("swarmnet: error: ")
