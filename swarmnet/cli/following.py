@@ -29,14 +29,6 @@ class Following:
         self._said_at = 0.0
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            whole = Column(no_wrap=True, overflow="ellipsis")
-            self._progress = Progress(
-                TextColumn("{task.description}", table_column=whole, markup=False), BarColumn(),
-                console=self._console, transient=True,
-            )
-            self._progress.add_task("", total=None)
-            self._bar.enter_context(self._progress)
         return self
 
     def __exit__(
@@ -46,8 +38,8 @@ class Following:
         self._progress = None
 
     def phase(self, name: str, text: str) -> None:
-        """What is done before anything can be scored: a line of its own in a pipe."""
-        self._say(f"{name:<9} {text}", None, 0)
+        """What is done before anything can be scored: a line that stays."""
+        self._line(f"{name:<9} {text}")
 
     def scored(self, done: int, total: int, words: str) -> None:
         """`words` say how many of how many there are, and what of it; called as often as one likes."""
@@ -55,15 +47,26 @@ class Following:
         if self._began is None:
             self._began, self._said_at = (now, done), now
         text = f"{'scoring':<9} {words}{_pace(now - self._began[0], done - self._began[1], total - done)}"
-        if self._progress is not None or now - self._said_at >= PLAIN_EVERY_S:
+        if self._console.is_terminal:
+            self._show(text, total, done)
+        elif now - self._said_at >= PLAIN_EVERY_S:
             self._said_at = now
-            self._say(text, total, done)
+            self._line(text)
 
-    def _say(self, text: str, total: int | None, done: int) -> None:
+    def _line(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _show(self, text: str, total: int, done: int) -> None:
         if self._progress is None:
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
-            self._progress.update(self._progress.task_ids[0], description=text, total=total, completed=done)
+            whole = Column(no_wrap=True, overflow="ellipsis")
+            self._progress = Progress(
+                TextColumn("{task.description}", table_column=whole, markup=False),
+                BarColumn(bar_width=None, table_column=Column(ratio=1)),
+                console=self._console, transient=True, expand=True,
+            )
+            self._progress.add_task("", total=total)
+            self._bar.enter_context(self._progress)
+        self._progress.update(self._progress.task_ids[0], description=text, completed=done)
 
 
 def _pace(seconds: float, done: int, left: int) -> str:
