@@ -102,10 +102,10 @@ class FactorCodec:
         self.low_rank.take_over(memory[DIRECTIONS])
         self.feedback.take_over(memory[RESIDUAL], voids=voids)
 
-    def applied(self, round_id: RoundId, *, voids: int) -> None:
-        """The sum of that round has been applied, made here or fetched."""
+    def applied(self, round_id: RoundId | None, *, voids: int) -> None:
+        """The sum of that round has been applied, made here or fetched; None: the step has ended without one."""
         self.feedback.at(voids)
         self.feedback.applied(round_id)
-        if round_id == self._finished:
+        if round_id is not None and round_id == self._finished:
             self.low_rank.learn(self._sums.flat[self.phases[0] :])
         self._corrected, self._mine, self._basis, self._finished = None, [], [], None

@@ -4,8 +4,10 @@
     owed   = gradient + residual - send
 
 `owed` becomes the residual only when the sum of that very round is applied. A round that is abandoned leaves the
-residual as it was. A void drops it, and what is owed with it: it is void with its accumulator. An accumulator that was
-lost with the ranks that held it drops nothing: the residual is here, and others may yet finish the round.
+residual as it was. Somebody may have finished it all the same, and be heard of only when the next one has begun: what
+is owed in it is remembered beside what is owed in that. A void drops the residual, and what is owed with it: it is void
+with its accumulator. An accumulator that was lost with the ranks that held it drops nothing: the residual is here, and
+others may yet finish the round.
 
 A reducer loses something too, when it encodes the sum of its part. It owes that itself, on top: over all replicas,
 what is applied and what is left in residuals always add up to what was computed and what was left before. Hence it
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -30,15 +33,24 @@ RESIDUAL = "averaging.residual"
 """Its name where a replica saves it."""
 
 
+@dataclass(slots=True)
+class _Owed:
+    """In one round. own: of my contribution, instead of the residual. reduced: of sums I encoded, hop by hop, on top.
+    """
+
+    round_id: RoundId | None = None
+    own: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    reduced: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
+
+
 class Feedback:
     """The residual of one replica: fp32 [num_elements], zeros at first."""
 
     def __init__(self, num_elements: int, *, device: torch.device) -> None:
         self.residual = torch.zeros(num_elements, device=device)
         self._voids = 0
-        self._round: RoundId | None = None
-        self._owed: dict[tuple[int, int], Tensor] = {}       # of my contribution, instead of the residual
-        self._lost: dict[tuple[int, int, int], Tensor] = {}  # of sums I encoded, hop by hop, on top of it
+        self._now = _Owed()
+        self._before = _Owed()       # of the last round before, in which anything was sent
 
     def at(self, voids: int) -> None:
         """The accumulator's void count now, without losses (`GradientSum.revoked`): if it has moved, nothing is owed
@@ -57,10 +69,11 @@ class Feedback:
         (hop, start, stop).
         """
         self.at(voids)
-        if round_id != self._round:
-            self._round = round_id
-            self._owed = self._owed if resent else {}
-            self._lost = {piece: lost for piece, lost in self._lost.items() if piece in kept}
+        now = self._now
+        if round_id != now.round_id:
+            self._before = now if now.own or now.reduced else self._before
+            stands = {piece: lost for piece, lost in now.reduced.items() if piece in kept}
+            self._now = _Owed(round_id, dict(now.own) if resent else {}, stands)
 
     def corrected(self, gradient: Tensor, start: int) -> Tensor:
         """What should be sent of these elements, the first at `start`: fresh memory."""
@@ -68,19 +81,21 @@ class Feedback:
 
     def contributed(self, corrected: Tensor, sent: Tensor, start: int) -> None:
         """Of `corrected`, `sent` is what others decode. The same elements again replace what was said before."""
-        self._owed[start, start + corrected.numel()] = corrected - sent
+        self._now.own[start, start + corrected.numel()] = corrected - sent
 
     def reduced(self, total: Tensor, sent: Tensor, start: int, *, hop: int = 0) -> None:
         """Of a part's sum `total`, `sent` is what everybody installs, or sums further."""
-        self._lost[hop, start, start + total.numel()] = (total - sent).to(self.residual.device)
+        self._now.reduced[hop, start, start + total.numel()] = (total - sent).to(self.residual.device)
 
-    def applied(self, round_id: RoundId) -> None:
-        """The sum of that round has been applied, whether it was mine or another."""
-        if round_id == self._round:
-            for (start, stop), owed in self._owed.items():
-                self.residual[start:stop] = owed
-            for (_, start, stop), lost in self._lost.items():
-                self.residual[start:stop] += lost
+    def applied(self, round_id: RoundId | None) -> None:
+        """The sum of that round has been applied, whether it was mine or another. None: the step has ended without one.
+        """
+        rounds = (self._now, self._before) if round_id is not None else ()
+        found = next((each for each in rounds if each.round_id == round_id), _Owed())
+        for (start, stop), owed in found.own.items():
+            self.residual[start:stop] = owed
+        for (_, start, stop), lost in found.reduced.items():
+            self.residual[start:stop] += lost
         self._forget()
 
     def take_over(self, residual: Tensor, *, voids: int) -> None:
@@ -94,5 +109,4 @@ class Feedback:
         self.residual.copy_(residual)
 
     def _forget(self) -> None:
-        self._round = None
-        self._owed, self._lost = {}, {}
+        self._now, self._before = _Owed(), _Owed()

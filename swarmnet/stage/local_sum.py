@@ -248,6 +248,7 @@ class LocalSum:
         start, stop = due
         missed = self._missed(commit)
         if self._gossip and missed:
+            self._codec.applied(None, voids=self._forgotten)
             return OuterStep(elements=stop - start, moved=0.0, missed=missed)
         mean = self._exchanged.flat
         if not self._gossip:

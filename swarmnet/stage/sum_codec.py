@@ -92,8 +92,8 @@ class SumCodec:
         if self.feedback is not None:
             self.feedback.take_over(memory[RESIDUAL], voids=voids)
 
-    def applied(self, round_id: RoundId, *, voids: int) -> None:
-        """The sum of that round has been applied."""
+    def applied(self, round_id: RoundId | None, *, voids: int) -> None:
+        """The sum of that round has been applied; None: the step has ended without one."""
         if self.feedback is not None:
             self.feedback.at(voids)
             self.feedback.applied(round_id)

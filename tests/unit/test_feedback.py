@@ -135,6 +135,30 @@ def test_a_sum_of_another_round_counts_nothing_as_sent(codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", COARSE)
+def test_a_round_that_turns_up_whole_after_the_next_has_begun_counts(codec: str) -> None:
+    replicas, undisturbed = swarm(codec, 3), swarm(codec, 3)
+    for each in (replicas, undisturbed):
+        average(each, 1)
+    for replica in replicas:
+        replica.codec.begin(round_id(2), voids=0)                  # nothing is sent in it
+    average(replicas[:2], 3)
+    for each in (replicas, undisturbed):
+        apply(each, 1)
+    for one, other in zip(replicas, undisturbed, strict=True):
+        assert torch.equal(one.residual, other.residual) and bool(one.residual.any())
+
+
+def test_nothing_of_a_step_that_ended_without_a_sum_counts_later() -> None:
+    """Round ids repeat from step to step."""
+    (replica,) = swarm("nf4", 1)
+    average([replica], 1)
+    replica.codec.applied(None, voids=0)
+    replica.codec.begin(round_id(2), voids=0)
+    apply([replica], 1)
+    assert not bool(replica.residual.any())
+
+
+@pytest.mark.parametrize("codec", COARSE)
 def test_a_void_drops_the_residual_and_what_is_owed(codec: str) -> None:
     replicas = swarm(codec, 2)
     average(replicas, 1)

@@ -28,7 +28,7 @@ from swarmnet.stage.step_sum import StepSum
 
 CODECS = ("topk:0.02", "nf4", "powersgd:4")
 MICROBATCHES, PARTS = 4, 3
-WHENS = ("never", "before", "begun", "half", "sent", "whole", "committed", "applying")
+WHENS = ("never", "before", "begun", "half", "sent", "whole", "late", "committed", "applying")
 
 
 def manifest_of(codec: str) -> Manifest:
@@ -198,7 +198,8 @@ class Swarm:
 
     def round(self, step: int, victim: Replica, when: str, times: int) -> tuple[RoundId, list[Replica]]:
         """A round that becomes whole: its id, and where. sent: the victim's ranks die when it has contributed all.
-        whole: when it has been told all, too."""
+        whole: when it has been told all, too. late: the same, and the next round has begun before it is known that this
+        one is whole, with one of them."""
         round_id = RoundId(Ballot(1, PeerId("keeper")), next(self.numbers))
         self.begin(round_id)
         phases = len(victim.sum.phases)
@@ -208,13 +209,30 @@ class Swarm:
                     replica.sum.next_phase()
             dies = when == "sent" and phase == phases - 1
             self.sum_phase(step, phase, dying=victim if dies else None, times=times)
-        if when == "whole":
+        if when in ("whole", "late"):
             self.die(victim, times)
             victim.hear()
-        others = [replica for replica in self.replicas if when not in ("sent", "whole") or replica is not victim]
+        ends = [victim] if when in ("sent", "whole", "late") else []         # without having heard that it is whole
+        others = [replica for replica in self.replicas if replica not in ends]
         sealed = {replica.sum.seal() for replica in others}
         assert len(sealed) == 1
+        if when == "late":
+            self.next_round(step, others[:1])
+            return round_id, others[:1]
         return round_id, others
+
+    def next_round(self, step: int, apart: list[Replica]) -> None:
+        """All but those begin a round in which they send nothing, and send much in another; nobody ends it."""
+        self.compute(step, 0)
+        rest = [replica for replica in self.replicas if replica not in apart]
+        for _ in range(2):
+            round_id = RoundId(Ballot(1, PeerId("keeper")), next(self.numbers))
+            for replica in rest:
+                replica.sum.begin(round_id)
+        for span in self.edges(0):
+            sent = [(replica.me, replica.sum.contribution(*span)) for replica in rest if replica.counts.get(step)]
+            given = [Contribution(peer, 1, packed) for peer, packed in sent]
+            rest[0].sum.reduce(given, *span)
 
     def sum_phase(self, step: int, phase: int, *, dying: Replica | None = None, times: int = 0) -> None:
         spans = self.edges(phase)
@@ -269,8 +287,9 @@ def test_applied_and_owed_are_what_was_computed_in_every_order(
 ) -> None:
     swarm = Swarm(codec, size, ahead=ahead, seed=seed)
     for when, who, times, turn in plan:
-        # Alone, nobody else has the sum of a round that it did not hear the end of.
-        swarm.step("committed" if size == 1 and when in ("sent", "whole") else when, who, times=times, turn=turn)
+        if size == 1 and when in ("sent", "whole", "late"):
+            when = "committed"                   # nobody else has the sum of a round that it did not hear the end of
+        swarm.step(when, who, times=times, turn=turn)
         swarm.check()
 
 
