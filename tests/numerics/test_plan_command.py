@@ -1,0 +1,105 @@
+"""`swarmnet plan`: whose memory is meant, which stages have to fit together, and what it says of what it ignores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_plan import GPU, RUN
+
+from swarmnet.cli import plan as cli_plan
+from swarmnet.cli.frame import run
+from swarmnet.manifest.file import to_toml
+from swarmnet.mesh.layout import MeshLayout
+from swarmnet.peer.fitting import slots_that_fit
+from swarmnet.peer.planning import judge
+from swarmnet.stage.budget import MIB
+from swarmnet.stage.plan import Setup
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Plan = Callable[[str], tuple[int, str, str]]
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Plan:
+    """(exit code, output, errors) of `swarmnet plan`, on a machine without a GPU."""
+    monkeypatch.setattr(cli_plan, "_gpus_here", lambda: 0)
+    (tmp_path / "run.toml").write_text(to_toml(RUN), encoding="utf-8")
+
+    def call(line: str) -> tuple[int, str, str]:
+        code = run(["plan", f"{tmp_path}/run.toml", *line.split()])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.mark.parametrize(("line", "words"), [
+    ("--memory 2GiB", "of the machine's 2.00 GiB"),
+    ("--ranks 2 --memory 2GiB", "of the machine's 2.00 GiB"),
+    ("--device cpu --memory 2GiB", "of the machine's 2.00 GiB"),
+    ("--gpus 1 --memory 2GiB", "of each device's 2.00 GiB"),
+    ("--device cuda --memory 2GiB", "of each device's 2.00 GiB"),
+    ("--gpus 1 --memory 2GiB --compile", "what the compiler takes and saves is not modelled"),
+])
+def test_whose_memory_it_is(line: str, words: str, plan: Plan) -> None:
+    code, out, _ = plan(f"--stage 1 {line}")
+    assert code == 0 and words in out and ("not modelled" in out) == ("--compile" in line)
+
+
+def test_stages_of_one_peer_have_to_fit_together(plan: Plan) -> None:
+    setup = Setup(RUN, GPU)
+    alone, both = (max(judge(setup, stages, None).need for stages in sets) for sets in (([1], [2]), ([1, 2],)))
+    room = f"--gpus 1 --memory {both - 1}B"
+    code, out, err = plan(f"--stage 1,2 {room}")
+    assert code == 1 and "one peer with stages 1,2 does not fit as it is" in err
+    assert "stage 1 fits" in out and "stage 2 fits" in out and "one peer with stages 1,2 does not fit" in out
+    assert "  --stage " in out
+    code, out, err = plan(f"--stage 1,2 {room} --json")
+    found = json.loads(out)
+    assert code == 1 and [each["fits"] for each in found["stages"]] == [True, True]
+    assert max(each["need"] for each in found["stages"]) == alone
+    assert {"stages": [1, 2], "fits": False, "need": both, "room": both - 1}.items() <= found["peer"].items()
+    code, out, err = plan(f"--stage 1,2 --gpus 1 --memory {both}B")
+    assert code == 0 and "one peer with stages 1,2 fits" in out
+    for every in ("", "--stage all "):
+        code, out, err = plan(every + room)
+        assert code == 0 and "each is for a peer of its own: --stage 0,1 plans one peer with both" in out
+        assert "one peer with stages" not in out and json.loads(plan(f"{every}{room} --json")[1])["peer"] is None
+
+
+def test_the_stages_of_the_config_are_planned(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "peer.toml").write_text("stages = [1, 2]\n", encoding="utf-8")
+
+    def stages(line: str) -> list[int]:
+        return [each["stage"] for each in json.loads(plan(f"--gpus 1 --memory 2GiB --json {line}")[1])["stages"]]
+
+    config = f"--config {tmp_path}/peer.toml"
+    assert stages(config) == [1, 2]
+    assert stages(f"{config} --stage 0") == [0]
+    assert stages(f"{config} --stage all") == stages("") == [0, 1, 2]
+    monkeypatch.setenv("SWARMNET_STAGE", "2")
+    assert stages(config) == [2]
+
+
+def test_slots_are_chosen_as_the_peer_chooses_them(plan: Plan) -> None:
+    for layout, line, share in ((GPU, "--gpus 1", 1), (MeshLayout(), "--device cpu", 2)):
+        setup = Setup(RUN, layout, memo_bytes=MIB)
+        room = share * judge(replace(setup, slots=5), [1, 2], None).need
+        code, out, _ = plan(f"--stage 1,2 --slots 0 {line} --memory {room}B --set caps.memo_bytes={MIB} --json")
+        assert code == 0 and {each["in_flight"] for each in json.loads(out)["stages"]} == {5}
+        assert slots_that_fit(replace(setup, slots=0), [1, 2], room // share) == 5
+    assert "leaves half of the machine's free memory" in plan("--slots 0 --device cpu --memory 8GiB --stage 1")[1]
+
+
+def test_what_is_ignored_is_said(plan: Plan) -> None:
+    code, _, err = plan("--gpus 1 --memory 2GiB --stage 1 --shard zero3 --sequence-parallel")
+    assert code == 0
+    assert err == "ignored: --shard zero3 and --sequence-parallel (one rank shares its stages with no other)\n"
+    assert plan("--gpus 1 --memory 2GiB --stage 1")[2] == ""
+    assert plan("--gpus 2 --memory 2GiB --stage 1 --shard zero3")[2] == ""
