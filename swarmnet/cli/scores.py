@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 NO_FILE = ("bytes", "ids")
 """Tokenizers that are no files."""
 
+MOST_LISTED = 4
+"""Versions that people are told the share of, one by one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -143,4 +146,6 @@ class Scores:
         versions = sorted(self.tally.versions.items())
         if len(versions) == 1:
             return f"step {versions[0][0]}"
+        if len(versions) > MOST_LISTED:
+            return f"{len(versions)} steps from {versions[0][0]} to {versions[-1][0]}: they moved on (--json lists them)"
         return f"steps {', '.join(f'{version} ({count:,} tokens)' for version, count in versions)}: they moved on"

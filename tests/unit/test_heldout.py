@@ -131,5 +131,8 @@ def test_it_says_what_it_knows() -> None:
     for _ in range(2):
         scores.tally.add(32.0, 16, None, version=5)
     assert "by the weights of steps 4 (16 tokens), 5 (32 tokens): they moved on" in scores.as_text()
-    assert {"loss": 2.0, "versions": {"4": 16, "5": 32}, "partial": False, "bits_per_byte": None}.items() <= json.loads(
-        scores.as_json()).items()
+    found = json.loads(scores.as_json())
+    for version in range(5, 9):
+        scores.tally.add(32.0, 16, None, version=version)
+    assert scores.as_text().endswith("by the weights of 5 steps from 4 to 8: they moved on (--json lists them)")
+    assert {"loss": 2.0, "versions": {"4": 16, "5": 32}, "partial": False, "bits_per_byte": None}.items() <= found.items()
