@@ -254,6 +254,7 @@ def print_summary(outcome: Outcome, directory: Path, console: Console) -> None:
     if verdict.renewed:
         lines.append(f"from version {', '.join(map(str, verdict.renewed))} on another run than before: a stage had "
                      "lost its state")
+    lines += _beside_one_process(outcome)
     lines.append(f"run {outcome.run_id[:16]}, files in {directory}")
     _print(console, lines)
     if outcome.killed_all is not None:
@@ -266,13 +267,21 @@ def print_summary(outcome: Outcome, directory: Path, console: Console) -> None:
     elif outcome.problem == INTERRUPTED and progress.checkpoint:
         _print(console, [f"go on from the checkpoints of version {progress.checkpoint} with:",
                          f"    swarmnet local --resume --out {directory}"])
-    print_comparison(outcome, directory, console)
+    _print_problem(outcome, directory, console)
 
 
 def print_comparison(outcome: Outcome, directory: Path, console: Console) -> None:
-    """How the swarm's losses stand beside one process's, if that is known; then what is wrong, if anything is."""
-    if outcome.comparison is not None:
-        _print(console, [f"beside one process: {_beside(outcome.comparison)}"])
+    """The last lines on the terminal for a run that was finished already."""
+    _print(console, _beside_one_process(outcome))
+    _print_problem(outcome, directory, console)
+
+
+def _beside_one_process(outcome: Outcome) -> list[str]:
+    return [] if outcome.comparison is None else [f"beside one process: {_beside(outcome.comparison)}"]
+
+
+def _print_problem(outcome: Outcome, directory: Path, console: Console) -> None:
+    """What is wrong, if anything is."""
     if outcome.oracle_problem == UNCOMPARED:
         _print(console, [f"{UNCOMPARED}. Do it again with:",
                          f"    swarmnet local --resume --oracle --out {shlex.quote(str(directory))}"])

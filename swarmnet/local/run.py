@@ -140,8 +140,9 @@ def _over(out: Path) -> str:
     steps = prepared.manifest.training.total_steps
     if not earlier.finished(out, stages=prepared.manifest.cut.stages, steps=steps):
         return ""
-    return (f"run {prepared.run_id[:12]} is finished: all {steps} steps are done, every stage has its final snapshot; "
+    said = (f"run {prepared.run_id[:12]} is finished: all {steps} steps are done, every stage has its final snapshot; "
             f"see summary.json and loss.csv in {out}")
+    return "\n".join(filter(None, (said, next_step(prepared.manifest, prepared.path))))
 
 
 def _dark(options: LocalOptions, prepared: Prepared) -> list[str]:
