@@ -147,5 +147,6 @@ class Scores:
         if len(versions) == 1:
             return f"step {versions[0][0]}"
         if len(versions) > MOST_LISTED:
-            return f"{len(versions)} steps from {versions[0][0]} to {versions[-1][0]}: they moved on (--json lists them)"
+            first, last = versions[0][0], versions[-1][0]
+            return f"{len(versions)} steps from {first} to {last}: they moved on (--json lists them)"
         return f"steps {', '.join(f'{version} ({count:,} tokens)' for version, count in versions)}: they moved on"
