@@ -76,10 +76,10 @@ class Passage:
 class RankMemory:
     """What one rank holds on its device, in bytes.
 
-    parameters: of all versions that are held, casts included. gradients: memory for one microbatch's. sums: those of
-    open steps, and the finished one unless it is in the peer process. optimizer: moments, and whatever else is state;
-    offloaded: they are in host memory instead. passing: a microbatch; beside: what is moved out of it to host memory.
-    update: the most that an optimizer step takes for a while.
+    parameters: of all versions that are held, casts and an outer optimizer's tensors included. gradients: memory for
+    one microbatch's. sums: those of open steps, and the finished one unless it is in the peer process. optimizer:
+    moments; offloaded: they are in host memory instead. passing: a microbatch; beside: what is moved out of it to host
+    memory. update: the most that an optimizer step takes for a while.
     """
 
     parameters: int
@@ -113,13 +113,14 @@ class RankMemory:
 @dataclass(frozen=True, slots=True)
 class HostMemory:
     """What the peer process holds in host memory, in bytes. mirrors: whole copies of the state that ranks can be
-    started from again. sums: of rounds. snapshots: while one is written, and one handed on. payloads: what arrived and
-    is sent of microbatches in flight. memo: what is kept for who asks again. moments: of an optimizer that is there.
-    stashes: what ranks have moved out of their devices.
+    started from again. sums: of rounds. rounds: what codec and kind of averaging hold beside them. snapshots: while one
+    is written, and one handed on. payloads: what arrived and is sent of microbatches in flight. memo: what is kept for
+    who asks again. moments: of an optimizer that is there. stashes: what ranks have moved out of their devices.
     """
 
     mirrors: int = 0
     sums: int = 0
+    rounds: int = 0
     snapshots: int = 0
     payloads: int = 0
     memo: int = 0
@@ -129,7 +130,7 @@ class HostMemory:
     @property
     def total(self) -> int:
         """All of it."""
-        return self.mirrors + self.sums + self.snapshots + self.payloads + self.memo + self.moments + self.stashes
+        return sum(astuple(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,22 +56,10 @@ class LowRank:
 
     def __init__(self, rank: int, parameters: Sequence[Parameter]) -> None:
         self._rank = rank
-        self._matrices: list[_Matrix] = []
-        self._exact: list[tuple[int, int]] = []              # ranges of the flat gradient that travel as they are
-        edge = exact = p = q = 0
-        for name, shape in parameters:
-            start, edge = edge, edge + math.prod(shape)
-            rows, columns = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (edge - start, 1)
-            worth = choose(name, shape, matrices="factors") != EXACT and 2 * rank * (rows + columns) <= rows * columns
-            if worth:
-                self._matrices.append(_Matrix(name, start, rows, columns, p, q))
-                p, q = p + rows * rank, q + columns * rank
-            else:
-                self._exact.append((start, edge))
-                exact += edge - start
-        self._num_exact = exact
-        self.num_elements = edge
-        self.sizes = (exact + p, q)
+        self._matrices, self._exact = _laid_out(rank, parameters)
+        self._num_exact = sum(stop - start for start, stop in self._exact)
+        self.num_elements = sum(math.prod(shape) for _, shape in parameters)
+        self.sizes = vector_sizes(rank, parameters)
         self._directions = [_random(matrix.name, matrix.columns, rank) for matrix in self._matrices]
 
     @property
@@ -131,6 +119,29 @@ class LowRank:
 
     def _factor(self, vector: Tensor, start: int, height: int) -> Tensor:
         return vector[start : start + height * self._rank].view(height, self._rank)
+
+
+def vector_sizes(rank: int, parameters: Sequence[Parameter]) -> tuple[int, int]:
+    """Lengths of the two vectors that are summed."""
+    matrices, exact = _laid_out(rank, parameters)
+    as_they_are = sum(stop - start for start, stop in exact)
+    return as_they_are + rank * sum(each.rows for each in matrices), rank * sum(each.columns for each in matrices)
+
+
+def _laid_out(rank: int, parameters: Sequence[Parameter]) -> tuple[list[_Matrix], list[tuple[int, int]]]:
+    """The matrices that travel as factors, and the ranges of the flat gradient that travel as they are."""
+    matrices: list[_Matrix] = []
+    exact: list[tuple[int, int]] = []
+    edge = p = q = 0
+    for name, shape in parameters:
+        start, edge = edge, edge + math.prod(shape)
+        rows, columns = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (edge - start, 1)
+        if choose(name, shape, matrices="factors") != EXACT and 2 * rank * (rows + columns) <= rows * columns:
+            matrices.append(_Matrix(name, start, rows, columns, p, q))
+            p, q = p + rows * rank, q + columns * rank
+        else:
+            exact.append((start, edge))
+    return matrices, exact
 
 
 def orthonormal(columns: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from swarmnet.manifest.schema import Averaging
 from swarmnet.stage import snapshot
+from swarmnet.stage.accumulator import chunk_elements
 
 
 class Outer:
@@ -118,11 +119,13 @@ class Outer:
         return found
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-        """(position, flat view) of every piece of a parameter inside [start, stop)."""
+        """(position, flat view) of every piece of a parameter inside [start, stop): little enough at once that what is
+        computed on the way takes little, too."""
+        size = chunk_elements(self.slow.device)
         for parameter, (first, last) in zip(self._parameters, itertools.pairwise(self._edges), strict=True):
             low, high = max(start, first), min(stop, last)
-            if low < high:
-                yield low, parameter.view(-1)[low - first : high - first]
+            for at in range(low, high, size):
+                yield at, parameter.view(-1)[at - first : min(at + size, high) - first]
 
 
 def nesterov_step(slow: Tensor, momentum: Tensor, mean: Tensor, *, learning_rate: float, decay: float) -> None:

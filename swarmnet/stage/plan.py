@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swarmnet.manifest.schema import Cut, Data, Initial, Manifest, Protocol
+from swarmnet.manifest import codec_names
+from swarmnet.manifest.schema import Averaging, Cut, Data, Initial, Manifest, Protocol
 from swarmnet.mesh.layout import MeshLayout
 from swarmnet.model.blocks import MeshSplit
 from swarmnet.model.cut import cut_layers
@@ -22,6 +23,7 @@ from swarmnet.stage.accumulator import chunk_elements, sum_dtype
 from swarmnet.stage.buckets import layer_of
 from swarmnet.stage.budget import HostMemory, Passage, RankMemory, StagePlan
 from swarmnet.stage.canonical import Canonical
+from swarmnet.stage.low_rank import vector_sizes
 from swarmnet.stage.mirror import mirrored
 from swarmnet.stage.passes import Memory
 
@@ -113,7 +115,8 @@ def _rank_memory(
     seen = _traced(manifest, layout, rank, replace(setup.memory, offload_optimizer=False), ends)
     parameters, gradients, open_sums = _held(manifest, mesh, rank, shapes)
     sums = open_sums + seen.finished_sum
-    optimizer = seen.state - parameters - sums - gradients
+    outer = 2 * parameters * (layout.ranks == 1 and manifest.averaging.sync == "local")
+    optimizer = seen.state - parameters - outer - sums - gradients
     if layout.kind == "cuda":
         sums -= seen.finished_sum                        # it is in host memory there
     passing, update = seen.passing, seen.update
@@ -122,9 +125,10 @@ def _rank_memory(
     if layout.kind == "cuda":
         largest = max(mesh.along_tensor(name, shape, rank).num_elements for name, shape in shapes.items())
         piece = _AGAIN * min(largest, chunk_elements(_CUDA))     # the rehearsal's were as small as a core's cache
-        passing = replace(passing, weights=max(passing.weights, passing.owed + piece))
+        given = outer // 2                               # to an outer step, on its way to host memory
+        passing = replace(passing, weights=max(passing.weights, passing.owed + max(piece, given)))
         update += piece + wide * largest                 # a parameter's sum on its way to the device
-    return RankMemory(parameters + seen.shared, gradients, sums, optimizer, passing, seen.beside, update,
+    return RankMemory(parameters + outer + seen.shared, gradients, sums, optimizer, passing, seen.beside, update,
                       offloaded=setup.memory.offload_optimizer)
 
 
@@ -200,7 +204,8 @@ _SNAPSHOTS = 2                           # one being written, and one that is ha
 def _host_memory(setup: Setup, canonical: Canonical, ranks: list[RankMemory], in_flight: int) -> HostMemory:
     manifest, layout, training = setup.manifest, setup.layout, setup.manifest.training
     wide = sum_dtype(manifest.numerics).itemsize
-    flat_sums = 2 if layout.ranks > 1 else int(layout.kind == "cuda")     # on the CPU it is the rank's own
+    local = manifest.averaging.sync == "local"
+    flat_sums = 2 if layout.ranks > 1 else int(layout.kind == "cuda" and not local)   # on the CPU it is the rank's own
     offloaded = 0
     if setup.memory.offload_optimizer:                          # with a copy of the weights, and of their gradient
         offloaded = sum(rank.optimizer for rank in ranks) + 2 * _FP32 * canonical.num_elements
@@ -211,13 +216,32 @@ def _host_memory(setup: Setup, canonical: Canonical, ranks: list[RankMemory], in
     beside = max((rank.beside.several(in_flight) for rank in ranks), default=0) * layout.ranks
     return HostMemory(
         mirrors=2 * mirrored(canonical).num_bytes * (layout.ranks > 1),
-        sums=flat_sums * wide * canonical.num_elements + _center(manifest, canonical),
+        sums=flat_sums * wide * canonical.num_elements,
+        rounds=_of_rounds(manifest.averaging, canonical, layout.ranks),
         snapshots=_SNAPSHOTS * canonical.layout.num_bytes,
         payloads=round(in_flight * payload) + (layout.ranks > 1) * 2 * _FP32 * boundary,
         memo=setup.memo_bytes, moments=offloaded, stashes=beside,
     )
 
 
-def _center(manifest: Manifest, canonical: Canonical) -> int:
-    """What `averaging.reducer` remembers of the last mean."""
-    return _FP32 * canonical.num_elements * (manifest.averaging.reducer == "centered_clip")
+def _of_rounds(averaging: Averaging, canonical: Canonical, ranks: int) -> int:
+    """What averaging holds beside the finished sum, in the round that takes most: a second one of the same step, and
+    with `sync = "local"` that of the run's last step, whose outer step is of all elements. Of a plug-in codec the most
+    it may."""
+    local, (family, parameter) = averaging.sync == "local", codec_names.split(averaging.codec)
+    factors, owes = family == "powersgd", codec_names.may_owe(averaging.codec)
+    twice = owes and not factors and family != "topk"           # sums are encoded with a loss, too
+    vectors = (
+        (averaging.reducer == "centered_clip")                  # the last mean
+        + 2 * local                                             # what this replica gives, and what comes back
+        + 2 * (local and ranks > 1)                             # the outer optimizer's; one rank has them itself
+        + 3 * owes                                              # from earlier steps; in this round, and the one before
+        + 2 * twice                                             # of what was reduced here: all, if nobody helps
+        + factors                                               # what is to be sent
+        + (local or factors)                                    # for a moment: a mean, or what factors stand for
+    )
+    thin = 0
+    if factors:
+        first, second = vector_sizes(codec_names.rank(parameter), canonical.parameter_shapes)
+        thin = 2 * (first + second) + second                    # mine, their sums, and where to look next time
+    return _FP32 * (vectors * canonical.num_elements + thin)

@@ -28,13 +28,11 @@ from swarmnet.model.sharded import ShardedStage
 from swarmnet.stage.accumulator import Accumulator, sum_dtype
 from swarmnet.stage.budget import Passage, along, highest
 from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.local_sum import LocalSum
 from swarmnet.stage.metering import LiveBytes, imagined
 from swarmnet.stage.optimizer import StageOptimizer, average
 from swarmnet.stage.own_body import OwnBody
 from swarmnet.stage.passes import Memory, Pass, Passes
 from swarmnet.stage.rank_stage import RankStage
-from swarmnet.stage.step_sum import StepSum
 
 _CPU = torch.device("cpu")
 _ROUND = RoundId(Ballot(0, PeerId("")), 0)
@@ -135,7 +133,7 @@ class _Inputs:
 
 
 class _Own:
-    """`OwnBody`, with what the engine has beside it."""
+    """`OwnBody`."""
 
     def __init__(self, part: Part) -> None:
         self._manifest, self._inputs = part.manifest, _Inputs(part)
@@ -143,12 +141,8 @@ class _Own:
         self._work: object | None = None
 
     def hold_sum(self) -> bool:
-        body, self._total = self._body, self._body.sum_memory()
-        self._sum = (
-            LocalSum(self._manifest, body.state, body.sums[0], device=_CPU)
-            if self._manifest.averaging.sync == "local"
-            else StepSum(self._manifest, body.state, body.sums, memory=self._total)
-        )
+        local = self._manifest.averaging.sync == "local"         # then it steps with what it has accumulated itself
+        self._total = self._body.sums[0].read(0) if local else self._body.sum_memory()
         return True
 
     def forward(self) -> None:

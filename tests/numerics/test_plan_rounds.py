@@ -1,0 +1,135 @@
+"""What `swarmnet plan` says of rounds is what the averaging code takes: every kind of codec, sync mode and reducer, of
+one rank and of several. And it lies in host memory, wherever ranks compute."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from test_plan import CPU, GPU, MODEL, RUN, allocated
+
+from swarmnet.ids import Ballot, Chain, PeerId, RoundId
+from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Training
+from swarmnet.mesh.layout import MeshLayout
+from swarmnet.messages import Commit
+from swarmnet.stage.canonical import Canonical
+from swarmnet.stage.engine import Contribution
+from swarmnet.stage.local_sum import LocalSum
+from swarmnet.stage.mirror import MirrorState, mirrored
+from swarmnet.stage.own_body import OwnBody
+from swarmnet.stage.passes import Memory
+from swarmnet.stage.plan import Setup, plan_stage
+from swarmnet.stage.step_sum import StepSum
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+WIDE = RUN.model_copy(update={
+    "model": MODEL.model_copy(update={"hidden_size": 128, "intermediate_size": 352}),
+    "training": Training(total_steps=3, microbatches=1), "numerics": Numerics(mode="fp32"),
+})
+PIECE = 8192                             # elements that travel together: little beside the whole
+CACHED = 12 << 16                        # bytes: what is gone through at once, as it was and in fp64
+ROUNDS = [RoundId(Ballot(ballot, PeerId("me")), 0) for ballot in range(2)]
+LOCAL: dict[str, Any] = {"sync": "local", "inner_steps": 1, "outer_warmup_steps": 0}
+
+
+class Counted:
+    """A sum of gradients that is there, whichever step's."""
+
+    voids = revoked = 0
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        self._flat = flat
+
+    def read(self, step: int) -> torch.Tensor:
+        return self._flat
+
+    def indexes(self, step: int) -> frozenset[int]:
+        return frozenset({0})
+
+
+def train(manifest: Manifest, sums: StepSum | LocalSum) -> None:
+    """All steps of a replica that is alone: in each a round that is given up, another, and what follows it."""
+    for step in range(manifest.training.total_steps):
+        for each in ROUNDS:
+            sums.begin(each)
+            digest, square = sum_up(sums)
+        sums.apply([
+            Commit(stage, step, Chain(""), each, digest, num_tokens=1, loss_sum=0.0, grad_sq_norm=square)
+            for stage in range(manifest.cut.stages)
+        ])
+
+
+def sum_up(sums: StepSum | LocalSum) -> tuple[bytes, float]:
+    """A round of one member, piece by piece."""
+    sums.open()
+    for phase, (first, last) in enumerate(itertools.pairwise(itertools.accumulate(sums.phases, initial=0))):
+        if phase:
+            sums.next_phase()
+        for start in range(first, last, PIECE):
+            stop = min(start + PIECE, last)
+            given = Contribution(PeerId("me"), 1, sums.contribution(start, stop))
+            sums.put(start, sums.reduce([given], start, stop).packed)
+    return sums.seal()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("averaging", [
+    Averaging(codec="fp32"), Averaging(codec="auto"), Averaging(codec="topk:0.01"),
+    Averaging(codec="nf4"), Averaging(codec="auto:nf4"), Averaging(codec="powersgd:4"),
+    Averaging(codec="topk:0.01", reducer="centered_clip"), Averaging(codec="topk:0.01", sync="overlap"),
+    Averaging(codec="fp32", **LOCAL), Averaging(codec="topk:0.01", **LOCAL),
+    Averaging(codec="nf4", **LOCAL), Averaging(codec="powersgd:4", **LOCAL),
+    Averaging(codec="fp32", reducer="centered_clip", **LOCAL), Averaging(codec="fp32", partners="pairs", **LOCAL),
+    Averaging(codec="fp32", **LOCAL | {"inner_steps": 2, "fragments": 2}),
+], ids=lambda averaging: "-".join(
+    str(value) for name, value in averaging.model_dump(exclude_defaults=True).items() if "step" not in name
+))
+def test_rounds_take_what_was_planned(averaging: Averaging, ranks: int) -> None:
+    manifest = WIDE.model_copy(update={"averaging": averaging})
+    canonical = Canonical.of(manifest, 1)
+    flat = torch.randn(canonical.num_elements, generator=torch.Generator().manual_seed(1))
+    counted: Any = Counted(flat)
+    own = OwnBody(manifest, 1, device=CPU).state
+    own.reset_to_seed()
+    memory = [torch.zeros(mirrored(canonical).num_bytes, dtype=torch.uint8) for _ in range(2)]
+    finished = torch.zeros_like(flat)
+
+    def run() -> StepSum | LocalSum:
+        state = own if ranks == 1 else MirrorState(
+            canonical, memory, update=lambda total, how: None, changed=lambda: None
+        )
+        sums = LocalSum(manifest, state, counted, device=CPU) if averaging.sync == "local" else StepSum(
+            manifest, state, [counted] * (1 + averaging.delay.most), memory=finished
+        )
+        train(manifest, sums)
+        return sums
+
+    layout = MeshLayout(ranks, devices=("cpu",) * ranks)
+    _, _, most = allocated(run)
+    assert 0 <= most - plan_stage(Setup(manifest, layout), 1).host.rounds < CACHED < 4 * canonical.num_elements
+
+
+@pytest.mark.parametrize("averaging", [Averaging(codec="topk:0.01"), Averaging(codec="fp32", **LOCAL)])
+def test_what_rounds_hold_is_beside_a_gpu(averaging: Averaging) -> None:
+    """And so is the finished sum, where there is one; but what is as the weights are is with them."""
+    manifest = WIDE.model_copy(update={"averaging": averaging})
+    here, there = (plan_stage(Setup(manifest, layout), 1) for layout in (MeshLayout(), GPU))
+    size = 4 * Canonical.of(manifest, 1).num_elements
+    local = averaging.sync == "local"
+    assert there.host.rounds == here.host.rounds >= 2 * size
+    assert (here.ranks[0].sums, here.host.sums) == (size * (2 - local), 0)
+    assert (there.ranks[0].sums, there.host.sums) == (size, size * (not local))
+    assert [plan.ranks[0].optimizer // size for plan in (here, there)] == [2, 2]
+    assert [plan.ranks[0].parameters for plan in (here, there)] == [size * (1 + 2 * local)] * 2
+
+
+def test_an_outer_optimizer_is_not_offloaded_with_the_moments() -> None:
+    manifest = WIDE.model_copy(update={"averaging": Averaging(codec="fp32", **LOCAL)})
+    size = 4 * Canonical.of(manifest, 1).num_elements
+    plain, offloaded = (
+        plan_stage(Setup(manifest, GPU, memory=Memory(offload_optimizer=offload)), 1) for offload in (False, True)
+    )
+    assert plain.ranks[0].state - offloaded.ranks[0].state == plain.ranks[0].optimizer
+    assert plain.ranks[0].optimizer == pytest.approx(2 * size, rel=0.01)
