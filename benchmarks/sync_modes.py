@@ -31,7 +31,8 @@ from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.schema import Averaging, Cut, Data, Manifest, Model, Optimizer, Training
 
 VARIANTS = (
-    "overlap lead=2.5", "overlap lead=2.5 overlap_after=0", "overlap overlap_after=0", "exact lead=2.5",
+    "overlap lead=2.5 overlap_after=100", "overlap lead=2.5 overlap_after=0", "overlap overlap_after=0",
+    "exact lead=2.5",
 )
 EVALS = 32
 

@@ -3,7 +3,8 @@
 Every field of a manifest has one default, whatever the others are. Whoever writes a *new* one (`swarmnet init`,
 `swarmnet local`) lays these under what was said. The reducer is why: a swarm that anybody may join, or whose replicas
 bring together what they have learned on their own, should not let one of them drag the others anywhere, so sums that
-are not bound to be exact are clipped. And where gradients come late (`overlap`) the first moment is carried on.
+are not bound to be exact are clipped. And where gradients come late (`overlap`) the first moment is carried on, and
+the first steps, in which weights change fastest, are exact.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ CLIPPING = "norm_clip"
 PAIRS_MOMENTUM, PAIRS_WARMUP_STEPS = 0.6, 150
 """Of partners: what one pair has learned is less to go on than what all have; docs/local-sync.md has figures."""
 
-LEAD = 2.5
+LEAD, OVERLAP_AFTER = 2.5, 100
 """Where gradients come one step late: docs/numerics.md has what was measured."""
 
 
@@ -35,8 +36,10 @@ def implied(said: Mapping[str, object], *, opened: bool) -> dict[str, object]:
         follows |= {
             "averaging.outer_momentum": PAIRS_MOMENTUM, "averaging.outer_warmup_steps": PAIRS_WARMUP_STEPS,
         }
-    if said.get("averaging.sync") == "overlap" and said.get("optimizer.beta1") != 0:
-        follows |= {"optimizer.lead": LEAD}
+    if said.get("averaging.sync") == "overlap":
+        follows |= {"averaging.overlap_after": OVERLAP_AFTER}
+        if said.get("optimizer.beta1") != 0:
+            follows |= {"optimizer.lead": LEAD}
     summed = str(said.get("averaging.codec", "")).startswith("powersgd")          # its factors can only be summed
     if (local or opened) and mode == "fp32" and not summed:
         follows |= {"averaging.reducer": CLIPPING}

@@ -220,7 +220,7 @@ class Averaging(Table):
         default="exact",
         description='"exact", "overlap" (docs/numerics.md), or "local": outer steps now and then (docs/local-sync.md)',
     )
-    overlap_after: Count = Field(default=100, description='"overlap": after so many steps one by one')
+    overlap_after: Count = Field(default=40, description='"overlap": after so many steps one by one; `init` writes 100')
     codec: SumCodec = Field(
         default="int64",
         description='"int64" (deterministic mode), "fp32", "bf16", "int8", "auto", ...; see docs/codecs.md',

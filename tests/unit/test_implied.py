@@ -28,9 +28,9 @@ CLIP = {"averaging.reducer": "norm_clip"}
     (LOCAL | PAIRS | {"averaging.outer_momentum": 0.2}, {**FP16, **CLIP, **WARMUP}),
     (LOCAL | {"numerics.mode": "deterministic"}, {}),
     ({}, {}),
-    ({"averaging.sync": "overlap"}, {"optimizer.lead": 2.5}),
-    ({"averaging.sync": "overlap", "optimizer.lead": 0.0}, {}),
-    ({"averaging.sync": "overlap", "optimizer.beta1": 0.0}, {}),
+    ({"averaging.sync": "overlap"}, {"averaging.overlap_after": 100, "optimizer.lead": 2.5}),
+    ({"averaging.sync": "overlap", "optimizer.lead": 0.0}, {"averaging.overlap_after": 100}),
+    ({"averaging.sync": "overlap", "optimizer.beta1": 0.0}, {"averaging.overlap_after": 100}),
 ])
 def test_what_a_choice_of_sync_brings_along(said: dict, follows: dict, opened: bool) -> None:
     assert implied(said, opened=opened) == follows
