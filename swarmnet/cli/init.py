@@ -67,11 +67,12 @@ def command(
         "--name": ("name", name), "--stages": ("cut.stages", stages), "--steps": ("training.total_steps", steps),
         "--sync": ("averaging.sync", sync), "--seed": ("training.seed", seed),
         "--data": ("data.source", _seen_from(path.parent, data)),
-        "--tokenizer": ("data.tokenizer", _seen_from(path.parent, tokenizer)),
+        "--tokenizer": ("data.tokenizer", tokenizer and _seen_from(path.parent, tokenizer)),
     }
     chosen, follows = _manifest(flags, assignments, begins)
     codecs.use_all(chosen)
-    sized_by = "--set" if _sets("model.vocab_size", assignments) else f"--from {checkpoint}" if begins is not None else None
+    sized = _sets("model.vocab_size", assignments)
+    sized_by = "--set" if sized else f"--from {checkpoint}" if begins is not None else None
     manifest = _fill(chosen, base=path.parent, sized_by=sized_by)
     if begins is not None:
         manifest = begins.fill(manifest, source=_seen_from(path.parent, str(checkpoint)))
@@ -95,9 +96,9 @@ def _sets(field: str, assignments: tuple[str, ...]) -> bool:
     return any(text.partition("=")[0].strip() == field for text in assignments)
 
 
-def _seen_from(folder: Path, source: str | None) -> str | None:
+def _seen_from(folder: Path, source: str) -> str:
     """A relative path that exists here, as a path relative to the manifest's folder; anything else as it is."""
-    if source is None or source in NAMES or Path(source).is_absolute() or not Path(source).exists():
+    if source in NAMES or Path(source).is_absolute() or not Path(source).exists():
         return source
     return Path(os.path.relpath(source, folder)).as_posix()
 

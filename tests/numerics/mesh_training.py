@@ -41,7 +41,7 @@ def run_of(
     return Manifest(
         model=model, cut=Cut(stages=stages, layers=(1, 1, 0) if stages == 3 else "auto"),
         training=Training(seed=4, microbatches=MICROBATCHES, microbatch_size=ROWS, sequence_length=LENGTH),
-        optimizer=Optimizer(**{"warmup_steps": 2, "clip_norm": 0.2, "eps": 1e-3} | optimizer),
+        optimizer=Optimizer(**{"learning_rate": 3e-3, "warmup_steps": 2, "clip_norm": 0.2, "eps": 1e-3} | optimizer),
         numerics=Numerics(mode=mode, compute=compute),
         averaging=Averaging(sync=sync, codec=codec, **{"overlap_after": 2} if sync == "overlap" else {}),
     )

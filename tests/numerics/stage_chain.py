@@ -39,7 +39,7 @@ def tiny(stages: int = 2, *, mode: str = "deterministic", model: Model = MODEL, 
         training=Training(
             seed=3, total_steps=20, microbatches=microbatches, microbatch_size=2, sequence_length=16, eval_every=10
         ),
-        optimizer=Optimizer(warmup_steps=4, **optimizer),
+        optimizer=Optimizer(**{"learning_rate": 3e-3, "warmup_steps": 4} | optimizer),
         numerics=Numerics(mode=mode),
         averaging=averaging or Averaging(codec="int64" if mode == "deterministic" else "fp32"),
     )
