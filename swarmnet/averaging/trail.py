@@ -22,7 +22,7 @@ KEEP_S = 60.0
 MOST_STEPS = 64
 
 _BYTES_PER_ELEMENT, _LEAST_BYTES = 24, 64 << 20
-"""The cap: as much as two copies of the state, three sums of 8 bytes an element."""
+"""The cap: three sums of 8 bytes an element, six of 4."""
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from swarmnet.peer import gather
 from swarmnet.peer.restoring import Footing, Restoring
 from swarmnet.simulate.signer import SimulatedSigner
 from swarmnet.stage.torch_engine import TorchEngine
+from swarmnet.state import fetch
 from swarmnet.state.copies import Seal
 from swarmnet.state.cut import Cut
 from swarmnet.state.handover import Donor
@@ -78,7 +79,9 @@ async def gathered(chain: StageChain, mate: Mate) -> memoryview:
 
 
 @pytest.mark.parametrize("averaging", SYNCS.values(), ids=SYNCS)
-def test_a_mate_is_believed_to_the_byte(averaging: Averaging) -> None:
+def test_a_mate_is_believed_to_the_byte(averaging: Averaging, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "_PATIENCE_S", 0.0)       # a mate that is refused is the only one: no use in waiting
+
     async def story() -> None:
         async with compute_thread() as compute:
             chain = StageChain(tiny(3, mode="fp32", averaging=averaging), compute)
