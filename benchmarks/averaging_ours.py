@@ -56,7 +56,7 @@ T = TypeVar("T")
 class Given:
     """What `StepSum` asks of a replica's state and of its accumulator, over one given vector: version 0, one shape."""
 
-    stage = version = voids = 0
+    stage = version = voids = revoked = 0
 
     def __init__(self, vector: torch.Tensor, manifest: Manifest) -> None:
         self.vector, self.canonical = vector, Canonical(manifest, 0, {"vector": vector.shape})

@@ -5,6 +5,7 @@ and those of tests/swarm, which start processes of their own and have deadlines,
 named run in this process.
 """
 
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -43,6 +44,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "tests/swarm" if nodeid.startswith("tests/swarm/") else nodeid.partition("::")[0]
 
     return Files(config, log)
+
+
+def pytest_runtest_setup() -> None:
+    """A command that ran in this process has chosen what is logged; the next test hears what it would hear alone."""
+    logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger("swarmnet").setLevel(logging.NOTSET)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
