@@ -2,47 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
-import pytest
-import torch
+from benchmark_modules import BENCHMARKS, load
 
-from swarmnet.local import oracle
 from swarmnet.local.audit import FP32_STEPS, FP32_TOLERANCE
-from swarmnet.local.prepare import read_tokens, with_data
-from swarmnet.manifest.schema import Averaging, Data, Manifest, Numerics
+
+BENCHMARK = BENCHMARKS / "rounding.py"
 
 
-class InTwoSums(oracle._Plain):
-    """The same gradients, odd and even microbatches summed apart, as two replicas do."""
-
-    def __init__(self, *args) -> None:
-        super().__init__(*args)
-        self._sums: list[list[torch.Tensor]] = [[], []]
-
-    def count(self, index: int) -> None:
-        gradients = [parameter.grad for parameter in self._behind]
-        held = self._sums[index % 2]
-        self._sums[index % 2] = [a + b for a, b in zip(held, gradients, strict=True)] if held else gradients
-        for parameter in self._behind:
-            parameter.grad = None
-
-    def step(self, step: int, num_tokens: int) -> None:
-        for parameter, even, odd in zip(self._behind, *self._sums, strict=True):
-            parameter.grad = even + odd
-        self._sums = [[], []]
-        super().step(step, num_tokens)
+def test_losses_of_the_first_steps_do_not_show_how_sums_were_grouped() -> None:
+    rounding = load(BENCHMARK.stem)
+    distances = rounding.apart(*rounding.curves("corpus:small", steps=FP32_STEPS, total_steps=60))
+    assert 0 < max(distances) < FP32_TOLERANCE / 10
 
 
-def test_losses_of_the_first_steps_do_not_show_how_sums_were_grouped(monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = with_data(
-        Manifest(data=Data(source="corpus:small"), numerics=Numerics(mode="fp32"),
-                 averaging=Averaging(codec="fp32")),
-        base=Path(),
+def test_the_benchmark_prints_and_writes_its_table(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARK), "--steps", "2", "--seeds", "1", "--data", "corpus:small", "--rate", "1e-3:4",
+         "--rate", "2e-3:4", "--json", str(file)],
+        capture_output=True, text=True, timeout=200, check=False,
     )
-    tokens = read_tokens(manifest)
-    plain = oracle.run_oracle(manifest, tokens, steps=FP32_STEPS).losses
-    monkeypatch.setattr(oracle, "_Plain", InTwoSums)
-    grouped = oracle.run_oracle(manifest, tokens, steps=FP32_STEPS).losses
-    apart = max(abs(a - b) for a, b in zip(plain, grouped, strict=True))
-    assert 0 < apart < FP32_TOLERANCE / 10
+    assert done.returncode == 0, done.stderr
+    slow, fast = json.loads(file.read_text())
+    assert (slow["rate"], fast["rate"]) == ("1e-3:4", "2e-3:4") and slow["over"] == 1.0 and fast["over"] < 1.0
+    assert max(slow["all"], fast["all"]) < 1e-5 and len(done.stdout.splitlines()) == 3
