@@ -1,9 +1,11 @@
 """One averaging round among processes on this machine: ours, hivemind's DecentralizedAverager and gloo, in turns.
 
-    python benchmarks/averaging.py [--full] [--json FILE]        2, 4, 8 peers x 10M and 4 x 50M, then a kill: 5 minutes
+    python benchmarks/averaging.py [--full] [--json FILE]        2, 4, 8 peers x 10M and 4 x 50M, then a kill, then
+                                                                 uneven lines: 5 minutes
     python benchmarks/averaging.py --peers 2,4 --parameters 10M,50M [--codec fp32,int8] [--turns N]
     python benchmarks/averaging.py --kill [--peers 4] [--parameters 20M]
     python benchmarks/averaging.py --links 2x200,4x200,2x500 [--rtt 50]
+    python benchmarks/averaging.py --uneven 4x5 [--parameters 10M]
 
 Every peer is a process with one torch thread. Ours goes over the real transport (gRPC, mutual TLS, identities) and does
 all a round of a run does, group forming included: reports, the keeper's round, the butterfly, checks, digest and norm,
@@ -21,6 +23,10 @@ a good sum, or that they do not within --patience: hivemind's step can block bey
 
 With --links peers stand behind emulated lines (links.py; root), PEERSxMBIT each way; what our all-reduce is set against
 there is plain TCP that carries, between all pairs at once, as many bytes as ours sent.
+
+With --uneven, PEERSxRATIO, and at the end of the default's rows, one of whole simulated peers under the production
+keeper has 1/RATIO of the others' line: what members send in all against the bound, how many of the exchanges that began
+came to their end, and a round's time as cut by lines beside evenly cut ones.
 """
 
 from __future__ import annotations
@@ -43,6 +49,7 @@ from typing import Any
 import torch
 from averaging_asked import ELEMENT_BYTES, read
 from averaging_place import Place
+from averaging_uneven import measure_uneven, show_uneven
 from averaging_ways import live
 from links import Links
 
@@ -56,6 +63,9 @@ ROWS = [(2, 10**7), (4, 10**7), (8, 10**7), (4, 5 * 10**7)]
 FULL = [(peers, parameters) for parameters in (10**7, 5 * 10**7) for peers in (2, 4, 8)]
 KILL = (4, 2 * 10**7)
 """Peers and parameters."""
+
+UNEVEN = (4, 5)
+"""Peers, and how many times the narrow line fits into the others'."""
 
 PATIENCE_S, SLACK_S = 240.0, 5.0
 Found = dict[str, Any]
@@ -322,13 +332,16 @@ def plan(args: argparse.Namespace) -> list[tuple[Any, ...]]:
     sizes = args.parameters or [10**7, 5 * 10**7]
     if args.links:
         return [("links", peers, mbit, parameters) for parameters in sizes for peers, mbit in args.links]
+    if args.uneven:
+        return [("uneven", peers, ratio, parameters) for parameters in sizes[:1] for peers, ratio in args.uneven]
     if chosen:
         rows = [(peers, parameters) for parameters in sizes for peers in args.peers or [2, 4, 8]]
     else:
         rows = FULL if args.full else ROWS
     if args.kill:
         return [("kill", *row) for row in (rows if chosen else [KILL])]
-    return [*(("peers", *row) for row in rows), *([] if chosen else [("kill", *KILL)])]
+    more = [] if chosen else [("kill", *KILL), ("uneven", *UNEVEN, sizes[0])]
+    return [*(("peers", *row) for row in rows), *more]
 
 
 def main() -> None:
@@ -345,6 +358,9 @@ def main() -> None:
                 written["rows"] += measure_links(args, peers, mbit, parameters)
             case ("kill", peers, parameters):
                 written.setdefault("kill", []).append(kill(args, peers, parameters))
+            case ("uneven", peers, ratio, parameters):
+                written.setdefault("uneven", []).append(measure_uneven(peers, ratio, parameters))
+                show_uneven(written["uneven"][-1])
             case ("peers", peers, parameters):
                 written["rows"] += measure(args, peers, parameters)
     print(f"[{time.monotonic() - began:4.0f} s] done", file=sys.stderr, flush=True)

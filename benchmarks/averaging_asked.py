@@ -14,6 +14,9 @@ from typing import Any, NoReturn
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int64": 8}
 """Of the codecs that can be measured."""
 
+MAX_RATIO = 100
+"""Of two lines."""
+
 MAX_PEERS, MIN_PARAMETERS, MAX_PARAMETERS = 64, 1000, 10**9
 """What one machine can hold; and fewer parameters are no vector to cut."""
 
@@ -30,6 +33,7 @@ def read(description: str | None) -> argparse.Namespace:
     parser.add_argument("--no-gloo", action="store_true")
     parser.add_argument("--links", type=listed(shape), help="behind emulated lines, PEERSxMBIT,...; and nothing else")
     parser.add_argument("--rtt", type=float, default=50.0, help="with --links: milliseconds")
+    parser.add_argument("--uneven", type=listed(uneven), help="one narrow line, PEERSxRATIO,...; and nothing else")
     parser.add_argument("--kill", action="store_true", help="what a member killed mid-round costs, and nothing else")
     parser.add_argument("--patience", type=float, default=30.0, help="seconds to wait for a good sum after a kill")
     parser.add_argument("--json", type=Path, help="write the rows here")
@@ -84,6 +88,13 @@ def shape(text: str) -> tuple[int, int]:
     """4x200: peers and megabits per second."""
     if not (match := re.fullmatch(r"(\d+)x(\d+)", text)) or int(match[2]) < 1:
         raise ValueError("write PEERSxMBIT with commas, such as 2x200,4x200")
+    return some_peers(match[1]), int(match[2])
+
+
+def uneven(text: str) -> tuple[int, int]:
+    """4x5: peers, one of which has a fifth of the others' line."""
+    if not (match := re.fullmatch(r"(\d+)x(\d+)", text)) or not 1 <= int(match[2]) <= MAX_RATIO:
+        raise ValueError(f"write PEERSxRATIO with commas, such as 4x5; a ratio is 1 to {MAX_RATIO}")
     return some_peers(match[1]), int(match[2])
 
 

@@ -274,6 +274,9 @@ class Member:
             async for answer in answers:
                 yield answer
 
+    def on_reached(self, peer: PeerId) -> None:
+        """Everybody can be called here."""
+
     def on_gone(self, peer: PeerId, *, definite: bool) -> None:
         """The keeper goes on without it."""
         if definite and peer != self.me and self.me == self._ballot.peer:

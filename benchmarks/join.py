@@ -77,6 +77,9 @@ class Serving:
             self.received += sum(tensor.num_bytes for tensor in await payload())
             yield Gradient(0.0, 0)
 
+    def on_reached(self, peer: PeerId) -> None:
+        """Nobody is told anything."""
+
     def on_gone(self, peer: PeerId, *, definite: bool) -> None:
         """The benchmark is over."""
 

@@ -1,11 +1,12 @@
-"""Lines of a given width and length between network namespaces on this machine, for benchmarks. Linux, root.
+"""Lines of a given width and length between network namespaces on this machine, for benchmarks and tests. Linux, root.
 
     with Links(peers=4, mbit=200, rtt_ms=50) as places: ...     # [(namespace, address), ...]
 
 Every peer has a namespace whose only way out is a TUN device. One process (this file, run as a program) reads what they
 send and writes it to whom it is for: no faster than the sender's line and the receiver's carry it, half a round trip
 later, and not at all if it would wait in a queue for longer than `QUEUE_S`. Packets are up to 64 KiB, segmented by
-nobody, so that emulating a gigabit costs little CPU. The kernel's own TCP runs at both ends.
+nobody, so that emulating a gigabit costs little CPU. The kernel's own TCP runs at both ends. Whoever is firewalled
+opens connections and takes none: what would open one to it is dropped without a word, as home routers do.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ def enter(namespace: str) -> None:
 class Links:
     """A namespace per peer while it is open. Raises PermissionError unless root, OSError where there is no TUN."""
 
-    def __init__(self, peers: int, *, mbit: float, rtt_ms: float) -> None:
+    def __init__(self, peers: int, *, mbit: float, rtt_ms: float, firewalled: frozenset[int] = frozenset()) -> None:
         if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
             raise PermissionError("emulated links need root and /dev/net/tun")
-        self._mbit, self._rtt_ms = mbit, rtt_ms
+        self._mbit, self._rtt_ms, self._firewalled = mbit, rtt_ms, firewalled
         self._names = [f"links{os.getpid()}-{rank}" for rank in range(peers)]
         self._emulator: subprocess.Popen[str] | None = None
 
@@ -63,7 +64,8 @@ class Links:
             for name in self._names:
                 _ip("netns", "add", name)
             self._emulator = subprocess.Popen(
-                [sys.executable, __file__, str(self._mbit), str(self._rtt_ms), *self._names],
+                [sys.executable, __file__, str(self._mbit), str(self._rtt_ms),
+                 ",".join(map(str, sorted(self._firewalled))), *self._names],
                 stdout=subprocess.PIPE, text=True,
             )
             assert self._emulator.stdout is not None
@@ -114,7 +116,7 @@ class Lane:
         return self._free_at
 
 
-def emulate(mbit: float, rtt_ms: float, namespaces: list[str]) -> None:
+def emulate(mbit: float, rtt_ms: float, firewalled: frozenset[int], namespaces: list[str]) -> None:
     """Carry packets until SIGTERM."""
     devices = [_device(name) for name in namespaces]
     up, down = [Lane(mbit) for _ in devices], [Lane(mbit) for _ in devices]
@@ -138,6 +140,8 @@ def emulate(mbit: float, rtt_ms: float, namespaces: list[str]) -> None:
                 sender, receiver = place[fd], _receiver(packet)
                 if receiver is None or not 0 <= receiver < len(devices):
                     continue
+                if receiver in firewalled and _opens(packet):
+                    continue
                 size = len(packet) - _OFFLOADS_BYTES
                 sent = up[sender].passes(size, time.monotonic())
                 # What is through one line is on its way through the next already: a packet is many segments.
@@ -158,6 +162,13 @@ def _receiver(packet: bytes) -> int | None:
     return packet[_OFFLOADS_BYTES + 19] - 1
 
 
+def _opens(packet: bytes) -> bool:
+    """Is it the first packet of a TCP connection (SYN without ACK)?"""
+    at = _OFFLOADS_BYTES
+    tcp = at + 4 * (packet[at] & 0x0F)
+    return packet[at + 9] == 6 and len(packet) > tcp + 13 and packet[tcp + 13] & 0x12 == 0x02
+
+
 def _device(namespace: str) -> int:
     enter(namespace)
     fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
@@ -168,4 +179,5 @@ def _device(namespace: str) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    emulate(float(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])
+    walls = frozenset(int(rank) for rank in sys.argv[3].split(",") if rank)
+    emulate(float(sys.argv[1]), float(sys.argv[2]), walls, sys.argv[4:])

@@ -49,6 +49,9 @@ class Sink:
         """Read, acknowledge."""
         yield Gradient(0.0, sum(tensor.num_bytes for tensor in await payload()))
 
+    def on_reached(self, peer: PeerId) -> None:
+        """Nobody is told anything."""
+
     def on_gone(self, peer: PeerId, *, definite: bool) -> None:
         """The benchmark is over."""
 

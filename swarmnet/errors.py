@@ -69,6 +69,8 @@ class RejectCode(enum.Enum):
     TOO_LARGE = "too_large"
     MALFORMED = "malformed"
     UNKNOWN_IDENTITY = "unknown_identity"
+    NOT_A_FEEDER = "not_a_feeder"          # whoever calls may not bring microbatches to this stage
+    NOT_ADMITTED = "not_admitted"          # the run is by invitation, and the caller shows none that counts
     CLOCK = "clock"                        # clocks differ by more than 60 s
     FINISHED = "finished"                  # the run has reached its last step
 

@@ -295,10 +295,12 @@ MAX_PIECES = 1 << 13
 class Process:
     """Run microbatch `index` of `step` through `stage` and everything after it; answer the input gradient.
 
-    Payload: (tokens,) for stage 0, (tokens, hidden) otherwise. tokens: int32 [B, T + 1], they are the labels too;
-    hidden: [B, T, D] under the run's activation codec. purpose: "train" or "eval" (forward only, claims nothing).
-    hedge: compute, whoever owns it (the caller believes the owner hung). repair: somebody has begun this microbatch
-    before, so wait for the claim's answer before computing: an owner with a finished answer may exist.
+    Payload: (tokens, proof) for stage 0, (tokens, hidden, proof) otherwise. tokens: int32 [B, T + 1], they are the
+    labels too; hidden: [B, T, D] under the run's activation codec; proof: uint8 [B, depth, 32], that each row is the
+    window of the data that belongs there (docs/data.md), left out of an evaluation. purpose: "train" or "eval" (forward
+    only, claims nothing). hedge: compute, whoever owns it (the caller believes the owner hung). repair: somebody has
+    begun this microbatch before, so wait for the claim's answer before computing: an owner with a finished answer may
+    exist.
     """
 
     step: int
@@ -313,9 +315,9 @@ class Process:
 class Fetch:
     """Hand out what a microbatch left behind. Payload: none.
 
-    kind "input": what stage `stage` sends to `stage + 1`, (tokens, hidden); `stage` -1 asks a trainer or a stage-0
-    peer for (tokens,). kind "gradient": the input gradient `stage` answered, (gradient,) or () for stage 0.
-    cached: only if memoised; otherwise the callee recomputes a missing input (uncounted, rule 6).
+    kind "input": what stage `stage` sends to `stage + 1`, (tokens, hidden, proof); `stage` -1 asks a trainer or a
+    stage-0 peer for (tokens, proof). kind "gradient": the input gradient `stage` answered, (gradient,) or () for
+    stage 0. cached: only if memoised; otherwise the callee recomputes a missing input (uncounted, rule 6).
     """
 
     step: int
@@ -361,11 +363,16 @@ class TrailRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class DialBack:
+    """Open a new connection to me, where my record says that I listen, and say whether it came about."""
+
+
+@dataclass(frozen=True, slots=True)
 class ManifestRequest:
     """The run's manifest, as canonical bytes."""
 
 
-Request = Process | Fetch | Part | SnapshotRequest | TrailRequest | ManifestRequest
+Request = Process | Fetch | Part | SnapshotRequest | TrailRequest | ManifestRequest | DialBack
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,7 +490,15 @@ class ManifestData:
     toml: str
 
 
+@dataclass(frozen=True, slots=True)
+class DialledBack:
+    """The answer to `DialBack`. reason: what stood in the way, in words for a person."""
+
+    reached: bool
+    reason: str = ""
+
+
 Answer = (
     Accepted | Running | Busy | MovedTo | Rejected | Gradient | Fetched | PartData | Snapshot | SnapshotPiece
-    | TrailStep | ManifestData
+    | TrailStep | ManifestData | DialledBack
 )

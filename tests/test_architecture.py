@@ -30,8 +30,9 @@ GROUND = frozenset(ROWS[0].split())
 
 # Decisions: the standard library, row 0 and each other. No clock, no socket, no torch.
 PURE = (
-    "state/pasts.py",
+    "state/pasts.py", "state/aside.py", "net/admission.py",
     "ids.py", "errors.py", "messages.py", "step/*.py", "pipeline/router.py", "pipeline/patience.py",
+    "pipeline/feeders.py",
     "data/sampler.py", "model/cut.py", "model/slices.py", "peer/placement.py", "peer/leaving.py", "peer/revival.py",
     "peer/ranks.py", "peer/memory.py",
     "state/restart.py", "state/rhythm.py", "state/pieces.py", "averaging/parts.py", "averaging/grid.py",

@@ -246,6 +246,7 @@ class Butterfly:
                             place += 1
                             if place == len(wanted):
                                 return
+                wait.broke(now=loop.time())
                 await asyncio.sleep(PAUSE_S)
 
     async def _answers(

@@ -176,6 +176,11 @@ class Exchange:
         return self._watch.trouble(now=asyncio.get_running_loop().time())
 
     @property
+    def waits(self) -> Mapping[PeerId, bool]:
+        """Whom I wait for in the round I take part in; True: whose stream breaks whenever it is asked for."""
+        return self._watch.waits(now=asyncio.get_running_loop().time())
+
+    @property
     def allowed(self) -> Mapping[PeerId, float]:
         """How long each member's stream may stand still in the round I take part in."""
         return self._watch.allowed

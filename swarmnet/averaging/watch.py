@@ -31,6 +31,9 @@ _SLOW_LINE = 1 << 20
 _SLACK_S = 15.0
 """On top of what a line needs: others compute, too."""
 
+_AGAIN_S = 3.0
+"""A stream that breaks is asked for again at once. If its last break is longer ago than this, it was answered."""
+
 _LONGEST_S, _LONGEST_MEASURED_S = 120.0, 600.0
 """The most that a line is given which nobody has measured; and any, whatever its member says that it carries."""
 
@@ -50,6 +53,7 @@ class Wait:
         self.peer, self.owes, self._owes = peer, owes, owes
         self.since: float | None = now
         self.slowest_s = 0.0
+        self._breaks, self._broke_at = 0, now        # since its last chunk
 
     def wanted(self, *, now: float) -> None:
         """The next chunk may come."""
@@ -63,7 +67,16 @@ class Wait:
         """It has; what follows waits for me."""
         if self.since is not None:
             self.slowest_s = max(self.slowest_s, now - self.since)
-        self.since = None
+        self.since, self._breaks = None, 0
+
+    def broke(self, *, now: float) -> None:
+        """The call that carried it ended before its time; it is asked for again."""
+        self._breaks += 1
+        self._broke_at = now
+
+    def is_broken(self, *, now: float) -> bool:
+        """Did it break, and break again when it was asked for again? Once may be a connection that was lost."""
+        return self._breaks > 1 and now - self._broke_at <= _AGAIN_S
 
 
 class Watch:
@@ -110,6 +123,14 @@ class Watch:
     def allowed(self) -> Mapping[PeerId, float]:
         """Of the round that was begun last."""
         return self._allowed
+
+    def waits(self, *, now: float) -> dict[PeerId, bool]:
+        """Whom I wait for; True: whose stream breaks whenever it is asked for."""
+        found: dict[PeerId, bool] = {}
+        for wait in self._waits:
+            if wait.since is not None:
+                found[wait.peer] = wait.is_broken(now=now) or found.get(wait.peer, False)
+        return found
 
     def refused(self, peer: PeerId) -> None:
         """What that member sent could not be taken."""

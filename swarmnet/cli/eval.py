@@ -140,7 +140,7 @@ async def _ask(
     from swarmnet.wire.codecs import encode, use_all
 
     identity = Identity.generate()
-    async with reach(config, identity, invitation, following.phase, look_s=LOOK_S) as found:
+    async with reach(config, identity, invitation, following.phase, "trainer", look_s=LOOK_S) as found:
         if not found.records:
             raise UsageError(f"nobody announces run {found.run[:12]}, which is this manifest's: take the manifest that "
                              "its peers were started with, or the link that they print")
@@ -153,6 +153,7 @@ async def _ask(
         ending = await score(
             identity, found.run, found.manifest, found.directory, piece, scores.text.num_microbatches,
             tally=scores.tally,
+            greeter=found.greeter,
             heard=lambda served: _follow(following, scores, "" if served else "; waiting: nobody serves stage 0"),
         )
         scores.interrupted, scores.failure = ending.interrupted, ending.failure

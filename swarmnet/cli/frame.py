@@ -18,7 +18,10 @@ import click
 from swarmnet import __version__
 from swarmnet.errors import SwarmError, UsageError, leaves
 
-COMMANDS = ("init", "plan", "local", "join", "peer", "trainer", "bootstrap", "status", "export", "eval", "generate")
+COMMANDS = (
+    "init", "plan", "local", "invite", "ban", "join", "peer", "trainer", "bootstrap", "status", "export", "eval",
+    "generate",
+)
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 

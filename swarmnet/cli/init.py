@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,12 +38,15 @@ NAMES = frozenset(["stdlib", "bytes", "ids"])
               help="Text (.txt, .jsonl, directory) or tokens (.bin, .npy); stdlib: source of Python's own library.")
 @click.option("--tokenizer", metavar="NAME",
               help="bytes, a tokenizer.json, or ids (token files).  [that of --from, else bytes]")
+@click.option("--admission", type=click.Choice(["open", "invite"]),
+              help="Who may join: anyone, or whom you invite; invite writes the owner's key beside FILE.  [open]")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", allow_from_autoenv=False,
               help="Any field of the manifest, such as model.num_layers=12; repeatable.")
 @click.option("--force", is_flag=True, allow_from_autoenv=False, help="Overwrite FILE.")
 def command(
     path: Path, name: str | None, stages: int | None, steps: int | None, sync: str | None, seed: int | None,
-    checkpoint: Path | None, data: str, tokenizer: str | None, assignments: tuple[str, ...], force: bool,
+    checkpoint: Path | None, data: str, tokenizer: str | None, admission: str | None, assignments: tuple[str, ...],
+    force: bool,
 ) -> int:
     """Write FILE (run.toml): a run's manifest, with every field and what it means.
 
@@ -51,6 +54,7 @@ def command(
     Example:
       swarmnet init run.toml --data corpus.txt --stages 4 --set model.num_layers=12
       swarmnet init run.toml --data corpus.txt --stages 4 --from ./Llama-3.2-1B
+      swarmnet init run.toml --data corpus.txt --admission invite
     """
     if path.exists() and not force:
         raise UsageError(f"{path}: {EXISTS}")
@@ -58,6 +62,7 @@ def command(
     from swarmnet.manifest.canonical import run_id
     from swarmnet.manifest.file import to_toml
     from swarmnet.manifest.remarks import remarks
+    from swarmnet.net.admission_files import new_owner, owner_key_file, write_owner
     from swarmnet.wire import codecs
 
     begins = None if checkpoint is None else Begins(checkpoint)
@@ -68,7 +73,12 @@ def command(
         "--sync": ("averaging.sync", sync), "--seed": ("training.seed", seed),
         "--data": ("data.source", _seen_from(path.parent, data)),
         "--tokenizer": ("data.tokenizer", tokenizer and _seen_from(path.parent, tokenizer)),
+        "--admission": ("admission.policy", admission),
     }
+    owner = None
+    if admission == "invite" and not _sets("admission.key", assignments):
+        owner = new_owner(path)
+        flags["owner's key"] = ("admission.key", owner.peer)
     chosen, follows = _manifest(flags, assignments, begins)
     codecs.use_all(chosen)
     sized = _sets("model.vocab_size", assignments)
@@ -76,6 +86,8 @@ def command(
     manifest = _fill(chosen, base=path.parent, sized_by=sized_by)
     if begins is not None:
         manifest = begins.fill(manifest, source=_seen_from(path.parent, str(checkpoint)))
+    if owner is not None:
+        write_owner(path, owner)                         # first: a run without its key can never have a guest
     _write(path, to_toml(manifest), force=force)
     click.echo(f"wrote {path}: {manifest.data.num_tokens:,} tokens, {manifest.cut.stages} stages, "
                f"{manifest.training.total_steps} steps")
@@ -88,6 +100,13 @@ def command(
     for line in remarks(manifest):
         click.echo(line)
     click.echo(f"run id {run_id(manifest)}")
+    if owner is not None:
+        click.echo(f"wrote {owner_key_file(path)}: whoever has this key says who joins, and nobody can without it: "
+                   "keep it safe, and a copy")
+        click.echo(f"next: swarmnet invite {path} --bearer, or with the id of the peer that you invite")
+    elif manifest.admission.policy == "open":
+        click.echo("open run: anyone may join, and a majority of strangers could stop or change it; --admission invite "
+                   "lets in only whom you invite")
     click.echo(f"next: swarmnet local --manifest {path}")
     return 0
 
@@ -178,6 +197,7 @@ def _fill(manifest: Manifest, *, base: Path, sized_by: str | None) -> Manifest:
     from swarmnet.config.layers import Layer
     from swarmnet.data.sampler import Sampler
     from swarmnet.data.source import load_tokens
+    from swarmnet.data.windows import WindowTree
     from swarmnet.manifest.file import change
 
     tokens = load_tokens(manifest.data.source, manifest.data.tokenizer, base=base)
@@ -185,14 +205,33 @@ def _fill(manifest: Manifest, *, base: Path, sized_by: str | None) -> Manifest:
         raise UsageError(f"{sized_by}: model.vocab_size = {manifest.model.vocab_size}: must be at least "
                          f"{tokens.vocab_size}, which the data need")
     training = manifest.training
-    Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)  # refuses too few
+    sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
+    tree = WindowTree(tokens, sampler.sequence_length, sampler.num_windows, progress=_said_now_and_then())
     data = {
         "num_tokens": tokens.num_tokens,
         "tokens_sha256": tokens.sha256,
+        "tokens_root": tree.root,
         "tokenizer_sha256": tokens.tokenizer_sha256,
     }
     model = {} if sized_by else {"vocab_size": tokens.vocab_size}
     return change(manifest, [Layer("data", {"data": data, "model": model})], where="data")
+
+
+def _said_now_and_then() -> Callable[[int, int], None]:
+    """Progress on standard error, a line every few seconds; none of what is done sooner."""
+    import time
+
+    from swarmnet.cli.phases import PLAIN_EVERY_S
+
+    said_at = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        nonlocal said_at
+        if time.monotonic() - said_at >= PLAIN_EVERY_S:
+            said_at = time.monotonic()
+            click.echo(f"hashing the data: {done:,} of {total:,} windows", err=True)
+
+    return progress
 
 
 def _write(path: Path, text: str, *, force: bool) -> None:

@@ -18,17 +18,18 @@ if TYPE_CHECKING:
 
 
 @click.command("join", context_settings=SETTINGS)
-@click.argument("invitation", metavar="LINK_OR_MANIFEST")
+@click.argument("run", metavar="LINK_OR_MANIFEST")
 @options("stage", *MESH, *MEMORY, "dir", "data", "initial", "host", "port", "dht_port", "announce", "bootstrap",
-         "device", "slots", "reseed_from_neighbours", "events", "log_level", "log_format")
+         "invitation", "device", "slots", "reseed_from_neighbours", "events", "log_level", "log_format")
 @click.option("--no-restart", is_flag=True, help="End when the peer crashes. Without it, it joins again.")
 @click.pass_context
-def command(ctx: click.Context, /, invitation: str, *, no_restart: bool, **_: Any) -> int:
+def command(ctx: click.Context, /, run: str, *, no_restart: bool, **_: Any) -> int:
     """Join a running swarm with one command, where a replica is needed most.
 
     LINK_OR_MANIFEST is the link that every peer prints, swarm:RUN_ID@ADDRESS, or the run's manifest file (then with
     --bootstrap). The manifest comes from any peer and is checked by its hash, the state of the stage from its replicas.
-    The key that is this peer's identity is kept in ~/.swarmnet/peer unless --dir says otherwise.
+    The key that is this peer's identity is kept in ~/.swarmnet/peer unless --dir says otherwise. A run by invitation
+    also needs what its owner's `swarmnet invite` printed: in the link (+invite=...), or as --invitation.
 
     \b
     Example:
@@ -47,25 +48,25 @@ def command(ctx: click.Context, /, invitation: str, *, no_restart: bool, **_: An
         assert typed is not None, "run by the frame"
         return supervise(typed.again("--no-restart"))
     config = read_config(ctx, "stage")
-    invited, config = _invited(invitation, config)
+    invited, config = _invited(run, config)
     return _join(config, invited)
 
 
-def _invited(invitation: str, config: PeerConfig) -> tuple[SwarmLink | Manifest, PeerConfig]:
+def _invited(run: str, config: PeerConfig) -> tuple[SwarmLink | Manifest, PeerConfig]:
     """What was typed: a link, or a manifest with somebody to ask. Raises UsageError."""
     from swarmnet.net.swarm_link import SCHEME, SwarmLink
 
-    if invitation.strip().startswith(SCHEME):
-        return SwarmLink.parse(invitation), config
+    if run.strip().startswith(SCHEME):
+        return SwarmLink.parse(run), config
 
     from swarmnet.manifest.file import load
 
-    path = Path(invitation).expanduser()
+    path = Path(run).expanduser()
     if not path.is_file():
-        raise UsageError(f"{invitation}: no such file, and no link such as swarm:RUN_ID@ADDRESS")
+        raise UsageError(f"{run}: no such file, and no link such as swarm:RUN_ID@ADDRESS")
     if not config.bootstrap:
         raise UsageError(
-            f"joining by {invitation} needs --bootstrap with the address of a peer that is up; to start a new swarm "
+            f"joining by {run} needs --bootstrap with the address of a peer that is up; to start a new swarm "
             "use `swarmnet peer`"
         )
     return load(path), config.model_copy(update={"manifest": path})
@@ -85,7 +86,7 @@ def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
         telemetry.setup(config.log.level, format=config.log.format)
 
     with Story(Console(), clock=time.monotonic, on_bar=set_up_log) as story:
-        story.phase("joining", f"by {invited if isinstance(invited, SwarmLink) else config.manifest}")
+        story.phase("joining", f"by {invited.public if isinstance(invited, SwarmLink) else config.manifest}")
 
         from swarmnet.peer.joining import find_place  # takes a second or two, hivemind alone
 

@@ -53,6 +53,8 @@ _IN_MANIFEST = {"stages": "cut.stages", "steps": "training.total_steps", "seed":
 @click.option("--manifest", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Run this manifest; --stages, --steps, --sync and --seed then change it.")
 @click.option("--numerics", type=click.Choice(["deterministic", "fp32"]), help="How gradients are summed.")
+@click.option("--admission", type=click.Choice(["open", "invite"]), allow_from_autoenv=False,
+              help="Who may join; invite makes an owner's key, which invites the peers of this swarm.  [open]")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", allow_from_autoenv=False,
               help="Change a field of the manifest, such as training.microbatches=16; repeatable.")
 @click.option("--slots", type=int, metavar="N", help="Microbatches in flight per peer.  [4]")
@@ -64,7 +66,7 @@ def command(
     kill_all: int | None, resume: bool, reseed_from_neighbours: bool, oracle: bool, trainers: int, data: str,
     manifest: Path | None, numerics: Literal["deterministic", "fp32"] | None, assignments: tuple[str, ...],
     slots: int | None, log_level: str, ranks: tuple[str, ...], tensor: int, shard: Shard, sequence_parallel: bool,
-    kill_rank: tuple[str, ...],
+    kill_rank: tuple[str, ...], admission: Literal["open", "invite"] | None,
 ) -> int:
     """Train a small model in a swarm of real processes on this machine.
 
@@ -100,7 +102,7 @@ def command(
         oracle=oracle, trainers=trainers, data=data, manifest=manifest, numerics=numerics, set=assignments,
         typed=typed, slots=slots, log_level=log_level, chaos=chaos, checkpoint_every=checkpoint_every,
         kill_all=kill_all, resume=resume, reseed_from_neighbours=reseed_from_neighbours, ranks=ranks, tensor=tensor,
-        shard=shard, sequence_parallel=sequence_parallel, kill_rank=kill_rank,
+        shard=shard, sequence_parallel=sequence_parallel, kill_rank=kill_rank, admission=admission,
     )
     telemetry.setup(log_level)  # type: ignore[arg-type]  # click has checked the choice
 
@@ -113,7 +115,7 @@ _FIXED = {
     "stages": "--stages", "replicas": "--replicas", "steps": "--steps", "seed": "--seed", "trainers": "--trainers",
     "sync": "--sync", "data": "--data", "manifest": "--manifest", "numerics": "--numerics", "assignments": "--set",
     "checkpoint_every": "--checkpoint-every", "ranks": "--ranks", "tensor": "--tensor", "shard": "--shard",
-    "sequence_parallel": "--sequence-parallel",
+    "sequence_parallel": "--sequence-parallel", "admission": "--admission",
 }
 
 

@@ -66,6 +66,8 @@ class Story:
             case "rank_lost":
                 which = "a rank" if fields["rank"] is None else f"rank {fields['rank']}"
                 self.phase("ranks", f"{which} of stage {fields['stage']} was lost ({fields['reason']}): all start anew")
+            case "dialled_back":
+                self.phase("reachable", _dialled_back(len(fields["could"]), len(fields["could_not"])))
             case "synced":
                 self._synced(fields)
             case "stopped":
@@ -133,6 +135,14 @@ class Story:
             self._bars.close()
             self._progress, self._tasks = None, {}
             self._on_bar()
+
+
+def _dialled_back(could: int, could_not: int) -> str:
+    if could + could_not == 0:
+        return "nobody who was asked could say whether others can connect to this peer"
+    if could_not:
+        return f"{could} of {could + could_not} members that tried could connect to this peer"
+    return f"{could} member{'s' if could > 1 else ''} connected back"
 
 
 def _named(name: str, text: str) -> str:

@@ -70,6 +70,8 @@ _OPTIONS: dict[str, tuple[tuple[str, ...], Callable[[F], F]]] = {
         "--announce", multiple=True, metavar=MULTIADDR, help="Multiaddr to publish instead of --host's; repeatable.")),
     "bootstrap": (("bootstrap",), click.option(
         "--bootstrap", multiple=True, metavar=MULTIADDR, help="Multiaddr of a peer that is up; repeatable.")),
+    "invitation": (("invitation",), click.option(
+        "--invitation", metavar="FILE|TEXT", help="In a run by invitation: what `swarmnet invite` printed.")),
     "device": (("device",), click.option(
         "--device", type=click.Choice(["cpu", "cuda", "auto"]), help="Where to compute.  [auto]")),
     "slots": (("slots",), click.option(

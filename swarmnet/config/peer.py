@@ -155,6 +155,9 @@ class PeerConfig(Table):
     bootstrap: tuple[Multiaddr, ...] = Field(
         default=(), description="multiaddrs of peers that are up; empty: start a new swarm"
     )
+    invitation: str = Field(
+        default="", description="in a run by invitation: what `swarmnet invite` printed, or the file it is in"
+    )
     device: Literal["cpu", "cuda", "auto"] = Field(default="auto", description="auto: cuda where there is one")
     threads: Annotated[Positive, AfterValidator(_threads)] = Field(
         default=1, description="CPU threads of the compute thread"

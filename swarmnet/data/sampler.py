@@ -37,12 +37,16 @@ class Sampler:
         self._seed = seed
 
     def positions(self, index: int) -> tuple[int, ...]:
-        """Start offsets of the sequences of training microbatch `index` = step * microbatches + i, from 0 on.
+        """Start offsets of the sequences of training microbatch `index` = step * microbatches + i, from 0 on."""
+        return tuple(self.sequence_length * number for number in self.windows(index))
+
+    def windows(self, index: int) -> tuple[int, ...]:
+        """Which windows those are: number w of the stream starts at w * sequence_length.
 
         Sequence number n = index * microbatch_size + b of the run is number n mod num_windows of its epoch.
         """
         return tuple(
-            self.sequence_length * permute(place, self.num_windows, self._key(f"train/{epoch}"))
+            permute(place, self.num_windows, self._key(f"train/{epoch}"))
             for epoch, place in self._places(index, self.num_windows)
         )
 

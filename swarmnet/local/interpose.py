@@ -205,6 +205,11 @@ class FaultyTransport:
                     await self._between.reach("fetch", None, None)
                 yield answer
 
+    async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
+        """See Transport.dial."""
+        await self._between.healed(peer, deadline=deadline)
+        await self._inner.dial(peer, address, deadline=deadline)
+
     async def _transit(self, peer: PeerId, payload: Iterable[Packed], deadline: float) -> AsyncGenerator[Answer, None]:
         """Wait for as long as this takes on the link; yields a pulse now and then. Raises PeerTimeout."""
         await self._between.healed(peer, deadline=deadline)
@@ -243,6 +248,11 @@ class FaultyService:
                 if isinstance(answer, SnapshotPiece):
                     await self._between.reach("snapshot", None, None)
                 yield answer
+
+    def on_reached(self, peer: PeerId) -> None:
+        """See Service.on_reached."""
+        if not self._between.cut(peer):
+            self._inner.on_reached(peer)
 
     def on_gone(self, peer: PeerId, *, definite: bool) -> None:
         """See Service.on_gone."""

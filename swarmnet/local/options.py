@@ -30,6 +30,7 @@ class LocalOptions:
     `out`, whose manifest and replicas count then. reseed_from_neighbours: a stage that nobody has any state of is made
     from the stages beside it, as a last resort. ranks: "STAGE=N" or "STAGE.REPLICA=N", several with commas; tensor,
     shard, sequence_parallel: how those ranks share a stage, as in the peer config. kill_rank: "STAGE@STEP" each.
+    admission: "invite": this swarm's owner is made, and invites its peers; None: as the manifest says, or open.
     """
 
     stages: int = 3
@@ -58,6 +59,7 @@ class LocalOptions:
     shard: Shard = "none"
     sequence_parallel: bool = False
     kill_rank: tuple[str, ...] = ()
+    admission: Literal["open", "invite"] | None = None
 
     def __post_init__(self) -> None:
         for name in ("stages", "replicas", "steps", "trainers", "slots"):

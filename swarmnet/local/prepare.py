@@ -11,6 +11,7 @@ from swarmnet.config.layers import layer
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.source import load_tokens
 from swarmnet.data.tokens import Tokens, verify
+from swarmnet.data.windows import WindowTree
 from swarmnet.errors import UsageError
 from swarmnet.ids import RunId
 from swarmnet.local.options import LocalOptions
@@ -18,8 +19,13 @@ from swarmnet.manifest import file
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.codec_names import may_owe
 from swarmnet.manifest.implied import implied
-from swarmnet.manifest.schema import Data, Manifest, Model
+from swarmnet.manifest.schema import Admission, Data, Manifest, Model
+from swarmnet.net.admission_files import new_owner, write_invitation, write_owner
+from swarmnet.net.identity import Identity
 from swarmnet.wire import codecs
+
+_INVITED_S = 10 * 365 * 24 * 3600.0
+"""A run may be resumed as long as it is kept."""
 
 SMALL_PARAMETERS = 50_000_000
 """Below this many parameters exact sums cost little on a CPU."""
@@ -27,11 +33,15 @@ SMALL_PARAMETERS = 50_000_000
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The manifest of one local run, as every child will read it once `write` has been called."""
+    """The manifest of one local run, as every child will read it once `write` has been called.
+
+    owner: of a new run by invitation.
+    """
 
     manifest: Manifest
     run_id: RunId
     path: Path
+    owner: Identity | None = None
 
     @property
     def exact(self) -> bool:
@@ -57,6 +67,9 @@ class Prepared:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_text(file.to_toml(self.manifest), encoding="utf-8")
+            if self.owner is not None:
+                write_owner(self.path, self.owner)
+                write_invitation(self.path, self.manifest, life_s=_INVITED_S)
         except OSError as error:
             raise UsageError(f"{self.path} cannot be written ({error.strerror}): choose another --out") from error
 
@@ -138,12 +151,18 @@ def prepare(options: LocalOptions, directory: Path) -> Prepared:
     chosen = choose(options)
     codecs.use_all(chosen)
     manifest = with_data(chosen, base=options.manifest.parent if options.manifest else Path())
-    return Prepared(manifest, run_id(manifest), directory / "run.toml")
+    path, owner = directory / "run.toml", None
+    policy = options.admission or manifest.admission.policy
+    if policy == "invite":                               # an owner of its own: a manifest's may be far away
+        owner = new_owner(path)
+    admission = Admission(policy=policy, key=owner.peer if owner else "")
+    manifest = manifest.model_copy(update={"admission": admission})
+    return Prepared(manifest, run_id(manifest), path, owner)
 
 
 def with_data(manifest: Manifest, *, base: Path) -> Manifest:
     """`manifest` with its data found, paths made absolute (children read the copy in another directory) and digests
-    filled in where they are empty. Raises UsageError for data that is not there, not the one the digests name, too
+    filled in. Raises UsageError for data that is not there, not the one the digests name, too
     short for a microbatch, or has more tokens than the model's vocabulary.
     """
     source, tokenizer = (_absolute(text, base) for text in (manifest.data.source, manifest.data.tokenizer))
@@ -154,9 +173,10 @@ def with_data(manifest: Manifest, *, base: Path) -> Manifest:
         raise UsageError(f"the tokenizer knows {tokens.vocab_size} tokens, the model {manifest.model.vocab_size}: "
                          f"add --set model.vocab_size={tokens.vocab_size}")
     training = manifest.training
-    Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)  # refuses too few
+    sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
+    tree = WindowTree(tokens, sampler.sequence_length, sampler.num_windows)      # --set may have changed its windows
     data = Data(source=source, tokenizer=tokenizer, num_tokens=tokens.num_tokens, tokens_sha256=tokens.sha256,
-                tokenizer_sha256=tokens.tokenizer_sha256)
+                tokens_root=tree.root, tokenizer_sha256=tokens.tokenizer_sha256)
     initial = manifest.initial.model_copy(update={"source": manifest.initial.source and _absolute(
         manifest.initial.source, base)})
     return manifest.model_copy(update={"data": data, "initial": initial})

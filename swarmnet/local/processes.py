@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 from swarmnet.config import toml
 from swarmnet.config.peer import Log, Mesh, PeerConfig
 from swarmnet.local.starter import Starter
+from swarmnet.net.admission_files import invitation_beside
 from swarmnet.telemetry.events import EventReader
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -60,11 +61,19 @@ def swarmnet_command(spec: ChildSpec) -> list[str]:
     served = ("peer", "--stage", str(spec.stage), "--device", "cpu", "--no-restart", *slots, *_mesh(spec.mesh),
               *(("--reseed-from-neighbours",) if spec.reseed else ()))
     role = ("trainer",) if spec.stage is None else served
+    invited = _invitation(spec)
     return [
         "-m", "swarmnet", *role, "--manifest", str(spec.manifest), "--dir", str(spec.directory),
         "--events", str(spec.events), "--host", "127.0.0.1", "--port", "0", "--dht-port", "0",
         "--log-level", spec.log_level, *(part for address in spec.bootstrap for part in ("--bootstrap", address)),
+        *(("--invitation", invited) if invited else ()),
     ]
+
+
+def _invitation(spec: ChildSpec) -> str:
+    """The file with this swarm's invitation; "" in an open run."""
+    path = invitation_beside(spec.manifest)
+    return str(path) if path.exists() else ""
 
 
 def _mesh(mesh: Mesh) -> tuple[str, ...]:
@@ -78,7 +87,7 @@ def _following(spec: ChildSpec, orders: Path) -> list[str]:
     config = PeerConfig(
         manifest=spec.manifest, roles=("trainer",) if spec.stage is None else ("stage",), dir=spec.directory,
         stages=() if spec.stage is None else (spec.stage,), events=spec.events, host="127.0.0.1", device="cpu",
-        bootstrap=spec.bootstrap, log=Log(level=cast(Level, spec.log_level)),
+        bootstrap=spec.bootstrap, invitation=_invitation(spec), log=Log(level=cast(Level, spec.log_level)),
         reseed_from_neighbours=spec.reseed, mesh=spec.mesh,
         slots=PeerConfig().slots if spec.slots is None else spec.slots,
     )

@@ -42,6 +42,7 @@ from swarmnet.local.supervisor import Layout, Supervisor, Timing
 from swarmnet.local.table import screen
 from swarmnet.manifest.remarks import remarks
 from swarmnet.manifest.schema import Manifest, Model
+from swarmnet.net.admission_files import invitation_beside
 
 PROCESSES_PER_CORE = 8
 """With more, most of the machine's time goes into starting them and passing on."""
@@ -83,7 +84,8 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
             f"swarmnet local: {shape(manifest.cut.stages, len(replicas) // manifest.cut.stages)}, "
             f"{agreement(manifest)}, run {prepared.run_id[:12]}, files in {out}",
             markup=False, highlight=False, soft_wrap=True)
-        for line in (in_words(meshes, manifest), *_crowd(replicas, trainers, meshes), *_raised(options, manifest),
+        for line in (in_words(meshes, manifest), _invited(manifest, prepared.path),
+                     *_crowd(replicas, trainers, meshes), *_raised(options, manifest),
                      *remarks(manifest), *unlikely(plan[1], replicas), *_dark(options, prepared)):
             if line:
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -143,6 +145,13 @@ def _over(out: Path) -> str:
     said = (f"run {prepared.run_id[:12]} is finished: all {steps} steps are done, every stage has its final snapshot; "
             f"see summary.json and loss.csv in {out}")
     return "\n".join(filter(None, (said, next_step(prepared.manifest, prepared.path))))
+
+
+def _invited(manifest: Manifest, path: Path) -> str:
+    """How others join a swarm by invitation."""
+    if manifest.admission.policy == "open":
+        return ""
+    return f"by invitation: whoever joins adds --invitation {invitation_beside(path)}"
 
 
 def _dark(options: LocalOptions, prepared: Prepared) -> list[str]:

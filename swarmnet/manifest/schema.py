@@ -20,6 +20,7 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 Digest = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
 FullDigest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+OwnerKey = Annotated[str, Field(pattern="^(12D3Koo[1-9A-HJ-NP-Za-km-z]{45})?$")]
 BoundaryCodec = Annotated[str, AfterValidator(check_boundary)]
 SumCodec = Annotated[str, AfterValidator(check_averaging)]
 
@@ -114,6 +115,9 @@ class Data(Table):
     tokenizer: str = Field(default="bytes", description='"bytes", a tokenizer.json, or "ids" for a file of token ids')
     num_tokens: Count = Field(default=0, description="length of the token stream; filled in by `swarmnet init`")
     tokens_sha256: Digest = Field(default="", description="digest of the token stream; filled in by `swarmnet init`")
+    tokens_root: Digest = Field(
+        default="", description="root of the tree of training windows; filled in by `swarmnet init`"
+    )
     tokenizer_sha256: Digest = Field(default="", description="digest of the tokenizer; filled in by `swarmnet init`")
 
 
@@ -316,9 +320,19 @@ class Protocol(Table):
 
 
 class Admission(Table):
-    """Who may join."""
+    """Who may join; docs/admission.md says what "open" risks."""
 
-    policy: Literal["open"] = Field(default="open", description='"open": anyone')
+    policy: Literal["open", "invite"] = Field(
+        default="open", description='"open": anyone; "invite": whom the holder of the private half of `key` invites'
+    )
+    key: OwnerKey = Field(default="", description='"invite": the owner\'s public Ed25519 key, as a peer id; else empty')
+
+    @model_validator(mode="after")
+    def _together(self) -> Admission:
+        if (self.policy == "invite") != bool(self.key):
+            raise ValueError('policy = "invite" goes with a key, and "open" with key = "": let `swarmnet init '
+                             '--admission invite` write both')
+        return self
 
 
 class Limits(Table):

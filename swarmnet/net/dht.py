@@ -16,11 +16,13 @@ from pathlib import Path
 from swarmnet.errors import SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.net.address import Address
+from swarmnet.net.admission import Admissions, Bans
+from swarmnet.net.admission_files import BanFiles
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.dht_gate import RecordGate
 from swarmnet.net.dht_known import KnownPeers, peer_in
 from swarmnet.net.dht_node import Entry, NobodyAnswered, Node, clock_ahead_s
-from swarmnet.net.directory import Record
+from swarmnet.net.directory import Record, admits
 from swarmnet.net.identity import Identity
 from swarmnet.net.record_table import RecordTable, agreed_num_stages
 from swarmnet.net.records import (
@@ -31,6 +33,7 @@ from swarmnet.net.records import (
     TTL_S,
     WHOLE_RUN,
     Announcement,
+    bans_key,
     dht_key,
     places_of,
     seal,
@@ -40,6 +43,7 @@ from swarmnet.telemetry.log import get
 READ_DEADLINE_S = 2.0
 PUBLISH_DEADLINE_S = 4.0
 UNKNOWN_NUM_STAGES_READ = 8         # how far to look when nobody has told the number of stages yet
+BANS_TTL_S = 90.0                   # of a list of bans, which those who know it renew
 REJOIN_MIN_S = 0.5
 REJOIN_AT_ONCE = 16
 KNOWN_PEERS_FILE = "known_peers.json"
@@ -50,13 +54,14 @@ log = get(__name__)
 class DhtDirectory:
     """A peer's membership in the DHT. `run` must be running for renewal, refresh and recovery to happen.
 
-    With `run_id` None it is a plain node: it stores records of any run and has none of its own. by_memory: nobody
-    answered at `bootstrap` when it started, and it joined through peers that it remembered, of this run or another.
+    With `run_id` None it is a plain node: it stores records of any run and has none of its own. admissions: who takes
+    part in the run; others' records are neither read nor stored here. by_memory: nobody answered at `bootstrap` when it
+    started, and it joined through peers that it remembered, of this run or another.
     """
 
     def __init__(
         self, identity: Identity, run: RunId | None, *, num_stages: int, listen: Listen, bootstrap: Sequence[str],
-        state_dir: Path | None, ttl_s: float,
+        state_dir: Path | None, ttl_s: float, admissions: Admissions | None, manifest: Path | None,
     ) -> None:
         assert 0 < ttl_s <= MAX_AHEAD_S
         self.peer = identity.peer
@@ -64,8 +69,11 @@ class DhtDirectory:
         self._listen, self._ttl_s = listen, ttl_s
         self._bootstrap = tuple(address for address in map(_named, bootstrap) if peer_in(address) != identity.peer)
         self._known = KnownPeers(state_dir / KNOWN_PEERS_FILE if state_dir else None)
-        self._table = RecordTable(run)
-        self._gate = RecordGate(self._hear)
+        self._table = RecordTable(run, admits=self._welcome)
+        self._gate = RecordGate(self._hear, heard_bans=self._hear_bans, welcome=self._welcome)
+        self._admissions = admissions
+        self._ban_files = BanFiles(admissions, state_dir, manifest) if admissions else None
+        self._bans_until = 0.0                           # Unix seconds: how long the DHT keeps the newest list
         self._mine: Record | None = None
         self._expiry_ms = 0
         self._publish_again_at = self._whole_run_again_at = 0.0
@@ -78,22 +86,27 @@ class DhtDirectory:
     async def start(
         cls, identity: Identity, run: RunId | None, *, num_stages: int, host: str = "127.0.0.1", port: int = 0,
         bootstrap: Sequence[str] = (), state_dir: Path | None = None, ttl_s: float = TTL_S,
-        announce: Sequence[str] = (), client: bool = False, first_port: int = 0,
+        announce: Sequence[str] = (), client: bool = False, first_port: int = 0, admissions: Admissions | None = None,
+        manifest: Path | None = None,
     ) -> DhtDirectory:
         """Start a node and join through `bootstrap`, or through peers remembered in `state_dir`.
 
         num_stages 0: not known yet, learned from the records. Without `bootstrap` (or if it names only ourselves) and
-        with nobody remembered alive, this is the first node. first_port: tried first where `port` is 0. Raises
-        UsageError if the address cannot be listened on, `bootstrap` was given and nobody answers, or this machine's
-        clock is off.
+        with nobody remembered alive, this is the first node. first_port: tried first where `port` is 0. manifest: its
+        file, beside which the run's owner may keep a list of bans.
+
+        Raises UsageError if the address cannot be listened on, `bootstrap` was given and nobody answers, or this
+        machine's clock is off.
         """
         listen = Listen(host, port, first_port, tuple(announce), client)
         self = cls(
-            identity, run, num_stages=num_stages, listen=listen, bootstrap=bootstrap, state_dir=state_dir, ttl_s=ttl_s
+            identity, run, num_stages=num_stages, listen=listen, bootstrap=bootstrap, state_dir=state_dir, ttl_s=ttl_s,
+            admissions=admissions, manifest=manifest,
         )
         self._node = await self._open(listen)
         try:
             await self._join_first()
+            await self._look_for_bans()
         except BaseException:
             await self._node.close()
             raise
@@ -118,6 +131,10 @@ class DhtDirectory:
         """The manifest has come: say and look for this many from now on."""
         self._num_stages = num_stages
 
+    def admit_by(self, admissions: Admissions) -> None:
+        """The manifest has come: from now on it says who takes part."""
+        self._admissions = admissions
+
     @property
     def neighbours(self) -> frozenset[PeerId]:
         """Peers in the routing table."""
@@ -140,9 +157,15 @@ class DhtDirectory:
                 await self._ask(learned)
         return self.known()
 
+    def addresses(self, peer: PeerId) -> tuple[str, ...]:
+        """Where a peer says that it listens, if its record is known and fresh and it is admitted."""
+        found = self._table.get(peer, now=time.time())
+        return found.record.addresses if found and self._admits(found.record) else ()
+
     def known(self) -> tuple[Record, ...]:
         """As `records`, from memory alone."""
-        return tuple(found.record for found in self._table.fresh(now=time.time()))
+        found = (each.record for each in self._table.fresh(now=time.time()))
+        return tuple(record for record in found if record.peer == self.peer or self._admits(record))
 
     async def runs(self, first_digits: str) -> tuple[RunId, ...]:
         """Runs that are announced and whose id begins so (`FIRST_DIGITS` or more), sorted. Never raises for network
@@ -208,20 +231,72 @@ class DhtDirectory:
             return
         if self._sought is not None and found.place == WHOLE_RUN:
             self._sought.add(found.record.run)
+        if not self._welcome(found):                     # else a crowd of them would fill the table
+            return
         self._table.offer(found, now=time.time())
         if found.record.run == self._run and found.dht:
             self._known.met(found.dht)
+
+    def _admits(self, record: Record) -> bool:
+        return self._admissions is None or admits(self._admissions, record, now=time.time())
+
+    def _welcome(self, found: Announcement | Bans) -> bool:
+        """Of other runs nobody here knows who is admitted."""
+        if isinstance(found, Bans):
+            return self._admissions is None or found.run != self._run or self._admissions.accepts(found)
+        return found.record.run != self._run or self._admits(found.record)
 
     async def _ask(self, num_stages: int) -> bool:
         assert self._run is not None
         deadline = asyncio.get_running_loop().time() + READ_DEADLINE_S
         return await self._node.lookup(_keys(self._run, num_stages), deadline=deadline)
 
+    # ---------------------------------------------------------------- bans
+
+    async def publish_bans(self, bans: Bans) -> bool:
+        """Spread a list of bans that its run's owner has signed. Returns whether anybody keeps it."""
+        expiry, deadline = time.time() + BANS_TTL_S, asyncio.get_running_loop().time() + PUBLISH_DEADLINE_S
+        entry = Entry(bans_key(bans.run), bans.owner, bans.text.encode(), expiry)
+        kept = await self._node.store([entry], deadline=deadline)
+        self._bans_until = expiry if kept else 0.0
+        return kept > 0
+
+    def _hear_bans(self, bans: Bans, expiry: float) -> None:
+        if self._admissions is None or bans.run != self._run:
+            return
+        if self._admissions.learn(bans):
+            self._keep_bans(bans)
+            self._bans_until = 0.0
+        if bans == self._admissions.bans:
+            self._bans_until = max(self._bans_until, expiry)
+
+    async def _look_for_bans(self) -> None:
+        """Hear of new ones, on disk and in the DHT, and see to it that the newest list stays in the DHT."""
+        if self._run is None or self._admissions is None or self._admissions.owner is None:
+            return
+        if self._ban_files is not None and self._ban_files.read() and self._admissions.bans is not None:
+            self._keep_bans(self._admissions.bans)
+            self._bans_until = 0.0
+        deadline = asyncio.get_running_loop().time() + READ_DEADLINE_S
+        await self._node.lookup((bans_key(self._run),), deadline=deadline)
+        bans = self._admissions.bans
+        if bans is not None and self._bans_until < time.time() + BANS_TTL_S / 2 and not self._listen.client:
+            await self.publish_bans(bans)
+
+    def _keep_bans(self, bans: Bans) -> None:
+        log.info("bans", number=bans.number, banned=len(bans.peers))
+        try:
+            if self._ban_files is not None:
+                self._ban_files.keep()
+        except OSError as error:
+            log.warning("bans_not_kept", error=str(error))
+
     # ---------------------------------------------------------------- staying in the swarm
 
     async def _open(self, listen: Listen) -> Node:
-        keys = (*_keys(self._run, self._num_stages), dht_key(self._run, WHOLE_RUN)) if self._run else ()
-        return await Node.open(self._identity, self._gate, listen, own_keys=keys)
+        run = self._run
+        keys = (*_keys(run, self._num_stages), dht_key(run, WHOLE_RUN), bans_key(run)) if run else ()
+        return await Node.open(self._identity, self._gate, listen, own_keys=keys, admits=self._gate.admits)
 
     async def _join_first(self) -> None:
         met = await self._node.join(self._bootstrap)
@@ -261,6 +336,7 @@ class DhtDirectory:
                 await self._node.lookup_near_us()
             else:
                 await self.records()
+                await self._look_for_bans()
             self._known.met(await self._node.neighbour_addresses())
             self._remember()
 

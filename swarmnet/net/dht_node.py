@@ -12,9 +12,12 @@ import contextlib
 import logging
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
+from hivemind.dht import traverse
 from hivemind.dht.crypto import RecordValidatorBase
 from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
@@ -72,14 +75,18 @@ class Node:
 
     @classmethod
     async def open(
-        cls, identity: Identity, gate: RecordValidatorBase, listen: Listen, *, own_keys: Iterable[str]
+        cls, identity: Identity, gate: RecordValidatorBase, listen: Listen, *, own_keys: Iterable[str],
+        admits: Callable[[object], bool] = lambda value: True,
     ) -> Node:
-        """Start daemon and node; nobody is known to it yet. Raises UsageError, DaemonFailed."""
+        """Start daemon and node; nobody is known to it yet. admits: see BoundedStorage.
+
+        Raises UsageError, DaemonFailed.
+        """
         _quiet()
         daemon = await Daemon.start(identity, listen)
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
-                return await cls._on(daemon, gate, listen, own_keys)
+                return await cls._on(daemon, gate, listen, own_keys, admits)
         except TimeoutError as error:
             daemon.kill()
             raise DaemonFailed("the libp2p daemon does not answer", within_s=OPEN_TIMEOUT_S) from error
@@ -89,7 +96,8 @@ class Node:
 
     @classmethod
     async def _on(
-        cls, daemon: Daemon, gate: RecordValidatorBase, listen: Listen, own_keys: Iterable[str]
+        cls, daemon: Daemon, gate: RecordValidatorBase, listen: Listen, own_keys: Iterable[str],
+        admits: Callable[[object], bool],
     ) -> Node:
         p2p = await P2P.replicate(Multiaddr(f"/unix{daemon.control}"))
         dht = await DHTNode.create(
@@ -99,8 +107,8 @@ class Node:
             cache_refresh_before_expiry=0, reuse_get_requests=False,
         )
         favoured = frozenset(DHTID.generate(source=key) for key in own_keys)
-        dht.protocol.storage = BoundedStorage(favoured.__contains__)
-        dht.protocol.cache = BoundedStorage(favoured.__contains__)
+        dht.protocol.storage = BoundedStorage(favoured.__contains__, admits=admits)
+        dht.protocol.cache = BoundedStorage(favoured.__contains__, admits=admits)
         maddrs = () if listen.client else tuple(str(address) for address in await p2p.get_visible_maddrs())
         return cls(daemon, p2p, dht, maddrs)
 
@@ -183,11 +191,12 @@ class Node:
         return len(kept)
 
     def _candidates(self, key_id: DHTID, found: dict[DHTID, PeerID]) -> list[tuple[DHTID, PeerID]]:
-        """The nearest nodes we know to a key, found just now or not, ourselves included."""
+        """The nearest nodes we know to a key, found just now or not, ourselves included unless nobody can ask us."""
         table = self._dht.protocol.routing_table.get_nearest_neighbors(key_id, k=NUM_COPIES)
         known = {**found, **dict(table)}
-        if not self._dht.protocol.client_mode:
-            known[self._dht.node_id] = self._dht.peer_id
+        known[self._dht.node_id] = self._dht.peer_id
+        if self._dht.protocol.client_mode:
+            del known[self._dht.node_id]
         return sorted(known.items(), key=lambda item: key_id.xor_distance(item[0]))[: NUM_COPIES + 1]
 
     async def _store_at(
@@ -204,10 +213,49 @@ class Node:
     async def _nearest(self, ids: list[DHTID], *, deadline: float) -> dict[DHTID, dict[DHTID, PeerID]] | None:
         try:
             async with asyncio.timeout_at(deadline):
-                found: dict[DHTID, dict[DHTID, PeerID]] = await self._dht.find_nearest_nodes(ids)
-                return found
+                with _nobody_left_waiting():
+                    found: dict[DHTID, dict[DHTID, PeerID]] = await self._dht.find_nearest_nodes(ids)
+                    return found
         except (TimeoutError, AssertionError):        # the traversal asserts when an answer made one of its tasks fail
             return None
+
+
+_EVENTS: ContextVar[list[asyncio.Event] | None] = ContextVar("events of the traversal under way", default=None)
+
+
+class _AsyncioOfATraversal:
+    """What hivemind's traversal of the DHT knows as `asyncio`: remembers the events that it makes.
+
+    For each request the traversal starts a task that waits for its end, and forgets it. Cut short, it never says that
+    it has ended: the tasks would wait until the garbage collector finds them, and asyncio complains of each.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    @staticmethod
+    def Event() -> asyncio.Event:
+        """A new one, remembered by whoever traverses."""
+        event = asyncio.Event()
+        if (events := _EVENTS.get()) is not None:
+            events.append(event)
+        return event
+
+
+traverse.asyncio = _AsyncioOfATraversal()
+
+
+@contextlib.contextmanager
+def _nobody_left_waiting() -> Iterator[None]:
+    """Whatever becomes of the traversal within: in the end, the tasks that wait for its end have heard of it."""
+    events: list[asyncio.Event] = []
+    token = _EVENTS.set(events)
+    try:
+        yield
+    finally:
+        _EVENTS.reset(token)
+        for event in events:
+            event.set()
 
 
 def clock_ahead_s(met: Sequence[Met]) -> float:

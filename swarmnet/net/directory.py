@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from swarmnet.ids import NO_RESTART, Chain, OnDisk, PeerId, Restart, RunId
+from swarmnet.net.admission import Admissions, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class Record:
     incarnation: random per process start. numerics: the numerics class ("cpu/torch-2.13/1"). loss: (step, mean loss)
     of the newest commit of the last stage this peer has seen. tokens_per_second: of the whole run, measured.
     halted: the step at which too many microbatches gave no finite gradient, if that stopped the run. restart: the
-    newest restart of the run it knows.
+    restart of the run it is under. wants: the one it would go under if most did, none if it sees no need. invitation:
+    the pass it shows in a run by invitation.
     """
 
     run: RunId
@@ -59,11 +61,24 @@ class Record:
     finished: bool = False
     halted: int | None = None
     restart: Restart = NO_RESTART
+    wants: Restart = NO_RESTART
+    invitation: str = ""
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """What it has to be admitted as."""
+        return (*(("stage",) if self.stages else ()), *(("trainer",) if self.trainer else ()))
 
     @property
     def feeds(self) -> bool:
         """Is this a trainer that has not left? Its last record says `finished`."""
         return self.trainer and not self.finished
+
+
+def admits(admissions: Admissions, record: Record, *, now: float) -> bool:
+    """Is the record's peer admitted as all that the record says it is, by what it or an earlier one shows?"""
+    admissions.show(record.peer, record.invitation, now=now)
+    return all(admissions.admitted(record.peer, role, now=now) for role in record.roles)
 
 
 class Directory(Protocol):
@@ -74,5 +89,5 @@ class Directory(Protocol):
         ...
 
     async def records(self) -> tuple[Record, ...]:
-        """Fresh, verified records of this run, newest per peer. Never raises for network trouble."""
+        """Fresh, verified records of admitted peers of this run, newest per peer. Never raises for network trouble."""
         ...

@@ -8,16 +8,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 
 from swarmnet.config.peer import PeerConfig
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.schema import Manifest
+from swarmnet.net.admission import Admissions, Role
+from swarmnet.net.admission_files import OwnPass, admissions_of
 from swarmnet.net.announced import announced_at
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.directory import Record
+from swarmnet.net.grpc_greeting import Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
@@ -27,6 +31,9 @@ from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.net.tls import open_authority
 from swarmnet.net.transport import Service
 from swarmnet.telemetry.journal import loopback_last
+
+LOOK_S = 5.0
+"""How often a peer looks whether it is still admitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,8 @@ class Endpoint:
     numerics: str
     run: RunId
     dir: Path
+    admissions: Admissions
+    own_pass: OwnPass
 
     @property
     def me(self) -> PeerId:
@@ -55,7 +64,7 @@ class Endpoint:
         """What I announce, stages apart. Call it after `serve` has bound the port."""
         return Record(
             run=self.run, peer=self.me, incarnation=self.incarnation, addresses=self.transport.addresses, stages=(),
-            numerics=self.numerics,
+            numerics=self.numerics, invitation=self.own_pass.text,
         )
 
     def whereabouts(self) -> dict[str, object]:
@@ -72,18 +81,36 @@ class Endpoint:
         async with self.transport, asyncio.TaskGroup() as group:
             LastPorts(self.transport.port, self.directory.port).keep(self.dir)
             keeping = group.create_task(self.directory.run())
+            admitted = group.create_task(self._while_admitted())
             try:
                 yield
             finally:
                 keeping.cancel()
+                admitted.cancel()
+
+    async def _while_admitted(self) -> None:
+        """Raises UsageError when this peer is banned, or its invitation has ended and is not renewed."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.own_pass.check(now=time.time())
+
+
+def greeter_of(
+    run: RunId, numerics: str, manifest: Manifest, admissions: Admissions, own_pass: OwnPass
+) -> Greeter:
+    """How to greet in this run."""
+    return Greeter(run, numerics, manifest.limits.max_clock_offset_s, admissions=admissions,
+                   invitation=lambda: own_pass.text)
 
 
 @contextlib.asynccontextmanager
 async def open_endpoint(
-    config: PeerConfig, manifest: Manifest, run: RunId, *, numerics: str
+    config: PeerConfig, manifest: Manifest, run: RunId, *, numerics: str, role: Role = "stage"
 ) -> AsyncGenerator[Endpoint, None]:
     """Take the identity, which nobody else may be meanwhile, and join the DHT. Raises UsageError with what to do."""
     with own_identity(config.dir) as identity:
+        admissions = admissions_of(manifest, run)
+        own_pass = OwnPass(admissions, identity, role, config.dir, given=config.invitation, now=time.time())
         announced = announced_at(config.announce, identity.peer, port=config.port, dht_port=config.dht_port)
         last = LastPorts.read(config.dir)
         directory = await DhtDirectory.start(
@@ -91,23 +118,23 @@ async def open_endpoint(
             bootstrap=config.bootstrap, state_dir=config.dir,
             announce=[str(address) for address in announced["dht_port"]],
             first_port=0 if last.dht_port == config.port else last.dht_port,
+            admissions=admissions, manifest=config.manifest,
         )
         try:
-            def addresses(peer: PeerId) -> Sequence[str]:
-                return next((record.addresses for record in directory.known() if record.peer == peer), ())
-
+            own_pass.check(now=time.time())              # now that bans have been heard of
             transport = GrpcTransport(
                 identity,
                 run,
                 admission=open_authority().admit(identity.peer),
-                addresses=addresses,
+                addresses=directory.addresses,
                 host=config.host,
                 port=config.port,
                 first_port=last.port,
                 announce=announced["port"],
-                numerics=numerics,
-                config=GrpcConfig.of(manifest.limits),
+                config=GrpcConfig.of(manifest),
+                greeter=greeter_of(run, numerics, manifest, admissions, own_pass),
             )
-            yield Endpoint(identity, directory, transport, secrets.randbits(62), numerics, run, config.dir)
+            yield Endpoint(
+                identity, directory, transport, secrets.randbits(62), numerics, run, config.dir, admissions, own_pass)
         finally:
             await directory.close()

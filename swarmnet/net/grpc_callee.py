@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import urllib.parse
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 import grpc
@@ -17,7 +19,9 @@ import grpc
 from swarmnet import telemetry
 from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode
 from swarmnet.ids import PeerId
-from swarmnet.messages import Accepted, Answer, ManifestRequest, Packed, Rejected, Request, SnapshotPiece
+from swarmnet.messages import Accepted, Answer, Busy, ManifestRequest, Packed, Rejected, Request, SnapshotPiece
+from swarmnet.net.allowance import Allowances
+from swarmnet.net.dials import Dials
 from swarmnet.net.grpc_caller import METHODS
 from swarmnet.net.grpc_errors import SERVICE_FAILED
 from swarmnet.net.grpc_greeting import HELLO, Greeted, Greeter
@@ -25,14 +29,9 @@ from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.tls import caller_of
 from swarmnet.net.traffic import Flow, Traffic
 from swarmnet.net.transport import ReadPayload, Service
-from swarmnet.wire.convert import (
-    read_control,
-    read_hello,
-    read_request,
-    write_answer,
-    write_hello_reply,
-)
-from swarmnet.wire.convert_calls import Done, GreetFirst, Pulse, Signal, TensorHeader
+from swarmnet.wire.convert import read_hello, write_answer, write_hello_reply
+from swarmnet.wire.convert_calls import Done, GreetFirst, Pong, Pulse, Signal, TensorHeader
+from swarmnet.wire.convert_control import Ping
 from swarmnet.wire.framing import answer_messages, check_declared, read_payload
 
 log = telemetry.get(__name__)
@@ -53,11 +52,15 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         greeted: Greeted,
         service: Callable[[], Service],
         link_ended: Callable[[PeerId], None],
+        dials: Dials,
         config: GrpcConfig,
         traffic: Traffic,
     ) -> None:
         self._greeter, self._greeted, self._service = greeter, greeted, service
-        self._link_ended, self._config, self._traffic = link_ended, config, traffic
+        self._link_ended, self._dials, self._config, self._traffic = link_ended, dials, config, traffic
+        self._allowances = Allowances(config.allowance)
+        self._links: Counter[PeerId] = Counter()
+        self._calls: Counter[PeerId] = Counter()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         """gRPC asks who answers a method."""
@@ -80,10 +83,11 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             hello = read_hello(data)
         except BadMessage as error:
             return write_hello_reply(Rejected(error.code, error.reason))
-        refusal = self._greeter.judge(hello)
+        refusal = self._greeter.judge(hello, caller)
         if refusal is not None:
             return write_hello_reply(refusal)
         self._greeted.add(caller, hello)
+        self._dials.called(caller, host_of(context.peer()))
         return write_hello_reply(self._greeter.hello())
 
     async def _link(self, _: object, context: grpc.aio.ServicerContext) -> None:
@@ -91,20 +95,58 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         if caller is None:
             await context.write(write_answer(_NOBODY))
             return
-        if self._greeted.get(caller) is None:
+        if not self._knows(caller):
             await context.write(write_answer(GreetFirst()))
             return
+        if self._links[caller] >= self._config.links:
+            await context.write(write_answer(Busy(self._config.stall_s, version=-1)))
+            return
+        self._links[caller] += 1
         try:
             await context.write(write_answer(Accepted()))
             while (data := await context.read()) is not grpc.aio.EOF:
-                self._service().on_tell(caller, read_control(data))
+                await self._keep_to_allowance(caller, len(data))
+                if self._greeter.unwelcome(caller):          # banned since, or its invitation has ended
+                    await context.write(write_answer(GreetFirst()))
+                    return
+                message = self._config.reader.control(data)
+                if isinstance(message, Ping):
+                    await self._pong(context, message)
+                else:
+                    self._service().on_tell(caller, message)
+        except TimeoutError:
+            log.debug("link_stalls", peer=caller)
         except BadMessage as error:
             log.warning("bad_control", peer=caller, error=error)
             await context.write(write_answer(Rejected(error.code, error.reason)))
         except Exception:
             await _confess(context, "link", caller)
         finally:
+            _one_less(self._links, caller)
             self._link_ended(caller)
+
+    def _knows(self, caller: PeerId) -> bool:
+        """Has it greeted, and is it still admitted? If not it has to greet again, and is told why it is not."""
+        if self._greeted.get(caller) is None:
+            return False
+        if self._greeter.unwelcome(caller) is None:
+            return True
+        self._greeted.forget(caller)
+        return False
+
+    async def _pong(self, context: grpc.aio.ServicerContext, ping: Ping) -> None:
+        """Raises TimeoutError if the caller does not read."""
+        async with asyncio.timeout(self._config.stall_s):
+            await context.write(write_answer(Pong(ping.nonce)))
+
+    async def _keep_to_allowance(self, caller: PeerId, num_bytes: int) -> None:
+        """Leave the link unread for a while if too much came: the rest waits at the caller's end."""
+        pause_s = self._allowances.take(caller, num_bytes, asyncio.get_running_loop().time())
+        if pause_s:
+            if self._allowances.first_excess(caller):
+                log.warning("too_many_messages", peer=caller, messages_per_s=self._config.allowance.messages_per_s,
+                            bytes_per_s=round(self._config.allowance.bytes_per_s))
+            await asyncio.sleep(pause_s)
 
     # ------------------------------------------------------------ calls
 
@@ -116,20 +158,26 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             if caller is None:
                 await inbound.answer(_NOBODY)
-            elif expected is not ManifestRequest and self._greeted.get(caller) is None:
+            elif expected is not ManifestRequest and not self._knows(caller):
                 await inbound.answer(GreetFirst())
+            elif self._calls[caller] >= self._config.calls:
+                await inbound.answer(Busy(self._config.stall_s / _PULSES_PER_STALL, version=-1))
             else:
-                await self._serve(expected, caller, inbound)
+                self._calls[caller] += 1
+                try:
+                    await self._serve(expected, caller, inbound)
+                finally:
+                    _one_less(self._calls, caller)
             await inbound.finish()
         except PeerGone as error:
             log.debug("caller_left", peer=caller, error=error)
 
     async def _serve(self, expected: type, caller: PeerId, inbound: _Inbound) -> None:
         try:
-            request, declared = read_request(await inbound.read())
+            request, declared = self._config.reader.request(await inbound.read())
             if type(request) is not expected:
                 raise BadMessage(RejectCode.MALFORMED, "the request belongs to another method")
-            check_declared(declared, max_bytes=self._config.max_payload_bytes)
+            check_declared(declared, max_bytes=self._config.max_bytes(expected))
         except BadMessage as error:
             log.warning("bad_request", peer=caller, error=error)
             await inbound.answer(Rejected(error.code, error.reason))
@@ -157,6 +205,18 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         finally:
             if isinstance(answers, AsyncGenerator):
                 await answers.aclose()
+
+
+def _one_less(counts: Counter[PeerId], peer: PeerId) -> None:
+    counts[peer] -= 1
+    if not counts[peer]:
+        del counts[peer]
+
+
+def host_of(target: str) -> str:
+    """The host in gRPC's words for the other end of a connection, such as `ipv6:%5B::1%5D:4711`."""
+    host, _, _ = urllib.parse.unquote(target.partition(":")[2]).rpartition(":")
+    return host.strip("[]")
 
 
 async def _confess(context: grpc.aio.ServicerContext, what: str, caller: PeerId) -> None:
@@ -201,7 +261,7 @@ class _Inbound:
             self.unread = False
             return received
 
-        return payload
+        return ReadPayload(tuple((tensor.codec, tensor.shape) for tensor in declared), payload)
 
     async def answer(self, answer: Answer | Signal) -> None:
         """Send one answer with its payload. Raises PeerGone if the caller is gone or does not take it."""

@@ -14,6 +14,7 @@ from swarmnet.errors import BadMessage, PeerTimeout, RejectCode
 from swarmnet.messages import (
     Answer,
     Busy,
+    DialBack,
     Fetch,
     ManifestRequest,
     MovedTo,
@@ -29,8 +30,8 @@ from swarmnet.messages import (
 from swarmnet.net.grpc_line import Lane, Line
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.traffic import Flow
-from swarmnet.wire.convert import declare, read_answer, with_payload, write_request
-from swarmnet.wire.convert_calls import Done, GreetFirst, Pulse
+from swarmnet.wire.convert import declare, with_payload, write_request
+from swarmnet.wire.convert_calls import Done, GreetFirst, Pong, Pulse
 from swarmnet.wire.framing import Assembly, payload_messages, split_answer
 
 METHODS: dict[type, str] = {
@@ -39,6 +40,7 @@ METHODS: dict[type, str] = {
     Part: "/swarmnet.v1.Averaging/Part",
     SnapshotRequest: "/swarmnet.v1.State/Snapshot",
     TrailRequest: "/swarmnet.v1.Averaging/Trail",
+    DialBack: "/swarmnet.v1.Run/DialBack",
     ManifestRequest: "/swarmnet.v1.Run/Manifest",
 }
 
@@ -91,6 +93,7 @@ class _Call:
         flow: Flow,
     ) -> None:
         self._line, self._lane, self._config, self._flow = line, lane, config, flow
+        self._max_bytes = config.max_bytes(type(request))
         self._loop = asyncio.get_running_loop()
         self._deadline = deadline
         self._moved = self._loop.time()
@@ -120,7 +123,7 @@ class _Call:
             return await self._receive(*self._arriving)
         while (data := await self._read()) is not None:
             header, chunk = split_answer(data)
-            answer, declared = read_answer(header)
+            answer, declared = self._config.reader.answer(header)
             if isinstance(answer, Pulse):
                 continue
             if isinstance(answer, Done):
@@ -129,7 +132,9 @@ class _Call:
                 self._refused = True
             if isinstance(answer, GreetFirst):
                 return answer
-            assembly = Assembly(declared, max_bytes=self._config.max_payload_bytes)
+            if isinstance(answer, Pong):
+                raise BadMessage(RejectCode.MALFORMED, "a pong in a call", peer=self._line.peer)
+            assembly = Assembly(declared, max_bytes=self._max_bytes)
             if chunk is not None:
                 assembly.take(chunk)
             self._arriving = answer, assembly

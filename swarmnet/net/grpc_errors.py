@@ -50,12 +50,13 @@ async def nobody_listens(addresses: Sequence[Address]) -> bool:
     for attempt in range(_PROBES):
         if attempt:
             await asyncio.sleep(_PROBE_EVERY_S)
-        if addresses and all([await _refuses(address) for address in addresses]):
+        if all([await refuses(address) for address in addresses]):
             return True
     return False
 
 
-async def _refuses(address: Address) -> bool:
+async def refuses(address: Address) -> bool:
+    """Dial an address once: does nobody listen there?"""
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT_S):
             _, writer = await asyncio.open_connection(address.host, address.port)

@@ -1,4 +1,4 @@
-"""Hello: the two ends of a line make sure they are in the same run, speak the same protocol and share a clock.
+"""Hello: the two ends of a line make sure they are in the same run, admitted, speak the same protocol, share a clock.
 
 Both judge. The callee remembers whom it has greeted, a bounded number of peers; whoever was forgotten is asked to greet
 again. The numerics class is announced, not refused: peers of one stage compare it (docs/protocol.md).
@@ -14,6 +14,7 @@ from swarmnet import PROTOCOL_VERSION
 from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Rejected
+from swarmnet.net.admission import Admissions, advised
 from swarmnet.wire.convert_calls import Hello
 
 HELLO = "/swarmnet.v1.Run/Hello"
@@ -23,21 +24,26 @@ _REMEMBERED = 4096
 
 @dataclass(frozen=True, slots=True)
 class Greeter:
-    """What I say in a Hello, and what I think of another's. `clock`: Unix seconds."""
+    """What I say in a Hello, and what I think of another's. `clock`: Unix seconds.
+
+    admissions: who may take part; None: anyone. invitation(): the pass that I show.
+    """
 
     run: RunId | None
     numerics: str
     max_clock_offset_s: float
     version: tuple[int, int] = PROTOCOL_VERSION
     clock: Callable[[], float] = time.time
+    admissions: Admissions | None = None
+    invitation: Callable[[], str] = lambda: ""
 
     def hello(self) -> Hello:
         """My greeting, now."""
         assert self.run is not None, "a peer without a run can only ask for a manifest"
-        return Hello(self.run, *self.version, self.numerics, self.clock())
+        return Hello(self.run, *self.version, self.numerics, self.clock(), self.invitation())
 
-    def judge(self, hello: Hello, *, sent: float | None = None) -> Rejected | None:
-        """Why we cannot work together, or None. `sent`: when I asked, if this is an answer."""
+    def judge(self, hello: Hello, peer: PeerId, *, sent: float | None = None) -> Rejected | None:
+        """Why `peer` and I cannot work together, or None. `sent`: when I asked, if this is an answer."""
         if hello.major != self.version[0]:
             ours, theirs = ".".join(map(str, self.version)), f"{hello.major}.{hello.minor}"
             return Rejected(RejectCode.WRONG_VERSION, f"protocols differ, {theirs} and {ours}: update the older peer")
@@ -49,7 +55,14 @@ class Greeter:
         if offset > self.max_clock_offset_s:
             limit = f"{self.max_clock_offset_s:.0f} s"
             return Rejected(RejectCode.CLOCK, f"clocks differ by {offset:.0f} s, more than {limit}: set both by NTP")
-        return None
+        if self.admissions is not None:
+            self.admissions.show(peer, hello.invitation, now=now)
+        return self.unwelcome(peer)
+
+    def unwelcome(self, peer: PeerId) -> Rejected | None:
+        """Why `peer` is not admitted now, whatever it was when it greeted: invitations end, and peers are banned."""
+        reason = self.admissions.why_not(peer, now=self.clock()) if self.admissions is not None else ""
+        return Rejected(RejectCode.NOT_ADMITTED, f"peer {peer}: {advised(reason, peer, None)}") if reason else None
 
 
 class Greeted:

@@ -1,7 +1,8 @@
 """The line to one peer: its address, its channels, whether it was greeted, and whether it is gone.
 
 One control channel carries greetings and the link, so that small messages do not queue behind tensors; one to four bulk
-channels carry calls. All are opened when first used and replaced when they break. Knows nothing of messages.
+channels carry calls. All are opened when first used and replaced when they break. Every connection begins with a
+greeting, which asks whether the address may be dialled now (`dials`). Knows nothing of messages.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -18,7 +19,8 @@ from swarmnet.errors import PeerGone, PeerTimeout, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Rejected
 from swarmnet.net.address import Address
-from swarmnet.net.grpc_errors import is_break, nobody_listens, translate
+from swarmnet.net.dials import Dials
+from swarmnet.net.grpc_errors import is_break, nobody_listens, refuses, translate
 from swarmnet.net.grpc_greeting import HELLO, Greeter
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
 from swarmnet.net.tls import Leaf
@@ -46,6 +48,7 @@ class Dialling:
     config: GrpcConfig
     lookup: Callable[[PeerId], Sequence[str]]
     on_gone: Callable[[PeerId, bool], None]
+    dials: Dials = field(default_factory=Dials)
 
 
 class Line:
@@ -131,26 +134,40 @@ class Line:
                 continue
             if address.peer in (None, self.peer):
                 found.append(address)
-        return found
+        return list({(address.host, address.port): address for address in found}.values())
 
     def _next_address(self) -> Address:
-        """The one that failed longest ago, untried ones first. Raises PeerGone if none is known."""
+        """Of those that may be dialled now the one that failed longest ago, untried ones first. Raises PeerGone if
+        there is none."""
         known = self.addresses()
         if not known:
             raise PeerGone("no address is known", peer=self.peer)
         self._failed = [at for at in self._failed if at in known]
-        return min(known, key=lambda at: self._failed.index(at) + 1 if at in self._failed else 0)
+        now = asyncio.get_running_loop().time()
+        pauses_s = {at: self._dialling.dials.pause_s(self.peer, at, now) for at in known}
+        ready = [at for at in known if not pauses_s[at]]
+        if self._greeted:
+            ready = [at for at in ready if self._dialling.dials.shown(self.peer, at)] or ready
+        if not ready:
+            raise PeerGone("dialled in vain a moment ago", definite=bool(self._told), peer=self.peer,
+                           again_in_s=round(min(pauses_s.values()), 2))
+        return min(ready, key=lambda at: self._failed.index(at) + 1 if at in self._failed else 0)
 
     # ------------------------------------------------------------ greeting
 
     async def greet(self, *, deadline: float) -> Rejected | None:
         """Say Hello unless that was done. Returns a refusal of either end. Raises PeerGone, PeerTimeout, BadMessage."""
         async with self._greeting:
-            if self._greeted:
+            if self._greeted and self._shows_an_address():
                 return None
             refusal = await self._greet_any(deadline)
             self._greeted = refusal is None
             return refusal
+
+    def _shows_an_address(self) -> bool:
+        """False for a peer whose record names other addresses now than those at which it answered."""
+        known = self.addresses()
+        return not known or any(self._dialling.dials.shown(self.peer, at) for at in known)
 
     def greet_again(self) -> None:
         """The peer does not know us any more (it restarted)."""
@@ -160,28 +177,43 @@ class Line:
         for _ in range(len(self.addresses()) - 1):
             try:
                 return await self._greet_once(deadline)
-            except PeerGone as error:
+            except grpc.aio.AioRpcError as error:
                 log.debug("greeting_failed", peer=self.peer, error=error)
-        return await self._greet_once(deadline)
+        try:
+            return await self._greet_once(deadline)
+        except grpc.aio.AioRpcError as error:
+            raise await self.failed(error, None) from error
 
     async def _greet_once(self, deadline: float) -> Rejected | None:
-        loop, greeter = asyncio.get_running_loop(), self._dialling.greeter
+        """Raises AioRpcError where the connection broke, which `failed` explains."""
+        loop, greeter, dials = asyncio.get_running_loop(), self._dialling.greeter, self._dialling.dials
         deadline = min(deadline, loop.time() + self._dialling.config.stall_s)
         async with self.lane(bulk=False) as lane:
+            dials.begin(self.peer, lane.address)
             try:
                 async with asyncio.timeout_at(deadline):
                     sent = greeter.clock()
                     reply = await lane.channel.unary_unary(HELLO)(write_hello(greeter.hello()))
+                dials.answered(self.peer, lane.address)
             except TimeoutError as error:
                 self.retire(lane)
+                dials.failed(self.peer, lane.address, refused=False, now=loop.time())
                 raise PeerTimeout("no answer to Hello", peer=self.peer, address=str(lane.address)) from error
             except grpc.aio.AioRpcError as error:
-                raise await self.failed(error, lane) from error
+                if not is_break(error):
+                    raise translate(error, self.peer) from error
+                self.retire(lane)
+                # Asked at once: later the address may be let alone, and nobody would know that the peer is gone.
+                refused = await refuses(lane.address)
+                dials.failed(self.peer, lane.address, refused=refused, now=loop.time())
+                raise
+            finally:
+                dials.left(lane.address)
         answer = read_hello_reply(reply)
         if isinstance(answer, Rejected):
             return answer
         self.alive(lane)
-        return greeter.judge(answer, sent=sent)
+        return greeter.judge(answer, self.peer, sent=sent)
 
     # ------------------------------------------------------------ breaking
 
@@ -214,7 +246,7 @@ class Line:
             raise PeerGone("the stream was cancelled", definite=definite, peer=self.peer) from error
         return None if data is grpc.aio.EOF else data
 
-    async def failed(self, error: grpc.aio.AioRpcError, lane: Lane) -> Exception:
+    async def failed(self, error: grpc.aio.AioRpcError, lane: Lane | None) -> Exception:
         """Translate a failed call; a broken connection is classified and reported."""
         definite = is_break(error) and await self.broke(lane)
         return translate(error, self.peer, definite=definite)
@@ -227,9 +259,24 @@ class Line:
             self.retire(lane)
         async with self._probing:
             if self._verdict[0] < noticed:                   # else: found out while we waited for the lock
-                self._verdict = loop.time(), await nobody_listens(self.addresses())
+                self._verdict = loop.time(), await self._nobody_listens()
                 self._report(self._verdict[1])
         return self._verdict[1]
+
+    async def _nobody_listens(self) -> bool:
+        """Does every address refuse us? Those that the peer has not shown are dialled as any other, in their turn."""
+        dials, now = self._dialling.dials, asyncio.get_running_loop().time()
+        known = self.addresses()
+        shown = [at for at in known if dials.shown(self.peer, at)]
+        for address in known:
+            if address not in shown and not dials.pause_s(self.peer, address, now):
+                dials.begin(self.peer, address)
+                try:
+                    dials.failed(self.peer, address, refused=await refuses(address), now=now)
+                finally:
+                    dials.left(address)
+        named = [at for at in known if at not in shown]
+        return bool(known) and all(map(dials.refused, named)) and await nobody_listens(shown)
 
     def _report(self, definite: bool) -> None:
         if definite:

@@ -3,24 +3,32 @@
 Opened when the first message waits, re-opened with back-off while messages wait. The queue is bounded: when it is full
 the oldest message that will be said again anyway goes first. What a broken stream had not delivered is lost; every
 message of the step protocol is re-sent until the state it reports has changed.
+
+Among the messages goes a ping now and then: its nonce, coming back, proves that the peer can be called and that its
+event loop runs. While nothing is said nothing is asked, so it needs no timer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+import secrets
 from collections import deque
+from collections.abc import Callable
 
 import grpc
 
 from swarmnet import telemetry
-from swarmnet.errors import PeerGone, SwarmError
-from swarmnet.messages import Accepted, Control, Heartbeat, Prepare, Report
+from swarmnet.errors import BadMessage, PeerGone, RejectCode, SwarmError
+from swarmnet.ids import PeerId
+from swarmnet.messages import Accepted, Answer, Control, Heartbeat, Prepare, Report
 from swarmnet.net.grpc_callee import LINK
 from swarmnet.net.grpc_line import Lane, Line
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.wire.convert import read_answer, write_control
-from swarmnet.wire.convert_calls import GreetFirst
+from swarmnet.wire.convert_calls import NONCE_BYTES, GreetFirst, Pong, Signal
+from swarmnet.wire.convert_control import Ping
 
 log = telemetry.get(__name__)
 
@@ -28,12 +36,35 @@ _PERIODIC = (Heartbeat, Prepare, Report)
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 3.0
 
+PING_S = 0.4
+"""Pings are at least so far apart: each of the default heartbeats, half a second apart, brings one."""
+
+
+_LATELY = 8
+"""Messages that may be told to the next peer, too."""
+
+
+class Written:
+    """Writes messages. The same object told to many peers, one after the other, is written once."""
+
+    def __init__(self) -> None:
+        self._lately: deque[tuple[Control, bytes]] = deque(maxlen=_LATELY)
+
+    def __call__(self, message: Control) -> bytes:
+        """One message of a link."""
+        for known, data in self._lately:
+            if known is message:
+                return data
+        data = write_control(message)
+        self._lately.append((message, data))
+        return data
+
 
 class Outbox:
     """A bounded queue of written messages."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, write: Callable[[Control], bytes]) -> None:
+        self._limit, self._write = limit, write
         self._waiting: deque[tuple[bool, bytes]] = deque()
         self._filled = asyncio.Event()
 
@@ -42,7 +73,7 @@ class Outbox:
         if len(self._waiting) >= self._limit:
             periodic = (at for at, (repeats, _) in enumerate(self._waiting) if repeats)
             del self._waiting[next(periodic, 0)]
-        self._waiting.append((isinstance(message, _PERIODIC), write_control(message)))
+        self._waiting.append((isinstance(message, _PERIODIC), self._write(message)))
         self._filled.set()
 
     async def filled(self) -> None:
@@ -65,12 +96,41 @@ class Outbox:
         return len(self._waiting)
 
 
-class Link:
-    """Carries one outbox to one peer."""
+class Probe:
+    """When to ask for an answer, and which answer counts. One stream's; `now` in seconds of any clock."""
 
-    def __init__(self, line: Line, config: GrpcConfig) -> None:
-        self._line, self._config = line, config
-        self.outbox = Outbox(config.outbox)
+    def __init__(self, *, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._nonce: bytes | None = None                     # of the ping that is not answered yet
+        self._asked_at = -math.inf
+
+    def ask(self, *, now: float) -> Ping | None:
+        """The ping to send now, if one is due: one is under way at a time (a stream loses nothing)."""
+        if self._nonce is not None or now - self._asked_at < PING_S:
+            return None
+        self._nonce, self._asked_at = secrets.token_bytes(NONCE_BYTES), now
+        return Ping(self._nonce)
+
+    def answered(self, pong: Pong, *, now: float) -> bool:
+        """Has the peer just answered? An answer that took too long may have waited here, while we were stopped.
+
+        Raises BadMessage if nobody asked for it.
+        """
+        if pong.nonce != self._nonce:
+            raise BadMessage(RejectCode.MALFORMED, "a pong that answers no ping")
+        self._nonce = None
+        return now - self._asked_at <= self._patience_s
+
+
+class Link:
+    """Carries one outbox to one peer. on_reached: told that the peer has just answered on this link. write: shared by
+    all links, so that what many are told is written once."""
+
+    def __init__(
+        self, line: Line, config: GrpcConfig, write: Callable[[Control], bytes], on_reached: Callable[[PeerId], None],
+    ) -> None:
+        self._line, self._config, self._on_reached = line, config, on_reached
+        self.outbox = Outbox(config.outbox, write)
 
     async def run(self) -> None:
         """Until cancelled: connect when a message waits, stream, back off when it breaks."""
@@ -119,21 +179,35 @@ class Link:
 
     async def _carry(self, stream: grpc.aio.StreamStreamCall, lane: Lane) -> None:
         """Write what waits until the stream ends; the read is what notices the end."""
+        probe = Probe(patience_s=self._config.stall_s)
         async with asyncio.TaskGroup() as group:
-            writer = group.create_task(self._write(stream))
+            writer = group.create_task(self._write(stream, probe))
             try:
-                said = await self._line.read(stream, lane)
-                log.info("link_closed", peer=self._line.peer, answer=read_answer(said)[0] if said else None)
+                answer = await self._listen(stream, lane, probe)
+                log.info("link_closed", peer=self._line.peer, answer=answer)
             except SwarmError as error:
                 log.debug("link_broke", peer=self._line.peer, error=error)
                 if isinstance(error, PeerGone) and error.definite:
                     self.outbox.clear()
             writer.cancel()
 
-    async def _write(self, stream: grpc.aio.StreamStreamCall) -> None:
+    async def _listen(self, stream: grpc.aio.StreamStreamCall, lane: Lane, probe: Probe) -> Answer | Signal | None:
+        """Hear pongs until anything else is said, which ends the link. Raises what `Line.read` does, BadMessage."""
+        while (said := await self._line.read(stream, lane)) is not None:
+            answer, _ = read_answer(said)
+            if not isinstance(answer, Pong):
+                return answer
+            if probe.answered(answer, now=asyncio.get_running_loop().time()):
+                self._on_reached(self._line.peer)
+        return None
+
+    async def _write(self, stream: grpc.aio.StreamStreamCall, probe: Probe) -> None:
         try:
             while True:
                 await self.outbox.filled()
-                await stream.write(self.outbox.pop())
+                if ping := probe.ask(now=asyncio.get_running_loop().time()):
+                    await stream.write(write_control(ping))
+                if self.outbox:                              # it may have been cleared meanwhile
+                    await stream.write(self.outbox.pop())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return                                           # the reader says why

@@ -11,36 +11,91 @@ import platform
 from dataclasses import dataclass
 from typing import Any
 
-from swarmnet.manifest.schema import Limits
+from swarmnet.data.windows import HASH_BYTES
+from swarmnet.manifest.schema import Manifest
+from swarmnet.messages import Fetch, Heartbeat, Prepare, Process, Report, Round
+from swarmnet.net.allowance import Allowance
 from swarmnet.net.tls import TLS_NAME
-from swarmnet.wire.convert import MAX_MESSAGE_BYTES
+from swarmnet.wire.bounds import Bounds
+from swarmnet.wire.codecs import encoded_bytes
+from swarmnet.wire.convert import IN_ANY_RUN, MAX_MESSAGE_BYTES, Reader
 from swarmnet.wire.framing import CHUNK_BYTES
+
+_IN_ANY_RUN = Allowance(messages_per_s=1000, bytes_per_s=4 << 20)
+
+_LARGE_STAGE = 128
+"""Members. Messages of more are read as well; some of their repetitions wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcConfig:
-    """What one peer grants the others, and how long it waits.
-
-    max_payload_bytes: of one call or answer. stall_s: a peer that moves nothing for so long has timed out.
-    max_clock_offset_s: peers whose clocks differ more refuse each other. bulk_channels: connections per peer beside the
-    control channel (one TCP connection fills a long fat link only partly). outbox: one-way messages kept per peer.
-    forget_s: a peer without an address for so long, and without a connection in use, is forgotten.
-    """
+    """What one peer grants the others, and how long it waits."""
 
     max_payload_bytes: int = 1 << 30
+    """Of one call or answer."""
+    max_microbatch_bytes: int = 1 << 30
+    """Of one call or answer that carries a microbatch."""
     stall_s: float = 10.0
+    """A peer that moves nothing for so long has timed out."""
+    handshake_s: float = 10.0
+    """A connection that has not proven an identity after so long is closed."""
     max_clock_offset_s: float = 60.0
+    """Peers whose clocks differ more refuse each other."""
     bulk_channels: int = 2
+    """Connections per peer beside the control channel: one TCP connection fills a long fat link only partly."""
     outbox: int = 1024
+    """One-way messages kept per peer."""
+    reader: Reader = IN_ANY_RUN
+    """Reads messages, within the bounds of the run."""
+    allowance: Allowance = _IN_ANY_RUN
+    """How many one-way messages a caller may send."""
+    links: int = 4
+    """Open links of one caller: it has one, and those of broken connections for a while."""
+    calls: int = 512
+    """Open calls of one caller: slots and as many at the door, of two open steps, and pieces of sums and state."""
     forget_s: float = 60.0
+    """A peer without an address for so long, and without a connection in use, is forgotten."""
 
     def __post_init__(self) -> None:
         assert 1 <= self.bulk_channels <= 4, "one to four bulk channels per peer"
 
     @classmethod
-    def of(cls, limits: Limits) -> GrpcConfig:
+    def of(cls, manifest: Manifest) -> GrpcConfig:
         """What the run has agreed on; the rest as above."""
-        return cls(max_payload_bytes=limits.max_payload_mib << 20, max_clock_offset_s=limits.max_clock_offset_s)
+        limits = manifest.limits
+        return cls(
+            max_payload_bytes=limits.max_payload_mib << 20, max_microbatch_bytes=_microbatch_bytes(manifest),
+            max_clock_offset_s=limits.max_clock_offset_s,
+            reader=Reader(Bounds(manifest.cut.stages, manifest.training.microbatches)),
+            allowance=_allowance(manifest),
+        )
+
+    def max_bytes(self, request: type) -> int:
+        """The largest payload of a call of this type, either way."""
+        microbatch = self.max_microbatch_bytes if request in (Process, Fetch) else self.max_payload_bytes
+        return min(microbatch, self.max_payload_bytes)
+
+
+def _allowance(manifest: Manifest) -> Allowance:
+    """Several times what the busiest mate sends: one of a large stage repeats its longest messages at every heartbeat,
+    and a claim or an answer to one comes with every microbatch."""
+    microbatches = manifest.training.microbatches
+    messages_per_s = 1000 + microbatches / 4
+    periodic = Reader(Bounds(manifest.cut.stages, microbatches, members=_LARGE_STAGE)).most_bytes(
+        Heartbeat, Prepare, Report, Round
+    )
+    return Allowance(messages_per_s, 256 * messages_per_s + periodic / manifest.protocol.heartbeat_s)
+
+
+def _microbatch_bytes(manifest: Manifest) -> int:
+    """The most that a stage takes or hands out of one microbatch: its tokens with their proof, and what crosses a
+    boundary."""
+    batch, length = manifest.training.microbatch_size, manifest.training.sequence_length
+    boundary = (batch, length, manifest.model.hidden_size)
+    codecs = (manifest.wire.activations, manifest.wire.gradients)
+    depth = (manifest.data.num_tokens // length).bit_length()           # at least that of the tree over the windows
+    tokens = encoded_bytes("int32", (batch, length + 1)) + encoded_bytes("uint8", (batch, depth, HASH_BYTES))
+    return tokens + max(encoded_bytes(codec, boundary) for codec in codecs)
 
 
 _BOTH_ENDS: list[tuple[str, Any]] = [
@@ -62,7 +117,12 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.enable_retries", 0),                              # retry belongs to the call
 ]
 
-LISTENER_OPTIONS: list[tuple[str, Any]] = [
+def listener_options(config: GrpcConfig) -> list[tuple[str, Any]]:
+    """Of the listening port."""
+    return [*_LISTENER_OPTIONS, ("grpc.server_handshake_timeout_ms", round(1000 * config.handshake_s))]
+
+
+_LISTENER_OPTIONS: list[tuple[str, Any]] = [
     *_BOTH_ENDS,
     ("grpc.so_reuseport", 0),                                # a taken port is an error, not a shared port
     ("grpc.http2.max_ping_strikes", 0),                      # else keepalive gets callers disconnected

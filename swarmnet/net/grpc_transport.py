@@ -21,12 +21,14 @@ from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Answer, Control, Packed, Request
 from swarmnet.net.address import Address
+from swarmnet.net.descriptors import DescriptorWatch, lowest_free, raise_limit
 from swarmnet.net.grpc_callee import Callee
 from swarmnet.net.grpc_caller import place_call
+from swarmnet.net.grpc_dial import dial
 from swarmnet.net.grpc_greeting import Greeted, Greeter
 from swarmnet.net.grpc_line import Dialling, Line
-from swarmnet.net.grpc_link import Link
-from swarmnet.net.grpc_options import LISTENER_OPTIONS, GrpcConfig, tune_allocator
+from swarmnet.net.grpc_link import Link, Written
+from swarmnet.net.grpc_options import GrpcConfig, listener_options, tune_allocator
 from swarmnet.net.identity import Identity
 from swarmnet.net.ports import check_free
 from swarmnet.net.tls import Admission, Leaf
@@ -36,6 +38,7 @@ from swarmnet.net.transport import Service
 log = telemetry.get(__name__)
 
 _LOOKS_PER_FORGET = 4
+_DESCRIPTORS_EVERY_S = 1.0
 
 
 class GrpcTransport:
@@ -76,6 +79,7 @@ class GrpcTransport:
         self._lines: dict[PeerId, Line] = {}
         self._links: dict[PeerId, tuple[Link, asyncio.Task[None]]] = {}
         self._unknown_since: dict[PeerId, float] = {}
+        self._written = Written()
         self._tasks: set[asyncio.Task[None]] = set()
         self._group = asyncio.TaskGroup()
         self._listener: grpc.aio.Server | None = None
@@ -87,15 +91,20 @@ class GrpcTransport:
         """Bind the port and answer calls. Raises UsageError if the port cannot be bound."""
         assert self.service is not None, "set the service before starting"
         tune_allocator()
+        descriptors = DescriptorWatch(raise_limit())
         if self._listens:
             self._listener = await self._listen()
         await self._group.__aenter__()
         self._started = True
         self._spawn(self._forgetting())
+        self._spawn(_watching(descriptors))
 
     async def _listen(self) -> grpc.aio.Server:
-        listener = grpc.aio.server(options=LISTENER_OPTIONS)
-        callee = Callee(self._greeter, self._greeted, self._the_service, self._link_ended, self._config, self.traffic)
+        listener = grpc.aio.server(options=listener_options(self._config))
+        callee = Callee(
+            self._greeter, self._greeted, self._the_service, self._link_ended, self._dialling.dials, self._config,
+            self.traffic,
+        )
         listener.add_generic_rpc_handlers((callee,))
         first = 0
         if self._first_port:
@@ -157,7 +166,7 @@ class GrpcTransport:
         if self._closing or not self._started:
             return
         if peer not in self._links:
-            link = Link(self._line(peer), self._config)
+            link = Link(self._line(peer), self._config, self._written, self._tell_reached)
             self._links[peer] = link, self._spawn(link.run())
         self._links[peer][0].outbox.put(message)
 
@@ -167,6 +176,10 @@ class GrpcTransport:
         """See `net.transport.Transport`."""
         flow = self.traffic.flow(peer, type(request))
         return place_call(self._line(peer), request, payload, deadline=deadline, config=self._config, flow=flow)
+
+    async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
+        """See `net.transport.Transport`."""
+        await dial(peer, address, self._leaf, deadline=deadline)
 
     # ------------------------------------------------------------ inside
 
@@ -183,6 +196,10 @@ class GrpcTransport:
     def _tell_gone(self, peer: PeerId, definite: bool) -> None:
         log.info("peer_gone", peer=peer, definite=definite)
         self._the_service().on_gone(peer, definite=definite)
+
+    def _tell_reached(self, peer: PeerId) -> None:
+        if not self._closing:
+            self._the_service().on_reached(peer)
 
     def _link_ended(self, peer: PeerId) -> None:
         """A peer's link to us ended: it closed, or its connection broke."""
@@ -219,6 +236,12 @@ class GrpcTransport:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+async def _watching(descriptors: DescriptorWatch) -> None:
+    while True:
+        descriptors.look(lowest_free())
+        await asyncio.sleep(_DESCRIPTORS_EVERY_S)
 
 
 def _outbound_host(host: str) -> str:

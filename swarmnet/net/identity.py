@@ -6,7 +6,6 @@ under the same peer id. Knows nothing of TLS (`net.tls`) or of what is signed.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import stat
@@ -58,8 +57,8 @@ class Identity:
         """
         try:
             if not path.exists():
-                _create_once(path, cls.generate().to_bytes())
-            return cls.from_bytes(_read_private(path))
+                cls.generate().create(path)
+            return cls.load(path)
         except ValueError as error:
             raise UsageError(
                 f"{path} is not an identity key ({error}): restore it from a backup, or remove it to get a new identity"
@@ -69,6 +68,20 @@ class Identity:
                 f"cannot use the identity key {path} ({error.strerror or error}): "
                 "choose a file you can read in a directory you can write"
             ) from error
+
+    @classmethod
+    def load(cls, path: Path) -> Identity:
+        """Read a key file that has to be there. Raises ValueError, OSError; UsageError if others can read it."""
+        return cls.from_bytes(_read_private(path))
+
+    @classmethod
+    def from_seed(cls, seed: bytes) -> Identity:
+        """Of a private key's 32 bytes. Raises ValueError."""
+        return cls(Ed25519PrivateKey.from_private_bytes(seed))
+
+    def create(self, path: Path) -> bool:
+        """Write the key to `path` with mode 0600 unless something is there; whether it is written. Raises OSError."""
+        return _create_once(path, self.to_bytes())
 
     def sign(self, data: bytes) -> bytes:
         """64-byte Ed25519 signature."""
@@ -94,7 +107,7 @@ def public_key(peer: PeerId) -> Ed25519PublicKey:
     return Ed25519PublicKey.from_public_bytes(public_bytes_of(peer))
 
 
-def _create_once(path: Path, data: bytes) -> None:
+def _create_once(path: Path, data: bytes) -> bool:
     """Put a complete 0600 file at `path` unless one is there: a reader never sees half a key."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -104,10 +117,12 @@ def _create_once(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):       # another process was first: its key is the identity
-            os.link(draft, path)
+        os.link(draft, path)
+    except FileExistsError:                              # another process was first: its key is the identity
+        return False
     finally:
         draft.unlink()
+    return True
 
 
 def _read_private(path: Path) -> bytes:

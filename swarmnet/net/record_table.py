@@ -1,12 +1,14 @@
 """What is known of a run: the newest genuine announcement of each peer, until it expires by its own clock.
 
-Pure: told what was verified, asked with `now`. Bounded, so that a flood of fresh identities costs memory once.
+Pure: told what was verified, asked with `now`. Bounded, so that a flood of fresh identities costs memory once. A full
+table keeps those who were there first; only somebody admitted takes the place of the newest who is not.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 from swarmnet.ids import PeerId, RunId
 from swarmnet.net.records import Announcement
@@ -14,12 +16,24 @@ from swarmnet.net.records import Announcement
 MAX_PEERS = 4096
 
 
-class RecordTable:
-    """Announcements of one run by peer; the later expiry is the newer one."""
+K = TypeVar("K")
+V = TypeVar("V")
 
-    def __init__(self, run: RunId | None, *, max_peers: int = MAX_PEERS) -> None:
-        self._run, self._max_peers = run, max_peers
-        self._newest: dict[PeerId, Announcement] = {}
+
+def gives_way(standing: Mapping[K, V], admits: Callable[[V], bool]) -> K | None:
+    """Who leaves a full place for somebody admitted: the newest who is not, if anybody. standing: the first first."""
+    return next((who for who in reversed(tuple(standing)) if not admits(standing[who])), None)
+
+
+class RecordTable:
+    """Announcements of one run by peer; the later expiry is the newer one. admits: may its peer take part now?"""
+
+    def __init__(
+        self, run: RunId | None, *, admits: Callable[[Announcement], bool] = lambda found: True,
+        max_peers: int = MAX_PEERS,
+    ) -> None:
+        self._run, self._admits, self._max_peers = run, admits, max_peers
+        self._newest: dict[PeerId, Announcement] = {}        # in the order in which they came
 
     def offer(self, found: Announcement, *, now: float) -> bool:
         """Take in a verified announcement. Returns whether it told something new; when full, newcomers have to wait."""
@@ -30,9 +44,17 @@ class RecordTable:
         if held is None and len(self._newest) >= self._max_peers:
             self.fresh(now=now)
             if len(self._newest) >= self._max_peers:
-                return False
+                loser = gives_way(self._newest, self._admits) if self._admits(found) else None
+                if loser is None:
+                    return False
+                del self._newest[loser]
         self._newest[peer] = found
         return held is None or held.record != found.record
+
+    def get(self, peer: PeerId, *, now: float) -> Announcement | None:
+        """This peer's, if it has not expired."""
+        found = self._newest.get(peer)
+        return found if found is not None and found.expiry_ms > now * 1000 else None
 
     def fresh(self, *, now: float) -> tuple[Announcement, ...]:
         """What has not expired, sorted by peer; forgets the rest."""

@@ -22,12 +22,13 @@ from typing import Any, NoReturn
 from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.ids import Chain, OnDisk, PeerId, Restart, RunId
 from swarmnet.net.address import Address
+from swarmnet.net.admission import MAX_CHARS
 from swarmnet.net.directory import Record, StageStatus
 from swarmnet.net.identity import verify
 
 TTL_S = 30.0
 MAX_AHEAD_S = 120.0                 # an expiry further in the future is refused: nobody squats in the DHT
-MAX_BYTES = 8192                    # checked before anything is parsed; an ordinary record has about 700
+MAX_BYTES = 8192                    # checked before anything is parsed; an ordinary record has 700 to 1100
 MAX_NUM_STAGES = 1024
 MAX_STAGES_PER_PEER = 16
 MAX_ADDRESSES = 8
@@ -43,7 +44,7 @@ _HEX_64 = re.compile(r"[0-9a-f]{64}")
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?")
 _FIELDS = frozenset(
     ("run", "peer", "place", "expiry_ms", "num_stages", "incarnation", "addresses", "dht", "stages", "trainer",
-     "numerics", "loss", "eval_loss", "tokens_per_second", "finished", "halted", "restart")
+     "numerics", "loss", "eval_loss", "tokens_per_second", "finished", "halted", "restart", "invitation", "wants")
 )
 
 Place = int | str
@@ -76,6 +77,11 @@ def dht_key(run: RunId, place: Place) -> str:
     return f"{run}.{TRAINERS}" if place == TRAINERS else f"{run}.stage.{place}"
 
 
+def bans_key(run: RunId) -> str:
+    """The DHT key of a run's list of bans."""
+    return f"{run}.bans"
+
+
 def places_of(record: Record) -> tuple[Place, ...]:
     """Everywhere `record` is to be announced."""
     stages = tuple(status.stage for status in record.stages)
@@ -106,6 +112,8 @@ def seal(announcement: Announcement, sign: Callable[[bytes], bytes]) -> bytes:
         "finished": record.finished,
         "halted": record.halted,
         "restart": [record.restart.number, record.restart.version],
+        "invitation": record.invitation,
+        "wants": [record.wants.number, record.wants.version],
     }
     payload = json.dumps(fields, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
     try:
@@ -164,7 +172,9 @@ def _announcement(fields: object) -> Announcement:
         tokens_per_second=_number("tokens_per_second", fields["tokens_per_second"], 0.0, 1e15),
         finished=_flag("finished", fields["finished"]),
         halted=None if fields["halted"] is None else _whole("halted", fields["halted"], 0, 2**53),
-        restart=_restart(fields["restart"]),
+        restart=_restart("restart", fields["restart"]),
+        wants=_restart("wants", fields["wants"]),
+        invitation=_text("invitation", fields["invitation"], MAX_CHARS),
     )
     place = fields["place"]
     if type(place) not in (int, str) or place not in places_of(record):
@@ -219,9 +229,9 @@ def _on_disk(value: object) -> OnDisk:
     return OnDisk(numbers[0], Restart(numbers[1], numbers[2]))
 
 
-def _restart(value: object) -> Restart:
-    number, version = _pair("restart", value)
-    return Restart(_whole("restart", number, 0, 2**53), _whole("restart", version, 0, 2**53))
+def _restart(name: str, value: object) -> Restart:
+    number, version = _pair(name, value)
+    return Restart(_whole(name, number, 0, 2**53), _whole(name, version, 0, 2**53))
 
 
 def _address(entry: object, peer: PeerId) -> str:
@@ -285,9 +295,9 @@ def _flag(name: str, value: object) -> bool:
     return value
 
 
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str) or len(value) > MAX_TEXT or not (value.isascii() and value.isprintable()):
-        _refuse(f"{name}: not at most {MAX_TEXT} printable ASCII characters")
+def _text(name: str, value: object, limit: int = MAX_TEXT) -> str:
+    if not isinstance(value, str) or len(value) > limit or not (value.isascii() and value.isprintable()):
+        _refuse(f"{name}: not at most {limit} printable ASCII characters")
     return value
 
 

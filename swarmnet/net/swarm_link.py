@@ -1,6 +1,7 @@
-"""The line by which one person invites another: which run, and where one of its DHT nodes listens.
+"""The line by which one person brings another: which run, and where one of its DHT nodes listens.
 
     swarm:<run id>@<multiaddr>        swarm:3f0a9c...e1@/ip4/203.0.113.7/tcp/31337/p2p/12D3Koo...
+    swarm:<run id>@<multiaddr>+invite=<invitation>           in a run by invitation (docs/admission.md)
 
 The run id is the manifest's hash, so the link alone is enough to know a genuine manifest from a false one. It may be
 shortened to its first digits, which then have to be unambiguous among the runs that are announced. Text only: asks
@@ -10,13 +11,17 @@ nobody.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swarmnet.errors import UsageError
 from swarmnet.ids import RunId
 from swarmnet.net.address import Address
+from swarmnet.net.admission import Invitation
 
 SCHEME = "swarm:"
+INVITE = "+invite="
+"""No character in it means anything to a shell."""
+
 MIN_DIGITS = 12
 """Fewer would leave the choice of the run to whoever makes manifests until one fits."""
 
@@ -26,10 +31,14 @@ _RUN = re.compile(rf"[0-9a-f]{{{MIN_DIGITS},64}}")
 
 @dataclass(frozen=True, slots=True)
 class SwarmLink:
-    """An invitation. run: 64 hex digits, or the first `MIN_DIGITS` or more. address: multiaddr of a DHT node."""
+    """run: 64 hex digits, or the first `MIN_DIGITS` or more. address: multiaddr of a DHT node.
+
+    invitation: as `swarmnet invite` prints it, which may be a secret; "" without one.
+    """
 
     run: str
     address: str
+    invitation: str = ""
 
     @property
     def whole_run(self) -> RunId | None:
@@ -44,6 +53,7 @@ class SwarmLink:
             raise UsageError(f"{_shown(text)} is not a link like {_EXAMPLE}")
         if any(char.isspace() for char in text):
             raise UsageError("the link has blanks or line breaks in it: paste it as one line")
+        text, plus, invitation = text.partition(INVITE)
         run, at, address = text.removeprefix(SCHEME).partition("@")
         if not at or not address:
             raise UsageError(f"{_shown(text)}: the link ends before its @ADDRESS; copy all of it: {_EXAMPLE}")
@@ -53,15 +63,32 @@ class SwarmLink:
             )
         if Address.parse(address).peer is None:
             raise UsageError(f"{_shown(text)}: the address must end in /p2p/12D3Koo..., the peer that answers there")
-        return cls(run.lower(), address)
+        if plus:
+            _check_invitation(invitation, run.lower())
+        return cls(run.lower(), address, invitation)
+
+    @property
+    def public(self) -> SwarmLink:
+        """The link without its invitation, for the log."""
+        return replace(self, invitation="")
 
     def __str__(self) -> str:
-        return f"{SCHEME}{self.run}@{self.address}"
+        return f"{SCHEME}{self.run}@{self.address}{INVITE if self.invitation else ''}{self.invitation}"
 
 
 def names_run(text: str) -> bool:
     """Is it a run id, or `MIN_DIGITS` or more of its first digits?"""
     return _RUN.fullmatch(text.lower()) is not None
+
+
+def _check_invitation(text: str, run: str) -> None:
+    try:
+        terms = Invitation.parse(text).terms
+    except ValueError as error:
+        raise UsageError(f"the link's invitation, after {INVITE}: {error}") from error
+    if not run.startswith(terms.run):
+        raise UsageError(f"the link is to run {run[:MIN_DIGITS]}, its invitation to run {terms.run}: paste the one "
+                         "that belongs to it")
 
 
 def _shown(text: str) -> str:

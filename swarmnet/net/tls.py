@@ -7,8 +7,9 @@ caller pins the callee with a trust anchor made from the peer id alone (an ancho
 The callee accepts chains that end in the admission CA and takes as the caller's identity the certificate that *really
 signed* the leaf: the rest of a sent chain is unordered and may hold anything, other peers' intermediates included.
 
-In open runs the admission CA's key is a published constant: admission is then a formality and the identity proof stands
-on the identity key alone. In a run by invitation the run's owner holds that key.
+The admission CA's key is a published constant: admission is a formality here and the identity proof stands on the
+identity key alone. Runs by invitation check invitations in Hello (`net.grpc_greeting`): a handshake that fails can give
+no reason, knows neither roles nor bans, and would keep out a newcomer who asks for the manifest.
 """
 
 from __future__ import annotations

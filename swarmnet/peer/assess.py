@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from swarmnet.ids import NO_RESTART, Chain, PeerId, Restart, RunId
+from swarmnet.net.admission import Admissions
 from swarmnet.net.directory import Record
 from swarmnet.state.pasts import of_one_past
-from swarmnet.state.restart import Holding, Restarts, newest_on_disk
+from swarmnet.state.restart import Holding, Restarts, half_of, newest_on_disk
 
 NO_BOOTSTRAP = "no_bootstrap"
 """The kind of problem when none of the addresses answered."""
@@ -92,6 +93,17 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class AdmissionLine:
+    """Who may join. policy: "open" or "invite". checked: by the manifest; else it is what most peers say, and records
+    of uninvited peers are shown, too. owner: who invites, banned: how many are shut out; known if checked."""
+
+    policy: Literal["open", "invite"]
+    checked: bool
+    owner: str = ""
+    banned: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Assessment:
     """A run at a glance. version: the weights that every stage has at a synced replica, None while one has none.
 
@@ -115,16 +127,19 @@ class Assessment:
     problems: tuple[Problem, ...] = ()
     on_disk: int | None = None
     restart: Restart = NO_RESTART
+    admission: AdmissionLine | None = None
 
 
-def assess(run: RunId, records: Sequence[Record], num_stages: int) -> Assessment:
-    """Arrange `records` of `run` by stage and say what looks wrong. num_stages 0: unknown."""
+def assess(
+    run: RunId, records: Sequence[Record], num_stages: int, admissions: Admissions | None = None
+) -> Assessment:
+    """Arrange `records` of `run` by stage and say what looks wrong. num_stages 0, admissions None: unknown."""
     if not records:
         return Assessment(run, False, num_stages, problems=(_nobody(run),))
     stages = tuple(StageLine(stage, tuple(_replicas(stage, records))) for stage in range(num_stages))
     trainers = tuple(TrainerLine(r.peer, r.addresses) for r in records if r.feeds)
     finished = bool(stages) and all(any(replica.finished for replica in line.replicas) for line in stages)
-    restart = max(record.restart for record in records)
+    restart = half_of([record.restart for record in records if record.stages] or [NO_RESTART])
     announced = [
         (Holding(r.peer, s.stage, r.restart, s.version if s.synced else None, (), s.reseed), s.disk)
         for r in records for s in r.stages if s.stage < num_stages
@@ -151,7 +166,18 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int) -> Assessment
         problems=tuple(sorted(problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
         on_disk=newest_on_disk(holdings, num_stages) if num_stages else None,
         restart=restart,
+        admission=_admission(records, admissions),
     )
+
+
+def _admission(records: Sequence[Record], admissions: Admissions | None) -> AdmissionLine:
+    if admissions is None:
+        invited = sum(bool(record.invitation) for record in records)
+        return AdmissionLine("invite" if 2 * invited > len(records) else "open", checked=False)
+    if admissions.owner is None:
+        return AdmissionLine("open", checked=True)
+    banned = len(admissions.bans.peers) if admissions.bans else 0
+    return AdmissionLine("invite", checked=True, owner=admissions.owner, banned=banned)
 
 
 @dataclass(frozen=True, slots=True)

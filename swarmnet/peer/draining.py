@@ -103,5 +103,5 @@ def is_deserted(around: Around, now: float) -> bool:
 def _tell_everyone(around: Around) -> None:
     everyone = sorted(around.everyone())
     for replica in around.replicas.values():
-        for peer in everyone:
-            around.transport.tell(peer, replica.member.heartbeat(peer))
+        for peer, beat in replica.member.heartbeats(everyone):
+            around.transport.tell(peer, beat)

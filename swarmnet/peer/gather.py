@@ -31,7 +31,7 @@ from swarmnet.state.copies import Seal
 from swarmnet.state.cut import Cut
 from swarmnet.state.disk import CheckpointStore
 from swarmnet.state.fetch import Fetcher
-from swarmnet.state.restart import Holding, newest_on_disk
+from swarmnet.state.restart import Holding, half_of, newest_on_disk
 
 LOOK_S, BETWEEN_LOOKS_S = 5.0, 0.5
 """How long announcements are waited for that make a version whole, and how often they are read."""
@@ -52,13 +52,13 @@ async def gather(link: SwarmLink, folder: Path, tell: Tell, *, version: int | No
     Raises UsageError: nobody answers, no such version is announced, or a stage is not handed over.
     """
     identity = Identity.generate()
-    async with reach(PeerConfig(dir=folder), identity, link, tell) as found:
+    async with reach(PeerConfig(dir=folder), identity, link, tell, None) as found:
         chosen, donors, records = await _choose(found, version)
         addresses = {record.peer: record.addresses for record in records}
         transport = GrpcTransport(
             identity, found.run, admission=open_authority().admit(identity.peer), service=Nobody(),
             addresses=lambda peer: addresses.get(peer, ()), listens=False,
-            config=GrpcConfig.of(found.manifest.limits),
+            config=GrpcConfig.of(found.manifest), greeter=found.greeter,
         )
         store = CheckpointStore(folder, found.run)
         async with transport:
@@ -100,7 +100,7 @@ def _holdings(manifest: Manifest, records: Sequence[Record]) -> list[Holding]:
         (Holding(record.peer, status.stage, record.restart, status.version if status.synced else None), status.disk)
         for record in records for status in record.stages if status.stage < manifest.cut.stages
     ]
-    return usable_together(manifest, announced, max(record.restart for record in records))
+    return usable_together(manifest, announced, half_of([record.restart for record in records]))
 
 
 async def _fetch(

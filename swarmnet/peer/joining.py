@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,14 @@ from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Answer, Control, Rejected, Request
+from swarmnet.net.admission import Role
+from swarmnet.net.admission_files import OwnPass, admissions_of
 from swarmnet.net.announced import announced_at
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_node import NobodyAnswered
 from swarmnet.net.directory import Record, StageStatus
+from swarmnet.net.endpoint import greeter_of
+from swarmnet.net.grpc_greeting import Greeter
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
 from swarmnet.net.manifest_fetch import fetch_manifest
@@ -32,6 +37,7 @@ from swarmnet.net.own_dir import own_identity
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.net.tls import open_authority
 from swarmnet.net.transport import ReadPayload
+from swarmnet.peer.away import until_somebody_answers, was_in
 from swarmnet.peer.placement import Choice, Serving, choose
 from swarmnet.state.disk import CheckpointStore
 
@@ -67,32 +73,50 @@ async def find_place(config: PeerConfig, invitation: SwarmLink | Manifest, tell:
     with own_identity(config.dir) as identity:
         tell("identity", f"{identity.peer}, kept in {config.dir}")
         announced_at(config.announce, identity.peer, port=config.port, dht_port=config.dht_port)  # refuses early
-        async with reach(config, identity, invitation, tell) as found:
-            stages = await _stages(found.config, found.manifest, found.run, found.directory, tell)
-    return Place(found.config.model_copy(update={"stages": stages}), found.manifest)
+        run = invitation.run if isinstance(invitation, SwarmLink) else run_id(invitation)
+        if was_in(config.dir, run):
+            return await until_somebody_answers(
+                lambda: _found(config, identity, invitation, tell), say=lambda words: tell("waiting", words)
+            )
+        return await _found(config, identity, invitation, tell)
+
+
+async def _found(config: PeerConfig, identity: Identity, invitation: SwarmLink | Manifest, tell: Tell) -> Place:
+    async with reach(config, identity, invitation, tell, "stage") as found:
+        stages = await _stages(found, tell)
+        return Place(found.config.model_copy(update={"stages": stages}), found.manifest)
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A run that was found. config names the manifest's file and whom to join by; records are everybody else's."""
+    """A run that was found. config names the manifest's file and whom to join by; records are everybody else's.
+
+    greeter: as whom its peers are greeted, with the pass that this process shows.
+    """
 
     config: PeerConfig
     manifest: Manifest
     run: RunId
     directory: DhtDirectory
     records: tuple[Record, ...]
+    greeter: Greeter
 
 
 @contextlib.asynccontextmanager
 async def reach(
-    config: PeerConfig, identity: Identity, invitation: SwarmLink | Manifest, tell: Tell, *, look_s: float | None = None
+    config: PeerConfig, identity: Identity, invitation: SwarmLink | Manifest, tell: Tell, role: Role | None, *,
+    look_s: float | None = None,
 ) -> AsyncGenerator[Reached, None]:
     """Find the run that `invitation` means, as a client of its DHT. Raises UsageError, in words that say what to do.
 
-    look_s: how long somebody of it is looked for; None: as long as a newcomer does.
+    role: as what this process has to be admitted, if the run is by invitation. look_s: how long somebody of it is
+    looked for; None: as long as a newcomer does.
     """
     if isinstance(invitation, SwarmLink):
-        config = config.model_copy(update={"bootstrap": (invitation.address, *config.bootstrap)})
+        config = config.model_copy(update={
+            "bootstrap": (invitation.address, *config.bootstrap),
+            "invitation": invitation.invitation or config.invitation,
+        })
     tell("asking", ", ".join(config.bootstrap))
     if isinstance(invitation, SwarmLink):
         run, manifest = invitation.whole_run, None
@@ -113,7 +137,15 @@ async def reach(
         else:
             tell("manifest", f"{_shape(manifest)}; from {config.manifest}")
         directory.learn_num_stages(manifest.cut.stages)
-        yield Reached(config, manifest, run, directory, records)
+        admissions = admissions_of(manifest, run)
+        own_pass = OwnPass(              # only who will serve is the same identity the next time
+            admissions, identity, role, config.dir, given=config.invitation, now=time.time(), transient=role != "stage")
+        if own_pass.text:
+            tell("invitation", f"of the run's owner, good until {own_pass.ends}")
+            directory.admit_by(admissions)
+            records = _others(directory, directory.known())
+        yield Reached(config, manifest, run, directory, records,
+                      greeter_of(run, "", manifest, admissions, own_pass))
 
 
 # ---------------------------------------------------------------- which run
@@ -131,7 +163,7 @@ async def _directory(
     except NobodyAnswered as error:
         kept = _file(config, run) if run else None
         alone = f"; if all are gone, be the first one back with `swarmnet peer --manifest {kept} --stage N`"
-        raise UsageError(
+        raise NobodyAnswered(
             f"nobody answers at {', '.join(config.bootstrap)}: check that this machine is online, or ask for a link to "
             f"a peer that is up now (any peer of the run prints one){alone if kept and kept.is_file() else ''}"
         ) from error
@@ -290,6 +322,9 @@ class Nobody:
         """Refuse."""
         yield Rejected(RejectCode.NOT_SERVED, "joining")
 
+    def on_reached(self, peer: PeerId) -> None:
+        """Nobody is told anything."""
+
     def on_gone(self, peer: PeerId, *, definite: bool) -> None:
         """The call that broke says so itself."""
 
@@ -297,10 +332,8 @@ class Nobody:
 # ---------------------------------------------------------------- the stage
 
 
-async def _stages(
-    config: PeerConfig, manifest: Manifest, run: RunId, directory: DhtDirectory, tell: Tell
-) -> tuple[int, ...]:
-    num_stages = manifest.cut.stages
+async def _stages(found: Reached, tell: Tell) -> tuple[int, ...]:
+    config, num_stages = found.config, found.manifest.cut.stages
     if config.stages:
         if max(config.stages) >= num_stages:
             raise UsageError(
@@ -308,34 +341,34 @@ async def _stages(
             )
         tell("stage", f"{', '.join(map(str, config.stages))}, as you said")
         return config.stages
-    on_disk = CheckpointStore(config.dir, run)
+    on_disk = CheckpointStore(config.dir, found.run)
     held = [stage for stage in range(num_stages) if on_disk.found(stage).good]
-    choice = await _choose(config, num_stages, run, directory, held)
+    choice = await _choose(found, held)
     tell("stage", f"{choice.stage}: {choice.reason}")
     return (choice.stage,)
 
 
-async def _choose(
-    config: PeerConfig, num_stages: int, run: RunId, directory: DhtDirectory, held: Collection[int]
-) -> Choice:
+async def _choose(found: Reached, held: Collection[int]) -> Choice:
     """Say that I am choosing, listen for others who are, choose, and say what."""
+    directory = found.directory
 
     async def choice() -> Choice:
         records = await directory.records()
-        return choose(directory.peer, num_stages, servings(records), held=held)
+        return choose(directory.peer, found.manifest.cut.stages, servings(records), held=held)
 
     first = await choice()
-    await directory.publish(_intent(run, directory.peer, first.stage, slots=0))
+    await directory.publish(_intent(found, first.stage, slots=0))
     await asyncio.sleep(SETTLE_S)
     chosen = await choice()
-    await directory.publish(_intent(run, directory.peer, chosen.stage, slots=config.slots or 1))
+    await directory.publish(_intent(found, chosen.stage, slots=found.config.slots or 1))
     return chosen
 
 
-def _intent(run: RunId, me: PeerId, stage: int, *, slots: int) -> Record:
+def _intent(found: Reached, stage: int, *, slots: int) -> Record:
     """What a newcomer says of itself before it serves; no slots: it is still choosing."""
-    status = StageStatus(stage, 0, first_chain(run, stage), synced=False, slots=slots)
-    return Record(run=run, peer=me, incarnation=0, addresses=(), stages=(status,))
+    status = StageStatus(stage, 0, first_chain(found.run, stage), synced=False, slots=slots)
+    return Record(run=found.run, peer=found.directory.peer, incarnation=0, addresses=(), stages=(status,),
+                  invitation=found.greeter.invitation())
 
 
 def servings(records: Sequence[Record]) -> list[Serving]:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from swarmnet.errors import BadMessage, Refused
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Control, Packed, Rejected, Request
-from swarmnet.net.transport import Service, Transport
+from swarmnet.net.transport import ReadPayload, Service, Transport, layout_of
 
 
 class Loopback:
@@ -36,12 +36,16 @@ class Loopback:
             async for answer in answers:
                 yield answer
 
+    async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
+        """See Transport.dial."""
+        await self._network.dial(peer, address, deadline=deadline)
+
     async def _call_me(self, request: Request, payload: tuple[Packed, ...]) -> AsyncGenerator[Answer, None]:
         async def read() -> tuple[Packed, ...]:
             return payload
 
         try:
-            async for answer in self._service.on_call(self._me, request, read):
+            async for answer in self._service.on_call(self._me, request, ReadPayload(layout_of(payload), read)):
                 yield answer
         except (BadMessage, Refused) as error:
             yield Rejected(error.code, error.reason)

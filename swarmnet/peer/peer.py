@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from swarmnet.errors import Refused, RejectCode
-from swarmnet.ids import PeerId, Restart, RunId
+from swarmnet.ids import NO_RESTART, PeerId, RunId
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import (
     Answer,
     Committed,
     Control,
+    DialBack,
     Fetch,
     Heartbeat,
     ManifestData,
@@ -30,13 +32,16 @@ from swarmnet.messages import (
     SnapshotRequest,
     TrailRequest,
 )
+from swarmnet.net.admission import Admissions, Role, advised, role_for
 from swarmnet.net.directory import Directory, Record, StageStatus
 from swarmnet.net.transport import ReadPayload, Transport
 from swarmnet.net.unserved import nobody_serves, unserved
+from swarmnet.peer.dial_back import Asking, DialBacks, OtherWay, no_other_way
 from swarmnet.peer.draining import Around, drain
 from swarmnet.peer.loopback import Loopback
 from swarmnet.peer.replica import Caps, Replica, Surroundings, timers_of
 from swarmnet.peer.starting import Means, Starting
+from swarmnet.pipeline.payload import Windows
 from swarmnet.stage.engine import Engine
 from swarmnet.state.checkpoints import Disk
 from swarmnet.state.copies import Signer
@@ -55,7 +60,9 @@ _LAST_WORD_S = 1.0
 class Peer:
     """One identity with its replicas. Implements Service and Listener.
 
-    record() is what the peer announces of itself, stages apart; asked once the port is bound.
+    record() is what the peer announces of itself, stages apart; asked once the port is bound. admissions: who takes
+    part; None: anyone. wall(): Unix seconds, by which invitations end. other_way: how it may be reached when nobody can
+    connect to it.
     """
 
     def __init__(
@@ -71,22 +78,30 @@ class Peer:
         record: Callable[[], Record],
         signer: Signer,
         tokens: Tokens,
+        windows: Windows,
         disk: Disk,
         on_event: OnEvent,
         caps: Caps,
         manifest_toml: str = "",
         numerics: str = "",
+        admissions: Admissions | None = None,
+        wall: Callable[[], float] = time.time,
+        other_way: OtherWay = no_other_way,
     ) -> None:
         self.me, self.run_id, self.manifest = me, run, manifest
         self._engines, self._directory = engines, directory
         self._incarnation, self._record = incarnation, record
         self._transport = Loopback(me, self, transport)
         self._tokens, self._on_event, self._caps, self._toml = tokens, on_event, caps, manifest_toml
+        self._windows = windows
         self._disk, self._signer, self._numerics = disk, signer, numerics
+        self._admissions, self._wall = admissions or Admissions(run), wall
         self._timers = timers_of(manifest)
         self.replicas: dict[int, Replica] = {}
         self.records: dict[PeerId, Record] = {}
         training = manifest.training
+        self._dial_backs = DialBacks(transport, lambda: self.records, self._look_again)
+        asking = Asking(self._record, transport, lambda: self.records, self._on_event, other_way)
         self._starting = Starting(
             self.replicas,
             Restarts(
@@ -94,7 +109,8 @@ class Peer:
                 lost_s=self._timers.long_silence_s, allow_drop=training.allow_drop,
                 seed_until=training.checkpoint_every,
             ),
-            Means(me, lambda: self.records, self._refresh, self._say, self._spawn, lambda: self._news.set()),
+            Means(me, lambda: self.records, self._refresh, self._say, self._spawn, lambda: self._news.set(),
+                  asking.check, asking.settle),
             pause_s=self._timers.heartbeat_s,
         )
         self._group: asyncio.TaskGroup | None = None
@@ -110,13 +126,14 @@ class Peer:
         self._left = False
 
     async def run(self) -> None:
-        """Serve until cancelled."""
+        """Serve until cancelled. Raises UsageError, in a group, if others cannot connect to this peer."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             around = Surroundings(
                 self.me, self.run_id, self._incarnation, self.manifest, self._transport, self, group.create_task,
-                self._signer, self._token_holders, self._tokens, self._disk,
+                self._signer, self._token_holders, self._tokens, self._windows, self._disk,
                 lambda: newest_on_disk(self._starting.everybody(), self.manifest.cut.stages), self._numerics,
+                self.admitted,
             )
             for stage, engine in self._engines.items():
                 self.replicas[stage] = Replica(stage, engine, around, self._caps)
@@ -152,8 +169,16 @@ class Peer:
             return
         if caller != self.me and caller not in self.records:
             self._look.set()
+        if not self.admitted(caller, "stage"):
+            return
+        if isinstance(message, Heartbeat):
+            self._starting.hear(caller)
         if isinstance(message, Heartbeat) or self._takes_part(caller):
             self._dispatch(caller, message)
+
+    def admitted(self, peer: PeerId, role: Role | None = None) -> bool:
+        """May `peer` take part as `role`, now? Everybody may in an open run."""
+        return peer == self.me or self._admissions.admitted(peer, role, now=self._wall())
 
     def _takes_part(self, caller: PeerId) -> bool:
         """Does the caller serve a stage, by its own heartbeats or its record? Nobody else has a say in a step."""
@@ -171,10 +196,20 @@ class Peer:
             return
         if self._left:
             raise Refused(RejectCode.NOT_SERVED, "this peer has left")
+        if not self.admitted(caller, role := role_for(request)):
+            reason = self._admissions.why_not(caller, role, now=self._wall())
+            raise Refused(RejectCode.NOT_ADMITTED, advised(reason, caller, role))
         answers = self._answers(caller, request, payload)
         async with contextlib.aclosing(answers):
             async for answer in answers:
                 yield answer
+
+    def on_reached(self, peer: PeerId) -> None:
+        """See Service.on_reached."""
+        if self._left:
+            return
+        for replica in self.replicas.values():
+            replica.driver.reached(peer)
 
     def on_gone(self, peer: PeerId, *, definite: bool) -> None:
         """See Service.on_gone."""
@@ -204,6 +239,8 @@ class Peer:
                 return self._serving(request.stage).snapshot(caller, request)
             case TrailRequest():
                 return self._serving(request.stamp.stage).trail(request)
+            case DialBack():
+                return self._dial_backs.serve(caller)
             case _:
                 raise Refused(RejectCode.MALFORMED, "not a request")
 
@@ -276,10 +313,6 @@ class Peer:
         """See Listener.on_orphaned."""
         self._starting.orphaned(stage)
 
-    def on_restart(self, restart: Restart) -> None:
-        """See Listener.on_restart."""
-        self._starting.hear(restart)
-
     def on_local(self, message: Control) -> None:
         """See Listener.on_local."""
         self._dispatch(self.me, message)
@@ -345,6 +378,9 @@ class Peer:
         else:
             self._on_event("complete", {"peers": len(self.records) + 1})
 
+    def _look_again(self) -> None:
+        self._look.set()
+
     async def _refresh(self) -> None:
         found = await self._directory.records()
         self.records = {record.peer: record for record in found if record.peer != self.me}
@@ -376,6 +412,7 @@ class Peer:
         return replace(
             self._record(), stages=stages, loss=self._loss, tokens_per_second=self._tokens_per_second(),
             finished=self.finished.is_set(), halted=self._halted, restart=self._starting.restarts.current,
+            wants=self._starting.restarts.wanted or NO_RESTART,
         )
 
     def _tokens_per_second(self) -> float:

@@ -11,20 +11,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import BadCheckpoint, BadMessage, SwarmError, UsageError
-from swarmnet.ids import Chain, PeerId, RunId, first_chain, next_chain
+from swarmnet.ids import Chain, PeerId, Restart, RunId, first_chain, next_chain
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Answer, Commit, Finished, Packed, Process, SnapshotRequest, TrailRequest, TrailStep
-from swarmnet.net.transport import Transport
+from swarmnet.net.admission import Role
+from swarmnet.net.transport import ReadPayload, Transport
 from swarmnet.peer.restoring import Footing, Restoring
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.execution import Execution
+from swarmnet.pipeline.feeders import Known, TurnedAway, may_feed
 from swarmnet.pipeline.floor import Limits
 from swarmnet.pipeline.patience import Patience
-from swarmnet.pipeline.payload import AnswerCheck, InputCheck
+from swarmnet.pipeline.payload import AnswerCheck, InputCheck, Windows
 from swarmnet.pipeline.relay import Spawn
 from swarmnet.pipeline.router import Router
 from swarmnet.pipeline.sources import Sources
@@ -40,13 +42,19 @@ from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
 from swarmnet.step.view import Timers
 
+Admitted = Callable[[PeerId, Role], bool]
+
+_MOST_NAMED = 64
+"""Peers that are named for bad inputs, at one version of the weights."""
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What a replica is given by its peer.
 
-    holders(): who may have tokens; tokens(step, index): this peer's own. common(): the newest version that every stage
-    is known to have on some disk. numerics: the class of this peer's arithmetic, the same bits inside it.
+    holders(): who may have tokens; tokens(step, index): this peer's own, with their proof; windows: what tells whether
+    others' are the run's. common(): the newest version that every stage is known to have on some disk. numerics: the
+    class of this peer's arithmetic, the same bits inside it. admitted(peer, role): does the run take it as that?
     """
 
     me: PeerId
@@ -59,9 +67,11 @@ class Surroundings:
     signer: Signer
     holders: Callable[[], Sequence[PeerId]]
     tokens: Callable[[int, int], tuple[Packed, ...] | None]
+    windows: Windows
     disk: Disk
     common: Callable[[], int | None]
     numerics: str = ""
+    admitted: Admitted = lambda peer, role: True
 
 
 class MakeAnew(Protocol):
@@ -145,10 +155,10 @@ class Replica:
         answer_check = AnswerCheck.of(manifest, stage + 1)
         if stage + 1 < num_stages:
             self.caller = Caller(
-                around.transport, Router(Patience.of(manifest.protocol)), self._next_replicas, answer_check,
-                self._rerouted, leaving=self._next_leaving,
+                around.transport, Router(Patience.of(manifest.protocol, stages=num_stages - stage - 1)),
+                self._next_replicas, answer_check, self._rerouted, leaving=self._next_leaving,
             )
-        check = InputCheck.of(manifest, stage)
+        check = InputCheck.of(manifest, stage, around.windows)
         self.execution = Execution(
             stage,
             num_stages,
@@ -164,10 +174,13 @@ class Replica:
                 tokens=around.tokens,
                 check=check,
                 check_answer=answer_check.remembered,
+                on_bad_input=self._bad_input,
             ),
             check=check,
             limits=Limits(caps.slots, timers.heartbeat_s, 2 * timers.suspect_s, caps.memo_bytes),
             spawn=around.spawn,
+            on_bad_input=self._bad_input,
+            may_feed=self._may_feed,
         )
         self.driver.attach(self.execution)
         seal = Seal(around.run, around.signer)
@@ -187,7 +200,8 @@ class Replica:
         self._whole = False  # is the state in the engine one that can be served?
         self._restoring = False
         self._touched = False  # does the engine hold other weights than it was built with?
-        self._ending = False
+        self._still = False  # does nothing move the state here any more, though it is served no longer?
+        self._named_at, self._named = -1, set[tuple[str, PeerId]]()
 
     # ------------------------------------------------------------ state
 
@@ -338,6 +352,18 @@ class Replica:
         """Those of them whose weights have not drifted, if there are such."""
         return [donor for donor in donors if not self.member.drift.strays(donor)] or donors
 
+    async def put_by(self, restart: Restart) -> None:
+        """Write what is newer here than where the run goes back to: nobody may come along, and it is taken back."""
+        if not self.member.synced or self.member.version <= restart.version:
+            return
+        await self.driver.settled()
+        self.driver.suspend()
+        self._still = True
+        try:
+            await self.checkpoints.write_now()
+        finally:
+            self._still = False
+
     def forget_past(self) -> None:
         """The run goes on from elsewhere: hand out nothing that was summed, copied or fetched by halves before."""
         self.exchange.forget()
@@ -362,12 +388,12 @@ class Replica:
         Also one that could not be led on from. Lets a running apply end first.
         """
         await self.driver.settled()
-        self._ending = True
+        self._still = True
         return await self.checkpoints.write_now()
 
     def _cut(self) -> Cut | None:
         member = self.member
-        stands = self._ending and self._whole and self.driver.is_settled     # also after an apply that failed
+        stands = self._still and self._whole and self.driver.is_settled     # also after an apply that failed
         if not stands and (not member.synced or member.applying):
             return None
         return Cut(member.version, member.chain, member.before, member.term_chain, member.restart)
@@ -395,7 +421,7 @@ class Replica:
 
     # ------------------------------------------------------------ microbatches
 
-    def process(self, caller: PeerId, request: Process, read: Callable[..., Any]) -> AsyncGenerator[Answer, None]:
+    def process(self, caller: PeerId, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:
         """See Execution.process."""
         return self.execution.process(caller, request, read)
 
@@ -420,6 +446,34 @@ class Replica:
 
     def _rerouted(self, request: Process, peer: PeerId, reason: str) -> None:
         self._event("rerouted", {"step": request.step, "index": request.index, "from": peer, "reason": reason})
+
+    def _may_feed(self, caller: PeerId, request: Process) -> TurnedAway | None:
+        view, before = self.member.view, self.stage - 1
+        away = may_feed(Known(
+            feeds=caller == self._around.me or self._is_live(caller, before),
+            mate=self._is_live(caller, self.stage),
+            heard=view.get(caller, before) is not None,
+            admitted=self._around.admitted(caller, "trainer"),
+        ), request)
+        if away is not None and not away.soon:
+            self._name("turned_away", caller, {"step": request.step, "index": request.index, "reason": away.reason})
+        return away
+
+    def _is_live(self, peer: PeerId, stage: int) -> bool:
+        """As `_live`, of one peer: this is asked with every call."""
+        seen = self.member.view.get(peer, stage)
+        return seen is not None and seen.synced and self.member.view.alive(peer, now=self._now(), stage=stage)
+
+    def _bad_input(self, peer: PeerId, step: int, index: int, error: BadMessage) -> None:
+        self._name("bad_input", peer, {"step": step, "index": index, "code": error.code.value, "reason": error.reason})
+
+    def _name(self, event: str, peer: PeerId, fields: dict[str, object]) -> None:
+        """Say what a peer did: once a version and peer, and not of more than so many, or it could fill a disk."""
+        if self._named_at != self.member.version:
+            self._named_at, self._named = self.member.version, set()
+        if (event, peer) not in self._named and len(self._named) < _MOST_NAMED:
+            self._named.add((event, peer))
+            self._event(event, {"peer": peer, **fields})
 
     def _event(self, event: str, fields: dict[str, object]) -> None:
         self._around.listener.on_event(self.stage, event, fields)

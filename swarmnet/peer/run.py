@@ -10,22 +10,21 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 from swarmnet import telemetry
 from swarmnet.config.peer import PeerConfig
-from swarmnet.data.sampler import Sampler
 from swarmnet.data.source import load_tokens
-from swarmnet.data.tokens import verify
 from swarmnet.errors import MeshFailed, UsageError, leaves
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest
-from swarmnet.messages import Packed
-from swarmnet.net.endpoint import open_endpoint
+from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
+from swarmnet.peer.away import remember, until_somebody_answers, was_in
 from swarmnet.peer.beginning import Beginning
 from swarmnet.peer.memory import check_memory, rounding
 from swarmnet.peer.peer import OnEvent, Peer, Tokens
 from swarmnet.peer.ranks import choose_layout, meaningless
 from swarmnet.peer.replica import Caps
+from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.stage.engine import Engine
 from swarmnet.state.checkpoints import DirectoryDisk
 from swarmnet.state.disk import CheckpointStore
@@ -71,6 +70,7 @@ def run_peer(
     if slots != config.slots:
         log.info("slots_chosen", slots=slots, stages=list(config.stages))
         config = config.model_copy(update={"slots": slots})
+    windows = ProvenWindows.of(manifest)
     has_data = 0 in config.stages and (data_at_source or config.data is not None)
     tokens = own_tokens(config, manifest) if has_data else no_tokens
     with contextlib.ExitStack() as stack:                # left in reverse: ranks end first, and jobs that wait for them
@@ -92,17 +92,18 @@ def run_peer(
             return asyncio.run(_serve(
                 config, manifest, {stage: wrap_engine(engine) for stage, engine in engines.items()},
                 [engine.supervise for engine in engines.values() if layout.ranks > 1],
-                tokens, events, heard, numerics, wrap, begin,
+                tokens, windows, events, heard, numerics, wrap, begin,
             ))
 
 
 @contextlib.contextmanager
 def _given_up_in_words() -> Iterator[None]:
-    """What ends a peer whose ranks are given up, alone, and not as one of the errors of a group of tasks."""
+    """What ends a peer whose ranks are given up, or that nobody can connect to: alone, and not as one of the errors of
+    a group of tasks."""
     try:
         yield
     except BaseExceptionGroup as group:
-        failed, others = group.split(MeshFailed)
+        failed, others = group.split((MeshFailed, UsageError))
         if others is not None or failed is None:
             raise
         raise next(leaves(failed)) from None
@@ -110,25 +111,15 @@ def _given_up_in_words() -> Iterator[None]:
 
 def own_tokens(config: PeerConfig, manifest: Manifest) -> Tokens:
     """This machine's tokens of the run, or none (they then come from trainers), said in words."""
-    from swarmnet.wire.codecs import encode
-
-    training = manifest.training
     try:
         base = config.manifest.parent if config.manifest else None
-        data = load_tokens(config.data or manifest.data.source, manifest.data.tokenizer, base=base)
-        verify(data, manifest.data)
+        own = OwnTokens(load_tokens(config.data or manifest.data.source, manifest.data.tokenizer, base=base), manifest)
     except UsageError as error:
         if config.data is not None:
             raise
         log.warning("no_data", reason=str(error), then="tokens come from trainers")
         return no_tokens
-    sampler = Sampler(training.seed, data.num_tokens, training.sequence_length, training.microbatch_size)
-
-    def tokens(step: int, index: int) -> tuple[Packed, ...]:
-        positions = sampler.positions(step * training.microbatches + index)
-        return (encode("int32", data.microbatch(positions, training.sequence_length)),)
-
-    return tokens
+    return lambda step, index: own.training(step * manifest.training.microbatches + index)
 
 
 def no_tokens(step: int, index: int) -> None:
@@ -142,6 +133,7 @@ async def _serve(
     engines: Mapping[int, Engine],
     ranks: Sequence[Callable[[], Awaitable[None]]],
     tokens: Tokens,
+    windows: ProvenWindows,
     events: EventLog,
     heard: OnEvent,
     numerics: str,
@@ -154,12 +146,12 @@ async def _serve(
         journal(event, fields)
         reminder(event, fields)
         heard(event, fields)
+        if event == "synced":
+            remember(config.dir, run_id(manifest))
 
     async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(stopped_by_signal())
-        endpoint = await unless_stopped(stop, stack.enter_async_context(
-            open_endpoint(config, manifest, run_id(manifest), numerics=numerics)
-        ))
+        endpoint = await unless_stopped(stop, _in_the_run(config, manifest, numerics, stack, on_event))
         if endpoint is None:
             on_event("stopped", {"reason": "asked to stop before it had joined"})
             return 0
@@ -176,6 +168,7 @@ async def _serve(
             record=endpoint.record,
             signer=endpoint.identity,
             tokens=tokens,
+            windows=windows,
             disk=disk,
             on_event=on_event,
             caps=Caps(
@@ -184,10 +177,11 @@ async def _serve(
                 no_beginning=begin.missing,
             ),
             manifest_toml=to_toml(manifest),
+            admissions=endpoint.admissions,
         )
         async with endpoint.serve(wrap.service(peer)), asyncio.TaskGroup() as group:
             on_event("listening", endpoint.whereabouts())
-            serving = group.create_task(peer.run())
+            serving = group.create_task(_serve_peer(peer, (endpoint.transport.port, endpoint.directory.port), on_event))
             ending = group.create_task(_keep_result(peer, on_event))
             beside = group.create_task(wrap.beside())
             reminding = group.create_task(reminder.run())
@@ -202,6 +196,35 @@ async def _serve(
         on_event("traffic", {"calls": endpoint.transport.traffic.rows()})
         on_event("stopped", {"reason": f"asked to stop: {reason}"})
     return 0
+
+
+async def _in_the_run(
+    config: PeerConfig, manifest: Manifest, numerics: str, stack: contextlib.AsyncExitStack, on_event: OnEvent
+) -> Endpoint:
+    """My endpoint, entered; if I was in the run before, however long my network is away."""
+    run = run_id(manifest)
+
+    def enter() -> Awaitable[Endpoint]:
+        return stack.enter_async_context(open_endpoint(config, manifest, run, numerics=numerics))
+
+    if not was_in(config.dir, run):
+        return await enter()
+    return await until_somebody_answers(enter, say=lambda words: on_event("away", {"reason": words}))
+
+
+async def _serve_peer(peer: Peer, ports: tuple[int, int], on_event: OnEvent) -> None:
+    """Raises UsageError, with advice, if nobody can connect to this peer: it has served nothing, and leaves."""
+    try:
+        await peer.run()
+    except* UsageError as unreachable:
+        await peer.leave()
+        reason = next(leaves(unreachable)).message
+        on_event("stopped", {"reason": reason})
+        port, dht_port = ports
+        raise UsageError(
+            f"{reason}; open TCP ports {port} and {dht_port} in this machine's firewall (fix them with --port and "
+            "--dht-port), and behind a router forward both and say with --announce what others see"
+        ) from None
 
 
 async def _compute(ranks: Callable[[], Awaitable[None]], peer: Peer, on_event: OnEvent) -> None:

@@ -17,24 +17,35 @@ from swarmnet.pipeline.relay import Spawn
 from swarmnet.state.pasts import of_one_past
 from swarmnet.state.restart import (
     Disk,
-    Heard,
     Holding,
     InPlace,
     Live,
     MateDisk,
+    Move,
     Reseed,
     Restarts,
     Seed,
     Source,
     Wait,
+    Word,
 )
 
 Say = Callable[[str, dict[str, object]], None]
 
+_WHY = {
+    Move.GO_BACK: "most go on from there",
+    Move.KEEP: "most went back; this side has got further and keeps its state",
+    Move.TAKE_BACK: "taken back: most of the others have not come along",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What this needs of its peer. look(): read the directory again. news(): my record has changed."""
+    """What this needs of its peer. look(): read the directory again. news(): my record has changed.
+
+    reachable(): returns if others can connect to this peer, as far as anybody can tell; raises UsageError. served(): a
+    replica serves now.
+    """
 
     me: PeerId
     records: Callable[[], Mapping[PeerId, Record]]
@@ -42,6 +53,8 @@ class Means:
     say: Say
     spawn: Spawn
     news: Callable[[], None]
+    reachable: Callable[[], Awaitable[None]]
+    served: Callable[[], None]
 
 
 class Starting:
@@ -52,6 +65,7 @@ class Starting:
         self.opened = asyncio.Event()
         self._opened_at, self._settle_s = 0.0, restarts.settle_s / 2
         self._unopened = 0
+        self._heard_at: dict[PeerId, float] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._words: dict[int, str] = {}
 
@@ -71,27 +85,22 @@ class Starting:
         self._replace(stage, self._bring_up(stage, beyond=self._replicas[stage].held))
         self._means.news()
 
-    def hear(self, restart: Restart) -> None:
-        """Somebody is under this restart of the run. Before the disks have been read nothing is made of it: it will be
-        said again, and what is on them counts."""
-        if not self.opened.is_set():
-            return
-        serving = any(replica.member.synced for replica in self._replicas.values())
-        match self.restarts.hear(restart, self.everybody(), serving=serving):
-            case Heard.FOLLOW:
-                self._follow("others go on from there")
-            case Heard.ADOPT:
-                self._follow("others went back; this side has got further and keeps its state", keep=True)
+    def hear(self, peer: PeerId) -> None:
+        """A heartbeat, under whatever restart. Only of those who have a record is it of any interest."""
+        if peer in self._heard_at:
+            self._heard_at[peer] = asyncio.get_running_loop().time()
 
     def consider(self) -> None:
-        """Look at who holds what, if I know it of myself: may the run be stuck for good?"""
+        """Look at who holds and says what, if I know it of myself: may the run be stuck for good, or have gone back?"""
         if not self.opened.is_set():
             return
-        for restart in {record.restart: None for record in self._means.records().values()}:     # mostly one
-            self.hear(restart)
-        holdings = self.everybody()
-        if self.restarts.advance(holdings, now=asyncio.get_running_loop().time()) is not None:
-            self._follow("a stage has lost its newest state")
+        before, wanted, now = self.restarts.current, self.restarts.wanted, asyncio.get_running_loop().time()
+        serving = any(replica.member.synced for replica in self._replicas.values())
+        move = self.restarts.decide(self.everybody(), self._words_of_others(now), serving=serving, now=now)
+        if move is not None:
+            self._follow(move, since=before)
+        elif self.restarts.wanted != wanted:
+            self._means.news()
 
     def everybody(self) -> list[Holding]:
         """Who holds what: the live peers of all stages, myself included. What is on disk is of one past."""
@@ -134,17 +143,37 @@ class Starting:
             for seen in (replica.member.view.get(record.peer, status.stage),)
         )
 
+    def _words_of_others(self, now: float) -> list[Word]:
+        """What the others say of restarts. Whose heartbeats should reach me and do not is not heard, whatever its
+        record says."""
+        records = self._means.records()
+        self._heard_at = {peer: self._heard_at.get(peer, now) for peer, record in records.items() if record.stages}
+        near = {stage + beside for stage in self._replicas for beside in (-1, 0, 1)}
+        return [
+            Word(
+                record.restart, record.wants,
+                heard=not self._dead(record) and (
+                    now - self._heard_at[record.peer] <= self.restarts.lost_s
+                    or not any(status.stage in near for status in record.stages)
+                ),
+                has_say=bool(record.restart.number) or any(status.synced for status in record.stages),
+            )
+            for record in records.values() if record.stages
+        ]
+
     def _may_seed(self) -> bool:
         """Do I see a peer of every stage, or have I looked for a while? Somebody may have more on disk."""
         seen = {status.stage for record in self._means.records().values() for status in record.stages}
         complete = len(seen | self._replicas.keys()) == self.restarts.num_stages
         return complete or asyncio.get_running_loop().time() - self._opened_at >= self._settle_s
 
-    def _follow(self, why: str, *, keep: bool = False) -> None:
-        restart = self.restarts.current
-        self._means.say("restart", {"number": restart.number, "version": restart.version, "kept": keep, "reason": why})
+    def _follow(self, move: Move, *, since: Restart) -> None:
+        restart, keep = self.restarts.current, move is Move.KEEP
+        self._means.say("restart", {
+            "number": restart.number, "version": restart.version, "kept": keep, "reason": _WHY[move],
+        })
         for stage in self._replicas:
-            self._replace(stage, self._go_back(stage, restart, keep=keep))
+            self._replace(stage, self._go(stage, restart, since=since, keep=keep))
         self._means.news()
 
     def _busy(self, stage: int) -> bool:
@@ -168,12 +197,17 @@ class Starting:
         await self._means.look()
         await self._bring_up(stage)
 
-    async def _go_back(self, stage: int, restart: Restart, *, keep: bool) -> None:
+    async def _go(self, stage: int, restart: Restart, *, since: Restart, keep: bool) -> None:
         replica = self._replicas[stage]
         keep = keep and replica.member.synced
+        if restart > since and not keep:
+            await replica.put_by(restart)
         await replica.driver.follow(restart)
         replica.forget_past()
-        replica.checkpoints.go_back(restart)
+        if restart > since:
+            replica.checkpoints.go_back(restart)
+        else:
+            replica.checkpoints.stand_under(restart)
         if keep:
             replica.stay()
             return
@@ -194,7 +228,10 @@ class Starting:
             mine = next(h for h in everybody if (h.peer, h.stage) == (self._means.me, stage))
             others = [h for h in everybody if h.peer != mine.peer]
             source = self.restarts.source(mine, others, held=self._replicas[stage].held, beyond=beyond)
+            if not isinstance(source, Wait):
+                await self._means.reachable()
             if await self._take(stage, source):
+                self._means.served()
                 self._words.pop(stage, None)
                 self._means.news()
                 return
@@ -211,7 +248,7 @@ class Starting:
                 replica.stay()
                 return True
             case Disk(version):
-                return await replica.load(version, becomes=self.restarts.current.version)
+                return await replica.load(version, becomes=max(version, self.restarts.current.version))
             case MateDisk(version, donors):
                 return await replica.restore_from(donors, version=version)
             case Reseed(before, after):

@@ -1,27 +1,40 @@
 """`swarmnet status`: ask the DHT about a run, and show what `assess` makes of it.
 
-Records are what peers say of themselves, up to a TTL old; this is an overview, not a proof.
+Records are what peers say of themselves, up to a TTL old; this is an overview, not a proof. It answers soon, or says
+after a few seconds what it waits for; after some more it makes do with what it has.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from swarmnet.errors import UsageError
+from swarmnet.errors import PeerTimeout, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load
-from swarmnet.peer.assess import NO_BOOTSTRAP, Assessment, ReplicaLine, assess, unanswered
+from swarmnet.net.admission import Admissions
+from swarmnet.net.admission_files import admissions_of
+from swarmnet.peer.assess import NO_BOOTSTRAP, AdmissionLine, Assessment, ReplicaLine, assess, unanswered
 
 _UNBOUNDED = 10_000                 # columns of a pipe
 
 READS = 3                           # a newcomer's first lookup may meet nodes that are already gone
 BETWEEN_READS_S = 0.3
 WHOLE = 64                          # digits of a run id
+
+SAY_AFTER_S, SAY_EVERY_S = 4.0, 10.0
+"""When it says what it waits for, and how often again."""
+
+GIVEN_UP_AFTER_S = 20.0
+"""After so long it answers with what is there."""
 
 
 def run_status(named: Path | str, bootstrap: tuple[str, ...], output: str) -> int:
@@ -31,12 +44,25 @@ def run_status(named: Path | str, bootstrap: tuple[str, ...], output: str) -> in
 
     The exit code: 0 if it was seen, 1 if nobody announces it, 2 if nobody answers at `bootstrap`.
 
-    Raises UsageError if the manifest cannot be read, `bootstrap` is empty or malformed, or several runs begin so.
+    Raises UsageError if the manifest cannot be read, `bootstrap` is empty or malformed, or several runs begin so;
+    PeerTimeout if it has not even come to ask anybody.
     """
-    run, num_stages = _which(named)
+    run, num_stages, admissions = _which(named)
     if not bootstrap:
         raise UsageError("status needs to know a peer: give --bootstrap with the address that a running peer printed")
-    assessment = asyncio.run(_ask(run, num_stages, bootstrap))
+    codes: list[int] = []
+
+    def answer(assessment: Assessment) -> None:
+        waiting.over()
+        codes.append(_answer(assessment, output))
+        sys.stdout.flush()                           # what ends now may take its time
+
+    with Waiting() as waiting:
+        asyncio.run(_ask(run, num_stages, admissions, bootstrap, waiting, answer))
+    return codes[0]
+
+
+def _answer(assessment: Assessment, output: str) -> int:
     if output == "json":
         print(json.dumps(asdict(assessment), indent=2))
     elif assessment.seen:
@@ -48,48 +74,104 @@ def run_status(named: Path | str, bootstrap: tuple[str, ...], output: str) -> in
     return 2 if assessment.problems[0].kind == NO_BOOTSTRAP else 1
 
 
-async def _ask(run: RunId, num_stages: int, bootstrap: tuple[str, ...]) -> Assessment:
+class Waiting:
+    """Says on standard error what is waited for, if that takes long; a thread, for some of it blocks. `what` is set by
+    whoever waits."""
+
+    def __init__(self, say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)) -> None:
+        self.what = "Python to load what it needs"
+        self._say, self._began, self._over = say, time.monotonic(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="waiting", daemon=True)
+
+    def __enter__(self) -> Waiting:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over()
+        self._thread.join()
+
+    def over(self) -> None:
+        """There is an answer."""
+        self._over.set()
+
+    @property
+    def so_far_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._began
+
+    def _watch(self) -> None:
+        pause_s = SAY_AFTER_S
+        while not self._over.wait(pause_s):
+            pause_s = SAY_EVERY_S
+            self._say(f"swarmnet status: waiting for {self.what}, {self.so_far_s:.0f} s so far")
+
+
+async def _ask(
+    run: RunId, num_stages: int, admissions: Admissions | None, bootstrap: tuple[str, ...], waiting: Waiting,
+    answer: Callable[[Assessment], None],
+) -> None:
+    """Find out, answer, and then leave the DHT."""
     from swarmnet.net.dht import DhtDirectory  # hivemind takes a second to import
     from swarmnet.net.dht_node import NobodyAnswered
     from swarmnet.net.identity import Identity
 
     async def start(run: RunId | None) -> DhtDirectory:
+        waiting.what = f"this machine's libp2p daemon, and for an answer from {', '.join(bootstrap)}"
         return await DhtDirectory.start(
-            Identity.generate(), run, num_stages=num_stages, bootstrap=bootstrap, client=True
+            Identity.generate(), run, num_stages=num_stages, bootstrap=bootstrap, client=True,
+            admissions=admissions if run else None,
         )
 
-    try:
-        if len(run) < WHOLE:
-            from swarmnet.peer.joining import announced
+    until = asyncio.get_running_loop().time() + max(GIVEN_UP_AFTER_S - waiting.so_far_s, GIVEN_UP_AFTER_S / 2)
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout_at(until):
+                if len(run) < WHOLE:
+                    from swarmnet.peer.joining import announced
 
-            directory = await start(None)
-            try:
-                found = await announced(directory, run, READS * BETWEEN_READS_S, lambda *_: None)
-            finally:
-                await directory.close()
-            if found is None:
-                return assess(run, (), num_stages)
-            run = found
-        directory = await start(run)
-    except NobodyAnswered:
-        return unanswered(run, num_stages, bootstrap)
-    try:
-        for attempt in range(READS):
-            if attempt:
-                await asyncio.sleep(BETWEEN_READS_S)
-            if records := await directory.records():
-                break
-        return assess(run, records, directory.num_stages)
-    finally:
-        await directory.close()
+                    directory = await start(None)
+                    try:
+                        waiting.what = f"somebody who announces a run whose id begins with {run}"
+                        found = await announced(directory, run, READS * BETWEEN_READS_S, lambda *_: None)
+                    finally:
+                        await directory.close()
+                    if found is None:
+                        answer(assess(run, (), num_stages))
+                        return
+                    run = found
+                directory = await start(run)
+        except NobodyAnswered:
+            answer(unanswered(run, num_stages, bootstrap))
+            return
+        except TimeoutError:
+            raise PeerTimeout(f"gave up waiting for {waiting.what}, after {waiting.so_far_s:.0f} s: this machine or "
+                              "its network is busy, so try again") from None
+        stack.push_async_callback(directory.close)
+        waiting.what = "records of the run from the DHT"
+        records, whole = directory.known(), False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                for attempt in range(READS):
+                    if attempt:
+                        await asyncio.sleep(BETWEEN_READS_S)
+                    if records := await directory.records():
+                        break
+                whole = True
+        if not whole:
+            records = directory.known()
+            print(f"swarmnet status: gave up waiting for {waiting.what} after {waiting.so_far_s:.0f} s: this is what "
+                  "had come by then", file=sys.stderr)
+        answer(assess(run, records, directory.num_stages, admissions))
 
 
-def _which(named: Path | str) -> tuple[RunId, int]:
-    """The run, or the first digits of its id, and its number of stages (0: unknown)."""
+def _which(named: Path | str) -> tuple[RunId, int, Admissions | None]:
+    """The run or the first digits of its id, its number of stages (0: unknown), who is admitted (None: unknown)."""
     if isinstance(named, str):
-        return RunId(named), 0
+        return RunId(named), 0, None
     manifest = load(named)
-    return run_id(manifest), manifest.cut.stages
+    run = run_id(manifest)
+    return run, manifest.cut.stages, admissions_of(manifest, run)
 
 
 def _show(assessment: Assessment) -> None:
@@ -110,6 +192,8 @@ def _show(assessment: Assessment) -> None:
     console.print(f"run {assessment.run[:12]}: {state}{loss}{evaluated}{pace}{twice}", markup=False)
     kept = f"version {assessment.on_disk}" if assessment.on_disk is not None else "no version of all stages yet"
     console.print(f"on disk: {kept}", markup=False)
+    if assessment.admission is not None:
+        console.print(f"admission: {_admission(assessment.admission)}", markup=False)
     table = Table(box=None if wide else box.SIMPLE_HEAD, pad_edge=False)
     for name in ("stage", "peer", "version", "state", "load", "on disk", "drift", "numerics"):
         table.add_column(name, overflow="fold", no_wrap=wide or name not in ("on disk", "drift", "numerics"))
@@ -127,6 +211,13 @@ def _show(assessment: Assessment) -> None:
     console.print(f"trainers: {names}", markup=False)
     for problem in assessment.problems:
         console.print(f"{problem.severity}: {problem.text}", markup=False)
+
+
+def _admission(line: AdmissionLine) -> str:
+    said = "" if line.checked else ", as its peers say (the manifest tells for sure)"
+    if line.policy == "open":
+        return f"open, anyone may join{said}"
+    return f"by invitation of {line.owner}, {line.banned} banned" if line.checked else f"by invitation{said}"
 
 
 def _apart(replica: ReplicaLine) -> str:

@@ -1,6 +1,7 @@
 """One microbatch's call to the next stage, retried until it is answered. Trainers and replicas use the same one.
 
-It chooses by the router, follows `MovedTo`, waits out `Busy`, and goes elsewhere when a callee dies or falls silent.
+It chooses by the router, follows `MovedTo`, waits out `Busy`, and goes elsewhere when a callee dies, falls silent, or
+says that it is at work for longer than any call has taken.
 It does not know what the answer is for. A retry needs no permission: `Process` is idempotent (docs/protocol.md, I1).
 """
 
@@ -25,6 +26,9 @@ OF_PAYLOAD = frozenset({
 })
 """Refusals of what was sent. Believed when all replicas agree: one alone may be the one that is wrong."""
 
+_UNHEARD_S = 0.5
+"""How long a replica is left alone that does not know us as one who may call it."""
+
 
 @dataclass(slots=True)
 class _Attempt:
@@ -34,6 +38,7 @@ class _Attempt:
     pick: Pick | None
     began_at: float
     heard_at: float
+    limit_s: float
     silence_s: float = 0.0
 
     def sign_of_life(self, now: float) -> None:
@@ -87,7 +92,9 @@ class Caller:
                     avoid.clear()
                     await asyncio.sleep(max(_retry_at(none) - loop.time(), 0.01))
                     continue
-            attempt = _Attempt(pick.peer if pick else _known(owner), pick, loop.time(), loop.time())
+            attempt = _Attempt(
+                pick.peer if pick else _known(owner), pick, loop.time(), loop.time(), self._router.call_s()
+            )
             owner = None
             try:
                 answer = await self._attempt(attempt, request, payload)
@@ -116,6 +123,13 @@ class Caller:
                         self._router.busy(pick, retry_after_s=answer.retry_after_s, now=now)
                     else:
                         await asyncio.sleep(self._router.pause_s(answer.retry_after_s))
+                case Rejected(RejectCode.NOT_A_FEEDER):
+                    # It has not heard of us yet, or not for long: our next heartbeat may tell it. Nothing is lost.
+                    self._on_reroute(request, attempt.peer, answer.code.value)
+                    if pick:
+                        self._router.busy(pick, retry_after_s=_UNHEARD_S, now=now)
+                    else:
+                        await asyncio.sleep(_UNHEARD_S)
                 case Rejected():
                     self._settle(pick)
                     if answer.code in OF_PAYLOAD:
@@ -126,8 +140,9 @@ class Caller:
                     self._on_reroute(request, attempt.peer, answer.code.value)
                 case PeerGone() | PeerTimeout() | BadMessage():
                     hung = isinstance(answer, PeerTimeout)
+                    over = hung and now >= attempt.began_at + attempt.limit_s
                     if pick:
-                        self._router.failed(pick, now=now, hung=hung)
+                        self._router.failed(pick, now=now, hung=hung, over=over)
                     avoid.add(attempt.peer)
                     # It may have got far: whoever is next learns first who owns what further on (a repair).
                     request = replace(request, repair=True, hedge=request.hedge or hung)
@@ -146,7 +161,7 @@ class Caller:
         try:
             answer = await ask(
                 self._transport, attempt.peer, request, payload, patience=self._router.patience_s,
-                heard=lambda: attempt.sign_of_life(clock()),
+                heard=lambda: attempt.sign_of_life(clock()), limit_s=attempt.limit_s,
             )
         except (PeerGone, PeerTimeout, BadMessage) as error:
             return error

@@ -12,18 +12,24 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 
 from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId
-from swarmnet.messages import Answer, Fetch, Packed, Process, Rejected
+from swarmnet.messages import Answer, Busy, Fetch, Process, Rejected
 from swarmnet.net.transport import ReadPayload
 from swarmnet.pipeline.caller import Caller
+from swarmnet.pipeline.feeders import TurnedAway
 from swarmnet.pipeline.floor import Claims, Floor, Limits
 from swarmnet.pipeline.lane import Lane
+from swarmnet.pipeline.payload import InputCheck, OnBadInput
 from swarmnet.pipeline.relay import Spawn
 from swarmnet.pipeline.sources import Sources
 from swarmnet.stage.engine import Engine
 
+_UNSURE_S = 0.25
+"""When a caller may try again that is known and was not heard for a while."""
+
 
 class Execution:
-    """Executes the microbatches of one (peer, stage). lanes: by step, the oldest first."""
+    """Executes the microbatches of one (peer, stage). lanes: by step, the oldest first. may_feed(caller, request): why
+    not, if not."""
 
     def __init__(
         self,
@@ -34,11 +40,14 @@ class Execution:
         claims: Claims,
         caller: Caller | None,
         sources: Sources,
-        check: Callable[[tuple[Packed, ...]], None],
+        check: InputCheck,
         limits: Limits,
         spawn: Spawn,
+        on_bad_input: OnBadInput,
+        may_feed: Callable[[PeerId, Process], TurnedAway | None],
     ) -> None:
-        self._floor = Floor(stage, num_stages, engine, claims, caller, sources, check, limits, spawn)
+        self._may_feed = may_feed
+        self._floor = Floor(stage, num_stages, engine, claims, caller, sources, check, limits, spawn, on_bad_input)
         self.lanes: dict[int, Lane] = {}
         self._begun = asyncio.Event()
         self._waiting = 0
@@ -120,13 +129,19 @@ class Execution:
     # ------------------------------------------------------------ what other peers ask
 
     async def process(self, caller: PeerId, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:
-        """Answer one `Process` call (rule 1)."""
+        """Answer one `Process` call (rule 1). Raises BadMessage for a payload that cannot be this stage's input."""
+        away = self._may_feed(caller, request)
+        if away is not None:
+            version = self._floor.version
+            yield Busy(_UNSURE_S, version) if away.soon else Rejected(RejectCode.NOT_A_FEEDER, away.reason, version)
+            return
+        self._floor.look(caller, request, read)
         await self._wait_for(request.step)
         lane = self.lanes.get(request.step)
         if lane is None:
             yield self._floor.wrong_step(request.step)
             return
-        async with contextlib.aclosing(lane.process(request, read)) as answers:
+        async with contextlib.aclosing(lane.process(caller, request, read)) as answers:
             async for answer in answers:
                 yield answer
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from swarmnet.errors import RejectCode
-from swarmnet.messages import Answer, Busy, Packed, Rejected
+from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.ids import PeerId
+from swarmnet.messages import Answer, Busy, Packed, Process, Rejected
+from swarmnet.net.transport import ReadPayload
 from swarmnet.pipeline.caller import Caller
+from swarmnet.pipeline.payload import InputCheck, OnBadInput
 from swarmnet.pipeline.relay import Spawn
 from swarmnet.pipeline.sources import Sources
+from swarmnet.pipeline.work import Slots
 from swarmnet.stage.engine import Engine, Stash
 
 _AFTER_LEAVING_S = 1.0
@@ -59,7 +63,8 @@ class Limits:
 class Floor:
     """What the lanes of one replica share. version: of its weights, -1: none. executions: forwards run for training.
 
-    leaving: nothing new is begun for callers; what is at work here is finished.
+    leaving: nothing new is begun for callers; what is at work here is finished. evals: one evaluation at a time, beside
+    the slots of the lanes. sending: inputs that each caller is uploading.
     """
 
     stage: int
@@ -68,12 +73,37 @@ class Floor:
     claims: Claims
     caller: Caller | None
     sources: Sources
-    check: Callable[[tuple[Packed, ...]], None]
+    check: InputCheck
     limits: Limits
     spawn: Spawn
+    on_bad_input: OnBadInput
     version: int = -1
     leaving: bool = False
     executions: int = 0
+    evals: Slots = field(default_factory=lambda: Slots(1))
+    sending: Counter[PeerId] = field(default_factory=Counter)
+
+    def may_send(self, caller: PeerId) -> bool:
+        """May this caller upload one more input? As many at once as there are slots: what is received takes memory."""
+        return self.sending[caller] < self.limits.slots * (1 + self.engine.delay.most)
+
+    def look(self, caller: PeerId, request: Process, read: ReadPayload) -> None:
+        """Raise BadMessage, and name whose input it is, unless what the caller declares can be this stage's input."""
+        try:
+            self.check.declared(request, read.declared)
+        except BadMessage as error:
+            self.on_bad_input(caller, request.step, request.index, error)
+            raise
+
+    async def receive(self, caller: PeerId, request: Process, read: ReadPayload) -> tuple[Packed, ...]:
+        """The caller's input, checked. Raises BadMessage, and names whose input it is."""
+        try:
+            payload = await read()
+            self.check(request, payload)
+        except BadMessage as error:
+            self.on_bad_input(caller, request.step, request.index, error)
+            raise
+        return payload
 
     def wrong_step(self, step: int) -> Answer:
         """What a call gets whose step is not open here."""

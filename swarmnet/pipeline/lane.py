@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
 from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
@@ -36,9 +37,10 @@ class Lane:
         self._tasks: dict[Work, asyncio.Task[None]] = {}
         self._owners: dict[int, PeerId] = {}
         self._slots = Slots(floor.limits.slots)
+        self._slow: set[Work] = set()                        # gave their slot back, as their input does not come
         self._uncounted = Uncounted(
             floor.stage, engine=floor.engine, memo=self.memo, caller=floor.caller, sources=floor.sources,
-            check=floor.check, spawn=floor.spawn, running_s=floor.limits.running_s,
+            receive=floor.receive, spawn=floor.spawn, running_s=floor.limits.running_s,
         )
 
     def end(self) -> None:
@@ -95,17 +97,21 @@ class Lane:
 
     # ------------------------------------------------------------ what other peers ask
 
-    async def process(self, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:
+    async def process(self, caller: PeerId, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:
         """Answer one `Process` call of this step (rule 2)."""
         if request.purpose == "eval":
-            if self._floor.leaving or not self._slots.try_take():
+            # Not of the step's slots: whoever asks for scores would take them from training.
+            if self._floor.leaving or not await self._floor.evals.enter(patience_s=self._limits.running_s):
                 yield self._floor.busy()
                 return
             try:
-                async for answer in self._uncounted.evaluate(request, read):
+                async for answer in self._uncounted.evaluate(caller, request, read):
                     yield answer
             finally:
-                self._slots.give()
+                self._floor.evals.give()
+            return
+        if not self._floor.may_send(caller):
+            yield self._floor.busy()
             return
         # A caller told to come back sends its payload again, so with all slots taken it first waits at the door.
         patience = asyncio.get_running_loop().time() + self._limits.door_s
@@ -117,8 +123,9 @@ class Lane:
         work = admitted
         work.hedged = work.hedged or request.hedge
         yield Accepted()
-        if not work.input.done() and not work.outcome.done():   # while the caller was told, it may have ended
-            await self._upload(work, read)
+        async with contextlib.aclosing(self._feed(work, caller, request, read)) as signs:
+            async for sign in signs:
+                yield sign
         while not work.outcome.done():
             await asyncio.wait([work.outcome], timeout=self._limits.running_s)
             if not work.outcome.done():
@@ -175,21 +182,48 @@ class Lane:
         self._tasks[work] = self._floor.spawn(self._run(work))
         return work
 
-    async def _upload(self, work: Work, read: ReadPayload) -> None:
-        """Take the input from this caller, unless another one is faster (H11: callers die while uploading)."""
-        work.uploads += 1
+    async def _feed(
+        self, work: Work, caller: PeerId, request: Process, read: ReadPayload
+    ) -> AsyncGenerator[Running, None]:
+        """Take the input from this caller, unless another one sends it and is not slow (callers die while they do)."""
+        clock = asyncio.get_running_loop().time
+        work.waiting += 1
         try:
-            payload = await read()
-            self._floor.check(payload)
-            work.feed(payload)
+            while not work.input.done() and not work.outcome.done():
+                free = self._floor.may_send(caller)
+                if free and work.may_send(caller, now=clock(), slow_s=self._limits.door_s):
+                    await self._upload(work, caller, request, read)
+                    return
+                work.unsent.clear()
+                async with asyncio.TaskGroup() as group:
+                    failed = group.create_task(work.unsent.wait())
+                    ends: list[asyncio.Future[Any]] = [work.input, work.outcome, failed]
+                    await asyncio.wait(
+                        ends, timeout=self._limits.running_s, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    failed.cancel()
+                yield Running()
+        finally:
+            work.waiting -= 1
+            if not work.waiting and not work.input.done():
+                work.starve()
+
+    async def _upload(self, work: Work, caller: PeerId, request: Process, read: ReadPayload) -> None:
+        work.sending[caller] = asyncio.get_running_loop().time()
+        self._floor.sending[caller] += 1
+        try:
+            work.feed(await self._floor.receive(caller, request, read))
         except BadMessage:
-            if work.uploads == 1 and not work.input.done() and not work.starved:
+            over = work.outcome.done()       # while it came, the step may have ended
+            if work.waiting == 1 and not work.input.done() and not work.starved and not over:
                 self._drop(work)  # begun for this sender alone
             raise
         finally:
-            work.uploads -= 1
-            if work.uploads == 0 and not work.input.done():
-                work.starve()
+            del work.sending[caller]
+            self._floor.sending[caller] -= 1
+            if not self._floor.sending[caller]:
+                del self._floor.sending[caller]
+            work.unsent.set()
 
     def _drop(self, work: Work) -> None:
         """Forget a work that has no input and no honest caller."""
@@ -209,7 +243,18 @@ class Lane:
 
         Whatever comes first counts: a caller may still attach and send it.
         """
-        await work.fed_or_starved.wait()
+        while not work.fed_or_starved.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.door_s):
+                    await work.fed_or_starved.wait()
+            if not work.fed_or_starved.is_set() and work.has_slot and self._slots.wanted:
+                # Whoever says it sends and does not keeps nobody out: once the input is here, it is first in line.
+                self._release(work)
+                self._slow.add(work)
+                if len(self._slow) > self._limits.slots:
+                    work.finish(self._floor.busy())
+                    return ()
+        self._slow.discard(work)
         if not work.input.done():
             self._release(work)
             fetching = self._floor.spawn(self._fetch_input(work))
@@ -236,12 +281,16 @@ class Lane:
             work.finish(error)
         finally:
             self._release(work)
+            self._slow.discard(work)
             self._tasks.pop(work, None)
             if self.works.get(work.index) is work:
                 del self.works[work.index]
 
     async def _run_stages(self, work: Work) -> None:
         payload = await self._obtain_input(work)
+        if work.outcome.done():
+            return
+        *inputs, proof = payload
         if not work.decided.is_set():
             self._claims.claim(self.step, work.index)  # only now: what is malformed never claims
         if work.patient and not work.hedged:
@@ -256,10 +305,11 @@ class Lane:
             work.has_slot = True
         work.computing = True
         self._floor.executions += 1
-        stash = await self._engine.forward(self.step, work.index, payload, train=True)
+        stash = await self._engine.forward(self.step, work.index, inputs, train=True)
         if self._floor.stage + 1 < self._floor.num_stages:
-            self.memo.keep_output(work.index, stash.output)
-            answer = await self._gradient_of(work, stash.output)
+            output = (*stash.output, proof)
+            self.memo.keep_output(work.index, output)
+            answer = await self._gradient_of(work, output)
         else:
             answer = Gradient(stash.loss_sum, stash.num_tokens)
         gradient = await self._engine.backward(stash, answer.payload)
@@ -272,7 +322,7 @@ class Lane:
         """The gradient of what this stage sent on: memoised there after a repair's order, else executed there."""
         floor = self._floor
         assert floor.caller is not None
-        ordered = work.uploads == 0 and work.starved
+        ordered = not work.waiting and work.starved
         if ordered:
             found = await floor.sources.gradient(self.step, work.index)
             if found is not None:

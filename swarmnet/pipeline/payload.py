@@ -1,57 +1,86 @@
 """What a microbatch's tensors must look like on the wire, both ways, checked before anything is computed with them.
 
+A caller declares codecs and shapes before it sends: what cannot be an input is refused before a byte of it is read.
+
 Whoever sends what does not pass is to blame, so it is checked where the sender is still known: at the upload, at the
 answer. What passes is used without further suspicion, and a value that is not finite from then on is nobody's fault.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Manifest
-from swarmnet.messages import Fetched, Gradient, Packed, Process
+from swarmnet.messages import Fetch, Fetched, Gradient, Packed, Process
+from swarmnet.net.transport import Layout, TensorLayout, layout_of
 from swarmnet.wire.values import check_range, check_values
 
-Expected = tuple[tuple[str, tuple[int, ...]], ...]
-"""(codec, shape) of each tensor."""
+OnBadInput = Callable[[PeerId, int, int, BadMessage], None]
+"""Hears (peer, step, index, error) of an input that cannot be used, and whose it is."""
 
 
-def _check_layout(payload: tuple[Packed, ...], expected: Expected) -> None:
-    found = tuple((packed.codec, tuple(packed.shape)) for packed in payload)
+class Windows(Protocol):
+    """Which tokens are those of a training microbatch: `pipeline.windows`, or in the simulator a stand-in."""
+
+    @property
+    def layout(self) -> TensorLayout:
+        """Of the proof that travels with the tokens."""
+        ...
+
+    def check(self, step: int, index: int, tokens: Packed, proof: Packed) -> None:
+        """Raise BadMessage(MALFORMED) unless `proof` shows that `tokens` are those of (step, index)."""
+        ...
+
+def _check_layout(found: Layout, expected: Layout) -> None:
     if found != expected:
         raise BadMessage(RejectCode.BAD_SHAPE, f"expected {expected}, got {found}"[:500])
 
 
+def _evaluates(request: Process | Fetch) -> bool:
+    return isinstance(request, Process) and request.purpose == "eval"
+
+
 @dataclass(frozen=True, slots=True)
 class InputCheck:
-    """Checks the input of one stage: (tokens,) for stage 0, (tokens, hidden) otherwise."""
+    """Checks the input of one stage: `expected` is (tokens,) for stage 0, (tokens, hidden) otherwise. In training the
+    proof of the tokens comes last."""
 
-    expected: Expected
+    expected: Layout
     vocab_size: int
+    windows: Windows
 
     @staticmethod
-    def of(manifest: Manifest, stage: int) -> InputCheck:
+    def of(manifest: Manifest, stage: int, windows: Windows) -> InputCheck:
         """The check for `stage` of this run."""
         batch, length = manifest.training.microbatch_size, manifest.training.sequence_length
         tokens = ("int32", (batch, length + 1))
         hidden = (manifest.wire.activations, (batch, length, manifest.model.hidden_size))
-        return InputCheck((tokens, hidden) if stage > 0 else (tokens,), manifest.model.vocab_size)
+        return InputCheck((tokens, hidden) if stage > 0 else (tokens,), manifest.model.vocab_size, windows)
 
-    def __call__(self, payload: tuple[Packed, ...]) -> None:
-        """Raise BadMessage unless codecs and shapes are those of the run (BAD_SHAPE), tokens are words (MALFORMED)
-        and everything is finite (NON_FINITE)."""
-        _check_layout(payload, self.expected)
+    def declared(self, request: Process | Fetch, layout: Layout) -> None:
+        """Raise BadMessage (BAD_SHAPE) unless codecs and shapes are those of the run."""
+        _check_layout(layout, self.expected if _evaluates(request) else (*self.expected, self.windows.layout))
+
+    def __call__(self, request: Process | Fetch, payload: tuple[Packed, ...]) -> None:
+        """Raise BadMessage unless codecs and shapes are those of the run (BAD_SHAPE), tokens are words, in training
+        those of this very microbatch (MALFORMED), and everything is finite (NON_FINITE)."""
+        self.declared(request, layout_of(payload))
         for packed in payload:
             check_values(packed)
         check_range(payload[0], below=self.vocab_size)
+        if not _evaluates(request):            # an evaluation may be of any text, and nothing of it counts
+            self.windows.check(request.step, request.index, payload[0], payload[-1])
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerCheck:
     """Checks what one stage answers: (gradient,) of its input, () from stage 0 and to an evaluation."""
 
-    expected: Expected
+    expected: Layout
     num_tokens: int
 
     @staticmethod
@@ -63,12 +92,12 @@ class AnswerCheck:
 
     def __call__(self, request: Process, answer: Gradient) -> None:
         """Raise BadMessage unless `answer` can be an answer to `request`: BAD_SHAPE, MALFORMED, NON_FINITE."""
-        _check_layout(answer.payload, self.expected if request.purpose == "train" else ())
+        _check_layout(layout_of(answer.payload), self.expected if request.purpose == "train" else ())
         self._check(answer)
 
     def remembered(self, answer: Fetched) -> None:
         """The same for a memoised answer to training."""
-        _check_layout(answer.payload, self.expected)
+        _check_layout(layout_of(answer.payload), self.expected)
         self._check(answer)
 
     def _check(self, answer: Gradient | Fetched) -> None:

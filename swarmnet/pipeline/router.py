@@ -21,6 +21,8 @@ from swarmnet.ids import PeerId
 from swarmnet.pipeline.patience import Patience
 
 _NEVER = -math.inf
+_TRIALS = 0.1
+"""Of the time, at most, in which a call waits for a replica that has never answered, while others have."""
 _LONGEST_WAIT_S = 1.0                     # ask again after this long at the latest: `update` may bring somebody new
 
 
@@ -75,11 +77,16 @@ class _Replica:
 class Router:
     """Shares microbatches among the replicas of one stage in proportion to their speed."""
 
-    def __init__(self, patience: Patience, *, first_ban_s: float = 4.0, longest_ban_s: float = 30.0) -> None:
+    def __init__(
+        self, patience: Patience, *, first_ban_s: float = 4.0, longest_ban_s: float = 30.0,
+        longest_ban_over_s: float = 600.0,
+    ) -> None:
         self._patience = patience
         self._first_ban_s, self._longest_ban_s = first_ban_s, longest_ban_s
+        self._longest_ban_over_s = longest_ban_over_s
         self._replicas: dict[PeerId, _Replica] = {}
         self._numbers = itertools.count()
+        self._next_trial_at = _NEVER
         self._level_ns = 0                # the least virtual time among the free at the last pick
 
     # ------------------------------------------------------------ who is there
@@ -109,7 +116,7 @@ class Router:
         self._readmit(now)
         everybody = self._replicas.values()
         free = [replica for replica in everybody if replica.free(now)]
-        eligible = [replica for replica in free if replica.peer not in exclude]
+        eligible = self._without_trials([replica for replica in free if replica.peer not in exclude], exclude, now)
         if not eligible:
             raise NoReplica(
                 known=len(everybody),
@@ -135,6 +142,10 @@ class Router:
         """Silence since the last sign of life after which a call counts as hung."""
         return self._patience.seconds
 
+    def call_s(self) -> float:
+        """Seconds after which a whole call counts as hung, whatever the callee says meanwhile."""
+        return self._patience.call_s
+
     def pause_s(self, retry_after_s: float) -> float:
         """How long to leave a busy peer alone: as it wishes, but at most as long as the longest ban."""
         return min(max(retry_after_s, 0.0), self._longest_ban_s)
@@ -147,7 +158,7 @@ class Router:
         seconds: the whole call. compute_s: the callee's own part, by its word (never believed above `seconds`).
         silence_s: the longest wait for a sign of life (Accepted, Running, the answer) within this call.
         """
-        self._patience.heard(silence_s)
+        self._patience.heard(silence_s, seconds)
         replica, charged_ns = self._close(pick)
         if replica is None:
             return
@@ -173,21 +184,28 @@ class Router:
         if replica is not None:
             replica.time_ns -= charged_ns
 
-    def failed(self, pick: Pick, *, now: float, hung: bool) -> None:
+    def failed(self, pick: Pick, *, now: float, hung: bool, over: bool = False) -> None:
         """The call broke, or (`hung`) patience ran out. The charge stays and the replica is banned, each time twice
-        as long until it answers. Calls that were open when the ban began belong to the same incident."""
+        as long until it answers. Calls that were open when the ban began belong to the same incident.
+
+        over: it showed signs of life all the while. Every probe of such a replica costs a whole call's limit, so its
+        bans grow for longer.
+        """
         replica, _ = self._close(pick)
         if replica is None:
             return
         if hung:
             replica.rest.add((now - pick.at) / max(pick.num_bytes, 1))
+        if not replica.measured:
+            self._next_trial_at = max(self._next_trial_at, now + (now - pick.at) * (1 / _TRIALS - 1))
         if pick.number < replica.incident:
             return
         replica.incident = next(self._numbers)
-        replica.ban_s = min(2.0 * replica.ban_s or self._first_ban_s, self._longest_ban_s)
+        longest_s = self._longest_ban_over_s if over else self._longest_ban_s
+        replica.ban_s = min(2.0 * replica.ban_s or self._first_ban_s, longest_s)
         replica.banned_until = now + replica.ban_s
         if hung:
-            self._patience.expired()
+            self._patience.expired(over=over)
 
     # ------------------------------------------------------------ inside
 
@@ -197,6 +215,18 @@ class Router:
         if replica is None or pick.number not in replica.charges:
             return None, 0
         return replica, replica.charges.pop(pick.number)
+
+    def _without_trials(self, eligible: list[_Replica], exclude: frozenset[PeerId], now: float) -> list[_Replica]:
+        """Leave out who has never answered, unless nobody has, or it is time to try one: one at a time, and the longer
+        such trials took in vain, the more rarely. A record costs nothing, and a hundred dead ones stop no trainer."""
+        proven = any(
+            replica.measured and replica.banned_until <= now and replica.peer not in exclude
+            for replica in self._replicas.values()
+        )
+        trying = any(replica.charges and not replica.measured for replica in self._replicas.values())
+        if not proven or (not trying and now >= self._next_trial_at):
+            return eligible
+        return [replica for replica in eligible if replica.measured]
 
     def _readmit(self, now: float) -> None:
         """Let nobody use the time it was skipped as credit: it starts again level with the least loaded."""

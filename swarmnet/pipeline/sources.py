@@ -14,9 +14,13 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Fetch, Fetched, Packed, Rejected
 from swarmnet.net.ask import ask
 from swarmnet.net.transport import Transport
+from swarmnet.pipeline.payload import InputCheck, OnBadInput
 
 ASK_S = 10.0
 """Silence after which somebody asked for a memoised copy is given up."""
+
+LIMIT_S = 60.0
+"""The same, whatever it says meanwhile: another one may have it."""
 
 _PAUSE_S = 0.2
 
@@ -26,7 +30,7 @@ class Sources:
 
     before() and after() list live replicas of the neighbour stages; holders() whoever may have tokens (stage 0 only);
     tokens(step, index) is this peer's own data, or None without data. check and check_answer raise BadMessage for an
-    input or an answer that is none: then the next one is asked.
+    input or an answer that is none: then the next one is asked, and on_bad_input hears whose input it was.
     """
 
     def __init__(
@@ -38,12 +42,14 @@ class Sources:
         after: Callable[[], Sequence[PeerId]],
         holders: Callable[[], Sequence[PeerId]],
         tokens: Callable[[int, int], tuple[Packed, ...] | None],
-        check: Callable[[tuple[Packed, ...]], None],
+        check: InputCheck,
         check_answer: Callable[[Fetched], None],
+        on_bad_input: OnBadInput,
     ) -> None:
         self._transport, self._stage = transport, stage
         self._before, self._after, self._holders = before, after, holders
         self._tokens, self._check, self._check_answer = tokens, check, check_answer
+        self._on_bad_input = on_bad_input
 
     def own_tokens(self, step: int, index: int) -> tuple[Packed, ...] | None:
         """Tokens of a microbatch from this peer's own data."""
@@ -95,11 +101,11 @@ class Sources:
 
     async def _ask(self, peer: PeerId, request: Fetch) -> Fetched | None:
         try:
-            answer = await ask(self._transport, peer, request, patience=lambda: ASK_S)
+            answer = await ask(self._transport, peer, request, patience=lambda: ASK_S, limit_s=LIMIT_S)
             match answer:
                 case Fetched():
                     if request.kind == "input":
-                        self._check(answer.payload)
+                        self._check(request, answer.payload)
                     else:
                         self._check_answer(answer)
                     return answer
@@ -107,5 +113,9 @@ class Sources:
                     raise Refused(answer.code, answer.reason, peer=peer)
                 case _:                                        # it has none, or what it says is no answer to Fetch
                     return None
-        except (PeerGone, PeerTimeout, BadMessage):
+        except (PeerGone, PeerTimeout):
+            return None
+        except BadMessage as error:
+            if request.kind == "input":
+                self._on_bad_input(peer, request.step, request.index, error)
             return None

@@ -5,10 +5,11 @@ Rule 6 of docs/protocol.md. The step is the caller's concern: everything here is
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 
 from swarmnet.errors import RejectCode
+from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Fetch, Fetched, Gradient, Packed, Process, Rejected
 from swarmnet.net.transport import ReadPayload
 from swarmnet.pipeline.caller import Caller
@@ -30,12 +31,12 @@ class Uncounted:
         memo: Memo,
         caller: Caller | None,
         sources: Sources,
-        check: Callable[[tuple[Packed, ...]], None],
+        receive: Callable[[PeerId, Process, ReadPayload], Awaitable[tuple[Packed, ...]]],
         spawn: Spawn,
         running_s: float,
     ) -> None:
         self._stage, self._engine, self._memo = stage, engine, memo
-        self._caller, self._sources, self._check = caller, sources, check
+        self._caller, self._sources, self._receive = caller, sources, receive
         self._spawn, self._running_s = spawn, running_s
         self._reserved = Slots(1)
 
@@ -64,11 +65,12 @@ class Uncounted:
             output = recomputed.result()
         yield Fetched(output)
 
-    async def evaluate(self, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:
+    async def evaluate(
+        self, caller: PeerId, request: Process, read: ReadPayload
+    ) -> AsyncGenerator[Answer, None]:
         """Forward only, here and in all later stages: claims nothing, is not memoised."""
         yield Accepted()
-        payload = await read()
-        self._check(payload)
+        payload = await self._receive(caller, request, read)
         stash = await self._engine.forward(request.step, request.index, payload, train=False)
         if self._caller is None:
             yield Gradient(stash.loss_sum, stash.num_tokens, stash.compute_s)
@@ -83,9 +85,10 @@ class Uncounted:
         """Forward only, in a slot of its own so that a full replica can still repair others (rule 7)."""
         await self._reserved.take()
         try:
-            payload = await self._sources.input(request.step, request.index)
-            stash = await self._engine.forward(request.step, request.index, payload, train=False)
-            self._memo.keep_output(request.index, stash.output)
-            return stash.output
+            *inputs, proof = await self._sources.input(request.step, request.index)
+            stash = await self._engine.forward(request.step, request.index, inputs, train=False)
+            output = (*stash.output, proof)
+            self._memo.keep_output(request.index, output)
+            return output
         finally:
             self._reserved.give()

@@ -19,7 +19,8 @@ class Work:
 
     patient: learn who owns it before computing (a repair's call). hedged: a caller found the owner hung, so it is
     computed whoever owns it.
-    uploads: callers sending the input right now.
+    waiting: callers attached while the input is missing, the one who sends it among them. sending: who sends it now,
+    and since when; unsent: the last upload came to nothing.
     """
 
     index: int
@@ -27,7 +28,9 @@ class Work:
     hedged: bool
     input: asyncio.Future[tuple[Packed, ...]]
     outcome: asyncio.Future[Outcome]
-    uploads: int = 0
+    waiting: int = 0
+    sending: dict[PeerId, float] = field(default_factory=dict)
+    unsent: asyncio.Event = field(default_factory=asyncio.Event)
     has_slot: bool = False
     computing: bool = False
     voids: int | None = None
@@ -50,6 +53,10 @@ class Work:
         """The grant is void, or the other owner gone: the claim is open again."""
         self.voids = self.owner = None
         self.decided.clear()
+
+    def may_send(self, caller: PeerId, *, now: float, slow_s: float) -> bool:
+        """One caller at a time sends the input; another one only if the last to begin takes longer than `slow_s`."""
+        return caller not in self.sending and all(now - began >= slow_s for began in self.sending.values())
 
     def feed(self, payload: tuple[Packed, ...]) -> None:
         """The input has arrived; the first one counts."""
@@ -93,6 +100,11 @@ class Slots:
     def crowded(self) -> bool:
         """As many wait at the door as there are slots: nobody else may."""
         return len(self._door) >= self.size
+
+    @property
+    def wanted(self) -> bool:
+        """Does anybody wait for a slot?"""
+        return bool(self._line or self._door)
 
     async def enter(self, *, patience_s: float) -> bool:
         """Wait at the door for at most `patience_s`. False: no slot came free, or the door is crowded."""

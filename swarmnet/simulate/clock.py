@@ -86,6 +86,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             process.tasks.add(task)
         return task
 
+    def at_once(self, process: Process, act: Callable[[], None]) -> None:
+        """Do this inside a process, now, or when it continues: without a timer, which would reorder others' events."""
+        if process.stopped or process.dead:
+            process.held.append(self._gated(act, process.context))      # it is continued inside its context
+        else:
+            process.context.run(act)
+
     def stop_process(self, process: Process) -> None:
         """SIGSTOP."""
         process.stopped = True

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from swarmnet.ids import PeerId
-from swarmnet.net.directory import Record
+from swarmnet.net.admission import Admissions
+from swarmnet.net.directory import Record, admits
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.links import Lines
 
@@ -27,6 +28,10 @@ class MemoryDirectory:
         """See Directory.records."""
         return self._fresh(self._records)
 
+    def now(self) -> float:
+        """The time on every wall."""
+        return self._loop.time()
+
     def split(self) -> None:
         """From now on nobody sees what is published beyond a cut: only what was there before, until it expires."""
         self._before = dict(self._records)
@@ -48,10 +53,10 @@ class MemoryDirectory:
 
 
 class DirectoryAt:
-    """The Directory as one peer sees it."""
+    """The Directory as one peer sees it, who reads no records of those that are not admitted."""
 
-    def __init__(self, me: PeerId, directory: MemoryDirectory, lines: Lines) -> None:
-        self._me, self._directory, self._lines = me, directory, lines
+    def __init__(self, me: PeerId, directory: MemoryDirectory, lines: Lines, admissions: Admissions) -> None:
+        self._me, self._directory, self._lines, self._admissions = me, directory, lines, admissions
 
     async def publish(self, record: Record) -> None:
         """See Directory.publish."""
@@ -59,4 +64,5 @@ class DirectoryAt:
 
     async def records(self) -> tuple[Record, ...]:
         """See Directory.records."""
-        return self._directory.seen_by(self._me, self._lines)
+        found, now = self._directory.seen_by(self._me, self._lines), self._directory.now()
+        return tuple(record for record in found if admits(self._admissions, record, now=now))

@@ -18,6 +18,7 @@ import struct
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from swarmnet.averaging.exchange import PIECE_ELEMENTS
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
 from swarmnet.manifest.delay import NO_DELAY, Delay
@@ -38,6 +39,9 @@ UNPACK_S, RESTORE_S, MEASURE_S = 0.01, 0.02, 0.005
 _DIGITS = 16
 """Bits of a number that are rounding, below its exact part."""
 
+_ZEROS = memoryview(bytes(8 * PIECE_ELEMENTS))
+"""What padding travels as; nothing is longer than a piece of a sum."""
+
 
 def _hash(*parts: object) -> int:
     text = "/".join(part.hex() if isinstance(part, bytes) else str(part) for part in parts)
@@ -47,6 +51,30 @@ def _hash(*parts: object) -> int:
 def tokens_of(number: int) -> tuple[Packed, ...]:
     """Tokens of microbatch `number`: [1, 2] int32."""
     return (Packed("int32", (1, 2), struct.pack("<ii", number % 251, number % 241)),)
+
+
+def proven_tokens_of(number: int) -> tuple[Packed, ...]:
+    """(tokens, proof) of training microbatch `number`."""
+    proof = hashlib.sha256(struct.pack("<q", number)).digest()
+    return *tokens_of(number), Packed("uint8", (1, 1, 32), proof)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedWindows:
+    """Implements Windows (`pipeline.payload`): it knows all tokens, which is cheaper than a tree."""
+
+    microbatches: int
+
+    @property
+    def layout(self) -> tuple[str, tuple[int, ...]]:
+        """See Windows."""
+        return "uint8", (1, 1, 32)
+
+    def check(self, step: int, index: int, tokens: Packed, proof: Packed) -> None:
+        """See Windows."""
+        number = step * self.microbatches + index
+        if [bytes(each.data) for each in (tokens, proof)] != [each.data for each in proven_tokens_of(number)]:
+            raise BadMessage(RejectCode.MALFORMED, f"row 0 is not proven to be window {number} of the data")
 
 
 def _hidden(value: int) -> Packed:
@@ -158,11 +186,13 @@ class SimulatedEngine:
     poison: (stage, step, index) whose forward is not finite. weights: of this version; before: of the one earlier.
     digits: the last digits of the weights, if there are any. state_bytes: of a snapshot, at least. restore_s: how long
     the device writes other weights. averaging_s: how long a round takes beside the device, beyond its messages.
+    padding: zeros at the end of each sum, which take time on the lines and nothing else.
     """
 
     def __init__(
         self, stage: int, num_stages: int, device: Device, poison: frozenset[tuple[int, int, int]] = frozenset(),
         *, rounding: bool = False, state_bytes: int = 0, delay: Delay = NO_DELAY, averaging_s: float = 0.001,
+        padding: int = 0,
     ) -> None:
         self.stage, self.arithmetic, self.device = stage, Arithmetic(stage, num_stages, rounding), device
         self.numbers = Numbers(rounding)
@@ -170,11 +200,12 @@ class SimulatedEngine:
         self.weights, self.version, self.digits = self.arithmetic.seed(), 0, 0
         self.before = self.weights
         self.restore_s, self.averaging_s = RESTORE_S, averaging_s
-        self.delay = delay
+        self.delay, self._elements = delay, NUM_ELEMENTS + padding
         self.accumulators = [Accumulator() for _ in range(1 + delay.most)]  # step s: number s % (1 + most)
         self.debt: bytes | None = None
         self._buffer = [0] * NUM_ELEMENTS
         self._missing: set[int] = set()
+        self._padding_missing = 0
         self._life = 0                           # of the ranks that hold sums and stashes
         self._audience: Audience | None = None
         self._context = contextvars.copy_context()
@@ -205,7 +236,7 @@ class SimulatedEngine:
     @property
     def num_elements(self) -> int:
         """See Engine."""
-        return NUM_ELEMENTS
+        return self._elements
 
     def snapshot_bytes(self, stage: int) -> int:
         """See Engine. Of all stages alike."""
@@ -282,7 +313,7 @@ class SimulatedEngine:
     @property
     def phases(self) -> tuple[int, ...]:
         """See Engine."""
-        return (NUM_ELEMENTS,)
+        return (self._elements,)
 
     @property
     def private_phases(self) -> int:
@@ -292,7 +323,7 @@ class SimulatedEngine:
     @property
     def sum_elements(self) -> int:
         """See Engine."""
-        return NUM_ELEMENTS
+        return self._elements
 
     async def next_phase(self) -> None:
         """See Engine. There is none."""
@@ -306,26 +337,29 @@ class SimulatedEngine:
         """See Engine."""
         if self.accumulator(self.version).lost:
             raise Refused(RejectCode.NOT_READY, "the sum was lost with the ranks")
-        return _pack(self.accumulator(self.version).total[start:stop])
+        return _pack(self.accumulator(self.version).total, start, stop)
 
     async def reduce(
         self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0
     ) -> Reduced:
         """See Engine. Sums, whatever the run's reducer: these numbers have no outliers."""
-        total = [0] * (stop - start)
+        total = [0] * len(range(start, min(stop, NUM_ELEMENTS)))
         for contribution in contributions:
             if contribution.packed.codec != "int64":
                 raise BadMessage(RejectCode.MALFORMED, "not the run's codec", peer=contribution.peer)
-            total = self.numbers.add(total, _unpack(contribution.packed))
-        return Reduced(_pack(total))
+            total = self.numbers.add(total, _unpack(contribution.packed, len(total)))
+        return Reduced(_pack(total, 0, stop - start))
 
     async def open_sum(self) -> None:
         """See Engine."""
-        self._missing = set(range(NUM_ELEMENTS))
+        self._missing, self._padding_missing = set(range(NUM_ELEMENTS)), self._elements - NUM_ELEMENTS
 
     async def put(self, start: int, packed: Packed) -> None:
         """See Engine."""
-        for place, value in enumerate(_unpack(packed), start):
+        length = packed.shape[0]
+        values = _unpack(packed, len(range(start, min(start + length, NUM_ELEMENTS))))
+        self._padding_missing -= length - len(values)
+        for place, value in enumerate(values, start):
             if place not in self._missing:
                 raise BadMessage(RejectCode.BAD_SHAPE, "no such element, or a second one")
             self._missing.remove(place)
@@ -334,14 +368,18 @@ class SimulatedEngine:
     async def seal(self) -> tuple[bytes, float]:
         """See Engine."""
         await asyncio.sleep(self.averaging_s)
-        if self._missing:
+        if self._missing or self._padding_missing:
             raise BadMessage(RejectCode.BAD_SHAPE, "pieces do not cover the sum")
         return Arithmetic.digest(self._buffer)[0], Arithmetic.digest(self.exact_sum)[1]
 
     async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """See Engine."""
         await asyncio.sleep(0.001)
-        self._buffer = [value for packed in parts for value in _unpack(packed)]
+        values, start = list[int](), 0
+        for packed in parts:
+            values += _unpack(packed, len(range(start, min(start + packed.shape[0], NUM_ELEMENTS))))
+            start += packed.shape[0]
+        self._buffer = values
         return Arithmetic.digest(self._buffer)[0], Arithmetic.digest(self.exact_sum)[1]
 
     @property
@@ -351,7 +389,7 @@ class SimulatedEngine:
 
     async def finished_sum(self, start: int, stop: int) -> Packed:
         """See Engine."""
-        return _pack(self._buffer[start:stop])
+        return _pack(self._buffer, start, stop)
 
     async def apply(self, commits: Sequence[Commit]) -> None:
         """See Engine."""
@@ -416,9 +454,14 @@ def make_anew(
     return json.dumps([version, _hash("anew", stage, version, *beside), 0]).encode()
 
 
-def _pack(values: Sequence[int]) -> Packed:
-    return Packed("int64", (len(values),), struct.pack(f"<{len(values)}q", *values))
+def _pack(numbers: Sequence[int], start: int, stop: int) -> Packed:
+    """[start, stop) of these numbers and of the padding behind them."""
+    values = numbers[start:stop]
+    data = struct.pack(f"<{len(values)}q", *values)
+    padding = _ZEROS[: 8 * (stop - start - len(values))]
+    return Packed("int64", (stop - start,), b"".join((data, padding)) if values or not padding else padding)
 
 
-def _unpack(packed: Packed) -> list[int]:
-    return list(struct.unpack(f"<{packed.shape[0]}q", bytes(packed.data)))
+def _unpack(packed: Packed, most: int) -> list[int]:
+    """The first numbers; the rest is padding."""
+    return list(struct.unpack(f"<{most}q", bytes(memoryview(packed.data)[: 8 * most])))

@@ -55,6 +55,7 @@ class Lines:
         self.links = links
         self._group: dict[PeerId, int] = {}
         self._deaf: set[tuple[PeerId, PeerId]] = set()
+        self._undialled: set[tuple[PeerId, PeerId]] = set()
         self._pairs: dict[frozenset[PeerId], tuple[float | None, float | None]] = {}
         self._up: dict[PeerId, Lane] = {}
         self._down: dict[PeerId, Lane] = {}
@@ -69,9 +70,13 @@ class Lines:
         """What `sender` sends does not reach `receiver`; the other way is open."""
         self._deaf.add((sender, receiver))
 
+    def block_dial(self, sender: PeerId, receiver: PeerId) -> None:
+        """`sender` cannot open connections to `receiver`: silence. What `receiver` opens works in full."""
+        self._undialled.add((sender, receiver))
+
     def heal(self) -> None:
         """End every cut."""
-        self._group, self._deaf = {}, set()
+        self._group, self._deaf, self._undialled = {}, set(), set()
 
     def slow(self, one: PeerId, other: PeerId, bytes_per_s: float | None, latency_s: float | None) -> None:
         """Override speed and latency between two peers, both ways; None: as everywhere."""
@@ -96,6 +101,14 @@ class Lines:
     def connected(self, one: PeerId, other: PeerId) -> bool:
         """Do messages pass both ways, as a connection needs?"""
         return self.reaches(one, other) and self.reaches(other, one)
+
+    def blocked(self, sender: PeerId, receiver: PeerId) -> bool:
+        """Is `receiver` behind a firewall, for `sender`?"""
+        return (sender, receiver) in self._undialled
+
+    def dials(self, sender: PeerId, receiver: PeerId) -> bool:
+        """Can `sender` open a connection to `receiver`?"""
+        return not self.blocked(sender, receiver) and self.connected(sender, receiver)
 
     def latency_s(self, sender: PeerId, receiver: PeerId) -> float:
         """One way, without jitter."""

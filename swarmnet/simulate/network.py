@@ -2,7 +2,8 @@
 
 One-way messages may be delayed, lost, doubled and overtaken; calls are delayed and may break. Death of a process is
 seen by everybody connected to it, silence (a stopped process, a cut) by nobody: calls across a cut hang and then break
-without a word on who is to blame, answers go on when it heals in time, one-way messages are lost.
+without a word on who is to blame, answers go on when it heals in time, one-way messages are lost. Where only one of two
+can dial the other, the same holds for what the one who cannot opens, and for nothing else.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from dataclasses import dataclass
 
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused
 from swarmnet.ids import PeerId
-from swarmnet.messages import Answer, Control, Packed, Rejected, Request
-from swarmnet.net.transport import Service
+from swarmnet.messages import Answer, Control, Heartbeat, Packed, Rejected, Request
+from swarmnet.net.transport import ReadPayload, Service, layout_of
 from swarmnet.simulate.clock import Process, VirtualLoop
 from swarmnet.simulate.links import Lines, Links
 
 _LOOKS_PER_STALL = 4
+
+SILENCE_S = 3.5
+"""A dial into silence is given up after this long."""
 
 
 class _Call:
@@ -45,6 +49,7 @@ class _Node:
     peer: PeerId
     process: Process
     service: Service
+    answers: bool
 
 
 class MemoryNetwork:
@@ -60,9 +65,9 @@ class MemoryNetwork:
         self._held: list[tuple[_Call, Answer | None]] = []  # answers on the wrong side of a cut
         self._knocking: list[tuple[_Call, Request, tuple[Packed, ...]]] = []  # calls opened across one
 
-    def attach(self, peer: PeerId, process: Process, service: Service) -> None:
-        """A process listens under this id; an older one of the same id is forgotten."""
-        self._nodes[peer] = _Node(peer, process, service)
+    def attach(self, peer: PeerId, process: Process, service: Service, *, answers: bool = True) -> None:
+        """A process listens under this id; an older one of the same id is forgotten. answers: does it answer pings?"""
+        self._nodes[peer] = _Node(peer, process, service, answers)
 
     def transport(self, peer: PeerId) -> MemoryTransport:
         """The transport of one peer."""
@@ -77,7 +82,8 @@ class MemoryNetwork:
                 self.break_call(call)
         for other in list(self._nodes.values()):
             if self.lines.connected(peer, other.peer):
-                self._at(other, self.delay(peer, other.peer), other.service.on_gone, peer, True)
+                definite = self.lines.dials(other.peer, peer)  # else it may be behind its firewall as ever
+                self._at(other, self.delay(peer, other.peer), other.service.on_gone, peer, definite)
 
     def stop(self, peer: PeerId) -> None:
         """SIGSTOP."""
@@ -133,17 +139,16 @@ class MemoryNetwork:
     def tell(self, sender: PeerId, peer: PeerId, message: Control) -> None:
         """One-way message."""
         self.sent[type(message).__name__] += 1
-        node = self._nodes.get(peer)
-        if not self.lines.reaches(sender, peer):
+        node, mine = self._nodes.get(peer), self._nodes.get(sender)
+        if not self.lines.reaches(sender, peer) or self.lines.blocked(sender, peer):
             return
         if node is None:
-            mine = self._nodes.get(sender)
             if mine is not None and self.lines.connected(sender, peer):
                 self._at(mine, self.delay(peer, sender), mine.service.on_gone, peer, True)
             return
         for _ in range(1 + (self.rng.random() < self.links.double)):
             if self.rng.random() >= self.links.loss:
-                self._at(node, self._in_order(sender, peer), self._hand_over, node, sender, message)
+                self._at(node, self._in_order(sender, peer), self._hand_over, node, sender, mine, message)
 
     def _in_order(self, sender: PeerId, peer: PeerId) -> float:
         """Seconds a one-way message takes: never less than the one before it on this link, unless that was late."""
@@ -155,8 +160,15 @@ class MemoryNetwork:
         self._last_at[sender, peer] = arrives
         return arrives - now
 
-    def _hand_over(self, node: _Node, sender: PeerId, message: Control) -> None:
+    def _hand_over(self, node: _Node, sender: PeerId, mine: _Node | None, message: Control) -> None:
         node.service.on_tell(sender, message)
+        if mine is not None and node.answers and isinstance(message, Heartbeat):
+            # gRPC pings among its messages: here every heartbeat brings one, and the answer takes no time to come back.
+            self.loop.at_once(mine.process, lambda: self._hand_back(node.peer, mine))
+
+    def _hand_back(self, peer: PeerId, mine: _Node) -> None:
+        if self._nodes.get(mine.peer) is mine and self.lines.dials(mine.peer, peer):
+            mine.service.on_reached(peer)
 
     def open(self, sender: PeerId, peer: PeerId, request: Request, payload: tuple[Packed, ...]) -> _Call:
         """Begin a call."""
@@ -164,7 +176,7 @@ class MemoryNetwork:
         call = _Call(sender, peer)
         node = self._nodes.get(peer)
         mine = self._nodes.get(sender)
-        if not self.lines.connected(sender, peer):
+        if not self.lines.dials(sender, peer):
             self._calls[call] = None
             self._knocking.append((call, request, payload))
             return call  # nobody answers: the caller sees no life and gives up, if it does not heal before
@@ -179,6 +191,18 @@ class MemoryNetwork:
             self.loop.call_later(self.rng.random(), self.break_call, call)
         return call
 
+    async def dial(self, sender: PeerId, peer: PeerId, deadline: float) -> None:
+        """A new connection, there and back. Silence is a firewall, unless the process is stopped."""
+        await asyncio.sleep(2 * self.lines.latency_s(sender, peer))
+        if not self.lines.dials(sender, peer):
+            await asyncio.sleep(max(0.0, min(deadline - self.loop.time(), SILENCE_S)))
+            raise PeerGone("no answer", peer=peer)
+        if peer not in self._nodes:
+            raise PeerGone("refused", peer=peer)
+        if self.is_stopped(peer):
+            await asyncio.sleep(max(0.0, deadline - self.loop.time()))
+            raise PeerTimeout("something answers, and does not say in time who it is", peer=peer)
+
     def close(self, call: _Call) -> None:
         """The caller has left."""
         if call in self._calls:
@@ -190,9 +214,11 @@ class MemoryNetwork:
                 cut_s = 0.0 if self.lines.connected(call.caller, call.callee) else self.links.stall_s
                 self._at(node, self.links.latency_s + cut_s, self._cancel, call)
 
-    def hears(self, caller: PeerId, callee: PeerId) -> bool:
+    def hears(self, call: _Call) -> bool:
         """Would pulses of the callee's process reach the caller?"""
-        return not self.is_stopped(callee) and self.lines.connected(caller, callee)
+        if call.node is None and not self.lines.dials(call.caller, call.callee):
+            return False
+        return not self.is_stopped(call.callee) and self.lines.connected(call.caller, call.callee)
 
     def break_call(self, call: _Call) -> None:
         """The connection of a call breaks: both ends notice."""
@@ -202,7 +228,8 @@ class MemoryNetwork:
         call.over = True
         caller, callee = self._nodes.get(call.caller), self._nodes.get(call.callee)
         if caller is not None:
-            broken = PeerGone("broken", definite=callee is None, peer=call.callee)
+            definite = callee is None and self.lines.dials(call.caller, call.callee)
+            broken = PeerGone("broken", definite=definite, peer=call.callee)
             self._at(caller, self.delay(call.callee, call.caller), call.put, broken)
         if callee is not None:
             self._at(callee, self.links.latency_s, self._cancel, call)
@@ -242,7 +269,7 @@ class MemoryNetwork:
             return payload
 
         try:
-            async for answer in node.service.on_call(call.caller, request, read):
+            async for answer in node.service.on_call(call.caller, request, ReadPayload(layout_of(payload), read)):
                 payload_out: tuple[Packed, ...] = getattr(answer, "payload", ())
                 await self.lines.carry(call.callee, call.caller, sum(packed.num_bytes for packed in payload_out))
                 self._answer(call, answer)
@@ -293,6 +320,10 @@ class MemoryTransport:
         finally:
             self._network.close(call)
 
+    async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
+        """See Transport.dial."""
+        await self._network.dial(self._me, peer, deadline)
+
     async def _answered(self, call: _Call, deadline: float) -> None:
         """Wait as long as the callee's process lives, however slow it or the line is, as gRPC's pulses let us."""
         loop, stall_s = self._network.loop, self._network.links.stall_s
@@ -305,7 +336,7 @@ class MemoryTransport:
             except TimeoutError:
                 if loop.time() >= deadline:
                     raise PeerTimeout("deadline", peer=call.callee) from None
-                if self._network.hears(call.caller, call.callee):
+                if self._network.hears(call):
                     lived = loop.time()
                 elif loop.time() - lived >= stall_s:
                     self._network.close(call)

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from swarmnet.ids import PeerId
 from swarmnet.manifest.delay import Delay
-from swarmnet.manifest.schema import Averaging, Cut, Limits, Manifest, Model, Protocol, Training
+from swarmnet.manifest.schema import Admission, Averaging, Cut, Limits, Manifest, Model, Protocol, Training
 from swarmnet.simulate.links import Links
+
+OWNER = PeerId(f"12D3Koo{'W' * 45}")
+"""Who invites in simulated runs by invitation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +21,9 @@ class Plan:
     digits with the order and grouping they are made in, as in fp32 (default: as in deterministic mode). overlap_after:
     as in a manifest, and nothing without sync = "overlap". state_bytes: of
     a copy of a stage's state, at least; it travels in pieces of piece_bytes. averaging_s: what a round takes beyond its
-    messages. no_beginning: these peers have no weights of version 0."""
+    messages. no_beginning: these peers have no weights of version 0. invite: the run
+    is by invitation of `OWNER`. padding: elements of each sum that are zero and
+    only take their time on the lines."""
 
     stages: int = 2
     replicas: int = 2
@@ -31,6 +37,7 @@ class Plan:
     memo_bytes: int = 1 << 20
     forward_s: float = 0.02
     averaging_s: float = 0.001
+    padding: int = 0
     data_at_peers: bool = True
     eval_every: int = 0
     max_void: int = 0
@@ -45,6 +52,7 @@ class Plan:
     poison: frozenset[tuple[int, int, int]] = frozenset()
     links: Links = field(default_factory=Links)
     no_beginning: frozenset[str] = frozenset()
+    invite: bool = False
     protocol: Protocol = field(default_factory=Protocol)
     served: tuple[tuple[int, ...], ...] | None = None  # stages of each peer; default: `replicas` of each stage
 
@@ -78,5 +86,6 @@ def manifest_of(plan: Plan) -> Manifest:
             drift_every=plan.drift_every, resync_every=plan.resync_every, group_size=plan.group_size,
         ),
         protocol=plan.protocol,
+        admission=Admission(policy="invite", key=OWNER) if plan.invite else Admission(),
         limits=Limits(),
     )

@@ -12,10 +12,14 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from swarmnet.errors import UsageError
 from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.messages import Packed
+from swarmnet.net.admission import Admissions, Bans, Role, ban, invite, pass_of
 from swarmnet.net.directory import Record
+from swarmnet.net.transport import Service, Transport
 from swarmnet.peer.peer import Peer
 from swarmnet.peer.replica import Caps
 from swarmnet.simulate.clock import Process, VirtualLoop
@@ -23,11 +27,12 @@ from swarmnet.simulate.describe import standing
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.directory import DirectoryAt, MemoryDirectory
 from swarmnet.simulate.disk import SimulatedDisk
-from swarmnet.simulate.engine import SimulatedEngine, make_anew, tokens_of
+from swarmnet.simulate.engine import SimulatedEngine, SimulatedWindows, make_anew, proven_tokens_of, tokens_of
 from swarmnet.simulate.network import MemoryNetwork
 from swarmnet.simulate.oracle import Oracle
-from swarmnet.simulate.plan import Plan, manifest_of
+from swarmnet.simulate.plan import OWNER, Plan, manifest_of
 from swarmnet.simulate.signer import SimulatedSigner
+from swarmnet.stage.engine import Engine
 from swarmnet.trainer.trainer import Trainer
 
 RUN = RunId("0" * 64)
@@ -35,6 +40,22 @@ RUN = RunId("0" * 64)
 
 class Broken(AssertionError):
     """An invariant does not hold."""
+
+
+class Guise(Protocol):
+    """What stands between a peer that lies and everybody else. The peer behind it is production code and honest."""
+
+    def transport(self, honest: Transport) -> Transport:
+        """What it says and calls."""
+        ...
+
+    def service(self, honest: Service) -> Service:
+        """What others reach."""
+        ...
+
+    def engine(self, honest: SimulatedEngine) -> Engine:
+        """What computes, of one of its stages."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -70,15 +91,18 @@ class Swarm:
         self.hooks: list[Callable[[PeerId, str, dict[str, object]], None]] = []
         self.slowdown: dict[PeerId, float] = {}
         self.classes: dict[PeerId, str] = {}
+        self.guises: dict[PeerId, Guise] = {}  # peers that lie: nobody waits for them at the end, nothing holds in them
         self.exact = True  # false where a run may drop: sums and weights are then not those of one process
         self.over = False
+        self.admissions: dict[PeerId, Admissions] = {}
+        self.bans: Bans | None = None
         self._processes: list[Process] = []
 
     # ------------------------------------------------------------ building
 
-    def add(self, stages: Iterable[int], name: str | None = None) -> Node:
+    def add(self, stages: Iterable[int], name: str | None = None, *, invited: bool = True) -> Node:
         """Start a peer process that serves these stages; the same name is the same identity again, on what `classes`
-        says its machine is."""
+        says its machine is. invited: in a run by invitation its owner has invited it."""
         plan, served = self.plan, tuple(stages)
         peer_id = PeerId(name or f"s{'-'.join(map(str, served))}.{len(self.nodes)}")
         process = Process(peer_id)
@@ -87,49 +111,87 @@ class Swarm:
         engines = {
             stage: SimulatedEngine(stage, plan.stages, device, plan.poison, rounding=plan.rounding,
                                    state_bytes=plan.state_bytes, delay=plan.delay,
-                                   averaging_s=plan.averaging_s) for stage in served
+                                   averaging_s=plan.averaging_s, padding=plan.padding) for stage in served
         }
 
         def own_tokens(step: int, index: int) -> tuple[Packed, ...] | None:
-            return tokens_of(step * plan.microbatches + index) if plan.data_at_peers else None
+            return proven_tokens_of(step * plan.microbatches + index) if plan.data_at_peers else None
 
         incarnation = self.rng.getrandbits(62)
+        admissions, shown = self._admit(peer_id, "stage", invited)
+        guise = self.guises.get(peer_id)
+        transport: Transport = self.network.transport(peer_id)
         peer = Peer(
-            peer_id, RUN, self.manifest, engines,
-            transport=self.network.transport(peer_id),
-            directory=DirectoryAt(peer_id, self.directory, self.network.lines),
-            incarnation=incarnation, record=lambda: Record(RUN, peer_id, incarnation, ("memory",), ()),
-            signer=SimulatedSigner(peer_id), tokens=own_tokens, disk=self.disks.setdefault(peer_id, SimulatedDisk(RUN)),
+            peer_id, RUN, self.manifest,
+            engines if guise is None else {stage: guise.engine(engine) for stage, engine in engines.items()},
+            transport=transport if guise is None else guise.transport(transport),
+            directory=DirectoryAt(peer_id, self.directory, self.network.lines, admissions),
+            incarnation=incarnation,
+            record=lambda: Record(RUN, peer_id, incarnation, (f"memory/{peer_id}",), (), invitation=shown),
+            signer=SimulatedSigner(peer_id), tokens=own_tokens,
+            windows=SimulatedWindows(plan.microbatches), disk=self.disks.setdefault(peer_id, SimulatedDisk(RUN)),
             on_event=lambda event, fields: self._on_event(peer_id, event, fields),
             caps=Caps(plan.slots, plan.memo_bytes, reseed=make_anew if plan.reseed else None,
                       piece_bytes=plan.piece_bytes,
                       no_beginning="no weights" if peer_id in plan.no_beginning else ""),
-            numerics=self.classes.get(peer_id, ""),
+            numerics=self.classes.get(peer_id, ""), admissions=admissions, wall=self.loop.time,
         )
         node = Node(peer_id, served, process, peer, engines)
         self.nodes.append(node)
-        self.network.attach(peer_id, process, peer)
-        self.loop.start(process, self._guard(peer.run()))
+        self.network.attach(peer_id, process, peer if guise is None else guise.service(peer))
+        self.loop.start(process, self._guard(self._serve(node)))
         return node
 
-    def add_trainer(self, name: str | None = None) -> PeerId:
+    def _admit(self, peer: PeerId, role: Role, invited: bool) -> tuple[Admissions, str]:
+        """Who is admitted, as this process knows it, and the pass that it shows."""
+        admissions = Admissions.of(self.manifest, RUN, SimulatedSigner(peer).verify)
+        self.admissions[peer] = admissions
+        if not (self.plan.invite and invited):
+            return admissions, ""
+        invitation = invite(RUN, peer, [role], 10**9, SimulatedSigner(OWNER).sign)
+        shown = pass_of(invitation, RUN, peer, SimulatedSigner(peer).sign).text
+        admissions.show(peer, shown, now=self.loop.time())
+        if self.bans is not None:
+            admissions.learn(self.bans)
+        return admissions, shown
+
+    def ban(self, *peers: Node | PeerId) -> None:
+        """Everybody hears at once that the owner bans these, and nobody else."""
+        number = 1 if self.bans is None else self.bans.number + 1
+        self.bans = ban(RUN, OWNER, number, map(_name, peers), SimulatedSigner(OWNER).sign)
+        for admissions in self.admissions.values():
+            admissions.learn(self.bans)
+
+    def add_trainer(self, name: str | None = None, *, invited: bool = True) -> PeerId:
         """Start a trainer process."""
         peer_id = PeerId(name or f"trainer.{len(self.trainers)}")
         process = Process(peer_id)
         self._processes.append(process)
         incarnation = self.rng.getrandbits(62)
+        admissions, shown = self._admit(peer_id, "trainer", invited)
         trainer = Trainer(
             peer_id, self.manifest,
             transport=self.network.transport(peer_id),
-            directory=DirectoryAt(peer_id, self.directory, self.network.lines),
-            record=lambda: Record(RUN, peer_id, incarnation, ("memory",), ()),
-            tokens=tokens_of, eval_tokens=lambda number: tokens_of(10_000 + number),
+            directory=DirectoryAt(peer_id, self.directory, self.network.lines, admissions),
+            record=lambda: Record(RUN, peer_id, incarnation, ("memory",), (), invitation=shown),
+            tokens=proven_tokens_of, eval_tokens=lambda number: tokens_of(10_000 + number),
             on_event=lambda event, fields: self._on_event(peer_id, event, fields),
+            admissions=admissions, wall=self.loop.time,
         )
         self.trainers[peer_id] = process
         self.network.attach(peer_id, process, trainer)
         self.loop.start(process, self._guard(trainer.run()))
         return peer_id
+
+    async def _serve(self, node: Node) -> None:
+        """A peer that nobody can connect to ends by itself."""
+        try:
+            await node.peer.run()
+        except* UsageError:
+            await node.peer.leave()
+            self.counts["given_up"] += 1
+            node.up = False
+            self.network.kill(node.peer_id)
 
     async def _guard(self, work: Awaitable[None]) -> None:
         try:
@@ -174,6 +236,11 @@ class Swarm:
         self.counts["deafened"] += 1
         self.network.lines.deafen(_name(sender), _name(receiver))
 
+    def block_dial(self, sender: Node | PeerId, receiver: Node | PeerId) -> None:
+        """`sender` cannot open connections to `receiver`; the other way works in full, answers included."""
+        self.counts["undialled"] += 1
+        self.network.lines.block_dial(_name(sender), _name(receiver))
+
     def heal(self) -> None:
         """End all cuts."""
         self.network.heal()
@@ -191,6 +258,11 @@ class Swarm:
     ) -> None:
         """Limit what a peer sends and receives in all."""
         self.network.lines.limit(_name(peer), up_bytes_per_s, down_bytes_per_s)
+
+    @property
+    def honest(self) -> list[Node]:
+        """Live peers that do not lie."""
+        return [node for node in self.nodes if node.up and node.peer_id not in self.guises]
 
     def replicas(self, stage: int) -> list[Node]:
         """Live peers that serve a stage."""
@@ -253,7 +325,7 @@ class Swarm:
         """Every live replica has reached the last version."""
         return all(
             stage in node.peer.replicas and node.peer.replicas[stage].member.done
-            for node in self.nodes if node.up for stage in node.stages
+            for node in self.honest for stage in node.stages
         )
 
     def check_end(self) -> None:
@@ -262,18 +334,17 @@ class Swarm:
             for stage in range(self.plan.stages):
                 if self.exact and (stage, step) not in self.committed:
                     raise Broken(f"stage {stage} never committed step {step}")
-        for node in self.nodes:
-            if node.up:
-                for stage, engine in node.engines.items():
-                    if self.exact and engine.weights != self.oracle.weights[stage]:
-                        raise Broken(f"{node.peer_id}: weights of stage {stage} differ from the single process")
+        for node in self.honest:
+            for stage, engine in node.engines.items():
+                if self.exact and engine.weights != self.oracle.weights[stage]:
+                    raise Broken(f"{node.peer_id}: weights of stage {stage} differ from the single process")
         for stage in range(self.plan.stages):
-            ends = {node.peer.replicas[stage].member.chain for node in self.replicas(stage)}
+            ends = {node.peer.replicas[stage].member.chain for node in self.honest if stage in node.stages}
             if len(ends) != 1:
                 raise Broken(f"stage {stage}: {len(ends)} chains at the end")
 
     def _on_event(self, peer: PeerId, event: str, fields: dict[str, object]) -> None:
-        if self.over:
+        if self.over or peer in self.guises:
             return
         self.counts[event] += 1
         self.events.append((self.loop.time(), peer, event, fields))

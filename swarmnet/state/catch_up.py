@@ -3,8 +3,9 @@
 For every version the donors are asked what was summed and committed on it. Once a commit of every stage is known the
 sum is fetched, checked against the own stage's commit and applied, as every member did. Level with the others, the
 joiner is a member from the step that is open (docs/protocol.md, rule 18). Of donors that tell different stories the
-larger group is believed; of equal ones, the one whose story has led nowhere less often. Knows no rounds: how sums are
-fetched, which commits can be true and what follows from them is handed in.
+larger group is believed; of equal ones, the one whose story has led nowhere less often. Nobody is waited for long: a
+second after the first complete story it goes on with what has been told. Knows no rounds: how sums are fetched, which
+commits can be true and what follows from them is handed in.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
@@ -26,9 +27,20 @@ from swarmnet.state.cut import Cut
 _ATTEMPTS, _PAUSE_S = 10, 0.5
 """How often one step is asked for while nobody answers."""
 
+GRACE_S = 1.0
+"""How long after the first story of a step that is over those of others are waited for."""
+
 Collect = Callable[[Stamp, Finished, Sequence[PeerId]], Coroutine[Any, Any, None]]
 After = Callable[[Cut, tuple[Commit, ...]], Cut]
 Refusal = Callable[[Commit], str | None]
+
+
+class Failed(Protocol):
+    """Hears of every donor that did not help."""
+
+    def __call__(self, donor: PeerId, error: SwarmError, *, after_s: float = 0.0) -> None:
+        """after_s: how long it was waited for."""
+        ...
 
 
 class TrailEnds(SwarmError):
@@ -51,12 +63,13 @@ class CatchUp:
 
     collect(stamp, finished, holders): fetch that sum into the engine's buffer; raises Refused, BadMessage, PeerGone,
     PeerTimeout. after(cut, commits): where a replica stands that applied on them. moved(cut): the engine stands there
-    now. failed(donor, error): a donor told something that cannot be. refusal(commit): why no run has such a commit.
+    now. failed(donor, error, after_s=...): a donor told something that cannot be, or nothing for so long.
+    refusal(commit): why no run has such a commit.
     """
 
     def __init__(
         self, transport: Transport, engine: Engine, stage: int, num_stages: int, *, collect: Collect, after: After,
-        moved: Callable[[Cut], None], failed: Callable[[PeerId, SwarmError], None],
+        moved: Callable[[Cut], None], failed: Failed,
         refusal: Refusal = lambda commit: None,
     ) -> None:
         self._transport, self._engine = transport, engine
@@ -132,13 +145,29 @@ class CatchUp:
 
     async def _told(self, stamp: Stamp, donors: Sequence[PeerId]) -> tuple[dict[PeerId, TrailStep], bool]:
         """What the donors say of a step, and whether any of them says that it is past remembering."""
+        told: dict[PeerId, TrailStep] = {}
+        past, until = False, None
         async with asyncio.TaskGroup() as group:
-            tasks = {donor: group.create_task(self._ask(donor, stamp)) for donor in dict.fromkeys(donors)}
-        answers = {donor: task.result() for donor, task in tasks.items()}
-        told = {donor: answer for donor, answer in answers.items() if isinstance(answer, TrailStep)}
-        return told, any(answer is RejectCode.NOT_FOUND for answer in answers.values())
+            tasks = {group.create_task(self._ask(donor, stamp)): donor for donor in dict.fromkeys(donors)}
+            waiting = set(tasks)
+            while waiting and (until is None or until > self._now()):
+                timeout = None if until is None else until - self._now()
+                done, waiting = await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    match task.result():
+                        case TrailStep() as step:
+                            told[tasks[task]] = step
+                            if self._is_over(step):
+                                until = until or self._now() + GRACE_S
+                        case RejectCode.NOT_FOUND:
+                            past = True
+            for task in waiting:
+                task.cancel()
+                self._failed(tasks[task], PeerTimeout("says nothing", peer=tasks[task]), after_s=GRACE_S)
+        return {donor: told[donor] for donor in donors if donor in told}, past
 
     async def _ask(self, donor: PeerId, stamp: Stamp) -> TrailStep | RejectCode | None:
+        began = self._now()
         try:
             match answer := await ask(self._transport, donor, TrailRequest(stamp)):
                 case Rejected():
@@ -149,7 +178,7 @@ class CatchUp:
                 case _:
                     raise BadMessage(RejectCode.MALFORMED, "not an answer to TrailRequest", peer=donor)
         except (BadMessage, PeerGone, PeerTimeout) as error:
-            self._failed(donor, error)
+            self._failed(donor, error, after_s=self._now() - began)
             return None
 
     def _check(self, step: TrailStep, stamp: Stamp, donor: PeerId) -> None:
@@ -173,3 +202,7 @@ class CatchUp:
         )
         if found != committed or mine.chain != stamp.chain:
             raise BadMessage(RejectCode.MALFORMED, "a sum that is not the committed one", step=stamp.step, peer=donor)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

@@ -325,7 +325,9 @@ class Checkpointer:
         if found is not None:
             self._common = max(found, self._common or 0)  # a record that expires does not undo what was seen
         candidates = {version for version in self.versions if version != newest}
-        return retained(candidates | {newest}, keep=self._keep, every=self._rhythm.every, common=self._common)
+        keep = retained(candidates | {newest}, keep=self._keep, every=self._rhythm.every, common=self._common)
+        # Until the restart has led to a step, it may be taken back.
+        return keep if newest > self.restart.version else keep | self._held.keys()
 
     def _say_bad(self, error: BadCheckpoint) -> None:
         self._on_event("checkpoint_bad", {

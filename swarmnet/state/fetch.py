@@ -19,6 +19,7 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Busy, Packed, Rejected, Snapshot, SnapshotPiece, SnapshotRequest
 from swarmnet.net.ask import ask
 from swarmnet.net.transport import Transport
+from swarmnet.state.aside import Aside
 from swarmnet.state.copies import LARGE, Seal, digest_of, num_pieces, same_copy, sha256, span
 from swarmnet.state.pieces import Action, Ask, PieceSchedule
 
@@ -26,8 +27,8 @@ Donors = Callable[[], Sequence[PeerId]]
 Failed = Callable[[PeerId, SwarmError], None]
 Unfit = Callable[[Snapshot, int], Refused | BadMessage | None]
 
-_GRACE_S = 1.0
-"""How long after the first donor's description those of others are waited for."""
+GRACE_S = 1.0
+"""How long after the first donor's description those of others are waited for; who takes longer is late."""
 
 _PATIENCE_S, _PAUSE_S = 5.0, 0.5
 """How long somebody with a description is looked for, and how often."""
@@ -37,9 +38,6 @@ _LONGEST_WAIT_S, _BUSY_S = 10.0, 60.0
 
 _TICK_S, _LOOK_S = 0.25, 2.0
 """How often progress is judged, and how often further donors are looked for."""
-
-_BAN_S = 60.0
-
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -91,7 +89,7 @@ class Fetcher:
         self._transport, self._stage, self._seal = transport, stage, seal
         self._max_bytes, self._progress, self._failed, self._unfit = max_bytes, progress, failed, unfit
         self._copy: _Copy | None = None
-        self._banned: dict[PeerId, float] = {}
+        self._aside = Aside()
         self._vouched: set[PeerId] = set()  # who described the copy that is fetched, or was last
 
     async def fetch(self, donors: Donors, *, version: int = -1) -> tuple[Snapshot, memoryview]:
@@ -129,7 +127,7 @@ class Fetcher:
         """What to fetch, and from whom."""
         began = self._now()
         while True:
-            candidates = self._trusted(donors())
+            candidates = self.trusted(donors())
             kept = self._copy
             if kept is not None and self._unfit(kept.snapshot, version) is not None:
                 kept = self._copy = None
@@ -168,7 +166,7 @@ class Fetcher:
                     match task.result():
                         case Snapshot() as offer:
                             offers[tasks[task]] = offer
-                            until = until or self._now() + _GRACE_S
+                            until = until or self._now() + GRACE_S
                         case Busy() as busy:
                             waits.append(pause_s(busy))
             for task in waiting:
@@ -177,8 +175,11 @@ class Fetcher:
 
     async def describe(self, donor: PeerId, request: SnapshotRequest, version: int) -> Snapshot | Busy | None:
         """A donor's checked description; None if it gave none that can be used. version: as `fetch` was asked for."""
+        began = self._now()
         try:
-            match answer := await ask(self._transport, donor, request):
+            answer = await ask(self._transport, donor, request)
+            self._aside.answered(donor)
+            match answer:
                 case Busy():
                     return answer
                 case Rejected():
@@ -194,7 +195,7 @@ class Fetcher:
                 case _:
                     raise BadMessage(RejectCode.MALFORMED, "not an answer to SnapshotRequest", peer=donor)
         except (BadMessage, Refused, PeerGone, PeerTimeout) as error:
-            self.failed(donor, error)
+            self.failed(donor, error, after_s=self._now() - began)
             return None
 
     async def piece(self, donor: PeerId, copy: _Copy, piece: int) -> None:
@@ -210,15 +211,17 @@ class Fetcher:
             case _:
                 raise BadMessage(RejectCode.MALFORMED, "not the piece asked for", piece=piece, peer=donor)
 
-    def failed(self, donor: PeerId, error: SwarmError) -> None:
-        """A donor did not deliver; one that lied is not asked again for a while."""
+    def failed(self, donor: PeerId, error: SwarmError, *, after_s: float = 0.0) -> None:
+        """A donor did not deliver, `after_s` after it was asked; one that lied or kept us waiting is set aside."""
         if isinstance(error, BadMessage):
-            self._banned[donor] = self._now() + _BAN_S
+            self._aside.lied(donor, now=self._now())
+        elif isinstance(error, PeerGone | PeerTimeout) and after_s >= GRACE_S:
+            self._aside.late(donor, now=self._now())
         self._failed(donor, error)
 
     def trusted(self, donors: Sequence[PeerId]) -> list[PeerId]:
-        """Those who have not lied lately."""
-        return self._trusted(donors)
+        """Those who have not lied lately, nor kept us waiting; see `Aside.asked`."""
+        return self._aside.asked(donors, now=self._now())
 
     def vouches(self, donor: PeerId) -> None:
         """A donor has described the copy that is being fetched."""
@@ -227,9 +230,6 @@ class Fetcher:
     def say(self, progress: Progress) -> None:
         """Tell whoever watches."""
         self._progress(progress)
-
-    def _trusted(self, donors: Sequence[PeerId]) -> list[PeerId]:
-        return [donor for donor in dict.fromkeys(donors) if self._banned.get(donor, 0.0) <= self._now()]
 
     @staticmethod
     def _now() -> float:

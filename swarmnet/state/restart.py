@@ -2,19 +2,26 @@
 
 A stage that lost every replica with its state takes the run's newest weights with it. What is left is exact all the
 same, further back: the newest version that every stage has somewhere, on a disk or in a replica (docs/checkpoints.md).
-All go on from there, under a higher `Restart`. The highest one heard wins, so peers that decide at once on different
-grounds agree as soon as they hear of each other; a step is a pure function, so a choice can waste time and no more.
+All go on from there, under a higher `Restart`.
 
-Knows no peer, no disk and no clock; it is told who holds what.
+Nobody decides that alone, and another's word is no reason. Whoever finds that the run cannot go on says which restart
+it *wants*, and goes once more than half of those whose records it holds want it too. Whoever finds more than half of
+those it hears under another restart goes there as well, up or down: what somebody did alone, behind a cut, is taken
+back.
+
+Knows no peer, no disk and no clock; it is told who holds what, and who says what.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import TypeVar
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart
+
+_T = TypeVar("_T", int, Restart)
 
 MAX_RESTARTS_AHEAD = 1024
 """A restart far ahead of all others is nobody's next."""
@@ -84,14 +91,28 @@ class Wait:
     words: str
 
 
-class Heard(Enum):
-    """What to do about a restart somebody is under."""
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What another peer, whose record has not expired, says of restarts: the one it is under, and the one it wants.
 
-    IGNORE = "ignore"
-    FOLLOW = "follow"
-    """Go back to its version."""
-    ADOPT = "adopt"
+    heard: by itself, lately. has_say: it has state, or is under a restart: in which run goes on, nobody else has.
+    """
+
+    restart: Restart = NO_RESTART
+    wants: Restart = NO_RESTART
+    heard: bool = True
+    has_say: bool = True
+
+
+class Move(Enum):
+    """How to go under `Restarts.current`, which has changed."""
+
+    GO_BACK = "go back"
+    """Go on from its version."""
+    KEEP = "keep"
     """Take its number and keep the state: this side lacks nothing and has got further. Others catch up with it."""
+    TAKE_BACK = "take back"
+    """Hardly anybody has come along: go on with those who have not."""
 
 
 Source = Live | InPlace | Disk | MateDisk | Reseed | Seed | Wait
@@ -101,10 +122,11 @@ Source = Live | InPlace | Disk | MateDisk | Reseed | Seed | Wait
 class Restarts:
     """One peer's view of the run's restarts.
 
-    settle_s: how long nothing must have changed before a run that nobody serves begins again. lost_s: how long, before
-    the rest of a run goes back for a stage that is without its newest state; as long as anybody moves, it waits.
-    allow_drop: a stage takes an older state of its own instead. seed_until: up to this version the seed is as good as a
-    checkpoint. floor: the highest number of a restart that a disk remembers.
+    settle_s: how long nothing must have changed before a run that nobody serves is to begin again, and how long the
+    others are waited for under a higher number. lost_s: how long nothing must have changed before the run is to go back
+    for a stage that is without its newest state; as long as any stage moves, it waits. allow_drop: a stage takes an
+    older state of its own instead. seed_until: up to this version the seed is as good as a checkpoint. floor: the
+    highest number of a restart that a disk remembers. wanted: what this peer would go under, if most want that.
     """
 
     num_stages: int
@@ -115,55 +137,59 @@ class Restarts:
     seed_until: int = 0
     current: Restart = NO_RESTART
     floor: int = 0
+    wanted: Restart | None = None
     _facts: object = None
     _since: float | None = field(default=None)
+    _alone_since: float | None = field(default=None)
 
-    def hear(self, restart: Restart, holdings: Sequence[Holding], *, serving: bool) -> Heard:
-        """A restart somebody is under; unless it is ignored, it is `current` from now on. serving: do I have state?
-
-        A partition heals this way: the side that lacks no stage and has got further goes back for nobody. While a run
-        goes on, restarts without anything to go on from are followed by nobody, so a word alone stops no run.
-        """
-        if not self.current < restart or restart.version > self.last_version:
-            return Heard.IGNORE
-        if restart.number > max(self.current.number, self.floor) + MAX_RESTARTS_AHEAD:
-            return Heard.IGNORE
-        if not serving:
-            alone = self._lacks_nothing_below(restart, holdings) and not self._reachable(restart, holdings)
-            heard = Heard.IGNORE if alone else Heard.FOLLOW
-        elif self._whole_and_further(restart, holdings):
-            heard = Heard.ADOPT
-        elif self._reachable(restart, holdings):
-            heard = Heard.FOLLOW
-        else:
-            heard = Heard.IGNORE
-        if heard is not Heard.IGNORE:
-            self.current, self._since = restart, None
-        return heard
+    def decide(
+        self, holdings: Sequence[Holding], words: Collection[Word], *, serving: bool, now: float
+    ) -> Move | None:
+        """Look at who holds and says what. If that moves me, `current` is where to. serving: have I state?"""
+        self.want(holdings, now=now)
+        mine = [self.current] if serving or self.current.number else []
+        under = [word.restart for word in words if word.heard and word.has_say]
+        if (most := self._most(mine + under, holdings)) > self.current and most.version <= self.last_version:
+            return self._go(most, Move.KEEP if serving and self._whole_and_further(most, holdings) else Move.GO_BACK)
+        votes = [max(word.restart, word.wants) if word.heard else NO_RESTART for word in words]
+        if self.wanted is not None:
+            agreed = most_of([self.wanted, *votes])
+            if agreed > self.current and self._reachable(agreed, holdings):
+                return self._go(agreed, Move.GO_BACK)
+        followers = [max(word.restart, word.wants) for word in words if word.heard and word.has_say]
+        if (most := most_of([self.current, *followers])) >= self.current:
+            self._alone_since = None
+            return None
+        self._alone_since = now if self._alone_since is None else self._alone_since
+        return self._go(most, Move.TAKE_BACK) if now - self._alone_since >= self.settle_s else None
 
     def remember(self, number: int) -> None:
         """A disk, mine or another's, remembers a restart of that number: the next one is higher."""
         if number <= max(self.current.number, self.floor) + MAX_RESTARTS_AHEAD:
             self.floor = max(self.floor, number)
 
-    def advance(self, holdings: Sequence[Holding], *, now: float) -> Restart | None:
-        """A new restart, already followed, if the run cannot go on by itself; None otherwise."""
-        newest = self._newest_served(holdings)
-        missing = self.uncovered(holdings)
-        anew = newest is None or self._begun_anew(newest, holdings)
-        facts = _on_disk_beyond(newest or 0, holdings) if anew else frozenset(holdings)
+    def want(self, holdings: Sequence[Holding], *, now: float) -> None:
+        """Bring `wanted` up to date: the restart this run needs, if it cannot go on by itself.
+
+        Once wanted it is wanted until the run can go on, however things move while others come to see it as well.
+        """
+        newest, missing = self._newest_served(holdings), self.uncovered(holdings)
         if not missing or not self._begun(holdings) or self._under_way(newest, holdings):
-            self._since = None
-            return None
-        if self._since is None or facts != self._facts:
+            self._since = self.wanted = None
+            return
+        anew = newest is None or self._begun_anew(newest, holdings)
+        version = self.common(holdings)
+        facts = version if anew else (missing, self._standing(holdings))
+        if self._since is None or (facts != self._facts and self.wanted is None):
             self._facts, self._since = facts, now
         if now - self._since < (self.settle_s if anew else self.lost_s):
-            return None
-        version = self.common(holdings)
-        if version is None or (anew and newest is not None and version <= newest):
-            return None  # of what was there before they began again, some stage is still missing
-        self.current, self._since = Restart(max(self.current.number, self.floor) + 1, version), None
-        return self.current
+            return
+        if version is not None and not self.last_version >= version > (newest if anew and newest is not None else -1):
+            version = None  # of what was there before they began again, some stage is still missing
+        if self.wanted is not None and (version or -1) < self.wanted.version and self._reachable(self.wanted, holdings):
+            return  # some are there already, and have taken along what it needs
+        number = max(self.current.number, self.floor) + 1
+        self.wanted = None if version is None else Restart(number, version)
 
     def uncovered(self, holdings: Sequence[Holding]) -> tuple[int, ...]:
         """Stages in which nobody serves the weights the run has got to."""
@@ -180,6 +206,9 @@ class Restarts:
             v for v in candidates
             if v is not None and all(self._available(stage, v, holdings) for stage in range(self.num_stages))
         ]
+        if self.num_stages > 1:  # what one peer alone claims to have of all stages, while several have less, is a word
+            having = {v: {h.peer for h in holdings if v == h.version or v in h.disk} for v in fit}
+            fit = [v for v in fit if len(having[v]) != 1 or not any(len(peers) > 1 for peers in having.values())]
         return max(fit, default=None)
 
     def words(self, holdings: Sequence[Holding]) -> str:
@@ -220,6 +249,8 @@ class Restarts:
             return Live(tuple(h.peer for h in ranked))
         if not self._begun(everyone):
             return Seed()
+        if beyond is None and newest in mine.disk and not live:
+            return Disk(newest)  # the very state that the others have got to
         if beyond is not None or not self.current.number or (newest is not None and newest > version + 1):
             return Wait(self.words(everyone))  # a decision has to come first
         if version in mine.disk:
@@ -255,15 +286,25 @@ class Restarts:
     def _serving(self, holdings: Iterable[Holding]) -> list[Holding]:
         return [h for h in holdings if h.version is not None and h.restart == self.current]
 
+    def _standing(self, holdings: Iterable[Holding]) -> dict[int, int]:
+        """By stage: the version that most of those who serve it have reached. What one of several says is a word."""
+        served: dict[int, list[int]] = {}
+        for held in self._serving(holdings):
+            served.setdefault(held.stage, []).append(held.version or 0)
+        return {stage: most_of(versions) for stage, versions in served.items()}
+
     def _newest_served(self, holdings: Iterable[Holding]) -> int | None:
-        return max((h.version for h in self._serving(holdings) if h.version is not None), default=None)
+        return max(self._standing(holdings).values(), default=None)
 
     def _begun_anew(self, newest: int, holdings: Sequence[Holding]) -> bool:
         """Have newcomers begun at the seed before they heard of what others have on disk?"""
         if self.current.number:
             return False
+        beyond = {h.peer for h in holdings if any(v > (newest + 1 if newest else 0) for v in h.disk)}
+        if len(beyond) < len({h.peer for h in self._serving(holdings)} - beyond):
+            return False  # those who serve are more: what the others say they have is no reason to begin again
         on_disk = newest_on_disk(holdings, self.num_stages)
-        return (newest == 0 and any(any(h.disk) for h in holdings)) or (on_disk is not None and on_disk > newest + 1)
+        return (newest == 0 and bool(beyond)) or (on_disk is not None and on_disk > newest + 1)
 
     def _left_behind(self, newest: int, mine: Holding, holdings: Sequence[Holding]) -> bool:
         """Do those who serve stand before what is on disk here? With their state it would be overwritten in time."""
@@ -277,17 +318,36 @@ class Restarts:
         return (f"the others have begun again at an earlier step, and here is step {held} on disk: waiting for peers "
                 "that have the other stages of it, or until the others have got as far")
 
-    def _lacks_nothing_below(self, restart: Restart, holdings: Sequence[Holding]) -> bool:
-        """Is there a run under a lower restart that goes on?"""
-        return any(
-            not replace(self, current=lower).uncovered(holdings)
-            for lower in {h.restart for h in holdings if h.restart < restart and h.version is not None}
-        )
+    def _go(self, restart: Restart, move: Move) -> Move:
+        self.current, self.wanted, self._since, self._alone_since = restart, None, None, None
+        return move
+
+    def _most(self, under: Sequence[Restart], holdings: Sequence[Holding]) -> Restart:
+        """The highest restart that more than half are under, or beyond; mine if nobody has a say.
+
+        Of two sides of equal size the lower one stays, unless it lacks a stage and the other does not.
+        """
+        if not under:
+            return self.current
+        low, high = most_of(under), half_of(under)
+        if low != high and self._lacks(low, holdings) and not self._lacks(high, holdings):
+            return high
+        return low
+
+    def _lacks(self, restart: Restart, holdings: Sequence[Holding]) -> bool:
+        """Is a stage missing to those who are under that restart?"""
+        return bool(replace(self, current=restart).uncovered(holdings))
 
     def _whole_and_further(self, restart: Restart, holdings: Sequence[Holding]) -> bool:
         """Does my side lack nothing and stand no lower? Those of it that have taken the number already still count."""
-        mine = [replace(h, restart=self.current) if h.restart == restart else h for h in holdings]
-        return not self.uncovered(mine) and (self._newest_served(mine) or 0) >= restart.version
+        newest = self._newest_served(holdings)
+        if newest is None or newest < restart.version or self._begun_anew(newest, holdings):
+            return False
+        near = {
+            h.stage for h in holdings
+            if h.restart in (self.current, restart) and h.version is not None and h.version >= newest - 1
+        }
+        return len(near) == self.num_stages
 
     def _reachable(self, restart: Restart, holdings: Sequence[Holding]) -> bool:
         """Is there something to go on from in every stage, at that restart's version or beyond it?"""
@@ -336,9 +396,14 @@ class Restarts:
         return " and ".join(found) or "none"
 
 
-def _on_disk_beyond(version: int, holdings: Iterable[Holding]) -> frozenset[tuple[PeerId, int, tuple[int, ...]]]:
-    """Who has which later versions on disk: what those who have begun again do meanwhile does not matter."""
-    return frozenset((h.peer, h.stage, tuple(v for v in h.disk if v > version + 1)) for h in holdings)
+def most_of(values: Collection[_T]) -> _T:
+    """The highest that more than half of these are, or go beyond."""
+    return sorted(values, reverse=True)[len(values) // 2]
+
+
+def half_of(values: Collection[_T]) -> _T:
+    """The highest that at least half of these are, or go beyond."""
+    return sorted(values)[len(values) // 2]
 
 
 def newest_on_disk(holdings: Iterable[Holding], num_stages: int) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from swarmnet.ids import Chain, PeerId, Restart
+from swarmnet.ids import Chain, PeerId
 from swarmnet.messages import Commit, Control, Round
 
 
@@ -109,13 +109,6 @@ class Orphaned:
 
 
 @dataclass(frozen=True, slots=True)
-class Follow:
-    """Somebody is under a later restart of the run: whether to follow is the peer's to say."""
-
-    restart: Restart
-
-
-@dataclass(frozen=True, slots=True)
 class Note:
     """Something worth a line in the log."""
 
@@ -125,5 +118,5 @@ class Note:
 
 Action = (
     Send | Broadcast | Granted | Owned | Void | Sum | CollectSum | StopSum | Execute | Apply | Resync
-    | Measure | Orphaned | Follow | Note
+    | Measure | Orphaned | Note
 )

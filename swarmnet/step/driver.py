@@ -43,10 +43,6 @@ class Listener(Protocol):
         """The run has gone past what the replica can reach; it is suspended."""
         ...
 
-    def on_restart(self, restart: Restart) -> None:
-        """Somebody follows a later restart of the run."""
-        ...
-
     def on_local(self, message: Control) -> None:
         """A message from this peer to itself: hand it to whichever of its stages it concerns."""
         ...
@@ -95,13 +91,18 @@ class StepDriver:
     def tick(self) -> None:
         """One heartbeat interval has passed."""
         self.member.queue = self._pipeline.queue
-        self.member.feel(self._exchange.line, self._exchange.trouble, self._exchange.allowed)
+        exchange = self._exchange
+        self.member.feel(exchange.line, exchange.trouble, exchange.allowed, exchange.waits)
         self._beat(self._listener.neighbours(self.member.stage))
         self._perform(self.member.tick(now=self._now()))
 
     def gone(self, peer: PeerId, *, definite: bool) -> None:
         """A connection broke."""
         self._perform(self.member.gone(peer, definite=definite, now=self._now()))
+
+    def reached(self, peer: PeerId) -> None:
+        """A peer answered on a connection that we opened."""
+        self.member.reached(peer, now=self._now())
 
     def restored(self, *args: Any) -> None:
         """State is in place; see Member.restored."""
@@ -229,8 +230,6 @@ class StepDriver:
             case act.Orphaned():
                 self.suspend()
                 self._listener.on_orphaned(self.member.stage)
-            case act.Follow(restart):
-                self._listener.on_restart(restart)
             case act.Note(event, fields):
                 self._listener.on_event(self.member.stage, event, dict(fields))
 
@@ -241,8 +240,8 @@ class StepDriver:
             self._transport.tell(peer, message)
 
     def _beat(self, peers: Iterable[PeerId]) -> None:
-        for peer in peers:
-            self._send(peer, self.member.heartbeat(peer))
+        for peer, beat in self.member.heartbeats(peers):
+            self._send(peer, beat)
 
     def _stop_round(self) -> None:
         if self._round is not None:
@@ -254,9 +253,12 @@ class StepDriver:
         await self._whole(current.id, self._take_part(current))
 
     async def _take_part(self, current: Round) -> Finished:
-        step, began = current.stamp.step, self._now()
-        finished = await self._exchange.sum(current, self._pipeline.losses(step))
-        self._listener.on_event(self.member.stage, "averaged", {"step": step, "seconds": self._now() - began})
+        step, began, event = current.stamp.step, self._now(), "sum_left"     # unless it comes to its end
+        try:
+            finished = await self._exchange.sum(current, self._pipeline.losses(step))
+            event = "averaged"
+        finally:
+            self._listener.on_event(self.member.stage, event, {"step": step, "seconds": self._now() - began})
         return finished
 
     async def _collect(self, current: Round) -> None:

@@ -1,6 +1,6 @@
 """Microbatches without a finite gradient, as members find them, and when a step leaves one out. Pure.
 
-A microbatch is a pure function: two members that found it non-finite, or all there are, settle it.
+A microbatch is a pure function: more than half of the members that found it non-finite settle it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Findings:
         """Take what is settled out of the ledger."""
         actions: list[Action] = []
         for index, found_by in self.found_by.items():
-            confirmed = len(found_by) >= 2 or found_by >= members
+            confirmed = 2 * len(found_by & members) > len(members)
             if confirmed and index not in ledger.voided and ledger.void(index):
                 actions.append(Note("voided", {"step": self._step, "index": index}))
         if len(ledger.voided) > self._max_void and not self.halted:

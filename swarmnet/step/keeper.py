@@ -36,6 +36,7 @@ from swarmnet.step.ledger import Ledger
 from swarmnet.step.lines import Lines
 from swarmnet.step.opening import Opening, left_alone
 from swarmnet.step.progress import Progress
+from swarmnet.step.strikes import Strikes
 from swarmnet.step.view import Seen, View
 
 _LATE, _LATE_S = 8.0, 10.0
@@ -49,16 +50,17 @@ class Keeper:
     versions the weights of a step are behind it. given: what had an owner under the keeper before. idle_s: how long
     nothing may be claimed before what is free is executed on the keeper's order. max_void: how many non-finite indexes
     a step may leave out; with more it does not end. group_size: of a round, see `averaging.grid`.
-    numbers: of rounds, see `round_numbers`. lines: what is known from the steps before.
+    numbers: of rounds, see `round_numbers`. lines, strikes: what is known from the steps before.
     """
 
     def __init__(
         self, stamp: Stamp, ballot: Ballot, num_indexes: int, view: View, *, idle_s: float, max_void: int,
         delay: int = 0, group_size: int = 16, numbers: Iterator[int], oldest: bool = True, now: float,
-        given: Indexes = NONE, lines: Lines | None = None,
+        given: Indexes = NONE, lines: Lines | None = None, strikes: Strikes | None = None,
     ) -> None:
         self.stamp, self.ballot, self.view = stamp, ballot, view
         self._delay, self.oldest, self._lines = delay, oldest, lines or Lines()
+        self._strikes = strikes or Strikes(view.timers)
         self.ledger = Ledger(num_indexes, given)
         self.members: dict[PeerId, Generation] = {}
         self.round: Round | None = None
@@ -78,6 +80,8 @@ class Keeper:
         self._told: dict[PeerId, Round] = {}
         self._prepared: set[PeerId] = set()
         self._early: dict[tuple[PeerId, int], Claim] = {}
+        self._expected_at: dict[PeerId, float] = {}     # since when I wait for a mate's first report
+        self._level = False                    # had everybody reported when that was last looked at?
         self._findings = Findings(stamp.step, max_void=max_void)
 
     # ------------------------------------------------------------ messages
@@ -111,6 +115,7 @@ class Keeper:
         """Enter what a member holds; evict what cannot be; adopt finished sums (rules 10, 11, 14)."""
         if report.ballot != self.ballot:
             return []
+        self._level = self._level and self.members.get(peer) == report.generation
         seen = self.view.get(peer)
         if seen is not None and seen.dead and peer != self.view.me:
             return []  # its last words, or a death that was an error: its next heartbeats will tell
@@ -160,13 +165,17 @@ class Keeper:
 
     def advance(self, *, now: float, resend: bool) -> list[Action]:
         """Do whatever the state asks for; `resend` repeats what was already said (every tick, level-triggered)."""
-        actions: list[Action] = self._evict_lost(now)
-        actions += self._prepare(now, resend)
+        live = {self.view.me, *self._live(now)}
+        self._level = False
+        actions: list[Action] = self._evict_lost(live, now)
+        actions += self._prepare(live, resend)
         if self.commit is not None:
             return actions + ([Broadcast(Committed(self.commit, self.stamp.restart))] if resend else [])
         actions += self._settle_dispute(now)
         if not self._everybody_reported(now):
-            return actions
+            actions += self._leave_silent(now)
+            if not self._everybody_reported(now):
+                return actions
         early, self._early = self._early, {}
         for (peer, _), claim in early.items():
             actions += self.on_claim(peer, claim, now=now)
@@ -190,6 +199,16 @@ class Keeper:
         return actions
 
     @property
+    def claiming(self) -> bool:
+        """Are free indexes claimed, by members that have all reported?
+
+        Then nothing follows from one claim or report that could not wait for a tick, and what it costs must not grow
+        with the number of members.
+        """
+        to_do = self.ledger.complete or self.ledger.freed or self._findings.found_by
+        return self._level and self.current_id is None and not to_do
+
+    @property
     def current_id(self) -> RoundId | None:
         """The sum everybody should end up with: the adopted one, else that of the open round."""
         if self.adopted is not None:
@@ -199,9 +218,43 @@ class Keeper:
     # ------------------------------------------------------------ inside
 
     def _everybody_reported(self, now: float) -> bool:
-        """Rule 14: nothing is granted or opened before every live member has reported."""
-        expected = {self.view.me, *self._live(now)} - self._left_out
-        return expected <= self.members.keys()
+        """Rule 14: nothing is granted or opened before every live member has reported.
+
+        Whoever is new is heard by a heartbeat, after which the keeper advances: until then the last answer stands.
+        """
+        if not self._level:
+            self._level = {self.view.me, *self._waited_for(now)} - self._left_out <= self.members.keys()
+        return self._level
+
+    def _waited_for(self, now: float) -> list[PeerId]:
+        """Live mates whose report I wait for, or have: who sits out may report, and nobody waits for it."""
+        return [
+            peer for peer in self._live(now) if peer in self.members or not self._strikes.sits(peer, now=now)
+        ]
+
+    def _leave_silent(self, now: float) -> list[Action]:
+        """M11: go on without mates that are heard and do not report, after a long silence; at once without those whom I
+        cannot call, if most of those who are here have reported.
+
+        They may be behind a firewall, and hear nothing of me; or they may be hostile.
+        """
+        awaited = self._waited_for(now)
+        missing = [peer for peer in awaited if peer not in self.members and peer not in self._left_out]
+        self._expected_at = {peer: self._expected_at.get(peer, now) for peer in missing}
+        timers = self.view.timers
+        most = 2 * len(self.members) > 1 + len(awaited)
+        actions: list[Action] = []
+        for peer in missing:
+            called = self.view.answers(peer, now=now)
+            if now - self._expected_at[peer] <= timers.long_silence_s and (called or not most):
+                continue
+            reason = "does not report" if called else "nobody here can connect to it"
+            if called:  # to be behind a firewall costs nobody time
+                actions += self._strikes.strike(peer, reason, cost_s=now - self._expected_at[peer], now=now)
+            self._left_out.add(peer)
+            self._level = False
+            actions.append(self._left(peer, reason))
+        return actions
 
     def _live(self, now: float) -> list[PeerId]:
         version = self.stamp.step
@@ -223,6 +276,7 @@ class Keeper:
         self._opening.lost(peer, self.ledger.of(peer))
         self.ledger.evict((peer, generation))
         self.members.pop(peer, None)
+        self._level = False
         self.acks.pop(peer, None)
         self._told.pop(peer, None)
         self._prepared.discard(peer)
@@ -231,12 +285,12 @@ class Keeper:
         if not self.acks:
             self.round = None
 
-    def _evict_lost(self, now: float) -> list[Action]:
+    def _evict_lost(self, live: set[PeerId], now: float) -> list[Action]:
         actions: list[Action] = []
         for peer, generation in list(self.members.items()):
             if peer == self.view.me:
                 continue
-            if self.view.lost(peer, self.stamp.step, now=now):
+            if peer not in live and self.view.lost(peer, self.stamp.step, now=now):
                 seen = self.view.get(peer)
                 reason = "dead" if seen is None or seen.dead else "silent"
             elif self._stalled(peer, now):
@@ -352,12 +406,12 @@ class Keeper:
         self.members[peer] = report.generation
         return []
 
-    def _prepare(self, now: float, resend: bool) -> list[Action]:
-        live = {self.view.me, *self._live(now)}       # who is left out, too, or it would stand itself
+    def _prepare(self, live: set[PeerId], resend: bool) -> list[Action]:
+        """live: who is left out, too, or it would stand itself."""
         fresh = live if resend else live - self._prepared
         self._prepared |= live
-        given = self.ledger.given() if fresh else NONE
-        return [Send(peer, Prepare(self.stamp, self.ballot, given)) for peer in sorted(fresh)]
+        prepare = Prepare(self.stamp, self.ballot, self.ledger.given() if fresh else NONE)
+        return [Send(peer, prepare) for peer in sorted(fresh)]
 
     def _open_round(self, now: float) -> list[Action]:
         apart = self._lines.apart(self.members, step=self.stamp.step)

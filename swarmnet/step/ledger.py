@@ -6,6 +6,8 @@ the next generation.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from swarmnet.ids import Generation, PeerId
 from swarmnet.messages import NONE, Indexes
 
@@ -21,6 +23,7 @@ class Ledger:
         self.voided: set[int] = set()
         self.freed: set[int] = set(freed)
         self._free = set(range(num_indexes))
+        self._owned: dict[PeerId, set[int]] = {}
 
     @property
     def complete(self) -> bool:
@@ -36,17 +39,16 @@ class Ledger:
         owned = (index for index, owner in enumerate(self.owners) if owner is not None)
         return frozenset({*owned, *self.freed})
 
-    def of(self, peer: PeerId) -> list[int]:
+    def of(self, peer: PeerId) -> Set[int]:
         """Indexes a peer owns, under any generation."""
-        return [index for index, owner in enumerate(self.owners) if owner is not None and owner[0] == peer]
+        return self._owned.get(peer, frozenset())
 
     def claim(self, owner: Owner, index: int) -> Owner:
         """Give a free index to `owner`; returns who owns it now."""
         held = self.owners[index]
         if held is None:
-            self.owners[index] = held = owner
-            self.freed.discard(index)
-            self._free.discard(index)
+            held = owner
+            self._own(owner, index)
         return held
 
     def overlaps(self, peer: PeerId, indexes: Indexes) -> bool:
@@ -56,15 +58,13 @@ class Ledger:
     def enter(self, owner: Owner, indexes: Indexes) -> None:
         """Record what a member says it owns; the caller has checked `overlaps`."""
         for index in indexes:
-            self.owners[index] = owner
-            self.freed.discard(index)
-            self._free.discard(index)
+            self._own(owner, index)
 
     def evict(self, owner: Owner) -> None:
         """Close a generation: its entries are free again and it never owns anything more."""
         self.closed.add(owner)
-        for index, held in enumerate(self.owners):
-            if held == owner:
+        for index in sorted(self.of(owner[0])):
+            if self.owners[index] == owner:
                 self._lose(index)
 
     def release(self, owner: Owner, indexes: Indexes) -> bool:
@@ -90,7 +90,20 @@ class Ledger:
                 sets.setdefault(owner, set()).add(index)
         return tuple((peer, generation, frozenset(sets[peer, generation])) for peer, generation in sorted(sets))
 
+    def _own(self, owner: Owner, index: int) -> None:
+        self._disown(index)
+        self.owners[index] = owner
+        self._owned.setdefault(owner[0], set()).add(index)
+        self.freed.discard(index)
+        self._free.discard(index)
+
+    def _disown(self, index: int) -> None:
+        held = self.owners[index]
+        if held is not None:
+            self._owned[held[0]].discard(index)
+
     def _lose(self, index: int) -> None:
+        self._disown(index)
         self.owners[index] = None
         self.freed.add(index)
         self._free.add(index)

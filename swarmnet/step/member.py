@@ -9,7 +9,7 @@ done.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from swarmnet.ids import NO_RESTART, Ballot, Chain, PeerId, Restart, RoundId, next_chain
 from swarmnet.messages import (
@@ -164,7 +164,22 @@ class Member:
 
     def heartbeat(self, to: PeerId | None = None) -> Heartbeat:
         """My heartbeat, with the last step's commits if `to` is not known to have applied them."""
-        behind = to is None or self.view.everyone().get(to, -1) < self.version
+        return self._heartbeat(*((True, True) if to is None else self._told(to)))
+
+    def heartbeats(self, to: Iterable[PeerId]) -> Iterator[tuple[PeerId, Heartbeat]]:
+        """My heartbeat for each of these. All that are told the same are told the same object: it is written once."""
+        made: dict[tuple[bool, bool], Heartbeat] = {}
+        for peer in to:
+            told = self._told(peer)
+            if told not in made:
+                made[told] = self._heartbeat(*told)
+            yield peer, made[told]
+
+    def _told(self, peer: PeerId) -> tuple[bool, bool]:
+        """May it lack the last step's commits; and is it a mate?"""
+        return self.view.newest(peer) < self.version, self.view.get(peer) is not None
+
+    def _heartbeat(self, behind: bool, mate: bool) -> Heartbeat:
         return Heartbeat(
             stamp=self._stamp(self.version, self.chain),
             incarnation=self._shared.generations.newest.incarnation,
@@ -175,7 +190,7 @@ class Member:
             queue=self.queue,
             draining=self.view.draining,
             numerics=self.drift.numerics,
-            measure=self.drift.mine if to is None or self.view.get(to) is not None else None,
+            measure=self.drift.mine if mate else None,
             before=self.before,
         )
 
@@ -235,12 +250,16 @@ class Member:
         """What computes here has lost all sums of open steps and all work in flight, but no weights."""
         return [action for step in self.steps for action in step.sum_lost()]
 
-    def feel(self, line: Line, trouble: Trouble | None, allowed: Mapping[PeerId, float]) -> None:
+    def feel(
+        self, line: Line, trouble: Trouble | None, allowed: Mapping[PeerId, float], waits: Mapping[PeerId, bool]
+    ) -> None:
         """What the exchange has noticed: of my line, and of what holds me up in the round. Reports tell it.
 
-        allowed: how long it lets each member's stream stand still.
+        allowed: how long it lets each member's stream stand still. waits: for whom; True: whose stream breaks whenever
+        it is asked for.
         """
         self._shared.line, self._shared.trouble, self._shared.lines.allowed = line, trouble, allowed
+        self._shared.waits = waits
 
     def sum_whole(self, finished: Finished, *, now: float) -> list[Action]:
         """The exchange of a round, or the collection of a finished sum, is complete and digest-checked."""
@@ -290,6 +309,10 @@ class Member:
             return self._advance(now)
         return []
 
+    def reached(self, peer: PeerId, *, now: float) -> None:
+        """`peer` answered on a connection that I opened."""
+        self.view.reached(peer, now=now)
+
     def tick(self, *, now: float) -> list[Action]:
         """Every heartbeat interval: say again whatever state asks for."""
         self.view.forget_silent(now=now)
@@ -334,11 +357,10 @@ class Member:
         return about.receive(peer, message, now=now)
 
     def _on_heartbeat(self, peer: PeerId, beat: Heartbeat, now: float) -> list[Action]:
-        if beat.stamp.restart > self.restart:
-            return [act.Follow(beat.stamp.restart)]
-        if beat.stamp.restart < self.restart:  # it has no say before it follows; my own heartbeat tells it
-            self.view.forget(peer)
-            return [Send(peer, self.heartbeat(peer))]
+        if beat.stamp.restart != self.restart:
+            self.view.forget(peer)  # it has no say here; who goes where is not for one to say (state/restart.py)
+            return []
+        stood = self._stands(peer, now)
         fresh = self.view.hear(peer, beat, now=now)
         actions: list[Action] = [Send(peer, self.heartbeat(peer))] if fresh and self.synced else []
         if not self.synced or not beat.synced:
@@ -356,10 +378,18 @@ class Member:
                     actions += self._on_commit(commit, now)
         if mate and step > self.version and not self.applying:
             actions += self._lag.behind(self.version, now=now) or self._advance(now)
-        elif mate and self.version - self.shape.delay.most <= step <= self.version:
+        elif mate and self.version - self.shape.delay.most <= step <= self.version and self._stands(peer, now) != stood:
             for open_step in self.steps:
                 actions += open_step.keep(now=now)
         return actions
+
+    def _stands(self, peer: PeerId, now: float) -> tuple[object, ...]:
+        """What a keeper asks of a mate; if nothing of it has changed, the next tick is early enough to look again."""
+        seen = self.view.get(peer)
+        if seen is None:
+            return ()
+        alive = self.view.alive(peer, now=now)
+        return alive, seen.incarnation, seen.version, seen.chain, seen.before, seen.synced, seen.draining
 
     def _on_commit(self, commit: Commit, now: float) -> list[Action]:
         if commit.step == self.version + self._ahead + 1:

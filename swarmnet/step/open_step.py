@@ -7,7 +7,7 @@ collects sums and has idle indexes executed. What outlives a step is `Shared`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
@@ -38,6 +38,7 @@ from swarmnet.step.keeper import Keeper
 from swarmnet.step.lines import Lines
 from swarmnet.step.pace import Pace
 from swarmnet.step.rounds import Differs, Lacks, Part
+from swarmnet.step.strikes import Strikes
 from swarmnet.step.view import View
 
 StepMessage = Prepare | Granted | Moved | Evicted | Round | Execute | Claim | Report | Release
@@ -49,8 +50,9 @@ class Shared:
     """What all open steps of a replica have in common. synced: has it state, and so a say?
 
     term_chain: the chain at the start of the keepers' term, from which their order follows. line: what I have measured
-    of mine. trouble: what holds me up in the round I take part in. numbers: of the rounds I open. lines: what I know of
-    others' as a keeper.
+    of mine. trouble: what holds me up in the round I take part in. waits: for whom I wait there; True: whose stream
+    breaks whenever it is asked for. numbers: of the rounds I open. lines: what I know of others' as a keeper. strikes:
+    what I hold against them.
     """
 
     me: PeerId
@@ -62,11 +64,20 @@ class Shared:
     synced: bool = False
     line: Line = UNMEASURED
     trouble: Trouble | None = None
+    waits: Mapping[PeerId, bool] = field(default_factory=dict)
     lines: Lines = field(default_factory=Lines)
     pace: Pace = field(init=False)
+    strikes: Strikes = field(init=False)
 
     def __post_init__(self) -> None:
         self.pace = Pace(self.view.timers)
+        self.strikes = Strikes(self.view.timers)
+
+    def stuck(self, *, now: float) -> bool:
+        """Can the exchange I take part in not end by itself? Its streams stand still or break, or end at the dead."""
+        return self.trouble is not None or any(
+            broken or not self.view.alive(peer, now=now) for peer, broken in self.waits.items()
+        )
 
 
 class OpenStep:
@@ -78,7 +89,7 @@ class OpenStep:
         self.stamp, self.oldest = stamp, oldest
         self._shared = shared
         self.account = Account(shared.generations)
-        self.election = Election(shared.view, now=now)
+        self.election = Election(shared.view, shared.strikes, step=stamp.step, now=now)
         self.keeper: Keeper | None = None
         self.part = Part(shared.me, finished)
         self.barrier = Barrier(stamp.step, shared.shape.num_stages)
@@ -223,7 +234,7 @@ class OpenStep:
                 actions = self.keeper.on_release(peer, message, now=now)
             case Report():
                 actions = self.keeper.on_report(peer, message, now=now)
-        return actions + self.keeper.advance(now=now, resend=False)
+        return actions if self.keeper.claiming else actions + self.keeper.advance(now=now, resend=False)
 
     def _on_prepare(self, peer: PeerId, prepare: Prepare, now: float) -> list[Action]:
         if self.promised is not None and prepare.ballot < self.promised:
@@ -307,8 +318,9 @@ class OpenStep:
         return [*self.part.drop(), act.Void(step, lost=lost), Note(why, {"step": step}), *self._report()]
 
     def _join_round(self) -> list[Action]:
-        if self.applying or not self.oldest:
-            return []
+        commit = self._own_commit
+        if self.applying or not self.oldest or (commit is not None and not self._holds(commit)):
+            return []  # the stage has committed: that sum is fetched (`_collect_committed`), and no other is of use
         match self.part.join(self.account):
             case Lacks(indexes):
                 return self.account.release(indexes, self.stamp, self.promised)
@@ -323,10 +335,12 @@ class OpenStep:
         if not shared.synced or self.applying or self.stamp.step >= shared.shape.total_steps:
             return []
         ballot = self.election.due(shared.term_chain, keeping=self.keeper is not None, now=now)
-        actions = self._keep_under(ballot, now) if ballot is not None else []
+        notes, self.election.notes = self.election.notes, []
+        actions: list[Action] = [*notes, *(self._keep_under(ballot, now) if ballot is not None else [])]
         if self.keeper is not None:
             actions += self.keeper.advance(now=now, resend=resend)
         if resend:
+            self.part.stuck = shared.stuck(now=now)
             actions += self._join_round()
         if not self.oldest:
             return actions
@@ -343,6 +357,7 @@ class OpenStep:
             max_void=shared.shape.max_void,
             delay=shared.shape.delay.behind(self.stamp.step), group_size=shared.shape.group_size,
             numbers=shared.numbers, oldest=self.oldest, now=now, given=self.election.given, lines=shared.lines,
+            strikes=shared.strikes,
         )
         actions.append(Note("keeper", {"step": self.stamp.step, "ballot": ballot.number}))
         actions += self._report() + self.account.ask(self.stamp, ballot)

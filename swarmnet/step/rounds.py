@@ -1,7 +1,8 @@
 """One replica's part in the rounds of a step: contribute, receive, collect a finished sum, or say why not. Pure.
 
 It knows what its keeper asks for and what is being exchanged; what the replica counts it is told (rules 10, 14 to 16
-of docs/protocol.md). A sum once finished is replaced only when the other is in hand.
+of docs/protocol.md). A sum once finished is replaced only when the other is in hand. That others have finished first is
+no reason to give up an exchange: what it still lacks is on its way, and a whole sum fetched instead is sent twice.
 """
 
 from __future__ import annotations
@@ -29,13 +30,17 @@ class Differs:
 
 
 class Part:
-    """What takes part for `me`. exchange: the sum being exchanged or collected; collecting: from whom it is fetched."""
+    """What takes part for `me`. exchange: the sum being exchanged or collected; collecting: from whom it is fetched.
+
+    stuck: the exchange cannot end by itself, as far as is known here. Said on every tick.
+    """
 
     def __init__(self, me: PeerId, finished: Finished | None = None) -> None:
         self.me, self.finished = me, finished
         self.round: Round | None = None
         self.exchange: RoundId | None = None
         self.collecting: frozenset[PeerId] = frozenset()
+        self.stuck = False
 
     def drop(self) -> list[Action]:
         """Forget the round; what is exchanged ends."""
@@ -80,16 +85,24 @@ class Part:
     def collect(self, wanted: Round, holders: Iterable[PeerId]) -> list[Action]:
         """Fetch the finished sum of `wanted` from one of these, unless one of them is being asked already.
 
-        Taking part in the round itself may wait for a contribution that is void by now, and those it was collected
-        from may all be gone: either way, start again with who holds it now.
+        What I take part in goes on for as long as it can end. If it cannot, a contribution may be void by now or a
+        reducer gone; and those it was collected from may all be gone: then start again with who holds it now.
         """
-        found = tuple(holders)
-        if not found or (self.exchange == wanted.id and self.collecting & set(found)):
+        found = sorted(holders)
+        if not found:
             return []
-        return self._start(wanted.id, act.CollectSum(Round(wanted.stamp, wanted.ballot, wanted.id, (), (), found)))
+        if self.exchange == wanted.id and not (self.collecting or self.stuck):
+            return []
+        if self.exchange == wanted.id and self.collecting & set(found):
+            return []
+        # Each of those who lack it begins with another holder, or all of them would share one line.
+        lacking = sorted({*wanted.receivers, self.me} - set(found))
+        first = lacking.index(self.me) % len(found)
+        order = (*found[first:], *found[:first])
+        return self._start(wanted.id, act.CollectSum(Round(wanted.stamp, wanted.ballot, wanted.id, (), (), order)))
 
     def _start(self, round_id: RoundId, action: act.Sum | act.CollectSum) -> list[Action]:
         stop: list[Action] = [act.StopSum()] if self.exchange is not None else []
-        self.exchange = round_id
+        self.exchange, self.stuck = round_id, False
         self.collecting = frozenset(action.round.holders) if isinstance(action, act.CollectSum) else frozenset()
         return [*stop, action]

@@ -6,6 +6,7 @@ Suspicion decides progress, never correctness (docs/protocol.md, I2). The silenc
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -53,6 +54,7 @@ class View:
         self.me, self.stage, self.timers = me, stage, timers
         self.draining = False  # am I about to leave?
         self._seen: dict[int, dict[PeerId, Seen]] = {}
+        self._reached_at: dict[PeerId, float] = {}  # who answered on a connection that I opened; the latest last
 
     def hear(self, peer: PeerId, beat: Heartbeat, *, now: float) -> bool:
         """Take in a heartbeat. Returns True if the peer is new, newly alive, or a new incarnation of itself."""
@@ -79,9 +81,26 @@ class View:
             if peer in stage and not stage[peer].dead:
                 self._alive(stage[peer], now)
 
+    def reached(self, peer: PeerId, *, now: float) -> None:
+        """The peer answered on a connection that I opened: it can be called."""
+        self._reached_at.pop(peer, None)
+        self._reached_at[peer] = now
+        if len(self._reached_at) > _MOST_REPLICAS:
+            del self._reached_at[next(iter(self._reached_at))]
+
+    def reach_age(self, peer: PeerId, *, now: float) -> float:
+        """Seconds since the peer last answered on a connection that I opened; infinite if it never did, 0 for me."""
+        return 0.0 if peer == self.me else now - self._reached_at.get(peer, -math.inf)
+
+    def answers(self, peer: PeerId, *, now: float) -> bool:
+        """False of whoever I could call before and can no more, though it may still be heard: a firewall in between."""
+        reached_at = self._reached_at.get(peer)
+        return reached_at is None or now - reached_at <= self.timers.long_silence_s
+
     def gone(self, peer: PeerId, *, now: float) -> bool:
         """The peer is definitely dead (nobody listens there). Returns True if that is news."""
         news = False
+        self._reached_at.pop(peer, None)
         for stage in self._seen.values():
             if peer in stage and not stage[peer].dead:
                 stage[peer].dead = news = True
@@ -98,7 +117,7 @@ class View:
             stage.pop(peer, None)
 
     def forget_all(self) -> None:
-        """Know nobody."""
+        """Believe nothing that was said. Whom I reach I still reach."""
         self._seen.clear()
 
     def forget_silent(self, *, now: float) -> None:
@@ -106,6 +125,8 @@ class View:
         for stage in self._seen.values():
             for peer in [p for p, s in stage.items() if now - s.heard_at > 10 * self.timers.long_silence_s]:
                 del stage[peer]
+        for peer in [p for p, at in self._reached_at.items() if now - at > 10 * self.timers.long_silence_s]:
+            del self._reached_at[peer]
 
     def get(self, peer: PeerId, stage: int | None = None) -> Seen | None:
         """The replica of `stage` (default: mine) with that id, if known."""
@@ -128,11 +149,12 @@ class View:
         return self.draining if peer == self.me else seen is not None and seen.draining
 
     def live(self, stage: int, *, now: float) -> list[PeerId]:
-        """Synced live replicas of a stage, sorted; in my own stage without me."""
+        """Synced live replicas of a stage that I can call, sorted; in my own stage without me."""
         seen = self._seen.get(stage, {})
         return sorted(
             peer for peer, s in seen.items()
-            if s.synced and (stage, peer) != (self.stage, self.me) and self.alive(peer, now=now, stage=stage)
+            if s.synced and (stage, peer) != (self.stage, self.me)
+            and self.alive(peer, now=now, stage=stage) and self.answers(peer, now=now)
         )
 
     def mates(self) -> Iterator[tuple[PeerId, Seen]]:
@@ -151,6 +173,11 @@ class View:
                 if not seen.dead and peer != self.me:
                     found[peer] = max(found.get(peer, -1), seen.version)
         return found
+
+    def newest(self, peer: PeerId) -> int:
+        """The newest version heard of that peer, in any stage; -1: none, or it is known dead."""
+        found = (stage[peer] for stage in self._seen.values() if peer in stage)
+        return max((seen.version for seen in found if not seen.dead), default=-1)
 
     def lost(self, peer: PeerId, version: int, *, now: float) -> bool:
         """Rule 12: may a keeper at `version` evict this mate?

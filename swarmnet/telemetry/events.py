@@ -1,11 +1,13 @@
 """The events file: one JSON object per line, `{"t": unix seconds, "event": name, ...}`, appended as things happen.
 
 A line is one `write` call in append mode, so that a SIGKILL loses at most the line being written and several processes
-may share a file. Knows no event by name.
+may share a file. A file that cannot be written any more, for a full disk say, costs its events and two lines in the
+log, and nothing else. Knows no event by name.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -14,7 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from swarmnet.errors import UsageError
+from swarmnet.telemetry import log as telemetry
 from swarmnet.telemetry.jsonline import encode
+
+log = telemetry.get(__name__)
+
+_LATER = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM))
+"""Why a file cannot be written that passes by itself; all else is the operator's to change."""
 
 
 class EventLog:
@@ -22,33 +30,60 @@ class EventLog:
 
     def __init__(self, path: Path | None, *, clock: Callable[[], float] = time.time) -> None:
         """Open `path` for appending, with its directories. Raises UsageError if that is impossible."""
-        self._clock = clock
+        self._clock, self._path = clock, path
         self._file = -1
+        self._lost, self._torn = 0, False            # events since writing failed; does the file end within a line?
         if path is None:
             return
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._open(path)
         except OSError as error:
-            raise UsageError(f"{path}: events cannot be written there: {error.strerror}") from error
-        size = os.fstat(self._file).st_size
-        if size and os.pread(self._file, 1, size - 1) != b"\n":   # the last writer was killed in the middle of a line
-            os.write(self._file, b"\n")
+            if error.errno not in _LATER:
+                raise UsageError(f"{path}: events cannot be written there: {error.strerror}") from error
+            self._failed(error)
 
     def emit(self, name: str, /, **fields: object) -> None:
-        """Append one event. `fields` may be anything (see `jsonline`), except `t` and `event`."""
+        """Append one event. `fields` may be anything (see `jsonline`), except `t` and `event`. Never raises OSError."""
         assert not {"t", "event"} & fields.keys(), "t and event are the file's own"
-        if self._file < 0:
+        if self._path is None:
             return
-        line = (encode({"t": self._clock(), "event": name, **fields}) + "\n").encode()
+        try:
+            if self._file < 0:
+                self._open(self._path)
+            self._write(encode({"t": self._clock(), "event": name, **fields}))
+        except OSError as error:
+            self._failed(error)
+            return
+        if self._lost:
+            lost, self._lost = self._lost, 0
+            log.warning("events_written_again", path=str(self._path), lost=lost)
+
+    def _open(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        size = os.fstat(self._file).st_size
+        # The last writer may have been killed in the middle of a line.
+        self._torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
+
+    def _write(self, text: str) -> None:
+        line = (("\n" if self._torn else "") + text + "\n").encode()
         while line:                                  # the kernel takes it whole, unless the disk is full
             line = line[os.write(self._file, line):]
+            self._torn = bool(line)
+
+    def _failed(self, error: OSError) -> None:
+        self._lost += 1
+        if self._lost == 1:
+            log.warning(
+                "events_not_written", path=str(self._path), reason=error.strerror or str(error),
+                then="events are lost until it can be written again; all else goes on",
+            )
 
     def close(self) -> None:
         """Close the file; later events go nowhere."""
         if self._file >= 0:
             os.close(self._file)
-            self._file = -1
+        self._file, self._path = -1, None
 
     def __enter__(self) -> EventLog:
         return self

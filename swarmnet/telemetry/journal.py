@@ -14,10 +14,11 @@ from swarmnet.telemetry.log import Log
 _LEVELS = {
     **dict.fromkeys(("listening", "complete", "synced", "applied", "evaluated", "evicted", "finished", "stopped",
                      "done", "resync", "voided", "checkpoint", "draining", "apart", "outer_step", "outer_missed",
-                     "averaged_alone", "mesh_started"),
+                     "averaged_alone", "mesh_started", "dialled_back"),
                     logging.INFO),
     **dict.fromkeys(("halted", "waiting", "refused", "digest_differs", "join_failed", "restart", "dropped", "orphaned",
-                     "apply_failed", "checkpoint_failed", "checkpoint_bad", "drift", "rank_lost"), logging.WARNING),
+                     "apply_failed", "checkpoint_failed", "checkpoint_bad", "drift", "rank_lost", "bad_input", "away"),
+                    logging.WARNING),
 }
 _LONG = frozenset(("contributions", "digest", "chain", "weights_sha256", "incarnation", "pids"))
 """Fields for programs."""

@@ -128,6 +128,9 @@ class Evaluation:
         """Refuse."""
         yield Rejected(RejectCode.NOT_SERVED, "this one only asks")
 
+    def on_reached(self, peer: PeerId) -> None:
+        """It is asked, not told."""
+
     def on_gone(self, peer: PeerId, *, definite: bool) -> None:
         """See Service.on_gone."""
         if definite:

@@ -41,8 +41,8 @@ class FirstStage:
         self.restart = NO_RESTART
         self._dead: dict[PeerId, int] = {}  # peer -> the incarnation that is gone
         self._caller = Caller(
-            transport, Router(Patience.of(manifest.protocol)), self.candidates, AnswerCheck.of(manifest, 0), self._left,
-            leaving=self._leaving,
+            transport, Router(Patience.of(manifest.protocol, stages=manifest.cut.stages)), self.candidates,
+            AnswerCheck.of(manifest, 0), self._left, leaving=self._leaving,
         )
 
     async def process(self, request: Process, tokens: tuple[Packed, ...]) -> Gradient:

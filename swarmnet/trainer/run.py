@@ -9,20 +9,18 @@ import torch
 
 from swarmnet import telemetry
 from swarmnet.config.peer import PeerConfig
-from swarmnet.data.sampler import Sampler
 from swarmnet.data.source import load_tokens
-from swarmnet.data.tokens import Tokens, verify
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.schema import Manifest
-from swarmnet.messages import Packed
 from swarmnet.net.endpoint import open_endpoint
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
+from swarmnet.pipeline.windows import OwnTokens
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import Journal
 from swarmnet.telemetry.reminder import Reminder
 from swarmnet.trainer.trainer import Trainer
-from swarmnet.wire.codecs import encode, use_all
+from swarmnet.wire.codecs import use_all
 
 log = telemetry.get(__name__)
 
@@ -37,18 +35,12 @@ def run_trainer(config: PeerConfig, manifest: Manifest, *, wrap: Wrap = NOTHING_
     torch.set_num_threads(config.threads)
     base = config.manifest.parent if config.manifest else None
     tokens = load_tokens(config.data or manifest.data.source, manifest.data.tokenizer, base=base)
-    verify(tokens, manifest.data)
+    own = OwnTokens(tokens, manifest)
     with EventLog(config.events) as events:
-        return asyncio.run(_feed(config, manifest, tokens, events, wrap))
+        return asyncio.run(_feed(config, manifest, own, events, wrap))
 
 
-async def _feed(config: PeerConfig, manifest: Manifest, tokens: Tokens, events: EventLog, wrap: Wrap) -> int:
-    training = manifest.training
-    sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
-
-    def pack(positions: tuple[int, ...]) -> tuple[Packed, ...]:
-        return (encode("int32", tokens.microbatch(positions, training.sequence_length)),)
-
+async def _feed(config: PeerConfig, manifest: Manifest, own: OwnTokens, events: EventLog, wrap: Wrap) -> int:
     journal, reminder = Journal(events, log), Reminder(log)
 
     def on_event(event: str, fields: dict[str, object]) -> None:
@@ -58,7 +50,7 @@ async def _feed(config: PeerConfig, manifest: Manifest, tokens: Tokens, events: 
     async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(stopped_by_signal())
         endpoint = await unless_stopped(stop, stack.enter_async_context(
-            open_endpoint(config, manifest, run_id(manifest), numerics="trainer")
+            open_endpoint(config, manifest, run_id(manifest), numerics="trainer", role="trainer")
         ))
         if endpoint is None:
             on_event("stopped", {"reason": "asked to stop before it had joined"})
@@ -66,9 +58,9 @@ async def _feed(config: PeerConfig, manifest: Manifest, tokens: Tokens, events: 
         trainer = Trainer(
             endpoint.me, manifest, transport=wrap.transport(endpoint.transport), directory=endpoint.directory,
             record=endpoint.record,
-            tokens=lambda number: pack(sampler.positions(number)),
-            eval_tokens=lambda number: pack(sampler.eval_positions(number)),
+            tokens=own.training, eval_tokens=own.evaluation,
             on_event=on_event,
+            admissions=endpoint.admissions,
         )
         async with endpoint.serve(wrap.service(trainer)), asyncio.TaskGroup() as group:
             on_event("listening", endpoint.whereabouts())

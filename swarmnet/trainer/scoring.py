@@ -15,6 +15,7 @@ from swarmnet.errors import SwarmError, leaves
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.schema import Manifest
 from swarmnet.net.directory import Directory
+from swarmnet.net.grpc_greeting import Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
@@ -34,12 +35,12 @@ class Ending:
 
 async def score(
     identity: Identity, run: RunId, manifest: Manifest, directory: Directory, piece: Callable[[int], Piece], count: int,
-    *, tally: Tally, heard: Callable[[bool], None],
+    *, tally: Tally, heard: Callable[[bool], None], greeter: Greeter,
 ) -> Ending:
     """Have the run's peers score `count` microbatches; see Evaluation. What came of it is added to `tally`.
 
-    heard(served) after each that was scored, and now and then; served: somebody serves stage 0. A first Ctrl+C ends it
-    with what there is. Main thread only. A bug is raised.
+    greeter: as whom we greet. heard(served) after each that was scored, and now and then; served: somebody serves stage
+    0. A first Ctrl+C ends it with what there is. Main thread only. A bug is raised.
     """
     def addresses(peer: PeerId) -> tuple[str, ...]:
         record = stage.records.get(peer)
@@ -47,7 +48,7 @@ async def score(
 
     transport = GrpcTransport(
         identity, run, admission=open_authority().admit(identity.peer), addresses=addresses, listens=False,
-        config=GrpcConfig.of(manifest.limits),
+        config=GrpcConfig.of(manifest), greeter=greeter,
     )
     stage = FirstStage(identity.peer, manifest, transport=transport, directory=directory, rerouted=lambda fields: None)
     evaluation = Evaluation(stage, piece, count, tally=tally, heard=lambda: heard(bool(stage.candidates())))

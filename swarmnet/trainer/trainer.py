@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
@@ -18,6 +19,7 @@ from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Answer, Control, Fetch, Fetched, Packed, Process, Rejected, Request
+from swarmnet.net.admission import Admissions, advised, role_for
 from swarmnet.net.directory import Directory, Record
 from swarmnet.net.transport import ReadPayload, Transport
 from swarmnet.trainer.first_stage import FirstStage
@@ -25,7 +27,7 @@ from swarmnet.trainer.split import feeder, my_indexes
 from swarmnet.trainer.window import Window
 
 Tokens = Callable[[int], tuple[Packed, ...]]
-"""Number of a microbatch in its stream -> its tokens, (tokens,) int32 [B, T + 1]."""
+"""Number of a microbatch in its stream -> its tokens: (tokens,) int32 [B, T + 1], in training (tokens, proof)."""
 
 _PUBLISH_S, _LOOK_S = 2.0, 0.5
 _LACKS_S = 3.0
@@ -39,6 +41,7 @@ class Trainer:
     """One trainer. Implements Service: it hands out tokens to peers that have no data.
 
     tokens(number) of training microbatch `step * M + index`; eval_tokens(number) of held-out microbatch `number`.
+    admissions: who takes part; None: anyone. wall(): Unix seconds, by which invitations end.
     """
 
     def __init__(
@@ -52,9 +55,12 @@ class Trainer:
         tokens: Tokens,
         eval_tokens: Tokens,
         on_event: Callable[[str, dict[str, object]], None],
+        admissions: Admissions | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self.me, self._manifest, self._directory = me, manifest, directory
         self._record = record
+        self._admissions, self._wall = admissions, wall
         self._tokens, self._eval_tokens, self._on_event = tokens, eval_tokens, on_event
         self._stage = FirstStage(
             me, manifest, transport=transport, directory=directory, rerouted=lambda fields: on_event("rerouted", fields)
@@ -105,13 +111,19 @@ class Trainer:
 
     async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
         """Hand out the tokens of a microbatch; everything else is not served here."""
-        training = self._manifest.training
-        if not isinstance(request, Fetch) or request.kind != "input" or request.stage != -1:
+        training, role = self._manifest.training, role_for(request)
+        reason = self._admissions.why_not(caller, role, now=self._wall()) if self._admissions is not None else ""
+        if reason:
+            yield Rejected(RejectCode.NOT_ADMITTED, advised(reason, caller, role))
+        elif not isinstance(request, Fetch) or request.kind != "input" or request.stage != -1:
             yield Rejected(RejectCode.NOT_SERVED, "a trainer serves tokens only")
         elif not (0 <= request.step < training.total_steps and 0 <= request.index < training.microbatches):
             yield Rejected(RejectCode.MALFORMED, "no such microbatch")
         else:
             yield Fetched(self._tokens(request.step * training.microbatches + request.index))
+
+    def on_reached(self, peer: PeerId) -> None:
+        """Trainers tell nobody anything."""
 
     def on_gone(self, peer: PeerId, *, definite: bool) -> None:
         """See Service.on_gone."""

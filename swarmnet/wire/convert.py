@@ -12,7 +12,8 @@ from typing import Any, TypeVar, cast
 from google.protobuf.message import DecodeError, Message
 
 from swarmnet.errors import BadMessage, RejectCode
-from swarmnet.messages import Answer, Control, Packed, PartData, Rejected, Request
+from swarmnet.messages import Answer, Control, Packed, PartData, Process, Rejected, Request
+from swarmnet.wire.bounds import ANY_RUN, Bounds
 from swarmnet.wire.convert_calls import (
     ANSWERS,
     HELLO,
@@ -25,13 +26,15 @@ from swarmnet.wire.convert_calls import (
     Signal,
     TensorHeader,
 )
-from swarmnet.wire.convert_control import CONTROL
-from swarmnet.wire.convert_fields import malformed
+from swarmnet.wire.convert_control import CONTROL, Ping
+from swarmnet.wire.convert_fields import LENGTH_BYTES, malformed
 from swarmnet.wire.convert_values import Many, One, Value
 from swarmnet.wire.pb import calls_pb2, control_pb2
 
 MAX_MESSAGE_BYTES = 1 << 20
-"""No header and no control message is longer."""
+"""No header and no control message is longer, in any run."""
+
+_LATER_VERSIONS_BYTES = 1024
 
 M = TypeVar("M", bound=Message)
 
@@ -51,14 +54,9 @@ _ANSWER_NAMES = _by_type(ANSWERS)
 # ---------------------------------------------------------------- one-way messages
 
 
-def write_control(message: Control) -> bytes:
+def write_control(message: Control | Ping) -> bytes:
     """One message of a link."""
     return _write(control_pb2.Envelope(), CONTROL, _CONTROL_NAMES[type(message)], message)
-
-
-def read_control(data: bytes) -> Control:
-    """The inverse of `write_control`. Raises BadMessage."""
-    return cast(Control, _read_one(_parse(control_pb2.Envelope(), data), "kind", CONTROL))
 
 
 # ---------------------------------------------------------------- calls
@@ -76,12 +74,6 @@ def write_request(request: Request, payload: tuple[TensorHeader, ...] = ()) -> b
     return _write(header, REQUESTS, _REQUEST_NAMES[type(request)], request)
 
 
-def read_request(data: bytes) -> tuple[Request, tuple[TensorHeader, ...]]:
-    """The inverse of `write_request`. Raises BadMessage."""
-    header = _parse(calls_pb2.CallHeader(), data)
-    return cast(Request, _read_one(header, "request", REQUESTS)), _DECLARED.read(header, "payload")
-
-
 def write_answer(answer: Answer | Signal) -> bytes:
     """The header of an answer; it declares the answer's payload."""
     header = calls_pb2.AnswerHeader()
@@ -90,19 +82,82 @@ def write_answer(answer: Answer | Signal) -> bytes:
     return _write(header, ANSWERS, _ANSWER_NAMES[type(answer)], answer)
 
 
-def read_answer(data: bytes) -> tuple[Answer | Signal, tuple[TensorHeader, ...]]:
-    """An answer without its payload, and what payload follows. Raises BadMessage."""
-    header = _parse(calls_pb2.AnswerHeader(), data)
-    answer = cast(Answer | Signal, _read_one(header, "answer", ANSWERS))
-    declared = _DECLARED.read(header, "payload")
-    if declared and not isinstance(answer, PAYLOAD_ANSWERS):
-        raise malformed("an answer that has no payload declares one", answer=type(answer).__name__)
-    return answer, declared
-
-
 def with_payload(answer: Answer, payload: tuple[Packed, ...]) -> Answer:
     """The answer together with the tensors that followed it."""
     return replace(answer, payload=payload) if isinstance(answer, PAYLOAD_ANSWERS) else answer
+
+
+# ---------------------------------------------------------------- reading, within the bounds of a run
+
+
+class Reader:
+    """Reads what other peers of a run say. What none of them could need is refused by its length, unparsed."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._control = _within(CONTROL, bounds)
+        self._answers = _within(ANSWERS, bounds)
+        kinds = {field.name: field.number for field in control_pb2.Envelope.DESCRIPTOR.fields}
+        self._most_control = {kinds[name]: _capped(value.most_bytes()) for name, value in self._control.items()}
+        requests = max(value.most_bytes() for value in REQUESTS.values())
+        self._most_request = _capped(requests + _DECLARED.most_bytes())
+
+    def most_bytes(self, *kinds: type) -> int:
+        """The longest one-way messages of these types, one after the other."""
+        return sum(_capped(self._control[_CONTROL_NAMES[kind]].most_bytes()) for kind in kinds)
+
+    def control(self, data: bytes) -> Control | Ping:
+        """The inverse of `write_control`. Raises BadMessage."""
+        most = self._most_control.get(_only_field(data))
+        if most is None:
+            raise malformed("not a one-way message")
+        return cast(Control | Ping, _read_one(_parse(control_pb2.Envelope(), data, most), "kind", self._control))
+
+    def request(self, data: bytes) -> tuple[Request, tuple[TensorHeader, ...]]:
+        """The inverse of `write_request`. Raises BadMessage."""
+        header = _parse(calls_pb2.CallHeader(), data, self._most_request)
+        request, declared = cast(Request, _read_one(header, "request", REQUESTS)), _DECLARED.read(header, "payload")
+        if declared and not isinstance(request, Process):
+            raise malformed("a call that has no payload declares one", request=type(request).__name__)
+        return request, declared
+
+    def answer(self, data: bytes) -> tuple[Answer | Signal, tuple[TensorHeader, ...]]:
+        """An answer without its payload, and what payload follows. Raises BadMessage."""
+        header = _parse(calls_pb2.AnswerHeader(), data)
+        answer = cast(Answer | Signal, _read_one(header, "answer", self._answers))
+        declared = _DECLARED.read(header, "payload")
+        if declared and not isinstance(answer, PAYLOAD_ANSWERS):
+            raise malformed("an answer that has no payload declares one", answer=type(answer).__name__)
+        return answer, declared
+
+
+def _within(table: dict[str, Value], bounds: Bounds) -> dict[str, Value]:
+    return {name: value.within(bounds) for name, value in table.items()}
+
+
+def _capped(num_bytes: int) -> int:
+    """With room for fields of a later minor version."""
+    return min(num_bytes + _LATER_VERSIONS_BYTES, MAX_MESSAGE_BYTES)
+
+
+def _only_field(data: bytes) -> int:
+    """The number of the field that is all of a message; 0 if there is more than one, or it is no message."""
+    key, at = _varint(data, 0)
+    length, at = _varint(data, at)
+    return key >> 3 if at and key & 7 == 2 and at + length == len(data) else 0
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of protobuf's at `at`, and where it ends; 0 if there is none of at most four bytes."""
+    number = 0
+    for place, byte in enumerate(data[at : at + LENGTH_BYTES]):
+        number |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return number, at + place + 1
+    return number, 0
+
+
+IN_ANY_RUN = Reader(ANY_RUN)
+read_control, read_request, read_answer = IN_ANY_RUN.control, IN_ANY_RUN.request, IN_ANY_RUN.answer
 
 
 # ---------------------------------------------------------------- greetings
@@ -135,9 +190,9 @@ def read_hello_reply(data: bytes) -> Hello | Rejected:
 # ---------------------------------------------------------------- bytes
 
 
-def _parse(message: M, data: bytes) -> M:
-    if len(data) > MAX_MESSAGE_BYTES:
-        raise BadMessage(RejectCode.TOO_LARGE, "message is too long", num_bytes=len(data))
+def _parse(message: M, data: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> M:
+    if len(data) > most_bytes:
+        raise BadMessage(RejectCode.TOO_LARGE, "message is too long", num_bytes=len(data), most_bytes=most_bytes)
     try:
         message.ParseFromString(data)
     except DecodeError as error:

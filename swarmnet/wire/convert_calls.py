@@ -16,6 +16,8 @@ from swarmnet.messages import (
     MAX_PIECES,
     Accepted,
     Busy,
+    DialBack,
+    DialledBack,
     Fetch,
     Fetched,
     Gradient,
@@ -33,7 +35,23 @@ from swarmnet.messages import (
     TrailRequest,
     TrailStep,
 )
-from swarmnet.wire.convert_fields import Blob, Flag, Hex32, Int, Items, Member, Real, Reason, Text, Word, malformed
+from swarmnet.wire.bounds import STAGES, Bounds
+from swarmnet.wire.convert_fields import (
+    LENGTH_BYTES,
+    TAG_BYTES,
+    Blob,
+    Flag,
+    Hex32,
+    IndexSet,
+    Int,
+    Items,
+    Member,
+    Real,
+    Reason,
+    Text,
+    Word,
+    malformed,
+)
 from swarmnet.wire.convert_values import (
     CHAIN,
     COMMIT,
@@ -61,8 +79,11 @@ from swarmnet.wire.pb import calls_pb2 as pb
 from swarmnet.wire.pb import values_pb2
 
 MAX_TOML_CHARS = 1 << 18
+MAX_INVITATION_CHARS = 512
 MAX_TENSORS = 16
 """Tensors in one payload."""
+NONCE_BYTES = 8
+"""Of a Ping and its Pong."""
 MAX_HOPS = 16
 """Hops of a round: more than the most members have in groups of two."""
 
@@ -78,13 +99,17 @@ class TensorHeader:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who greets: which run, which protocol (major, minor), which numerics class, what its clock shows (Unix, s)."""
+    """Who greets: which run, which protocol (major, minor), which numerics class, what its clock shows (Unix, s).
+
+    invitation: the pass that it shows in a run by invitation.
+    """
 
     run: RunId
     major: int
     minor: int
     numerics: str
     clock: float
+    invitation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +127,14 @@ class Done:
     """That was the last answer, and the payload was not wanted: leave."""
 
 
-Signal = GreetFirst | Pulse | Done
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """The callee's event loop has read the Ping with this nonce."""
+
+    nonce: bytes
+
+
+Signal = GreetFirst | Pulse | Done | Pong
 """What stands where an answer would, for the caller's transport alone."""
 
 
@@ -110,10 +142,12 @@ Signal = GreetFirst | Pulse | Done
 class _Losses:
     """index -> (loss_sum, num_tokens)."""
 
+    indexes: IndexSet
+
     def write(self, message: Message, name: str, value: Mapping[int, tuple[float, int]]) -> None:
         losses = getattr(message, name)
         losses.SetInParent()
-        INDEXES.write(losses, "indexes", frozenset(value))
+        self.indexes.write(losses, "indexes", frozenset(value))
         for index in sorted(value):
             loss_sum, num_tokens = value[index]
             losses.loss_sum.append(FINITE.put(loss_sum))
@@ -121,11 +155,18 @@ class _Losses:
 
     def read(self, message: Message, name: str) -> dict[int, tuple[float, int]]:
         losses = getattr(message, name)
-        indexes = sorted(INDEXES.read(losses, "indexes"))
+        indexes = sorted(self.indexes.read(losses, "indexes"))
         if not len(indexes) == len(losses.loss_sum) == len(losses.num_tokens):
             raise malformed("losses: not one entry per index")
         pairs = zip(map(FINITE.take, losses.loss_sum), map(COUNT.take, losses.num_tokens), strict=True)
         return dict(zip(indexes, pairs, strict=True))
+
+    def within(self, bounds: Bounds) -> _Losses:
+        return _Losses(self.indexes.within(bounds))
+
+    def most_bytes(self) -> int:
+        an_index = FINITE.most_bytes() + COUNT.most_bytes()
+        return TAG_BYTES + LENGTH_BYTES + self.indexes.most_bytes() + self.indexes.below * an_index
 
 
 def _part_is_a_range(part: Part) -> str | None:
@@ -148,6 +189,7 @@ HELLO = Value(
         "minor": Int(0, (1 << 32) - 1),
         "numerics": Text(128),
         "clock": Real(0.0, 1e12),
+        "invitation": Text(MAX_INVITATION_CHARS),
     },
 )
 REJECTED = Value(
@@ -199,6 +241,7 @@ REQUESTS: dict[str, Value] = {
     ),
     "trail": Value(TrailRequest, pb.TrailRequest, {"stamp": One(STAMP)}),
     "manifest": Value(ManifestRequest, pb.ManifestRequest, {}),
+    "dial_back": Value(DialBack, pb.DialBack, {}),
 }
 """Field of `CallHeader` -> how its message converts."""
 
@@ -215,7 +258,7 @@ ANSWERS: dict[str, Value] = {
     "part": Value(
         lambda losses, finished: PartData(payload=(), losses=losses, finished=finished),
         pb.PartData,
-        {"losses": _Losses(), "finished": Maybe(FINISHED)},
+        {"losses": _Losses(INDEXES), "finished": Maybe(FINISHED)},
     ),
     "snapshot": Value(
         Snapshot,
@@ -238,12 +281,14 @@ ANSWERS: dict[str, Value] = {
     "trail": Value(
         TrailStep,
         pb.TrailStep,
-        {"finished": Maybe(FINISHED), "commits": Many(COMMIT), "last_commits": Many(COMMIT)},
+        {"finished": Maybe(FINISHED), "commits": Many(COMMIT, STAGES), "last_commits": Many(COMMIT, STAGES)},
     ),
     "manifest": Value(ManifestData, pb.ManifestData, {"toml": Text(MAX_TOML_CHARS)}),
+    "dialled_back": Value(DialledBack, pb.DialledBack, {"reached": Flag(), "reason": Reason(1000)}),
     "done": Value(Done, pb.Done, {}),
     "greet_first": Value(GreetFirst, pb.GreetFirst, {}),
     "pulse": Value(Pulse, pb.Pulse, {}),
+    "pong": Value(Pong, pb.Pong, {"nonce": Blob(NONCE_BYTES, NONCE_BYTES)}),
 }
 """Field of `AnswerHeader` -> how its message converts."""
 

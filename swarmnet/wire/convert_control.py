@@ -25,7 +25,9 @@ from swarmnet.messages import (
     Round,
     Trouble,
 )
-from swarmnet.wire.convert_fields import Blob, Flag, Int, Items, Real, Text, malformed
+from swarmnet.wire.bounds import MAX_MEMBERS, MEMBERS, STAGES, Bounds
+from swarmnet.wire.convert_calls import NONCE_BYTES
+from swarmnet.wire.convert_fields import LENGTH_BYTES, TAG_BYTES, Blob, Flag, Int, Items, Real, Text, malformed
 from swarmnet.wire.convert_values import (
     BALLOT,
     CHAIN,
@@ -36,7 +38,6 @@ from swarmnet.wire.convert_values import (
     GENERATION,
     INDEX,
     INDEXES,
-    MAX_MEMBERS,
     PEER,
     RESTART,
     ROUND_ID,
@@ -94,6 +95,12 @@ class _RoundTrips:
             raise malformed(f"{name}: a peer is measured twice")
         return found
 
+    def within(self, bounds: Bounds) -> _RoundTrips:
+        return self
+
+    def most_bytes(self) -> int:
+        return MAX_MATES * (TAG_BYTES + LENGTH_BYTES + PEER.most_bytes() + _MICROSECONDS.most_bytes())
+
 
 def _contradiction(current: Round) -> str | None:
     if current.bandwidths and len(current.bandwidths) != len(current.receivers):
@@ -115,6 +122,14 @@ TROUBLE = Value(
 )
 LINE = Value(Line, pb.Line, {"bytes_per_s": Int(0, MAX_BYTES_PER_S), "round_trips": _RoundTrips()})
 
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Said on a link between the two ends of a transport: answer with this nonce (`convert_calls.Pong`)."""
+
+    nonce: bytes
+
+
 CONTROL: dict[str, Value] = {
     "heartbeat": Value(
         Heartbeat,
@@ -124,8 +139,8 @@ CONTROL: dict[str, Value] = {
             "incarnation": Int(0, (1 << 64) - 1),
             "synced": Flag(),
             "keeper": Maybe(BALLOT),
-            "commits": Many(COMMIT),
-            "last_commits": Many(COMMIT),
+            "commits": Many(COMMIT, STAGES),
+            "last_commits": Many(COMMIT, STAGES),
             "queue": COUNT,
             "draining": Flag(),
             "before": CHAIN,
@@ -161,16 +176,17 @@ CONTROL: dict[str, Value] = {
             **_KEPT,
             "id": One(ROUND_ID),
             "contributions": CONTRIBUTIONS,
-            "receivers": Items(PEER, MAX_MEMBERS),
-            "holders": Items(PEER, MAX_MEMBERS),
+            "receivers": Items(PEER, MEMBERS),
+            "holders": Items(PEER, MEMBERS),
             "voided": INDEXES,
-            "bandwidths": Items(Int(1, MAX_BYTES_PER_S), MAX_MEMBERS),
-            "rows": Items(Int(1, MAX_MEMBERS), MAX_MEMBERS),
+            "bandwidths": Items(Int(1, MAX_BYTES_PER_S), MEMBERS),
+            "rows": Items(Int(1, MAX_MEMBERS), MEMBERS),
             "columns": Int(0, MAX_MEMBERS),
         },
         _contradiction,
     ),
     "committed": Value(Committed, pb.Committed, {"commit": One(COMMIT), "restart": One(RESTART)}),
     "execute": Value(Execute, pb.Execute, {**_KEPT, "index": INDEX}),
+    "ping": Value(Ping, pb.Ping, {"nonce": Blob(NONCE_BYTES, NONCE_BYTES)}),
 }
 """Field of `Envelope` -> how its message converts."""

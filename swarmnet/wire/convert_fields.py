@@ -1,7 +1,8 @@
 """The kinds of field a message has: how each is written into protobuf, and what is believed when it is read.
 
 A `Kind` is total: what it reads is in range, finite and of the right syntax, or it raises BadMessage. What we write
-obeys the same rules by assertion: a message one peer can send is one every other peer can read. Knows no message.
+obeys the same rules by assertion: a message one peer can send is one every other peer can read. A kind also says how
+many bytes it takes at most, and what it is in a run of known numbers (`wire.bounds`). Knows no message.
 """
 
 from __future__ import annotations
@@ -9,18 +10,19 @@ from __future__ import annotations
 import functools
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import base58
 from google.protobuf.message import Message
 
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId
+from swarmnet.wire.bounds import MAX_INDEXES, Bounds, Limit, most, within
 
-MAX_INDEXES = 1 << 16
-"""Microbatch indexes of a step are below this: a bitmap is at most 8 KiB."""
+TAG_BYTES, VARINT_BYTES, LENGTH_BYTES = 2, 10, 4
+"""What protobuf adds at most: a field's number (below 2048), a number, the length of what follows."""
 
 _PEER_ID_PREFIX = bytes((0x00, 0x24, 0x08, 0x01, 0x12, 0x20))
 """Identity multihash of 36 bytes: protobuf PublicKey { Ed25519, 32 bytes }."""
@@ -72,10 +74,15 @@ def to_bitmap(indexes: frozenset[int]) -> bytes:
     return bytes(bits)
 
 
-def from_bitmap(bits: bytes) -> frozenset[int]:
-    """The inverse of `to_bitmap`; trailing zero bytes are harmless. Raises BadMessage if it is too long."""
-    if len(bits) > MAX_INDEXES // 8:
-        raise malformed("index set is too large", num_bytes=len(bits))
+def check_bitmap(bits: bytes, below: int) -> None:
+    """Raise BadMessage unless all that `bits` stands for is below `below`; trailing zeros are harmless."""
+    if len(bits) > -(-below // 8) or (len(bits) == below // 8 + 1 and bits[-1] >> below % 8):
+        raise malformed("index set is too large", num_bytes=len(bits), indexes=below)
+
+
+def from_bitmap(bits: bytes, below: int = MAX_INDEXES) -> frozenset[int]:
+    """The inverse of `to_bitmap`. Raises BadMessage unless all indexes are below `below`."""
+    check_bitmap(bits, below)
     return frozenset(8 * at + bit for at, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1)
 
 
@@ -98,6 +105,14 @@ class Kind(Protocol):
         """Read and check. Raises BadMessage."""
         ...
 
+    def within(self, bounds: Bounds) -> Self:
+        """The same kind in a run of these numbers."""
+        ...
+
+    def most_bytes(self) -> int:
+        """No valid field of this kind takes more."""
+        ...
+
 
 class Item(Protocol):
     """A kind that may also stand in a repeated field."""
@@ -108,6 +123,10 @@ class Item(Protocol):
 
     def take(self, raw: Any) -> Any:
         """The checked value. Raises BadMessage."""
+        ...
+
+    def most_bytes(self) -> int:
+        """No valid entry takes more, its field number included."""
         ...
 
 
@@ -128,6 +147,12 @@ class _Scalar:
             return self.take(getattr(message, name))
         except BadMessage as error:
             raise malformed(f"{name}: {error.reason}") from error
+
+    def within(self, bounds: Bounds) -> Self:
+        return self
+
+    def most_bytes(self) -> int:
+        return TAG_BYTES + VARINT_BYTES
 
 
 class Flag(_Scalar):
@@ -186,6 +211,9 @@ class Word(_Scalar):
             raise malformed("unknown word", value=raw[:32])
         return raw
 
+    def most_bytes(self) -> int:
+        return TAG_BYTES + LENGTH_BYTES + max(map(len, self.words))
+
 
 @dataclass(frozen=True, slots=True)
 class Member(_Scalar):
@@ -203,6 +231,9 @@ class Member(_Scalar):
         except ValueError:
             raise malformed("unknown word", value=raw[:32]) from None
 
+    def most_bytes(self) -> int:
+        return TAG_BYTES + LENGTH_BYTES + max(len(member.value) for member in self.enum)
+
 
 @dataclass(frozen=True, slots=True)
 class Text(_Scalar):
@@ -218,6 +249,9 @@ class Text(_Scalar):
         if len(raw) > self.limit:
             raise malformed("text is too long", characters=len(raw))
         return raw
+
+    def most_bytes(self) -> int:
+        return TAG_BYTES + LENGTH_BYTES + 4 * self.limit
 
 
 class Reason(Text):
@@ -243,6 +277,9 @@ class Blob(_Scalar):
             raise malformed("wrong number of bytes", num_bytes=len(raw))
         return raw
 
+    def most_bytes(self) -> int:
+        return TAG_BYTES + LENGTH_BYTES + self.high
+
 
 class Hex32(_Scalar):
     """A SHA-256 in 64 hex digits here, 32 bytes on the wire (chains, run ids)."""
@@ -255,6 +292,9 @@ class Hex32(_Scalar):
         if len(raw) != 32:
             raise malformed("not a SHA-256", num_bytes=len(raw))
         return raw.hex()
+
+    def most_bytes(self) -> int:
+        return TAG_BYTES + LENGTH_BYTES + 32
 
 
 class Peer(_Scalar):
@@ -269,15 +309,27 @@ class Peer(_Scalar):
             raise malformed("not a peer id", value=raw[:64])
         return PeerId(raw)
 
+    def most_bytes(self) -> int:
+        return TAG_BYTES + LENGTH_BYTES + _PEER_ID_CHARS
 
+
+@dataclass(frozen=True, slots=True)
 class IndexSet(_Scalar):
-    """A set of microbatch indexes."""
+    """A set of microbatch indexes below `below`."""
+
+    below: int = MAX_INDEXES
 
     def put(self, value: frozenset[int]) -> bytes:
         return to_bitmap(value)
 
     def take(self, raw: bytes) -> frozenset[int]:
-        return from_bitmap(raw)
+        return from_bitmap(raw, self.below)
+
+    def within(self, bounds: Bounds) -> IndexSet:
+        return IndexSet(min(self.below, bounds.microbatches))
+
+    def most_bytes(self) -> int:
+        return TAG_BYTES + LENGTH_BYTES + -(-self.below // 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,17 +337,23 @@ class Items:
     """A tuple of at most `limit` scalars."""
 
     item: Item
-    limit: int
+    limit: Limit
 
     def write(self, message: Message, name: str, value: tuple[Any, ...]) -> None:
-        assert len(value) <= self.limit, f"{name} has {len(value)} entries, at most {self.limit}"
+        assert len(value) <= most(self.limit), f"{name} has {len(value)} entries, at most {most(self.limit)}"
         getattr(message, name).extend(map(self.item.put, value))
 
     def read(self, message: Message, name: str) -> tuple[Any, ...]:
         raw = getattr(message, name)
-        if len(raw) > self.limit:
+        if len(raw) > most(self.limit):
             raise malformed(f"{name}: too many entries", entries=len(raw))
         try:
             return tuple(map(self.item.take, raw))
         except BadMessage as error:
             raise malformed(f"{name}: {error.reason}") from error
+
+    def within(self, bounds: Bounds) -> Items:
+        return replace(self, limit=within(self.limit, bounds))
+
+    def most_bytes(self) -> int:
+        return TAG_BYTES + LENGTH_BYTES + most(self.limit) * self.item.most_bytes()

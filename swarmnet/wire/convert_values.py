@@ -8,19 +8,30 @@ contradict each other is refused as a whole.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from google.protobuf.message import Message
 
 from swarmnet.ids import Ballot, Generation, PeerId, Restart, RoundId
 from swarmnet.messages import Commit, Finished, Indexes, Stamp
-from swarmnet.wire.convert_fields import Blob, Hex32, IndexSet, Int, Kind, Peer, Real, malformed
+from swarmnet.wire.bounds import MEMBERS, Bounds, Limit, most, within
+from swarmnet.wire.convert_fields import (
+    LENGTH_BYTES,
+    TAG_BYTES,
+    Blob,
+    Hex32,
+    IndexSet,
+    Int,
+    Kind,
+    Peer,
+    Real,
+    check_bitmap,
+    malformed,
+)
 from swarmnet.wire.pb import values_pb2 as pb
 
 MAX_STAGES = 1 << 16
-MAX_MEMBERS = 1024
-"""Members of one stage, and commits in one message."""
 
 COUNT = Int(0)
 STEP = Int(0, 1 << 53)
@@ -61,6 +72,14 @@ class Value:
             raise malformed(complaint)
         return value
 
+    def within(self, bounds: Bounds) -> Value:
+        """The same in a run of these numbers."""
+        return replace(self, fields={name: kind.within(bounds) for name, kind in self.fields.items()})
+
+    def most_bytes(self) -> int:
+        """No valid message takes more, its length and the number of the field it is in included."""
+        return TAG_BYTES + LENGTH_BYTES + sum(kind.most_bytes() for kind in self.fields.values())
+
 
 @dataclass(frozen=True, slots=True)
 class One:
@@ -76,6 +95,12 @@ class One:
             raise malformed(f"{name} is missing")
         return self.value.from_message(getattr(message, name))
 
+    def within(self, bounds: Bounds) -> One:
+        return One(self.value.within(bounds))
+
+    def most_bytes(self) -> int:
+        return self.value.most_bytes()
+
 
 @dataclass(frozen=True, slots=True)
 class Maybe:
@@ -90,51 +115,79 @@ class Maybe:
     def read(self, message: Message, name: str) -> Any:
         return self.value.from_message(getattr(message, name)) if message.HasField(name) else None
 
+    def within(self, bounds: Bounds) -> Maybe:
+        return Maybe(self.value.within(bounds))
+
+    def most_bytes(self) -> int:
+        return self.value.most_bytes()
+
 
 @dataclass(frozen=True, slots=True)
 class Many:
     """A tuple of at most `limit` nested values."""
 
     value: Value
-    limit: int = MAX_MEMBERS
+    limit: Limit
 
     def write(self, message: Message, name: str, value: tuple[Any, ...]) -> None:
-        assert len(value) <= self.limit, f"{name} has {len(value)} entries, at most {self.limit}"
+        assert len(value) <= most(self.limit), f"{name} has {len(value)} entries, at most {most(self.limit)}"
         for entry in value:
             self.value.to_message(entry, getattr(message, name).add())
 
     def read(self, message: Message, name: str) -> tuple[Any, ...]:
         raw = getattr(message, name)
-        if len(raw) > self.limit:
+        if len(raw) > most(self.limit):
             raise malformed(f"{name}: too many entries", entries=len(raw))
         return tuple(map(self.value.from_message, raw))
+
+    def within(self, bounds: Bounds) -> Many:
+        return Many(self.value.within(bounds), within(self.limit, bounds))
+
+    def most_bytes(self) -> int:
+        return most(self.limit) * self.value.most_bytes()
 
 
 @dataclass(frozen=True, slots=True)
 class _Contributions:
     """A tuple of (peer, generation, indexes): disjoint index sets, every peer once."""
 
+    indexes: IndexSet
+    limit: Limit = MEMBERS
+
     def write(self, message: Message, name: str, value: tuple[tuple[PeerId, Generation, Indexes], ...]) -> None:
-        assert len(value) <= MAX_MEMBERS, f"{name} has {len(value)} entries, at most {MAX_MEMBERS}"
+        assert len(value) <= most(self.limit), f"{name} has {len(value)} entries, at most {most(self.limit)}"
         for peer, generation, indexes in value:
             entry = getattr(message, name).add()
             PEER.write(entry, "peer", peer)
             One(GENERATION).write(entry, "generation", generation)
-            INDEXES.write(entry, "indexes", indexes)
+            self.indexes.write(entry, "indexes", indexes)
 
     def read(self, message: Message, name: str) -> tuple[tuple[PeerId, Generation, Indexes], ...]:
         raw = getattr(message, name)
-        if len(raw) > MAX_MEMBERS:
+        if len(raw) > most(self.limit):
             raise malformed(f"{name}: too many entries", entries=len(raw))
-        parts = tuple(
-            (PEER.read(entry, "peer"), One(GENERATION).read(entry, "generation"), INDEXES.read(entry, "indexes"))
+        if len({entry.peer for entry in raw}) != len(raw):
+            raise malformed(f"{name}: a peer contributes twice")
+        # As whole numbers, before a set is made: a thousand full bitmaps would be millions of indexes.
+        taken = 0
+        for entry in raw:
+            check_bitmap(entry.indexes, self.indexes.below)
+            mine = int.from_bytes(entry.indexes, "little")
+            if taken & mine:
+                raise malformed(f"{name}: an index is contributed twice")
+            taken |= mine
+        return tuple(
+            (PEER.read(entry, "peer"), One(GENERATION).read(entry, "generation"), self.indexes.read(entry, "indexes"))
             for entry in raw
         )
-        if len({peer for peer, _, _ in parts}) != len(parts):
-            raise malformed(f"{name}: a peer contributes twice")
-        if len(frozenset().union(*(indexes for _, _, indexes in parts))) != sum(len(part[2]) for part in parts):
-            raise malformed(f"{name}: an index is contributed twice")
-        return parts
+
+    def within(self, bounds: Bounds) -> _Contributions:
+        return _Contributions(self.indexes.within(bounds), within(self.limit, bounds))
+
+    def most_bytes(self) -> int:
+        entry = TAG_BYTES + LENGTH_BYTES + PEER.most_bytes() + GENERATION.most_bytes()
+        with_indexes = min(most(self.limit), self.indexes.below)       # the sets are disjoint
+        return most(self.limit) * entry + with_indexes * self.indexes.most_bytes()
 
 
 def void_but_contributed(value: Any) -> str | None:
@@ -144,7 +197,7 @@ def void_but_contributed(value: Any) -> str | None:
     return None
 
 
-CONTRIBUTIONS = _Contributions()
+CONTRIBUTIONS = _Contributions(INDEXES)
 BALLOT = Value(Ballot, pb.Ballot, {"number": NUMBER, "peer": PEER})
 ROUND_ID = Value(RoundId, pb.RoundId, {"ballot": One(BALLOT), "number": NUMBER})
 GENERATION = Value(Generation, pb.Generation, {"incarnation": Int(0, (1 << 64) - 1), "number": NUMBER})

@@ -24,6 +24,7 @@ from swarmnet.messages import (
     Fetch,
     Fetched,
     Gradient,
+    Heartbeat,
     Packed,
     Process,
     Rejected,
@@ -49,6 +50,7 @@ class ScriptedService:
 
     answering: Answering = _nothing
     told: asyncio.Queue[tuple[PeerId, Control]] = field(default_factory=asyncio.Queue)
+    reached: asyncio.Queue[PeerId] = field(default_factory=asyncio.Queue)
     gone: asyncio.Queue[tuple[PeerId, bool]] = field(default_factory=asyncio.Queue)
 
     def on_tell(self, caller: PeerId, message: Control) -> None:
@@ -56,6 +58,9 @@ class ScriptedService:
 
     def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
         return self.answering(caller, request, payload)
+
+    def on_reached(self, peer: PeerId) -> None:
+        self.reached.put_nowait(peer)
 
     def on_gone(self, peer: PeerId, *, definite: bool) -> None:
         self.gone.put_nowait((peer, definite))
@@ -84,6 +89,7 @@ class Pair:
         return self.a.transport.call(self.b.peer, request, payload, deadline=deadline)
 
 
+HEARTBEAT = Heartbeat(Stamp(1, 0, Chain("0" * 64)), 1, True, None, before=Chain("0" * 64))
 PROCESS = Process(step=3, stage=1, index=7)
 FETCH = Fetch(step=3, stage=1, index=7, kind="input", cached=True)
 
@@ -120,6 +126,13 @@ async def tells_go_both_ways(pair: Pair) -> None:
     pair.b.transport.tell(pair.a.peer, execute(2, pair.b.peer))
     assert (await pair.b.service.told.get())[1].index == 1
     assert (await pair.a.service.told.get())[1].index == 2
+
+
+async def whoever_answers_a_heartbeat_is_reached(pair: Pair) -> None:
+    pair.a.transport.tell(pair.b.peer, HEARTBEAT)
+    assert await pair.a.service.reached.get() == pair.b.peer
+    await pair.b.service.told.get()
+    assert pair.b.service.reached.empty(), "b opened nothing"
 
 
 async def a_call_carries_payload_and_answers(pair: Pair) -> None:
@@ -264,6 +277,7 @@ async def death_breaks_a_link(pair: Pair) -> None:
 CHECKS: tuple[Callable[[Pair], Awaitable[None]], ...] = (
     tells_arrive_in_order,
     tells_go_both_ways,
+    whoever_answers_a_heartbeat_is_reached,
     a_call_carries_payload_and_answers,
     answers_come_while_the_payload_still_goes_up,
     a_refusal_needs_no_payload,

@@ -1,4 +1,5 @@
-"""Peers that send what is not finite: they are left for others, nothing is voided, and the weights are the oracle's."""
+"""Peers that send what is not finite, or tokens of something else: they are named and left for others, nothing is
+voided, and the weights are the oracle's."""
 
 from __future__ import annotations
 
@@ -16,11 +17,12 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Fetched, Gradient, Packed, Process, Rejected
 from swarmnet.net.ask import ask
 from swarmnet.simulate.clock import Process as Running
-from swarmnet.simulate.engine import tokens_of
+from swarmnet.simulate.engine import proven_tokens_of
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
 
 PLAN = Plan(stages=3, replicas=2, microbatches=6, steps=4, max_void=0)
+HIDDEN = Packed("fp32", (1, 1, 1), struct.pack("<f", 7.0))
 NAN = Packed("fp32", (1, 1, 1), struct.pack("<f", math.nan))
 LONG = Packed("fp32", (1, 1, 2), struct.pack("<ff", 1.0, 2.0))
 STRANGER = PeerId("stranger")
@@ -34,6 +36,9 @@ class Mute:
 
     async def on_call(self, caller, request, read):
         yield Rejected(RejectCode.NOT_SERVED)
+
+    def on_reached(self, peer) -> None:
+        pass
 
     def on_gone(self, peer, *, definite) -> None:
         pass
@@ -58,19 +63,42 @@ def unharmed(swarm: Swarm) -> None:
     assert not swarm.counts["voided"] and not swarm.counts["halted"]
 
 
+def not_finite(number: int, stage: int) -> tuple[Packed, ...]:
+    """What stage `stage` cannot use; in stage 0, where nothing else is sent, tokens that are none."""
+    tokens, proof = proven_tokens_of(number)
+    return (tokens, NAN, proof) if stage else (Packed("int32", (1, 2), struct.pack("<ii", -1, 1)), proof)
+
+
+def of_another(number: int, stage: int) -> tuple[Packed, ...]:
+    """Well-formed, with a good proof, of the next microbatch."""
+    tokens, proof = proven_tokens_of(number + 1)
+    return (tokens, HIDDEN, proof) if stage else (tokens, proof)
+
+
+def with_its_proof(number: int, stage: int) -> tuple[Packed, ...]:
+    """Tokens of its own under the proof of those that belong there."""
+    mine, (_, proof) = Packed("int32", (1, 2), struct.pack("<ii", 1, 2)), proven_tokens_of(number)
+    return (mine, HIDDEN, proof) if stage else (mine, proof)
+
+
+@pytest.mark.parametrize("wrong", [not_finite, of_another, with_its_proof])
 @pytest.mark.parametrize("stage", [0, 1, 2])
-@pytest.mark.parametrize("seed", range(3))
-def test_a_stranger_uploads_nan_to_everybody(stage: int, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(2))
+def test_somebody_uploads_what_is_wrong_to_everybody(
+    wrong: Callable[[int, int], tuple[Packed, ...]], stage: int, seed: int
+) -> None:
+    """In stage 0 a stranger; further on, where strangers are not heard, a replica of the stage before."""
     swarm = watched(PLAN, seed)
     answers: list[Answer] = []
-    bad = (tokens_of(0)[0], NAN) if stage else (Packed("int32", (1, 2), struct.pack("<ii", -1, 1)),)
+    liar = PeerId(f"s{stage - 1}.{2 * stage - 2}") if stage else STRANGER
 
     async def script(swarm: Swarm) -> None:
         swarm.network.attach(STRANGER, Running(STRANGER), Mute())
-        transport = swarm.network.transport(STRANGER)
+        transport = swarm.network.transport(liar)
         await begun(swarm)
 
         async def send(peer: PeerId, step: int, index: int) -> None:
+            bad = wrong(step * PLAN.microbatches + index, stage)
             answers.append(await ask(transport, peer, Process(step, stage, index), bad, patience=lambda: 20.0))
 
         async with asyncio.TaskGroup() as group:
@@ -83,8 +111,12 @@ def test_a_stranger_uploads_nan_to_everybody(stage: int, seed: int) -> None:
     swarm.run(until_s=120.0, script=script)
     unharmed(swarm)
     refused = [answer for answer in answers if isinstance(answer, Rejected)]
-    assert any(answer.code in (RejectCode.NON_FINITE, RejectCode.MALFORMED) for answer in refused)
+    code = RejectCode.NON_FINITE if wrong is not_finite and stage else RejectCode.MALFORMED
+    assert any(answer.code is code for answer in refused)
     assert not any(answer.code is RejectCode.VOID for answer in refused)
+    named = {(fields["peer"], fields["stage"], fields["code"]) for _, _, event, fields in swarm.events
+             if event == "bad_input"}
+    assert named == {(liar, stage, code.value)}
 
 
 def lying(swarm: Swarm, liar: str, change: Callable[[Answer], Answer]) -> list[Answer]:

@@ -44,6 +44,9 @@ class Stranger:
         return
         yield
 
+    def on_reached(self, peer):
+        pass
+
     def on_gone(self, peer, *, definite):
         pass
 

@@ -17,17 +17,21 @@ PATIENCE_S = 120.0
 
 
 class Running:
-    """One `swarmnet COMMAND` as a process, and what it says. As a context: it does not outlive the block."""
+    """One `swarmnet COMMAND` as a process, and what it says. As a context: it does not outlive the block.
 
-    def __init__(self, directory: Path, *words: str) -> None:
+    namespace: of the network it runs in, where it has the address `host`.
+    """
+
+    def __init__(self, directory: Path, *words: str, namespace: str = "", host: str = "127.0.0.1") -> None:
         self.directory, self.words = directory, words
         self.events: list[dict[str, Any]] = []
         directory.mkdir(parents=True)
         self.log = directory / "log.txt"
         self._reader = EventReader(directory / "events.jsonl")
+        inside = ("ip", "netns", "exec", namespace) if namespace else ()
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "swarmnet", *words, "--dir", str(directory), "--host", "127.0.0.1",
+                [*inside, sys.executable, "-m", "swarmnet", *words, "--dir", str(directory), "--host", host,
                  "--events", str(directory / "events.jsonl")],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=directory,
                 env=child_environment(os.environ) | {"PYTHONPATH": str(Path(__file__).parents[2])},

@@ -46,6 +46,8 @@ def test_rounds_are_right_and_send_no_more_than_they_must(tmp_path: Path) -> Non
     ("--parameters 0", "argument --parameters: 0: vectors have 1000 to 1000000000 parameters"),
     ("--links 2", "argument --links: 2: write PEERSxMBIT with commas"),
     ("--links 1x10", "argument --links: 1x10: write how many peers"),
+    ("--uneven 4x0", "argument --uneven: 4x0: write PEERSxRATIO with commas, such as 4x5"),
+    ("--uneven 4x5,", "argument --uneven: 4x5,: write PEERSxRATIO"),
     ("--turns 0", "argument --turns: 0: must be a whole number above 0"),
 ])
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -65,6 +67,13 @@ def test_a_cut_that_is_askew_shows_in_the_most_that_a_peer_sent(benchmark: Modul
     turns = [{**times, "each": [{"sent": sent} for sent in sizes]} for sizes in ((400, 400), (700, 100))]
     row = benchmark.summary("fp32", "fp32", 2, 100, {"ours": turns, "gloo": [], "hivemind": []})
     assert (row["bytes_vs_bound"], row["bytes_vs_bound_most"]) == (1.0, 1.75)
+
+
+def test_uneven_lines_cost_no_byte_more_and_every_exchange_comes_to_its_end(tmp_path: Path) -> None:
+    (row,) = run(tmp_path, "--uneven", "4x5", "--parameters", "1M")["uneven"]
+    assert row["exchanges_finished"] == row["exchanges_begun"] == 24
+    assert 0.95 < row["bytes_vs_bound"] < 1.1
+    assert row["cut_s"] < row["even_s"]
 
 
 @pytest.mark.long

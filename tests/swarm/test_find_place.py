@@ -42,6 +42,9 @@ class Gives:
     async def on_call(self, caller, request, payload):
         yield ManifestData(self.toml) if request == ManifestRequest() else Rejected(RejectCode.NOT_SERVED)
 
+    def on_reached(self, peer):
+        pass
+
     def on_gone(self, peer, *, definite):
         pass
 

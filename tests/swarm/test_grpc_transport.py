@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import signal
@@ -45,6 +46,7 @@ from swarmnet.wire.framing import CHUNK_BYTES
 from tests.contracts.transport_contract import (
     CHECKS,
     FETCH,
+    HEARTBEAT,
     LIMIT_S,
     PROCESS,
     End,
@@ -55,6 +57,7 @@ from tests.contracts.transport_contract import (
 )
 
 RUN = RunId("ab" * 32)
+ALICE = Identity.generate().peer
 
 
 def make_transport(
@@ -154,13 +157,13 @@ def test_peers_that_do_not_fit_are_refused_in_words(changes: dict, code: RejectC
 def test_either_end_refuses() -> None:
     """A callee that greets everybody is refused by the caller."""
     hello = Hello(RunId("cd" * 32), 1, 0, "", time.time())
-    refusal = GREETER.judge(hello, sent=time.time())
+    refusal = GREETER.judge(hello, ALICE, sent=time.time())
     assert refusal is not None and refusal.code is RejectCode.WRONG_RUN
     hello = dataclasses.replace(hello, run=RUN)
-    assert GREETER.judge(hello, sent=time.time()) is None
+    assert GREETER.judge(hello, ALICE, sent=time.time()) is None
     late = dataclasses.replace(hello, clock=time.time() - 70)
-    assert GREETER.judge(late, sent=time.time() - 20) is None           # 20 s of it may have been the journey
-    assert GREETER.judge(late) is not None
+    assert GREETER.judge(late, ALICE, sent=time.time() - 20) is None           # 20 s of it may have been the journey
+    assert GREETER.judge(late, ALICE) is not None
 
 
 def test_minor_versions_work_together_and_numerics_are_announced() -> None:
@@ -330,12 +333,16 @@ BIG = 1 << 40
         ((write_request(FETCH),), RejectCode.MALFORMED),
         ((write_request(PROCESS, (TensorHeader("uint8", (BIG,), BIG),)),), RejectCode.TOO_LARGE),
         ((write_request(PROCESS, (TensorHeader("uint8", (2**20 + 1,), 2**20 + 1),)),), RejectCode.TOO_LARGE),
+        ((write_request(PROCESS, (TensorHeader("uint8", (2**19 + 1,), 2**19 + 1),)),), RejectCode.TOO_LARGE),
         ((write_request(PROCESS, (TensorHeader("fp32", (4,), 15),)),), RejectCode.BAD_SHAPE),
         ((write_request(PROCESS, (TensorHeader("zip", (4,), 4),)),), RejectCode.MALFORMED),
         ((write_request(PROCESS, (TensorHeader("uint8", (4,), 4),)), b"12345"), RejectCode.MALFORMED),
         ((write_request(PROCESS, (TensorHeader("uint8", (4,), 4),)), b"123"), RejectCode.MALFORMED),
     ],
-    ids=["junk", "empty", "other-method", "huge", "oversize", "length", "codec", "long-chunk", "short-chunk"],
+    ids=[
+        "junk", "empty", "other-method", "huge", "oversize", "microbatch", "length", "codec", "long-chunk",
+        "short-chunk",
+    ],
 )
 def test_bad_calls_are_refused(messages: tuple[bytes, ...], code: RejectCode) -> None:
     async def reading(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
@@ -349,7 +356,7 @@ def test_bad_calls_are_refused(messages: tuple[bytes, ...], code: RejectCode) ->
             answer = await first_answer(channel, *messages)
             assert isinstance(answer, Rejected) and answer.code is code
 
-    with_victim(scenario, config=GrpcConfig(max_payload_bytes=1 << 20))
+    with_victim(scenario, config=GrpcConfig(max_payload_bytes=1 << 20, max_microbatch_bytes=1 << 19))
 
 
 def test_a_message_over_the_frame_limit_fails_alone() -> None:
@@ -444,6 +451,59 @@ def test_a_bug_in_the_service_costs_one_call() -> None:
         assert pair.a.service.gone.empty()
 
     run(scenario)
+
+
+def test_who_calls_but_cannot_be_called_is_heard_and_not_reached() -> None:
+    async def main() -> None:
+        book: dict[PeerId, tuple[str, ...]] = {}
+        a, service_a = make_transport(book, config=GrpcConfig(stall_s=0.3))
+        b, service_b = make_transport(book)
+        silence = await asyncio.start_server(_say_nothing, "127.0.0.1", 0)      # as a firewall: no answer, no refusal
+        port = silence.sockets[0].getsockname()[1]
+        async with asyncio.timeout(LIMIT_S), a, b, silence:
+            book |= {a.peer: a.addresses, b.peer: (str(Address.of("127.0.0.1", port)),)}
+            b.tell(a.peer, HEARTBEAT)
+            assert await service_b.reached.get() == a.peer
+            assert await service_a.told.get() == (b.peer, HEARTBEAT)
+            a.tell(b.peer, HEARTBEAT)
+            with pytest.raises(PeerTimeout):
+                async for _ in a.call(b.peer, FETCH, deadline=in_s(10)):
+                    raise AssertionError("nobody can call b")
+            assert service_a.reached.empty() and service_b.told.empty()
+
+    asyncio.run(main())
+
+
+async def _say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+    writer.close()
+
+
+def test_a_dial_says_who_can_be_connected_to_and_what_stood_in_the_way() -> None:
+    async def main() -> None:
+        book: dict[PeerId, tuple[str, ...]] = {}
+        a, _ = make_transport(book)
+        b, _ = make_transport(book)
+        c, _ = make_transport(book)
+        silence = await asyncio.start_server(_say_nothing, "127.0.0.1", 0)
+        mute = Address.of("127.0.0.1", silence.sockets[0].getsockname()[1])
+
+        async def stood_in_the_way(address: object, *, within_s: float = 5.0) -> PeerGone | PeerTimeout:
+            with pytest.raises((PeerGone, PeerTimeout)) as caught:
+                await a.dial(b.peer, str(address), deadline=in_s(within_s))
+            return caught.value
+
+        async with asyncio.timeout(LIMIT_S), a, c, silence:
+            async with b:
+                await a.dial(b.peer, b.addresses[0], deadline=in_s(5))
+                closed = b.addresses[0]
+            assert (await stood_in_the_way(closed)).message == "refused"
+            assert (await stood_in_the_way(Address.of("127.0.0.1", c.port))).message == "somebody else answers there"
+            assert (await stood_in_the_way(c.addresses[0])).message == "the address of another peer"
+            assert (await stood_in_the_way("somewhere")).message == "no TCP address"
+            assert isinstance(await stood_in_the_way(mute, within_s=0.3), PeerTimeout)
+
+    asyncio.run(main())
 
 
 def test_bad_answers_are_bad_messages() -> None:
@@ -646,6 +706,36 @@ def test_a_stopped_process_is_a_timeout_and_comes_back(tmp_path: Path) -> None:
             assert heard.gone.empty(), "silence is not death"
 
     asyncio.run(main())
+
+
+def test_a_stopped_process_is_not_reached_until_it_goes_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        book: dict[PeerId, tuple[str, ...]] = {}
+        a, heard = make_transport(book, config=GrpcConfig(stall_s=0.5))
+        async with asyncio.timeout(LIMIT_S), a, child(tmp_path, stall_s=0.5) as (process, peer, addresses):
+            book[peer] = addresses
+
+            async def reached() -> None:
+                while True:
+                    a.tell(peer, HEARTBEAT)
+                    with contextlib.suppress(TimeoutError):
+                        return await asyncio.wait_for(_is(heard.reached, peer), 0.2)
+
+            await reached()
+            process.send_signal(signal.SIGSTOP)
+            a.tell(peer, HEARTBEAT)
+            with pytest.raises(PeerTimeout):
+                async for _ in a.call(peer, FETCH, deadline=in_s(20)):
+                    raise AssertionError("a stopped process answered")
+            assert heard.reached.empty()
+            process.send_signal(signal.SIGCONT)
+            await reached()
+
+    asyncio.run(main())
+
+
+async def _is(heard: asyncio.Queue[PeerId], peer: PeerId) -> None:
+    assert await heard.get() == peer
 
 
 def test_a_restarted_process_is_found_at_its_new_address(tmp_path: Path) -> None:

@@ -31,6 +31,9 @@ class Silent:
     async def on_call(self, caller, request, payload):
         yield Rejected(RejectCode.NOT_SERVED)
 
+    def on_reached(self, peer):
+        pass
+
     def on_gone(self, peer, *, definite):
         pass
 

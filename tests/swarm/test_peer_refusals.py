@@ -4,10 +4,14 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from swarmnet.config.peer import PeerConfig
+from swarmnet.data.sampler import Sampler
+from swarmnet.data.tokens import Tokens
+from swarmnet.data.windows import WindowTree
 from swarmnet.errors import RejectCode
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.canonical import run_id
@@ -17,6 +21,7 @@ from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.identity import Identity
 from swarmnet.peer.peer import Peer
 from swarmnet.peer.replica import Caps
+from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.stage.compute import ComputeThread
 from swarmnet.stage.torch_engine import TorchEngine
 from swarmnet.state.checkpoints import DirectoryDisk
@@ -25,14 +30,19 @@ from swarmnet.wire.codecs import encode
 
 B, T, D, V = 2, 8, 16, 64
 
+TRAINING = Training(total_steps=2, microbatches=1, microbatch_size=B, sequence_length=T, eval_every=0)
+TEXT = Tokens(np.arange(1000, dtype=np.uint16) % V, V, "here.txt", "e" * 64)
+ROOT = WindowTree(TEXT, T, Sampler(0, 1000, T, B).num_windows).root
+
 MANIFEST = Manifest(
     model=Model(
         vocab_size=V, hidden_size=D, intermediate_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8
     ),
     cut=Cut(stages=2),
-    data=Data(num_tokens=1000),
-    training=Training(total_steps=2, microbatches=1, microbatch_size=B, sequence_length=T, eval_every=0),
+    data=Data(num_tokens=1000, tokens_sha256=TEXT.sha256, tokens_root=ROOT, tokenizer_sha256="e" * 64),
+    training=TRAINING,
 )
+TOKENS, PROOF = OwnTokens(TEXT, MANIFEST).training(0)
 
 
 def tokens(fill: int = 1, shape: tuple[int, ...] = (B, T + 1)) -> Packed:
@@ -52,6 +62,9 @@ class Silent:
 
     async def on_call(self, caller, request, payload):
         yield Rejected(RejectCode.NOT_SERVED)
+
+    def on_reached(self, peer):
+        pass
 
     def on_gone(self, peer, *, definite):
         pass
@@ -77,7 +90,7 @@ async def peer_and_caller(tmp_path: Path):
         peer = Peer(
             end.me, run, MANIFEST, engines, transport=end.transport, directory=end.directory,
             incarnation=end.incarnation, record=end.record, signer=end.identity,
-            tokens=lambda step, index: None,
+            tokens=lambda step, index: None, windows=ProvenWindows.of(MANIFEST),
             disk=DirectoryDisk(CheckpointStore(tmp_path / "peer", run)), on_event=on_event,
             caps=Caps(slots=4, memo_bytes=1 << 20),
         )
@@ -117,14 +130,14 @@ def test_each_bad_call_is_refused_with_its_own_code(tmp_path: Path) -> None:
                 assert isinstance(answer, Rejected), answer
                 return answer.code
 
-            last = Process(0, 1, 0)
-            assert await code(last, tokens(), hidden(shape=(B, T, D + 1))) is RejectCode.BAD_SHAPE
-            assert await code(last, tokens()) is RejectCode.BAD_SHAPE
-            assert await code(last, tokens(), tokens()) is RejectCode.BAD_SHAPE
-            assert await code(Process(0, 0, 0), tokens(shape=(B, T))) is RejectCode.BAD_SHAPE
-            assert await code(last, tokens(), hidden(float("nan"))) is RejectCode.NON_FINITE
-            assert await code(Process(0, 0, 0), tokens(V)) in (RejectCode.BAD_SHAPE, RejectCode.MALFORMED)
-            assert await code(Process(0, 0, 1), tokens()) is RejectCode.MALFORMED
+            for last in (Process(0, 1, 0), Process(0, 1, 0, purpose="eval")):
+                assert await code(last, TOKENS, hidden(), PROOF) is RejectCode.NOT_A_FEEDER
+            assert await code(Process(0, 0, 0), TOKENS, hidden(), PROOF) is RejectCode.BAD_SHAPE
+            assert await code(Process(0, 0, 0), tokens(shape=(B, T)), PROOF) is RejectCode.BAD_SHAPE
+            assert await code(Process(0, 0, 0), TOKENS) is RejectCode.BAD_SHAPE
+            assert await code(Process(0, 0, 0), tokens(V), PROOF) is RejectCode.MALFORMED
+            assert await code(Process(0, 0, 0), tokens(), PROOF) is RejectCode.MALFORMED
+            assert await code(Process(0, 0, 1), TOKENS, PROOF) is RejectCode.MALFORMED
             assert await code(Process(2, 0, 0), tokens()) is RejectCode.FINISHED
             assert await code(Process(0, 7, 0), tokens()) is RejectCode.NOT_SERVED
             assert await code(SnapshotRequest(7)) is RejectCode.NOT_SERVED
@@ -132,13 +145,13 @@ def test_each_bad_call_is_refused_with_its_own_code(tmp_path: Path) -> None:
             assert await code(Fetch(0, 0, 9, "input", cached=True)) is RejectCode.MALFORMED
 
             # Unharmed: the same peer takes a good microbatch through both stages and applies the step ...
-            answer = await ask(Process(0, 0, 0), tokens())
+            answer = await ask(Process(0, 0, 0), TOKENS, PROOF)
             assert isinstance(answer, Gradient) and answer.num_tokens == B * T
             async with asyncio.timeout(20):
                 await applied.wait()
             # ... after which the step is stale.
-            assert await code(Process(0, 0, 0), tokens()) is RejectCode.STALE
-            evaluated = await ask(Process(1, 1, 0, purpose="eval"), tokens(), hidden())
+            assert await code(Process(0, 0, 0), TOKENS, PROOF) is RejectCode.STALE
+            evaluated = await ask(Process(1, 0, 0, purpose="eval"), tokens())
             assert isinstance(evaluated, Gradient) and evaluated.payload == ()
 
     asyncio.run(main())

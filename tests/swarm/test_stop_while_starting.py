@@ -11,13 +11,18 @@ from types import SimpleNamespace
 import pytest
 
 from swarmnet.config import PeerConfig
+from swarmnet.errors import UsageError
+from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.schema import Manifest
 from swarmnet.net import dht_node, endpoint
 from swarmnet.net.dht_daemon import DaemonFailed, Listen
 from swarmnet.net.dht_gate import RecordGate
 from swarmnet.net.identity import Identity
 from swarmnet.net.own_dir import own_identity
-from swarmnet.peer import bootstrap
+from swarmnet.net.wrap import NOTHING_BETWEEN
+from swarmnet.peer import away, bootstrap
+from swarmnet.peer import run as peer_run
+from swarmnet.telemetry.events import EventLog
 from swarmnet.trainer import run as trainer
 
 
@@ -44,13 +49,50 @@ def test_a_bootstrap_node_that_is_joining_leaves(tmp_path: Path, monkeypatch: py
 
 def test_a_trainer_that_is_joining_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "DhtDirectory", Unreachable)
-    monkeypatch.setattr(trainer, "load_tokens", lambda *_, **__: SimpleNamespace(num_tokens=10**6))
-    monkeypatch.setattr(trainer, "verify", lambda *_: None)
+    monkeypatch.setattr(trainer, "load_tokens", lambda *_, **__: None)
+    monkeypatch.setattr(trainer, "OwnTokens", lambda *_: SimpleNamespace(training=None, evaluation=None))
     config = PeerConfig(dir=tmp_path, roles=("trainer",), events=tmp_path / "events.jsonl")
     assert trainer.run_trainer(config, Manifest()) == 0
     assert "asked to stop before it had joined" in (tmp_path / "events.jsonl").read_text()
     with own_identity(tmp_path) as identity:             # the directory is free again
         assert identity.peer
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+def test_a_peer_that_comes_back_without_a_network_waits_for_it(
+    was_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that never was in the run ends with one line; the other waits, and ends when it is asked to."""
+    told: list[tuple[str, dict[str, object]]] = []
+
+    class Away:
+        tries = 0
+
+        @classmethod
+        async def start(cls, *_: object, **__: object) -> None:
+            cls.tries += 1
+            if cls.tries == 2:
+                signal.raise_signal(signal.SIGINT)
+            raise dht_node.NobodyAnswered("nobody answers at X")
+
+    monkeypatch.setattr(endpoint, "DhtDirectory", Away)
+    monkeypatch.setattr(away, "FIRST_S", 0.01)
+    manifest = Manifest()
+    if was_there:
+        away.remember(tmp_path, run_id(manifest))
+    config = PeerConfig(dir=tmp_path, stages=(0,))
+    serving = peer_run._serve(
+        config, manifest, {}, [], peer_run.no_tokens, EventLog(None), lambda *event: told.append(event), "",
+        NOTHING_BETWEEN, SimpleNamespace(missing=""),  # type: ignore[arg-type]
+    )
+    if not was_there:
+        with pytest.raises(UsageError, match="nobody answers at X"):
+            asyncio.run(serving)
+        assert Away.tries == 1 and not told
+        return
+    assert asyncio.run(serving) == 0
+    assert [event for event, _ in told] == ["away", "stopped"] and Away.tries == 2
+    assert "it tries again" in str(told[0][1]["reason"]).lower()
 
 
 def test_a_daemon_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

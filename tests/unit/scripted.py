@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
-from swarmnet.errors import SwarmError
+from swarmnet.errors import BadMessage, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Packed, Request
 from swarmnet.simulate.clock import VirtualLoop
@@ -17,11 +17,12 @@ Says = Callable[[Request], Answer | SwarmError | None]
 
 
 class ScriptedTransport:
-    """calls: (peer, request, virtual time) of every call, in order."""
+    """calls: (peer, request, virtual time) of every call, in order; payloads: what came with them."""
 
     def __init__(self, **peers: Says) -> None:
         self._peers = peers
         self.calls: list[tuple[str, Request, float]] = []
+        self.payloads: list[tuple[Packed, ...]] = []
 
     def tell(self, peer: PeerId, message: object) -> None:
         raise AssertionError("nothing is told here")
@@ -30,6 +31,7 @@ class ScriptedTransport:
         self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
     ) -> AsyncGenerator[Answer, None]:
         self.calls.append((peer, request, asyncio.get_running_loop().time()))
+        self.payloads.append(payload)
         await asyncio.sleep(0.01)
         said = self._peers[peer](request)
         if said is None:
@@ -38,6 +40,19 @@ class ScriptedTransport:
             raise said
         assert said is not None
         yield said
+
+
+PROOF = Packed("uint8", (1, 1, 32), b"proof".ljust(32))
+
+
+class OneProof:
+    """Implements Windows: all tokens have the same proof."""
+
+    layout = ("uint8", (1, 1, 32))
+
+    def check(self, step: int, index: int, tokens: Packed, proof: Packed) -> None:
+        if proof.data != PROOF.data:
+            raise BadMessage(RejectCode.MALFORMED, "not proven")
 
 
 def on_virtual_time(main: Coroutine[Any, Any, T]) -> T:

@@ -41,14 +41,15 @@ class Script:
             self.left = True
 
 
-def play(script: Script, *, patience_s: float = 5.0) -> tuple[Answer, int]:
+def play(script: Script, *, patience_s: float = 5.0, limit_s: float = 3600.0) -> tuple[Answer, int]:
     """The answer, and how many signs of life were heard."""
     heard: list[float] = []
 
     async def story() -> Answer:
         clock = asyncio.get_running_loop().time
         return await ask(
-            script, PEER, SnapshotRequest(0), patience=lambda: patience_s, heard=lambda: heard.append(clock())
+            script, PEER, SnapshotRequest(0), patience=lambda: patience_s, heard=lambda: heard.append(clock()),
+            limit_s=limit_s,
         )
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
@@ -58,6 +59,13 @@ def play(script: Script, *, patience_s: float = 5.0) -> tuple[Answer, int]:
 def test_a_peer_that_shows_life_is_waited_for_however_long() -> None:
     script = Script(Accepted(), *[4.0, Running()] * 100, 4.0, NO)
     assert play(script) == (NO, 102)
+
+
+def test_signs_of_life_do_not_hold_a_caller_beyond_its_limit() -> None:
+    script = Script(Accepted(), *[4.0, Running()] * 100)
+    with pytest.raises(PeerTimeout) as caught:
+        play(script, limit_s=41.0)
+    assert caught.value.facts["limit_s"] == 41.0 and script.left
     assert script.left, "the call is closed, not left to the garbage collector"
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from swarmnet.ids import Chain, OnDisk, PeerId, Restart, RunId
+from swarmnet.ids import NO_RESTART, Chain, OnDisk, PeerId, Restart, RunId
 from swarmnet.net.directory import Record, StageStatus
 from swarmnet.peer.assess import Assessment, Problem, assess
 
@@ -79,6 +79,12 @@ def test_a_run_that_went_back_says_so_and_who_has_yet_to_follow() -> None:
     assert result.version == 41 and "1 peer has yet to follow" in problems["went_back"].text
     _, problems = found(*[replace(each, restart=BACK) for each in three(0)], *three(1))
     assert "stage_not_synced" in problems                 # of another history: not what the run goes on with
+
+
+def test_a_restart_that_one_peer_makes_up_is_not_the_runs() -> None:
+    liar = replace(record("liar", status(0, 7)), restart=Restart(900, 0))
+    result, problems = found(*three(0), *three(1), liar)
+    assert result.restart == NO_RESTART and "went_back" not in problems
 
 
 def test_chains_of_different_restarts_are_no_fork() -> None:

@@ -11,7 +11,7 @@ import pytest
 from scripted import ScriptedTransport, on_virtual_time
 
 from swarmnet.errors import NoReplica, Refused, RejectCode
-from swarmnet.messages import Busy, Gradient, MovedTo, Packed, Process, Rejected
+from swarmnet.messages import Busy, Gradient, MovedTo, Packed, Process, Rejected, Running
 from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
 from swarmnet.pipeline.patience import Patience
 from swarmnet.pipeline.payload import AnswerCheck
@@ -117,5 +117,68 @@ def test_a_busy_owner_does_not_choose_how_long_its_caller_sleeps() -> None:
         await scene.process()
         times = [at for _, _, at in scene.transport.calls]
         assert len(times) == 3 and times[2] - times[1] < 31.0
+
+    on_virtual_time(main())
+
+
+@pytest.mark.parametrize("owned", [False, True])
+def test_who_does_not_know_us_yet_is_asked_again(owned: bool) -> None:
+    """A replica that has just joined calls before its first heartbeat is heard: nothing may be lost by that."""
+    async def main() -> None:
+        calls = 0
+
+        def said(request) -> Rejected | MovedTo | Gradient:
+            nonlocal calls
+            calls += 1
+            if owned and calls == 1:
+                return MovedTo("a")
+            return Rejected(RejectCode.NOT_A_FEEDER, "who are you") if calls < 5 else gradient()
+
+        scene = Scene(a=said)
+        assert await scene.process() == gradient()
+        times = [at for _, _, at in scene.transport.calls]
+        assert len(times) == 5 and 1.0 < times[-1] < 3.0
+        assert set(scene.left) == {("a", "not_a_feeder")}
+
+    on_virtual_time(main())
+
+
+def test_meanwhile_others_are_asked() -> None:
+    async def main() -> None:
+        scene = Scene(a=lambda request: Rejected(RejectCode.NOT_A_FEEDER), b=lambda request: gradient())
+        for _ in range(6):
+            assert await scene.process() == gradient()
+        assert asyncio.get_running_loop().time() < 0.3
+        assert [peer for peer, _, _ in scene.transport.calls].count("a") == 1
+
+    on_virtual_time(main())
+
+
+class Endless(ScriptedTransport):
+    """Its peer `a` says that it is at work, every half second and for ever."""
+
+    async def call(self, peer, request, payload=(), *, deadline):
+        if peer == "a":
+            self.calls.append((peer, request, asyncio.get_running_loop().time()))
+            while True:
+                await asyncio.sleep(0.5)
+                yield Running()
+        async for answer in super().call(peer, request, payload, deadline=deadline):
+            yield answer
+
+
+def test_a_replica_that_says_running_for_ever_is_left_and_charged() -> None:
+    async def main() -> None:
+        scene = Scene(a=lambda request: None, b=lambda request: gradient())
+        scene.transport = scene.caller._transport = Endless(b=lambda request: gradient())
+        limit_s = scene.router.call_s()
+        assert await scene.process() == gradient()
+        (first, _, began), (second, request, left) = scene.transport.calls
+        assert (first, second) == ("a", "b") and left - began == limit_s
+        assert request.repair and request.hedge and scene.left == [("a", "PeerTimeout")]
+        for _ in range(60):
+            assert await scene.process() == gradient()
+        assert [peer for peer, _, _ in scene.transport.calls].count("a") == 1, "it is banned"
+        assert scene.router.call_s() < limit_s, "and who answered decides how long others are waited for"
 
     on_virtual_time(main())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from swarmnet.errors import BadMessage, NoReplica, PeerGone, Refused, RejectCode, SwarmError
+from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.delay import NO_DELAY
 from swarmnet.messages import Answer, Commit, Finished, Rejected, Stamp, TrailRequest, TrailStep
@@ -62,15 +62,18 @@ class Story:
         self.collected: list[Sequence[PeerId]] = []
         self.break_collect = 0
         self.refuse: dict[PeerId, SwarmError] = {}
+        self.slow_s: dict[PeerId, float] = {}
+        self.took_s = 0.0
         self.machine = CatchUp(
             self, self, STAGE, STAGES, collect=self.collect, after=self.after,  # type: ignore[arg-type]
             moved=lambda cut: self.log.append(f"at {cut.version}"),
-            failed=lambda peer, error: self.failed.append((peer, error)),
+            failed=lambda donor, error, *, after_s=0.0: self.failed.append((donor, error)),
             refusal=lambda commit: None if commit.num_tokens else "a commit that cannot be applied",
         )
 
     async def call(self, peer: PeerId, request: TrailRequest, *_: Any, **__: Any) -> AsyncGenerator[Answer, None]:
         step = request.stamp.step
+        await asyncio.sleep(self.slow_s.get(peer, 0.0))
         answer = self.lies[peer](step) if peer in self.lies else told(step)
         if isinstance(answer, Exception):
             raise answer
@@ -96,7 +99,10 @@ class Story:
 
     def run(self, step: int) -> Level:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            return runner.run(self.machine.run(cut(step), lambda: self.donors))
+            try:
+                return runner.run(self.machine.run(cut(step), lambda: self.donors))
+            finally:
+                self.took_s = runner.get_loop().time()
 
 
 def test_every_step_is_fetched_and_applied_until_the_one_that_is_open() -> None:
@@ -117,6 +123,26 @@ def test_whoever_is_ahead_of_all_is_not_called_level() -> None:
     with pytest.raises(NoReplica, match="nobody says"):
         story.run(HERE + 2)
     assert story.log == []
+
+
+def test_the_first_complete_story_leads_on_and_who_says_nothing_is_named_late() -> None:
+    story = Story()
+    story.slow_s[A] = 10.0
+    assert story.run(HERE - 1).cut == cut(HERE)
+    assert story.took_s < 1.1 + 10.0 and story.log[:3] == ["sum 8", "apply 8", "at 9"]
+    assert [peer for peer, error in story.failed if isinstance(error, PeerTimeout)] == [A]
+    assert story.collected[0] == [B, C]
+
+
+def test_the_larger_group_has_a_moment_to_answer() -> None:
+    """A liar that is first leads nobody, as long as the others are not late."""
+    def forged(step: int) -> Answer:
+        other = replace(summed(step), digest=bytes(32))
+        return TrailStep(other, (committed(step)[0], replace(committed(step)[STAGE], digest=bytes(32))))
+
+    story = Story()
+    story.lies[A], story.slow_s = (lambda step: forged(step) if step < HERE else told(step)), {B: 0.9, C: 0.9}
+    assert story.run(6).cut == cut(HERE) and all(A not in holders for holders in story.collected[:3])
 
 
 def test_one_donor_that_lags_does_not_hold_back() -> None:

@@ -1,13 +1,15 @@
 """`swarmnet init`: a complete file, the data's digests in it, nothing overwritten."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from swarmnet.cli.frame import run
+from swarmnet.data.windows import WindowTree
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load
 
@@ -19,6 +21,7 @@ def typed(line: str) -> int:
 
 @dataclass(frozen=True)
 class FakeTokens:
+    ids: np.ndarray = field(default_factory=lambda: np.arange(1000) % 300)
     num_tokens: int = 1000
     sha256: str = "a" * 64
     tokenizer_sha256: str = "b" * 64
@@ -41,6 +44,7 @@ def test_it_writes_a_complete_file_and_says_what_is_next(asked, capsys) -> None:
     manifest = load("run.toml")
     assert (manifest.data.num_tokens, manifest.data.tokens_sha256, manifest.data.tokenizer_sha256) == (
         1000, "a" * 64, "b" * 64)
+    assert manifest.data.tokens_root == WindowTree(FakeTokens(), 64, 14).root  # type: ignore[arg-type]
     assert manifest.model.vocab_size == 300 and asked == [("stdlib", "bytes", Path())]
     out = capsys.readouterr().out
     assert f"run id {run_id(manifest)}\n" in out and "next: swarmnet local --manifest run.toml\n" in out
@@ -134,3 +138,10 @@ def test_a_name_stays_a_name_where_a_file_has_it(asked) -> None:
     Path("bytes").mkdir()
     assert typed("init deep/r.toml") == 0
     assert asked == [("stdlib", "bytes", Path("deep"))]
+
+
+def test_who_waits_for_long_is_told_how_far_it_is(asked, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert typed("init quick.toml") == 0 and not capsys.readouterr().err
+    monkeypatch.setattr("swarmnet.cli.phases.PLAIN_EVERY_S", 0.0)
+    assert typed("init long.toml") == 0
+    assert capsys.readouterr().err == "hashing the data: 14 of 14 windows\n"

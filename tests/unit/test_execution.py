@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from scripted import Says, ScriptedTransport, on_virtual_time
+from scripted import PROOF, OneProof, Says, ScriptedTransport, on_virtual_time
 
 from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
 from swarmnet.ids import PeerId
@@ -24,8 +24,10 @@ from swarmnet.messages import (
     Rejected,
     Running,
 )
+from swarmnet.net.transport import ReadPayload, layout_of
 from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
 from swarmnet.pipeline.execution import Execution
+from swarmnet.pipeline.feeders import TurnedAway
 from swarmnet.pipeline.floor import Limits
 from swarmnet.pipeline.patience import Patience
 from swarmnet.pipeline.payload import AnswerCheck, InputCheck
@@ -38,12 +40,16 @@ from swarmnet.stage.engine import Stash
 SLOTS = 2
 TOKENS = ("int32", (1, 2))
 HIDDEN = ("fp32", (1, 1, 1))
-STRANGER = PeerId("stranger")
+STRANGER, LIAR = PeerId("stranger"), PeerId("liar")
+
+
+def inputs(stage: int, value: float = 1.0) -> tuple[Packed, ...]:
+    tokens = Packed("int32", (1, 2), struct.pack("<ii", 3, 4))
+    return (tokens, Packed("fp32", (1, 1, 1), struct.pack("<f", value))) if stage else (tokens,)
 
 
 def payload(stage: int, value: float = 1.0) -> tuple[Packed, ...]:
-    tokens = Packed("int32", (1, 2), struct.pack("<ii", 3, 4))
-    return (tokens, Packed("fp32", (1, 1, 1), struct.pack("<f", value))) if stage else (tokens,)
+    return *inputs(stage, value), PROOF
 
 
 class Scene:
@@ -56,9 +62,10 @@ class Scene:
         self, group: asyncio.TaskGroup, stage: int, rest: Says = lambda request: None,
         poison: frozenset[tuple[int, int, int]] = frozenset(),
     ) -> None:
-        self.stage, self.said = stage, []
-        transport = ScriptedTransport(rest=rest)
-        check = InputCheck((TOKENS, HIDDEN) if stage else (TOKENS,), vocab_size=8)
+        self.stage, self.said, self.named = stage, [], []
+        self.away: TurnedAway | None = None
+        self.transport = transport = ScriptedTransport(rest=rest)
+        check = InputCheck((TOKENS, HIDDEN) if stage else (TOKENS,), 8, OneProof())
         answer_check = AnswerCheck((HIDDEN,), 1)
         caller = Caller(transport, Router(Patience()), lambda: {PeerId("rest"): 0}, answer_check,
                         lambda request, peer, reason: None)
@@ -68,8 +75,10 @@ class Scene:
             sources=Sources(
                 transport, stage, before=list, after=lambda: [PeerId("rest")], holders=list,
                 tokens=lambda step, index: payload(0), check=check, check_answer=answer_check.remembered,
+                on_bad_input=self.bad_input,
             ),
             check=check, limits=Limits(SLOTS, running_s=0.5, wait_s=4.0, memo_bytes=1 << 16), spawn=group.create_task,
+            on_bad_input=self.bad_input, may_feed=lambda caller, request: self.away,
         )
         self.execution.begin(0, alive=lambda peer: True)
 
@@ -86,7 +95,13 @@ class Scene:
     def non_finite(self, step: int, index: int) -> None:
         self.said.append(("non_finite", index))
 
-    async def ask(self, index: int, sent: tuple[Packed, ...], *, after_s: float = 0.0, step: int = 0) -> Answer:
+    def bad_input(self, peer: PeerId, step: int, index: int, error: BadMessage) -> None:
+        self.named.append((peer, step, index, error.code))
+
+    async def ask(
+        self, index: int, sent: tuple[Packed, ...], *, after_s: float = 0.0, step: int = 0, purpose: str = "train",
+        caller: PeerId = STRANGER,
+    ) -> Answer:
         """One call whose payload arrives `after_s` after it was accepted; its last answer, as a transport tells it."""
         async def read() -> tuple[Packed, ...]:
             await asyncio.sleep(after_s)
@@ -94,7 +109,8 @@ class Scene:
 
         last: Answer | None = None
         try:
-            async for answer in self.execution.process(STRANGER, Process(step, self.stage, index), read):
+            request, upload = Process(step, self.stage, index, purpose), ReadPayload(layout_of(sent), read)
+            async for answer in self.execution.process(caller, request, upload):
                 last = answer
         except (BadMessage, Refused) as error:
             return Rejected(error.code, error.reason)
@@ -115,11 +131,14 @@ def scene(stage: int, act: Callable[[Scene], object], **options) -> None:
 
 BAD = {
     "nan": (payload(1, math.nan), RejectCode.NON_FINITE),
-    "shape": ((payload(1)[0], Packed("fp32", (1, 1, 2), bytes(8))), RejectCode.BAD_SHAPE),
-    "codec": ((payload(1)[0], Packed("bf16", (1, 1, 1), bytes(2))), RejectCode.BAD_SHAPE),
+    "shape": ((payload(1)[0], Packed("fp32", (1, 1, 2), bytes(8)), PROOF), RejectCode.BAD_SHAPE),
+    "codec": ((payload(1)[0], Packed("bf16", (1, 1, 1), bytes(2)), PROOF), RejectCode.BAD_SHAPE),
     "missing": (payload(0), RejectCode.BAD_SHAPE),
-    "length": ((payload(1)[0], Packed("fp32", (1, 1, 1), bytes(2))), RejectCode.MALFORMED),
-    "vocabulary": ((Packed("int32", (1, 2), struct.pack("<ii", 3, 8)), payload(1)[1]), RejectCode.MALFORMED),
+    "length": ((payload(1)[0], Packed("fp32", (1, 1, 1), bytes(2)), PROOF), RejectCode.MALFORMED),
+    "vocabulary": ((Packed("int32", (1, 2), struct.pack("<ii", 3, 8)), *payload(1)[1:]), RejectCode.MALFORMED),
+    "not proven": ((*inputs(1), Packed("uint8", (1, 1, 32), bytes(32))), RejectCode.MALFORMED),
+    "no proof": (inputs(1), RejectCode.BAD_SHAPE),
+    "a long proof": ((*inputs(1), Packed("uint8", (1, 2, 32), bytes(64))), RejectCode.BAD_SHAPE),
 }
 
 
@@ -130,9 +149,84 @@ def test_a_bad_upload_is_refused_and_leaves_nothing(bad: tuple[Packed, ...], cod
         assert isinstance(answer, Rejected) and answer.code is code
         assert not here.execution.num_works and here.execution.queue == 0 and here.execution.executions == 0
         assert ("claim", 0) not in here.said and ("non_finite", 0) not in here.said
+        assert here.named == [(STRANGER, 0, 0, code)]
         assert isinstance(await here.ask(0, payload(1)), Gradient)
 
     scene(1, act)
+
+
+@pytest.mark.parametrize("soon", [False, True])
+def test_who_may_not_feed_is_told_before_its_payload_is_read(soon: bool) -> None:
+    async def act(here: Scene) -> None:
+        async def read() -> tuple[Packed, ...]:
+            raise AssertionError("nobody takes this upload")
+
+        here.away = TurnedAway("you are nobody", soon)
+        for step, sent in ((0, payload(1)), (1, payload(1)), (7, payload(1)), (0, ())):
+            # nor is it held for a step that is not open yet, or looked at
+            call = here.execution.process(STRANGER, Process(step, 1, 0), ReadPayload(layout_of(sent), read))
+            answer, = [answer async for answer in call]
+            if soon:
+                assert isinstance(answer, Busy) and 0.0 < answer.retry_after_s <= 0.5
+            else:
+                assert answer == Rejected(RejectCode.NOT_A_FEEDER, "you are nobody", 0)
+        assert asyncio.get_running_loop().time() == 0.0 and not here.execution.num_works and not here.said
+        assert here.named == []
+        here.away = None
+        assert isinstance(await here.ask(0, payload(1)), Gradient)
+
+    scene(1, act)
+
+
+@pytest.mark.parametrize("purpose", ["train", "eval"])
+@pytest.mark.parametrize("bad", ["shape", "codec", "missing", "proof"])
+def test_what_declares_another_layout_is_refused_unread(bad: str, purpose: str) -> None:
+    async def act(here: Scene) -> None:
+        async def read() -> tuple[Packed, ...]:
+            raise AssertionError("nobody takes this upload")
+
+        training = purpose == "train"
+        if bad == "proof":           # training needs one, an evaluation has none
+            sent = inputs(1) if training else payload(1)
+        else:
+            sent = BAD[bad][0] if training else BAD[bad][0][:-1]
+        upload = ReadPayload(layout_of(sent), read)
+        with pytest.raises(BadMessage) as refused:
+            async for answer in here.execution.process(STRANGER, Process(0, 1, 0, purpose), upload):
+                raise AssertionError(f"it was answered {answer}")
+        assert refused.value.code is RejectCode.BAD_SHAPE
+        assert here.named == [(STRANGER, 0, 0, RejectCode.BAD_SHAPE)]
+
+    scene(1, act)
+
+
+def test_the_proof_travels_on_with_the_tokens() -> None:
+    async def act(here: Scene) -> None:
+        assert isinstance(await here.ask(0, payload(0)), Gradient)
+        sent, = here.transport.payloads
+        assert sent[0] == payload(0)[0] and sent[1].shape == (1, 1, 1) and sent[2] is PROOF
+        for cached in (True, False):
+            request = Fetch(0, 0, 0 if cached else 1, "input", cached=cached)
+            fetched = [answer async for answer in here.execution.fetch(request)][-1]
+            assert isinstance(fetched, Fetched) and len(fetched.payload) == 3 and fetched.payload[2] is PROOF
+        tokens = [answer async for answer in here.execution.fetch(Fetch(0, -1, 0, "input", cached=True))][-1]
+        assert isinstance(tokens, Fetched) and tokens.payload == payload(0)
+
+    scene(0, act, rest=lambda request: Gradient(1.0, 1, payload=(inputs(1)[1],)))
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_an_evaluation_brings_no_proof_and_counts_nothing(stage: int) -> None:
+    async def act(here: Scene) -> None:
+        assert isinstance(await here.ask(0, inputs(stage), purpose="eval"), Gradient)
+        assert here.said == [] and here.execution.executions == 0 and here.named == []
+        if not stage:
+            assert len(here.transport.payloads[0]) == 2
+        answer = await here.ask(0, payload(stage), purpose="eval")
+        assert isinstance(answer, Rejected) and answer.code is RejectCode.BAD_SHAPE
+        assert here.named == [(STRANGER, 0, 0, RejectCode.BAD_SHAPE)]
+
+    scene(stage, act, rest=lambda request: Gradient(1.0, 1))
 
 
 def test_slots_are_free_again_after_many_bad_uploads() -> None:
@@ -147,13 +241,99 @@ def test_slots_are_free_again_after_many_bad_uploads() -> None:
 def test_who_uploads_as_well_is_served_from_its_own_upload() -> None:
     async def act(here: Scene) -> None:
         async with asyncio.TaskGroup() as group:
-            liar = group.create_task(here.ask(0, payload(1, math.nan), after_s=0.1))
+            liar = group.create_task(here.ask(0, payload(1, math.nan), after_s=0.1, caller=LIAR))
             honest = group.create_task(here.ask(0, payload(1), after_s=0.3))
         answer = liar.result()
         assert isinstance(answer, Rejected) and answer.code is RejectCode.NON_FINITE
         assert isinstance(honest.result(), Gradient)
         await asyncio.sleep(1.0)
         assert here.said == [("claim", 0), ("added", 0)]
+
+    scene(1, act)
+
+
+def test_one_caller_at_a_time_uploads_an_index() -> None:
+    async def act(here: Scene) -> None:
+        reads = 0
+
+        async def read() -> tuple[Packed, ...]:
+            nonlocal reads
+            reads += 1
+            await asyncio.sleep(0.5)
+            return payload(1)
+
+        async def ask(caller: str) -> Answer:
+            upload, last = ReadPayload(layout_of(payload(1)), read), None
+            async for answer in here.execution.process(PeerId(caller), Process(0, 1, 0), upload):
+                last = answer
+            return last
+
+        answers = await asyncio.gather(*map(ask, "abcdefgh"))
+        assert reads == 1 and all(isinstance(answer, Gradient) for answer in answers)
+
+    scene(1, act)
+
+
+def test_a_slow_upload_is_overtaken_by_another_caller() -> None:
+    async def act(here: Scene) -> None:
+        slow = asyncio.ensure_future(here.ask(0, payload(1), after_s=500.0, caller=LIAR))
+        again = asyncio.ensure_future(here.ask(0, payload(1), caller=LIAR))
+        await asyncio.sleep(0.01)
+        async with asyncio.timeout(2.0):            # door_s is one second
+            assert isinstance(await here.ask(0, payload(1)), Gradient)
+        assert isinstance(await again, Gradient)
+        slow.cancel()
+
+    scene(1, act)
+
+
+def test_who_takes_slots_and_sends_nothing_keeps_nobody_out() -> None:
+    async def act(here: Scene) -> None:
+        hoarding = [asyncio.ensure_future(here.ask(at, payload(1), after_s=500.0, caller=LIAR)) for at in range(20)]
+        await asyncio.sleep(0.01)
+        assert here.execution.queue == SLOTS
+        answers = []
+        for index in range(20, 26):
+            answer = await here.ask(index, payload(1))
+            while isinstance(answer, Busy):
+                await asyncio.sleep(answer.retry_after_s)
+                answer = await here.ask(index, payload(1))
+            answers.append(answer)
+        assert all(isinstance(answer, Gradient) for answer in answers)
+        assert asyncio.get_running_loop().time() < 10.0
+        assert here.execution.num_works <= 2 * SLOTS, "nor does it leave works behind"
+        for each in hoarding:
+            each.cancel()
+
+    scene(1, act)
+
+
+def test_a_slow_sender_is_served_when_its_input_comes() -> None:
+    async def act(here: Scene) -> None:
+        async with asyncio.TaskGroup() as group:
+            slow = [group.create_task(here.ask(index, payload(1), after_s=6.0)) for index in range(SLOTS)]
+            await asyncio.sleep(0.01)
+            quick = group.create_task(here.ask(9, payload(1), caller=LIAR))
+        assert all(isinstance(each.result(), Gradient) for each in (*slow, quick))
+        await asyncio.sleep(1.0)
+        assert here.execution.queue == 0
+
+    scene(1, act)
+
+
+def test_a_caller_uploads_as_much_at_once_as_there_are_slots() -> None:
+    """Also where the keeper's orders have begun works that hold no slot."""
+    async def act(here: Scene) -> None:
+        for index in range(9):
+            here.execution.order(0, index)
+        sending = [asyncio.ensure_future(here.ask(index, payload(1), after_s=500.0)) for index in range(SLOTS)]
+        await asyncio.sleep(0.01)
+        assert isinstance(await here.ask(8, payload(1)), Busy)
+        assert isinstance(await here.ask(8, payload(1), caller=LIAR), Gradient)
+        for each in sending:
+            each.cancel()
+        await asyncio.wait(sending)
+        assert isinstance(await here.ask(7, payload(1)), Gradient)
 
     scene(1, act)
 
@@ -165,12 +345,24 @@ def test_who_was_accepted_when_the_work_ends_is_told_to_come_again() -> None:
 
         liar = asyncio.ensure_future(here.ask(0, payload(1, math.nan), after_s=0.1))
         await asyncio.sleep(0.05)
-        call = here.execution.process(STRANGER, Process(0, 1, 0), read)
+        call = here.execution.process(STRANGER, Process(0, 1, 0), ReadPayload(layout_of(payload(1)), read))
         assert isinstance(await anext(call), Accepted)      # and before it sends, the liar's NaN is there
         assert isinstance(await liar, Rejected)
         assert isinstance(await anext(call), Busy)
         assert [answer async for answer in call] == []
         assert isinstance(await here.ask(0, payload(1)), Gradient)
+
+    scene(1, act)
+
+
+def test_a_bad_upload_that_comes_when_its_step_is_over_harms_nobody() -> None:
+    async def act(here: Scene) -> None:
+        late = asyncio.ensure_future(here.ask(0, payload(1, math.nan), after_s=0.2))
+        await asyncio.sleep(0.1)
+        here.execution.begin(1, alive=lambda peer: True)
+        answer = await late
+        assert isinstance(answer, Rejected) and answer.code is RejectCode.NON_FINITE
+        assert here.named == [(STRANGER, 0, 0, RejectCode.NON_FINITE)]
 
     scene(1, act)
 
@@ -230,6 +422,35 @@ def test_a_full_replica_still_recomputes_for_others() -> None:
                 call.cancel()
 
     scene(0, act)
+
+
+def test_evaluations_take_no_slot_from_training() -> None:
+    async def act(here: Scene) -> None:
+        evals = [asyncio.ensure_future(here.ask(0, inputs(1), after_s=60.0, purpose="eval")) for _ in range(9)]
+        await asyncio.sleep(0.1)
+        assert here.execution.queue == 0
+        answers = await asyncio.gather(*(here.ask(index, payload(1)) for index in range(SLOTS)))
+        assert all(isinstance(answer, Gradient) for answer in answers)
+        done, pending = await asyncio.wait(evals, timeout=1.0)
+        assert len(pending) == 1 and all(isinstance(each.result(), Busy) for each in done), "one holds the one slot"
+        for each in pending:
+            each.cancel()
+        await asyncio.wait(pending)
+        assert isinstance(await here.ask(0, inputs(1), purpose="eval"), Gradient), "and gives it back"
+
+    scene(1, act)
+
+
+def test_training_takes_no_slot_from_evaluations() -> None:
+    async def act(here: Scene) -> None:
+        calls = [asyncio.ensure_future(here.ask(index, payload(1), after_s=60.0)) for index in range(SLOTS)]
+        await asyncio.sleep(0.1)
+        assert here.execution.queue == SLOTS
+        assert isinstance(await here.ask(0, inputs(1), purpose="eval"), Gradient)
+        for call in calls:
+            call.cancel()
+
+    scene(1, act)
 
 
 def test_recomputing_takes_one_slot_of_its_own() -> None:
@@ -294,7 +515,7 @@ def test_the_end_of_a_step_ends_its_calls() -> None:
         async def read() -> tuple[Packed, ...]:
             return payload(0)
 
-        call = here.execution.process(STRANGER, Process(0, 0, 0), read)
+        call = here.execution.process(STRANGER, Process(0, 0, 0), ReadPayload(layout_of(payload(0)), read))
         assert isinstance(await anext(call), Accepted)
         assert isinstance(await anext(call), Running)
         here.execution.begin(1, alive=lambda peer: True)

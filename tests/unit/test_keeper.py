@@ -105,6 +105,52 @@ def test_nothing_is_granted_before_everybody_has_reported_and_then_at_once():
     assert told(office.report(B), Granted) == [Granted(STAMP, BALLOT, gen(0), 0)]
 
 
+def test_what_a_claim_or_a_report_costs_does_not_grow_with_the_members_while_indexes_are_claimed(monkeypatch):
+    mates = [PeerId(f"m{number}") for number in range(30)]
+    office = Office(*mates, microbatches=200)
+    office.everybody_reports(*mates)
+    assert office.keeper.claiming, "nobody has to look at what follows"
+    looks: list[PeerId] = []
+    alive = View.alive
+    monkeypatch.setattr(View, "alive", lambda self, peer, **at: looks.append(peer) or alive(self, peer, **at))
+    for index in range(100):
+        assert told(office.claim(mates[index % 30], index), Granted)
+    owned = frozenset(index for index in range(100) if index % 30 == 0)
+    message = Report(STAMP, BALLOT, gen(0), owned, owned, None, None, 1)
+    assert office.keeper.on_report(mates[0], message, now=0.3) == [] and office.keeper.claiming
+    assert looks == []
+
+
+def test_while_indexes_are_claimed_whatever_has_consequences_is_looked_at():
+    def at_work() -> Office:
+        office = Office(B, C, microbatches=3)
+        office.everybody_reports(B, C)
+        office.claim(B, 0)
+        assert office.keeper.claiming
+        return office
+
+    office = at_work()
+    office.claim(B, 1)
+    office.claim(B, 2)
+    assert not office.keeper.claiming, "the round may be opened"
+    office = at_work()
+    office.keeper.on_release(B, Release(STAMP, BALLOT, gen(0), frozenset({0})), now=0.3)
+    assert not office.keeper.claiming, "what is free is to be executed at once"
+    office = at_work()
+    found = Report(STAMP, BALLOT, gen(0), frozenset(), frozenset(), None, None, 0, non_finite=frozenset({1}))
+    office.keeper.on_report(C, found, now=0.3)
+    assert not office.keeper.claiming, "an index may be voided"
+    office = at_work()
+    office.keeper.on_report(C, replace(found, generation=gen(0, 2), non_finite=frozenset()), now=0.3)
+    assert not office.keeper.claiming, "a member that was another before"
+    office = at_work()
+    office.view.gone(C, now=0.3)
+    office.keeper.advance(now=0.3, resend=False)
+    office.beat(C, 0.4, incarnation=2)
+    office.keeper.advance(now=0.4, resend=False)
+    assert not office.keeper.claiming and office.claim(B, 1) == [], "somebody has not reported"
+
+
 def test_a_claim_is_granted_once_and_again_to_the_same_owner_and_moved_to_others():
     office = Office(B)
     office.everybody_reports(B)

@@ -7,9 +7,10 @@ import asyncio
 import pytest
 from scripted import ScriptedTransport, on_virtual_time
 from test_caller import CHECK, PAYLOAD, REQUEST, gradient
-from test_execution import Scene, payload, scene
+from test_execution import Scene, inputs, payload, scene
 
 from swarmnet.messages import Busy, Fetch, Fetched, Gradient, MovedTo, Process
+from swarmnet.net.transport import ReadPayload, layout_of
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.patience import Patience
 from swarmnet.pipeline.router import Router
@@ -63,7 +64,9 @@ def test_it_begins_nothing_new_and_says_when_to_come_back(purpose: str) -> None:
 
         here.execution.leaving = True
         request = Process(0, 1, 5, purpose=purpose)
-        told = [answer async for answer in here.execution.process("b", request, unread)]
+        sent = payload(1) if purpose == "train" else inputs(1)
+        upload = ReadPayload(layout_of(sent), unread)
+        told = [answer async for answer in here.execution.process("b", request, upload)]
         assert len(told) == 1 and isinstance(told[0], Busy) and told[0].retry_after_s >= 1.0
         assert here.execution.executions == 0 and not here.said
         here.execution.leaving = False

@@ -138,6 +138,9 @@ class Echo:
     async def on_call(self, caller: str, request: Any, payload: Any) -> Any:
         yield SnapshotPiece((piece(1),))
 
+    def on_reached(self, peer: str) -> None:
+        self.reached = peer
+
     def on_gone(self, peer: str, *, definite: bool) -> None:
         self.gone = peer, definite
 
@@ -216,9 +219,13 @@ def test_behind_a_cut_link_death_is_silence() -> None:
     service = FaultyService(inner, between)
     service.on_gone("b", definite=True)
     assert inner.gone == ("b", True)
+    service.on_reached("b")
+    assert inner.__dict__.pop("reached") == "b"
     run(cut(between))
     service.on_gone("b", definite=True)
     assert inner.gone == ("b", False)
+    service.on_reached("b")
+    assert not hasattr(inner, "reached"), "an answer cannot have come through a cut"
 
 
 async def cut(between: Interposed) -> None:

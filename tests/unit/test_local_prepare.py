@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import stat
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +12,11 @@ import pytest
 from swarmnet.errors import UsageError
 from swarmnet.local.options import LocalOptions
 from swarmnet.local.prepare import choose, num_parameters, prepare, read_manifest, read_tokens, resume
+from swarmnet.local.processes import ChildSpec, swarmnet_command
 from swarmnet.manifest.file import to_toml
-from swarmnet.manifest.schema import Model
+from swarmnet.manifest.schema import Admission, Data, Manifest, Model
+from swarmnet.net.admission_files import Owner, OwnPass, admissions_of
+from swarmnet.net.identity import Identity
 
 
 def test_small_models_are_exact_and_large_ones_are_not() -> None:
@@ -78,6 +84,17 @@ def test_other_data_than_agreed_is_refused(tmp_path: Path) -> None:
         prepare(LocalOptions(manifest=prepared.path), tmp_path / "again")
 
 
+def test_other_windows_have_another_root(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("abc " * 2000)
+    prepared = prepare(LocalOptions(data=str(tmp_path / "text.txt")), tmp_path / "out")
+    prepared.write()
+    again = prepare(LocalOptions(manifest=prepared.path), tmp_path / "again")
+    assert again.run_id == prepared.run_id
+    longer = LocalOptions(manifest=prepared.path, set=("training.sequence_length=65",))
+    root = prepare(longer, tmp_path / "longer").manifest.data.tokens_root
+    assert len(root) == 64 and root != prepared.manifest.data.tokens_root
+
+
 def test_a_vocabulary_larger_than_the_models_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("abc " * 2000)
     with pytest.raises(UsageError, match=r"--set model\.vocab_size=256"):
@@ -141,3 +158,33 @@ def test_a_flag_beside_a_manifest_is_named(tmp_path: Path) -> None:
     path.write_text(to_toml(choose(LocalOptions())))
     with pytest.raises(UsageError, match=r"^--stages: cut.stages = 99 is more than model.num_layers"):
         choose(LocalOptions(manifest=path, typed=(("--stages", "cut.stages=99"),)))
+
+
+def test_a_swarm_by_invitation_has_an_owner_of_its_own_who_invites_its_peers(tmp_path: Path) -> None:
+    """Both ways a child is started pass the invitation on; a manifest's real owner need not be here."""
+    there = Identity.generate().peer
+    given = Manifest(admission=Admission(policy="invite", key=there), data=Data(source="corpus:small"))
+    (tmp_path / "given.toml").write_text(to_toml(given))
+    for number, options in enumerate((
+        LocalOptions(data="corpus:small", admission="invite"), LocalOptions(manifest=tmp_path / "given.toml"),
+    )):
+        prepared = prepare(options, tmp_path / str(number))
+        prepared.write()
+        owner, file = prepared.manifest.admission.key, prepared.path.with_suffix(".invitation")
+        assert owner not in ("", there) and Owner(prepared.path, prepared.manifest).run == prepared.run_id
+        identity = Identity.generate()
+        mine = OwnPass(admissions_of(prepared.manifest, prepared.run_id), identity, "stage", tmp_path,
+                       given=str(file), now=time.time())
+        assert mine.text and stat.S_IMODE(file.stat().st_mode) == 0o600
+        spec = ChildSpec("s0-r0", 0, prepared.path, tmp_path / "child", tmp_path / "e", (), None, "warning")
+        assert swarmnet_command(spec)[-2:] == ["--invitation", str(file)]
+        swarmnet_command(replace(spec, orders=tmp_path / "orders"))
+        assert f'invitation = "{file}"' in (tmp_path / "child" / "peer.toml").read_text()
+
+
+def test_an_open_swarm_invites_nobody(tmp_path: Path) -> None:
+    prepared = prepare(LocalOptions(data="corpus:small"), tmp_path / "out")
+    prepared.write()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["run.toml"]
+    spec = ChildSpec("s0-r0", 0, prepared.path, tmp_path, tmp_path / "e", (), None, "warning")
+    assert "--invitation" not in swarmnet_command(spec)

@@ -48,7 +48,8 @@ def manifests(draw: st.DrawFn) -> Manifest:
         name=draw(text),
         model=Model(num_layers=num_layers, rope_theta=draw(above0), attention_bias=draw(st.booleans())),
         cut=Cut(stages=stages, layers=layers),
-        data=Data(source=draw(text), tokenizer=draw(text), num_tokens=draw(count), tokens_sha256=draw(digest)),
+        data=Data(source=draw(text), tokenizer=draw(text), num_tokens=draw(count), tokens_sha256=draw(digest),
+                  tokens_root=draw(digest)),
         training=Training(seed=draw(count), total_steps=draw(positive), sequence_length=draw(positive)),
         optimizer=Optimizer(learning_rate=draw(above0), beta1=draw(st.floats(0, 1, exclude_max=True))),
         numerics=Numerics(mode="deterministic" if exact else "fp32", grid_bits=draw(st.integers(8, 48))),
@@ -76,8 +77,8 @@ def test_equal_manifests_and_only_they_share_a_run_id(one: Manifest, other: Mani
 
 def test_the_run_id_of_the_default_manifest_is_what_it_was() -> None:
     """A change here makes every manifest in the world another run."""
-    assert canonical_bytes(Manifest()).startswith(b'{"admission":{"policy":"open"},"averaging":{')
-    assert run_id(Manifest()) == "e5a44b6ecb8c39c472fd2e635f200e9eb8b2df68ea50a332f09f9d0061c9c001"
+    assert canonical_bytes(Manifest()).startswith(b'{"admission":{"key":"","policy":"open"},"averaging":{')
+    assert run_id(Manifest()) == "1a0dac1e1f210cb1e8c7435eea98574d1d1e3d1adbe769b551f4544552cc7830"
 
 
 @pytest.mark.parametrize("written", ["1", "1.0", "1e0", "1.00", "+1.0"])
@@ -145,7 +146,10 @@ BAD = [
     ("num_heads = 4", "num_heads = 3", "run.toml: model: num_heads = 3 must be a multiple of num_kv_heads = 2"),
     ("stages = 3 ", "stages = 9 ", "run.toml: cut.stages = 9 is more than model.num_layers = 6"),
     ('layers = "auto"', "layers = [1, 2]", "run.toml: cut.layers names 2 stages, cut.stages = 3"),
-    ('policy = "open"', 'policy = "invite"', "run.toml: admission.policy"),
+    ('policy = "open"', 'policy = "friends"', "run.toml: admission.policy"),
+    ('policy = "open"', 'policy = "invite"', 'run.toml: admission: policy = "invite" goes with a key'),
+    ('key = ""', f'key = "12D3Koo{"W" * 45}"', 'run.toml: admission: policy = "invite" goes with a key, and "open"'),
+    ('key = ""', 'key = "ssh-ed25519 AAAA"', "run.toml: admission.key"),
     ("suspect_s = 3.0", "suspect_s = 0.1", "run.toml: protocol: heartbeat_s = 0.5 < suspect_s = 0.1"),
     ('codec = "int64"', 'codec = "fp32"', 'run.toml: averaging.codec = "fp32" does not go with numerics.mode'),
     ("format = 1", "format = 2", "run.toml: format = 2: must be 1"),

@@ -13,6 +13,7 @@ from stage_table import CHAIN, Table, kind
 
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import (
+    UNMEASURED,
     Claim,
     Commit,
     Committed,
@@ -21,13 +22,16 @@ from swarmnet.messages import (
     Finished,
     Granted,
     Heartbeat,
+    Late,
     Prepare,
     Release,
     Report,
     Round,
     Stamp,
+    Trouble,
 )
 from swarmnet.step import actions as act
+from swarmnet.step.rounds import Part
 
 
 def test_a_step_without_faults():
@@ -216,6 +220,30 @@ def test_a_member_whose_sum_has_other_bits_fetches_those_of_its_stage():
     assert sorted(table.applies) == ["A", "B", "K"]
 
 
+def test_whoever_knows_what_its_stage_has_committed_sums_nothing_else():
+    """A joiner that its mates cannot be fetched from: it keeps for itself, and made its own sum again and again, each
+    time at once, for it was not the one that was wanted."""
+    table = Table("K")
+    table.execute("K", 0, 1)
+    alone = table.members["K"]
+    mine = table.rounds["K"]
+    assert mine is not None
+    ballot = Ballot(9, PeerId("M"))
+    committed = Commit(0, 0, CHAIN, RoundId(ballot, 1), b"theirs", 2, 0.0, 1.0)
+    beat = Heartbeat(Stamp(0, 0, CHAIN), 1, True, ballot, (committed,), ())
+    table.do("K", alone.receive(PeerId("M"), beat, now=table.now))
+    assert table.collects["K"] is not None and table.collects["K"].id == committed.id
+    summed = Finished(mine.id, b"mine", 2, 0.0, 1.0, mine.contributions)
+    again: list[act.Sum] = []
+    for _ in range(10):
+        alone.sum_failed(committed.id)  # nobody hands it over
+        actions = alone.tick(now=table.now) + alone.sum_whole(summed, now=table.now)
+        table.do("K", actions)
+        table.settle()
+        again += [action for action in actions if isinstance(action, act.Sum)]
+    assert not again and table.rounds["K"] is None
+
+
 def test_the_successor_of_a_silent_keeper_knows_what_was_given_away():
     """Found by stopping keepers: what only the stopped one owned waited until the step stood still."""
     table = Table("A", "B", "K", microbatches=4)
@@ -312,18 +340,90 @@ def test_what_is_contributed_is_frozen_until_its_round_is_given_up():
     table.finish_all()
 
 
-def test_who_waits_for_a_contribution_that_is_void_collects_from_a_holder():
-    """Found under late messages: it waited for ever in a round that others had finished."""
+def others_have_finished() -> Table:
+    """B and K hold the sum that A still exchanges."""
     table = Table("A", "B", "K")
     table.execute("A", 0)
     table.execute("B", 1)
     table.finish("B")
     table.finish("K")
-    table.sums["A"] = table.sums["A"]
+    return table
+
+
+def test_an_exchange_goes_on_though_others_have_finished():
+    table = others_have_finished()
+    table.tick(30.0)
+    assert table.rounds["A"] is not None and table.collects["A"] is None
+    table.finish("A")
+    table.settle()
+    assert sorted(table.applies) == ["A", "B", "K"]
+
+
+STOPS = {
+    "a stream that breaks whenever it is asked for": (None, {PeerId("B"): True}),
+    "the watch's word": (Trouble(RoundId(Ballot(1, PeerId("K")), 0), (Late(PeerId("B"), False, 10.0),)), {}),
+}
+
+
+@pytest.mark.parametrize("why", STOPS)
+def test_who_waits_for_a_contribution_that_is_void_collects_from_a_holder(why):
+    """Found under late messages: it waited for ever in a round that others had finished."""
+    trouble, waits = STOPS[why]
+    table = others_have_finished()
+    table.members["A"].feel(UNMEASURED, trouble, {}, waits)
     table.tick(1.0)
+    assert table.rounds["A"] is None
     table.collect("A")
     table.settle()
     assert sorted(table.applies) == ["A", "B", "K"]
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["refused", "silent"])
+def test_who_waits_for_the_dead_collects_from_a_holder(told):
+    table = others_have_finished()
+    waits = {PeerId("B"): False}
+    table.members["A"].feel(UNMEASURED, None, {}, waits)
+    if told:
+        table.kill("B")
+        table.settle()
+        table.tick(0.5)
+    else:
+        table.tick(3.0, silent=("B",))
+        assert table.collects["A"] is None, "not known to be dead yet"
+        table.tick(1.0, silent=("B",))
+    assert table.rounds["A"] is None and table.collects["A"] is not None
+
+
+def test_before_anybody_holds_the_sum_an_exchange_that_is_stuck_is_not_given_up():
+    table = Table("A", "B", "K")
+    table.execute("A", 0)
+    table.execute("B", 1)
+    table.members["A"].feel(UNMEASURED, None, {}, {PeerId("B"): True})
+    table.tick(2.0)
+    assert table.rounds["A"] is not None and table.collects["A"] is None, "the keeper must open another round"
+
+
+def test_a_commit_does_not_end_an_exchange_that_can_end():
+    table = others_have_finished()
+    finished = table.members["K"].finished
+    assert finished is not None
+    commit = Commit(0, 0, CHAIN, finished.id, finished.digest, finished.num_tokens, 0.0, 1.0)
+    table.do("A", table.members["A"].receive(PeerId("K"), Committed(commit), now=table.now))
+    assert table.rounds["A"] is not None and table.collects["A"] is None
+    table.members["A"].feel(UNMEASURED, None, {}, {PeerId("B"): True})        # those who have applied serve no more
+    table.tick(0.5)
+    assert table.rounds["A"] is None and table.collects["A"] is not None
+
+
+def test_collectors_begin_with_different_holders():
+    names = [PeerId(name) for name in "ABCDEFGH"]
+    current = Round(Stamp(0, 0, CHAIN), Ballot(1, names[0]), RoundId(Ballot(1, names[0]), 7), (), tuple(names), ())
+    orders = []
+    for me in names[2:]:
+        (action,) = Part(me).collect(current, names[:2])
+        assert isinstance(action, act.CollectSum) and sorted(action.round.holders) == names[:2]
+        orders.append(action.round.holders[0])
+    assert orders == [*names[:2]] * 3
 
 
 def test_a_round_id_repeats_from_step_to_step_and_names_another_sum_then():
@@ -517,3 +617,39 @@ def test_a_commit_heard_before_its_step_is_open_stands_only_if_it_follows_my_cha
     assert member.barrier.of(0) == mine
     table.do("A", member.restored(1, member.chain, CHAIN, CHAIN, None, (other, mine), now=table.now))
     assert member.barrier.of(0) == mine
+
+
+def test_all_that_are_told_the_same_are_told_the_same_heartbeat():
+    """It is written once for each kind of receiver, however many there are."""
+    table = Table("A", "K", stages=2)
+    member = table.members["K"]
+    beside, behind = [PeerId("n0"), PeerId("n1")], PeerId("n2")
+    for peer in beside:
+        beat = Heartbeat(Stamp(0, 1, CHAIN), 7, True, None)
+        table.do("K", member.receive(peer, beat, now=table.now))
+    beats = dict(member.heartbeats([PeerId("A"), *beside, behind]))
+    assert beats == {peer: member.heartbeat(peer) for peer in beats}
+    assert beats[beside[0]] is beats[beside[1]]
+    assert len({id(beat) for beat in beats.values()}) == 3, "a mate, who is level, and who may lack the last commits"
+
+
+def test_a_heartbeat_without_news_does_not_make_the_keeper_look_at_everybody(monkeypatch):
+    from swarmnet.step.keeper import Keeper
+
+    table = Table("A", "B", "K")
+    table.tick(1.0)
+    looked: list[float] = []
+    advance = Keeper.advance
+    monkeypatch.setattr(Keeper, "advance", lambda self, *, now, resend: looked.append(now) or advance(
+        self, now=now, resend=resend))
+    keeper, beat = table.members["K"], table.members["A"].heartbeat()
+
+    def hear(beat: Heartbeat, now: float) -> int:
+        looked.clear()
+        table.do("K", keeper.receive(PeerId("A"), beat, now=now))
+        return len(looked)
+
+    assert [hear(beat, table.now + 0.1 * number) for number in range(10)] == [0] * 10
+    assert hear(beat, table.now + 9.0) == 1, "it was silent for longer than it may"
+    assert hear(replace(beat, incarnation=99), table.now + 9.1) == 1, "another process"
+    assert hear(replace(beat, incarnation=99, draining=True), table.now + 9.2) == 1

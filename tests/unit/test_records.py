@@ -75,13 +75,16 @@ addresses = st.one_of(
     st.builds("/dns4/{}/tcp/{}".format, st.from_regex(r"[a-z]{1,20}(\.[a-z]{1,9})?", fullmatch=True), ports),
 )
 records = st.builds(
-    Record, run=st.just(RUN), peer=st.just(ME.peer), incarnation=st.integers(0, 2**64 - 1),
+    Record, run=st.just(RUN), peer=st.just(ME.peer), invitation=st.text("abc:,-_", max_size=512),
+    incarnation=st.integers(0, 2**64 - 1),
     addresses=st.lists(addresses, max_size=4).map(tuple),
     stages=st.lists(statuses, min_size=1, max_size=8, unique_by=lambda s: s.stage).map(tuple),
     trainer=st.booleans(), numerics=st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=60),
     loss=st.none() | st.tuples(st.integers(0, 2**53), finite),
     eval_loss=st.none() | st.tuples(st.integers(0, 2**53), finite),
     tokens_per_second=st.floats(0, 1e15), finished=st.booleans(), halted=st.none() | st.integers(0, 2**53),
+    restart=st.builds(Restart, st.integers(0, 2**53), st.integers(0, 2**53)),
+    wants=st.builds(Restart, st.integers(0, 2**53), st.integers(0, 2**53)),
 )
 
 

@@ -8,7 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart
-from swarmnet.state.restart import Disk, Heard, Holding, InPlace, Live, MateDisk, Reseed, Restarts, Seed, Wait
+from swarmnet.state.restart import (
+    Disk,
+    Holding,
+    InPlace,
+    Live,
+    MateDisk,
+    Move,
+    Reseed,
+    Restarts,
+    Seed,
+    Wait,
+    Word,
+)
 
 SETTLE_S, LOST_S, LAST = 3.0, 15.0, 1000
 
@@ -22,9 +34,16 @@ def holding(peer: str, stage: int, **more: object) -> Holding:
 
 
 def decided(machine: Restarts, holdings: list[Holding], *, after_s: float) -> Restart | None:
-    assert machine.advance(holdings, now=0.0) is None
-    assert machine.advance(holdings, now=after_s - 0.1) is None
-    return machine.advance(holdings, now=after_s + 0.1)
+    """What it comes to want, and goes under if nobody else has anything to say; not a moment too early."""
+    assert machine.decide(holdings, [], serving=False, now=0.0) is None
+    assert machine.decide(holdings, [], serving=False, now=after_s - 0.1) is None and machine.wanted is None
+    moved = machine.decide(holdings, [], serving=False, now=after_s + 0.1)
+    return machine.current if moved is Move.GO_BACK else None
+
+
+def under(*restarts: Restart) -> list[Word]:
+    """Peers with state that are content where they are."""
+    return [Word(restart) for restart in restarts]
 
 
 # ------------------------------------------------------------ when, and from which version
@@ -51,9 +70,12 @@ def test_a_stage_that_has_not_come_back_yet_is_waited_for() -> None:
 def test_whoever_comes_back_late_is_waited_for_as_long_as_others_appear() -> None:
     machine, early = restarts(), [holding("a", 0, disk=(10, 20)), holding("b", 1, disk=(10,))]
     late = [*early, holding("c", 1, disk=(20,))]
-    machine.advance(early, now=0.0)
-    assert machine.advance(late, now=SETTLE_S - 0.1) is None
-    assert machine.advance(late, now=2 * SETTLE_S) == Restart(1, 20)
+    machine.want(early, now=0.0)
+    machine.want(late, now=SETTLE_S - 0.1)
+    machine.want(late, now=2 * SETTLE_S - 0.2)
+    assert machine.wanted is None
+    machine.want(late, now=2 * SETTLE_S)
+    assert machine.wanted == Restart(1, 20)
 
 
 def test_newcomers_who_train_from_the_seed_do_not_put_the_decision_off_by_moving() -> None:
@@ -64,10 +86,10 @@ def test_newcomers_who_train_from_the_seed_do_not_put_the_decision_off_by_moving
         new = [holding("c", 0, version=tick, disk=(tick,)), holding("d", 1, version=tick)]
         if tick < 20:
             assert isinstance(restarts().source(old[0], [old[1], *new]), Wait)
-        decision = machine.advance([*old, *new], now=tick * SETTLE_S / 8)
-        if decision is not None:
+        machine.want([*old, *new], now=tick * SETTLE_S / 8)
+        if machine.wanted is not None:
             break
-    assert decision == Restart(1, 22) and tick <= 9
+    assert machine.wanted == Restart(1, 22) and tick <= 9
 
 
 def test_a_new_beginning_is_not_made_the_run_while_a_stage_of_the_old_one_is_missing() -> None:
@@ -75,25 +97,11 @@ def test_a_new_beginning_is_not_made_the_run_while_a_stage_of_the_old_one_is_mis
     assert decided(restarts(), [holding("a", 0, disk=(22,)), *new], after_s=LOST_S) is None
 
 
-def test_a_newcomer_does_not_follow_a_word_that_leads_nowhere_while_a_run_goes_on() -> None:
-    running = [holding("a", 0, version=9, disk=(8,)), holding("b", 1, version=9, disk=(8,))]
-    machine, bogus = restarts(), Restart(1, 30)
-    assert machine.hear(bogus, [*running, holding("x", 0, restart=bogus)], serving=False) is Heard.IGNORE
-    assert machine.current == NO_RESTART
-    assert machine.hear(Restart(1, 8), running, serving=False) is Heard.FOLLOW
-    standing = [holding("a", 0, version=9), holding("b", 1)]
-    assert restarts().hear(bogus, standing, serving=False) is Heard.FOLLOW  # nothing goes on that could be left alone
-
-
 def test_a_stage_lost_before_its_first_checkpoint_goes_back_to_the_seed_though_others_have_written_theirs() -> None:
     held = [holding("a", 0, version=2, disk=(2,)), holding("b", 1)]
     assert decided(restarts(seed_until=2), held, after_s=LOST_S) == Restart(1, 0)
     further = [holding("a", 0, version=5, disk=(2, 4)), holding("b", 1)]
     assert decided(restarts(seed_until=2), further, after_s=LOST_S) is None  # whoever has it may come back
-
-
-def test_a_restart_beyond_the_end_of_the_run_is_nobodys() -> None:
-    assert restarts().hear(Restart(1, LAST + 1), [holding("a", 0), holding("b", 1)], serving=False) is Heard.IGNORE
 
 
 def test_whoever_has_later_state_than_a_run_that_began_again_keeps_it_until_it_is_caught_up_with() -> None:
@@ -145,32 +153,164 @@ def test_a_checkpoint_that_turns_out_to_be_torn_leads_to_an_older_one() -> None:
     assert decided(machine, held, after_s=LOST_S) == Restart(2, 10)
 
 
-def test_the_highest_restart_is_followed_and_none_far_ahead() -> None:
+# ------------------------------------------------------------ by whose word
+
+
+LACKING = [holding("a", 0, version=37, disk=(20, 30)), holding("b", 1, disk=(20, 30))]
+WANTED = Restart(1, 30)
+
+
+def wanting(machine: Restarts, words: list[Word], holdings: list[Holding] | None = None) -> Move | None:
+    """What a peer does that has come to want a restart, given what the others say."""
+    held = LACKING if holdings is None else holdings
+    assert machine.decide(held, words, serving=True, now=0.0) is None
+    return machine.decide(held, words, serving=True, now=LOST_S + 0.1)
+
+
+def test_nobody_goes_back_before_more_than_half_of_all_want_it() -> None:
+    want, content = Word(wants=WANTED), Word()
+    assert wanting(restarts(), [want]) is Move.GO_BACK
+    assert wanting(restarts(), [content]) is None
+    assert wanting(restarts(), [want, content]) is Move.GO_BACK
+    assert wanting(restarts(), [want, content, content]) is None
+    assert wanting(restarts(), [want, want, content, content]) is Move.GO_BACK
+    assert wanting(restarts(), [Word(WANTED), content]) is Move.GO_BACK, "who is under it wants it"
+    alone = restarts()
+    assert wanting(alone, [content, content]) is None and (alone.current, alone.wanted) == (NO_RESTART, WANTED)
+
+
+def test_who_is_not_heard_wants_nothing_and_counts_all_the_same() -> None:
+    """Behind a cut one holds the records of everybody until they expire."""
+    silent = Word(wants=WANTED, heard=False)
+    assert wanting(restarts(), [silent]) is None
+    assert wanting(restarts(), [silent, Word(wants=WANTED)]) is Move.GO_BACK
+
+
+def test_what_most_want_moves_nobody_who_sees_no_need() -> None:
+    whole = [holding("a", 0, version=37, disk=(30,)), holding("b", 1, version=37, disk=(30,))]
     machine = restarts()
-    assert machine.hear(Restart(1, 20), [], serving=False) is Heard.FOLLOW
-    assert machine.hear(Restart(1, 10), [], serving=False) is Heard.IGNORE
-    assert machine.hear(Restart(1, 20), [], serving=False) is Heard.IGNORE
-    assert machine.hear(Restart(1, 30), [], serving=False) is Heard.FOLLOW
-    assert machine.hear(Restart(2, 10), [], serving=False) is Heard.FOLLOW
-    assert machine.hear(Restart(10**9, 0), [], serving=False) is Heard.IGNORE
-    assert machine.hear(Restart(3, LAST + 1), [], serving=False) is Heard.IGNORE
-    assert machine.current == Restart(2, 10)
+    assert wanting(machine, [Word(wants=WANTED)] * 5, whole) is None and machine.wanted is None
 
 
-def test_a_side_that_lacks_nothing_and_has_got_further_keeps_its_state() -> None:
-    held = [holding("a", 0, version=431, disk=(400,)), holding("b", 1, version=430, disk=(400,))]
+def test_the_restart_that_is_gone_to_is_one_that_more_than_half_want_or_go_beyond() -> None:
+    far = Word(wants=Restart(900, 30))
     machine = restarts()
-    assert machine.hear(Restart(1, 8), held, serving=True) is Heard.ADOPT
-    assert machine.current == Restart(1, 8)
+    assert wanting(machine, [far, Word(wants=WANTED)]) is Move.GO_BACK and machine.current == WANTED
+    nowhere = restarts()
+    assert wanting(nowhere, [Word(wants=Restart(1, 35))] * 3) is None, "of that version nobody has anything"
 
 
-def test_a_side_that_lacks_a_stage_goes_back_where_there_is_something_to_go_on_from() -> None:
-    lacking = [holding("a", 0, version=431, disk=(400,)), holding("b", 1, disk=(400,))]
-    assert restarts().hear(Restart(1, 400), lacking, serving=True) is Heard.FOLLOW
-    assert restarts().hear(Restart(1, 8), lacking, serving=True) is Heard.IGNORE
+def test_a_want_lasts_while_others_come_to_it_and_ends_with_its_reason() -> None:
+    machine = restarts()
+    assert wanting(machine, [Word(), Word()]) is None and machine.wanted == WANTED
+    machine.want([replace(LACKING[0], version=38), LACKING[1]], now=LOST_S + 0.2)
+    assert machine.wanted == WANTED
+    machine.want([*LACKING, holding("c", 1, version=37)], now=LOST_S + 0.3)
+    assert machine.wanted is None
+
+
+def test_a_newcomer_follows_those_who_have_a_say_if_more_than_half_of_them_go_there() -> None:
+    running = [holding("a", 0, version=9, disk=(8,)), holding("b", 1, version=9, disk=(8,))]
+    one, far = Restart(1, 8), Restart(7, 8)
+
+    def goes(*words: Word) -> Restart:
+        machine = restarts()
+        machine.decide(running, words, serving=False, now=0.0)
+        return machine.current
+
+    assert goes(*under(NO_RESTART, NO_RESTART, far)) == NO_RESTART
+    assert goes(*under(one, one, far)) == one, "a number somebody makes up does not lead beyond the others'"
+    assert goes(*under(one), Word(has_say=False), Word(has_say=False)) == one, "other newcomers have none"
+    assert goes(*under(one), *[replace(word, heard=False) for word in under(NO_RESTART) * 3]) == one
+    assert goes(*under(Restart(1, LAST + 1)) * 3) == NO_RESTART, "beyond the end of the run it is nobody's"
+
+
+def test_whoever_serves_follows_more_than_half_and_no_fewer() -> None:
     ahead = [holding("a", 0, version=431), holding("c", 0, restart=Restart(1, 8), version=12),
              holding("d", 1, restart=Restart(1, 8), version=12)]
-    assert restarts().hear(Restart(1, 8), ahead, serving=True) is Heard.FOLLOW
+    for numbers, goes in (((1,), False), ((1, 1), True), ((1, 1, 0), False), ((1, 1, 1, 0), True)):
+        machine = restarts()
+        words = under(*[Restart(number, 8 * number) for number in numbers])
+        whole = [holding("b", 1, version=431), *ahead]
+        assert machine.decide(whole, words, serving=True, now=0.0) is (Move.KEEP if goes else None), numbers
+        assert machine.current == (Restart(1, 8) if goes else NO_RESTART)
+        if goes:
+            assert restarts().decide(ahead, words, serving=True, now=0.0) is Move.GO_BACK, "it lacks a stage"
+
+
+def test_of_two_sides_of_one_size_the_one_that_lacks_a_stage_gives_way() -> None:
+    other = Restart(1, 8)
+    whole = [holding("c", 0, restart=other, version=12), holding("d", 1, restart=other, version=12)]
+    lacking, complete = [holding("a", 0, version=431)], [holding("a", 0, version=431), holding("b", 1, version=431)]
+    assert restarts().decide(lacking + whole, under(other), serving=True, now=0.0) is Move.GO_BACK
+    assert restarts().decide(complete + whole, under(other), serving=True, now=0.0) is None
+    assert restarts().decide(lacking + whole[:1], under(other), serving=True, now=0.0) is None
+
+
+def test_whoever_finds_itself_alone_under_a_higher_number_takes_it_back() -> None:
+    machine = restarts(current=Restart(1, 8))
+    whole = [holding("a", 0, version=431), holding("b", 1, version=431)]
+    there = under(NO_RESTART, NO_RESTART)
+    assert machine.decide(whole, there, serving=True, now=0.0) is None
+    assert machine.decide(whole, there, serving=True, now=SETTLE_S - 0.1) is None, "the others may be on their way"
+    assert machine.decide(whole, there, serving=True, now=SETTLE_S) is Move.TAKE_BACK
+    assert machine.current == NO_RESTART
+
+    def stays(*words: Word) -> bool:
+        alone, mine = restarts(current=Restart(1, 8)), [replace(h, restart=Restart(1, 8)) for h in whole]
+        alone.decide(mine, words, serving=True, now=0.0)
+        return alone.decide(mine, words, serving=True, now=10 * SETTLE_S) is None
+
+    assert stays() and stays(Word(Restart(1, 8)), Word())
+    assert stays(Word(wants=Restart(1, 8)), Word()), "who wants it is about to come"
+    assert stays(Word(heard=False), Word(heard=False)), "behind a cut nobody is left to go along with"
+    assert not stays(Word(Restart(9, 0)), Word(), Word())
+
+
+def test_what_was_put_by_is_loaded_when_a_restart_is_taken_back() -> None:
+    """And by whoever was away for a moment: the others have got no further, and nobody else has the stage."""
+    others = [holding("a", 0, version=37)]
+    assert restarts().source(holding("b", 1, disk=(30, 37)), others) == Disk(37)
+    assert isinstance(restarts().source(holding("b", 1, disk=(30, 36)), others), Wait)
+    mates = [*others, holding("c", 1, version=37)]
+    assert restarts().source(holding("b", 1, disk=(30, 37)), mates) == Live((PeerId("c"),))
+
+
+# ------------------------------------------------------------ one who makes things up
+
+
+def claims(version: int) -> list[Holding]:
+    """One identity that has everything of every stage, by its own word."""
+    return [holding("liar", stage, version=version, disk=(version,)) for stage in range(2)]
+
+
+def test_a_version_that_one_of_several_claims_is_not_what_the_run_has_got_to() -> None:
+    whole = [holding(f"{name}{stage}", stage, version=37, disk=(30,)) for stage in range(2) for name in "abc"]
+    assert decided(restarts(), [*whole, holding("liar", 1, version=10**6)], after_s=LOST_S) is None
+    assert restarts().uncovered([*whole, holding("liar", 1, version=10**6)]) == ()
+    two = [*whole, holding("liar", 1, version=87), holding("another", 1, version=87)]
+    assert restarts().uncovered(two) == ()
+
+
+def test_a_disk_that_one_of_several_claims_is_no_reason_to_begin_again() -> None:
+    whole = [holding(f"{name}{stage}", stage, version=37, disk=(30,)) for stage in range(2) for name in "ab"]
+    assert decided(restarts(), [*whole, *(replace(h, version=None) for h in claims(900))], after_s=LOST_S) is None
+    young = [holding("a", 0, version=0), holding("b", 1, version=0), *(replace(h, version=None) for h in claims(900))]
+    assert decided(restarts(), young, after_s=LOST_S) is None
+
+
+def test_a_version_that_one_identity_has_of_all_stages_is_not_gone_back_to_while_others_have_less() -> None:
+    killed = [holding("a", 0, disk=(20, 22)), holding("b", 1, disk=(20, 22)), *claims(900)]
+    assert restarts().common([replace(h, version=None) for h in killed]) == 22
+    assert restarts().common([replace(h, version=None) for h in claims(900)]) == 900
+
+
+def test_who_moves_all_the_time_does_not_put_the_decision_off() -> None:
+    lost = [*[holding(name, 0, version=37, disk=(30,)) for name in "abc"], holding("d", 1, disk=(30,))]
+    machine = restarts()
+    for second in range(int(LOST_S) + 2):
+        machine.want([*lost, holding("liar", 0, version=second, disk=(second,))], now=float(second))
+    assert machine.wanted == Restart(1, 30)
 
 
 def test_newcomers_that_began_at_the_seed_give_way_to_what_others_have_on_disk() -> None:
@@ -188,7 +328,8 @@ def test_one_who_claims_to_be_far_ahead_does_not_stop_a_run_that_moves() -> None
     for now in range(100):
         held = [holding("a", 0, version=40 + now, disk=(40,)), holding("b", 1, version=40 + now, disk=(40,)),
                 holding("liar", 1, version=10**6)]
-        assert machine.advance(held, now=float(now)) is None
+        machine.want(held, now=float(now))
+        assert machine.wanted is None
 
 
 # ------------------------------------------------------------ from where
@@ -258,7 +399,7 @@ def _swarms(draw: st.DrawFn) -> list[Holding]:
     return found
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(swarm=_swarms(), late=st.data())
 def test_all_come_to_serve_one_version_if_every_stage_has_one(swarm: list[Holding], late: st.DataObject) -> None:
     """Peers that see the others late, and not all at once, still end under one restart, in the state it names."""
@@ -267,29 +408,43 @@ def test_all_come_to_serve_one_version_if_every_stage_has_one(swarm: list[Holdin
     state = {h.peer: h for h in swarm}
     possible = restarts(num_stages).common(swarm)
     stuck = restarts(num_stages).uncovered(swarm)
+    put_by: dict[tuple[PeerId, Restart], int] = {}
     for now in range(90):
         for peer in late.draw(st.permutations(sorted(state))) if now < 20 else sorted(state):
             machine, mine = machines[peer], state[peer]
             hidden = late.draw(st.sampled_from(sorted(state))) if now < 20 else None
             others = [h for h in state.values() if h.peer not in (peer, hidden)]
-            for other in others:
-                machine.hear(other.restart, [mine, *others], serving=mine.version is not None)
-            machine.advance([mine, *others], now=float(now))
+            said = [
+                Word(h.restart, machines[h.peer].wanted or NO_RESTART,
+                     has_say=bool(h.restart.number) or h.version is not None)
+                for h in state.values() if h.peer != peer
+            ]
+            before = machine.current
+            moved = machine.decide([mine, *others], said, serving=mine.version is not None, now=float(now))
+            if moved is Move.GO_BACK and mine.version is not None:
+                put_by[peer, before] = mine.version
+            if moved is Move.TAKE_BACK and (peer, machine.current) in put_by:
+                mine = replace(mine, disk=(*mine.disk, put_by[peer, machine.current]))
             if mine.restart != machine.current or mine.version is None:
                 match machine.source(replace(mine, version=None), others, held=mine.version):
                     case InPlace():
                         state[peer] = Holding(peer, mine.stage, machine.current, mine.version, mine.disk)
                     case Disk(version) | MateDisk(version, _):
-                        assert version == machine.current.version
+                        served = {h.version for h in others if h.restart == machine.current}
+                        assert version == machine.current.version or version in served
                         state[peer] = Holding(peer, mine.stage, machine.current, version, mine.disk)
                     case Live(donors):
                         state[peer] = Holding(peer, mine.stage, machine.current, state[donors[0]].version, mine.disk)
                     case _:
                         state[peer] = Holding(peer, mine.stage, machine.current, None, mine.disk)
     if stuck and possible:
-        assert len({h.restart for h in state.values()}) == 1
-        assert {h.version for h in state.values()} == {next(iter(state.values())).restart.version}
-    if not stuck:
+        [restart] = {h.restart for h in state.values()}
+        if restart.number:
+            assert {h.version for h in state.values()} == {restart.version}
+        assert not restarts(num_stages, current=restart).uncovered(list(state.values()))
+    served = [h.version for h in swarm if h.version is not None]
+    level = len(served) == len(swarm) and max(served) - min(served) < 2
+    if level and all(version <= min(served) + 1 for h in swarm for version in h.disk):
         assert all(machine.current == NO_RESTART for machine in machines.values())
 
 

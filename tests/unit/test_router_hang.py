@@ -129,6 +129,7 @@ class Swarm:
         self.held = dict.fromkeys(PEERS, 0)
         self.answered: list[tuple[float, float]] = []
         self.asked: list[tuple[float, PeerId]] = []
+        self.expired: list[float] = []
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = itertools.count()
         for _ in range(window):
@@ -171,6 +172,7 @@ class Swarm:
 
     def expire(self, now: float, pick: Pick, first: float) -> None:
         self.router.failed(pick, now=now, hung=True)
+        self.expired.append(now)
         self.send(now, first)
 
     def answer(self, now: float, pick: Pick, first: float, serve_s: float) -> None:
@@ -191,7 +193,7 @@ def test_a_hung_replica_of_four_costs_little(seed: int, window: int) -> None:
     assert swarm.throughput(10.0, 130.0) >= 0.7 * swarm.throughput(0.0, 10.0)
     waits = [now - max(first, 10.0) for first, now in swarm.answered if first < 13.0 and now >= 10.0]
     assert max(waits) < 5.0                                 # routed around
-    asked = [now for now, peer in swarm.asked if peer == HUNG and now >= 12.1]
+    asked = [now for now, peer in swarm.asked if peer == HUNG and now > swarm.expired[0]]
     assert len(asked) <= 6                                  # probes, further and further apart
 
 
@@ -200,3 +202,61 @@ def test_uneven_replicas_are_used_in_full() -> None:
     swarm.serve_s = dict(zip(PEERS, (0.1, 0.2, 0.4, 0.8), strict=True))
     swarm.run(200.0)
     assert swarm.throughput(20.0, 200.0) >= 0.93 * sum(1 / s for s in swarm.serve_s.values())
+
+
+@pytest.mark.parametrize(("over", "longest_s"), [(False, 30.0), (True, 600.0)])
+def test_a_probe_that_costs_a_whole_call_comes_ever_more_rarely(over: bool, longest_s: float) -> None:
+    router, now = Router(Patience()), 0.0
+    router.update({HUNG: 0})
+    bans = []
+    for _ in range(12):
+        router.failed(router.pick(num_bytes=1, now=now), now=now, hung=True, over=over)
+        began = now
+        while True:
+            try:
+                router.cancelled(router.pick(num_bytes=1, now=now))
+                break
+            except NoReplica as none:
+                now = none.facts["retry_at"]
+        bans.append(now - began)
+    assert bans == sorted(bans) and bans[0] == 4.0 and round(bans[-1], 6) == longest_s
+
+
+def test_records_of_nobody_cost_a_tenth_of_the_time() -> None:
+    """Two replicas that answer within a second, and a hundred names: each call to one hangs for fifteen seconds."""
+    honest, bogus = PEERS[:2], [PeerId(f"bogus{number}") for number in range(100)]
+    router, now, lost, answered = Router(Patience()), 0.0, 0.0, 0
+    router.update(dict.fromkeys(honest, 0))
+    finish(router, router.pick(num_bytes=1, now=now), now=now)
+    router.update(dict.fromkeys([*honest, *bogus], 0))
+    while now < 3000.0:
+        pick = router.pick(num_bytes=1, now=now)
+        if pick.peer in honest:
+            now += 1.0
+            finish(router, pick, now=now)
+            answered += 1
+        else:
+            now += 15.0
+            lost += 15.0
+            router.failed(pick, now=now, hung=True)
+    assert lost <= 0.11 * now and answered >= 0.85 * now
+    assert lost > 0.0, "some day a newcomer is tried all the same"
+
+
+def test_one_newcomer_at_a_time_is_tried_while_others_answer() -> None:
+    router = warm_router()
+    newcomers = [PeerId(f"new{number}") for number in range(3)]
+    router.update(dict.fromkeys([*PEERS, *newcomers], 0))
+    picks = [router.pick(num_bytes=1, now=1.0) for _ in range(40)]
+    trials = [pick for pick in picks if pick.peer in newcomers]
+    assert len(trials) == 1
+    finish(router, trials[0], now=2.0)
+    later = {router.pick(num_bytes=1, now=2.0).peer for _ in range(60)} & set(newcomers)
+    assert trials[0].peer in later and len(later) == 2, "who answered is one of them, and the next one is tried"
+
+
+def test_where_nobody_who_answers_is_left_everybody_is_tried() -> None:
+    router = warm_router()
+    router.update(dict.fromkeys([*PEERS, PeerId("new")], 0))
+    assert router.pick(num_bytes=1, now=1.0, exclude=frozenset(PEERS)).peer == "new"
+    assert router.pick(num_bytes=1, now=1.0, exclude=frozenset(PEERS)).peer == "new"

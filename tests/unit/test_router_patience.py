@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnet.manifest.schema import Protocol
 from swarmnet.pipeline.patience import Patience
 
 
@@ -50,6 +51,31 @@ def test_it_doubles_until_somebody_answers() -> None:
     assert seen == [4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
     patience.heard(0.5)
     assert patience.seconds == 2.0
+
+
+def test_a_call_may_take_eight_times_the_tail_and_never_less_than_its_floor() -> None:
+    patience = Patience(call_floor_s=15.0)
+    assert patience.call_s == 30.0
+    for call_s in [4.0] * 122 + [500.0] * 6:
+        patience.heard(0.1, call_s)
+    assert patience.call_s == 32.0
+    for _ in range(128):
+        patience.heard(0.1, 0.5)
+    assert patience.call_s == 15.0
+
+
+def test_silences_and_calls_double_apart() -> None:
+    patience = Patience(floor_s=1.0, call_floor_s=15.0)
+    patience.heard(0.5, 1.0)
+    patience.expired(over=True)
+    assert (patience.seconds, patience.call_s) == (2.0, 30.0)
+    patience.expired()
+    assert (patience.seconds, patience.call_s) == (4.0, 30.0)
+
+
+def test_who_calls_the_last_stage_leaves_it_first() -> None:
+    limits = [Patience.of(Protocol(), stages=stages).call_s for stages in (1, 2, 3)]
+    assert limits == sorted(set(limits)) and limits[0] >= Protocol().long_silence_s
 
 
 @pytest.mark.parametrize(("floor_s", "ceiling_s"), [(0.0, 1.0), (2.0, 1.0), (1.0, float("inf"))])

@@ -6,9 +6,10 @@ import math
 import struct
 
 import pytest
-from scripted import ScriptedTransport, on_virtual_time
+from scripted import PROOF, OneProof, ScriptedTransport, on_virtual_time
 
-from swarmnet.errors import PeerGone, Refused, RejectCode
+from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode
+from swarmnet.ids import PeerId
 from swarmnet.messages import Fetch, Fetched, Packed, Rejected, Request
 from swarmnet.pipeline.payload import AnswerCheck, InputCheck
 from swarmnet.pipeline.sources import Sources
@@ -21,14 +22,21 @@ def hidden(value: float) -> Packed:
 
 
 TOKENS = Packed("int32", (1, 2), struct.pack("<ii", 3, 4))
-INPUT = Fetched((TOKENS, hidden(1.0)))
+INPUT = Fetched((TOKENS, hidden(1.0), PROOF))
 ANSWER = Fetched((hidden(2.0),), 0.5, 1)
 
 
-def sources(transport: ScriptedTransport, *peers: str) -> Sources:
+Named = list[tuple[str, int, int, RejectCode]]
+
+
+def sources(transport: ScriptedTransport, *peers: str, named: Named | None = None) -> Sources:
+    def on_bad_input(peer: PeerId, step: int, index: int, error: BadMessage) -> None:
+        (named if named is not None else []).append((peer, step, index, error.code))
+
     return Sources(
         transport, 1, before=lambda: peers, after=lambda: peers, holders=lambda: (), tokens=lambda step, index: None,
-        check=InputCheck((("int32", (1, 2)), LAYOUT), vocab_size=8), check_answer=AnswerCheck((LAYOUT,), 1).remembered,
+        check=InputCheck((("int32", (1, 2)), LAYOUT), 8, OneProof()), on_bad_input=on_bad_input,
+        check_answer=AnswerCheck((LAYOUT,), 1).remembered,
     )
 
 
@@ -50,16 +58,23 @@ def test_a_refused_copy_is_no_copy(code: RejectCode) -> None:
     on_virtual_time(main())
 
 
-@pytest.mark.parametrize("payload", [
-    (TOKENS, hidden(math.nan)), (TOKENS,), (Packed("int32", (1, 2), struct.pack("<ii", 3, 8)), hidden(1.0)),
-], ids=["nan", "shape", "vocabulary"])
-def test_a_bad_input_is_asked_for_elsewhere(payload: tuple[Packed, ...]) -> None:
+@pytest.mark.parametrize(("payload", "code"), [
+    ((TOKENS, hidden(math.nan), PROOF), RejectCode.NON_FINITE), ((TOKENS,), RejectCode.BAD_SHAPE),
+    ((Packed("int32", (1, 2), struct.pack("<ii", 3, 8)), hidden(1.0), PROOF), RejectCode.MALFORMED),
+    ((TOKENS, hidden(1.0), Packed("uint8", (1, 1, 32), bytes(32))), RejectCode.MALFORMED),
+    ((TOKENS, hidden(1.0)), RejectCode.BAD_SHAPE),
+], ids=["nan", "shape", "vocabulary", "proof", "no proof"])
+def test_a_bad_input_is_asked_for_elsewhere_and_its_sender_named(
+    payload: tuple[Packed, ...], code: RejectCode
+) -> None:
     async def main() -> None:
         transport = ScriptedTransport(
             a=lambda request: Fetched(payload),
             b=lambda request: Rejected(RejectCode.NOT_FOUND) if cached(request) else INPUT,
         )
-        assert await sources(transport, "a", "b").input(0, 0) == INPUT.payload
+        named: Named = []
+        assert await sources(transport, "a", "b", named=named).input(5, 3) == INPUT.payload
+        assert set(named) == {("a", 5, 3, code)}
 
     on_virtual_time(main())
 

@@ -6,15 +6,21 @@ import pytest
 from stage_table import Table, kind
 
 from swarmnet.ids import PeerId
-from swarmnet.messages import Commit, Committed, Report, Round
+from swarmnet.messages import UNMEASURED, Commit, Committed, Report, Round
 from swarmnet.step import actions as act
 
 
 def lose(table: Table, name: str) -> None:
-    """The ranks of `name` die: what its accumulators held is gone before its machine hears of it."""
+    """The ranks of `name` die: what its accumulators held is gone before its machine hears of it.
+
+    Whoever exchanges with it finds that its stream breaks whenever it is asked for.
+    """
     table.sums[name].clear()
     table.later[name].clear()
     table.do(name, table.members[name].sums_lost())
+    for other, member in table.members.items():
+        if other != name:
+            member.feel(UNMEASURED, None, {}, {PeerId(name): True})
 
 
 def ends(table: Table) -> None:

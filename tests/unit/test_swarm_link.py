@@ -5,13 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.errors import UsageError
-from swarmnet.ids import PeerId
+from swarmnet.ids import PeerId, RunId
+from swarmnet.net.admission import invite
 from swarmnet.net.swarm_link import MIN_DIGITS, SwarmLink
 
 RUN = "3f0a9c" * 10 + "beef"
 PEER = PeerId("12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp")
 ADDRESS = f"/ip4/203.0.113.7/tcp/31337/p2p/{PEER}"
 
+
+INVITATION = invite(RunId(RUN), PEER, ["stage"], 1_800_000_000, lambda data: bytes(64)).text
 
 digits = st.text("0123456789abcdef", min_size=MIN_DIGITS, max_size=64)
 
@@ -21,6 +24,12 @@ def test_a_link_survives_being_written_and_read(run: str, host: str) -> None:
     link = SwarmLink(run, f"/{host}/tcp/31337/p2p/{PEER}")
     assert SwarmLink.parse(str(link)) == link == SwarmLink.parse(f"  {link}\n")
     assert link.whole_run == (run if len(run) == 64 else None)
+
+
+def test_a_link_may_bring_an_invitation_which_is_not_for_the_log() -> None:
+    link = SwarmLink(RUN, ADDRESS, INVITATION)
+    assert str(link) == f"swarm:{RUN}@{ADDRESS}+invite={INVITATION}" and SwarmLink.parse(str(link)) == link
+    assert link.public == SwarmLink(RUN, ADDRESS) and SwarmLink.parse(f"swarm:{RUN[:12]}@{ADDRESS}+invite={INVITATION}")
 
 
 def test_capitals_in_the_run_id_are_forgiven() -> None:
@@ -39,6 +48,9 @@ def test_capitals_in_the_run_id_are_forgiven() -> None:
     (f"swarm:{RUN}@/ip4/203.0.113.7/udp/31337/p2p/{PEER}", "is not an address like"),
     (f"swarm:{RUN}@/ip4/203.0.113.999/tcp/31337/p2p/{PEER}", "is not an IPv4 address"),
     (f"swarm:{RUN}@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWx", "is not an Ed25519 peer id"),
+    (f"swarm:{RUN}@{ADDRESS}+invite=", "the link's invitation, after +invite=: not an invitation"),
+    (f"swarm:{RUN}@{ADDRESS}+invite={INVITATION[:-1]}", "its signature is damaged; copy all of it"),
+    (f"swarm:{'0' * 64}@{ADDRESS}+invite={INVITATION}", "its invitation to run 3f0a9c3f0a9c: paste the one"),
     (f"swarm:{RUN}@/ip4/203.0.113.7\n/tcp/31337/p2p/{PEER}", "paste it as one line"),
 ])
 def test_what_is_no_link_is_refused_in_words(text: str, line: str) -> None:

@@ -1,5 +1,6 @@
 """The events file: nothing whole is ever lost, nothing torn is ever read."""
 
+import errno
 import json
 import math
 import os
@@ -49,6 +50,60 @@ def test_the_files_own_keys_are_not_fields(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_the_operators_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="events cannot be written there"):
         EventLog(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk is had for free on Linux only")
+def test_a_full_disk_costs_the_events_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING"), EventLog(Path("/dev/full")) as events:
+        for number in range(5):
+            events.emit("x", number=number)
+    assert [record.getMessage() for record in caplog.records].count("events_not_written") == 1
+    assert len(caplog.records) == 1
+
+
+def test_what_comes_after_a_full_disk_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk is full in the middle of a line; that line is torn, and no other."""
+    path, real, room = tmp_path / "e", os.write, [10**6]
+
+    def write(file: int, data: bytes) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = real(file, data[:room[0]])
+        room[0] -= written
+        return written
+
+    monkeypatch.setattr(os, "write", write)
+    with caplog.at_level("WARNING"), EventLog(path) as events:
+        events.emit("before")
+        room[0] = 10
+        events.emit("torn")
+        events.emit("lost")
+        room[0] = 10**6
+        events.emit("after")
+        events.emit("last")
+    reader = EventReader(path)
+    assert [event["event"] for event in reader.read()] == ["before", "after", "last"]
+    assert [record.getMessage() for record in caplog.records] == ["events_not_written", "events_written_again"]
+
+
+def test_a_disk_that_is_full_when_a_process_starts_is_borne(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real, full = tmp_path / "e", os.open, [True]
+
+    def opened(*args: object, **more: object) -> int:
+        if full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", opened)
+    with EventLog(path) as events:
+        events.emit("lost")
+        full[0] = False
+        events.emit("kept")
+    assert [event["event"] for event in EventReader(path).read()] == ["kept"]
 
 
 @given(data=st.data())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -143,3 +145,31 @@ def test_what_was_silent_for_long_is_forgotten():
     view.forget_silent(now=150.1)
     assert view.get(B) is None
     assert view.hear(B, beat(), now=151.0)
+
+
+def test_who_answers_my_dialling_is_reached_whatever_it_says_and_ages():
+    view = view_of()
+    assert view.reach_age(B, now=1.0) == math.inf and view.reach_age(ME, now=1.0) == 0.0
+    view.hear(B, beat(), now=1.0)
+    assert view.reach_age(B, now=1.0) == math.inf, "to be heard is not to be reached"
+    view.reached(B, now=2.0)
+    assert view.reach_age(B, now=3.5) == 1.5
+    view.forget_all()
+    assert view.reach_age(B, now=3.5) == 1.5, "a restart of the run breaks no line"
+    view.gone(B, now=4.0)
+    assert view.reach_age(B, now=4.0) == math.inf
+
+
+def test_who_was_reached_is_forgotten_in_the_end_and_identities_cost_no_memory():
+    view = view_of()
+    view.reached(B, now=0.0)
+    view.forget_silent(now=150.0)
+    assert view.reach_age(B, now=150.0) == 150.0
+    view.forget_silent(now=150.1)
+    assert view.reach_age(B, now=150.1) == math.inf
+    view.reached(C, now=151.0)
+    view.reached(D, now=151.0)
+    view.reached(C, now=152.0)
+    for number in range(1023):
+        view.reached(PeerId(f"stranger {number}"), now=153.0)
+    assert view.reach_age(D, now=153.0) == math.inf and view.reach_age(C, now=153.0) == 1.0

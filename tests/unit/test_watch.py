@@ -81,3 +81,24 @@ def test_a_refusal_is_remembered_for_its_round_and_no_longer() -> None:
     watch.refused(C)
     watch.forget()
     assert watch.trouble(now=0.0) is None
+
+
+def test_a_stream_that_breaks_again_when_it_is_asked_for_again_is_broken_until_it_is_answered() -> None:
+    watch = Watch()
+    watch.begin(ROUND, ALLOWED)
+    with watch.stream(B, owes=False, now=0.0) as wait, watch.stream(B, owes=True, now=0.0) as other:
+        assert watch.waits(now=0.0) == {B: False}
+        wait.broke(now=1.0)
+        assert watch.waits(now=1.0) == {B: False}, "one connection was lost"
+        wait.broke(now=1.1)
+        assert watch.waits(now=1.2) == {B: True}
+        assert watch.waits(now=9.0) == {B: False}, "it does not break any more: it is being answered"
+        wait.broke(now=9.0)
+        wait.came(now=9.1)
+        assert watch.waits(now=9.1) == {B: False}, "that is the other stream"
+        other.came(now=9.1)
+        assert watch.waits(now=9.1) == {}, "nothing is wanted"
+        wait.wanted(now=9.2)
+        wait.broke(now=9.3)
+        assert watch.waits(now=9.3) == {B: False}, "the first time since its last chunk"
+    assert watch.waits(now=9.4) == {}

@@ -75,14 +75,19 @@ class ManifestRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class DialBack(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class CallHeader(_message.Message):
-    __slots__ = ("process", "fetch", "part", "snapshot", "manifest", "trail", "payload")
+    __slots__ = ("process", "fetch", "part", "snapshot", "manifest", "trail", "dial_back", "payload")
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     TRAIL_FIELD_NUMBER: _ClassVar[int]
+    DIAL_BACK_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     process: Process
     fetch: Fetch
@@ -90,8 +95,9 @@ class CallHeader(_message.Message):
     snapshot: SnapshotRequest
     manifest: ManifestRequest
     trail: TrailRequest
+    dial_back: DialBack
     payload: _containers.RepeatedCompositeFieldContainer[_values_pb2.Tensor]
-    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., trail: _Optional[_Union[TrailRequest, _Mapping]] = ..., payload: _Optional[_Iterable[_Union[_values_pb2.Tensor, _Mapping]]] = ...) -> None: ...
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., trail: _Optional[_Union[TrailRequest, _Mapping]] = ..., dial_back: _Optional[_Union[DialBack, _Mapping]] = ..., payload: _Optional[_Iterable[_Union[_values_pb2.Tensor, _Mapping]]] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ()
@@ -207,6 +213,14 @@ class ManifestData(_message.Message):
     toml: str
     def __init__(self, toml: _Optional[str] = ...) -> None: ...
 
+class DialledBack(_message.Message):
+    __slots__ = ("reached", "reason")
+    REACHED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reached: bool
+    reason: str
+    def __init__(self, reached: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class GreetFirst(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -219,8 +233,14 @@ class Done(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Pong(_message.Message):
+    __slots__ = ("nonce",)
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
+
 class AnswerHeader(_message.Message):
-    __slots__ = ("accepted", "running", "busy", "moved_to", "rejected", "gradient", "fetched", "part", "snapshot", "manifest", "snapshot_piece", "done", "greet_first", "pulse", "trail", "payload")
+    __slots__ = ("accepted", "running", "busy", "moved_to", "rejected", "gradient", "fetched", "part", "snapshot", "manifest", "snapshot_piece", "done", "greet_first", "pulse", "trail", "pong", "dialled_back", "payload")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +256,8 @@ class AnswerHeader(_message.Message):
     GREET_FIRST_FIELD_NUMBER: _ClassVar[int]
     PULSE_FIELD_NUMBER: _ClassVar[int]
     TRAIL_FIELD_NUMBER: _ClassVar[int]
+    PONG_FIELD_NUMBER: _ClassVar[int]
+    DIALLED_BACK_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     accepted: Accepted
     running: Running
@@ -252,22 +274,26 @@ class AnswerHeader(_message.Message):
     greet_first: GreetFirst
     pulse: Pulse
     trail: TrailStep
+    pong: Pong
+    dialled_back: DialledBack
     payload: _containers.RepeatedCompositeFieldContainer[_values_pb2.Tensor]
-    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., running: _Optional[_Union[Running, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., moved_to: _Optional[_Union[MovedTo, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., gradient: _Optional[_Union[Gradient, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., part: _Optional[_Union[PartData, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., manifest: _Optional[_Union[ManifestData, _Mapping]] = ..., snapshot_piece: _Optional[_Union[SnapshotPiece, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., greet_first: _Optional[_Union[GreetFirst, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ..., trail: _Optional[_Union[TrailStep, _Mapping]] = ..., payload: _Optional[_Iterable[_Union[_values_pb2.Tensor, _Mapping]]] = ...) -> None: ...
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., running: _Optional[_Union[Running, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., moved_to: _Optional[_Union[MovedTo, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., gradient: _Optional[_Union[Gradient, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., part: _Optional[_Union[PartData, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., manifest: _Optional[_Union[ManifestData, _Mapping]] = ..., snapshot_piece: _Optional[_Union[SnapshotPiece, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., greet_first: _Optional[_Union[GreetFirst, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ..., trail: _Optional[_Union[TrailStep, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., dialled_back: _Optional[_Union[DialledBack, _Mapping]] = ..., payload: _Optional[_Iterable[_Union[_values_pb2.Tensor, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("run", "major", "minor", "numerics", "clock")
+    __slots__ = ("run", "major", "minor", "numerics", "clock", "invitation")
     RUN_FIELD_NUMBER: _ClassVar[int]
     MAJOR_FIELD_NUMBER: _ClassVar[int]
     MINOR_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
+    INVITATION_FIELD_NUMBER: _ClassVar[int]
     run: bytes
     major: int
     minor: int
     numerics: str
     clock: float
-    def __init__(self, run: _Optional[bytes] = ..., major: _Optional[int] = ..., minor: _Optional[int] = ..., numerics: _Optional[str] = ..., clock: _Optional[float] = ...) -> None: ...
+    invitation: str
+    def __init__(self, run: _Optional[bytes] = ..., major: _Optional[int] = ..., minor: _Optional[int] = ..., numerics: _Optional[str] = ..., clock: _Optional[float] = ..., invitation: _Optional[str] = ...) -> None: ...
 
 class HelloReply(_message.Message):
     __slots__ = ("hello", "rejected")

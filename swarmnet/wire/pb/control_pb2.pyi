@@ -219,8 +219,14 @@ class Execute(_message.Message):
     index: int
     def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., index: _Optional[int] = ...) -> None: ...
 
+class Ping(_message.Message):
+    __slots__ = ("nonce",)
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
+
 class Envelope(_message.Message):
-    __slots__ = ("heartbeat", "prepare", "claim", "granted", "moved", "report", "evicted", "release", "round", "committed", "execute")
+    __slots__ = ("heartbeat", "prepare", "claim", "granted", "moved", "report", "evicted", "release", "round", "committed", "execute", "ping")
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +238,7 @@ class Envelope(_message.Message):
     ROUND_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     EXECUTE_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
     heartbeat: Heartbeat
     prepare: Prepare
     claim: Claim
@@ -243,4 +250,5 @@ class Envelope(_message.Message):
     round: Round
     committed: Committed
     execute: Execute
-    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., evicted: _Optional[_Union[Evicted, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., execute: _Optional[_Union[Execute, _Mapping]] = ...) -> None: ...
+    ping: Ping
+    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., evicted: _Optional[_Union[Evicted, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., execute: _Optional[_Union[Execute, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...

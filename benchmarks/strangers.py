@@ -1,0 +1,300 @@
+"""What lies cost a run: every lie that is known, told to a simulated stage for five minutes. Production classes.
+
+    python benchmarks/strangers.py [--json FILE] [--rows NAME,...] [--parts rows,two,open] [--liars 1,2]
+                                   [--seconds N] [--processes N]
+    python benchmarks/strangers.py --rows usurps,forged-commit --json strangers.json
+    python benchmarks/strangers.py --list
+
+Two stages under the default timers on virtual time: one has three honest members and is joined by the liar (`NAME`) or
+by two that collude (`NAME x2`), the other has two. Liars behave for 20 s, then lie for 300. Counted are the
+steps that all honest members have applied by then, against those that they make in the same seconds without the
+liar; whether each honest member had, at every version, the weights of one process; and the events of honest peers in
+which each liar is named. The rows of `two` tell the same lie to a stage of two honest members, where no majority can
+outvote a liar, and say what is lost. Those of `open` are lies about compute, which only audits can find.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import logging
+import multiprocessing
+import os
+import sys
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from strangers_lies import BESIDE, LIES, OPEN, STAGE, Lie
+
+from swarmnet.ids import PeerId
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Broken, Swarm
+
+LIE_FROM_S, LIE_FOR_S = 20.0, 300.0
+LEAST = 0.8
+"""Of the undisturbed steps: what three honest members must make."""
+
+FORWARD_S, MICROBATCHES, STEPS_PER_S = 0.04, 4, 4
+"""A step takes half a second. STEPS_PER_S: more than any run makes, so that none ends."""
+
+STORM_PER_S = 3000
+"""Messages a second, ten times what these members need: a run that comes to this is ended, for it never would."""
+
+ORDINARY = frozenset({"committed", "ordered", "ordered_again", "keeper_stopped"})
+"""Events that name members whoever they are: what each has contributed, is asked for, and who keeps after whom."""
+
+
+@dataclass
+class Row:
+    """What came of one lie. broken: what ended the run early. longest_s: the longest time without a step."""
+
+    name: str
+    lie: str
+    honest: int
+    liars: int
+    steps: int = 0
+    undisturbed: int = 0
+    weights_equal: bool = True
+    named: bool = True
+    named_in: dict[str, int] = field(default_factory=dict)
+    longest_s: float = 0.0
+    broken: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """Steps made, of those without the liar."""
+        return self.steps / max(self.undisturbed, 1)
+
+    @property
+    def holds(self) -> bool:
+        """What must hold of three honest members."""
+        return self.ratio >= LEAST and self.weights_equal and self.named and not self.broken
+
+    @property
+    def lost(self) -> str:
+        """What the liar takes from the run, in words."""
+        words = []
+        if not self.weights_equal:
+            words.append("the weights: they are not those of one process any more")
+        if self.broken:
+            words.append(f"the run: {self.broken}")
+        elif self.steps == 0:
+            words.append("every step: the run waits for as long as the lie is told")
+        elif self.ratio < LEAST:
+            words.append(f"{1 - self.ratio:.0%} of the steps, {self.longest_s:.0f} s without one at the longest")
+        if not self.named:
+            words.append("its name: no event says who it is")
+        return "; ".join(words) or "nothing"
+
+
+class Over(Exception):
+    """The time is up."""
+
+
+class Trial:
+    """One run of honest members, with liars or without."""
+
+    def __init__(self, honest: int, seconds: float, seed: int, stage: int = STAGE) -> None:
+        self.seconds = seconds
+        replicas = {BESIDE: 2, STAGE: 2, stage: honest}
+        self.swarm = Swarm(Plan(
+            stages=2, served=tuple((of,) for of in sorted(replicas) for _ in range(replicas[of])),
+            microbatches=MICROBATCHES, forward_s=FORWARD_S, steps=int(STEPS_PER_S * (LIE_FROM_S + seconds)),
+        ), seed)
+        self.swarm.exact = False       # what is held against the oracle here is counted, and ends nothing
+        self.swarm.hooks.append(self._look)
+        self.weights_equal = True
+        self.first = self.last = 0
+        self.longest_s = self._stepped_at = 0.0
+        self.broken = ""
+
+    @property
+    def steps(self) -> int:
+        """Versions that all honest members have gone through while the lie was told."""
+        return max(self.last - self.first, 0)
+
+    def run(self, lies: list[Lie]) -> None:
+        """Live through it."""
+        async def script(swarm: Swarm) -> None:
+            for lie in lies:
+                lie.begin()
+                swarm.loop.start(lie._process, lie.live(LIE_FROM_S))
+            await asyncio.sleep(LIE_FROM_S - swarm.loop.time())
+            self.first = self.last = self._version()
+            self._stepped_at = swarm.loop.time()
+            sent = swarm.network.sent.total()
+            while swarm.loop.time() < LIE_FROM_S + self.seconds:
+                await asyncio.sleep(0.25)
+                lied_s = swarm.loop.time() - LIE_FROM_S
+                if (storm := swarm.network.sent.total() - sent) > STORM_PER_S * max(lied_s, 2.0):
+                    self.longest_s = max(self.longest_s, swarm.loop.time() - self._stepped_at)
+                    self.broken = f"a storm of {storm / lied_s:.0f} messages a second after {lied_s:.0f} s"
+                    raise Over
+                if self._version() > self.last:
+                    self.last, self._stepped_at = self._version(), swarm.loop.time()
+                self.longest_s = max(self.longest_s, swarm.loop.time() - self._stepped_at)
+            raise Over
+
+        try:
+            self.swarm.run(until_s=2 * (LIE_FROM_S + self.seconds), script=script)
+        except Over:
+            pass
+        except Broken as broken:
+            self.broken = str(broken).splitlines()[0]
+        except Exception as error:     # an honest peer has ended: that is what the row says
+            self.broken = f"{type(error).__name__}: {error}"
+
+    def named(self, liar: PeerId) -> Counter[str]:
+        """Events of honest peers in which that name is."""
+        return Counter(
+            event for _, _, event, fields in self.swarm.events if event not in ORDINARY and _mentions(fields, liar)
+        )
+
+    def _version(self) -> int:
+        return min(
+            node.peer.replicas[stage].member.version if stage in node.peer.replicas else 0
+            for node in self.swarm.honest for stage in node.stages
+        )
+
+    def _look(self, peer: PeerId, event: str, fields: dict[str, object]) -> None:
+        if event not in ("applied", "synced"):
+            return
+        stage, version = fields["stage"], fields["version"]
+        assert isinstance(stage, int) and isinstance(version, int)
+        node = next(node for node in self.swarm.nodes if node.up and node.peer_id == peer)
+        self.weights_equal &= node.engines[stage].weights == self.swarm.oracle.history[version][stage]
+
+
+def _mentions(value: object, name: str) -> bool:
+    if isinstance(value, dict):
+        return any(_mentions(each, name) for pair in value.items() for each in pair)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return any(_mentions(each, name) for each in value)
+    return name in value if isinstance(value, str) else False
+
+
+@cache
+def undisturbed(honest: int, seconds: float, seed: int, stage: int) -> int:
+    """Steps that these members make by themselves."""
+    trial = Trial(honest, seconds, seed, stage)
+    trial.run([])
+    assert not trial.broken and trial.weights_equal, trial.broken
+    return trial.steps
+
+
+def measure(name: str, *, honest: int = 3, liars: int = 1, seconds: float = LIE_FOR_S, seed: int = 1) -> Row:
+    """Tell one lie; that of no name is to be honest."""
+    kind = ({"": Lie} | LIES | OPEN)[name]
+    trial = Trial(honest, seconds, seed, kind.stage)
+    names = [PeerId(f"liar.{number}") for number in range(liars)]
+    lies = [kind(trial.swarm, liar) for liar in names]
+    for lie in lies:
+        lie.friends = frozenset(names) - {lie.me}
+    trial.run(lies)
+    found = [trial.named(liar) for liar in names]
+    row = Row(
+        name if liars == 1 else f"{name} x{liars}", kind.words, honest, liars, trial.steps,
+        undisturbed(honest, seconds, seed, kind.stage), trial.weights_equal, all(found), dict(sum(found, Counter())),
+        round(trial.longest_s, 1), trial.broken,
+    )
+    trial.swarm.events.clear()
+    gc.collect()
+    return row
+
+
+# ---------------------------------------------------------------- the table
+
+Task = tuple[str, int, int, float]
+
+
+PARTS = ("rows", "two", "open")
+
+
+def tasks(names: list[str], seconds: float, liars: list[int]) -> dict[str, list[Task]]:
+    """What is run for each part of the JSON: (lie, honest members, liars, seconds)."""
+    closed = [name for name in names if name in LIES]
+    return {
+        "rows": [(name, 3, number, seconds) for number in liars for name in closed],
+        "two": [(name, 2, 1, seconds) for name in closed],
+        "open": [(name, 3, 1, seconds) for name in names if name in OPEN],
+    }
+
+
+def _run(task: Task) -> Row:
+    logging.disable(logging.CRITICAL)
+    gc.set_threshold(100_000, 50, 1000)      # a simulation makes little that is not freed by itself
+    name, honest, liars, seconds = task
+    return measure(name, honest=honest, liars=liars, seconds=seconds)
+
+
+def as_json(row: Row, part: str) -> dict[str, Any]:
+    """One row, as it is written."""
+    told = {**asdict(row), "ratio": round(row.ratio, 3)}
+    return {**told, "holds": row.holds} if part == "rows" else {**told, "lost": row.lost}
+
+
+def print_row(row: Row, part: str) -> None:
+    """One line of the table."""
+    mark = {"rows": "ok  " if row.holds else "FAIL"}.get(part, "    ")
+    named = ", ".join(f"{event} {count}" for event, count in sorted(row.named_in.items())) if row.named else "no"
+    print(f"{mark} {row.name:30} {row.steps:5} /{row.undisturbed:5}  {row.ratio:5.2f}  {row.longest_s:6.1f} s  "
+          f"{'equal' if row.weights_equal else 'DIFFER':7} {named[:60]}"
+          + (f"  [{row.broken[:90]}]" if row.broken else "")
+          + (f"\n       lost: {row.lost}" if part != "rows" else ""), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there, too")
+    parser.add_argument("--rows", metavar="NAME,...", help="only these lies (see --list)")
+    parser.add_argument("--parts", default=",".join(PARTS), help="of the table: %(default)s")
+    parser.add_argument("--liars", default="1,2", help="in a row of three honest members: %(default)s")
+    parser.add_argument("--seconds", type=float, default=LIE_FOR_S, help="of lying, virtual (%(default).0f)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="rows at a time (%(default)d)")
+    parser.add_argument("--list", action="store_true", help="name the lies, and what each does")
+    options = parser.parse_args()
+    every = LIES | OPEN
+    if options.list:
+        for name, kind in every.items():
+            print(f"{name:24} {kind.words}{' (open)' if name in OPEN else ''}")
+        return 0
+    names = options.rows.split(",") if options.rows else list(every)
+    if unknown := [name for name in names if name not in every]:
+        print(f"strangers: no such lie: {unknown[0]}; --list names them", file=sys.stderr)
+        return 2
+    wanted, liars = options.parts.split(","), options.liars.split(",")
+    if not set(wanted) <= set(PARTS) or not set(liars) <= {"1", "2"}:
+        print(f"strangers: --parts takes {','.join(PARTS)} and --liars takes 1,2", file=sys.stderr)
+        return 2
+    if options.seconds <= 0 or options.processes < 1:
+        print("strangers: --seconds must be above 0 and --processes at least 1", file=sys.stderr)
+        return 2
+    parts = tasks(names, options.seconds, [int(number) for number in liars])
+    every_task = [(part, task) for part in wanted for task in parts[part]]
+    told: dict[str, list[dict[str, Any]]] = {part: [] for part in parts}
+    print(f"     {'lie':30} {'steps':>5} / alone  ratio  longest   weights named in")
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        rows = pool.imap(_run, [task for _, task in every_task])
+        last = ""
+        for number, ((part, _), row) in enumerate(zip(every_task, rows, strict=True), 1):
+            if part != last:
+                honest = "two" if part == "two" else "three"
+                print(f"{part}: a stage of {honest} honest members")
+                last = part
+            print_row(row, part)
+            told[part].append(as_json(row, part))
+            print(f"{number} of {len(every_task)} runs", file=sys.stderr, flush=True)
+            if options.json:
+                options.json.write_text(json.dumps(told, indent=1) + "\n")
+    held = sum(row["holds"] for row in told["rows"])
+    print(f"{held} of {len(told['rows'])} rows hold: {LEAST} of the undisturbed steps, weights equal, liar named")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""`swarmnet invite`: let a peer, or whoever holds what is printed, take part in a run by invitation."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from swarmnet.cli.settings import MULTIADDR, SETTINGS
+from swarmnet.errors import UsageError
+
+if TYPE_CHECKING:
+    from swarmnet.ids import PeerId
+    from swarmnet.manifest.schema import Manifest
+    from swarmnet.net.admission import Role
+
+_UNITS = {"m": 60, "h": 3600, "d": 24 * 3600, "w": 7 * 24 * 3600}
+_SPAN = re.compile(r"([1-9][0-9]{0,5})([mhdw])")
+_MOST_S = 10 * 366 * 24 * 3600
+
+
+@click.command("invite", context_settings=SETTINGS)
+@click.argument("named", nargs=-1, metavar="[RUN.toml] [PEER_ID]")
+@click.option("--bearer", is_flag=True, allow_from_autoenv=False,
+              help="Invite whoever holds what is printed, as many peers as they like.")
+@click.option("--roles", default="stage,trainer", show_default=True, metavar="ROLE[,ROLE]",
+              help="What the guest may be: stage, trainer, or both.")
+@click.option("--expires", default="7d", show_default=True, metavar="SPAN",
+              help="How long it is good for: 90m, 12h, 7d, 4w.")
+@click.option("--bootstrap", metavar=MULTIADDR, allow_from_autoenv=False,
+              help="Print the whole command to join by, through this peer.")
+def command(named: tuple[str, ...], bearer: bool, roles: str, expires: str, bootstrap: str | None) -> int:
+    """Print an invitation to a run by invitation; RUN.toml (run.toml) has its owner's key beside it.
+
+    PEER_ID is what `swarmnet join` prints as the peer's identity: the invitation is good for that peer alone. With
+    --bearer it is good for whoever holds it: pass it on as you would a password.
+
+    \b
+    Examples:
+      swarmnet invite run.toml 12D3KooW... --expires 30d
+      swarmnet invite run.toml --bearer --roles trainer > friends.invitation
+    """
+    from swarmnet.net.admission import in_words
+    from swarmnet.net.admission_files import Owner
+    from swarmnet.net.swarm_link import SwarmLink
+
+    path, manifest, peers = run_and_peers(named)
+    if bool(peers) == bearer or len(peers) > 1:
+        raise UsageError("name the one peer to invite by its id (12D3KooW...), or say --bearer to invite whoever holds "
+                         "what is printed")
+    wanted, not_after = _roles(roles), int(time.time()) + _seconds(expires)
+    owner = Owner(path, manifest)
+    invitation = owner.invite(peers[0] if peers else None, wanted, not_after)
+    if bootstrap is None:
+        click.echo(invitation.text)
+    else:
+        link = SwarmLink.parse(str(SwarmLink(owner.run, bootstrap, invitation.text)))
+        click.echo(f"swarmnet join {link}")
+    whom = f"peer {invitation.terms.guest}" if peers else "whoever holds it (it is a secret)"
+    click.echo(f"good for {whom}, as {' and '.join(invitation.terms.roles)}, until {in_words(not_after)}", err=True)
+    if bearer:
+        click.echo(f"to withdraw it, with everybody it has let in: swarmnet ban {path} {invitation.terms.guest}",
+                   err=True)
+    return 0
+
+
+def run_and_peers(named: tuple[str, ...]) -> tuple[Path, Manifest, list[PeerId]]:
+    """The manifest's path (run.toml unless one is named), the manifest, and the peers. Raises UsageError."""
+    from swarmnet.ids import PeerId
+    from swarmnet.manifest.file import load
+    from swarmnet.wire.convert_fields import is_peer_id
+
+    peers = [PeerId(text) for text in named if is_peer_id(text)]
+    others = [text for text in named if not is_peer_id(text)]
+    if len(others) > 1 or (others and others[0].startswith("12D3")):
+        raise UsageError(f"{others[-1]}: is no peer id, which has 52 characters and begins with 12D3Koo")
+    path = Path(others[0] if others else "run.toml").expanduser()
+    return path, load(path), peers
+
+
+def _roles(text: str) -> list[Role]:
+    from swarmnet.net.admission import ROLES
+
+    named = [part.strip() for part in text.split(",")]
+    if unknown := [name for name in named if name not in ROLES]:
+        raise UsageError(f"--roles {text}: {unknown[0]!r} is no role: roles are {', '.join(ROLES)}")
+    return [role for role in ROLES if role in named]
+
+
+def _seconds(text: str) -> int:
+    span = _SPAN.fullmatch(text.strip())
+    seconds = int(span[1]) * _UNITS[span[2]] if span else 0
+    if not 0 < seconds <= _MOST_S:
+        raise UsageError(f"--expires {text}: write minutes, hours, days or weeks, such as 90m, 12h, 7d or 4w, ten "
+                         "years at the most")
+    return seconds

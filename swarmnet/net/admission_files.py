@@ -1,0 +1,283 @@
+"""A run by invitation on disk: what its owner keeps beside the manifest, and what a peer keeps in its directory.
+
+    run.toml, run.owner.key, run.bans            the owner's: the private key (mode 0600), and the newest list of bans
+    DIR/run-<12 digits>.pass, .bans              a peer's: what it shows to others, and the newest list it has heard of
+
+What is signed, and who is admitted by it, is `net.admission`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from swarmnet.errors import UsageError
+from swarmnet.ids import PeerId, RunId
+from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.schema import Manifest
+from swarmnet.net.admission import (
+    KINDS,
+    MAX_BANNED,
+    MAX_BANS_CHARS,
+    MAX_CHARS,
+    ROLES,
+    Admissions,
+    Bans,
+    Invitation,
+    Pass,
+    Role,
+    advised,
+    ban,
+    in_words,
+    invite,
+    pass_of,
+)
+from swarmnet.net.identity import Identity, verify
+
+_LIFE_LEFT_S = 24 * 3600.0
+"""A pass that ends sooner is looked for anew: its owner's guest may have put another invitation into the file."""
+
+
+# ---------------------------------------------------------------- the owner
+
+
+def owner_key_file(manifest: Path) -> Path:
+    """Beside `manifest`: run.owner.key for run.toml."""
+    return manifest.with_suffix(".owner.key")
+
+
+def bans_beside(manifest: Path) -> Path:
+    """Beside `manifest`: run.bans for run.toml."""
+    return manifest.with_suffix(".bans")
+
+
+def invitation_beside(manifest: Path) -> Path:
+    """Beside `manifest`: run.invitation for run.toml, where `swarmnet local` keeps that of its own peers."""
+    return manifest.with_suffix(".invitation")
+
+
+def write_invitation(path: Path, manifest: Manifest, *, life_s: float) -> None:
+    """Write one for whoever can read the file. Raises UsageError, OSError."""
+    invitation = Owner(path, manifest).invite(None, ROLES, int(time.time() + life_s))
+    _write(invitation_beside(path), invitation.text)
+
+
+def new_owner(manifest: Path) -> Identity:
+    """A fresh owner's key, for a file that is not there yet. Raises UsageError."""
+    if owner_key_file(manifest).exists():
+        raise _owner_exists(manifest)
+    return Identity.generate()
+
+
+def write_owner(manifest: Path, owner: Identity) -> None:
+    """Put the key beside the manifest. Raises UsageError; it never overwrites one."""
+    path = owner_key_file(manifest)
+    try:
+        written = owner.create(path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
+    if not written:
+        raise _owner_exists(manifest)
+
+
+def _owner_exists(manifest: Path) -> UsageError:
+    return UsageError(f"{owner_key_file(manifest)}: exists already, and nobody can invite to its run without it: move "
+                      "it away, or choose another name for the manifest")
+
+
+class Owner:
+    """Who holds the private key of a run by invitation. Raises UsageError if there is no such run, or no such key."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        """path: the manifest's; the key lies beside it."""
+        self.run, self._path = run_id(manifest), path
+        if manifest.admission.policy == "open":
+            raise UsageError(f"{path}: anyone may join this run (admission.policy = \"open\"), so there is nobody to "
+                             "invite or to ban: `swarmnet init --admission invite` writes another run")
+        key = owner_key_file(path)
+        try:
+            self._identity = Identity.load(key)
+        except (OSError, ValueError) as error:
+            why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+            raise UsageError(f"{key}: cannot be used ({why}): only who has the key that `swarmnet init` wrote there "
+                             "can invite or ban") from error
+        if self._identity.peer != manifest.admission.key:
+            raise UsageError(f"{key}: is another run's key ({self._identity.peer}); {path} names "
+                             f"{manifest.admission.key}")
+
+    def invite(self, guest: PeerId | None, roles: Iterable[Role], not_after: int) -> Invitation:
+        """An invitation of `guest`; None: of whoever holds it."""
+        if guest is not None:
+            return invite(self.run, guest, roles, not_after, self._identity.sign)
+        key = Identity.generate()
+        return invite(self.run, key.peer, roles, not_after, self._identity.sign, seed=key.key.private_bytes_raw())
+
+    def ban(self, peers: Iterable[PeerId], *, lift: bool, now: float) -> Bans:
+        """Add to the list beside the manifest, or take off it. `now` is its number at the least, so that a list whose
+        file was lost is replaced, too."""
+        path = bans_beside(self._path)
+        known = _read_bans(path)
+        before = () if known is None else known.peers
+        banned = set(before) - set(peers) if lift else set(before) | set(peers)
+        if len(banned) > MAX_BANNED:
+            raise UsageError(f"{path}: a run bans {MAX_BANNED} at most, and {len(before)} are banned: take some off "
+                             "with --lift; whose invitation has ended needs no ban")
+        bans = ban(self.run, self._identity.peer, max(int(now), known.number + 1 if known else 0), banned,
+                   self._identity.sign)
+        try:
+            _write(path, bans.text)
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
+        return bans
+
+
+# ---------------------------------------------------------------- a peer
+
+
+def admissions_of(manifest: Manifest, run: RunId) -> Admissions:
+    """Who is admitted by a manifest."""
+    return Admissions.of(manifest, run, verify)
+
+
+class OwnPass:
+    """What this process shows in a run by invitation. `text` is empty in an open run.
+
+    given: an invitation, or the file it is in; "": what was kept in `directory` counts.
+    """
+
+    def __init__(
+        self, admissions: Admissions, identity: Identity, role: Role | None, directory: Path, *, given: str, now: float,
+        transient: bool = False,
+    ) -> None:
+        """Raises UsageError if I am not admitted, with what to do. transient: the identity is for one command."""
+        self.text = ""
+        self._admissions, self._identity, self._role, self._given = admissions, identity, role, given
+        self._transient = transient
+        self._file = directory / f"run-{admissions.run[:12]}.pass"
+        if admissions.owner is None:
+            return
+        self._show(self._of_given() if given else _read(self._file, MAX_CHARS), now)
+        self.check(now=now)
+        if given:
+            try:
+                _write(self._file, self.text)
+            except OSError as error:
+                raise UsageError(f"cannot keep the invitation in {self._file}: {error.strerror or error}; choose "
+                                 "another --dir") from error
+
+    def check(self, *, now: float) -> None:
+        """Am I still admitted? Raises UsageError. An invitation that was renewed in its file is taken up."""
+        me = self._identity.peer
+        if self._admissions.owner is None or self._admitted(now + _LIFE_LEFT_S):
+            return
+        try:
+            renewed = self._of_given() if self._given else _read(self._file, MAX_CHARS)
+        except UsageError:                               # the file is gone: the invitation may still be good
+            renewed = self.text
+        self._show(renewed, now)
+        if reason := self._admissions.why_not(me, self._role, now=now):
+            words = f"{reason}: {_bearer_advice(self._role)}" if self._transient else advised(reason, me, self._role)
+            run = self._admissions.run[:12]
+            raise UsageError(f"run {run} is by invitation, and this peer is not admitted: {words}")
+
+    @property
+    def ends(self) -> str:
+        """Until when it is good, in words; "" in an open run."""
+        return in_words(Pass.parse(self.text).terms.not_after) if self.text else ""
+
+    def _admitted(self, now: float) -> bool:
+        return self._admissions.admitted(self._identity.peer, self._role, now=now)
+
+    def _show(self, text: str, now: float) -> None:
+        if text and not self._admissions.show(self._identity.peer, text, now=now):
+            self.text = text
+
+    def _of_given(self) -> str:
+        invitation = given_invitation(self._given)
+        sign = self._identity.sign
+        if invitation.terms.bearer:
+            key = Identity.from_seed(invitation.seed)
+            if key.peer != invitation.terms.guest:
+                raise UsageError("--invitation: its secret does not belong to it; copy all of it")
+            sign = key.sign
+        return pass_of(invitation, self._admissions.run, self._identity.peer, sign).text
+
+
+def _bearer_advice(role: Role | None) -> str:
+    return (f"ask the run's owner for `swarmnet invite run.toml --bearer{f' --roles {role}' if role else ''}`, and put "
+            "what it prints at the end of the link: LINK+invite=...")
+
+
+def given_invitation(given: str) -> Invitation:
+    """What was typed: an invitation, or the file it is in. Raises UsageError."""
+    text = given.strip()
+    if not text.startswith(tuple(f"{kind}:" for kind in KINDS)):
+        path = Path(text).expanduser()
+        if not path.is_file():
+            raise UsageError(f"--invitation {_cut(text)}: no such file, and no invitation, which begins with "
+                             f"{' or '.join(f'{kind}:' for kind in KINDS)}")
+        text = _read(path, 2 * MAX_CHARS)
+    try:
+        return Invitation.parse(text)
+    except ValueError as error:
+        raise UsageError(f"--invitation: {error}") from error
+
+
+class BanFiles:
+    """The lists of bans on this machine: what this peer has heard, and what the owner writes beside the manifest."""
+
+    def __init__(self, admissions: Admissions, directory: Path | None, manifest: Path | None) -> None:
+        self._admissions = admissions
+        self._own = directory / f"run-{admissions.run[:12]}.bans" if directory else None
+        self._beside = bans_beside(manifest) if manifest else None
+
+    def read(self) -> bool:
+        """Learn what they hold; whether it is news."""
+        found = [_read_bans(path) for path in (self._own, self._beside) if path is not None]
+        return sum(self._admissions.learn(bans) for bans in found if bans is not None) > 0
+
+    def keep(self) -> None:
+        """Write the newest list known. Raises OSError."""
+        if self._own is not None and self._admissions.bans is not None:
+            _write(self._own, self._admissions.bans.text)
+
+
+# ---------------------------------------------------------------- files
+
+
+def _read_bans(path: Path) -> Bans | None:
+    """None: there is no such file, or it is damaged; whose the list is is looked at when it is learnt."""
+    try:
+        return Bans.parse(_read(path, MAX_BANS_CHARS))
+    except ValueError:
+        return None
+
+
+def _read(path: Path, limit: int) -> str:
+    """Its text; "" if it cannot be read or is too long."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except OSError:
+        return ""
+    return data.decode("ascii", "replace").strip() if len(data) <= limit else ""
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all, readable by its owner only. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write(f"{text}\n")
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _cut(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:37]}...")

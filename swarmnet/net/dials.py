@@ -1,0 +1,123 @@
+"""Which addresses may be dialled now: nobody is made to flood a third party by records that name its address.
+
+A record proves who signed it, not that its addresses are the signer's. A peer has *shown* an address if it answered
+there under its key, or if it has called from that host. Until then it is one of many who may name the address: of these
+one dials at a time, and every failure makes the next one of any of them wait for longer. What a peer has shown is its
+own: only its own failures make that wait, and not for long, since it may have restarted.
+
+Pure: told what was dialled and how it ended, asked with `now`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TypeVar
+
+from swarmnet.ids import PeerId
+from swarmnet.net.address import Address
+from swarmnet.net.records import MAX_ADDRESSES
+
+FIRST_PAUSE_S = 0.05
+LONGEST_SHOWN_S = 3.0
+LONGEST_NAMED_S = 30.0
+"""Between two dials of one peer at an address that it has not shown."""
+LONGEST_OF_ALL_S = 1.0
+"""Between two dials at one address by all who name it and have not shown it."""
+
+_REMEMBERED = 8192
+
+Endpoint = tuple[str, int]
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(slots=True)
+class _Pause:
+    until: float = -math.inf
+    length_s: float = 0.0
+
+    def again(self, now: float, longest_s: float) -> None:
+        """It failed once more."""
+        self.length_s = min(max(2 * self.length_s, FIRST_PAUSE_S), longest_s)
+        self.until = now + self.length_s
+
+
+class Dials:
+    """Bounded: of too many peers and addresses those unheard of for longest are forgotten."""
+
+    def __init__(self) -> None:
+        self._own: OrderedDict[PeerId, dict[Endpoint, _Pause]] = OrderedDict()
+        self._of_all: OrderedDict[Endpoint, _Pause] = OrderedDict()
+        self._under_way: set[Endpoint] = set()
+        self._answered: OrderedDict[tuple[PeerId, Endpoint], None] = OrderedDict()
+        self._called_from: OrderedDict[PeerId, str] = OrderedDict()
+        self._refused: OrderedDict[Endpoint, bool] = OrderedDict()
+
+    def shown(self, peer: PeerId, address: Address) -> bool:
+        """Did this peer answer at the address, or call from its host?"""
+        return (peer, _at(address)) in self._answered or self._called_from.get(peer) == address.host
+
+    def pause_s(self, peer: PeerId, address: Address, now: float) -> float:
+        """For how long this peer is not to be dialled there. 0: dial, and say how it ended."""
+        endpoint = _at(address)
+        pauses = [self._own.get(peer, {}).get(endpoint)]
+        if not self.shown(peer, address):
+            if endpoint in self._under_way:
+                return FIRST_PAUSE_S
+            pauses.append(self._of_all.get(endpoint))
+        return max([0.0, *(pause.until - now for pause in pauses if pause is not None)])
+
+    def begin(self, peer: PeerId, address: Address) -> None:
+        """A dial has begun; `answered`, `failed` or `left` ends it."""
+        if not self.shown(peer, address):
+            self._under_way.add(_at(address))
+
+    def left(self, address: Address) -> None:
+        """Nobody waited for the end of a dial."""
+        self._under_way.discard(_at(address))
+
+    def answered(self, peer: PeerId, address: Address) -> None:
+        """The peer answered there, under its key."""
+        endpoint = _at(address)
+        self._under_way.discard(endpoint)
+        self._own.pop(peer, None)
+        _remember(self._answered, (peer, endpoint), None)
+
+    def failed(self, peer: PeerId, address: Address, *, refused: bool, now: float) -> None:
+        """Nobody was there (`refused`), nobody answered, or somebody else did."""
+        endpoint, shown = _at(address), self.shown(peer, address)
+        self._under_way.discard(endpoint)
+        _remember(self._refused, endpoint, refused)
+        own = self._own.get(peer, {})
+        own.setdefault(endpoint, _Pause()).again(now, LONGEST_SHOWN_S if shown else LONGEST_NAMED_S)
+        if len(own) > MAX_ADDRESSES:                            # its record names others now
+            del own[next(iter(own))]
+        _remember(self._own, peer, own)
+        if not shown:
+            of_all = self._of_all.get(endpoint) or _Pause()
+            of_all.again(now, LONGEST_OF_ALL_S)
+            _remember(self._of_all, endpoint, of_all)
+
+    def refused(self, address: Address) -> bool:
+        """Did nobody listen there when it was dialled last?"""
+        return self._refused.get(_at(address), False)
+
+    def called(self, peer: PeerId, host: str) -> None:
+        """The peer called us from this host: it is alive, and what it names there is worth a dial at once."""
+        _remember(self._called_from, peer, host)
+        own = self._own.get(peer, {})
+        for endpoint in [endpoint for endpoint in own if endpoint[0] == host]:
+            del own[endpoint]
+
+
+def _at(address: Address) -> Endpoint:
+    return address.host, address.port
+
+
+def _remember(table: OrderedDict[K, V], key: K, value: V) -> None:
+    table[key] = value
+    table.move_to_end(key)
+    if len(table) > _REMEMBERED:
+        table.popitem(last=False)

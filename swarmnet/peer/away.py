@@ -1,0 +1,67 @@
+"""A peer that was in the run before and finds nobody when it comes back: its network is away, and it keeps trying.
+
+To a newcomer, nobody at the address it was given is an error of whoever gave it. That a peer has once had its stage's
+state is remembered in its directory, so it holds for a process that was started again as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from swarmnet.ids import RunId
+from swarmnet.net.dht_node import NobodyAnswered
+
+FIRST_S, LONGEST_S = 1.0, 30.0
+"""Between two attempts: twice as long each time."""
+
+SAY_EVERY_S = 600.0
+
+_DIGITS = 12
+
+T = TypeVar("T")
+
+
+def remember(directory: Path, run: RunId) -> None:
+    """This peer has had state of `run`. A directory that cannot be written costs the memory, no more."""
+    with contextlib.suppress(OSError):
+        _mark(directory, run).touch()
+
+
+def was_in(directory: Path, run: str) -> bool:
+    """Has the peer of `directory` had state of the run, named by its id or the first digits of it?"""
+    return _mark(directory, run).exists()
+
+
+def _mark(directory: Path, run: str) -> Path:
+    return directory / f"was-in-{run[:_DIGITS]}"
+
+
+async def until_somebody_answers(
+    attempt: Callable[[], Awaitable[T]], *, say: Callable[[str], None], rng: random.Random | None = None
+) -> T:
+    """What `attempt` returns, tried again for as long as it raises NobodyAnswered. Cancel to give up.
+
+    say: told in words when the wait begins, now and then while it lasts, and when it is over.
+    """
+    clock, rng = asyncio.get_running_loop().time, rng or random.Random()
+    began, said_at, pause_s = clock(), float("-inf"), FIRST_S
+    while True:
+        try:
+            found = await attempt()
+        except NobodyAnswered as error:
+            if clock() - said_at >= SAY_EVERY_S:
+                said_at = clock()
+                waited = f" for {(clock() - began) / 60:.0f} min" if clock() - began >= 60.0 else ""
+                say(f"nobody answers{waited}, though this peer was in the run before: is this machine online? It tries "
+                    f"again at least every {LONGEST_S:.0f} s, until you stop it ({error.message})")
+        else:
+            if said_at > float("-inf"):
+                say(f"somebody answers again, after {clock() - began:.0f} s")
+            return found
+        await asyncio.sleep(pause_s * rng.uniform(0.8, 1.0))
+        pause_s = min(2 * pause_s, LONGEST_S)

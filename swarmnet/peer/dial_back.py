@@ -1,0 +1,270 @@
+"""Can others connect to this peer? Before it first serves it asks members to dial it back.
+
+A peer behind a firewall sends as well as any other, so it looks like a mate to those who cannot call it. It finds that
+out itself, before anybody waits for it. Both ends are here: who asks (`Asking`), and who is asked (`DialBacks`), who
+dials only where the caller's own signed record says that it listens, and seldom.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import ipaddress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from swarmnet.errors import PeerGone, PeerTimeout, SwarmError, UsageError
+from swarmnet.ids import PeerId
+from swarmnet.messages import Answer, Busy, DialBack, DialledBack
+from swarmnet.net.address import Address
+from swarmnet.net.ask import ask
+from swarmnet.net.directory import Record
+from swarmnet.net.transport import Transport
+
+OtherWay = Callable[[], Awaitable[bool]]
+"""Find a way for others to reach this peer although nobody can connect to it. True: there is one now."""
+
+AT_ONCE, MOST_NO, MOST_ASKED = 2, 4, 8
+"""Members are asked two at a time, until one could connect, four could not, or eight did not say."""
+
+_PATIENCE_S = 10.0
+_BUSY_TRIES, _LONGEST_BUSY_S = 5, 5.0
+
+DIAL_S = 5.0
+"""How long a member tries to connect."""
+
+_RECORD_S = 2.0
+"""How long a member waits for the record of a caller it does not know yet."""
+
+_MOST_ADDRESSES = 4
+
+
+async def no_other_way() -> bool:
+    """There is none."""
+    return False
+
+
+# ---------------------------------------------------------------- who asks
+
+
+@dataclass(slots=True)
+class Inquiry:
+    """What members have said so far, and whom to ask next. Pure.
+
+    could: who connected to me. could_not: who did not, and what stood in the way.
+    """
+
+    asked: set[PeerId] = field(default_factory=set)
+    could: list[PeerId] = field(default_factory=list)
+    could_not: dict[PeerId, str] = field(default_factory=dict)
+
+    def next(self, members: Sequence[PeerId]) -> tuple[PeerId, ...]:
+        """Whom to ask at once; nobody if it is decided, or if nobody is left."""
+        if self.could or len(self.could_not) >= MOST_NO or len(self.asked) >= MOST_ASKED:
+            return ()
+        return tuple(peer for peer in members if peer not in self.asked)[:AT_ONCE]
+
+    def heard(self, peer: PeerId, answer: DialledBack) -> None:
+        """A member has tried."""
+        if answer.reached:
+            self.could.append(peer)
+        else:
+            self.could_not[peer] = answer.reason
+
+    @property
+    def refused(self) -> bool:
+        """Nobody could connect to me, and somebody tried."""
+        return bool(self.could_not) and not self.could
+
+
+class Asking:
+    """Asks once in the life of a process, before any of its replicas first serves."""
+
+    def __init__(
+        self, record: Callable[[], Record], transport: Transport, records: Callable[[], Mapping[PeerId, Record]],
+        say: Callable[[str, dict[str, object]], None], other_way: OtherWay,
+    ) -> None:
+        self._record, self._transport, self._records = record, transport, records
+        self._say, self._other_way = say, other_way
+        self._inquiry, self._one = Inquiry(), asyncio.Lock()
+        self._settled = False
+
+    def settle(self) -> None:
+        """A replica serves: others have been asked, or there was nobody to ask."""
+        self._settled = True
+
+    async def check(self) -> None:
+        """Return if somebody can connect to this peer, or nobody can tell. Raises UsageError, with who could not."""
+        async with self._one:
+            while not self._settled and (members := self._inquiry.next(self._members())):
+                self._inquiry.asked.update(members)
+                async with asyncio.TaskGroup() as group:
+                    for member in members:
+                        group.create_task(self._ask(member))
+            if self._settled or not self._inquiry.asked:
+                return
+            found, where = self._inquiry, list(self._record().addresses)
+            if found.refused and not await self._other_way():
+                self._say("unreachable", {"addresses": where, "could_not": found.could_not})
+                raise UsageError(_in_words(where, found.could_not))
+            self._settled = True
+            self._say("dialled_back", {"addresses": where, "could": found.could, "could_not": found.could_not})
+
+    def _members(self) -> list[PeerId]:
+        """Who serves a stage, in an order that nobody can choose."""
+        me = self._record()
+        serving = [
+            peer for peer, record in self._records().items()
+            if record.addresses and any(status.synced for status in record.stages)
+        ]
+        return sorted(serving, key=lambda peer: hashlib.sha256(f"{me.peer}/{me.incarnation}/{peer}".encode()).digest())
+
+    async def _ask(self, member: PeerId) -> None:
+        """One that is busy is asked again; one that does not answer cannot tell."""
+        for _ in range(_BUSY_TRIES):
+            try:
+                answer = await ask(self._transport, member, DialBack(), patience=lambda: _PATIENCE_S)
+            except SwarmError:
+                return
+            if isinstance(answer, DialledBack):
+                self._inquiry.heard(member, answer)
+                return
+            if not isinstance(answer, Busy):
+                return
+            await asyncio.sleep(min(answer.retry_after_s, _LONGEST_BUSY_S))
+
+
+def _in_words(addresses: Sequence[str], could_not: Mapping[PeerId, str]) -> str:
+    where = ", ".join(text.partition("/p2p/")[0] for text in addresses)
+    tried = [
+        f"{', '.join(peer[-8:] for peer, why in could_not.items() if why == reason)} ({reason or 'no reason given'})"
+        for reason in dict.fromkeys(could_not.values())
+    ]
+    return f"nobody can connect to this peer at {where}: tried by {', '.join(tried)}"
+
+
+# ---------------------------------------------------------------- who is asked
+
+
+@dataclass(slots=True)
+class Allowance:
+    """Who may have what dialled, and when. Pure: `now` in seconds of any clock.
+
+    Identities cost nothing, so an address counts as much as the caller: nobody is dialled often because many say so.
+    """
+
+    at_once: int = 4
+    apart_s: float = 5.0
+    most: int = 1024
+    _under_way: int = 0
+    _free_at: dict[str, float] = field(default_factory=dict)    # caller or address -> when it may come again
+
+    def wait_s(self, caller: PeerId, now: float) -> float:
+        """Seconds until this caller may have something dialled; 0: now."""
+        if self._under_way >= self.at_once:
+            return 1.0
+        return max(0.0, self._free_at.get(caller, 0.0) - now)
+
+    def begin(self) -> None:
+        """Somebody is served: `end` follows."""
+        self._under_way += 1
+
+    def end(self) -> None:
+        """It is over."""
+        self._under_way -= 1
+
+    def take(self, caller_or_address: str, now: float) -> bool:
+        """Is it this one's turn? Then it is not again for a while."""
+        if self._free_at.get(caller_or_address, 0.0) > now:
+            return False
+        self._keep(caller_or_address, now)
+        return True
+
+    def _keep(self, key: str, now: float) -> None:
+        self._free_at.pop(key, None)
+        self._free_at[key] = now + self.apart_s
+        if len(self._free_at) > self.most:
+            del self._free_at[next(iter(self._free_at))]
+
+
+class DialBacks:
+    """Dials callers back. look(): look into the directory for a caller that is not known yet."""
+
+    def __init__(
+        self, transport: Transport, records: Callable[[], Mapping[PeerId, Record]], look: Callable[[], None]
+    ) -> None:
+        self._transport, self._records, self._look = transport, records, look
+        self._allowance = Allowance()
+
+    async def serve(self, caller: PeerId) -> AsyncGenerator[Answer, None]:
+        """Answer `DialBack`."""
+        loop = asyncio.get_running_loop()
+        if (wait_s := self._allowance.wait_s(caller, loop.time())) > 0:
+            yield Busy(wait_s, -1)
+            return
+        self._allowance.begin()
+        try:
+            record = await self._record_of(caller)
+            if record is None or not self._allowance.take(caller, loop.time()):
+                yield Busy(1.0, -1)
+                return
+            addresses = [text for text in record.addresses[:_MOST_ADDRESSES]
+                         if self._allowance.take(_place(text), loop.time())]
+            answer = await self._dial(caller, addresses, deadline=loop.time() + DIAL_S)
+        finally:
+            self._allowance.end()
+        yield answer
+
+    async def _record_of(self, caller: PeerId) -> Record | None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _RECORD_S
+        while (record := self._records().get(caller)) is None and loop.time() < until:
+            self._look()
+            await asyncio.sleep(_RECORD_S / 10)
+        return record
+
+    async def _dial(self, caller: PeerId, addresses: Sequence[str], *, deadline: float) -> Answer:
+        """Try all addresses at once until one connects. Somebody who answers too slowly is no firewall: ask again."""
+        reasons: dict[str, str] = {}
+        undecided = not addresses
+        async with asyncio.TaskGroup() as group:
+            dials = [group.create_task(self._outcome(caller, text, deadline)) for text in addresses]
+            for dialled in asyncio.as_completed(dials):
+                text, reason = await dialled
+                if reason == "":
+                    for other in dials:
+                        other.cancel()
+                    return DialledBack(True)
+                undecided = undecided or reason is None
+                reasons[text] = reason or ""
+        if undecided:
+            return Busy(self._allowance.apart_s, -1)
+        if len(set(reasons.values())) == 1:
+            return DialledBack(False, next(iter(reasons.values())))
+        return DialledBack(False, "; ".join(f"{reason} at {_place(text)}" for text, reason in reasons.items()))
+
+    async def _outcome(self, caller: PeerId, text: str, deadline: float) -> tuple[str, str | None]:
+        """(address, what stands in the way): nothing in the way is "", None that it is not clear."""
+        try:
+            await self._transport.dial(caller, text, deadline=deadline)
+        except PeerGone as error:
+            return text, error.message if _public(text) else "it cannot be reached from here"
+        except PeerTimeout:
+            return text, None
+        return text, ""
+
+
+def _place(text: str) -> str:
+    """Host and port: the same for every way to write an address down."""
+    try:
+        return Address.parse(text).target
+    except UsageError:
+        return text
+
+
+def _public(text: str) -> bool:
+    """What answers inside this machine's own network is nobody else's business."""
+    try:
+        return ipaddress.ip_address(Address.parse(text).host).is_global
+    except (UsageError, ValueError):
+        return False

@@ -1,0 +1,58 @@
+"""Who is not waited for, because its stage has waited for it in vain. Pure; private to each replica (M16).
+
+A strike costs patience and nothing else: whoever sits out may report and count as always. It sits out in proportion to
+the time that it has cost, and longer with each strike, so that one identity costs no more than a share of all time.
+Strikes fade.
+"""
+
+from __future__ import annotations
+
+from swarmnet.ids import PeerId
+from swarmnet.step.actions import Note
+from swarmnet.step.view import Timers
+
+_SHARE = 16.0
+"""Seconds sat out for each that it has cost."""
+
+_MOST_LEVEL, _MOST_PEERS = 5, 1024
+
+_LONGEST = 16.0
+"""Long silences that anybody sits out at most."""
+
+_FADES_AFTER = 4.0
+"""A strike fades after so many times the seconds that the last one was sat out."""
+
+
+class Strikes:
+    """What one replica holds against others. Whoever was never struck is not in it."""
+
+    def __init__(self, timers: Timers) -> None:
+        self._longest_s = _LONGEST * timers.long_silence_s
+        self._struck: dict[PeerId, tuple[int, float, float]] = {}      # level, since, until; the latest last
+
+    def strike(self, peer: PeerId, reason: str, *, cost_s: float, now: float) -> list[Note]:
+        """Its stage waited for this peer in vain, for so many seconds. Once for one wait."""
+        if self.sits(peer, now=now):
+            return []
+        level = min(self.level(peer, now=now) + 1, _MOST_LEVEL)
+        sits_s = min(_SHARE * cost_s * 2 ** (level - 1), self._longest_s)
+        self._struck.pop(peer, None)
+        self._struck[peer] = level, now, now + sits_s
+        while len(self._struck) > _MOST_PEERS:
+            del self._struck[next(iter(self._struck))]
+        return [Note("strike", {
+            "peer": peer, "reason": reason, "cost_s": round(cost_s, 3), "sits_out_s": round(sits_s, 3),
+            "strikes": level,
+        })]
+
+    def sits(self, peer: PeerId, *, now: float) -> bool:
+        """Does it sit out now?"""
+        return peer in self._struck and now < self._struck[peer][2]
+
+    def level(self, peer: PeerId, *, now: float) -> int:
+        """Strikes that have not faded."""
+        if peer not in self._struck:
+            return 0
+        level, since, until = self._struck[peer]
+        faded = int(max(0.0, now - until) / (_FADES_AFTER * max(until - since, 1e-9)))
+        return max(level - faded, 0)

@@ -1,0 +1,40 @@
+"""One liar beside three honest members, as `benchmarks/strangers.py` has it, which prints what each lie costs."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.benchmark_modules import load
+
+strangers = load("strangers")
+
+SHORT_S, SHORT_LEAST = 45.0, 0.5
+"""So much lying shows whether a liar can stop a run or change it; what a lie costs in the end takes five minutes."""
+
+WITHSTOOD = ("false-ack",)
+"""Lies that neither stop the run nor change it. The others are a table of what is to be done (docs/protocol.md)."""
+
+
+@pytest.mark.parametrize("name", WITHSTOOD)
+def test_most_of_a_minute_of_lying(name: str) -> None:
+    row = strangers.measure(name, seconds=SHORT_S)
+    assert not row.broken and row.weights_equal, row
+    assert row.ratio >= SHORT_LEAST, f"{row.steps} steps instead of {row.undisturbed}, {row.longest_s} s without one"
+    assert row.named, f"no event names the liar: {row.lie}"
+
+
+def test_an_honest_member_in_the_liars_place_is_named_in_no_event() -> None:
+    row = strangers.measure("", seconds=SHORT_S)
+    assert row.named_in == {} and row.steps >= row.undisturbed and row.weights_equal
+
+
+@pytest.mark.parametrize("words", [["--rows", "nonsense"], ["--parts", "all"], ["--liars", "3"], ["--seconds", "0"]])
+def test_the_benchmark_refuses_what_it_does_not_know_in_one_line(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["strangers.py", *words])
+    assert strangers.main() == 2
+    told = capsys.readouterr()
+    assert told.out == "" and len(told.err.splitlines()) == 1

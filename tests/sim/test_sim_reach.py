@@ -1,0 +1,139 @@
+"""Who can be called: pings that come back, and pairs of which only one can dial the other."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from swarmnet.errors import PeerGone
+from swarmnet.ids import PeerId
+from swarmnet.messages import Fetched
+from swarmnet.simulate.clock import Process, VirtualLoop
+from swarmnet.simulate.links import Links
+from swarmnet.simulate.network import MemoryNetwork
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Swarm
+from tests.contracts.transport_contract import FETCH, HEARTBEAT, ScriptedService
+
+A, B = PeerId("a"), PeerId("b")
+
+
+class Two:
+    """Two peers in memory, and what they heard."""
+
+    def __init__(self, *, b_answers: bool = True) -> None:
+        self.loop = VirtualLoop()
+        self.network = MemoryNetwork(self.loop, Links(), seed=1)
+        self.a, self.b = ScriptedService(_fetched), ScriptedService(_fetched)
+        self.network.attach(A, Process("a"), self.a)
+        self.network.attach(B, Process("b"), self.b, answers=b_answers)
+
+    def play(self, scenario: Coroutine[Any, Any, None]) -> None:
+        """Run it to its end."""
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_until_complete(scenario)
+        finally:
+            asyncio.set_event_loop(None)
+            self.loop.close()
+
+    async def beat(self, sender: PeerId, peer: PeerId) -> None:
+        """One heartbeat, and time for an answer."""
+        self.network.transport(sender).tell(peer, HEARTBEAT)
+        await asyncio.sleep(1.0)
+
+    async def fetch(self, sender: PeerId, peer: PeerId) -> list[object]:
+        """One call's answers."""
+        deadline = self.loop.time() + 60.0
+        return [answer async for answer in self.network.transport(sender).call(peer, FETCH, deadline=deadline)]
+
+
+async def _fetched(caller, request, payload):
+    yield Fetched()
+
+
+def test_who_cannot_be_dialled_is_silent_and_reaches_others_in_full() -> None:
+    two = Two()
+
+    async def scenario() -> None:
+        two.network.lines.block_dial(A, B)
+        await two.beat(A, B)
+        assert two.b.told.empty() and two.a.reached.empty()
+        await two.beat(B, A)
+        assert two.a.told.get_nowait() == (B, HEARTBEAT) and two.b.reached.get_nowait() == A
+        assert await two.fetch(B, A) == [Fetched()]
+        with pytest.raises(PeerGone, match="silence") as caught:
+            await two.fetch(A, B)
+        assert not caught.value.definite and two.loop.time() > 10.0
+        two.network.heal()
+        assert await two.fetch(A, B) == [Fetched()]
+        await two.beat(A, B)
+        assert two.a.reached.get_nowait() == B
+
+    two.play(scenario())
+
+
+def test_the_death_of_one_who_cannot_be_dialled_is_no_certainty() -> None:
+    two = Two()
+
+    async def scenario() -> None:
+        two.network.lines.block_dial(A, B)
+        two.network.kill(B)
+        assert await two.a.gone.get() == (B, False)
+        await two.beat(A, B)
+        assert two.a.gone.empty(), "a dropped packet says nothing"
+
+    two.play(scenario())
+
+
+def test_a_stopped_process_answers_when_it_goes_on_and_some_never_answer() -> None:
+    two = Two()
+
+    async def scenario() -> None:
+        two.network.stop(B)
+        await two.beat(A, B)
+        assert two.a.reached.empty()
+        two.network.resume(B)
+        await asyncio.sleep(1.0)
+        assert two.a.reached.get_nowait() == B
+
+        two.network.transport(A).tell(B, HEARTBEAT)
+        two.network.stop(A)
+        await asyncio.sleep(1.0)
+        assert two.a.reached.empty(), "who is stopped hears of it when it goes on"
+        two.network.resume(A)
+        await asyncio.sleep(1.0)
+        assert two.a.reached.get_nowait() == B
+
+    two.play(scenario())
+    mute = Two(b_answers=False)
+
+    async def unanswered() -> None:
+        await mute.beat(A, B)
+        assert mute.b.told.get_nowait() == (A, HEARTBEAT) and mute.a.reached.empty()
+
+    mute.play(unanswered())
+
+
+def test_replicas_know_whom_they_reach() -> None:
+    swarm = Swarm(Plan(stages=2, replicas=2, microbatches=4, steps=200), seed=1)
+    ages: dict[tuple[PeerId, PeerId], float] = {}
+
+    async def script(swarm: Swarm) -> None:
+        one, two = swarm.replicas(0)
+        swarm.block_dial(one, two)
+        await asyncio.sleep(5.0)
+        for node in swarm.nodes:
+            view = node.peer.replicas[node.stages[0]].member.view
+            for other in swarm.nodes:
+                ages[node.peer_id, other.peer_id] = view.reach_age(other.peer_id, now=asyncio.get_running_loop().time())
+        assert ages.pop((one.peer_id, two.peer_id)) == math.inf
+        assert max(ages.values()) < 1.0
+        swarm.heal()
+
+    swarm.run(until_s=120.0, script=script)
+    assert len(ages) == 15

@@ -1,0 +1,88 @@
+"""A member that is heard and cannot be called, and one that never reports: the run goes on without them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from swarmnet.ids import PeerId
+from swarmnet.messages import Heartbeat, Stamp
+from swarmnet.simulate.clock import Process
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Swarm
+
+
+def gaps(swarm: Swarm, since_s: float) -> list[float]:
+    """Seconds between two steps' first commits."""
+    first: dict[object, float] = {}
+    for at, _, event, fields in swarm.events:
+        if event == "committed":
+            first.setdefault(fields["step"], at)
+    times = sorted(at for at in first.values() if at >= since_s)
+    return [later - earlier for earlier, later in itertools.pairwise(times)]
+
+
+def struck(swarm: Swarm) -> set[object]:
+    return {fields["peer"] for _, _, event, fields in swarm.events if event == "strike"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_member_that_nobody_can_call_any_more_holds_the_run_up_once(seed: int) -> None:
+    swarm = Swarm(Plan(stages=2, replicas=3, microbatches=6, steps=120, forward_s=0.05), seed)
+    behind: list[PeerId] = []
+
+    async def script(swarm: Swarm) -> None:
+        await asyncio.sleep(3.0)
+        victim = swarm.replicas(seed % 2)[seed]
+        behind.append(victim.peer_id)
+        for node in swarm.nodes:
+            if node is not victim:
+                swarm.block_dial(node, victim)
+        await asyncio.sleep(40.0)
+        swarm.heal()
+
+    swarm.run(until_s=300, script=script)          # checks every commit and the final weights against the oracle
+    assert max(gaps(swarm, 0.0)) <= 20.0           # protocol.long_silence_s, and a step
+    assert behind[0] in {
+        fields["peer"] for _, _, event, fields in swarm.events
+        if event == "evicted" and "connect" in str(fields["reason"])
+    }
+
+
+@pytest.mark.parametrize("replicas", [3, 2])
+def test_an_identity_that_only_sends_heartbeats_is_waited_for_once_in_a_while(replicas: int) -> None:
+    swarm = Swarm(Plan(stages=2, replicas=replicas, microbatches=6, steps=100, forward_s=0.05), 1)
+    stranger = PeerId("stranger")
+
+    class Silent:
+        """Hears everything, and says nothing."""
+
+        def on_tell(self, caller, message):
+            pass
+
+        async def on_call(self, caller, request, payload):
+            return
+            yield
+
+        def on_reached(self, peer):
+            pass
+
+        def on_gone(self, peer, *, definite):
+            pass
+
+    async def script(swarm: Swarm) -> None:
+        swarm.network.attach(stranger, Process("stranger"), Silent())
+        await asyncio.sleep(2.0)
+        while not swarm.done:
+            for node in swarm.replicas(0):
+                member = node.peer.replicas[0].member
+                stamp = Stamp(member.version, 0, member.chain, member.restart)
+                beat = Heartbeat(stamp, 7, True, member.promised, before=member.before)
+                swarm.network.tell(stranger, node.peer_id, beat)
+            await asyncio.sleep(0.25)
+
+    swarm.run(until_s=300, script=script)
+    assert max(gaps(swarm, 0.0)) <= 20.0
+    assert struck(swarm) == {stranger}

@@ -1,0 +1,235 @@
+"""What one caller may ask of a peer over real sockets, and that others are not the worse for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from test_grpc_transport import RUN, fetched, hostile, in_s, make_transport, raw_channel, say_hello, with_victim
+
+from swarmnet.errors import PeerGone, PeerTimeout
+from swarmnet.ids import PeerId
+from swarmnet.messages import Accepted, Answer, Busy, Fetched, Request
+from swarmnet.net import dials
+from swarmnet.net.address import Address
+from swarmnet.net.allowance import Allowance
+from swarmnet.net.grpc_callee import LINK, host_of
+from swarmnet.net.grpc_options import GrpcConfig
+from swarmnet.net.grpc_transport import GrpcTransport
+from swarmnet.net.identity import Identity
+from swarmnet.net.transport import ReadPayload
+from swarmnet.wire.convert import read_answer, write_control
+from tests.contracts.transport_contract import FETCH, LIMIT_S, PROCESS, ScriptedService, execute
+
+BURST = 20
+SLOW = GrpcConfig(allowance=Allowance(messages_per_s=0.1, bytes_per_s=1e9, burst_s=BURST / 0.1))
+"""A burst, and then a message every ten seconds."""
+
+
+def test_who_sends_too_much_waits_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+        leaf = hostile()
+        honest, _ = make_transport({victim.peer: victim.addresses})
+        async with raw_channel(victim, leaf.key, leaf.chain) as channel, honest:
+            await say_hello(channel)
+            links = [channel.stream_stream(LINK)(timeout=15) for _ in range(2)]
+            for link in links:
+                assert read_answer(await link.read())[0] == Accepted()
+                for number in range(BURST):
+                    await link.write(write_control(execute(number, honest.peer)))
+            heard = [await service.told.get() for _ in range(BURST)]
+            assert {caller for caller, _ in heard} != {honest.peer}
+            for number in range(BURST):
+                honest.tell(victim.peer, execute(number, honest.peer))
+            heard = [await service.told.get() for _ in range(BURST)]
+            assert sum(caller == honest.peer for caller, _ in heard) >= BURST - 2, "the flood is left unread"
+
+    with caplog.at_level(logging.WARNING, "swarmnet.net.grpc_callee"):
+        with_victim(scenario, config=SLOW)
+    assert [record.message for record in caplog.records].count("too_many_messages") == 1
+
+
+def test_a_caller_has_so_many_links_and_no_more() -> None:
+    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+        leaf = hostile()
+        async with raw_channel(victim, leaf.key, leaf.chain) as channel:
+            await say_hello(channel)
+            links = [channel.stream_stream(LINK)(timeout=15) for _ in range(2)]
+            for link in links:
+                assert read_answer(await link.read())[0] == Accepted()
+            one_too_many = channel.stream_stream(LINK)(timeout=15)
+            assert isinstance(read_answer(await one_too_many.read())[0], Busy)
+            links[0].cancel()
+            while isinstance(read_answer(await channel.stream_stream(LINK)(timeout=15).read())[0], Busy):
+                pass                                            # until the victim has noticed
+
+    with_victim(scenario, config=GrpcConfig(links=2))
+
+
+def test_a_caller_has_so_many_open_calls_and_no_more() -> None:
+    async def endless(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+        yield Accepted()
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        book: dict[PeerId, tuple[str, ...]] = {}
+        a, _ = make_transport(book)
+        b, service = make_transport(book, config=GrpcConfig(calls=2))
+        other, _ = make_transport(book)
+        service.answering = endless
+        async with asyncio.timeout(LIMIT_S), a, b, other:
+            book |= {b.peer: b.addresses}
+
+            async def first(transport: GrpcTransport) -> Answer:
+                calls.append(transport.call(b.peer, PROCESS, deadline=in_s(10)))
+                return await anext(calls[-1])
+
+            calls: list[AsyncGenerator[Answer, None]] = []
+            assert [await first(a) for _ in range(2)] == [Accepted()] * 2
+            assert isinstance(await first(a), Busy)
+            assert await first(other) == Accepted()
+            await calls[0].aclose()
+            while isinstance(await first(a), Busy):
+                pass                                            # until b has noticed
+            for call in calls:
+                await call.aclose()
+
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def third_party() -> AsyncIterator[tuple[str, list[None]]]:
+    """Somebody who has nothing to do with the run: its address, and one entry per connection that it got."""
+    got: list[None] = []
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        got.append(None)
+        writer.close()
+
+    listener = await asyncio.start_server(connected, "127.0.0.1", 0)
+    async with listener:
+        yield f"/ip4/127.0.0.1/tcp/{listener.sockets[0].getsockname()[1]}", got
+
+
+async def in_vain(transport: GrpcTransport, peer: PeerId) -> PeerGone:
+    with pytest.raises(PeerGone) as caught:
+        async for _ in transport.call(peer, FETCH, deadline=in_s(10)):
+            raise AssertionError("a third party answered")
+    return caught.value
+
+
+def test_a_third_party_is_not_dialled_for_everybody_who_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dials, "FIRST_PAUSE_S", 30.0)
+    monkeypatch.setattr(dials, "LONGEST_OF_ALL_S", 30.0)
+
+    async def main() -> None:
+        book: dict[PeerId, tuple[str, ...]] = {}
+        a, _ = make_transport(book)
+        async with asyncio.timeout(LIMIT_S), a, third_party() as (address, got):
+            bogus = [Identity.generate().peer for _ in range(20)]
+            book |= dict.fromkeys(bogus, (address,))
+            await in_vain(a, bogus[0])
+            once = len(got)
+            assert 1 <= once <= 2, "one connection, and one to see whether anybody listens"
+            for peer in bogus:
+                await in_vain(a, peer)
+                a.tell(peer, execute(0, a.peer))
+            assert len(got) == once
+
+    asyncio.run(main())
+
+
+def test_a_peer_whose_address_others_name_is_reached_when_it_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dials, "FIRST_PAUSE_S", 30.0)
+    monkeypatch.setattr(dials, "LONGEST_OF_ALL_S", 30.0)
+
+    async def main() -> None:
+        book: dict[PeerId, tuple[str, ...]] = {}
+        a, answers = make_transport(book)
+        b, service = make_transport(book)
+        service.answering = answers.answering = fetched
+        async with asyncio.timeout(LIMIT_S), a, b:
+            impostor = Identity.generate().peer
+            book |= {impostor: (f"/ip4/127.0.0.1/tcp/{b.port}",), b.peer: b.addresses, a.peer: a.addresses}
+            await in_vain(a, impostor)
+            await in_vain(a, b.peer)
+            assert [answer async for answer in b.call(a.peer, FETCH, deadline=in_s(10))] == [Fetched()]
+            assert [answer async for answer in a.call(b.peer, FETCH, deadline=in_s(10))] == [Fetched()]
+
+    asyncio.run(main())
+
+
+def test_a_peer_that_answered_cannot_send_us_elsewhere_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers at its own address, and then names a third party's."""
+    monkeypatch.setattr(dials, "FIRST_PAUSE_S", 30.0)
+    monkeypatch.setattr(dials, "LONGEST_OF_ALL_S", 30.0)
+
+    async def main() -> None:
+        book: dict[PeerId, tuple[str, ...]] = {}
+        a, _ = make_transport(book)
+        b, service = make_transport(book)
+        service.answering = fetched
+        async with asyncio.timeout(LIMIT_S), a, b, third_party() as (address, got):
+            book[b.peer] = b.addresses
+            assert [answer async for answer in a.call(b.peer, FETCH, deadline=in_s(10))] == [Fetched()]
+            book[b.peer] = (address,)
+            await in_vain(a, b.peer)
+            once = len(got)
+            for _ in range(10):
+                await in_vain(a, b.peer)
+            assert len(got) == once <= 2
+
+    asyncio.run(main())
+
+
+def test_silent_connections_keep_no_caller_out(tmp_path: Path) -> None:
+    """Three hundred of them, and the peer may have 256 descriptors in all."""
+    async def main() -> None:
+        book: dict[PeerId, tuple[str, ...]] = {}
+        a, _ = make_transport(book)
+        child = await asyncio.create_subprocess_exec(
+            "/bin/sh", "-c", 'ulimit -n 256; exec "$@"', "sh", sys.executable,
+            str(Path(__file__).with_name("grpc_child.py")), RUN, str(tmp_path / "key"), "0", "10.0", "1.0",
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        try:
+            assert child.stdout is not None and child.stderr is not None
+            peer, address = (await child.stdout.readline()).decode().split()
+            book[PeerId(peer)] = (address,)
+            where = Address.parse(address)
+            silent = [socket.create_connection((where.host, where.port)) for _ in range(300)]
+            while b"descriptors_run_out" not in (said := await child.stderr.readline()):
+                assert said, "it says so in words"
+            while not await reached(a, PeerId(peer)):
+                pass                                            # they are closed after a second each
+            for connection in silent:
+                connection.close()
+        finally:
+            child.kill()
+            await child.wait()
+
+    async def reached(a: GrpcTransport, peer: PeerId) -> bool:
+        try:
+            return [answer async for answer in a.call(peer, FETCH, deadline=in_s(5))] == [Fetched()]
+        except (PeerGone, PeerTimeout):
+            return False
+
+    async def limited() -> None:
+        async with asyncio.timeout(60.0):
+            await main()
+
+    asyncio.run(limited())
+
+
+def test_hosts_are_read_as_grpc_writes_them() -> None:
+    assert host_of("ipv4:127.0.0.1:4711") == "127.0.0.1"
+    assert host_of("ipv6:%5B2001:db8::1%5D:4711") == "2001:db8::1"
+    assert host_of("unix:/tmp/socket") == ""

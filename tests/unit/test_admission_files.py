@@ -1,0 +1,238 @@
+"""An owner's and a guest's files, and the commands that write them: nothing is overwritten, errors say what to do."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from swarmnet.cli.frame import run
+from swarmnet.errors import UsageError
+from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.file import load, to_toml
+from swarmnet.manifest.schema import Admission, Manifest
+from swarmnet.net.admission import MAX_BANNED, Invitation
+from swarmnet.net.admission_files import BanFiles, Owner, OwnPass, admissions_of, new_owner, write_owner
+from swarmnet.net.identity import Identity
+
+NOW = 1_800_000_000.0
+DAY = 24 * 3600
+
+
+@pytest.fixture
+def owned(tmp_path: Path) -> Path:
+    """run.toml of a run by invitation, its owner's key beside it."""
+    path = tmp_path / "run.toml"
+    owner = new_owner(path)
+    write_owner(path, owner)
+    path.write_text(to_toml(Manifest(admission=Admission(policy="invite", key=owner.peer))))
+    return path
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> str:
+    lines = capsys.readouterr().err.splitlines()
+    assert "Traceback" not in "".join(lines)
+    return lines[-1]
+
+
+# ---------------------------------------------------------------- init
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_init_writes_the_key_once_and_for_its_owner_alone(tmp_path: Path, capsys, force: list[str]) -> None:
+    words = ["init", str(tmp_path / "run.toml"), "--data", "corpus:small", "--admission", "invite", *force]
+    assert run(words) == 0
+    key, manifest = tmp_path / "run.owner.key", load(tmp_path / "run.toml")
+    assert mode(key) == 0o600 and manifest.admission.policy == "invite"
+    assert Identity.load(key).peer == manifest.admission.key
+    assert "keep it safe" in capsys.readouterr().out
+    before = key.read_bytes()
+    (tmp_path / "run.toml").unlink()
+    assert run([*words, "--force"]) == 2 and "run.owner.key: exists already" in last_line(capsys)
+    assert key.read_bytes() == before and not (tmp_path / "run.toml").exists()
+
+
+def test_init_says_what_an_open_run_risks(tmp_path: Path, capsys) -> None:
+    assert run(["init", str(tmp_path / "run.toml"), "--data", "corpus:small"]) == 0
+    assert "a majority of strangers could stop or change it" in capsys.readouterr().out
+    assert load(tmp_path / "run.toml").admission == Admission() and not (tmp_path / "run.owner.key").exists()
+
+
+# ---------------------------------------------------------------- invite
+
+
+def test_what_is_printed_is_the_invitation_alone(owned: Path, capsys) -> None:
+    guest = Identity.generate().peer
+    assert run(["invite", str(owned), guest, "--roles", "trainer", "--expires", "12h"]) == 0
+    printed = capsys.readouterr()
+    terms = Invitation.parse(printed.out).terms
+    assert (terms.guest, terms.roles, terms.bearer) == (guest, ("trainer",), False)
+    assert "good for peer" in printed.err and "as trainer, until" in printed.err
+    assert run(["invite", "--bearer", str(owned)]) == 0
+    printed = capsys.readouterr()
+    invitation = Invitation.parse(printed.out)
+    assert Identity.from_seed(invitation.seed).peer == invitation.terms.guest
+    assert f"swarmnet ban {owned} {invitation.terms.guest}" in printed.err
+
+
+def test_with_an_address_it_prints_the_whole_command(owned: Path, capsys) -> None:
+    from swarmnet.net.swarm_link import SwarmLink
+
+    at = f"/ip4/203.0.113.7/tcp/31337/p2p/{Identity.generate().peer}"
+    assert run(["invite", str(owned), "--bearer", "--bootstrap", at]) == 0
+    words = capsys.readouterr().out.split()
+    link = SwarmLink.parse(words[2])
+    assert words[:2] == ["swarmnet", "join"] and link.whole_run == run_id(load(owned)) and link.address == at
+    assert Invitation.parse(link.invitation).terms.bearer
+
+
+PEER = Identity.generate().peer
+
+
+@pytest.mark.parametrize(("words", "line"), [
+    (["invite"], "name the one peer to invite"),
+    (["invite", "RUN", PEER, "--bearer"], "name the one peer to invite"),
+    (["invite", "RUN", PEER, PEER], "name the one peer to invite"),
+    (["invite", "RUN", PEER[:-1]], "is no peer id, which has 52 characters"),
+    (["invite", "RUN", "--bearer", "--roles", "keeper"], "'keeper' is no role: roles are stage, trainer"),
+    (["invite", "RUN", "--bearer", "--expires", "0d"], "--expires 0d: write minutes, hours, days or weeks"),
+    (["invite", "RUN", "--bearer", "--expires", "999999w"], "ten years at the most"),
+    (["invite", "nowhere.toml", "--bearer"], "nowhere.toml: no such file"),
+    (["ban", "RUN"], "name the peers to ban"),
+])
+def test_bad_words_are_refused_in_one_line(
+    owned: Path, capsys, monkeypatch: pytest.MonkeyPatch, words: list[str], line: str
+) -> None:
+    monkeypatch.chdir(owned.parent)
+    assert run([str(owned) if word == "RUN" else word for word in words]) == 2
+    assert line in last_line(capsys)
+
+
+def test_only_who_has_the_key_invites(owned: Path, capsys) -> None:
+    key = owned.with_suffix(".owner.key")
+    key.chmod(0o644)
+    assert run(["invite", str(owned), "--bearer"]) == 2 and "run `chmod 600" in last_line(capsys)
+    key.unlink()
+    assert run(["invite", str(owned), "--bearer"]) == 2 and "only who has the key" in last_line(capsys)
+    Identity.generate().create(key)
+    assert run(["invite", str(owned), "--bearer"]) == 2 and "is another run's key" in last_line(capsys)
+    key.write_bytes(b"rubbish")
+    assert run(["invite", str(owned), "--bearer"]) == 2 and "not a libp2p Ed25519 private key" in last_line(capsys)
+    owned.write_text(to_toml(Manifest()))
+    assert run(["invite", str(owned), "--bearer"]) == 2 and "anyone may join this run" in last_line(capsys)
+
+
+# ---------------------------------------------------------------- a guest's pass
+
+
+def guest(owned: Path, given: str = "", *, who: Identity, now: float = NOW, role="stage") -> OwnPass:
+    manifest = load(owned)
+    doors = admissions_of(manifest, run_id(manifest))
+    directory = owned.parent / "guest"
+    directory.mkdir(exist_ok=True)
+    return OwnPass(doors, who, role, directory, given=given, now=now)
+
+
+@pytest.mark.parametrize("bearer", [False, True])
+@pytest.mark.parametrize("as_file", [False, True])
+def test_an_invitation_is_needed_once_and_then_kept(owned: Path, bearer: bool, as_file: bool) -> None:
+    me = Identity.generate()
+    text = Owner(owned, load(owned)).invite(None if bearer else me.peer, ["stage"], int(NOW) + 9 * DAY).text
+    if as_file:
+        (owned.parent / "it").write_text(text + "\n")
+    worn = guest(owned, str(owned.parent / "it") if as_file else text, who=me).text
+    assert worn and guest(owned, who=me).text == worn
+    kept = owned.parent / "guest" / f"run-{run_id(load(owned))[:12]}.pass"
+    assert mode(kept) == 0o600 and (not bearer or text.rsplit(":", 1)[1] not in kept.read_text())
+
+
+def test_in_an_open_run_nothing_is_needed_nor_shown(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(to_toml(Manifest()))
+    mine = guest(tmp_path / "run.toml", "rubbish", who=Identity.generate())
+    assert mine.text == "" and mine.ends == "" and mine.check(now=NOW) is None
+
+
+def test_who_is_not_admitted_is_told_what_to_do(owned: Path) -> None:
+    me, owner = Identity.generate(), Owner(owned, load(owned))
+    advice = f"ask the run's owner for `swarmnet invite run.toml {me.peer} --roles stage`, and start again with --inv"
+    for given, line in [
+        ("", "it has shown no invitation"),
+        (owner.invite(Identity.generate().peer, ["stage"], int(NOW) + DAY).text, "is made out to 12D3"),
+        (owner.invite(me.peer, ["trainer"], int(NOW) + DAY).text, "it is invited as trainer, not as stage"),
+        (owner.invite(me.peer, ["stage"], int(NOW) - DAY).text, "its invitation ended 2027-01-14"),
+    ]:
+        with pytest.raises(UsageError) as refused:
+            guest(owned, given, who=me)
+        assert line in str(refused.value) and advice in str(refused.value)
+        assert not (owned.parent / "guest" / f"run-{owner.run[:12]}.pass").exists()
+
+
+@pytest.mark.parametrize(("given", "line"), [
+    ("no-such-file", "--invitation 'no-such-file': no such file, and no invitation"),
+    ("peer:abc", "--invitation: not an invitation: `swarmnet invite` prints one"),
+])
+def test_what_is_no_invitation_is_refused_in_words(owned: Path, given: str, line: str) -> None:
+    with pytest.raises(UsageError, match=line):
+        guest(owned, given, who=Identity.generate())
+
+
+def test_another_bearers_secret_is_noticed(owned: Path) -> None:
+    owner = Owner(owned, load(owned))
+    one, other = (owner.invite(None, ["stage"], int(NOW) + DAY).text for _ in range(2))
+    mixed = f"{one.rsplit(':', 1)[0]}:{other.rsplit(':', 1)[1]}"
+    with pytest.raises(UsageError, match="its secret does not belong to it"):
+        guest(owned, mixed, who=Identity.generate())
+
+
+def test_a_new_invitation_in_the_same_file_is_taken_up_and_else_the_end_is_the_end(owned: Path) -> None:
+    me, owner, file = Identity.generate(), Owner(owned, load(owned)), owned.parent / "it"
+    file.write_text(owner.invite(me.peer, ["stage"], int(NOW) + 2 * DAY).text)
+    mine = guest(owned, str(file), who=me)
+    first = mine.text
+    mine.check(now=NOW + 1.5 * DAY)
+    assert mine.text == first
+    file.write_text("rubbish")                           # half written: the one it has is still good
+    mine.check(now=NOW + 1.5 * DAY)
+    assert mine.text == first
+    file.write_text(owner.invite(me.peer, ["stage"], int(NOW) + 9 * DAY).text)
+    mine.check(now=NOW + 1.5 * DAY)
+    assert mine.text != first
+    file.unlink()
+    mine.check(now=NOW + 8.5 * DAY)
+    with pytest.raises(UsageError, match="its invitation ended"):
+        mine.check(now=NOW + 9.1 * DAY)
+
+
+# ---------------------------------------------------------------- bans
+
+
+def test_bans_add_up_and_are_lifted(owned: Path, capsys) -> None:
+    one, two = Identity.generate().peer, Identity.generate().peer
+    manifest = load(owned)
+    doors = admissions_of(manifest, run_id(manifest))
+    files = BanFiles(doors, owned.parent, owned)
+    assert not files.read()
+    numbers = []
+    for words, banned in ((["ban", str(owned), one, two], {one, two}), (["ban", "--lift", str(owned), one], {two})):
+        assert run(words) == 0
+        assert "nobody has been told" in capsys.readouterr().out
+        assert files.read() and set(doors.bans.peers) == banned
+        numbers.append(doors.bans.number)
+    assert numbers[0] < numbers[1]
+    files.keep()
+    again = admissions_of(manifest, doors.run)
+    assert BanFiles(again, owned.parent, None).read() and again.bans == doors.bans      # a peer remembers
+    (owned.parent / f"run-{doors.run[:12]}.bans").write_text("rubbish")
+    assert not BanFiles(admissions_of(manifest, doors.run), owned.parent, None).read()
+
+
+def test_a_full_list_says_so(owned: Path) -> None:
+    owner = Owner(owned, load(owned))
+    owner.ban([Identity.generate().peer for _ in range(MAX_BANNED)], lift=False, now=NOW)
+    with pytest.raises(UsageError, match="bans 128 at most"):
+        owner.ban([PEER], lift=False, now=NOW)

@@ -1,0 +1,99 @@
+"""A peer whose network is away when it comes back: it keeps trying if it was in the run before, and says so."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+
+from swarmnet.config.peer import PeerConfig
+from swarmnet.errors import UsageError
+from swarmnet.ids import RunId
+from swarmnet.net.dht_node import NobodyAnswered
+from swarmnet.net.identity import Identity
+from swarmnet.net.swarm_link import SwarmLink
+from swarmnet.peer import joining
+from swarmnet.peer.away import LONGEST_S, SAY_EVERY_S, remember, until_somebody_answers, was_in
+from swarmnet.simulate.clock import VirtualLoop
+
+RUN = RunId("0123456789ab" + "c" * 52)
+
+
+class Network:
+    def __init__(self, *, back_after_s: float) -> None:
+        self.back_after_s = back_after_s
+        self.tried_at: list[float] = []
+        self.said: list[tuple[float, str]] = []
+
+    async def attempt(self) -> str:
+        now = asyncio.get_running_loop().time()
+        self.tried_at.append(now)
+        if now < self.back_after_s:
+            raise NobodyAnswered("nobody answers at X")
+        return "in"
+
+    def run(self) -> str:
+        async def story() -> str:
+            clock = asyncio.get_running_loop().time
+            return await until_somebody_answers(
+                self.attempt, say=lambda words: self.said.append((clock(), words)), rng=random.Random(1)
+            )
+
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            return runner.run(story())
+
+
+def test_it_tries_again_ever_more_slowly_and_says_so_now_and_then() -> None:
+    network = Network(back_after_s=3000.0)
+    assert network.run() == "in"
+    gaps = [later - earlier for earlier, later in itertools.pairwise(network.tried_at)]
+    assert gaps[0] <= 1.0 and 0.8 * LONGEST_S <= gaps[-1] <= LONGEST_S and gaps[:4] == sorted(gaps[:4])
+    times = [at for at, _ in network.said]
+    assert times[0] == 0.0 and len(times) == 6
+    assert all(SAY_EVERY_S <= b - a <= SAY_EVERY_S + LONGEST_S for a, b in itertools.pairwise(times[:-1]))
+    assert "was in the run before" in network.said[0][1] and "for 10 min" in network.said[1][1]
+    assert network.said[-1][1].startswith("somebody answers again, after 30")
+
+
+def test_nothing_is_said_where_somebody_answers_at_once() -> None:
+    network = Network(back_after_s=0.0)
+    assert network.run() == "in" and not network.said
+
+
+def test_what_else_is_wrong_ends_it() -> None:
+    async def attempt() -> None:
+        raise UsageError("the port is taken")
+
+    with pytest.raises(UsageError, match="taken"):
+        asyncio.run(until_somebody_answers(attempt, say=lambda words: None))
+
+
+def test_a_directory_remembers_the_runs_its_peer_was_in(tmp_path: Path) -> None:
+    assert not was_in(tmp_path, RUN)
+    remember(tmp_path, RUN)
+    assert was_in(tmp_path, RUN) and was_in(tmp_path, RUN[:12])
+    assert not was_in(tmp_path, "f" * 64)
+    remember(tmp_path / "gone", RUN)  # a directory that cannot be written
+
+
+@pytest.mark.parametrize("digits", [12, 64])
+def test_whoever_joins_again_waits_and_a_newcomer_does_not(
+    digits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, told = Network(back_after_s=100.0), []
+    monkeypatch.setattr(joining, "_found", lambda *_: network.attempt())
+    address = f"/ip4/203.0.113.7/tcp/31337/p2p/{Identity.generate().peer}"
+    link = SwarmLink.parse(f"swarm:{RUN[:digits]}@{address}")
+
+    def join() -> object:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            return runner.run(joining.find_place(PeerConfig(dir=tmp_path), link, lambda *phase: told.append(phase)))
+
+    with pytest.raises(NobodyAnswered):
+        join()
+    remember(tmp_path, RUN)
+    assert join() == "in"
+    assert [name for name, _ in told].count("waiting") == 2

@@ -1,0 +1,276 @@
+"""Who is asked to dial a newcomer back and what follows; what a member dials for whom, and how seldom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from swarmnet.errors import PeerGone, PeerTimeout, UsageError
+from swarmnet.ids import Chain, PeerId, RunId
+from swarmnet.messages import Answer, Busy, DialBack, DialledBack
+from swarmnet.net.directory import Record, StageStatus
+from swarmnet.peer.dial_back import MOST_ASKED, MOST_NO, Allowance, Asking, DialBacks, Inquiry, no_other_way
+from swarmnet.simulate.clock import VirtualLoop
+
+ME = PeerId("me")
+MEMBERS = [PeerId(name) for name in "ABCDEFGHIJ"]
+YES, NO = DialledBack(True), DialledBack(False, "no answer")
+AT = "/ip4/203.0.113.7/tcp/31340"
+
+
+def record(peer: PeerId, *addresses: str, synced: bool = True) -> Record:
+    status = StageStatus(0, 3, Chain("0" * 64), synced)
+    return Record(RunId("0" * 64), peer, 7, addresses or (AT,), (status,))
+
+
+def play(work) -> None:
+    loop = VirtualLoop()
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_until_complete(work)
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+# ---------------------------------------------------------------- whom to ask
+
+
+def test_two_are_asked_and_one_that_connects_is_enough() -> None:
+    inquiry = Inquiry()
+    assert inquiry.next(MEMBERS) == (MEMBERS[0], MEMBERS[1])
+    inquiry.asked.update(MEMBERS[:2])
+    inquiry.heard(MEMBERS[0], NO)
+    assert inquiry.refused and inquiry.next(MEMBERS) == (MEMBERS[2], MEMBERS[3])
+    inquiry.heard(MEMBERS[1], YES)
+    assert not inquiry.refused and inquiry.next(MEMBERS) == ()
+
+
+def test_four_that_could_not_are_enough_and_so_are_eight_that_say_nothing() -> None:
+    inquiry = Inquiry()
+    for member in MEMBERS[:MOST_NO]:
+        inquiry.asked.add(member)
+        assert inquiry.next(MEMBERS) or member == MEMBERS[MOST_NO - 1]
+        inquiry.heard(member, NO)
+    assert inquiry.refused and inquiry.next(MEMBERS) == ()
+    silent = Inquiry()
+    silent.asked.update(MEMBERS[:MOST_ASKED])
+    assert not silent.refused and silent.next(MEMBERS) == ()
+
+
+# ---------------------------------------------------------------- asking
+
+
+class Saying:
+    """A transport whose peers answer DialBack as scripted, one answer a call, the last one again and again."""
+
+    def __init__(self, **script: list[Answer | Exception]) -> None:
+        self._script = script
+        self.asked: list[str] = []
+
+    async def call(self, peer, request, payload=(), *, deadline):
+        assert request == DialBack()
+        self.asked.append(peer)
+        answers = self._script.get(peer, [PeerGone("refused", definite=True)])
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        yield answer
+
+
+def asking(transport: Saying, *members: str, other_way=no_other_way, synced: bool = True) -> tuple[Asking, list]:
+    said: list[tuple[str, dict]] = []
+    records = {PeerId(name): record(PeerId(name), synced=synced) for name in members}
+    return Asking(
+        lambda: record(ME), transport, lambda: records, lambda event, fields: said.append((event, fields)), other_way,
+    ), said
+
+
+def test_who_can_be_connected_to_goes_on_and_asks_once() -> None:
+    transport = Saying(A=[NO], B=[YES])
+    one, said = asking(transport, "A", "B")
+
+    async def work() -> None:
+        async with asyncio.TaskGroup() as group:       # two stages of a peer ask at the same time
+            group.create_task(one.check())
+            group.create_task(one.check())
+        await one.check()
+
+    play(work())
+    assert sorted(transport.asked) == ["A", "B"]
+    assert said == [("dialled_back", {"addresses": [AT], "could": ["B"], "could_not": {"A": "no answer"}})]
+
+
+def test_whom_nobody_can_connect_to_stops_and_says_who_tried_where() -> None:
+    transport = Saying(**{name: [NO] for name in "ABCDEF"})
+    one, said = asking(transport, *"ABCDEF")
+
+    async def work() -> None:
+        with pytest.raises(UsageError, match=r"203\.0\.113\.7/tcp/31340: tried by .*, .*, .*, [A-F] \(no answer\)"):
+            await one.check()
+
+    play(work())
+    assert len(transport.asked) == MOST_NO
+    [(event, fields)] = said
+    assert event == "unreachable" and fields["could_not"] == dict.fromkeys(transport.asked, "no answer")
+
+
+def test_another_way_in_is_as_good() -> None:
+    transport = Saying(A=[NO])
+
+    async def relay() -> bool:
+        return True
+
+    one, said = asking(transport, "A", other_way=relay)
+    play(one.check())
+    assert [event for event, _ in said] == ["dialled_back"]
+
+
+@pytest.mark.parametrize(("members", "synced"), [("", True), ("AB", False), ("AB", True)])
+def test_where_nobody_serves_or_answers_nobody_can_tell(members: str, synced: bool) -> None:
+    transport = Saying()
+    one, said = asking(transport, *members, synced=synced)
+    play(one.check())
+    assert len(transport.asked) == len(members) * synced
+    assert all(event == "dialled_back" for event, _ in said)
+
+
+def test_a_busy_member_is_asked_again_and_a_malformed_one_is_not() -> None:
+    transport = Saying(A=[Busy(3.0, -1), Busy(3.0, -1), NO])
+    one, _ = asking(transport, "A")
+
+    async def work() -> None:
+        with pytest.raises(UsageError):
+            await one.check()
+        assert asyncio.get_running_loop().time() == 6.0
+
+    play(work())
+    mute = Saying(A=[Busy(3600.0, -1)])
+    patient, said = asking(mute, "A")
+    play(patient.check())
+    assert 1 < len(mute.asked) < 10 and [event for event, _ in said] == ["dialled_back"]
+
+
+def test_who_serves_already_asks_nobody() -> None:
+    transport = Saying(A=[NO])
+    one, said = asking(transport, "A")
+    one.settle()
+    play(one.check())
+    assert not transport.asked and not said
+
+
+# ---------------------------------------------------------------- being asked
+
+
+def test_neither_a_caller_nor_an_address_is_dialled_often_and_few_at_once() -> None:
+    allowance = Allowance(at_once=2, apart_s=5.0, most=3)
+    assert allowance.wait_s(ME, 0.0) == 0.0 and allowance.take(ME, 0.0)
+    assert allowance.wait_s(ME, 1.0) == 4.0 and not allowance.take(ME, 4.9)
+    assert allowance.take(AT, 1.0) and not allowance.take(AT, 5.0) and allowance.take(ME, 5.0)
+    allowance.begin()
+    allowance.begin()
+    assert allowance.wait_s(PeerId("other"), 9.0) > 0.0
+    allowance.end()
+    assert allowance.wait_s(PeerId("other"), 9.0) == 0.0
+    for number in range(1000):
+        allowance.take(f"stranger {number}", 9.0)
+    assert len(allowance._free_at) <= 3
+
+
+class Dialling:
+    """A transport that dials as scripted: what each address does."""
+
+    def __init__(self, **outcomes: Callable[[], Exception | None]) -> None:
+        self._outcomes = outcomes
+        self.dialled: list[tuple[str, str]] = []
+
+    async def dial(self, peer, address, *, deadline):
+        self.dialled.append((peer, address))
+        outcome = self._outcomes.get(address.split("/")[2].replace(".", "_").join(("a", "")))
+        if outcome is None:
+            await asyncio.sleep(deadline - asyncio.get_running_loop().time())
+            raise PeerTimeout("slow")
+        if (error := outcome()) is not None:
+            raise error
+
+
+async def served(backs: DialBacks, caller: PeerId = ME) -> Answer:
+    [answer] = [answer async for answer in backs.serve(caller)]
+    return answer
+
+
+def at(host: str) -> str:
+    return f"/ip4/{host}/tcp/31340"
+
+
+def gone() -> PeerGone:
+    return PeerGone("refused")
+
+
+def backs_of(transport: Dialling, *hosts: str) -> DialBacks:
+    return DialBacks(transport, lambda: {ME: record(ME, *map(at, hosts))}, lambda: None)
+
+
+def test_a_caller_is_dialled_at_the_addresses_of_its_own_record() -> None:
+    transport = Dialling(a8_8_8_8=lambda: None, a9_9_9_9=gone, a10_0_0_5=gone)
+
+    async def work() -> None:
+        assert await served(backs_of(transport, "9.9.9.9", "8.8.8.8", "1.1.1.1")) == DialledBack(True)
+        assert sorted(transport.dialled) == [(ME, at("1.1.1.1")), (ME, at("8.8.8.8")), (ME, at("9.9.9.9"))]
+        assert asyncio.get_running_loop().time() < 1.0, "it does not wait for the slow ones"
+        both = await served(backs_of(transport, "9.9.9.9", "10.0.0.5"))
+        assert isinstance(both, DialledBack) and both.reason.count("9.9.9.9") == both.reason.count("10.0.0.5") == 1
+        assert await served(backs_of(transport, "9.9.9.9")) == DialledBack(False, "refused")
+
+    play(work())
+
+
+def test_who_answers_too_slowly_is_no_firewall_and_a_private_network_is_not_scouted() -> None:
+    transport = Dialling(a9_9_9_9=gone, a10_0_0_5=gone)
+
+    async def work() -> None:
+        assert isinstance(await served(backs_of(transport, "9.9.9.9", "8.8.8.8")), Busy)
+        answer = await served(backs_of(transport, "10.0.0.5"))
+        assert isinstance(answer, DialledBack) and "refused" not in answer.reason
+
+    play(work())
+
+
+def test_the_same_caller_and_the_same_address_wait_for_their_turn() -> None:
+    transport = Dialling(a9_9_9_9=gone)
+
+    async def work() -> None:
+        other = PeerId("other")
+        records = {ME: record(ME, at("9.9.9.9")), other: record(other, at("9.9.9.9"))}
+        backs = DialBacks(transport, lambda: records, lambda: None)
+        assert await served(backs) == DialledBack(False, "refused")
+        busy = await served(backs)
+        assert isinstance(busy, Busy) and 0.0 < busy.retry_after_s <= 5.0
+        assert isinstance(await served(backs, other), Busy), "the address was dialled a moment ago, for somebody else"
+        assert len(transport.dialled) == 1
+        await asyncio.sleep(5.0)
+        assert await served(backs) == DialledBack(False, "refused")
+
+    play(work())
+
+
+def test_a_caller_that_is_not_known_yet_is_looked_up_for_a_moment() -> None:
+    transport = Dialling(a9_9_9_9=lambda: None)
+
+    async def work() -> None:
+        records: dict[PeerId, Record] = {}
+        looks: list[float] = []
+
+        def look() -> None:
+            looks.append(asyncio.get_running_loop().time())
+            if len(looks) == 3:
+                records[ME] = record(ME, at("9.9.9.9"))
+
+        backs = DialBacks(transport, lambda: records, look)
+        assert await served(backs) == DialledBack(True) and len(looks) == 3
+        assert isinstance(await served(backs, PeerId("nobody")), Busy)
+        assert len(transport.dialled) == 1
+
+    play(work())

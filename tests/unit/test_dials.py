@@ -1,0 +1,106 @@
+"""Who may be dialled when: a third party is spared, and whoever has shown an address does not wait for others."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.ids import PeerId
+from swarmnet.net.address import Address
+from swarmnet.net.dials import (
+    FIRST_PAUSE_S,
+    LONGEST_NAMED_S,
+    LONGEST_OF_ALL_S,
+    LONGEST_SHOWN_S,
+    Dials,
+)
+from swarmnet.net.records import MAX_ADDRESSES
+
+A, B = PeerId("a"), PeerId("b")
+HERE, THERE = Address.of("192.0.2.1", 4000), Address.of("192.0.2.1", 4001)
+
+
+def fail(dials: Dials, peer: PeerId, address: Address, now: float, *, refused: bool = True) -> None:
+    dials.begin(peer, address)
+    dials.failed(peer, address, refused=refused, now=now)
+
+
+def test_one_dials_at_a_time_and_another_port_is_another_address() -> None:
+    dials = Dials()
+    dials.begin(A, HERE)
+    assert dials.pause_s(B, HERE, 0.0) > 0.0 and dials.pause_s(B, THERE, 0.0) == 0.0
+    dials.left(HERE)
+    assert dials.pause_s(B, HERE, 0.0) == 0.0
+
+
+def test_a_failure_makes_everybody_who_names_the_address_wait() -> None:
+    dials = Dials()
+    fail(dials, A, HERE, 0.0)
+    assert dials.pause_s(A, HERE, 0.0) == dials.pause_s(B, HERE, 0.0) == FIRST_PAUSE_S
+    assert dials.pause_s(B, HERE, FIRST_PAUSE_S) == 0.0
+
+
+def test_a_peer_that_never_answers_is_dialled_less_and_less() -> None:
+    dials, now, waited = Dials(), 0.0, []
+    for _ in range(20):
+        fail(dials, A, HERE, now)
+        waited.append(round(dials.pause_s(A, HERE, now), 6))
+        now += waited[-1] + 1e-6
+    assert waited == sorted(waited) and waited[-1] == LONGEST_NAMED_S
+
+
+def test_sixty_records_that_name_a_third_party_dial_it_once_a_second() -> None:
+    """Each peer's line asks a hundred times a second, as 60 links and their heartbeats would."""
+    dials, count = Dials(), 0
+    names = [PeerId(f"bogus {number}") for number in range(60)]
+    for tick in range(6000):
+        for peer in names:
+            if not dials.pause_s(peer, HERE, tick / 100):
+                fail(dials, peer, HERE, tick / 100, refused=False)
+                count += 1
+    assert count <= 60 / LONGEST_OF_ALL_S + 6
+
+
+def test_who_answered_waits_for_nobody_and_not_for_long() -> None:
+    dials, now = Dials(), 0.0
+    dials.begin(A, HERE)
+    dials.answered(A, HERE)
+    for _ in range(20):
+        fail(dials, B, HERE, now)
+    assert dials.pause_s(A, HERE, now) == 0.0
+    dials.begin(B, HERE)
+    assert dials.pause_s(A, HERE, now) == 0.0
+    for _ in range(20):
+        fail(dials, A, HERE, now)
+    assert dials.pause_s(A, HERE, now) == LONGEST_SHOWN_S
+    dials.answered(A, HERE)
+    assert dials.pause_s(A, HERE, now) == 0.0
+
+
+def test_who_calls_from_there_is_dialled_at_once() -> None:
+    dials = Dials()
+    fail(dials, A, HERE, 0.0)
+    fail(dials, B, HERE, 0.0)
+    dials.called(A, "192.0.2.1")
+    assert dials.pause_s(A, HERE, 0.0) == 0.0 and dials.pause_s(B, HERE, 0.0) > 0.0
+    elsewhere = Address.of("198.51.100.7", 4000)
+    fail(dials, A, elsewhere, 0.0)
+    dials.called(A, "192.0.2.1")
+    assert dials.pause_s(A, elsewhere, 0.0) > 0.0, "an address at another host is no more its own than before"
+
+
+def test_what_was_found_is_remembered() -> None:
+    dials = Dials()
+    assert not dials.refused(HERE)
+    fail(dials, A, HERE, 0.0)
+    assert dials.refused(HERE)
+    fail(dials, A, HERE, 9.0, refused=False)
+    assert not dials.refused(HERE)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=100))
+def test_a_peer_has_room_for_as_many_addresses_as_a_record(dialled: list[tuple[int, int]]) -> None:
+    dials = Dials()
+    for peer, port in dialled:
+        fail(dials, PeerId(str(peer)), Address.of("192.0.2.1", 1 + port), 0.0)
+    assert all(len(own) <= MAX_ADDRESSES for own in dials._own.values()) and not dials._under_way

@@ -1,0 +1,32 @@
+"""Who may bring a microbatch to which stage: the whole table."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from swarmnet.messages import Process
+from swarmnet.pipeline.feeders import Known, TurnedAway, may_feed
+
+EVERYBODY = [Known(*facts) for facts in itertools.product([False, True], repeat=4)]
+
+
+@pytest.mark.parametrize("known", EVERYBODY, ids=str)
+def test_the_table(known: Known) -> None:
+    for stage, purpose, repair in itertools.product([0, 1, 5], ["train", "eval"], [False, True]):
+        away = may_feed(known, Process(0, stage, 0, purpose, repair=repair))
+        if stage == 0:
+            allowed = purpose == "eval" or known.admitted or known.mate
+        else:
+            allowed = known.feeds or (known.mate and repair)
+        assert (away is None) == allowed
+        if away is not None:
+            assert away.reason and away.soon == (stage > 0 and known.heard)
+
+
+def test_the_words_say_what_is_lacking() -> None:
+    assert may_feed(Known(admitted=True), Process(3, 2, 0)) == TurnedAway(
+        "you are not known here as a replica of stage 1, and nobody else feeds stage 2")
+    assert may_feed(Known(), Process(3, 0, 0)) == TurnedAway(
+        "the run has not admitted you as a trainer: ask its owner for an invitation")

@@ -1,0 +1,84 @@
+"""A full key, and a full table, keep who was there first, and make room for who is admitted."""
+
+from __future__ import annotations
+
+import time
+
+from hivemind.dht.routing import DHTID
+from test_records import NOW, RUN, announcement
+
+from swarmnet.ids import PeerId
+from swarmnet.net.dht_gate import BoundedStorage
+from swarmnet.net.identity import Identity
+from swarmnet.net.record_table import RecordTable
+
+KEY, OTHER_KEY = DHTID.generate(source="ours"), DHTID.generate(source="another run's")
+ENTRIES = 8
+
+
+class Guests:
+    """Everybody is a guest until it is known who is invited."""
+
+    def __init__(self) -> None:
+        self.known = False
+
+    def admits(self, value: object) -> bool:
+        return not self.known or bytes(value).startswith(b"friend")
+
+
+def storage(guests: Guests) -> BoundedStorage:
+    return BoundedStorage(lambda key: key == KEY, admits=guests.admits, max_entries=ENTRIES)
+
+
+def store(into: BoundedStorage, peer: str, *, key: DHTID = KEY, ahead_s: float = 30.0) -> bool:
+    return into.store_subkey(key, peer, peer.encode(), time.time() + ahead_s)
+
+
+def held(by: BoundedStorage, key: DHTID = KEY) -> list[str]:
+    return list(by.get(key).value.data)
+
+
+def test_a_flood_does_not_push_out_who_was_there() -> None:
+    here = storage(Guests())
+    assert store(here, "early")
+    for number in range(20):
+        store(here, f"bogus {number}")
+    assert store(here, "early", ahead_s=40.0), "it renews"
+    assert held(here) == ["early", *(f"bogus {number}" for number in range(ENTRIES - 1))]
+
+
+def test_the_admitted_find_room_in_a_full_key_and_the_newest_others_go() -> None:
+    guests = Guests()
+    here = storage(guests)
+    for peer in ("early", *(f"bogus {number}" for number in range(ENTRIES - 1))):
+        assert store(here, peer)
+    assert store(here, "early", ahead_s=60.0)
+    assert not store(here, "friend 0"), "nothing tells them apart yet"
+    guests.known = True
+    for number in range(ENTRIES - 1):
+        assert store(here, f"friend {number}")
+    assert held(here) == ["early", *(f"friend {number}" for number in range(ENTRIES - 1))]
+    assert store(here, "friend 98") and "early" not in held(here)
+    assert not store(here, "friend 99") and not store(here, "late"), "of equals the first stay"
+
+
+def test_of_another_run_we_know_nobody() -> None:
+    guests = Guests()
+    here = storage(guests)
+    for number in range(ENTRIES):
+        assert store(here, f"bogus {number}", key=OTHER_KEY)
+    guests.known = True
+    assert not store(here, "friend", key=OTHER_KEY)
+
+
+def test_a_full_table_of_records_does_the_same() -> None:
+    people = [Identity.generate() for _ in range(6)]
+    friends = {people[4].peer, people[5].peer}
+    table = RecordTable(RUN, admits=lambda found: found.record.peer in friends, max_peers=3)
+    told = [table.offer(announcement(who=who), now=NOW) for who in people]
+    assert told == [True, True, True, False, True, True]
+    kept = {found.record.peer for found in table.fresh(now=NOW)}
+    assert kept == {people[0].peer, *friends}
+    assert table.offer(announcement(who=people[0], ahead_s=40.0), now=NOW) is False, "it is known already"
+    assert table.get(people[0].peer, now=NOW) is not None and table.get(PeerId("nobody"), now=NOW) is None
+    assert table.get(people[0].peer, now=NOW + 41.0) is None

@@ -1,0 +1,118 @@
+"""What a run of known numbers can need fits its bounds; what it cannot is refused, most of it unparsed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_wire_messages import controls
+
+from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.ids import Ballot, Generation, PeerId, RoundId
+from swarmnet.messages import Commit, Finished, Heartbeat, Prepare, Report, Round, Stamp, TrailStep
+from swarmnet.wire import convert
+from swarmnet.wire.bounds import Bounds
+from swarmnet.wire.convert_fields import peer_id_from_public_bytes
+from swarmnet.wire.pb import control_pb2
+
+CHAIN = "00" * 32
+RUN = convert.Reader(Bounds(num_stages=3, microbatches=8))
+
+
+def peer(number: int) -> PeerId:
+    return peer_id_from_public_bytes(number.to_bytes(32, "big"))
+
+
+STAMP, BALLOT = Stamp(1, 0, CHAIN), Ballot(0, peer(0))
+ID = RoundId(BALLOT, 0)
+COMMIT = Commit(0, 1, CHAIN, ID, b"d", 1, 0.0, 0.0)
+
+
+def heartbeat(**fields: Any) -> Heartbeat:
+    return Heartbeat(STAMP, 1, True, None, before=CHAIN, **fields)
+
+
+def round_of(contributions: dict[int, frozenset[int]]) -> Round:
+    parts = tuple((peer(at), Generation(1, 1), held) for at, held in contributions.items())
+    return Round(STAMP, BALLOT, ID, parts, (peer(0),), (peer(0),))
+
+
+def refusal(data: bytes, reader: convert.Reader = RUN) -> RejectCode:
+    with pytest.raises(BadMessage) as caught:
+        reader.control(data)
+    return caught.value.code
+
+
+@given(st.one_of(*controls.values()))
+def test_no_message_of_a_run_is_longer_than_its_bound(message: Any) -> None:
+    assert len(convert.write_control(message)) <= convert.Reader(Bounds(3, 301, 8)).most_bytes(type(message))
+
+
+@pytest.mark.parametrize("message", [
+    heartbeat(commits=(COMMIT,) * 3, last_commits=(COMMIT,) * 3),
+    Prepare(STAMP, BALLOT, frozenset(range(8))),
+    round_of({at: frozenset({at}) for at in range(8)} | {at: frozenset() for at in range(8, 300)}),
+], ids=["commits", "indexes", "contributions"])
+def test_what_a_run_needs_is_read(message: Any) -> None:
+    assert RUN.control(convert.write_control(message)) == message
+
+
+@pytest.mark.parametrize("message", [
+    heartbeat(commits=(COMMIT,) * 4),
+    heartbeat(commits=(Commit(0, 1, CHAIN, ID, b"d", 1, 0.0, 0.0, voided=frozenset({8})),)),
+    Prepare(STAMP, BALLOT, frozenset({8})),
+    round_of({1: frozenset({8})}),
+    round_of({at: frozenset() for at in range(9)}),
+], ids=["commits", "voided", "indexes", "contributed", "contributors"])
+def test_what_a_run_cannot_need_is_refused(message: Any) -> None:
+    data = convert.write_control(message)
+    assert refusal(data, convert.Reader(Bounds(3, 8, members=8))) is RejectCode.MALFORMED
+    assert convert.read_control(data) == message            # another run may need it
+
+
+def test_a_message_is_refused_by_its_length_alone() -> None:
+    """The body is not even protobuf; a longer bound finds that out."""
+    body = b"\xff" * RUN.most_bytes(Round)
+    field = control_pb2.Envelope.DESCRIPTOR.fields_by_name["round"].number
+    length = bytes((len(body) & 0x7F | 0x80, len(body) >> 7 & 0x7F | 0x80, len(body) >> 14))
+    data = bytes((field << 3 | 2,)) + length + body
+    assert refusal(data) is RejectCode.TOO_LARGE
+    assert refusal(data, convert.IN_ANY_RUN) is RejectCode.MALFORMED
+
+
+def test_a_message_cannot_hide_behind_a_shorter_one() -> None:
+    """Protobuf takes the last of several fields of one choice; the first would have decided on the length."""
+    first, last = heartbeat(commits=(COMMIT,) * 3), Prepare(STAMP, BALLOT)
+    assert refusal(convert.write_control(last) + convert.write_control(first)) is RejectCode.MALFORMED
+    assert refusal(b"") is RejectCode.MALFORMED
+
+
+def test_full_bitmaps_are_refused_before_a_set_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred of them stand for 6.5 million indexes: 1.3 seconds of an event loop."""
+    def never(bits: bytes, below: int) -> frozenset[int]:
+        raise AssertionError("a set was made")
+
+    envelope = control_pb2.Envelope.FromString(convert.write_control(round_of({at: frozenset() for at in range(100)})))
+    for entry in envelope.round.contributions:
+        entry.indexes = b"\xff" * 8192
+    monkeypatch.setattr("swarmnet.wire.convert_fields.from_bitmap", never)
+    assert refusal(envelope.SerializeToString(), convert.IN_ANY_RUN) is RejectCode.MALFORMED
+
+
+def test_reports_and_answers_are_bounded_too() -> None:
+    parts = ((peer(1), Generation(1, 1), frozenset({9})),)
+    finished = Finished(ID, b"d", 1, 0.0, 0.0, parts)
+    report = Report(STAMP, BALLOT, Generation(1, 1), frozenset(), frozenset(), finished, None, 0)
+    assert refusal(convert.write_control(report)) is RejectCode.MALFORMED
+    for answer in (TrailStep(finished, ()), TrailStep(None, (COMMIT,) * 4)):
+        with pytest.raises(BadMessage):
+            RUN.answer(convert.write_answer(answer))
+        assert convert.read_answer(convert.write_answer(answer)) == (answer, ())
+
+
+def test_the_header_of_a_call_is_short() -> None:
+    with pytest.raises(BadMessage) as caught:
+        RUN.request(b"\xff" * 10_000)
+    assert caught.value.code is RejectCode.TOO_LARGE
