@@ -217,14 +217,17 @@ class Router:
         return replica, replica.charges.pop(pick.number)
 
     def _without_trials(self, eligible: list[_Replica], exclude: frozenset[PeerId], now: float) -> list[_Replica]:
-        """Leave out who has never answered, unless nobody has, or it is time to try one: one at a time, and the longer
-        such trials took in vain, the more rarely. A record costs nothing, and a hundred dead ones stop no trainer."""
+        """Leave out who has never answered, once such a trial was in vain, unless nobody has, or it is time to try one:
+        one at a time, and the longer they took in vain, the more rarely. A record costs nothing, and a hundred dead
+        ones stop no trainer. Before that all are alike, or whoever answers first when a run begins would get all work.
+        """
         proven = any(
             replica.measured and replica.banned_until <= now and replica.peer not in exclude
             for replica in self._replicas.values()
         )
         trying = any(replica.charges and not replica.measured for replica in self._replicas.values())
-        if not proven or (not trying and now >= self._next_trial_at):
+        in_vain = self._next_trial_at > _NEVER
+        if not proven or not in_vain or (not trying and now >= self._next_trial_at):
             return eligible
         return [replica for replica in eligible if replica.measured]
 

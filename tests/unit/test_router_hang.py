@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -243,9 +244,21 @@ def test_records_of_nobody_cost_a_tenth_of_the_time() -> None:
     assert lost > 0.0, "some day a newcomer is tried all the same"
 
 
-def test_one_newcomer_at_a_time_is_tried_while_others_answer() -> None:
+def test_of_two_that_begin_together_neither_gets_all_the_work() -> None:
+    router = Router(Patience())
+    router.update(dict.fromkeys(PEERS[:2], 0))
+    finish(router, router.pick(num_bytes=1, now=0.0), now=1.0)
+    picks = Counter(router.pick(num_bytes=1, now=1.0).peer for _ in range(8))
+    assert picks == dict.fromkeys(PEERS[:2], 4)
+
+
+def test_after_a_trial_in_vain_one_newcomer_at_a_time_is_tried_while_others_answer() -> None:
     router = warm_router()
     newcomers = [PeerId(f"new{number}") for number in range(3)]
+    router.update(dict.fromkeys([*PEERS, PeerId("dead")], 0))
+    while (pick := router.pick(num_bytes=1, now=1.0)).peer != "dead":
+        pass
+    router.failed(pick, now=1.0, hung=False)
     router.update(dict.fromkeys([*PEERS, *newcomers], 0))
     picks = [router.pick(num_bytes=1, now=1.0) for _ in range(40)]
     trials = [pick for pick in picks if pick.peer in newcomers]
