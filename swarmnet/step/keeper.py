@@ -80,7 +80,8 @@ class Keeper:
         self._told: dict[PeerId, Round] = {}
         self._prepared: set[PeerId] = set()
         self._early: dict[tuple[PeerId, int], Claim] = {}
-        self._expected_at: dict[PeerId, float] = {}     # since when I wait for a mate's first report
+        self._waited_s: dict[PeerId, float] = {}        # for the report of a mate that I hear, in all
+        self._waiting_at: dict[PeerId, float] = {}      # when I last found that I wait for it
         self._level = False                    # had everybody reported when that was last looked at?
         self._findings = Findings(stamp.step, max_void=max_void)
 
@@ -176,6 +177,8 @@ class Keeper:
             actions += self._leave_silent(now)
             if not self._everybody_reported(now):
                 return actions
+        self._waiting_at = {}
+        self._waited_s = {peer: waited_s for peer, waited_s in self._waited_s.items() if peer not in self.members}
         early, self._early = self._early, {}
         for (peer, _), claim in early.items():
             actions += self.on_claim(peer, claim, now=now)
@@ -236,22 +239,25 @@ class Keeper:
         """M11: go on without mates that are heard and do not report, after a long silence; at once without those whom I
         cannot call, if most of those who are here have reported.
 
-        They may be behind a firewall, and hear nothing of me; or they may be hostile.
+        They may be behind a firewall, and hear nothing of me; or they may be hostile. Only the time counts in which
+        they are heard: whoever was cut off does not get a strike for it when it is back.
         """
-        awaited = self._waited_for(now)
+        awaited, timers = self._waited_for(now), self.view.timers
         missing = [peer for peer in awaited if peer not in self.members and peer not in self._left_out]
-        self._expected_at = {peer: self._expected_at.get(peer, now) for peer in missing}
-        timers = self.view.timers
+        for peer, at in self._waiting_at.items():
+            self._waited_s[peer] = self._waited_s.get(peer, 0.0) + now - at
+        self._waiting_at = {peer: now for peer in missing if self.view.alive(peer, now=now)}
         most = 2 * len(self.members) > 1 + len(awaited)
         actions: list[Action] = []
         for peer in missing:
-            called = self.view.answers(peer, now=now)
-            if now - self._expected_at[peer] <= timers.long_silence_s and (called or not most):
+            called, waited_s = self.view.answers(peer, now=now), self._waited_s.get(peer, 0.0)
+            if waited_s <= timers.long_silence_s and (called or not most):
                 continue
             reason = "does not report" if called else "nobody here can connect to it"
             if called:  # to be behind a firewall costs nobody time
-                actions += self._strikes.strike(peer, reason, cost_s=now - self._expected_at[peer], now=now)
+                actions += self._strikes.strike(peer, reason, cost_s=waited_s, now=now)
             self._left_out.add(peer)
+            self._waiting_at.pop(peer, None)
             self._level = False
             actions.append(self._left(peer, reason))
         return actions

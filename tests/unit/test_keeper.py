@@ -105,6 +105,40 @@ def test_nothing_is_granted_before_everybody_has_reported_and_then_at_once():
     assert told(office.report(B), Granted) == [Granted(STAMP, BALLOT, gen(0), 0)]
 
 
+def waits_for(office: Office, mate: PeerId, *spans: tuple[float, float]) -> list[tuple[float, Note]]:
+    """Let the keeper look every half second, and hear `mate` in these spans only. When it said which strike."""
+    struck, now = [], 0.0
+    while now < spans[-1][1]:
+        if any(start <= now <= stop for start, stop in spans):
+            office.beat(mate, now)
+        actions = office.keeper.advance(now=now, resend=True)
+        struck += [(now, action) for action in actions if isinstance(action, Note) and action.event == "strike"]
+        now += 0.5
+    return struck
+
+
+def test_who_is_heard_and_does_not_report_is_left_after_the_long_silence_and_struck_once():
+    office = Office(B)
+    office.report(ME)
+    ((at, note),) = waits_for(office, B, (0.0, 60.0))
+    assert at == 15.5 and note.fields["peer"] == B and note.fields["cost_s"] == 15.4
+    assert told(office.report(ME, now=60.0), Granted) == [] and told(office.claim(ME, 0, now=60.0), Granted)
+
+
+def test_who_was_cut_off_is_waited_for_again_when_it_is_back():
+    office = Office(B)
+    office.report(ME)
+    ((at, note),) = waits_for(office, B, (0.0, 1.0), (20.0, 60.0))
+    assert 30.0 < at < 35.5 and note.fields["cost_s"] == 15.4, "it was waited for only while it was heard"
+
+
+def test_who_is_silent_now_and_then_is_struck_all_the_same():
+    office = Office(B)
+    office.report(ME)
+    (struck,) = waits_for(office, B, *((4.5 * number, 4.5 * number) for number in range(14)))
+    assert struck[0] < 30.0
+
+
 def test_what_a_claim_or_a_report_costs_does_not_grow_with_the_members_while_indexes_are_claimed(monkeypatch):
     mates = [PeerId(f"m{number}") for number in range(30)]
     office = Office(*mates, microbatches=200)
