@@ -239,6 +239,8 @@ class Restarts:
         version = self.current.version
         live = [h for h in mates if h.restart == self.current and h.version is not None]
         newest = self._newest_served(everyone)
+        if beyond is not None and newest is not None and newest <= beyond:
+            beyond = None  # whoever was ahead has gone back: what is here is as good as anybody's
         if beyond is None and newest is not None and self._left_behind(newest, mine, everyone):
             return Wait(self._words_anew(newest, mine))
         ahead = [h for h in live if h.version is not None and h.version > (version if beyond is None else beyond)]
@@ -343,10 +345,9 @@ class Restarts:
         newest = self._newest_served(holdings)
         if newest is None or newest < restart.version or self._begun_anew(newest, holdings):
             return False
-        near = {
-            h.stage for h in holdings
-            if h.restart in (self.current, restart) and h.version is not None and h.version >= newest - 1
-        }
+        # Whoever stands where the others went back to has gone along: the sum that brought me one further is lost.
+        least = {self.current: newest - 1, restart: newest if newest - 1 == restart.version else newest - 1}
+        near = {h.stage for h in holdings if h.version is not None and h.version >= least.get(h.restart, newest + 1)}
         return len(near) == self.num_stages
 
     def _reachable(self, restart: Restart, holdings: Sequence[Holding]) -> bool:

@@ -66,7 +66,7 @@ def test_a_contribution_that_is_not_checked_makes_a_wrong_sum(monkeypatch: pytes
             account.summed = summed
 
     monkeypatch.setattr(Part, "join", heedless)
-    monkeypatch.setattr(Keeper, "_evict_lost", lambda keeper, now: [])
+    monkeypatch.setattr(Keeper, "_evict_lost", lambda keeper, live, now: [])
     with pytest.raises(Broken, match="a sum of"):
         search(Setup(), cap=20_000)
 

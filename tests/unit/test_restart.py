@@ -18,6 +18,7 @@ from swarmnet.state.restart import (
     Reseed,
     Restarts,
     Seed,
+    Source,
     Wait,
     Word,
 )
@@ -236,6 +237,31 @@ def test_whoever_serves_follows_more_than_half_and_no_fewer() -> None:
         assert machine.current == (Restart(1, 8) if goes else NO_RESTART)
         if goes:
             assert restarts().decide(ahead, words, serving=True, now=0.0) is Move.GO_BACK, "it lacks a stage"
+
+
+def test_whoever_is_one_version_further_keeps_it_only_if_the_others_have_not_gone_back_to_the_last_one() -> None:
+    """They have lost the sum of that step, and without it nobody gets as far as that."""
+    there = Restart(1, 8)
+
+    def goes(others_at: int, under_it: Restart) -> Move | None:
+        whole = [holding("a", 0, version=9), holding("b", 1, restart=under_it, version=others_at)]
+        return restarts().decide(whole, under(there, there), serving=True, now=0.0)
+
+    assert goes(8, there) is Move.GO_BACK
+    assert goes(9, there) is Move.KEEP, "it has kept its own, too"
+    assert goes(8, NO_RESTART) is Move.KEEP, "it is about to end the step"
+
+
+def test_whoever_was_left_behind_goes_on_with_what_it_has_once_nobody_is_ahead() -> None:
+    one = Restart(1, 4)
+    mine = holding("b", 1, restart=one, disk=(4,))
+
+    def source(version: int) -> Source:
+        others = [holding("a", 0, restart=one, version=version)]
+        return restarts(current=one).source(mine, others, held=4, beyond=4)
+
+    assert isinstance(source(5), Wait)
+    assert source(4) == InPlace()
 
 
 def test_of_two_sides_of_one_size_the_one_that_lacks_a_stage_gives_way() -> None:
