@@ -13,7 +13,7 @@ import pytest
 from swarmnet.config import PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.manifest.canonical import run_id
-from swarmnet.manifest.schema import Manifest
+from swarmnet.manifest.schema import Data, Manifest
 from swarmnet.net import dht_node, endpoint
 from swarmnet.net.dht_daemon import DaemonFailed, Listen
 from swarmnet.net.dht_gate import RecordGate
@@ -22,6 +22,8 @@ from swarmnet.net.own_dir import own_identity
 from swarmnet.net.wrap import NOTHING_BETWEEN
 from swarmnet.peer import away, bootstrap
 from swarmnet.peer import run as peer_run
+from swarmnet.peer.beginning import Beginning
+from swarmnet.pipeline.windows import ProvenWindows
 from swarmnet.telemetry.events import EventLog
 from swarmnet.trainer import run as trainer
 
@@ -77,13 +79,13 @@ def test_a_peer_that_comes_back_without_a_network_waits_for_it(
 
     monkeypatch.setattr(endpoint, "DhtDirectory", Away)
     monkeypatch.setattr(away, "FIRST_S", 0.01)
-    manifest = Manifest()
+    manifest = Manifest(data=Data(num_tokens=10**6, tokens_root="00" * 32))
     if was_there:
         away.remember(tmp_path, run_id(manifest))
     config = PeerConfig(dir=tmp_path, stages=(0,))
     serving = peer_run._serve(
-        config, manifest, {}, [], peer_run.no_tokens, EventLog(None), lambda *event: told.append(event), "",
-        NOTHING_BETWEEN, SimpleNamespace(missing=""),  # type: ignore[arg-type]
+        config, manifest, {}, [], peer_run.no_tokens, ProvenWindows.of(manifest), EventLog(None),
+        lambda *event: told.append(event), "", NOTHING_BETWEEN, Beginning(config, manifest, at_source=False),
     )
     if not was_there:
         with pytest.raises(UsageError, match="nobody answers at X"):
