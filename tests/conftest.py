@@ -19,6 +19,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 PROCESSES = 2
 
+PROCESSES_S = 900
+"""Limit of a test that starts processes of its own, where it sets none: a machine may be several times slower. What
+such a test waits for itself has shorter limits, and says what did not come."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests that take minutes")
@@ -57,6 +61,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     skip_gpu = pytest.mark.skip(reason="no CUDA device here")
     skip_netns = pytest.mark.skip(reason="needs root and network namespaces")
     for item in items:
+        if item.nodeid.startswith(("tests/swarm/", "tests/netns/")) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(PROCESSES_S))
         if "long" in item.keywords and not config.getoption("--long"):
             item.add_marker(skip_long)
         if "gpu" in item.keywords and not _has_cuda():

@@ -2,7 +2,8 @@
 
 A schedule is a row of a Latin square: SIGKILL, SIGSTOP with SIGCONT and a join, each in another of the phases forward,
 backward, averaging, apply, snapshot (a donor hands over state) and fetch (a newcomer receives it); six rows have every
-kind in every phase once. Stages, moments and the order are the seed's. Several schedules share one swarm.
+kind in every phase once, and the four that always run strike in every phase. Stages, moments and the order are the
+seed's. Several schedules share one swarm.
 Each swarm's own verdict (exit code 0) says: no index lost or doubled, replicas of a stage equal, losses those of the
 oracle; the tests below look again, from the files.
 """
@@ -111,7 +112,7 @@ def run_swarm(directory: Path, *, numerics: str, seeds: list[int]) -> Swarm:
             str(steps), "--data", "corpus:small", "--numerics", numerics, "--out", str(directory / "out"),
             "--chaos", str(directory / "chaos.toml")]
     argv += [word for setting in SETTINGS for word in ("--set", setting)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, (directory / "chaos.toml").read_text() + done.stdout + done.stderr
     out = directory / "out"
     manifest = load(out / "run.toml")
@@ -124,12 +125,14 @@ def run_swarm(directory: Path, *, numerics: str, seeds: list[int]) -> Swarm:
     )
 
 
-CI = [("deterministic", [0, 1, 2, 3]), ("fp32", [4, 5])]
+CI = [("deterministic", [0, 1]), ("fp32", [4, 5])]
+REST = [("deterministic", [2, 3])]
+"""What six schedules still have besides `CI`: every kind strikes in two phases more."""
 LONG = [(numerics, [100 + 6 * number + offset for offset in range(6)])
         for number, numerics in enumerate(("deterministic", "fp32", "deterministic", "fp32", "deterministic"))]
 
 
-@pytest.fixture(scope="module", params=[*CI, *(pytest.param(case, marks=pytest.mark.long) for case in LONG)],
+@pytest.fixture(scope="module", params=[*CI, *(pytest.param(case, marks=pytest.mark.long) for case in (*REST, *LONG))],
                 ids=lambda case: f"{case[0]}-{'-'.join(map(str, case[1]))}")
 def swarm(request, tmp_path_factory) -> Swarm:
     numerics, seeds = request.param
@@ -137,7 +140,7 @@ def swarm(request, tmp_path_factory) -> Swarm:
 
 
 def test_six_schedules_strike_in_every_way_in_every_phase() -> None:
-    for seeds_of_six in ([seed for _, seeds in CI for seed in seeds], *(seeds for _, seeds in LONG)):
+    for seeds_of_six in ([seed for _, seeds in (*CI, *REST) for seed in seeds], *(seeds for _, seeds in LONG)):
         entries = [entry for seed in seeds_of_six for entry in schedule(seed, 1)]
         ordered = [(kind, entry["phase"]) for kind, entry in entries if "phase" in entry]
         assert sorted(ordered) == sorted(itertools.product(KINDS, PHASES))

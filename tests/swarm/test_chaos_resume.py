@@ -57,21 +57,21 @@ def out(tmp_path_factory) -> Path:
     first = subprocess.run(
         local("--stages", "3", "--replicas", "2", "--steps", str(STEPS), "--data", "corpus:small", "--out", str(out),
               "--checkpoint-every", str(EVERY), "--kill-all", str(KILL_ALL), *settings),
-        capture_output=True, text=True, timeout=200)
+        capture_output=True, text=True, timeout=280)
     assert first.returncode == 0, first.stdout + first.stderr
     assert f"swarmnet local --resume --out {out}" in first.stdout
     assert [step for step, _ in rows(out)][-1] in (KILL_ALL - 1, KILL_ALL)
     assert json.loads((out / "summary.json").read_text())["killed_all"] == KILL_ALL
 
     with subprocess.Popen(local("--resume", "--out", str(out)), stdout=subprocess.DEVNULL) as second:
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + 280
         while max(versions(out)) < KILL_LOCAL:                  # a poll of files: there is no event to wait for
             assert second.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         os.kill(second.pid, signal.SIGKILL)
 
     third = subprocess.run(
-        local("--resume", "--out", str(out), "--oracle"), capture_output=True, text=True, timeout=200)
+        local("--resume", "--out", str(out), "--oracle"), capture_output=True, text=True, timeout=280)
     assert third.returncode == 0, third.stdout + third.stderr
     return out
 

@@ -46,7 +46,7 @@ def run_local(directory: Path, *, numerics: str, kills: tuple[str, ...], setting
             "--steps", "20", "--data", "corpus:small", "--numerics", numerics, "--out", str(directory)]
     argv += [word for setting in (*SMALL, *settings) for word in ("--set", setting)]
     argv += [word for kill in kills for word in ("--kill", kill)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr
     with (directory / "loss.csv").open() as file:
         losses = [float(row["loss"]) for row in csv.DictReader(file)]

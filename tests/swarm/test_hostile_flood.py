@@ -87,7 +87,9 @@ class Victim:
 def victim(folder: Path) -> Iterator[Victim]:
     """One peer that serves the whole of a tiny run, which stands at version 0 for want of trainers."""
     manifest = write_tiny_run(folder, protocol=Protocol(idle_index_s=3600.0))
-    with Running(folder / "victim", "peer", "--manifest", str(manifest), "--stage", "0", "--device", "cpu") as process:
+    # Whoever leaves waits for the peers that records name. Nobody is there.
+    words = ("--stage", "0", "--device", "cpu", "--set", "drain_s=2.0")
+    with Running(folder / "victim", "peer", "--manifest", str(manifest), *words) as process:
         listening = process.says("listening")
         process.says("synced", stage=0)
         read = load(manifest)

@@ -252,7 +252,7 @@ def test_a_local_swarm_by_invitation_trains_as_an_open_one(tmp_path: Path) -> No
     for setting in ("training.sequence_length=16", "training.microbatch_size=1", "model.hidden_size=16",
                     "model.intermediate_size=32", "model.head_dim=8", "model.num_heads=2", "model.num_layers=2"):
         argv += ["--set", setting]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "bit-equal" in done.stdout and f"--invitation {out}/run.invitation" in done.stdout
     secret = (out / "run.invitation").read_text().strip().rsplit(":", 1)[1]

@@ -29,7 +29,7 @@ def train(out: Path, *settings: str, stages: int, replicas: int, kill: str) -> F
     argv = [sys.executable, "-m", "swarmnet", "local", "--stages", str(stages), "--replicas", str(replicas),
             "--steps", str(STEPS), "--data", "corpus:small", "--kill", kill, "--out", str(out)]
     argv += [word for setting in (*SMALL, *settings) for word in ("--set", setting)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return Finished(
         json.loads((out / "summary.json").read_text()),

@@ -55,7 +55,7 @@ def finished(tmp_path_factory) -> Finished:
             "--ranks", "1=2,2.0=2", "--data", "corpus:small", "--numerics", "deterministic", "--out", str(directory),
             "--chaos", str(chaos)]
     argv += [word for setting in SMALL for word in ("--set", setting)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr
     with (directory / "loss.csv").open() as file:
         losses = [float(row["loss"]) for row in csv.DictReader(file)]
