@@ -115,5 +115,7 @@ def _report(error: SwarmError) -> int:
 
 
 def _say(line: str, code: int) -> int:
-    click.echo(f"swarmnet: error: {line}", err=True)
+    from swarmnet.telemetry.log import printable
+
+    click.echo(f"swarmnet: error: {printable(line)}", err=True)     # it may quote what others have sent
     return code

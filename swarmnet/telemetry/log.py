@@ -96,7 +96,7 @@ class Text(logging.Formatter):
             line.write(f"{record.levelname[0]} ")
         if not record.name.startswith("swarmnet"):
             line.write(f"{record.name}: ")
-        line.write(_printable(record.getMessage()))
+        line.write(printable(record.getMessage()))
         for key, value in getattr(record, _FIELDS, {}).items():
             line.write(f" {key}={_shown(value)}")
         if record.exc_info:
@@ -121,9 +121,10 @@ def _shown(value: object) -> str:
     """Short where it can be: floats to 4 digits, text bare unless it could be misread."""
     if isinstance(value, float):
         return f"{value:.4g}"
-    text = _printable(value if isinstance(value, str) else str(plain(value)))
+    text = printable(value if isinstance(value, str) else str(plain(value)))
     return text if text and not set(text) & set(' "=') else '"' + text.replace('"', '\\"') + '"'
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """No character of it does anything to a terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

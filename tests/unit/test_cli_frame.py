@@ -33,6 +33,7 @@ def boom(monkeypatch: pytest.MonkeyPatch):
         (NoReplica(stage=3), 1, "swarmnet: error: NoReplica: stage=3\n"),
         (PeerGone("nobody listens", peer="a\nb"), 1, "swarmnet: error: nobody listens definite=False peer='a\\nb'\n"),
         (click.UsageError("two\nlines"), 2, "swarmnet: error: two lines\n"),
+        (UsageError("it says \x1b[2J"), 2, "swarmnet: error: it says \\x1b[2J\n"),
         (KeyboardInterrupt(), 130, ""),
         (ExceptionGroup("tasks", [UsageError("bad"), ExceptionGroup("inner", [NoReplica("none")])]), 2,
          "swarmnet: error: bad\nswarmnet: error: none\n"),
