@@ -7,7 +7,7 @@ phases in words (`peer.joining`) and the peer's events.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -67,7 +67,8 @@ class Story:
                 which = "a rank" if fields["rank"] is None else f"rank {fields['rank']}"
                 self.phase("ranks", f"{which} of stage {fields['stage']} was lost ({fields['reason']}): all start anew")
             case "dialled_back":
-                self.phase("reachable", _dialled_back(len(fields["could"]), len(fields["could_not"])))
+                found = (_names(fields[which]) for which in ("could", "could_not", "not_asked"))
+                self.phase("reachable", _dialled_back(*found))
             case "synced":
                 self._synced(fields)
             case "stopped":
@@ -137,12 +138,18 @@ class Story:
             self._on_bar()
 
 
-def _dialled_back(could: int, could_not: int) -> str:
-    if could + could_not == 0:
-        return "nobody who was asked could say whether others can connect to this peer"
+def _dialled_back(could: list[str], could_not: list[str], not_asked: list[str]) -> str:
+    silent = f"; could not ask {', '.join(not_asked)}" if not_asked else ""
     if could_not:
-        return f"{could} of {could + could_not} members that tried could connect to this peer"
-    return f"{could} member{'s' if could > 1 else ''} connected back"
+        tried, others = len(could) + len(could_not), ", ".join(could_not)
+        return f"{len(could)} of {tried} members that tried could connect to this peer, not {others}{silent}"
+    if not could:
+        return f"nobody who was asked could say whether others can connect to this peer{silent}"
+    return f"{len(could)} member{'s' if len(could) > 1 else ''} connected back{silent}"
+
+
+def _names(peers: Iterable[str]) -> list[str]:
+    return [f"...{peer[-8:]}" for peer in peers]
 
 
 def _named(name: str, text: str) -> str:

@@ -51,12 +51,13 @@ async def no_other_way() -> bool:
 class Inquiry:
     """What members have said so far, and whom to ask next. Pure.
 
-    could: who connected to me. could_not: who did not, and what stood in the way.
+    could: who connected to me. could_not: who did not, and what stood in the way. not_asked: whom I could not ask, why.
     """
 
     asked: set[PeerId] = field(default_factory=set)
     could: list[PeerId] = field(default_factory=list)
     could_not: dict[PeerId, str] = field(default_factory=dict)
+    not_asked: dict[PeerId, str] = field(default_factory=dict)
 
     def next(self, members: Sequence[PeerId]) -> tuple[PeerId, ...]:
         """Whom to ask at once; nobody if it is decided, or if nobody is left."""
@@ -108,7 +109,9 @@ class Asking:
                 self._say("unreachable", {"addresses": where, "could_not": found.could_not})
                 raise UsageError(_in_words(where, found.could_not))
             self._settled = True
-            self._say("dialled_back", {"addresses": where, "could": found.could, "could_not": found.could_not})
+            self._say("dialled_back", {
+                "addresses": where, "could": found.could, "could_not": found.could_not, "not_asked": found.not_asked,
+            })
 
     def _members(self) -> list[PeerId]:
         """Who serves a stage, in an order that nobody can choose."""
@@ -124,7 +127,8 @@ class Asking:
         for _ in range(_BUSY_TRIES):
             try:
                 answer = await ask(self._transport, member, DialBack(), patience=lambda: _PATIENCE_S)
-            except SwarmError:
+            except SwarmError as error:
+                self._inquiry.not_asked[member] = error.message or type(error).__name__
                 return
             if isinstance(answer, DialledBack):
                 self._inquiry.heard(member, answer)

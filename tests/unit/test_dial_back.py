@@ -100,7 +100,9 @@ def test_who_can_be_connected_to_goes_on_and_asks_once() -> None:
 
     play(work())
     assert sorted(transport.asked) == ["A", "B"]
-    assert said == [("dialled_back", {"addresses": [AT], "could": ["B"], "could_not": {"A": "no answer"}})]
+    assert said == [
+        ("dialled_back", {"addresses": [AT], "could": ["B"], "could_not": {"A": "no answer"}, "not_asked": {}}),
+    ]
 
 
 def test_whom_nobody_can_connect_to_stops_and_says_who_tried_where() -> None:
@@ -135,6 +137,7 @@ def test_where_nobody_serves_or_answers_nobody_can_tell(members: str, synced: bo
     play(one.check())
     assert len(transport.asked) == len(members) * synced
     assert all(event == "dialled_back" for event, _ in said)
+    assert all(fields["not_asked"] == dict.fromkeys(members, "refused") for _, fields in said), "each is named"
 
 
 def test_a_busy_member_is_asked_again_and_a_malformed_one_is_not() -> None:

@@ -118,14 +118,17 @@ def test_ranks_that_start_and_that_are_lost_are_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("could", "could_not", "line"),
+    ("could", "could_not", "not_asked", "line"),
     [
-        (["A"], {}, "reachable 1 member connected back"),
-        (["A", "B"], {}, "reachable 2 members connected back"),
-        (["A"], {"B": "no answer"}, "reachable 1 of 2 members that tried could connect to this peer"),
-        ([], {}, "reachable nobody who was asked could say whether others can connect to this peer"),
+        (["A"], {}, {}, "reachable 1 member connected back"),
+        (["A", "B"], {}, {"C": "silence"}, "reachable 2 members connected back; could not ask ...C"),
+        (["A"], {"B": "no answer"}, {}, "reachable 1 of 2 members that tried could connect to this peer, not ...B"),
+        ([], {}, {}, "reachable nobody who was asked could say whether others can connect to this peer"),
     ],
 )
-def test_who_connected_back_is_a_line(could: list[str], could_not: dict[str, str], line: str) -> None:
-    fields = {"addresses": ["/ip4/203.0.113.7/tcp/31340"], "could": could, "could_not": could_not}
+def test_who_connected_back_is_a_line(
+    could: list[str], could_not: dict[str, str], not_asked: dict[str, str], line: str
+) -> None:
+    at = ["/ip4/203.0.113.7/tcp/31340"]
+    fields = {"addresses": at, "could": could, "could_not": could_not, "not_asked": not_asked}
     assert told(plain(), lambda story, clock: story.on_event("dialled_back", fields))[0].splitlines() == [line]
