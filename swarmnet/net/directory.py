@@ -6,7 +6,7 @@ Two implementations: hivemind's DHT (`net.dht`) and memory (`simulate`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from swarmnet.ids import NO_RESTART, Chain, OnDisk, PeerId, Restart, RunId
 from swarmnet.net.admission import Admissions, Role
@@ -20,6 +20,7 @@ class StageStatus:
     operator allows the stage to be made anew from its neighbours. executions, counted: training forwards of this
     process up to the newest version, and how many indexes it has contributed to sums. drift: (version, how far its
     weights were from those of the first of its stage, relative to their norm), if measured; stray: it is the odd one.
+    still_s: for how long it has made no step, if that is much longer than usual.
     """
 
     stage: int
@@ -35,6 +36,25 @@ class StageStatus:
     counted: int = 0
     drift: tuple[int, float] | None = None
     stray: bool = False
+    still_s: int = 0
+
+
+Grounds = Literal["waited_for", "unreached", "sits_out", "left_out"]
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """What a replica of a stage holds against a mate.
+
+    how: the step waits for it; it is heard and cannot be connected to; a step does not wait for it, for `seconds` more;
+    a step went on without it `seconds` ago. reason: in words for a person.
+    """
+
+    stage: int
+    peer: PeerId
+    how: Grounds
+    reason: str
+    seconds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +65,7 @@ class Record:
     of the newest commit of the last stage this peer has seen. tokens_per_second: of the whole run, measured.
     halted: the step at which too many microbatches gave no finite gradient, if that stopped the run. restart: the
     restart of the run it is under. wants: the one it would go under if most did, none if it sees no need. invitation:
-    the pass it shows in a run by invitation.
+    the pass it shows in a run by invitation. complaints: what matters most first.
     """
 
     run: RunId
@@ -63,6 +83,7 @@ class Record:
     restart: Restart = NO_RESTART
     wants: Restart = NO_RESTART
     invitation: str = ""
+    complaints: tuple[Complaint, ...] = ()
 
     @property
     def roles(self) -> tuple[Role, ...]:

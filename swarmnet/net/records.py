@@ -17,13 +17,13 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.ids import Chain, OnDisk, PeerId, Restart, RunId
 from swarmnet.net.address import Address
 from swarmnet.net.admission import MAX_CHARS
-from swarmnet.net.directory import Record, StageStatus
+from swarmnet.net.directory import Complaint, Grounds, Record, StageStatus
 from swarmnet.net.identity import verify
 
 TTL_S = 30.0
@@ -33,6 +33,8 @@ MAX_NUM_STAGES = 1024
 MAX_STAGES_PER_PEER = 16
 MAX_ADDRESSES = 8
 MAX_ON_DISK = 8                     # checkpoints of one stage that are announced, the newest
+MAX_COMPLAINTS = 8                  # of all stages together
+MAX_REASON = 80
 MAX_TEXT = 256
 TRAINERS = "trainers"
 WHOLE_RUN = "run"
@@ -44,7 +46,8 @@ _HEX_64 = re.compile(r"[0-9a-f]{64}")
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?")
 _FIELDS = frozenset(
     ("run", "peer", "place", "expiry_ms", "num_stages", "incarnation", "addresses", "dht", "stages", "trainer",
-     "numerics", "loss", "eval_loss", "tokens_per_second", "finished", "halted", "restart", "invitation", "wants")
+     "numerics", "loss", "eval_loss", "tokens_per_second", "finished", "halted", "restart", "invitation", "wants",
+     "complaints")
 )
 
 Place = int | str
@@ -114,10 +117,15 @@ def seal(announcement: Announcement, sign: Callable[[bytes], bytes]) -> bytes:
         "restart": [record.restart.number, record.restart.version],
         "invitation": record.invitation,
         "wants": [record.wants.number, record.wants.version],
+        "complaints": [
+            [c.stage, c.peer, c.how, c.reason[:MAX_REASON], c.seconds] for c in record.complaints[:MAX_COMPLAINTS]
+        ],
     }
     payload = json.dumps(fields, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
     try:
         if len(payload) + _SIGNATURE_BYTES > MAX_BYTES:
+            if record.complaints:  # to be found matters more
+                return seal(replace(announcement, record=replace(record, complaints=())), sign)
             _refuse("record is too large", RejectCode.TOO_LARGE, size=len(payload) + _SIGNATURE_BYTES)
         _announcement(json.loads(payload))
     except BadMessage as error:
@@ -175,6 +183,9 @@ def _announcement(fields: object) -> Announcement:
         restart=_restart("restart", fields["restart"]),
         wants=_restart("wants", fields["wants"]),
         invitation=_text("invitation", fields["invitation"], MAX_CHARS),
+        complaints=tuple(
+            _complaint(entry, num_stages) for entry in _list("complaints", fields["complaints"], MAX_COMPLAINTS)
+        ),
     )
     place = fields["place"]
     if type(place) not in (int, str) or place not in places_of(record):
@@ -186,9 +197,10 @@ def _announcement(fields: object) -> Announcement:
 
 
 def _status(entry: object, num_stages: int) -> StageStatus:
-    if not isinstance(entry, list) or len(entry) != 13:
-        _refuse("stages: not thirteen fields")
-    stage, version, chain, synced, queue, slots, disk, draining, reseed, executions, counted, drift, stray = entry
+    if not isinstance(entry, list) or len(entry) != 14:
+        _refuse("stages: not fourteen fields")
+    (stage, version, chain, synced, queue, slots, disk, draining, reseed, executions, counted, drift, stray,
+     still_s) = entry
     return StageStatus(
         stage=_whole("stage", stage, 0, num_stages - 1),
         version=_whole("version", version, 0, 2**53),
@@ -203,6 +215,7 @@ def _status(entry: object, num_stages: int) -> StageStatus:
         counted=_whole("counted", counted, 0, 2**53),
         drift=_drift(drift),
         stray=_flag("stray", stray),
+        still_s=_whole("still_s", still_s, 0, 2**31),
     )
 
 
@@ -211,8 +224,18 @@ def _sealed(status: StageStatus) -> list[object]:
         status.stage, status.version, status.chain, status.synced, status.queue, status.slots,
         [[kept.version, kept.restart.number, kept.restart.version] for kept in status.disk[-MAX_ON_DISK:]],
         status.draining, status.reseed, status.executions,
-        status.counted, status.drift, status.stray,
+        status.counted, status.drift, status.stray, status.still_s,
     ]
+
+
+def _complaint(entry: object, num_stages: int) -> Complaint:
+    if not isinstance(entry, list) or len(entry) != 5 or entry[2] not in get_args(Grounds):
+        _refuse("complaints: not a stage, a peer, what of four, why and how long")
+    stage, peer, how, reason, seconds = entry
+    return Complaint(
+        _whole("complaints", stage, 0, num_stages - 1), PeerId(_peer(peer)), how,
+        _text("complaints", reason, MAX_REASON), _whole("complaints", seconds, 0, 2**31),
+    )
 
 
 def _drift(value: object) -> tuple[int, float] | None:

@@ -8,18 +8,21 @@ network and no clock.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
 from swarmnet.ids import NO_RESTART, Chain, PeerId, Restart, RunId
 from swarmnet.net.admission import Admissions
-from swarmnet.net.directory import Record
+from swarmnet.net.directory import Complaint, Record
 from swarmnet.state.pasts import of_one_past
 from swarmnet.state.restart import Holding, Restarts, half_of, newest_on_disk
 
 NO_BOOTSTRAP = "no_bootstrap"
 """The kind of problem when none of the addresses answered."""
+
+_MOST_NAMED = 16
+"""Peers that are complained of and named in words: records may say anything."""
 
 Severity = Literal["error", "warning", "note"]
 
@@ -31,7 +34,7 @@ class ReplicaLine:
     disk: versions whose checkpoint it holds. draining: it is about to leave. reseed: it may make the stage anew.
     restart: number of the newest restart of the run it follows. executions, counted: training forwards of its process,
     and indexes it has contributed to sums. drift: (version, how far its weights were from those of the first of its
-    stage, relative to their norm), None if not measured; stray: it is the odd one.
+    stage, relative to their norm), None if not measured; stray: it is the odd one. still_s: see StageStatus.
     """
 
     peer: PeerId
@@ -51,6 +54,7 @@ class ReplicaLine:
     counted: int
     drift: tuple[int, float] | None = None
     stray: bool = False
+    still_s: int = 0
 
     @property
     def state(self) -> str:
@@ -93,6 +97,14 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class ComplaintLine:
+    """What `by`, which serves a stage, holds against a mate."""
+
+    by: PeerId
+    of: Complaint
+
+
+@dataclass(frozen=True, slots=True)
 class AdmissionLine:
     """Who may join. policy: "open" or "invite". checked: by the manifest; else it is what most peers say, and records
     of uninvited peers are shown, too. owner: who invites, banned: how many are shut out; known if checked."""
@@ -110,7 +122,7 @@ class Assessment:
     tokens_per_second: of the whole run, the median of what its peers measure. executions_per_index: training
     forwards per contribution, over the processes that are there; 1 when nothing is computed twice, 0 if unknown.
     on_disk: the newest version that every stage has on some disk, None if there is none. restart: the newest one
-    that anybody follows.
+    that anybody follows. still_s: for how long there was no step, as most say who serve; 0 while steps come as usual.
     """
 
     run: RunId
@@ -128,6 +140,8 @@ class Assessment:
     on_disk: int | None = None
     restart: Restart = NO_RESTART
     admission: AdmissionLine | None = None
+    still_s: int = 0
+    complaints: tuple[ComplaintLine, ...] = ()
 
 
 def assess(
@@ -151,6 +165,14 @@ def assess(
     for line in stages:
         problems += _stage_problems(line, standing, finished)
     problems += () if finished else _two_replicas(stages)
+    serving = {line.stage: [replica for replica in line.replicas if standing.serves(replica)] for line in stages}
+    still_s = statistics.median_low([r.still_s for replicas in serving.values() for r in replicas] or [0])
+    complaints = tuple(
+        ComplaintLine(record.peer, complaint) for record in sorted(records, key=lambda record: record.peer)
+        for complaint in record.complaints
+        if not finished and any(record.peer == replica.peer for replica in serving.get(complaint.stage, ()))
+    )
+    problems += _complained(complaints, {stage: {r.peer for r in serving[stage]} for stage in serving}, still_s)
     return Assessment(
         run=run,
         seen=True,
@@ -167,6 +189,8 @@ def assess(
         on_disk=newest_on_disk(holdings, num_stages) if num_stages else None,
         restart=restart,
         admission=_admission(records, admissions),
+        still_s=still_s,
+        complaints=complaints,
     )
 
 
@@ -285,6 +309,59 @@ def _stage_problems(line: StageLine, standing: _Standing, finished: bool) -> Ite
         yield from _few(line, bool(serving))
 
 
+def _complained(
+    complaints: Sequence[ComplaintLine], serving: Mapping[int, Set[PeerId]], still_s: int
+) -> Iterator[Problem]:
+    """For whom all wait; and whom somebody goes on without or cannot reach, if it is somebody else."""
+    about: dict[tuple[int, PeerId], list[ComplaintLine]] = {}
+    for line in complaints:
+        about.setdefault((line.of.stage, line.of.peer), []).append(line)
+    most = sorted(about, key=lambda key: (-len({line.by for line in about[key]}), key))
+    words = {key: _words(*key, about[key], serving[key[0]]) for key in most}
+    unreached = [key for key in most if any(line.of.how == "unreached" for line in about[key])] if still_s else []
+    cannot = {(line.of.stage, line.by, line.of.peer) for line in complaints if line.of.how == "unreached"}
+    waited = [  # whoever cannot connect to the one that waits for it is not to blame
+        key for key in most
+        if any(line.of.how == "waited_for" and (*key, line.by) not in cannot for line in about[key])
+    ] if still_s else []
+    if blamed := (waited or unreached)[:_MOST_NAMED]:
+        whom = "; ".join(words[key] for key in blamed)
+        why = ": waiting for" if waited else ", perhaps because of"
+        yield Problem("error", "standstill", f"no step for {still_s} s{why} {whom}", blamed[0][0])
+    elif still_s and all(serving.values()):  # else it is said what is missing
+        yield Problem("warning", "standstill", f"no step for {still_s} s, and nobody says whom it waits for")
+    for key in [key for key in most if key not in blamed][:_MOST_NAMED]:
+        lines = [line.of for line in about[key]]
+        longest_s = max((each.seconds for each in lines if each.how == "sits_out"), default=0)
+        how = {each.how for each in lines}
+        if "unreached" in how:
+            verb = "left out" if "left_out" in how else "not reached"
+            yield Problem("warning", "unreached", f"{verb}: {words[key]}; look at its firewall", key[0])
+        elif "sits_out" in how:
+            yield Problem("note", "sits_out", f"sitting out for another {longest_s} s: {words[key]}", key[0])
+        elif "left_out" in how:
+            yield Problem("note", "left_out", f"left out: {words[key]}", key[0])
+
+
+def _words(stage: int, peer: PeerId, lines: Sequence[ComplaintLine], serving: Set[PeerId]) -> str:
+    """Who it is, what there is against it, and who says so."""
+    named = f"{peer} of stage {stage}"
+    cannot = {line.by for line in lines if line.of.how == "unreached"}
+    if cannot and serving - {peer} <= cannot:
+        return f"{named}, which nobody can connect to"
+    if cannot:
+        return f"{named}, which {_names(cannot)} cannot connect to"
+    reasons = {line.of.reason: {other.by for other in lines if other.of.reason == line.of.reason} for line in lines}
+    said = (f"{reason}, {'says' if len(by) == 1 else 'say'} {_names(by)}" for reason, by in reasons.items())
+    return f"{named} ({'; '.join(said)})"
+
+
+def _names(peers: Set[PeerId]) -> str:
+    """The last digits of a few."""
+    shown = [f"...{peer[-8:]}" for peer in sorted(peers)[:4]]
+    return ", ".join(shown) + (f" and {len(peers) - 4} more" if len(peers) > 4 else "")
+
+
 def _without_state(line: StageLine, standing: _Standing) -> Problem:
     """No replica serves the stage: nothing can finish a step."""
     stage, disk = line.stage, sorted({version for replica in line.replicas for version in replica.disk})
@@ -369,6 +446,7 @@ def _replicas(stage: int, records: Sequence[Record]) -> Iterator[ReplicaLine]:
                     record.numerics, record.finished, record.addresses, tuple(kept.version for kept in status.disk),
                     status.draining, status.reseed,
                     record.restart.number, status.executions, status.counted, status.drift, status.stray,
+                    status.still_s,
                 )
 
 

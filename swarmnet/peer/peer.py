@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from swarmnet.errors import Refused, RejectCode
@@ -36,6 +37,7 @@ from swarmnet.net.admission import Admissions, Role, advised, role_for
 from swarmnet.net.directory import Directory, Record, StageStatus
 from swarmnet.net.transport import ReadPayload, Transport
 from swarmnet.net.unserved import nobody_serves, unserved
+from swarmnet.peer.complaints import Complaints
 from swarmnet.peer.dial_back import Asking, DialBacks, OtherWay, no_other_way
 from swarmnet.peer.draining import Around, drain
 from swarmnet.peer.loopback import Loopback
@@ -99,6 +101,7 @@ class Peer:
         self._timers = timers_of(manifest)
         self.replicas: dict[int, Replica] = {}
         self.records: dict[PeerId, Record] = {}
+        self._complaints: dict[int, Complaints] = {}
         training = manifest.training
         self._dial_backs = DialBacks(transport, lambda: self.records, self._look_again)
         asking = Asking(self._record, transport, lambda: self.records, self._on_event, other_way)
@@ -136,6 +139,7 @@ class Peer:
                 self.admitted,
             )
             for stage, engine in self._engines.items():
+                self._complaints[stage] = Complaints(self._timers, partial(self.on_event, stage), now=self._now())
                 self.replicas[stage] = Replica(stage, engine, around, self._caps)
             await self._refresh()
             group.create_task(self._looking())
@@ -270,6 +274,7 @@ class Peer:
     def on_event(self, stage: int, event: str, fields: dict[str, object]) -> None:
         """See Listener.on_event."""
         self._on_event(event, {"stage": stage, **fields})
+        self._complaints[stage].on_event(event, fields, now=self._now())
         if event == "halted":
             self._halted = self.replicas[stage].member.version
         if event in ("synced", "halted", "checkpoint", "checkpoint_bad", "drift"):
@@ -398,6 +403,10 @@ class Peer:
         member = replica.member
         return member.synced and not self._left and member.restart == self._starting.restarts.current
 
+    def _still_s(self, replica: Replica) -> int:
+        over = replica.member.done or self._halted is not None or not self._serves(replica)
+        return 0 if over else self._complaints[replica.stage].still_s(now=self._now())
+
     def _status(self) -> Record:
         stages = tuple(
             StageStatus(
@@ -406,6 +415,7 @@ class Peer:
                 draining=replica.member.view.draining, reseed=replica.reseeds,
                 executions=self._executed[stage], counted=self._counted[stage],
                 drift=replica.member.drift.distance, stray=replica.member.drift.strays(self.me),
+                still_s=self._still_s(replica),
             )
             for stage, replica in self.replicas.items()
         )
@@ -413,6 +423,10 @@ class Peer:
             self._record(), stages=stages, loss=self._loss, tokens_per_second=self._tokens_per_second(),
             finished=self.finished.is_set(), halted=self._halted, restart=self._starting.restarts.current,
             wants=self._starting.restarts.wanted or NO_RESTART,
+            complaints=tuple(
+                complaint for stage, replica in self.replicas.items()
+                for complaint in self._complaints[stage].of(replica.member, replica.exchange.trouble, now=self._now())
+            ),
         )
 
     def _tokens_per_second(self) -> float:

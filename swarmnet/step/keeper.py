@@ -218,6 +218,15 @@ class Keeper:
             return self.adopted.id
         return self.round.id if self.round else None
 
+    def waits(self, now: float) -> list[tuple[PeerId, str]]:
+        """Whom the step waits for here, and why, in words. Who holds up an open round its members know better."""
+        if self.commit is not None or (self.current_id is not None and not self.acks):
+            return []
+        if self.acks:
+            return [(peer, "has not got the sum") for peer in sorted(self.members.keys() - self.acks.keys())]
+        silent = sorted({*self._waited_for(now)} - self.members.keys() - self._left_out)
+        return [(peer, "does not report") for peer in silent] + [(peer, "is behind") for peer in self._laggards()]
+
     # ------------------------------------------------------------ inside
 
     def _everybody_reported(self, now: float) -> bool:

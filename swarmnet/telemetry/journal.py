@@ -17,7 +17,8 @@ _LEVELS = {
                      "averaged_alone", "mesh_started", "dialled_back"),
                     logging.INFO),
     **dict.fromkeys(("halted", "waiting", "refused", "digest_differs", "join_failed", "restart", "dropped", "orphaned",
-                     "apply_failed", "checkpoint_failed", "checkpoint_bad", "drift", "rank_lost", "bad_input", "away"),
+                     "apply_failed", "checkpoint_failed", "checkpoint_bad", "drift", "rank_lost", "bad_input", "away",
+                     "cannot_reach"),
                     logging.WARNING),
 }
 _LONG = frozenset(("contributions", "digest", "chain", "weights_sha256", "incarnation", "pids"))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from swarmnet.ids import NO_RESTART, Chain, OnDisk, PeerId, Restart, RunId
-from swarmnet.net.directory import Record, StageStatus
+from swarmnet.net.directory import Complaint, Record, StageStatus
 from swarmnet.peer.assess import Assessment, Problem, assess
 
 RUN = RunId("ab" * 32)
@@ -154,3 +154,54 @@ def test_a_replica_that_has_drifted_is_named_with_how_far() -> None:
     assert [line.drift for line in result.stages[0].replicas] == [(40, 0.25), (40, 0.0), (40, 0.0)]
     _, problems = found(*rest, record("far", status(0, drift=(40, 1e-4))), *three(1))
     assert "drift" not in problems, "another numerics class, or local training"
+
+
+def waiting(stage: int, name: str, *complaints: Complaint, still_s: int = 34) -> Record:
+    return record(name, status(stage, still_s=still_s), complaints=complaints)
+
+
+def against(peer: str, how: str, reason: str = "", seconds: int = 0) -> Complaint:
+    return Complaint(0, PeerId(peer), how, reason, seconds)  # type: ignore[arg-type]
+
+
+def test_a_run_that_stands_still_says_for_whom_it_waits_and_why() -> None:
+    unreached, waited = against("P", "unreached"), against("P", "waited_for", "does not report")
+    others = three(1, still_s=34)
+    replicas = [waiting(0, "A", waited, unreached), waiting(0, "B", unreached), waiting(0, "P")]
+    result, problems = found(*replicas, *others)
+    assert problems["standstill"].text == "no step for 34 s: waiting for P of stage 0, which nobody can connect to"
+    assert result.problems[0].kind == "standstill" and result.still_s == 34 and "unreached" not in problems
+
+    _, problems = found(waiting(0, "A", waited, unreached), *replicas[2:], waiting(0, "B"), *others)
+    assert problems["standstill"].text.endswith("P of stage 0, which ...A cannot connect to")
+    _, problems = found(waiting(0, "A", waited), *replicas[2:], waiting(0, "B"), *others)
+    assert problems["standstill"].text.endswith("P of stage 0 (does not report, says ...A)")
+    _, problems = found(waiting(0, "A", unreached), *replicas[1:], *others)
+    perhaps = "no step for 34 s, perhaps because of P of stage 0, which nobody can connect to"
+    assert problems["standstill"].text == perhaps
+    cut_off = waiting(0, "P", against("A", "waited_for", "has not got the sum"))
+    assert found(waiting(0, "A", unreached), cut_off, *others)[1]["standstill"].text == perhaps
+    _, problems = found(*(waiting(0, name) for name in "ABC"), *others)
+    assert problems["standstill"].text == "no step for 34 s, and nobody says whom it waits for"
+    assert "standstill" not in found(*(waiting(0, name) for name in "ABC"))[1], "stage 1 is missing, which is said"
+
+
+def test_who_is_left_out_or_sits_out_is_named_and_by_whom() -> None:
+    complaints = (
+        against("P", "left_out", "late", 3), against("Q", "sits_out", "does not report", 120),
+        against("R", "unreached"), against("R", "left_out", "nobody here can connect to it"),
+    )
+    result, problems = found(waiting(0, "A", *complaints, still_s=0), *three(0), *three(1))
+    assert problems["left_out"].text == "left out: P of stage 0 (late, says ...A)"
+    assert problems["sits_out"].text == "sitting out for another 120 s: Q of stage 0 (does not report, says ...A)"
+    assert problems["unreached"].text.startswith("left out: R of stage 0, which ...A cannot connect to")
+    assert len(result.complaints) == 4 and not result.still_s
+
+
+def test_a_minority_can_say_neither_that_a_run_stands_still_nor_anything_of_stages_it_does_not_serve() -> None:
+    liar = waiting(1, "L", against("0-0", "waited_for", "is late"), still_s=9999)
+    result, problems = found(liar, *three(0), *three(1))
+    assert not problems and not result.still_s and not result.complaints
+    many = (against(f"P{number}", "left_out", "late") for number in range(99))
+    result, _ = found(waiting(0, "L", *many, still_s=9999), *three(0), *three(1))
+    assert len(result.problems) == 16 and not result.still_s

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.ids import Chain, OnDisk, PeerId, Restart, RunId, first_chain
-from swarmnet.net.directory import Record, StageStatus
+from swarmnet.net.directory import Complaint, Record, StageStatus
 from swarmnet.net.identity import Identity
 from swarmnet.net.record_table import RecordTable, agreed_num_stages
 from swarmnet.net.records import (
@@ -85,6 +85,10 @@ records = st.builds(
     tokens_per_second=st.floats(0, 1e15), finished=st.booleans(), halted=st.none() | st.integers(0, 2**53),
     restart=st.builds(Restart, st.integers(0, 2**53), st.integers(0, 2**53)),
     wants=st.builds(Restart, st.integers(0, 2**53), st.integers(0, 2**53)),
+    complaints=st.lists(st.builds(
+        Complaint, st.integers(0, 1023), st.just(OTHER.peer),
+        st.sampled_from(("waited_for", "unreached", "sits_out", "left_out")), st.text("abc ", max_size=80), counts,
+    ), max_size=3).map(tuple),
 )
 
 
@@ -155,6 +159,9 @@ def test_a_flipped_bit_is_noticed(data: st.DataObject) -> None:
         ({"num_stages": 10**9}, RejectCode.MALFORMED),
         ({"numerics": "\x1b[31m"}, RejectCode.MALFORMED),
         ({"surprise": 1}, RejectCode.MALFORMED),
+        ({"complaints": [[0, OTHER.peer, "waited_for", "\x1b[2J", 0]]}, RejectCode.MALFORMED),
+        ({"complaints": [[0, OTHER.peer, "hated", "late", 0]]}, RejectCode.MALFORMED),
+        ({"complaints": [[0, OTHER.peer, "left_out", "late", 0]] * 9}, RejectCode.MALFORMED),
     ],
 )
 def test_each_rule_has_its_refusal(fields: dict[str, object], code: RejectCode) -> None:
@@ -191,6 +198,17 @@ def test_expired_and_far_future_records_are_refused() -> None:
 
 def test_an_ordinary_record_is_below_a_kilobyte() -> None:
     assert len(seal(announcement(3, numerics="cpu/torch-2.13/1"), ME.sign)) < 1024
+
+
+def test_complaints_are_cut_and_give_way_to_what_others_need_to_find_a_peer() -> None:
+    many = (Complaint(0, OTHER.peer, "left_out", "late " * 99),) * 99
+    said = unseal(seal(announcement(complaints=many), ME.sign), now=NOW).record.complaints
+    assert said == (Complaint(0, OTHER.peer, "left_out", ("late " * 99)[:80]),) * 8
+    disk = tuple(OnDisk(10**15, Restart(10**15, 10**15)) for _ in range(MAX_ON_DISK))
+    full = announcement(stages=tuple(replace(status(stage % 4), stage=stage, disk=disk) for stage in range(13)))
+    full = replace(full, num_stages=16)
+    crowded = replace(full, record=replace(full.record, complaints=many))
+    assert unseal(seal(crowded, ME.sign), now=NOW) == unseal(seal(full, ME.sign), now=NOW)
 
 
 def test_a_record_that_nobody_would_accept_is_not_sealed() -> None:

@@ -1,0 +1,108 @@
+"""What a replica holds against its mates, for its record: whom its step waits for, whom it goes on without, and why.
+
+`peer.assess` puts it in words for `swarmnet status`. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from swarmnet.ids import PeerId
+from swarmnet.messages import Trouble
+from swarmnet.net.directory import Complaint
+from swarmnet.step.member import Member
+from swarmnet.step.view import Timers
+
+_STEPS = 20
+"""The usual pace is the median of so many steps."""
+
+_SLOW = 4.0
+"""The stage stands still when the step takes so many times as long as usual."""
+
+_LEFT_OUT_S = 30.0
+"""Who was left out is named for so long."""
+
+_MOST = 64
+
+
+class Complaints:
+    """Those of one replica. say(event, fields): for the log, once when a mate cannot be connected to."""
+
+    def __init__(self, timers: Timers, say: Callable[[str, dict[str, object]], None], *, now: float) -> None:
+        self._timers, self._say = timers, say
+        self._steps = deque([now], maxlen=_STEPS)
+        self._left_out: dict[PeerId, tuple[str, float]] = {}       # reason, when
+        self._sits_out: dict[PeerId, tuple[str, float]] = {}       # reason, until
+        self._unreached: dict[PeerId, float] = {}                  # since when it is heard and does not answer
+        self._said: set[PeerId] = set()
+
+    def on_event(self, event: str, fields: Mapping[str, Any], *, now: float) -> None:
+        """Take in one event of the replica."""
+        match event:
+            case "applied":
+                self._steps.append(now)
+            case "synced":
+                self._steps = deque([now], maxlen=_STEPS)
+            case "evicted":
+                _keep(self._left_out, fields["peer"], (fields["reason"], now))
+            case "strike":
+                _keep(self._sits_out, fields["peer"], (fields["reason"], now + fields["sits_out_s"]))
+
+    def still_s(self, *, now: float) -> int:
+        """How long the stage has made no step, if that is much longer than usual; else 0."""
+        limit_s = self._timers.long_silence_s
+        if gaps := [later - earlier for earlier, later in itertools.pairwise(self._steps)]:
+            limit_s = max(2 * self._timers.suspect_s, _SLOW * statistics.median_low(gaps))
+        still_s = now - self._steps[-1]
+        return int(still_s) if still_s > limit_s else 0
+
+    def of(self, member: Member, trouble: Trouble | None, *, now: float) -> tuple[Complaint, ...]:
+        """What there is to complain of, what matters most first. trouble: of the round it takes part in."""
+        unreached = self._cannot_reach(member, now)
+        if member.done:
+            return ()
+        waits = dict(self._waits(member, trouble, now)) if member.synced and self.still_s(now=now) else {}
+        return (
+            *(Complaint(member.stage, peer, "waited_for", reason) for peer, reason in waits.items()),
+            *(Complaint(member.stage, peer, "unreached", "cannot be connected to", int(now - since))
+              for peer, since in unreached.items()),
+            *(Complaint(member.stage, peer, "sits_out", reason, int(until - now) + 1)
+              for peer, (reason, until) in self._sits_out.items() if now < until),
+            *(Complaint(member.stage, peer, "left_out", reason, int(now - at))
+              for peer, (reason, at) in self._left_out.items() if now - at < _LEFT_OUT_S),
+        )
+
+    def _waits(self, member: Member, trouble: Trouble | None, now: float) -> Iterator[tuple[PeerId, str]]:
+        """Of two reasons for one mate the later one counts."""
+        promised = member.promised
+        if member.keeper is not None:
+            yield from member.keeper.waits(now)
+        elif promised is not None and not member.view.alive(promised.peer, now=now):
+            yield promised.peer, "keeps the step and is silent"
+        if trouble is not None:
+            yield from ((late.peer, "holds up the round") for late in trouble.late)
+            yield from ((peer, "sends what is refused") for peer in trouble.refused)
+
+    def _cannot_reach(self, member: Member, now: float) -> dict[PeerId, float]:
+        """Mates that have been heard for a while, and answered nothing on a connection that I opened."""
+        view, limit_s = member.view, self._timers.suspect_s
+        self._unreached = {
+            peer: self._unreached.get(peer, now) for peer, seen in view.mates()
+            if seen.synced and view.alive(peer, now=now) and view.reach_age(peer, now=now) > limit_s
+        }
+        found = {peer: since for peer, since in self._unreached.items() if now - since > limit_s}
+        for peer in sorted(found.keys() - self._said):
+            self._say("cannot_reach", {"peer": peer, "reason": "it is heard and cannot be connected to"})
+        self._said = set(found)
+        return found
+
+
+def _keep(found: dict[PeerId, tuple[str, float]], peer: PeerId, entry: tuple[str, float]) -> None:
+    found.pop(peer, None)
+    found[peer] = entry
+    if len(found) > _MOST:
+        del found[next(iter(found))]

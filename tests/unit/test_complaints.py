@@ -1,0 +1,35 @@
+"""What a replica holds against its mates, from what happens to it; and since when its stage stands still."""
+
+from __future__ import annotations
+
+from stage_table import TIMERS, Table
+
+from swarmnet.ids import PeerId
+from swarmnet.net.directory import Complaint
+from swarmnet.peer.complaints import Complaints
+
+
+def test_a_step_is_late_by_the_usual_pace_and_who_sits_out_is_named_until_it_does_not() -> None:
+    complaints = Complaints(TIMERS, lambda event, fields: None, now=0.0)
+    assert (complaints.still_s(now=15.0), complaints.still_s(now=16.0)) == (0, 16), "before the first step"
+    for step in range(1, 6):
+        complaints.on_event("applied", {}, now=10.0 * step)
+    assert (complaints.still_s(now=90.0), complaints.still_s(now=91.0)) == (0, 41)
+    complaints.on_event("evicted", {"peer": PeerId("P"), "reason": "late"}, now=100.0)
+    complaints.on_event("strike", {"peer": PeerId("Q"), "reason": "does not report", "sits_out_s": 60.0}, now=100.0)
+    table = Table("A")
+    assert complaints.of(table.members["A"], None, now=110.0) == (
+        Complaint(0, PeerId("Q"), "sits_out", "does not report", 51), Complaint(0, PeerId("P"), "left_out", "late", 10),
+    )
+    assert complaints.of(table.members["A"], None, now=161.0) == ()
+
+
+def test_a_keeper_names_whose_report_it_waits_for() -> None:
+    table = Table("A", "B")
+    [keeper] = [member for member in table.members.values() if member.keeper is not None]
+    other = next(name for name in table.members if name != keeper.me)
+    assert keeper.keeper is not None and keeper.keeper.waits(table.now) == []
+    del keeper.keeper.members[PeerId(other)]
+    complaints = Complaints(TIMERS, lambda event, fields: None, now=table.now - 20.0)
+    said = complaints.of(keeper, None, now=table.now)
+    assert said == (Complaint(0, PeerId(other), "waited_for", "does not report"),)
