@@ -6,7 +6,7 @@
 R production step machines (`step.member`) of one stage live through two steps of M microbatches; the second is
 measured, on virtual time, without compute, tensors or network. A step takes five seconds, ten heartbeats: claims come
 one after the other in the first seven, then the round is exchanged, and at the end everybody acks, commits and applies.
-What is said between two machines is counted as the production wire writes it.
+What is said between two machines is counted as the production wire writes it; votes are signed and checked as peers do.
 
 claims_per_s: claims that the keeper's machine handles per second of the CPU that it spends on claims. report_ms: CPU
 of one report there. keeper_cpu: all CPU seconds of that machine in the step, of reports, heartbeats and ticks, too;
@@ -32,12 +32,12 @@ from typing import Any, NoReturn
 from swarmnet.ids import Chain, PeerId
 from swarmnet.messages import Control, Finished, Heartbeat, Round
 from swarmnet.net.grpc_link import Written
+from swarmnet.net.identity import Identity
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action, Broadcast, Send
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
 from swarmnet.step.view import Timers
-from swarmnet.wire.convert_fields import peer_id_from_public_bytes
 
 CHAIN = Chain("11" * 32)
 TICKS, CLAIM_TICKS, ROUND_TICKS = 10, 7, 2
@@ -56,12 +56,13 @@ class Stage:
     def __init__(self, replicas: int, microbatches: int) -> None:
         self.now, self.timers = 0.0, Timers()
         shape = Shape(1, microbatches, total_steps=1000)
-        names = [
-            peer_id_from_public_bytes(hashlib.sha256(str(number).encode()).digest()) for number in range(replicas)
-        ]
+        keys = [Identity.from_seed(hashlib.sha256(str(number).encode()).digest()) for number in range(replicas)]
+        names = [key.peer for key in keys]
         self.members = {
-            name: Member(name, 0, shape, self.timers, incarnation=number + 1, chain=CHAIN, now=self.now)
-            for number, name in enumerate(names)
+            key.peer: Member(
+                key.peer, 0, shape, self.timers, incarnation=number + 1, chain=CHAIN, now=self.now, signer=key,
+            )
+            for number, key in enumerate(keys)
         }
         self.wire: deque[tuple[PeerId, PeerId, Control]] = deque()
         self.rounds: dict[PeerId, Round] = {}

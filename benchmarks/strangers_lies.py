@@ -301,6 +301,9 @@ class Deaf:
     def on_gone(self, peer: PeerId, *, definite: bool) -> None:
         """See Service.on_gone."""
 
+    def on_reached(self, peer: PeerId) -> None:
+        """See Service.on_reached."""
+
 
 class Bent:
     """An engine of which one method is another one."""

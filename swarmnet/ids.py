@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import NewType
+from typing import NewType, Protocol
 
 PeerId = NewType("PeerId", str)
 """libp2p peer id in base58 (`12D3Koo...`); it embeds the peer's Ed25519 public key."""
@@ -22,6 +22,18 @@ Chain = NewType("Chain", str)
 
 NO_CHAIN: Chain = Chain("")
 """The chain of a replica that has no state yet."""
+
+
+class Signer(Protocol):
+    """Signs for one peer and checks what others signed; a peer id stands for its key."""
+
+    def sign(self, data: bytes) -> bytes:
+        """My signature of these bytes."""
+        ...
+
+    def verify(self, peer: PeerId, data: bytes, signature: bytes) -> bool:
+        """Did `peer` sign these bytes?"""
+        ...
 
 
 @dataclass(frozen=True, slots=True, order=True)

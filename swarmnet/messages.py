@@ -54,9 +54,25 @@ class Finished:
     voided: Indexes = NONE
 
 
+MAX_VOTES = 31
+"""Votes that a commit carries: more than any majority that is needed (`step.membership`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """A replica's signature under a commit: it holds that sum."""
+
+    peer: PeerId
+    signature: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The finished sum of (stage, step) is whole at every live member. `chain` is the stage's chain before it."""
+    """The sum of (stage, step) that its stage stands by. `chain` is the stage's chain before it.
+
+    contributors: whose gradients are in it, sorted. votes: of those who hold it; more than half of those who count in
+    the stage make it a certificate (`step.membership`). Two commits with other votes are one commit.
+    """
 
     stage: int
     step: int
@@ -67,6 +83,14 @@ class Commit:
     loss_sum: float
     grad_sq_norm: float
     voided: Indexes = NONE
+    contributors: tuple[PeerId, ...] = ()
+    votes: tuple[Vote, ...] = field(default=(), compare=False)
+
+    def says(self, finished: Finished) -> bool:
+        """Is that the sum, bit by bit, whichever round made it?"""
+        return (self.digest, self.num_tokens, self.loss_sum, self.grad_sq_norm, self.voided) == (
+            finished.digest, finished.num_tokens, finished.loss_sum, finished.grad_sq_norm, finished.voided
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +124,9 @@ class Heartbeat:
     """To replicas of my stage and of the neighbour stages: where I stand and which commits I know.
 
     commits: of step `stamp.step` (= my version), as far as known. last_commits: all P of the step before; only sent
-    to a peer that is known to be behind. numerics: the numerics class of my weights. measure: the newest one of them;
-    only sent to replicas of my stage. before: the chain of one version earlier (of version 0: its own).
+    to a peer that is known to be behind. keeper: whom I go by in the open step, or went by in the last. numerics: the
+    numerics class of my weights. measure: the newest one of them; only sent to replicas of my stage. before: the chain
+    of one version earlier (of version 0: its own). sitting: mates that my step goes on without.
     """
 
     stamp: Stamp
@@ -115,6 +140,11 @@ class Heartbeat:
     numerics: str = ""
     measure: Measure | None = None
     before: Chain = NO_CHAIN
+    sitting: tuple[PeerId, ...] = ()
+
+
+MAX_SITTING = 16
+"""Mates that a heartbeat says sit out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +235,7 @@ class Report:
     """Member to keeper, every heartbeat and on change (rule 9). `finished` doubles as the Ack of a round.
 
     owned: granted or summed; summed: in the accumulator. progress: counts finished compute jobs. trouble: in the open
-    round.
+    round. vote: my signature under the commit of `finished`.
     """
 
     stamp: Stamp
@@ -219,6 +249,7 @@ class Report:
     non_finite: Indexes = NONE
     line: Line = UNMEASURED
     trouble: Trouble | None = None
+    vote: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,9 +229,9 @@ class Exchange:
         if not 0 <= request.start <= request.stop:
             raise BadMessage(RejectCode.BAD_SHAPE, f"part [{request.start}, {request.stop})")
         if request.kind == "sum":
+            self.trail.wanted()
             kept = self.trail.piece(request)
             if kept is not None:
-                self.trail.wanted()
                 yield kept
                 return
             finished = self._finished(request.stamp, request.id)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from swarmnet.errors import Refused, RejectCode
-from swarmnet.ids import NO_RESTART, PeerId, RunId
+from swarmnet.ids import NO_RESTART, PeerId, RunId, Signer
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import (
     Answer,
@@ -46,7 +46,6 @@ from swarmnet.peer.starting import Means, Starting
 from swarmnet.pipeline.payload import Windows
 from swarmnet.stage.engine import Engine
 from swarmnet.state.checkpoints import Disk
-from swarmnet.state.copies import Signer
 from swarmnet.state.restart import Restarts, newest_on_disk
 
 Tokens = Callable[[int, int], tuple[Packed, ...] | None]

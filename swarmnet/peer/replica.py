@@ -9,13 +9,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import BadCheckpoint, BadMessage, SwarmError, UsageError
-from swarmnet.ids import Chain, PeerId, Restart, RunId, first_chain, next_chain
+from swarmnet.ids import Chain, PeerId, Restart, RunId, Signer, first_chain, next_chain
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Answer, Commit, Finished, Packed, Process, SnapshotRequest, TrailRequest, TrailStep
 from swarmnet.net.admission import Role
@@ -32,7 +33,7 @@ from swarmnet.pipeline.router import Router
 from swarmnet.pipeline.sources import Sources
 from swarmnet.stage.engine import Engine
 from swarmnet.state.checkpoints import Checkpointer, Disk, Plan, Written
-from swarmnet.state.copies import PIECE_BYTES, Seal, Signer
+from swarmnet.state.copies import PIECE_BYTES, Seal
 from swarmnet.state.cut import Cut
 from swarmnet.state.fetch import Fetcher
 from swarmnet.state.handover import Donor
@@ -135,6 +136,7 @@ class Replica:
             incarnation=around.incarnation,
             chain=self._first_chain,
             now=self._now(),
+            signer=around.signer,
             drift=drift_rules_of(manifest),
             numerics=around.numerics,
         )
@@ -437,7 +439,15 @@ class Replica:
     def _next_replicas(self) -> Mapping[PeerId, int]:
         view = self.member.view
         live = ((peer, view.get(peer, self.stage + 1)) for peer in self._live(self.stage + 1))
-        return {peer: seen.queue for peer, seen in live if seen is not None}
+        found = {peer: seen for peer, seen in live if seen is not None}
+        without, newest = view.left_out(self.stage + 1, now=self._now()), self.member.version + 1
+        chains = Counter((seen.version, seen.chain) for seen in found.values())
+        apart = {at for at in chains if any(at[0] == other[0] and chains[at] < chains[other] for other in chains)}
+        fit = {
+            peer: seen.queue for peer, seen in found.items()
+            if peer not in without and seen.version <= newest and (seen.version, seen.chain) not in apart
+        }
+        return fit or {peer: seen.queue for peer, seen in found.items()}
 
     def _next_leaving(self) -> frozenset[PeerId]:
         view = self.member.view

@@ -19,7 +19,7 @@ from swarmnet.net.transport import Transport
 from swarmnet.pipeline.router import Pick, Router
 
 _FINAL = frozenset({RejectCode.STALE, RejectCode.VOID, RejectCode.FINISHED})
-"""Refusals that no other replica would answer differently."""
+"""Refusals that no other replica would answer differently: believed when half of them agree."""
 
 OF_PAYLOAD = frozenset({
     RejectCode.BAD_SHAPE, RejectCode.NON_FINITE, RejectCode.TOO_LARGE, RejectCode.MALFORMED,
@@ -74,14 +74,15 @@ class Caller:
     async def process(self, request: Process, payload: tuple[Packed, ...]) -> Gradient:
         """Return the answer of whichever replica gives it. Cancel to give up.
 
-        Raises Refused with a code that is final everywhere: STALE, VOID, FINISHED, or one that all replicas gave for
-        the payload.
+        Raises Refused with a code that is final everywhere, which half of the replicas gave: STALE, VOID, FINISHED; or
+        one that all of them gave for the payload.
         """
         loop = asyncio.get_running_loop()
         num_bytes = max(sum(packed.num_bytes for packed in payload), 1)
         owner: PeerId | None = None
         avoid: set[PeerId] = set()
         refused_by: set[PeerId] = set()
+        ended_by: dict[RejectCode, set[PeerId]] = {code: set() for code in _FINAL}
         while True:
             self._router.update(self._candidates())
             pick: Pick | None = None
@@ -134,7 +135,10 @@ class Caller:
                     self._settle(pick)
                     if answer.code in OF_PAYLOAD:
                         refused_by.add(attempt.peer)
-                    if answer.code in _FINAL or (refused_by and refused_by >= self._candidates().keys()):
+                    agreeing = ended_by.get(answer.code, set())
+                    agreeing.add(attempt.peer)
+                    ended = answer.code in _FINAL and 2 * len(agreeing) >= len(self._candidates())
+                    if ended or (refused_by and refused_by >= self._candidates().keys()):
                         raise Refused(answer.code, answer.reason, peer=attempt.peer, version=answer.version)
                     avoid.add(attempt.peer)
                     self._on_reroute(request, attempt.peer, answer.code.value)

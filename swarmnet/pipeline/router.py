@@ -23,6 +23,8 @@ from swarmnet.pipeline.patience import Patience
 _NEVER = -math.inf
 _TRIALS = 0.1
 """Of the time, at most, in which a call waits for a replica that has never answered, while others have."""
+_TRIES_OVER = 16.0
+"""Banned for so many times as long as a call was, that showed life and was never answered."""
 _LONGEST_WAIT_S = 1.0                     # ask again after this long at the latest: `update` may bring somebody new
 
 
@@ -202,7 +204,8 @@ class Router:
             return
         replica.incident = next(self._numbers)
         longest_s = self._longest_ban_over_s if over else self._longest_ban_s
-        replica.ban_s = min(2.0 * replica.ban_s or self._first_ban_s, longest_s)
+        least_s = max(_TRIES_OVER * (now - pick.at) if over else 0.0, self._first_ban_s)
+        replica.ban_s = min(max(2.0 * replica.ban_s, least_s), longest_s)
         replica.banned_until = now + replica.ban_s
         if hung:
             self._patience.expired(over=over)

@@ -8,7 +8,7 @@ from swarmnet.ids import PeerId
 
 
 class SimulatedSigner:
-    """A `state.copies.Signer`."""
+    """A `Signer`."""
 
     def __init__(self, me: PeerId) -> None:
         self._me = me

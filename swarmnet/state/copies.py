@@ -12,10 +12,9 @@ import asyncio
 import hashlib
 import struct
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from swarmnet.errors import BadMessage, RejectCode
-from swarmnet.ids import PeerId, RunId
+from swarmnet.ids import PeerId, RunId, Signer
 from swarmnet.messages import MAX_PIECES, Snapshot
 from swarmnet.state.cut import Cut
 
@@ -29,18 +28,6 @@ LARGE = 1 << 20
 
 _DOMAIN = b"swarmnet copy 1\0"
 _DIGEST_BYTES = 32
-
-
-class Signer(Protocol):
-    """A peer's own signature, and the test of anybody's: the identity key, or the simulator's stand-in for it."""
-
-    def sign(self, data: bytes) -> bytes:
-        """Sign as myself."""
-        ...
-
-    def verify(self, peer: PeerId, data: bytes, signature: bytes) -> bool:
-        """Did `peer` sign this?"""
-        ...
 
 
 def piece_size(num_bytes: int, smallest: int = PIECE_BYTES) -> int:

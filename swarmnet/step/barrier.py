@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from swarmnet.ids import PeerId
-from swarmnet.messages import Commit, Finished, Stamp
+from swarmnet.messages import Commit
 
 
 class Barrier:
@@ -59,17 +57,3 @@ def evidence(commits: Iterable[Commit]) -> bytes:
         digest.update(",".join(map(str, sorted(commit.voided))).encode())
     return digest.digest()
 
-
-def agreed(stamp: Stamp, acks: Mapping[PeerId, Finished], me: PeerId) -> tuple[Commit, list[PeerId]]:
-    """The commit of a sum that everybody holds, and who holds other bits than it says.
-
-    All have the same unless somebody's memory or arithmetic failed: what most hold stands, in a tie mine.
-    """
-    held = Counter(finished.digest for finished in acks.values())
-    mine = acks[me].digest if me in acks else b""
-    whole = max(acks.values(), key=lambda finished: (held[finished.digest], finished.digest == mine))
-    commit = Commit(
-        stage=stamp.stage, step=stamp.step, chain=stamp.chain, id=whole.id, digest=whole.digest,
-        num_tokens=whole.num_tokens, loss_sum=whole.loss_sum, grad_sq_norm=whole.grad_sq_norm, voided=whole.voided,
-    )
-    return commit, sorted(peer for peer, finished in acks.items() if finished.digest != whole.digest)

@@ -1,7 +1,7 @@
 """Who keeps a stage's ledger: what one replica has promised, and when its own turn has come (rule 13). Pure.
 
 Two replicas may keep at a time; the higher ballot wins wherever both are heard, and a wrong keeper only wastes time
-(docs/protocol.md, I2).
+(docs/protocol.md, I2): for several usual steps at most, then it sits out.
 """
 
 from __future__ import annotations
@@ -9,36 +9,108 @@ from __future__ import annotations
 from swarmnet.ids import Ballot, Chain, PeerId
 from swarmnet.messages import NONE, Indexes, Prepare
 from swarmnet.step.actions import Note
+from swarmnet.step.membership import Membership
+from swarmnet.step.pace import Pace
 from swarmnet.step.strikes import Strikes
 from swarmnet.step.view import View
 
 
 class Election:
-    """Promises of one replica in one step. given: the promised keeper's word on what has an owner."""
+    """Promises of one replica in one step. given: the promised keeper's word on what has an owner.
 
-    def __init__(self, view: View, strikes: Strikes, *, step: int, now: float) -> None:
-        self._view, self._strikes, self._step = view, strikes, step
+    strikes, vain: what I hold against others as members, and as keepers.
+    """
+
+    def __init__(
+        self, view: View, strikes: Strikes, vain: Strikes, membership: Membership, pace: Pace, *, step: int,
+        term_chain: Chain, now: float,
+    ) -> None:
+        self._view, self._books, self._vain = view, (strikes, vain), vain
+        self._membership, self._pace = membership, pace
+        self._step = step
         self.notes: list[Note] = []          # for the log, until they are taken
         self.promised: Ballot | None = None
-        self._began_at = self._promised_at = now
+        self._began_at = self._promised_at = self._kept_at = now
         self.given: Indexes = NONE
+        self._term_chain = term_chain
 
     def _level(self, peer: PeerId) -> bool:
         seen = self._view.get(peer)
         return seen is not None and seen.version >= self._step
 
-    def promise(self, ballot: Ballot, *, now: float) -> bool:
-        """Promise a ballot unless as high a one is promised already, or its keeper could not hear my reports."""
-        if self.promised is not None and ballot <= self.promised:
+    def sits(self, peer: PeerId, *, now: float) -> bool:
+        """Do I pass this mate over? Never if I would have to pass over half of those who live."""
+        if peer == self._view.me or not self._struck(peer, now):
             return False
-        if ballot.peer != self._view.me and not self._view.answers(ballot.peer, now=now):
+        live = self._membership.live(self._view.stage, now=now)
+        return 2 * sum(self._struck(mate, now) for mate in live) < len(live)
+
+    def _struck(self, peer: PeerId, now: float) -> bool:
+        return any(book.sits(peer, now=now) for book in self._books)
+
+    def promise(self, ballot: Ballot, *, told_by: PeerId | None = None, now: float) -> bool:
+        """Promise a ballot unless as high a one is promised already, its keeper sits out or could not hear my reports.
+
+        told_by: who has reported that it promised this one. If that is whom I take for the keeper, it keeps no longer.
+
+        What most who live go by comes first: who sits out in my book only keeps for me as well, nobody takes its place,
+        and I come back to it from a higher ballot.
+        """
+        peer, view = ballot.peer, self._view
+        if ballot == self.promised:
             return False
+        left = self.promised is not None and told_by == self.promised.peer != view.me
+        if peer != view.me:
+            if view.get(peer) is None or not view.answers(peer, now=now):
+                return False
+            lower = self.promised is not None and ballot < self.promised
+            refused = lower or self.sits(peer, now=now) or (not left and self._usurps(ballot, now))
+            if refused and not self._followed(ballot, now):
+                return False
+        elif self.promised is not None and ballot < self.promised:
+            return False
+        if self.promised is None or self.promised.peer != peer:
+            self._kept_at = now
         self.promised, self._promised_at = ballot, now
         return True
+
+    def _order(self, now: float) -> list[PeerId]:
+        """Who should keep: as drawn, those who count before those who do not yet."""
+        order = [peer for peer in self._view.keeper_order(self._term_chain, now=now) if not self.sits(peer, now=now)]
+        return sorted(order, key=self._membership.is_new)
+
+    def _usurps(self, ballot: Ballot, now: float) -> bool:
+        """Does it stand though another keeper is alive and followed, or is the first and has just begun?"""
+        view = self._view
+        order = self._order(now)
+        begins = now - self._began_at <= view.timers.suspect_s and len(order) > 2
+        if self.promised is None:
+            return begins and ballot.peer != order[0]
+        keeper = self.promised.peer
+        if keeper == ballot.peer or self.sits(keeper, now=now):
+            return False
+        fit = keeper == view.me or (view.alive(keeper, now=now) and view.answers(keeper, now=now))
+        return fit and (self._followed(self.promised, now) or (begins and keeper == order[0]))
+
+    def _followed(self, ballot: Ballot, now: float) -> bool:
+        """Do most who live go by this ballot, its keeper among them?"""
+        live = self._membership.live(self._view.stage, now=now)
+        found = {ballot.peer} if ballot.peer != self._view.me or ballot == self.promised else set[PeerId]()
+        for peer in live - {self._view.me}:
+            seen = self._view.get(peer)
+            if seen is not None and seen.keeper == ballot:
+                found.add(peer)
+        if ballot == self.promised:
+            found.add(self._view.me)
+        return 2 * len(found & live) > len(live)
 
     def heard(self, prepare: Prepare, *, now: float) -> None:
         """The promised keeper has spoken."""
         self._promised_at, self.given = now, prepare.given
+
+    def moves(self, *, now: float) -> None:
+        """The step is not the keeper's to end yet, or it does what it should."""
+        self._kept_at = now
 
     def due(self, term_chain: Chain, *, keeping: bool, now: float) -> Ballot | None:
         """The ballot to stand with now, or None.
@@ -46,16 +118,15 @@ class Election:
         The first in order keeps; the next ones wait their turn when it is silent, and only a moment when it is dead.
         """
         view, limit = self._view, self._view.timers.suspect_s
-        order = [
-            peer for peer in view.keeper_order(term_chain, now=now)
-            if peer == view.me or not self._strikes.sits(peer, now=now)
-        ]
+        self._term_chain = term_chain
+        self._strike_idle(now)
+        order = self._order(now)
         place = order.index(view.me)
         if self.promised is None:
             waited_s = now - self._began_at
             if place and waited_s > view.timers.long_silence_s and self._level(order[0]):
                 # It is heard, and its turn has come: whoever does not keep then is passed over from now on.
-                self.notes += self._strikes.strike(order[0], "does not keep in its turn", cost_s=waited_s, now=now)
+                self.notes += self._vain.strike(order[0], "does not keep in its turn", cost_s=waited_s, now=now)
             return Ballot(0, view.me) if place == 0 or now - self._began_at > (2 + place) * limit else None
         higher = Ballot(self.promised.number + 1, view.me)
         keeper = self.promised.peer
@@ -65,6 +136,8 @@ class Election:
         seen = view.get(keeper)
         if seen is not None and seen.dead:
             return higher if place == 0 else None
+        if self.sits(keeper, now=now) and not self._followed(self.promised, now):
+            return higher if place == 0 or now - self._kept_at > place * limit else None
         if view.alive(keeper, now=now) and not view.answers(keeper, now=now):
             return higher if place == 0 else None    # heard, and nobody here can report to it
         if not view.alive(keeper, now=now):
@@ -72,3 +145,12 @@ class Election:
             if now - silent_since > (1 + place) * limit:
                 return higher
         return None
+
+    def _strike_idle(self, now: float) -> None:
+        """M14: whoever keeps for several usual steps, and what it should do next is not done, is passed over."""
+        if self.promised is None or self.promised.peer == self._view.me:
+            return
+        timers, kept_s = self._view.timers, now - self._kept_at
+        if kept_s > 1.5 * self._pace.patience_s(4 * timers.suspect_s, 2 * timers.long_silence_s):
+            self.notes += self._vain.strike(self.promised.peer, "keeps, and no sum comes", cost_s=kept_s, now=now)
+            self._kept_at = now

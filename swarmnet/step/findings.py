@@ -26,6 +26,11 @@ class Findings:
         for index in report.non_finite:
             self.found_by.setdefault(index, set()).add(peer)
 
+    def alone(self, ledger: Ledger) -> list[Action]:
+        """Who has found what was counted all the same."""
+        names = {peer for index, found_by in self.found_by.items() if index not in ledger.voided for peer in found_by}
+        return [Note("finds_alone", {"step": self._step, "peer": peer}) for peer in sorted(names)]
+
     def void(self, ledger: Ledger, members: Set[PeerId]) -> list[Action]:
         """Take what is settled out of the ledger."""
         actions: list[Action] = []

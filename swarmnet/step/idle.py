@@ -25,7 +25,9 @@ class Orders:
         self._stamp, self._ballot, self._view, self._idle_s = stamp, ballot, view, idle_s
         self._flow_at = now
         self._ordered: dict[int, float] = {}
-        self._at_work: dict[PeerId, int] = {}  # owned and not summed yet, by the last report
+        self._instead: dict[int, PeerId] = {}
+        self._tried: dict[int, set[PeerId]] = {}
+        self.at_work: dict[PeerId, int] = {}  # owned and not summed yet, by the last report
 
     def flow(self, *, now: float) -> None:
         """Something was claimed or freed: the step moves by itself."""
@@ -33,7 +35,17 @@ class Orders:
 
     def hear(self, peer: PeerId, report: Report) -> None:
         """How much a member still has to do."""
-        self._at_work[peer] = len(report.owned - report.summed)
+        self.at_work[peer] = len(report.owned - report.summed)
+
+    def instead(self, index: int, members: Sequence[PeerId], *, now: float) -> tuple[PeerId, list[Action]]:
+        """Who executes what somebody has begun that may not count it; ordered, unless it was lately."""
+        for_s = max(self._idle_s, self._view.timers.suspect_s)
+        if index in self._instead and now - self._ordered.get(index, -1e9) <= for_s and self._instead[index] in members:
+            return self._instead[index], []
+        peer = min(members, key=lambda p: (self._view.leaves(p), self.at_work.get(p, 0), p))
+        self._ordered[index], self._instead[index] = now, peer
+        self.at_work[peer] = self.at_work.get(peer, 0) + 1
+        return peer, [Send(peer, Execute(self._stamp, self._ballot, index))]
 
     def give(
         self, ledger: Ledger, members: Sequence[PeerId], failed: Mapping[int, set[PeerId]],
@@ -48,7 +60,7 @@ class Orders:
             return []
         actions: list[Action] = []
         # Who has summed much has time: what counts is what a member still has to do.
-        load = {peer: self._at_work.get(peer, 0) for peer in members}
+        load = {peer: self.at_work.get(peer, 0) for peer in members}
         patience_s = max(self._idle_s, self._view.timers.suspect_s)
         free = ledger.free()
         waiting = {index for index in free if now - self._ordered.get(index, -1e9) <= patience_s}
@@ -61,9 +73,13 @@ class Orders:
             first = index not in self._ordered
             self._ordered[index] = now
             found = failed.get(index, set())
+            tried = self._tried.setdefault(index, set())
+            if len(tried) >= len(members):
+                tried.clear()
             peer = min(members, key=lambda p: (
-                self._view.leaves(p), p in found, not spares(p, index), load[p], len(ledger.of(p)), p
+                self._view.leaves(p), p in found, p in tried, not spares(p, index), load[p], len(ledger.of(p)), p
             ))
+            tried.add(peer)
             load[peer] += 1
             actions.append(Send(peer, Execute(self._stamp, self._ballot, index)))
             actions.append(Note("ordered" if first else "ordered_again", {

@@ -1,14 +1,14 @@
 """The replica that holds a stage's ledger for one step, under one ballot. Pure.
 
-Hands out indexes, evicts the dead, opens rounds, adopts finished sums, publishes the commit. A wrong keeper can waste
-time; it cannot make a wrong sum (docs/protocol.md, I2). It knows nothing of compute, and of its own replica only what
-any member reports.
+Hands out indexes, evicts the dead, opens rounds, publishes the commit that the members' votes make. A wrong keeper can
+waste time; it cannot make a wrong sum (docs/protocol.md, I2). It knows nothing of compute, and of its own replica only
+what any member reports.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import (
@@ -28,19 +28,23 @@ from swarmnet.messages import (
     Stamp,
 )
 from swarmnet.step.actions import Action, Broadcast, Note, Send
-from swarmnet.step.barrier import agreed
 from swarmnet.step.dispute import Again, Dispute, Leave
 from swarmnet.step.findings import Findings
 from swarmnet.step.idle import Orders
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.lines import Lines
+from swarmnet.step.membership import Membership, commit_of
 from swarmnet.step.opening import Opening, left_alone
+from swarmnet.step.pace import Pace
 from swarmnet.step.progress import Progress
 from swarmnet.step.strikes import Strikes
 from swarmnet.step.view import Seen, View
 
-_LATE, _LATE_S = 8.0, 10.0
-"""Whoever lacks a sum so many times as long as it took to make, and for so many seconds, is not waited for."""
+_LATE = 4.0
+"""Whoever lacks a sum so many times as long as it took to make, and for `suspect_s`, is not waited for."""
+
+_STILL = 4.0
+"""Long silences without a finished job, after which a member that owns some is stalled; fewer where steps are short."""
 
 
 class Keeper:
@@ -56,20 +60,25 @@ class Keeper:
     def __init__(
         self, stamp: Stamp, ballot: Ballot, num_indexes: int, view: View, *, idle_s: float, max_void: int,
         delay: int = 0, group_size: int = 16, numbers: Iterator[int], oldest: bool = True, now: float,
-        given: Indexes = NONE, lines: Lines | None = None, strikes: Strikes | None = None,
+        given: Indexes = NONE, lines: Lines | None = None, strikes: Strikes | None = None, membership: Membership,
+        pace: Pace | None = None,
     ) -> None:
         self.stamp, self.ballot, self.view = stamp, ballot, view
         self._delay, self.oldest, self._lines = delay, oldest, lines or Lines()
-        self._strikes = strikes or Strikes(view.timers)
+        self._strikes, self._membership = strikes or Strikes(view.timers), membership
+        self._pace = pace or Pace(view.timers)
         self.ledger = Ledger(num_indexes, given)
         self.members: dict[PeerId, Generation] = {}
         self.round: Round | None = None
-        self.adopted: Finished | None = None
-        self.acks: dict[PeerId, Finished] = {}
+        self.acks: dict[PeerId, Commit] = {}       # what members have signed, whichever round it is of
+        self._told_sums: dict[PeerId, tuple[Finished, Commit]] = {}
+        self._held_at = now                        # the last one of them
+        self._began_at = self._noted_at = now
+        self._waits_for: frozenset[PeerId] = frozenset()
+        self._late_s: dict[PeerId, float] = {}
+        self._spoilt = False                       # has the round lost a member that may still owe others something?
         self.commit: Commit | None = None
-        self._adopted_commit = False
         self._opening = Opening(stamp, ballot, group_size, numbers)
-        self._held_at = now
         self._orders = Orders(stamp, ballot, view, idle_s=idle_s, now=now)
         self._progress = Progress()
         self._level_at = now
@@ -83,6 +92,8 @@ class Keeper:
         self._waited_s: dict[PeerId, float] = {}        # for the report of a mate that I hear, in all
         self._waiting_at: dict[PeerId, float] = {}      # when I last found that I wait for it
         self._level = False                    # had everybody reported when that was last looked at?
+        self.sitting = self._excused(now)
+        self._last_since: dict[PeerId, float] = {}
         self._findings = Findings(stamp.step, max_void=max_void)
 
     # ------------------------------------------------------------ messages
@@ -96,6 +107,12 @@ class Keeper:
         if self.current_id is None and not self._everybody_reported(now):
             self._early[peer, claim.index] = claim
             return []
+        if peer in self.sitting and self.members:
+            if (owned := self.ledger.owners[claim.index]) is not None:
+                owner, actions = owned[0], list[Action]()
+            else:
+                owner, actions = self._orders.instead(claim.index, sorted(self.members), now=now)
+            return [*actions, Send(peer, Moved(claim.stamp, self.ballot, claim.generation, claim.index, owner))]
         if self.members.get(peer) != claim.generation:
             return []
         if claim.index in self.ledger.voided:
@@ -117,6 +134,8 @@ class Keeper:
         if report.ballot != self.ballot:
             return []
         self._level = self._level and self.members.get(peer) == report.generation
+        if self.commit is not None:
+            return []
         seen = self.view.get(peer)
         if seen is not None and seen.dead and peer != self.view.me:
             return []  # its last words, or a death that was an error: its next heartbeats will tell
@@ -130,15 +149,18 @@ class Keeper:
             self._evict(peer, known)
         if owner in self.ledger.closed and report.finished is None:
             return [Send(peer, Evicted(self.stamp, self.ballot, report.generation, void=False))]
+        if peer in self.sitting:
+            self._hear_sum(peer, report, now)
+            return [self._void(peer, report.generation)] if report.owned else []
         self._progress.hear(peer, report, now=now)
         self._orders.hear(peer, report)
         self._opening.measured(peer, report.line)
         self._dispute.hear(peer, report, now=now)
         self._findings.hear(peer, report)
-        self._adopt(report)
-        current = self.current_id
-        if current is not None:
-            return self._on_report_in_round(peer, report, current, now)
+        self._hear_sum(peer, report, now)
+        if self._sure(now):
+            self.members[peer] = report.generation
+            return []
         if self.ledger.overlaps(peer, report.owned):
             self._evict(peer, report.generation)
             return [Send(peer, Evicted(self.stamp, self.ballot, report.generation, void=True))]
@@ -149,7 +171,7 @@ class Keeper:
 
     def on_release(self, peer: PeerId, release: Release, *, now: float) -> list[Action]:
         """A member does not hold what the round says it does: free that, open the round again (rule 10)."""
-        if release.ballot != self.ballot or self.adopted or self.acks:
+        if release.ballot != self.ballot or self._sure(now):
             return []
         if self.ledger.release((peer, release.generation), release.indexes):
             self.round = None
@@ -164,10 +186,20 @@ class Keeper:
         self.oldest, self._level_at = True, now
         self._orders.flow(now=now)
 
+    def settle(self, commit: Commit) -> list[Action]:
+        """The stage has committed under a keeper before me, or without me."""
+        if self.commit is not None:
+            return []
+        self.commit = commit
+        return [Broadcast(Committed(commit, self.stamp.restart))]
+
     def advance(self, *, now: float, resend: bool) -> list[Action]:
         """Do whatever the state asks for; `resend` repeats what was already said (every tick, level-triggered)."""
         live = {self.view.me, *self._live(now)}
         self._level = False
+        self.sitting = self._excused(now)
+        if self.commit is None:
+            self._note_waits(now)
         actions: list[Action] = self._evict_lost(live, now)
         actions += self._prepare(live, resend)
         if self.commit is not None:
@@ -182,9 +214,11 @@ class Keeper:
         early, self._early = self._early, {}
         for (peer, _), claim in early.items():
             actions += self.on_claim(peer, claim, now=now)
-        if self.adopted and not self.acks and now - self._held_at > 2 * self.view.timers.suspect_s:
-            # Whoever held the adopted sum is gone (A6): rebuild from the ledger.
-            self.adopted, self._adopted_commit, self.round, self._held_at = None, False, None, now
+        if self.oldest and self._sure(now):
+            actions += self._leave_late(now) + self._try_commit(now)
+            return actions if self.commit is not None or self.round is None else actions + self._say_round(resend)
+        if self.acks and now - self._held_at > self.view.timers.suspect_s:
+            actions += self._give_up_sums()
         if self.current_id is None and self.oldest:
             actions += self._findings.void(self.ledger, self.members.keys())
             if self._findings.halted:
@@ -198,7 +232,6 @@ class Keeper:
                 actions += self._open_round(now)
         if self.current_id is not None:
             actions += self._say_round(resend)
-            actions += self._try_commit()
         return actions
 
     @property
@@ -213,9 +246,7 @@ class Keeper:
 
     @property
     def current_id(self) -> RoundId | None:
-        """The sum everybody should end up with: the adopted one, else that of the open round."""
-        if self.adopted is not None:
-            return self.adopted.id
+        """The open round."""
         return self.round.id if self.round else None
 
     def waits(self, now: float) -> list[tuple[PeerId, str]]:
@@ -239,14 +270,22 @@ class Keeper:
         return self._level
 
     def _waited_for(self, now: float) -> list[PeerId]:
-        """Live mates whose report I wait for, or have: who sits out may report, and nobody waits for it."""
+        """Live mates whose report I wait for, or have: of those who count, or anybody while nobody does."""
         return [
-            peer for peer in self._live(now) if peer in self.members or not self._strikes.sits(peer, now=now)
+            peer for peer in self._live(now)
+            if peer in self.members or not (peer in self.sitting or self._membership.is_new(peer))
         ]
 
+    def _excused(self, now: float) -> frozenset[PeerId]:
+        """Who sits out: it counts nothing and fetches what was committed. Nobody, if the others were too few then."""
+        live = self._membership.live(self.stamp.stage, now=now)
+        mates = live | {peer for peer, _ in self.view.mates()}
+        sitting = frozenset(peer for peer in mates if self._strikes.sits(peer, now=now)) - {self.view.me}
+        return sitting if 2 * len(live - sitting) > len(live) else frozenset()
+
     def _leave_silent(self, now: float) -> list[Action]:
-        """M11: go on without mates that are heard and do not report, after a long silence; at once without those whom I
-        cannot call, if most of those who are here have reported.
+        """M11: go on without mates that are heard and do not report, after several usual steps if most others have, or
+        a long silence; at once without those whom I cannot call, if most others have reported.
 
         They may be behind a firewall, and hear nothing of me; or they may be hostile. Only the time counts in which
         they are heard: whoever was cut off does not get a strike for it when it is back.
@@ -257,10 +296,13 @@ class Keeper:
             self._waited_s[peer] = self._waited_s.get(peer, 0.0) + now - at
         self._waiting_at = {peer: now for peer in missing if self.view.alive(peer, now=now)}
         most = 2 * len(self.members) > 1 + len(awaited)
+        patience_s = timers.long_silence_s
+        if most:
+            patience_s = min(patience_s, self._pace.patience_s(2 * timers.suspect_s, patience_s))
         actions: list[Action] = []
         for peer in missing:
             called, waited_s = self.view.answers(peer, now=now), self._waited_s.get(peer, 0.0)
-            if waited_s <= timers.long_silence_s and (called or not most):
+            if waited_s <= patience_s and (called or not most):
                 continue
             reason = "does not report" if called else "nobody here can connect to it"
             if called:  # to be behind a firewall costs nobody time
@@ -297,10 +339,13 @@ class Keeper:
         self._prepared.discard(peer)
         self._progress.forget(peer)
         self._dispute.forget(peer)
-        if not self.acks:
-            self.round = None
+        if self.acks:
+            self._spoilt = True     # others may hold the whole sum by now, and who has signed it joins no other yet
+        else:
+            self.round = None       # below a certificate nothing is lost by that (M12)
 
     def _evict_lost(self, live: set[PeerId], now: float) -> list[Action]:
+        self._note_last(now)
         actions: list[Action] = []
         for peer, generation in list(self.members.items()):
             if peer == self.view.me:
@@ -310,6 +355,11 @@ class Keeper:
                 reason = "dead" if seen is None or seen.dead else "silent"
             elif self._stalled(peer, now):
                 reason = "stalled"
+                since = self._last_since.pop(peer, None)
+                cost_s = self._progress.still_s(peer, now=now) if since is None else now - since
+                actions += self._strikes.strike(
+                    peer, "does not finish what it owns", cost_s=cost_s, pardon=since is not None, now=now
+                )
             else:
                 continue
             self._drop(peer, generation)
@@ -342,21 +392,13 @@ class Keeper:
         return actions
 
     def _drop(self, peer: PeerId, generation: Generation) -> None:
-        if self.current_id is not None and set(self.acks) - {peer}:
-            # The sum is safe elsewhere: nothing has to be executed again.
-            self.members.pop(peer)
-            self.acks.pop(peer, None)
-        else:
-            self._evict(peer, generation)
+        self._evict(peer, generation)
 
     def _settle_dispute(self, now: float) -> list[Action]:
         """Rule 12: go on without who holds up the round, by its members' word or, once there is a sum, by the clock."""
         alive = {self.view.me, *(peer for peer, seen in self.view.mates() if not seen.dead)}
         self._left_out = self._left_out & alive if self.members else set()  # nobody may be all that is left
-        if self.acks:
-            return self._leave_late(now)
-        self._first_ack_at = None
-        if self.round is None or self.adopted is not None:
+        if self.round is None:
             return []
         match self._dispute.verdict(self._opening.circles(self.round, self.members), now=now):
             case Leave(peer, reason, waits_for) if len(self.members) > 1:
@@ -364,7 +406,12 @@ class Keeper:
                 generation = self.members[peer]
                 self._left_out.add(peer)
                 self._drop(peer, generation)
-                return [self._void(peer, generation), self._left(peer, reason)]
+                # Who complains alone may have a broken line to one mate: once, that is no fault.
+                cost_s, pardon = now - self._opened_at, reason == "alone"
+                strikes = self._strikes.strike(
+                    peer, f"holds up the round ({reason})", cost_s=cost_s, pardon=pardon, now=now
+                )
+                return [*strikes, self._void(peer, generation), self._left(peer, reason)]
             case Again():
                 self.round = None
                 self._opening.turn()
@@ -372,14 +419,45 @@ class Keeper:
         return []
 
     def _leave_late(self, now: float) -> list[Action]:
+        """There is a certificate: who lacks the sum may fetch it in its own time."""
         whole_at = self._first_ack_at = self._first_ack_at or now
-        took_s = whole_at - self._opened_at if self.adopted is None else self.view.timers.long_silence_s / 2
-        if now - whole_at <= max(_LATE_S, _LATE * took_s):
-            return []
         late = sorted(self.members.keys() - self.acks.keys())
-        self._left_out.update(late)  # they may fetch it in their own time
+        if self.round is not None and not self._spoilt and now - whole_at <= max(
+            self.view.timers.suspect_s, _LATE * (whole_at - self._opened_at)
+        ):
+            return []
+        self._left_out.update(late)
         self.members = {peer: generation for peer, generation in self.members.items() if peer in self.acks}
-        return [self._left(peer, "late") for peer in late]
+        if self.round is None:
+            return []
+        cost_s = now - whole_at
+        strikes = [
+            note for peer in late if not self._spoilt and peer != self.view.me
+            for note in self._strikes.strike(peer, "does not end up with the sum", cost_s=cost_s, now=now)
+        ]
+        return [*strikes, *(self._left(peer, "late") for peer in late)]
+
+    def _note_waits(self, now: float) -> None:
+        """Whom alone the step waits for now, while most are ready: for a report, a last gradient, or an ack."""
+        for peer in self._waits_for:
+            self._late_s[peer] = self._late_s.get(peer, 0.0) + now - self._noted_at
+        self._noted_at = now
+        if self._sure(now):
+            waits = self.members.keys() - self.acks.keys()
+        elif not self._level:
+            waits = {peer for peer in self._waited_for(now) if peer not in self.members} - self._left_out
+        else:
+            waits = set(self._last_since)
+        self._waits_for = frozenset(waits) if 2 * len(waits) < 1 + len(self.members) else frozenset()
+
+    def _charge(self, now: float) -> list[Note]:
+        """The step is over: what whoever was late has cost beyond half of what the others took is its debt."""
+        alone_s = now - self._began_at - max(self._late_s.values(), default=0.0)
+        free_s = max(alone_s, 0.0) / 2 + 2 * self.view.timers.heartbeat_s
+        return [
+            note for peer, late_s in sorted(self._late_s.items()) if peer != self.view.me and late_s > free_s
+            for note in self._strikes.charge(peer, "slows the steps down", cost_s=late_s - free_s, now=now)
+        ]
 
     def _left(self, peer: PeerId, reason: str) -> Note:
         return Note("evicted", {"peer": peer, "reason": reason, "step": self.stamp.step})
@@ -387,39 +465,65 @@ class Keeper:
     def _void(self, peer: PeerId, generation: Generation) -> Send:
         return Send(peer, Evicted(self.stamp, self.ballot, generation, void=True))
 
-    def _stalled(self, peer: PeerId, now: float) -> bool:
-        """Heartbeats but no compute for very long. In an open round too, which waits until all have summed theirs."""
-        waited = not self.acks and self.adopted is None and bool(self.ledger.of(peer))
-        return waited and self._progress.still_s(peer, now=now) > 4 * self.view.timers.long_silence_s
+    def _note_last(self, now: float) -> None:
+        """Who alone has something left to sum, while most have not, and since when."""
+        left = {peer for peer in self.members if self._orders.at_work.get(peer)}
+        if not self.ledger.complete or 2 * len(left) >= len(self.members):
+            left = set()
+        self._last_since = {peer: self._last_since.get(peer, now) for peer in left}
 
-    def _adopt(self, report: Report) -> None:
-        """A finished sum beats an unfinished round; a committed one beats all (rule 14)."""
+    def _stalled(self, peer: PeerId, now: float) -> bool:
+        """Heartbeats but no compute for very long, or much longer at it than all others.
+
+        In an open round too, which waits until all have summed theirs.
+        """
+        timers = self.view.timers
+        patience_s = self._pace.patience_s(2 * timers.suspect_s, math.inf)
+        if peer in self._last_since and now - self._last_since[peer] > patience_s and not self._sure(now):
+            return True
+        waited = peer not in self.acks and bool(self.ledger.of(peer))
+        long_s = self.view.timers.long_silence_s
+        return waited and self._progress.still_s(peer, now=now) > self._pace.patience_s(long_s, _STILL * long_s)
+
+    def _hear_sum(self, peer: PeerId, report: Report, now: float) -> None:
+        """A member holds a sum, of this round or of one before, and has signed so."""
         finished = report.finished
         if finished is None:
-            return
-        committed = report.commit is not None and report.commit.id == finished.id
-        if committed:
-            if not self._adopted_commit or self.adopted is None or finished.id > self.adopted.id:
-                if self.adopted is None or self.adopted.id != finished.id:
-                    self.acks = {}
-                self.adopted, self._adopted_commit = finished, True
-        elif not self._adopted_commit and (self.adopted is None or finished.id > self.adopted.id):
-            if self.round is not None and (self.acks or self.round.id == finished.id):
-                return
-            self.adopted, self.acks, self.round = finished, {}, None
-
-    def _on_report_in_round(self, peer: PeerId, report: Report, current: RoundId, now: float) -> list[Action]:
-        finished = report.finished
-        if finished is not None and finished.id == current:
-            self.acks[peer] = finished
-            self._held_at = now
-        else:
             self.acks.pop(peer, None)
-        if self.round and not self.adopted and not self.acks and self.ledger.overlaps(peer, report.owned):
-            self._evict(peer, report.generation)
-            return [Send(peer, Evicted(self.stamp, self.ballot, report.generation, void=True))]
-        self.members[peer] = report.generation
-        return []
+            return
+        known, told = self._told_sums.get(peer, (None, None))
+        commit = told if told is not None and known == finished else commit_of(self.stamp, finished)
+        self._told_sums[peer] = finished, commit
+        if not self._membership.hear_vote(commit, peer, report.vote, now=now):
+            self.acks.pop(peer, None)
+        elif self.acks.get(peer) != commit:
+            self._held_at, self.acks[peer] = now, commit
+
+    def _give_up_sums(self) -> list[Action]:
+        """Those who hold something make no certificate, and who could is gone or holds other bits: sum again."""
+        whole = self.round is not None and self.members.keys() <= self.acks.keys()
+        differing = whole and len(set(self.acks.values())) > 1
+        if not self._spoilt and not differing:
+            return []
+        notes: list[Action] = []
+        if differing:
+            notes.append(Note("digest_differs", {"peers": sorted(self.acks), "round": str(self.current_id)}))
+        self.round = None
+        return notes
+
+    def _certificate(self, now: float) -> Commit | None:
+        """What the votes make the commit of this step, if anything; not of members that hold that sum no more."""
+        holders: dict[Commit, set[PeerId]] = {}
+        for peer, held in self.acks.items():
+            holders.setdefault(held, set()).add(peer)
+        found = [commit for commit, by in holders.items() if self._membership.certified(
+            commit, without=self.members.keys() - by, now=now
+        )]
+        return max(found, key=lambda commit: (commit.id == self.current_id, commit.id, commit.digest), default=None)
+
+    def _sure(self, now: float) -> bool:
+        """Is there a certificate? Above it no round is given up."""
+        return self.commit is not None or (bool(self.acks) and self._certificate(now) is not None)
 
     def _prepare(self, live: set[PeerId], resend: bool) -> list[Action]:
         """live: who is left out, too, or it would stand itself."""
@@ -430,40 +534,35 @@ class Keeper:
 
     def _open_round(self, now: float) -> list[Action]:
         apart = self._lines.apart(self.members, step=self.stamp.step)
-        self.round = self._opening.open(self.members, self.ledger, apart)
+        self._first_ack_at = None
+        self.round, self._spoilt = self._opening.open(self.members, self.ledger, apart), False
         self._told, self._opened_at = {}, now
         self._dispute.opened(self.round.id, now=now)
         reason = left_alone(self.view, self.stamp, self.members, now=now)
         return [] if reason is None else [Note("averaged_alone", {"step": self.stamp.step, "reason": reason})]
 
     def _say_round(self, resend: bool) -> list[Action]:
-        holders = tuple(sorted(self.acks))
-        if self.adopted is not None:
-            base = Round(self.stamp, self.ballot, self.adopted.id, (), tuple(sorted(self.members)), holders)
-        else:
-            assert self.round is not None
-            base = self.round
-            if holders:
-                # After the first ack a round is never aborted: whoever lacks the sum fetches it (rule 16).
-                base = replace(base, holders=holders)
+        assert self.round is not None
         actions: list[Action] = []
         for peer in sorted(self.members):
-            if peer in self.acks:
+            held = self.acks.get(peer)
+            if (held is not None and held.id == self.round.id) or self._spoilt:
                 continue
-            told = self._told.get(peer)
-            # A member of the running exchange needs no word that others finished first, unless it lags a tick behind.
-            same = told is not None and told.id == base.id and (told.holders != () or peer in base.receivers)
-            if resend or not same:
-                self._told[peer] = base
-                actions.append(Send(peer, base))
+            if resend or self._told.get(peer) != self.round:
+                self._told[peer] = self.round
+                actions.append(Send(peer, self.round))
         return actions
 
-    def _try_commit(self) -> list[Action]:
-        me = self.view.me
-        if not self.members or not {*self.members, *({me} - self._left_out)} <= self.acks.keys():
+    def _try_commit(self, now: float) -> list[Action]:
+        """All members hold the sum that more than half of those who count have signed."""
+        commit = self._certificate(now)
+        if commit is None or not {*self.members, *({self.view.me} - self._left_out)} <= self.acks.keys():
             return []
-        self.commit, differing = agreed(self.stamp, self.acks, me)
-        notes: list[Action] = []
+        self.commit = self._membership.with_votes(commit)
+        notes: list[Action] = [*self._charge(now), *self._findings.alone(self.ledger)]
+        differing = sorted(
+            peer for peer, held in self.acks.items() if held.id == commit.id and held.digest != commit.digest
+        )
         if differing:
-            notes.append(Note("digest_differs", {"peers": differing, "round": str(self.commit.id)}))
+            notes.append(Note("digest_differs", {"peers": differing, "round": str(commit.id)}))
         return [*notes, Broadcast(Committed(self.commit, self.stamp.restart))]

@@ -9,10 +9,12 @@ done.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from swarmnet.ids import NO_RESTART, Ballot, Chain, PeerId, Restart, RoundId, next_chain
+from swarmnet.ids import NO_RESTART, Ballot, Chain, PeerId, Restart, RoundId, Signer, next_chain
 from swarmnet.messages import (
+    MAX_SITTING,
     Commit,
     Committed,
     Control,
@@ -32,6 +34,7 @@ from swarmnet.step.drift import NO_DRIFT, Drift, DriftRules
 from swarmnet.step.gate import Shape, refusal
 from swarmnet.step.keeper import Keeper
 from swarmnet.step.lag import Lag, yields
+from swarmnet.step.membership import Membership
 from swarmnet.step.open_step import OpenStep, Shared
 from swarmnet.step.rounds import Part
 from swarmnet.step.view import Timers, View
@@ -42,13 +45,15 @@ class Member:
 
     def __init__(
         self, me: PeerId, stage: int, shape: Shape, timers: Timers, *, incarnation: int, chain: Chain, now: float,
-        drift: DriftRules = NO_DRIFT, numerics: str = "",
+        signer: Signer, drift: DriftRules = NO_DRIFT, numerics: str = "",
     ) -> None:
         self.me, self.stage, self.shape, self.timers = me, stage, shape, timers
         self.view = View(me, stage, timers)
         self.drift = Drift(self.view, drift, numerics)
+        self.membership = Membership(me, stage, self.view, signer)
         self._shared = Shared(
-            me, shape, self.view, Generations(incarnation), round_numbers(incarnation), term_chain=chain
+            me, shape, self.view, self.membership, Generations(incarnation), round_numbers(incarnation),
+            term_chain=chain,
         )
         self.version, self.chain, self.before = 0, chain, chain
         self.restart = NO_RESTART
@@ -56,7 +61,8 @@ class Member:
         self.last_commits: tuple[Commit, ...] = ()
         self.last_finished: Finished | None = None
         self._last_stamp: Stamp | None = None
-        self._lag = Lag(self.view)
+        self._kept_last: Ballot | None = None    # under which ballot, until somebody keeps the next step
+        self._lag = Lag(self.view, self.membership)
         self._begin(now, None)
 
     def _begin(self, now: float, finished: Finished | None) -> None:
@@ -67,7 +73,6 @@ class Member:
         self.steps = [OpenStep(stamp, self._shared, oldest=True, now=now, finished=finished)]
         self.steps += self._following(now)
         self._early_prepare: Prepare | None = None
-        self._early_commits: dict[int, Commit] = {}
 
     def _following(self, now: float) -> list[OpenStep]:
         """The steps that this version opens beside those that are: they are computed on its weights.
@@ -184,15 +189,22 @@ class Member:
             stamp=self._stamp(self.version, self.chain),
             incarnation=self._shared.generations.newest.incarnation,
             synced=self.synced,
-            keeper=self.promised,
-            commits=self.barrier.known,
-            last_commits=self.last_commits if behind else (),
+            keeper=self.promised or self._kept_last,
+            commits=tuple(map(self.membership.with_votes, self.barrier.known)),
+            last_commits=tuple(map(self.membership.with_votes, self.last_commits)) if behind else (),
             queue=self.queue,
             draining=self.view.draining,
             numerics=self.drift.numerics,
             measure=self.drift.mine if mate else None,
             before=self.before,
+            sitting=self._sitting,
         )
+
+    @property
+    def _sitting(self) -> tuple[PeerId, ...]:
+        """Whom my step goes on without, as its keeper, or would if I kept."""
+        found = self.keeper.sitting if self.keeper is not None else self._shared.strikes.sitting
+        return tuple(sorted(found))[:MAX_SITTING]
 
     # ------------------------------------------------------------ events from my own replica
 
@@ -209,16 +221,24 @@ class Member:
         self.version, self.chain, self.before, self.term_chain = version, chain, before, term_chain
         self.synced = True
         self.last_commits, self.last_finished, self._last_stamp = last_commits, None, None
+        for commit in (*commits, *last_commits):
+            self.membership.hear(commit, now=now)
+        if not self.membership.roster(self.stage):
+            self.membership.applied(last_commits)    # a newcomer learns who counts, and that it does not yet
+        for commit in last_commits:
+            if commit.stage == self.stage:       # who has taken over what followed from it stands by it, too
+                self.membership.hear_vote(commit, self.me, self.membership.sign(commit), now=now)
         self.drift.forget()
         self._lag.caught_up()
+        self._shared.pace.interrupted()
         self._begin(now, finished)
-        for commit in commits:
-            self.oldest.know(commit)
+        self.oldest.inherit(commits)
         return [act.StopSum(), Broadcast(self.heartbeat()), *self._advance(now)]
 
     def follow(self, restart: Restart) -> None:
         """The run goes on from another version: nothing said before counts, and I have no state until `restored`."""
         self.restart, self.synced = restart, False
+        self.membership.follow(restart)
         self.view.forget_all()
         self.drift.forget()
 
@@ -273,19 +293,21 @@ class Member:
         """The optimizer step is done: the next version begins. missed: an outer step without me (`sync = "local"`)."""
         assert self.applying and self.barrier.complete
         self.last_commits, self.last_finished, self._last_stamp = self.barrier.known, self.finished, self.stamp
+        self._kept_last = self.promised
         self.steps = self.steps[1:]
         self.before, self.chain = self.chain, next_chain(self.chain, evidence(self.last_commits))
+        self.membership.applied(self.last_commits)
         self.version += 1
         if self.version % self.shape.keeper_term_steps == 0:
             self.term_chain = self.chain
         self._lag.caught_up()
+        self._shared.pace.applied(now=now)
+        self.membership.patience_s = self._shared.pace.patience_s(0.0, 0.0)
         self._shared.pace.begin()
         follows = bool(self.steps)
         opened = self._following(now)
         self.steps += opened
-        prepare, commits, self._early_prepare, self._early_commits = self._early_prepare, self._early_commits, None, {}
-        for commit in commits.values():
-            opened[0].know(commit)
+        prepare, self._early_prepare = self._early_prepare, None
         actions: list[Action] = [Broadcast(self.heartbeat())]
         if prepare is not None and prepare.stamp == opened[0].stamp:
             actions += opened[0].receive(prepare.ballot.peer, prepare, now=now)
@@ -318,10 +340,12 @@ class Member:
         self.view.forget_silent(now=now)
         if not self.synced:
             return []
+        convicted, self.membership.notes = self.membership.notes, []
         if not self.applying and self._lag.orphaned(self.version, now=now):
             self._lag.caught_up()
-            return [act.Orphaned(), Note("orphaned", {"step": self.version})]
-        actions: list[Action] = [*self.drift.review(now=now), *(self._mend(now, begins=False) if self.done else [])]
+            return [*convicted, act.Orphaned(), Note("orphaned", {"step": self.version})]
+        actions: list[Action] = [*convicted, *self.drift.review(now=now)]
+        actions += self._mend(now, begins=False) if self.done else []
         actions += [action for step in self.steps for action in step.say_again()]
         return actions + self._advance(now, resend=True)
 
@@ -345,7 +369,7 @@ class Member:
         if isinstance(message, Committed):
             if message.restart != self.restart:
                 return []
-            return self._on_commit(message.commit, now) if mate or message.commit.stage != self.stage else []
+            return self._on_commit(peer, message.commit, now)
         if message.stamp.stage != self.stage or not mate:
             return []
         if isinstance(message, Prepare) and message.stamp.step == self.version + self._ahead + 1:
@@ -370,14 +394,14 @@ class Member:
             return actions + self._on_fork(peer, beat, now)
         if step == self.version + 1:
             for commit in beat.last_commits:
-                actions += self._on_commit(commit, now)
+                actions += self._on_commit(peer, commit, now)
         if step in (self.version, self.version + 1):
+            self.membership.lists(peer, beat.stamp.stage, (*beat.commits, *beat.last_commits))
             for commit in beat.commits:
-                # Of my own stage only mates may speak, unless it is of a step that is not open here yet.
-                if mate or commit.stage != self.stage or self.step(commit.step) is None:
-                    actions += self._on_commit(commit, now)
+                actions += self._on_commit(peer, commit, now)
         if mate and step > self.version and not self.applying:
-            actions += self._lag.behind(self.version, now=now) or self._advance(now)
+            fetching = self.part.exchange is not None
+            actions += self._lag.behind(self.version, fetching=fetching, now=now) or self._advance(now)
         elif mate and self.version - self.shape.delay.most <= step <= self.version and self._stands(peer, now) != stood:
             for open_step in self.steps:
                 actions += open_step.keep(now=now)
@@ -391,11 +415,12 @@ class Member:
         alive = self.view.alive(peer, now=now)
         return alive, seen.incarnation, seen.version, seen.chain, seen.before, seen.synced, seen.draining
 
-    def _on_commit(self, commit: Commit, now: float) -> list[Action]:
-        if commit.step == self.version + self._ahead + 1:
-            if commit.stage == self.stage or commit.stage not in self._early_commits:
-                self._early_commits[commit.stage] = commit  # of mine the newest word: what chain follows is yet to come
+    def _on_commit(self, peer: PeerId, commit: Commit, now: float) -> list[Action]:
+        """A commit as somebody tells it; its votes are kept, also of a step that is not open here yet."""
+        if not self.version <= commit.step <= self.version + self._ahead + 1:
             return []
+        if not self.membership.hear(commit, now=now):
+            return [Note("bad_vote", {"peer": peer, "stage": commit.stage, "step": commit.step})]
         of = self.step(commit.step)
         return of.add_commit(commit, now=now) if of is not None else []
 
@@ -404,7 +429,14 @@ class Member:
             return []  # a sum of the step that we share: it may be the last one there is, so I yield after its apply
         theirs = any(commit.stage == self.stage for commit in beat.commits)
         mine = self.barrier.of(self.stage) is not None
-        if not yields(mine=(mine, self.chain), theirs=(theirs, beat.stamp.chain)):
+        live = self.membership.live(self.stage, now=now)
+        others = [self.view.get(mate) for mate in live - {self.me}]
+        chains = Counter(seen.chain for seen in others if seen is not None and seen.version == self.version)
+        with_them, with_me = chains[beat.stamp.chain], chains[self.chain] + 1
+        tied = with_them == with_me and 2 * (chains.total() + 1) > len(live)     # by most, not by who speaks first
+        if 2 * with_them <= len(live) and not (
+            tied and yields(mine=(mine, self.chain), theirs=(theirs, beat.stamp.chain))
+        ):
             return []
         return self._lag.resync((peer,), "fork", self.version, now=now)
 

@@ -7,6 +7,7 @@ collects sums and has idle indexes executed. What outlives a step is `Shared`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -36,6 +37,7 @@ from swarmnet.step.election import Election
 from swarmnet.step.gate import Shape
 from swarmnet.step.keeper import Keeper
 from swarmnet.step.lines import Lines
+from swarmnet.step.membership import Membership, commit_of
 from swarmnet.step.pace import Pace
 from swarmnet.step.rounds import Differs, Lacks, Part
 from swarmnet.step.strikes import Strikes
@@ -52,12 +54,13 @@ class Shared:
     term_chain: the chain at the start of the keepers' term, from which their order follows. line: what I have measured
     of mine. trouble: what holds me up in the round I take part in. waits: for whom I wait there; True: whose stream
     breaks whenever it is asked for. numbers: of the rounds I open. lines: what I know of others' as a keeper. strikes:
-    what I hold against them.
+    what I hold against them as members, vain: as keepers.
     """
 
     me: PeerId
     shape: Shape
     view: View
+    membership: Membership
     generations: Generations
     numbers: Iterator[int]
     term_chain: Chain
@@ -68,10 +71,11 @@ class Shared:
     lines: Lines = field(default_factory=Lines)
     pace: Pace = field(init=False)
     strikes: Strikes = field(init=False)
+    vain: Strikes = field(init=False)
 
     def __post_init__(self) -> None:
         self.pace = Pace(self.view.timers)
-        self.strikes = Strikes(self.view.timers)
+        self.strikes, self.vain = Strikes(self.view.timers), Strikes(self.view.timers)
 
     def stuck(self, *, now: float) -> bool:
         """Can the exchange I take part in not end by itself? Its streams stand still or break, or end at the dead."""
@@ -89,12 +93,22 @@ class OpenStep:
         self.stamp, self.oldest = stamp, oldest
         self._shared = shared
         self.account = Account(shared.generations)
-        self.election = Election(shared.view, shared.strikes, step=stamp.step, now=now)
+        self.election = Election(
+            shared.view, shared.strikes, shared.vain, shared.membership, shared.pace, step=stamp.step,
+            term_chain=shared.term_chain, now=now,
+        )
         self.keeper: Keeper | None = None
         self.part = Part(shared.me, finished)
         self.barrier = Barrier(stamp.step, shared.shape.num_stages)
         self.applying = False
         self.progress = 0
+        self._vote = b""
+        self._signed: Commit | None = None       # the commit of `finished`
+        self._signed_at = -math.inf
+        self._refused: set[PeerId] = set()       # who has asked in vain to be, or to have somebody, promised
+        self._barren = False                     # has nobody alive the sum that my stage has committed?
+        if finished is not None:
+            self._sign(finished, now)
 
     @property
     def promised(self) -> Ballot | None:
@@ -154,11 +168,18 @@ class OpenStep:
         self.part.exchange = None
         wanted = self._wanted_sum()
         mine = self._own_commit
-        foreign = mine is not None and finished.digest != mine.digest  # not what my stage has committed
+        foreign = mine is not None and not mine.says(finished)  # not what my stage has committed
         if wanted is None or finished.id != wanted or foreign:
             return self._join_round()
-        self.part.finished = finished
+        self._sign(finished, now)
         return [*self._report(), *self.advance(now)]
+
+    def _sign(self, finished: Finished, now: float) -> None:
+        """I hold this sum, and say so under my name."""
+        commit = self._signed = commit_of(self.stamp, finished)
+        self.part.finished, self.part.locked, self._signed_at = finished, True, now
+        self._vote = self._shared.membership.sign(commit)
+        self._shared.membership.hear_vote(commit, self._shared.me, self._vote, now=now)
 
     def sum_failed(self, round_id: RoundId) -> None:
         """The exchange gave up; the next Round message (or tick) starts it again."""
@@ -191,26 +212,46 @@ class OpenStep:
             case Claim() | Report() | Release():
                 return self._to_keeper(peer, message, now)
 
-    def know(self, commit: Commit) -> None:
-        """A stage's commit that was heard of before this step was open here. Of my own stage, if the chain is mine."""
-        if commit.stage != self.stamp.stage or commit.chain == self.stamp.chain:
-            self.barrier.add(commit)
+    def inherit(self, commits: tuple[Commit, ...]) -> None:
+        """Commits that came with the state: whoever handed it over went by them."""
+        for commit in commits:
+            if commit.stage != self.stamp.stage or commit.chain == self.stamp.chain:
+                self.barrier.add(commit)
 
     def add_commit(self, commit: Commit, *, now: float) -> list[Action]:
-        """A stage has committed this step."""
+        """A stage may have committed this step: its votes tell, or what most others go by (`step.membership`)."""
         if self.applying:
             return []
-        if commit.stage == self.stamp.stage:
-            if commit.chain != self.stamp.chain:
-                return []
-            known = self._own_commit
-            if known is not None and known.id != commit.id and self._holds(commit):
-                self.barrier.replace(commit)  # two commits of one stage: the one whose sum I hold (A4)
-        news = self.barrier.add(commit)
-        mine = self.finished if news and commit.stage == self.stamp.stage else None
-        if mine is not None and mine.id == commit.id and mine.digest != commit.digest:
+        return self.advance(now) if self._learn(commit, now) else []
+
+    def _learn(self, commit: Commit, now: float) -> bool:
+        """Go by this commit if it is to be believed. Returns True if it is news."""
+        mine = commit.stage == self.stamp.stage
+        if mine and commit.chain != self.stamp.chain:
+            return False
+        known = self.barrier.of(commit.stage)
+        if known is not None and (self._holds(known) or not (mine and self._holds(commit))):
+            return False
+        if not self._shared.membership.believed(commit, now=now):
+            return False
+        self.barrier.replace(self._shared.membership.with_votes(commit))    # of two forks the one whose sum I hold (A4)
+        if not mine:
+            return True
+        finished = self.finished
+        if finished is not None and finished.id == commit.id and not commit.says(finished):
             self.part.finished = None  # the same round, other bits than my stage's: fetch them from whoever holds them
-        return self.advance(now) if news else []
+            self._note_given_up()
+        return True
+
+    def _look_around(self, now: float) -> bool:
+        """Is one of the commits that I know of to be believed by now?"""
+        news = False
+        for stage in range(self._shared.shape.num_stages):
+            # A keeper has all votes first, and waits for who is nearly there.
+            if self.barrier.of(stage) is None and not (stage == self.stamp.stage and self.keeper is not None):
+                for commit in self._shared.membership.candidates(stage, self.stamp.step):
+                    news |= self._learn(commit, now)
+        return news
 
     def keep(self, *, now: float) -> list[Action]:
         """What my keeper knows of the others may have changed."""
@@ -219,10 +260,14 @@ class OpenStep:
         return self.keeper.advance(now=now, resend=False)
 
     def _to_keeper(self, peer: PeerId, message: Claim | Report | Release, now: float) -> list[Action]:
+        told = message.commit if isinstance(message, Report) else None
+        mine = told is not None and (told.stage, told.step) == (self.stamp.stage, self.stamp.step)
+        if told is not None and mine and self._shared.membership.hear(told, now=now) and self._learn(told, now):
+            return self.advance(now)
         if isinstance(message, Report) and (self.promised is None or message.ballot > self.promised):
             # Somebody has promised a higher ballot: whoever keeps under a lower one stops (rule 13). If it is one of my
             # own, from before I began this step again, I am waited for: my turn comes under the next one.
-            return self._promise(message.ballot, now)
+            return self._promise(message.ballot, now, told_by=peer)
         if self.keeper is None:
             if isinstance(message, Report) and self.promised is not None and message.ballot < self.promised:
                 return [Send(peer, self._make_report(self.promised))]  # I do not keep, and they see me alive and wait
@@ -237,16 +282,21 @@ class OpenStep:
         return actions if self.keeper.claiming else actions + self.keeper.advance(now=now, resend=False)
 
     def _on_prepare(self, peer: PeerId, prepare: Prepare, now: float) -> list[Action]:
-        if self.promised is not None and prepare.ballot < self.promised:
-            return [Send(peer, self._make_report(self.promised))]  # carries the higher ballot: the old keeper stops
         if prepare.ballot == self.promised:
             self.election.heard(prepare, now=now)
             return self._report()
-        return self._promise(prepare.ballot, now)
+        lower = self.promised is not None and prepare.ballot < self.promised
+        actions = self._promise(prepare.ballot, now, told_by=peer)
+        if self.promised is not None and lower and prepare.ballot != self.promised:
+            return [Send(peer, self._make_report(self.promised))]  # carries the higher ballot: the old keeper stops
+        return actions
 
-    def _promise(self, ballot: Ballot, now: float) -> list[Action]:
-        if not self.election.promise(ballot, now=now):
-            return []
+    def _promise(self, ballot: Ballot, now: float, *, told_by: PeerId) -> list[Action]:
+        if not self.election.promise(ballot, told_by=told_by, now=now):
+            if told_by in self._refused or (self.promised is not None and ballot <= self.promised):
+                return []
+            self._refused.add(told_by)
+            return [Note("refused_ballot", {"peer": told_by, "ballot": ballot.number, "keeper": ballot.peer})]
         actions = self.part.drop()
         if self.keeper is not None and self.keeper.ballot != ballot:
             self.keeper = None
@@ -255,7 +305,7 @@ class OpenStep:
 
     def _on_granted(self, granted: Granted) -> list[Action]:
         ours = granted.ballot == self.promised and granted.generation == self.account.generation
-        if not ours or granted.index not in self.account.asked or self.finished is not None or self.applying:
+        if not ours or granted.index not in self.account.asked or self._own_commit is not None or self.applying:
             return []  # the keeper hears of it by Release (A1)
         self.account.asked.discard(granted.index)
         self.account.granted.add(granted.index)
@@ -292,7 +342,7 @@ class OpenStep:
 
     def _holds(self, commit: Commit) -> bool:
         """Is the sum of this commit here, bit by bit?"""
-        return self.finished is not None and (self.finished.id, self.finished.digest) == (commit.id, commit.digest)
+        return self.finished is not None and commit.says(self.finished)
 
     def _wanted_sum(self) -> RoundId | None:
         mine = self._own_commit
@@ -303,7 +353,7 @@ class OpenStep:
     def _make_report(self, ballot: Ballot) -> Report:
         return self.account.report(
             self.stamp, ballot, self.finished, self._own_commit, self.progress, self._shared.line,
-            self._shared.trouble if self.oldest else None,
+            self._shared.trouble if self.oldest else None, self._vote if self.finished is not None else b"",
         )
 
     def _report(self) -> list[Action]:
@@ -319,7 +369,7 @@ class OpenStep:
 
     def _join_round(self) -> list[Action]:
         commit = self._own_commit
-        if self.applying or not self.oldest or (commit is not None and not self._holds(commit)):
+        if self.applying or not self.oldest or (commit is not None and not self._barren):
             return []  # the stage has committed: that sum is fetched (`_collect_committed`), and no other is of use
         match self.part.join(self.account):
             case Lacks(indexes):
@@ -327,20 +377,34 @@ class OpenStep:
             case Differs():
                 return self._report()
             case actions:
+                self._note_given_up()
                 return actions
+
+    def _note_given_up(self) -> None:
+        if self._signed is not None and self.finished is None:
+            self._shared.membership.give_up(self._signed)
+            self._signed = None
 
     def advance(self, now: float, *, resend: bool = False) -> list[Action]:
         """Do whatever the state asks for: keep, take part, collect, apply. `resend`: say it again (every tick)."""
         shared = self._shared
         if not shared.synced or self.applying or self.stamp.step >= shared.shape.total_steps:
             return []
+        if not self.oldest or self._own_commit is not None or not (self.account.asked or self.account.owned):
+            self.election.moves(now=now)
         ballot = self.election.due(shared.term_chain, keeping=self.keeper is not None, now=now)
         notes, self.election.notes = self.election.notes, []
         actions: list[Action] = [*notes, *(self._keep_under(ballot, now) if ballot is not None else [])]
+        self._look_around(now)
         if self.keeper is not None:
+            if self._own_commit is not None and not self._barren:
+                actions += self.keeper.settle(self._own_commit)
             actions += self.keeper.advance(now=now, resend=resend)
+            if self.keeper.commit is not None and self._own_commit is None:
+                self._learn(self.keeper.commit, now)
         if resend:
             self.part.stuck = shared.stuck(now=now)
+            self.part.locked = now - self._signed_at <= shared.view.timers.suspect_s
             actions += self._join_round()
         if not self.oldest:
             return actions
@@ -357,7 +421,7 @@ class OpenStep:
             max_void=shared.shape.max_void,
             delay=shared.shape.delay.behind(self.stamp.step), group_size=shared.shape.group_size,
             numbers=shared.numbers, oldest=self.oldest, now=now, given=self.election.given, lines=shared.lines,
-            strikes=shared.strikes,
+            strikes=shared.strikes, membership=shared.membership, pace=shared.pace,
         )
         actions.append(Note("keeper", {"step": self.stamp.step, "ballot": ballot.number}))
         actions += self._report() + self.account.ask(self.stamp, ballot)

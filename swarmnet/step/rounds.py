@@ -32,7 +32,9 @@ class Differs:
 class Part:
     """What takes part for `me`. exchange: the sum being exchanged or collected; collecting: from whom it is fetched.
 
-    stuck: the exchange cannot end by itself, as far as is known here. Said on every tick.
+    stuck: the exchange cannot end by itself, as far as is known here. locked: who has signed a sum takes part in no
+    other one of the step for a while, for the first may have become a certificate elsewhere (M10). Both are said on
+    every tick.
     """
 
     def __init__(self, me: PeerId, finished: Finished | None = None) -> None:
@@ -41,6 +43,7 @@ class Part:
         self.exchange: RoundId | None = None
         self.collecting: frozenset[PeerId] = frozenset()
         self.stuck = False
+        self.locked = False
 
     def drop(self) -> list[Action]:
         """Forget the round; what is exchanged ends."""
@@ -61,11 +64,7 @@ class Part:
         current = self.round
         if current is None or (self.finished is not None and self.finished.id == current.id):
             return []
-        if current.holders:
-            return self.collect(current, (holder for holder in current.holders if holder != self.me))
-        if self.finished is not None:
-            return Differs()  # mine is whole, that one is not: the keeper adopts it (A5)
-        if self.exchange == current.id or not current.contributions:
+        if self.exchange == current.id or not current.contributions or (self.finished is not None and self.locked):
             return []
         mine = [indexes for peer, generation, indexes in current.contributions
                 if (peer, generation) == (self.me, account.generation)]
@@ -103,6 +102,8 @@ class Part:
 
     def _start(self, round_id: RoundId, action: act.Sum | act.CollectSum) -> list[Action]:
         stop: list[Action] = [act.StopSum()] if self.exchange is not None else []
+        if isinstance(action, act.Sum):
+            self.finished = None                     # what is summed now takes its place
         self.exchange, self.stuck = round_id, False
         self.collecting = frozenset(action.round.holders) if isinstance(action, act.CollectSum) else frozenset()
         return [*stop, action]

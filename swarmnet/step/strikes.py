@@ -27,12 +27,19 @@ class Strikes:
     """What one replica holds against others. Whoever was never struck is not in it."""
 
     def __init__(self, timers: Timers) -> None:
-        self._longest_s = _LONGEST * timers.long_silence_s
+        self._longest_s, self._worth_s = _LONGEST * timers.long_silence_s, 2 * timers.suspect_s
+        self._now = 0.0
+        self._owed: dict[PeerId, tuple[float, float]] = {}             # seconds, when they were counted
         self._struck: dict[PeerId, tuple[int, float, float]] = {}      # level, since, until; the latest last
 
-    def strike(self, peer: PeerId, reason: str, *, cost_s: float, now: float) -> list[Note]:
-        """Its stage waited for this peer in vain, for so many seconds. Once for one wait."""
+    def strike(
+        self, peer: PeerId, reason: str, *, cost_s: float, pardon: bool = False, now: float
+    ) -> list[Note]:
+        """Its stage waited for this peer in vain, for so many seconds. Once for one wait. pardon: the first time."""
         if self.sits(peer, now=now):
+            return []
+        if pardon and peer not in self._struck:
+            self._struck[peer] = 0, now, now
             return []
         level = min(self.level(peer, now=now) + 1, _MOST_LEVEL)
         sits_s = min(_SHARE * cost_s * 2 ** (level - 1), self._longest_s)
@@ -45,8 +52,25 @@ class Strikes:
             "strikes": level,
         })]
 
+    def charge(self, peer: PeerId, reason: str, *, cost_s: float, now: float) -> list[Note]:
+        """It came late, and cost so many seconds. More than a share of all time makes a strike."""
+        owed_s, since = self._owed.pop(peer, (0.0, now))
+        owed_s = max(owed_s - (now - since) / _SHARE, 0.0) + cost_s
+        if owed_s > self._worth_s:
+            return self.strike(peer, reason, cost_s=owed_s, now=now)
+        self._owed[peer] = owed_s, now
+        while len(self._owed) > _MOST_PEERS:
+            del self._owed[next(iter(self._owed))]
+        return []
+
+    @property
+    def sitting(self) -> list[PeerId]:
+        """Whoever sat out when that was last looked at."""
+        return [peer for peer, (_, since, until) in self._struck.items() if since <= self._now < until]
+
     def sits(self, peer: PeerId, *, now: float) -> bool:
         """Does it sit out now?"""
+        self._now = max(now, self._now)
         return peer in self._struck and now < self._struck[peer][2]
 
     def level(self, peer: PeerId, *, now: float) -> int:

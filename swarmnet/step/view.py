@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from swarmnet.ids import NO_CHAIN, Chain, PeerId
+from swarmnet.ids import NO_CHAIN, Ballot, Chain, PeerId
 from swarmnet.messages import Heartbeat, Measure
 
 _MOST_REPLICAS = 1024
@@ -38,6 +39,8 @@ class Seen:
     before: Chain = NO_CHAIN
     synced: bool = False
     committed: bool = False
+    keeper: Ballot | None = None
+    sitting: tuple[PeerId, ...] = ()
     queue: int = 0
     draining: bool = False
     numerics: str = ""
@@ -71,7 +74,8 @@ class View:
         seen.version, seen.chain, seen.synced = beat.stamp.step, beat.stamp.chain, beat.synced
         seen.before = beat.before
         seen.committed = any(commit.stage == beat.stamp.stage for commit in beat.commits)
-        seen.queue, seen.draining = beat.queue, beat.draining
+        seen.queue, seen.draining, seen.keeper = beat.queue, beat.draining, beat.keeper
+        seen.sitting = beat.sitting
         seen.numerics, seen.measure = beat.numerics, beat.measure
         return fresh
 
@@ -143,6 +147,17 @@ class View:
         seen = self.get(peer, stage)
         return seen is not None and not seen.dead and now - seen.heard_at <= self.silence_limit(seen)
 
+    def left_out(self, stage: int, *, now: float) -> frozenset[PeerId]:
+        """Whom that stage goes on without, by the word of who keeps for most of those I hear, or of most of them."""
+        live = [seen for peer in self.live(stage, now=now) if (seen := self.get(peer, stage)) is not None]
+        keepers = Counter(seen.keeper.peer for seen in live if seen.keeper is not None)
+        said = Counter(peer for seen in live for peer in set(seen.sitting))
+        found = {peer for peer, voices in said.items() if 2 * voices > len(live)}
+        for keeper, voices in keepers.items():
+            if 2 * voices > len(live) and (seen := self.get(keeper, stage)) is not None:
+                found.update(seen.sitting)
+        return frozenset(found)
+
     def leaves(self, peer: PeerId) -> bool:
         """Is this replica of my stage (or am I) about to leave?"""
         seen = self.get(peer)
@@ -192,6 +207,14 @@ class View:
         members = [p for p, s in self.mates() if not s.dead and s.synced and s.version in (version - 1, version)]
         heard = 1 + sum(self.alive(p, now=now) for p in members)
         return 2 * heard > 1 + len(members)
+
+    def unreachable(self, peer: PeerId, stage: int, *, now: float) -> bool:
+        """Is that replica of a stage lost to me? Dead, silent for a long silence, or heard to have no state (M3)."""
+        seen = self.get(peer, stage)
+        if seen is None or seen.dead:
+            return True
+        silent_s = now - seen.heard_at
+        return silent_s > self.timers.long_silence_s or (not seen.synced and silent_s <= self.silence_limit(seen))
 
     def keeper_order(self, term_chain: Chain, *, now: float) -> list[PeerId]:
         """Live replicas of my stage in the order in which they should keep (rule 13; nobody can grind an id)."""

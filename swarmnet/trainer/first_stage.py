@@ -92,12 +92,12 @@ class FirstStage:
         return None if self.candidates() else {"reason": "no replica of stage 0 has its weights yet"}
 
     def newest_version(self) -> int:
-        """Of the weights, as far as anybody says."""
+        """Of the weights, as half of those who serve the stage say: what one says is a word."""
         versions = [
             s.version for record in self.records.values() if record.restart == self.restart
             for s in record.stages if s.stage == 0 and s.synced
         ]
-        return max(versions, default=self.restart.version)
+        return sorted(versions, reverse=True)[(len(versions) - 1) // 2] if versions else self.restart.version
 
     def version_after(self, version: int, stale: Refused) -> int:
         """What to ask for when `version` was refused as STALE: what that replica says it has, or the newest announced.
@@ -120,12 +120,13 @@ class FirstStage:
         )
 
     def _newest_restart(self, stage: int) -> Restart:
-        """The highest restart that somebody of this stage is under. What one peer alone says moves no trainer."""
-        return max((
+        """The highest restart that most of this stage are under, or beyond. What one says moves no trainer."""
+        restarts = sorted((
             record.restart for record in self.records.values() if any(s.stage == stage for s in record.stages)
             and record.restart.version <= self._manifest.training.total_steps
             and record.restart.number <= self.restart.number + MAX_RESTARTS_AHEAD
-        ), default=NO_RESTART)
+        ), reverse=True)
+        return restarts[len(restarts) // 2] if restarts else NO_RESTART
 
     def _left(self, request: Process, peer: PeerId, reason: str) -> None:
         self._rerouted({"stage": -1, "step": request.step, "index": request.index, "from": peer, "reason": reason})

@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 from swarmnet.ids import PeerId
 from swarmnet.messages import (
     MAX_MATES,
+    MAX_SITTING,
     Claim,
     Committed,
     Evicted,
@@ -146,6 +147,7 @@ CONTROL: dict[str, Value] = {
             "before": CHAIN,
             "numerics": Text(MAX_NUMERICS),
             "measure": Maybe(_MEASURE),
+            "sitting": Items(PEER, MAX_SITTING),
         },
     ),
     "prepare": Value(Prepare, pb.Prepare, {**_KEPT, "given": INDEXES}),
@@ -165,6 +167,7 @@ CONTROL: dict[str, Value] = {
             "non_finite": INDEXES,
             "line": One(LINE),
             "trouble": Maybe(TROUBLE),
+            "vote": Blob(0, 64),
         },
     ),
     "evicted": Value(Evicted, pb.Evicted, {**_FENCED, "void": Flag()}),

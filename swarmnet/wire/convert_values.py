@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from swarmnet.ids import Ballot, Generation, PeerId, Restart, RoundId
-from swarmnet.messages import Commit, Finished, Indexes, Stamp
+from swarmnet.messages import MAX_VOTES, Commit, Finished, Indexes, Stamp, Vote
 from swarmnet.wire.bounds import MEMBERS, Bounds, Limit, most, within
 from swarmnet.wire.convert_fields import (
     LENGTH_BYTES,
@@ -23,6 +23,7 @@ from swarmnet.wire.convert_fields import (
     Hex32,
     IndexSet,
     Int,
+    Items,
     Kind,
     Peer,
     Real,
@@ -217,6 +218,8 @@ FINISHED = Value(
     },
     void_but_contributed,
 )
+VOTE = Value(Vote, pb.Vote, {"peer": PEER, "signature": Blob(1, 64)})
+
 COMMIT = Value(
     Commit,
     pb.Commit,
@@ -230,6 +233,8 @@ COMMIT = Value(
         "loss_sum": FINITE,
         "grad_sq_norm": NOT_NEGATIVE,
         "voided": INDEXES,
+        "contributors": Items(PEER, MEMBERS),
+        "votes": Many(VOTE, MAX_VOTES),
     },
 )
 

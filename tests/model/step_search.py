@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 
 from swarmnet.ids import Chain, PeerId, RoundId
 from swarmnet.messages import Committed, Control, Finished, Heartbeat, Round
+from swarmnet.simulate.signer import SimulatedSigner
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action, Broadcast, Send
 from swarmnet.step.drift import DriftRules
@@ -200,7 +201,10 @@ class Setup:
         for stage in range(self.stages):
             for place in range(self.replicas):
                 peer = PeerId(f"{stage}{'ABCD'[place]}")
-                members[peer] = Member(peer, stage, self.shape, TIMERS, incarnation=1, chain=CHAINS[stage], now=0.0)
+                members[peer] = Member(
+                    peer, stage, self.shape, TIMERS, incarnation=1, chain=CHAINS[stage], now=0.0,
+                    signer=SimulatedSigner(peer),
+                )
         state = State(0.0, {peer: Node(member) for peer, member in members.items()}, {}, frozenset(), self.crashes,
                       self.silences)
         if self.together:
@@ -253,7 +257,8 @@ def begin(setup: Setup, state: State, peer: PeerId, actions: list[Action]) -> No
 def _post(state: State, sender: PeerId, to: PeerId, message: Control) -> None:
     if to in state.nodes:
         channel = state.wire.get((sender, to), ())
-        if message not in channel:                       # all of them may come twice, and say the same then
+        # All of them may come twice, and say the same then; but equal commits may carry other votes.
+        if not any(each == message and repr(each) == repr(message) for each in channel):
             state.wire[sender, to] = (*channel, message)
 
 
@@ -383,13 +388,12 @@ def _silence(setup: Setup, state: State, peer: PeerId) -> State:
 
 
 def _may_crash(setup: Setup, state: State, peer: PeerId) -> bool:
-    """Each stage keeps one that lives, and with it the sum, once that may be committed."""
+    """Each stage keeps one that lives, and with it the sum, once somebody goes by its commit."""
     stage = setup.stage_of(peer)
     mates = [node for other, node in state.nodes.items() if other != peer and setup.stage_of(other) == stage]
-    held = {x.member.finished.id for x in (*mates, state.nodes[peer]) if x.member.finished is not None}
     known = any(commit.stage == stage for node in state.nodes.values() for commit in node.member.barrier.known)
     past = any(node.applied is not None for node in state.nodes.values())
-    if held or known or past:
+    if known or past:
         return any(node.member.finished is not None or node.applied is not None for node in mates)
     return bool(mates)
 

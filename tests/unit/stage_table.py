@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 
-from swarmnet.ids import Chain, PeerId
+from swarmnet.ids import NO_RESTART, Chain, PeerId
 from swarmnet.manifest.delay import Delay
-from swarmnet.messages import Committed, Control, Finished, Heartbeat, Prepare, Round
+from swarmnet.messages import Commit, Committed, Control, Finished, Heartbeat, Prepare, Round, Stamp, Vote
+from swarmnet.simulate.signer import SimulatedSigner
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action, Broadcast, Note, Send
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
+from swarmnet.step.membership import statement
 from swarmnet.step.view import Timers
 
 CHAIN = Chain("1" * 64)
@@ -32,8 +35,16 @@ def kind(*kinds: type, to: str | None = None) -> Wish:
     return lambda sender, receiver, message: isinstance(message, kinds) and to in (None, receiver)
 
 
+def certified(commit: Commit, *voters: str) -> Commit:
+    """That commit with the votes of these replicas of its stage."""
+    names = [PeerId(name) for name in voters]
+    said = statement(commit, NO_RESTART)
+    return replace(commit, votes=tuple(Vote(name, SimulatedSigner(name).sign(said)) for name in names))
+
+
 class Table:
-    """Members by name. The highest name keeps at first: all begin alone, and its ballot is the highest."""
+    """Members by name. Of two the higher name keeps at first: each begins alone, and its ballot is the higher one; of
+    more whom most have promised."""
 
     def __init__(self, *names: str, microbatches: int = 2, stages: int = 1, delay: int = 0) -> None:
         self.now, self.shape = 0.0, Shape(stages, microbatches, 10, delay=Delay(delay))
@@ -49,11 +60,17 @@ class Table:
         for name in names:
             self.start(name)
         self.settle()
+        for _ in range(20):
+            if len({member.promised for member in self.members.values()}) > 1:
+                self.tick()
 
     def start(self, name: str) -> None:
         """Start a process (again): nothing of an older one of that name is left but messages under way."""
         self.starts += 1
-        member = Member(PeerId(name), 0, self.shape, TIMERS, incarnation=self.starts, chain=CHAIN, now=self.now)
+        me = PeerId(name)
+        member = Member(
+            me, 0, self.shape, TIMERS, incarnation=self.starts, chain=CHAIN, now=self.now, signer=SimulatedSigner(me),
+        )
         self.members[name], self.sums[name], self.rounds[name], self.collects[name] = member, [], None, None
         self.later[name] = []
         self.do(name, member.restored(0, CHAIN, CHAIN, CHAIN, None, (), now=self.now))
@@ -63,6 +80,12 @@ class Table:
         dead = self.members.pop(name)
         for other, member in self.members.items():
             self.do(other, member.gone(dead.me, definite=True, now=self.now))
+
+    def neighbour(self, name: str, *, stage: int = 1) -> None:
+        """Everybody hears a replica of another stage."""
+        for other, member in self.members.items():
+            beat = Heartbeat(Stamp(member.version, stage, CHAIN), 1, True, None)
+            self.do(other, member.receive(PeerId(name), beat, now=self.now))
 
     def suspect(self, name: str, *, by: str) -> None:
         """`by` is told, wrongly, that `name` is dead."""
@@ -166,9 +189,10 @@ class Table:
     def settle(self, wish: Wish = anything) -> None:
         """Deliver what is on the wire, and what that causes, as long as it is wished for."""
         for _ in range(1000):
-            arriving = next((entry for entry in self.wire if wish(*entry)), None)
-            if arriving is None:
+            wished = [entry for entry in self.wire if wish(*entry)]
+            if not wished:
                 return
+            arriving = next((entry for entry in wished if entry[0] == entry[1]), wished[0])  # its own word comes first
             self.wire.remove(arriving)
             self.put([arriving])
         raise AssertionError(f"no rest: {self.wire[:5]}")

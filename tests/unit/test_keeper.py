@@ -1,4 +1,4 @@
-"""One term of a keeper: what it grants, evicts, opens, adopts and commits. Traces as named in docs/protocol.md."""
+"""One term of a keeper: what it grants, evicts, opens and commits. Traces as named in docs/protocol.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fractions import Fraction
 from stage_table import CHAIN, TIMERS
 
 from swarmnet.averaging.parts import shares
-from swarmnet.ids import Ballot, Generation, PeerId, RoundId
+from swarmnet.ids import NO_RESTART, Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import (
     Claim,
     Commit,
@@ -29,11 +29,14 @@ from swarmnet.messages import (
     Stamp,
     Trouble,
 )
+from swarmnet.simulate.signer import SimulatedSigner
 from swarmnet.step.actions import Action, Broadcast, Note, Send
 from swarmnet.step.keeper import Keeper
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.lines import Lines
+from swarmnet.step.membership import Membership, commit_of, statement
 from swarmnet.step.opening import Opening
+from swarmnet.step.strikes import Strikes
 from swarmnet.step.view import View
 
 ME, B, C = PeerId("A"), PeerId("B"), PeerId("C")
@@ -48,13 +51,16 @@ def gen(number: int, incarnation: int = 1) -> Generation:
 class Office:
     """A keeper with members that have reported nothing yet."""
 
-    def __init__(self, *mates: PeerId, microbatches: int = 2, lines: Lines | None = None) -> None:
+    def __init__(
+        self, *mates: PeerId, microbatches: int = 2, lines: Lines | None = None, strikes: Strikes | None = None
+    ) -> None:
         self.view = View(ME, 0, TIMERS)
         for mate in mates:
             self.beat(mate, 0.0)
+        self.membership = Membership(ME, 0, self.view, SimulatedSigner(ME))
         self.keeper = Keeper(
             STAMP, BALLOT, microbatches, self.view, idle_s=5.0, max_void=1, numbers=itertools.count(), now=0.0,
-            lines=lines,
+            lines=lines, strikes=strikes, membership=self.membership,
         )
 
     def beat(self, mate: PeerId, now: float, incarnation: int = 1) -> None:
@@ -66,7 +72,7 @@ class Office:
     ) -> list[Action]:
         message = Report(
             STAMP, BALLOT, generation or gen(0), frozenset(owned) | frozenset(summed), frozenset(summed), finished,
-            commit, progress, line=Line(bandwidth), trouble=trouble,
+            commit, progress, line=Line(bandwidth), trouble=trouble, vote=vote_of(peer, finished),
         )
         return self.keeper.on_report(peer, message, now=now) + self.keeper.advance(now=now, resend=False)
 
@@ -82,6 +88,13 @@ class Office:
     def everybody_reports(self, *mates: PeerId) -> None:
         for peer in (ME, *mates):
             self.report(peer)
+
+
+def vote_of(peer: PeerId, finished: Finished | None) -> bytes:
+    """What a member that holds this sum signs."""
+    if finished is None:
+        return b""
+    return SimulatedSigner(peer).sign(statement(commit_of(STAMP, finished), NO_RESTART))
 
 
 def told(actions: list[Action], kind: type, peer: PeerId | None = None) -> list:
@@ -325,11 +338,17 @@ def test_reports_of_a_peer_known_dead_are_its_last_words_and_change_nothing():
     assert office.keeper.ledger.closed == {(B, gen(0))} and B not in office.keeper.members
 
 
-def test_of_differing_digests_the_keepers_own_stands_between_two():
+def test_of_differing_digests_neither_is_committed_between_two_while_both_are_alive():
     office = Office(B)
     first = complete(office)
     office.report(ME, summed={0}, finished=sum_of(first))
     office.report(B, summed={1}, finished=sum_of(first, b"e"))
+    for now in range(1, 60):
+        office.beat(B, now)
+        office.keeper.advance(now=now, resend=True)
+    assert office.keeper.commit is None, "two who differ have no majority, and none of them goes on alone"
+    office.view.gone(B, now=60.0)
+    office.keeper.advance(now=60.0, resend=True)
     assert office.keeper.commit is not None and office.keeper.commit.digest == b"d"
 
 
@@ -354,55 +373,128 @@ def test_before_the_first_ack_death_of_a_contributor_costs_its_indexes_only():
     assert office.keeper.round is None and office.keeper.ledger.owners == [(ME, gen(0)), None]
 
 
-def test_after_the_first_ack_the_round_is_never_aborted():
+def of_three() -> tuple[Office, Round]:
+    """A round of three, of whom A and B contribute."""
     office = Office(B, C)
     office.everybody_reports(B, C)
     office.claim(ME, 0)
     office.claim(B, 1)
     office.keeper.advance(now=0.3, resend=False)
-    first = opened(office)
-    office.report(ME, summed={0}, finished=sum_of(first))
+    return office, opened(office)
+
+
+def test_below_a_certificate_a_round_that_loses_a_member_is_given_up_when_who_has_signed_is_free_again():
+    office, first = of_three()
+    office.report(ME, summed={0}, finished=sum_of(first), now=0.4)
     office.view.gone(B, now=0.5)
     actions = office.keeper.advance(now=0.5, resend=True)
-    (word,) = told(actions, Round, C)
-    assert word.id == first.id and word.holders == (ME,)
+    assert opened(office) == first and told(actions, Round) == [], "A may not contribute yet, so C is told nothing"
+    office.beat(C, 3.3)
+    office.keeper.advance(now=3.3, resend=True)
+    assert opened(office) == first
+    actions = office.keeper.advance(now=3.5, resend=True)
+    assert office.keeper.round is None and [message.index for message in told(actions, Execute)] == [1]
+    office.claim(C, 1)
+    office.report(C, summed={1}, now=3.6)
+    assert opened(office).id > first.id and opened(office).receivers == (ME, C)
+    for peer, index in ((ME, 0), (C, 1)):
+        office.report(peer, summed={index}, finished=sum_of(opened(office), b"e"), now=4.0)
+    assert office.keeper.commit is not None and office.keeper.commit.digest == b"e"
+
+
+def test_below_a_certificate_who_lives_may_still_end_up_with_the_sum_of_a_round_that_has_lost_a_member():
+    office, first = of_three()
+    office.report(ME, summed={0}, finished=sum_of(first), now=0.4)
+    office.view.gone(B, now=0.5)
+    office.keeper.advance(now=0.5, resend=True)
     office.report(C, finished=sum_of(first), now=0.6)
-    assert office.keeper.commit is not None
+    assert office.keeper.commit is not None and office.keeper.commit.id == first.id
 
 
-def test_a5_a_finished_sum_beats_the_round_this_keeper_has_just_opened():
+def test_above_a_certificate_a_round_is_never_given_up():
+    office, first = of_three()
+    office.report(ME, summed={0}, finished=sum_of(first), now=0.4)
+    office.report(C, finished=sum_of(first), now=0.5)
+    assert office.keeper.commit is None and opened(office) == first, "B is nearly there"
+    assert office.keeper.on_release(B, Release(STAMP, BALLOT, gen(0), frozenset({1})), now=0.6) == []
+    actions = office.keeper.advance(now=0.6, resend=True)
+    assert told(actions, Round, B) == [first] and not told(actions, Execute)
+    office.view.gone(B, now=0.7)
+    office.keeper.advance(now=0.7, resend=True)
+    assert office.keeper.commit is not None and office.keeper.commit.id == first.id
+    assert {vote.peer for vote in office.keeper.commit.votes} == {ME, C}
+
+
+def test_a_sum_that_its_holder_has_not_signed_is_none():
+    office, first = of_three()
+    for peer in (B, C):
+        unsigned = Report(STAMP, BALLOT, gen(0), frozenset(), frozenset(), sum_of(first), None, 0, vote=b"B's word")
+        office.keeper.on_report(peer, unsigned, now=0.4)
+    office.keeper.advance(now=0.4, resend=True)
+    office.report(ME, summed={0}, finished=sum_of(first), now=0.4)
+    assert office.keeper.acks.keys() == {ME} and office.keeper.commit is None
+
+
+def test_who_signs_two_sums_of_one_round_has_no_say_any_more():
+    office, first = of_three()
+    office.report(B, summed={1}, finished=sum_of(first), now=0.4)
+    office.report(B, summed={1}, finished=sum_of(first, b"e"), now=0.5)
+    assert not office.keeper.acks and [note.fields["peer"] for note in office.membership.notes] == [B]
+    office.report(ME, summed={0}, finished=sum_of(first), now=0.6)
+    assert office.keeper.commit is None, "one of the two that are left"
+
+
+def test_a5_a_sum_of_another_round_without_a_certificate_changes_nothing():
+    """Nobody fetches what one replica alone says it holds: the sum is made again."""
     office = Office(B)
     mine = complete(office)
     older = Finished(RoundId(Ballot(0, B), 0), b"d", 2, 0.0, 1.0, mine.contributions)
-    actions = office.report(B, summed={1}, finished=older)
-    assert office.keeper.round is None and office.keeper.current_id == older.id
-    (word,) = told(actions, Round, ME)
-    assert word.holders == (B,) and word.contributions == ()
+    office.report(B, summed={1}, finished=older)
+    assert opened(office) == mine
+    actions = office.keeper.advance(now=0.5, resend=True)
+    assert told(actions, Round, ME) == told(actions, Round, B) == [mine]
+    office.report(B, summed={1}, finished=sum_of(mine), now=4.0)
+    office.report(ME, summed={0}, finished=sum_of(mine), now=4.0)
+    assert office.keeper.commit is not None and office.keeper.commit.id == mine.id
 
 
-def test_of_two_finished_sums_the_higher_is_adopted_and_a_committed_one_beats_all():
+def test_a5_a_sum_of_another_round_with_a_certificate_beats_the_round_this_keeper_has_just_opened():
+    office, mine = of_three()
+    older = Finished(RoundId(Ballot(0, B), 0), b"d", 2, 0.0, 1.0, mine.contributions)
+    office.report(B, summed={1}, finished=older, now=0.4)
+    office.report(C, finished=older, now=0.5)
+    assert office.keeper.commit is None, "A may be nearly there"
+    for mate in (B, C):
+        office.beat(mate, 3.6)
+    office.keeper.advance(now=3.6, resend=True)
+    assert office.keeper.commit is not None and office.keeper.commit.id == older.id
+
+
+def test_of_two_sums_that_one_replica_each_holds_none_is_taken_and_the_step_is_summed_again():
     office = Office(B, C)
     low = Finished(RoundId(Ballot(0, B), 0), b"d", 2, 0.0, 1.0, ())
-    high = Finished(RoundId(Ballot(0, C), 0), b"d", 2, 0.0, 1.0, ())
+    high = Finished(RoundId(Ballot(0, C), 0), b"e", 2, 0.0, 1.0, ())
     office.report(ME)
     office.report(B, finished=high)
     office.report(C, finished=low)
-    assert office.keeper.current_id == high.id
+    assert office.keeper.round is None and told(office.claim(ME, 0), Granted) and told(office.claim(ME, 1), Granted)
+    office.report(ME, summed={0, 1})
+    assert opened(office).receivers == (ME, B, C)
     commit = Commit(0, 3, CHAIN, low.id, b"d", 2, 0.0, 1.0)
     office.report(C, finished=low, commit=commit)
-    assert office.keeper.current_id == low.id
+    assert office.keeper.commit is None, "a commit is worth the votes that are under it"
 
 
-def test_a6_adoption_ends_when_no_holder_is_left():
+def test_a6_a_sum_counts_for_as_long_as_its_holder_lives():
     office = Office(B)
     sum_ = Finished(RoundId(Ballot(0, B), 0), b"d", 2, 0.0, 1.0, ())
     office.report(ME)
     office.report(B, finished=sum_)
+    assert office.keeper.acks.keys() == {B}
     office.view.gone(B, now=0.5)
-    office.keeper.advance(now=0.5, resend=True)
-    assert office.keeper.current_id == sum_.id
-    actions = office.keeper.advance(now=10.0, resend=True)
-    assert office.keeper.current_id is None and told(actions, Prepare, ME)
+    actions = office.keeper.advance(now=0.5, resend=True)
+    assert not office.keeper.acks and told(actions, Prepare, ME)
+    assert told(office.claim(ME, 0), Granted, ME)
 
 
 def test_a8_after_a_commit_nothing_is_opened_again():
@@ -533,10 +625,17 @@ def test_whoever_lacks_a_sum_for_long_is_not_waited_for_and_keeps_what_it_has_co
     office.report(ME, finished=done, summed={0}, now=2.0)
     actions = office.report(B, finished=done, now=3.0)
     assert not told(actions, Evicted) and office.keeper.commit is None
-    office.beat(C, 12.0)
+    for mate in (B, C):
+        office.beat(mate, 10.9)
+    office.report(B, finished=done, now=10.9)
+    assert office.keeper.commit is None, "four times as long as the sum took to make"
+    for mate in (B, C):
+        office.beat(mate, 12.0)
     actions = office.report(B, finished=done, now=13.0)
     assert not told(actions, Evicted), "its generation is in the sum"
-    assert office.keeper.commit is not None
+    assert office.keeper.commit is not None and office.keeper.commit.contributors == (ME, C)
+    (strike,) = [action for action in actions if isinstance(action, Note) and action.event == "strike"]
+    assert strike.fields["peer"] == C and strike.fields["cost_s"] == 10.0
 
 
 def test_a_keeper_that_sums_alone_says_so():
@@ -550,21 +649,38 @@ def test_a_keeper_that_sums_alone_says_so():
     assert alone == [{"step": 3, "reason": f"{B} is at version 2"}]
 
 
-def test_an_adopted_sum_does_not_wait_for_ever_for_who_is_alive_and_never_gets_it():
+def test_a_certified_sum_of_a_round_before_this_keeper_waits_for_nobody():
+    """Who lacks it fetches it; it has held up no round of this keeper, so it gets no strike."""
     office = Office(B, C)
     whole = Finished(RoundId(Ballot(0, C), 7), b"d", 2, 0.0, 1.0, ((ME, gen(0), frozenset({0, 1})),))
     office.report(ME, summed={0, 1}, finished=whole)
     office.report(B, finished=whole)
-    office.report(C)
-    for now in range(1, 100):
-        for mate in (B, C):
-            office.beat(mate, now)
-        told_now = office.report(C, now=now)
-        if office.keeper.commit is not None:
-            break
+    assert office.keeper.commit is None, "nothing is said before everybody has reported"
+    actions = office.report(C)
     assert office.keeper.commit is not None and office.keeper.commit.id == whole.id
-    assert now > TIMERS.long_silence_s, "it is given the time that a slow line needs"
-    assert any(isinstance(a, Note) and a.fields == {"peer": C, "reason": "late", "step": 3} for a in told_now)
+    assert not [action for action in actions if isinstance(action, Note) and action.event == "strike"]
+
+
+def test_who_sits_out_counts_nothing_and_hears_who_owns_what_it_asks_for():
+    strikes = Strikes(TIMERS)
+    strikes.strike(C, "does not report", cost_s=20.0, now=0.0)
+    office = Office(B, C, strikes=strikes)
+    office.report(ME)
+    office.report(B)
+    assert office.keeper.members.keys() == {ME, B}, "its report is not waited for"
+    actions = office.claim(C, 1)
+    (order,) = told(actions, Execute)
+    (moved,) = told(actions, Moved, C)
+    assert (order.index, moved.index) == (1, 1) and moved.owner in (ME, B)
+    assert told(office.report(C, owned={1}), Evicted, C) == [Evicted(STAMP, BALLOT, gen(0), void=True)]
+
+
+def test_nobody_sits_out_if_the_others_would_be_too_few():
+    strikes = Strikes(TIMERS)
+    strikes.strike(B, "does not report", cost_s=20.0, now=0.0)
+    office = Office(B, strikes=strikes)
+    office.report(ME)
+    assert office.keeper.members.keys() == {ME} and office.claim(ME, 0) == [], "the report of B is waited for"
 
 
 def test_now_and_then_a_round_is_cut_evenly_so_that_lines_show_what_they_carry():

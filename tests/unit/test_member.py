@@ -9,7 +9,7 @@ import operator
 from dataclasses import replace
 
 import pytest
-from stage_table import CHAIN, Table, kind
+from stage_table import CHAIN, TIMERS, Table, certified, kind
 
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import (
@@ -31,6 +31,7 @@ from swarmnet.messages import (
     Trouble,
 )
 from swarmnet.step import actions as act
+from swarmnet.step.membership import Membership, commit_of
 from swarmnet.step.rounds import Part
 
 
@@ -87,7 +88,6 @@ def test_h2_an_overlap_does_not_stay_for_ever():
 
 
 def test_h4_of_two_keepers_with_equal_numbers_one_stops_and_the_ledger_completes():
-    table = Table("A", "K")
     table = fresh_pair_of_keepers()
     assert sum(member.keeper is not None for member in table.members.values()) == 2
     table.settle(lambda sender, receiver, message: sender == receiver)  # each grants to itself only
@@ -155,23 +155,34 @@ def test_a2_a_grant_under_an_evicted_generation_is_dead():
     table.finish_all()
 
 
-def test_a5_whoever_holds_the_finished_sum_is_asked_for_it_by_the_next_keeper():
+def test_a5_a_sum_that_too_few_hold_is_summed_again_by_the_next_keeper():
+    table = Table("A", "B", "K")
+    table.execute("A", 0)
+    table.execute("B", 1)
+    first = table.finish("A")
+    table.take(kind(Report))  # K never hears of it
+    table.kill("K")
+    table.work_until_summed()
+    assert table.members["A"].finished is None and table.rounds["A"].id > first.id
+    table.finish_all()
+    assert len({member.finished for member in table.members.values()}) == 1
+
+
+def test_a5_a_sum_that_most_have_signed_is_published_by_the_next_keeper():
     table = Table("A", "B", "K")
     table.execute("A", 0)
     table.execute("B", 1)
     finished = table.finish("A")
+    table.finish("B")
     table.take(kind(Report))  # K never hears of it
     table.kill("K")
     table.tick(4.0)
-    (other,) = [name for name in ("A", "B") if name != "A"]
-    assert table.rounds[other] is None
-    table.collect(other)
-    table.settle()
+    assert not table.orders() and sorted(table.applies) == ["A", "B"]
     assert {member.finished for member in table.members.values()} == {finished}
-    assert sorted(table.applies) == ["A", "B"]
 
 
-def test_a5_a_member_with_a_finished_sum_joins_no_other_round():
+def test_whoever_has_signed_a_sum_joins_no_other_round_for_a_while():
+    """Where nobody else can be heard the sum may have become a certificate (M10)."""
     table = Table("A", "B", "K")
     table.execute("A", 0)
     table.execute("B", 1)
@@ -180,8 +191,33 @@ def test_a5_a_member_with_a_finished_sum_joins_no_other_round():
     newer = Round(table.members["A"].stamp, ballot, RoundId(ballot, 9), (), (PeerId("A"),), ())
     contributions = ((PeerId("A"), table.members["A"].account.generation, frozenset({0})),)
     newer = Round(newer.stamp, ballot, newer.id, contributions, newer.receivers, ())
+    table.settle()
     table.put([(PeerId("K"), PeerId("A"), newer)])
+    table.tick(TIMERS.suspect_s)
     assert table.members["A"].finished == finished and table.members["A"].part.exchange is None
+    table.tick(1.0)
+    assert table.members["A"].finished is None and table.members["A"].part.exchange is not None
+
+
+def test_a_sum_that_one_mate_alone_claims_to_hold_is_not_the_stages():
+    """A liar signs what nobody has summed, and most do not believe it (M9)."""
+    table = Table("A", "B", "K")
+    table.execute("A", 0)
+    liar, ballot = table.members["B"], Ballot(0, PeerId("K"))
+    contributions = (
+        (PeerId("A"), table.members["A"].account.generation, frozenset({0})),
+        (PeerId("B"), liar.account.generation, frozenset({1})),
+    )
+    invented = Finished(RoundId(ballot, 9), b"invented", 2, 0.0, 1.0, contributions)
+    liar.part.hear(Round(liar.stamp, ballot, invented.id, contributions, (), ()))
+    table.do("B", liar.sum_whole(invented, now=table.now))
+    assert liar.finished == invented
+    table.settle()
+    table.tick(20.0)
+    assert all(member.barrier.of(0) is None for member in table.members.values())
+    table.execute("K", 1)
+    table.work_until_summed()
+    table.finish_all()
 
 
 def test_a8_death_of_a_receiver_after_the_commit_opens_no_other_round():
@@ -196,7 +232,8 @@ def test_a8_death_of_a_receiver_after_the_commit_opens_no_other_round():
     table.tick(5.0)
     assert not table.orders() and table.members["A"].barrier.of(0) == commit
     assert not table.applies  # the other stage has not committed (I4)
-    other = Commit(1, 0, CHAIN, commit.id, b"d", 2, 0.0, 1.0)
+    table.neighbour("N")
+    other = certified(Commit(1, 0, CHAIN, commit.id, b"d", 2, 0.0, 1.0), "N")
     for name in ("A", "K"):
         table.do(name, table.members[name].receive(PeerId("N"), Committed(other), now=table.now))
     assert sorted(table.applies) == ["A", "K"]
@@ -229,9 +266,11 @@ def test_whoever_knows_what_its_stage_has_committed_sums_nothing_else():
     mine = table.rounds["K"]
     assert mine is not None
     ballot = Ballot(9, PeerId("M"))
-    committed = Commit(0, 0, CHAIN, RoundId(ballot, 1), b"theirs", 2, 0.0, 1.0)
+    committed = certified(Commit(0, 0, CHAIN, RoundId(ballot, 1), b"theirs", 2, 0.0, 1.0), "M", "N")
+    table.neighbour("N", stage=0)
     beat = Heartbeat(Stamp(0, 0, CHAIN), 1, True, ballot, (committed,), ())
-    table.do("K", alone.receive(PeerId("M"), beat, now=table.now))
+    for _ in range(2):  # it is known now, and its votes count
+        table.do("K", alone.receive(PeerId("M"), beat, now=table.now))
     assert table.collects["K"] is not None and table.collects["K"].id == committed.id
     summed = Finished(mine.id, b"mine", 2, 0.0, 1.0, mine.contributions)
     again: list[act.Sum] = []
@@ -340,9 +379,14 @@ def test_what_is_contributed_is_frozen_until_its_round_is_given_up():
     table.finish_all()
 
 
-def others_have_finished() -> Table:
-    """B and K hold the sum that A still exchanges."""
+def others_have_finished(*, after: int = 0) -> Table:
+    """B and K hold the sum that A still exchanges. after: steps; from the first one on all three count."""
     table = Table("A", "B", "K")
+    for _ in range(after):
+        table.execute("A", 0)
+        table.execute("B", 1)
+        table.finish_all()
+        table.apply()
     table.execute("A", 0)
     table.execute("B", 1)
     table.finish("B")
@@ -352,7 +396,10 @@ def others_have_finished() -> Table:
 
 def test_an_exchange_goes_on_though_others_have_finished():
     table = others_have_finished()
-    table.tick(30.0)
+    table.tick(2.0)
+    assert table.rounds["A"] is not None and table.collects["A"] is None and not table.applies
+    table.tick(28.0)
+    assert sorted(table.applies) == ["B", "K"], "most hold it: A is not waited for any longer"
     assert table.rounds["A"] is not None and table.collects["A"] is None
     table.finish("A")
     table.settle()
@@ -366,12 +413,14 @@ STOPS = {
 
 
 @pytest.mark.parametrize("why", STOPS)
-def test_who_waits_for_a_contribution_that_is_void_collects_from_a_holder(why):
+def test_who_waits_for_a_contribution_that_is_void_collects_what_was_committed(why):
     """Found under late messages: it waited for ever in a round that others had finished."""
     trouble, waits = STOPS[why]
     table = others_have_finished()
     table.members["A"].feel(UNMEASURED, trouble, {}, waits)
     table.tick(1.0)
+    assert table.collects["A"] is None, "nothing is committed yet, so there is nothing to be fetched"
+    table.tick(3.0)
     assert table.rounds["A"] is None
     table.collect("A")
     table.settle()
@@ -379,10 +428,10 @@ def test_who_waits_for_a_contribution_that_is_void_collects_from_a_holder(why):
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["refused", "silent"])
-def test_who_waits_for_the_dead_collects_from_a_holder(told):
-    table = others_have_finished()
-    waits = {PeerId("B"): False}
-    table.members["A"].feel(UNMEASURED, None, {}, waits)
+def test_who_waits_for_the_dead_collects_what_most_have_signed(told):
+    table = others_have_finished(after=1)
+    table.settle()
+    table.members["A"].feel(UNMEASURED, None, {}, {PeerId("B"): False})
     if told:
         table.kill("B")
         table.settle()
@@ -392,6 +441,23 @@ def test_who_waits_for_the_dead_collects_from_a_holder(told):
         assert table.collects["A"] is None, "not known to be dead yet"
         table.tick(1.0, silent=("B",))
     assert table.rounds["A"] is None and table.collects["A"] is not None
+    table.collect("A")
+    assert {"A", "K"} <= {*table.applies}
+
+
+def test_a_sum_that_too_few_are_left_to_have_signed_is_summed_again():
+    """Before the first step is over nobody counts, so what B has signed dies with it: A and K sum without it."""
+    table = others_have_finished()
+    first = table.members["K"].finished
+    table.settle()
+    table.members["A"].feel(UNMEASURED, None, {}, {PeerId("B"): False})
+    table.kill("B")
+    table.settle()
+    assert table.members["K"].keeper.round is not None, "what others may hold whole is not given up at once"
+    table.tick(TIMERS.suspect_s + 1.0)
+    table.work_until_summed()
+    assert table.rounds["K"].id > first.id
+    table.finish_all()
 
 
 def test_before_anybody_holds_the_sum_an_exchange_that_is_stuck_is_not_given_up():
@@ -405,12 +471,13 @@ def test_before_anybody_holds_the_sum_an_exchange_that_is_stuck_is_not_given_up(
 
 def test_a_commit_does_not_end_an_exchange_that_can_end():
     table = others_have_finished()
-    finished = table.members["K"].finished
+    finished, member = table.members["K"].finished, table.members["A"]
     assert finished is not None
-    commit = Commit(0, 0, CHAIN, finished.id, finished.digest, finished.num_tokens, 0.0, 1.0)
-    table.do("A", table.members["A"].receive(PeerId("K"), Committed(commit), now=table.now))
+    commit = certified(commit_of(member.stamp, finished), "B", "K")
+    table.do("A", member.receive(PeerId("K"), Committed(commit), now=table.now))
+    assert member.barrier.of(0) == commit
     assert table.rounds["A"] is not None and table.collects["A"] is None
-    table.members["A"].feel(UNMEASURED, None, {}, {PeerId("B"): True})        # those who have applied serve no more
+    member.feel(UNMEASURED, None, {}, {PeerId("B"): True})        # those who have applied serve no more
     table.tick(0.5)
     assert table.rounds["A"] is None and table.collects["A"] is not None
 
@@ -484,9 +551,70 @@ def test_nobody_applies_before_every_stage_has_committed():
     mine = table.members["A"].barrier.of(0)
     for stage in (1, 2):
         assert not table.applies
-        commit = Commit(stage, 0, CHAIN, mine.id, b"d", 2, 0.0, 1.0)
-        table.put([(PeerId("N"), PeerId("A"), Committed(commit))])
+        table.neighbour(f"N{stage}", stage=stage)
+        commit = certified(Commit(stage, 0, CHAIN, mine.id, b"d", 2, 0.0, 1.0), f"N{stage}")
+        table.put([(PeerId("N1"), PeerId("A"), Committed(commit))])
     assert table.applies == ["A"]
+
+
+def test_of_another_stage_its_votes_tell_or_what_most_of_a_stage_go_by():
+    """Those who have signed it may be gone by the time somebody cut off hears of it."""
+    table = Table("A", "B", "K", stages=2)
+    member = table.members["A"]
+    for name in ("N", "O"):
+        table.neighbour(name)
+    ballot = Ballot(0, PeerId("N"))
+    signed = certified(Commit(1, 0, CHAIN, RoundId(ballot, 1), b"d", 2, 0.0, 1.0), "X", "Y")
+    made_up = certified(replace(signed, digest=b"made up"), "O")
+    table.put([(PeerId("O"), PeerId("A"), Committed(made_up))])
+    for name, told in (("O", made_up), ("K", signed), ("N", signed)):
+        stage = 0 if name == "K" else 1
+        beat = Heartbeat(Stamp(0, stage, CHAIN), 1, True, None, (told,), ())
+        table.put([(PeerId(name), PeerId("A"), beat)])
+        table.tick(0.5)
+        assert member.barrier.of(1) is None, f"{name} is not most of a stage"
+    table.put([(PeerId("B"), PeerId("A"), Heartbeat(Stamp(0, 0, CHAIN), 2, True, None, (signed,), ()))])
+    table.put([(PeerId("K"), PeerId("A"), Heartbeat(Stamp(0, 0, CHAIN), 3, True, None, (signed,), ()))])
+    table.do("A", member.tick(now=table.now))
+    assert member.barrier.of(1) == signed
+
+
+def test_a_commit_with_a_vote_that_is_not_its_voters_changes_nothing():
+    table = Table("A", "B", "K")
+    member = table.members["A"]
+    commit = certified(Commit(0, 0, CHAIN, RoundId(member.promised, 1), b"d", 2, 0.0, 1.0), "B", "K")
+    forged = replace(commit, votes=tuple(replace(vote, signature=b"forged") for vote in commit.votes))
+    table.put([(PeerId("B"), PeerId("A"), Committed(forged))])
+    assert member.barrier.of(0) is None and "bad_vote" in table.notes()
+    table.put([(PeerId("B"), PeerId("A"), Committed(commit))])
+    assert member.barrier.of(0) == commit
+
+
+def test_whoever_signs_two_sums_of_one_round_has_no_say_any_more():
+    table = Table("A", "B", "K")
+    member = table.members["A"]
+    commit = Commit(0, 0, CHAIN, RoundId(member.promised, 1), b"d", 2, 0.0, 1.0)
+    for digest in (b"d", b"e"):
+        told = certified(replace(commit, digest=digest), "B")
+        table.put([(PeerId("B"), PeerId("A"), Committed(told))])
+    assert PeerId("B") not in member.membership.live(0, now=table.now)
+    table.put([(PeerId("B"), PeerId("A"), Committed(certified(commit, "B", "K")))])
+    assert member.barrier.of(0) is None
+    for _ in range(2):
+        table.do("A", member.tick(now=table.now))
+    assert table.notes().count("convicted") == 1
+
+
+def test_a_vote_of_a_convict_does_not_spoil_the_votes_of_others():
+    """Whoever signs something else for one mate alone would keep the stage's commit from it."""
+    table = Table("A", "B", "C", "K")
+    member = table.members["A"]
+    commit = Commit(0, 0, CHAIN, RoundId(member.promised, 1), b"d", 2, 0.0, 1.0)
+    for digest in (b"e", b"d"):
+        told = certified(replace(commit, digest=digest), "B")
+        table.put([(PeerId("B"), PeerId("A"), Committed(told))])
+    table.put([(PeerId("K"), PeerId("A"), Committed(certified(commit, "B", "C", "K")))])
+    assert member.barrier.of(0) == commit
 
 
 def test_a_heartbeat_of_the_next_version_lets_a_laggard_with_the_sum_apply():
@@ -497,7 +625,8 @@ def test_a_heartbeat_of_the_next_version_lets_a_laggard_with_the_sum_apply():
         table.finish(name)
     table.settle()
     mine = table.members["A"].barrier.of(0)
-    other = Commit(1, 0, CHAIN, mine.id, b"d", 2, 0.0, 1.0)
+    table.neighbour("N")
+    other = certified(Commit(1, 0, CHAIN, mine.id, b"d", 2, 0.0, 1.0), "N")
     ahead = Heartbeat(Stamp(1, 0, CHAIN), 1, True, None, (), (mine, other))
     table.put([(PeerId("K"), PeerId("A"), ahead)])
     assert table.applies == ["A"]
@@ -554,12 +683,16 @@ def test_without_release_a1_waits_for_ever(monkeypatch):
         test_a1_a_grant_nobody_waits_for_is_released()
 
 
-def test_without_adoption_a5_loses_the_finished_sum(monkeypatch):
-    from swarmnet.step.keeper import Keeper
-
-    monkeypatch.setattr(Keeper, "_adopt", lambda self, report: None)
+def test_without_certificates_a_liar_has_its_sum_committed(monkeypatch):
+    monkeypatch.setattr(Membership, "certified", lambda self, commit, **_: bool(self._votes_of(commit)))
     with pytest.raises(AssertionError):
-        test_a5_whoever_holds_the_finished_sum_is_asked_for_it_by_the_next_keeper()
+        test_a_sum_that_one_mate_alone_claims_to_hold_is_not_the_stages()
+
+
+def test_without_the_lock_a_signed_sum_is_given_up_at_once(monkeypatch):
+    monkeypatch.setattr(Part, "locked", property(lambda self: False, lambda self, locked: None), raising=False)
+    with pytest.raises(AssertionError):
+        test_whoever_has_signed_a_sum_joins_no_other_round_for_a_while()
 
 
 def test_without_the_barrier_a_stage_applies_alone(monkeypatch):
@@ -571,48 +704,46 @@ def test_without_the_barrier_a_stage_applies_alone(monkeypatch):
 
 
 def test_a_sum_is_collected_from_others_when_all_first_holders_are_gone():
-    """The first ack's peer dies: the list of holders changes, and whoever lacks the sum must follow it."""
-    table = Table("A", "K")
-    member = table.members["A"]
-    ballot = member.promised
-    assert ballot is not None and ballot.peer == "K"
-    wanted = RoundId(ballot, 7)
+    """Whoever lacks the sum asks those who can have it by now, but leaves nobody who is still there."""
+    ballot = Ballot(0, PeerId("K"))
+    part, wanted = Part(PeerId("A")), Round(Stamp(0, 0, CHAIN), ballot, RoundId(ballot, 7), (), (), ())
 
-    def told(*holders: str) -> list[PeerId]:
-        message = Round(member.stamp, ballot, wanted, (), (), tuple(PeerId(holder) for holder in holders))
-        actions = member.receive(PeerId("K"), message, now=table.now)
+    def asked(*holders: str) -> list[PeerId]:
+        actions = part.collect(wanted, map(PeerId, holders))
         return [holder for action in actions if isinstance(action, act.CollectSum) for holder in action.round.holders]
 
-    assert told("B") == ["B"]
-    assert told("B", "C") == []                 # B is still among them: go on
-    assert told("C") == ["C"]
+    assert asked("B") == ["B"]
+    assert asked("B", "C") == []                 # B is still among them: go on
+    assert asked("C") == ["C"]
 
 
 def test_who_keeps_no_longer_says_so_to_those_who_wait_for_it():
-    """K has promised a ballot whose keeper died before anybody else heard of it, and is not first in order; A is, and
+    """K has promised a ballot whose keeper died before it had told anybody else, and is not first in order; A is, and
     sees K alive."""
     table = Table("A", "K")
     ghost, keeper = PeerId("Z"), table.members["K"]
     assert keeper.view.keeper_order(CHAIN, now=0.0)[0] == "A" and table.keeper == "K"
-    for message in (Heartbeat(keeper.stamp, 9, True, None), Prepare(keeper.stamp, Ballot(0, ghost))):
-        table.do("K", keeper.receive(ghost, message, now=table.now))
+    table.neighbour("Z", stage=0)
+    table.do("K", keeper.receive(ghost, Prepare(keeper.stamp, Ballot(0, ghost)), now=table.now))
     table.take(kind(Report, to="Z"))
-    table.do("K", keeper.gone(ghost, definite=True, now=table.now))
+    for name in ("A", "K"):
+        table.suspect("Z", by=name)
     table.tick(5.0)
     assert table.keeper == "A" and keeper.promised == Ballot(1, PeerId("A"))
 
 
 def test_a_commit_heard_before_its_step_is_open_stands_only_if_it_follows_my_chain():
-    table = Table("A", "K")
+    table = Table("A", "B", "K")
     table.execute("A", 0)
     table.execute("K", 1)
     member, mate = table.members["A"], PeerId("K")
     other = Commit(0, 1, Chain("e" * 64), RoundId(Ballot(0, mate), 99), b"other", 2, 0.0, 1.0)
-    table.do("A", member.receive(mate, Committed(other), now=table.now))
+    table.do("A", member.receive(mate, Committed(certified(other, "B", "K")), now=table.now))
     table.finish_all()
     table.do("A", member.applied(now=table.now))
+    table.tick(0.5)
     assert member.version == 1 and member.barrier.of(0) is None
-    mine = replace(other, chain=member.chain, digest=b"mine")
+    mine = certified(replace(other, chain=member.chain, id=RoundId(Ballot(0, mate), 100), digest=b"mine"), "B", "K")
     table.do("A", member.receive(mate, Committed(mine), now=table.now))
     assert member.barrier.of(0) == mine
     table.do("A", member.restored(1, member.chain, CHAIN, CHAIN, None, (other, mine), now=table.now))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from stage_table import CHAIN, Table, kind
+from stage_table import CHAIN, Table, certified, kind
 
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.messages import Commit, Committed, Evicted, Execute, Heartbeat, Prepare, Report, Round, Stamp
@@ -99,16 +99,16 @@ def test_an_eviction_of_one_step_does_not_touch_the_other():
     assert newest.account.generation > oldest.account.generation and table.later["A"] == [0]
 
 
-def laggard() -> Table:
-    """A has all of step 1; K has applied step 0, A has not."""
-    table = overlapping("A", "K")
+def laggard(*others: str) -> Table:
+    """A has all of step 1; K and the others have applied step 0, A has not."""
+    table = overlapping("A", *others, "K")
     table.execute("A", 0, 1, step=1)
     table.execute("A", 0, step=0)
     table.execute("K", 1, step=0)
-    for name in ("A", "K"):
+    for name in table.members:
         table.finish(name)
     table.settle()
-    table.apply("K")
+    table.apply(*others, "K")
     return table
 
 
@@ -122,20 +122,36 @@ def test_a_round_waits_for_a_member_that_has_not_applied_the_step_before():
 
 
 def test_a_member_that_stays_behind_for_very_long_is_left_there():
-    table = laggard()
+    table = laggard("B")
     table.tick(17.0)
     assert table.notes().count("evicted") == 1
-    assert {name for name, _ in table.orders()} == {"K"} and table.later["A"] == []
+    assert {name for name, _ in table.orders()} <= {"B", "K"} and table.later["A"] == []
     table.execute("K", 0, 1)  # A reports all the while, and owns nothing any more
+    table.finish("B")
     table.finish("K")
     table.settle()
-    table.apply("K")
+    table.apply("B", "K")
     assert table.members["K"].version == 2 and table.members["A"].version == 0
     table.apply("A")
+    table.tick(0.5)
     table.collect("A")
     table.settle()
     table.apply("A")
     assert table.members["A"].chain == table.members["K"].chain
+
+
+def test_of_two_the_one_that_went_on_alone_waits_a_long_silence_for_a_word_of_the_other():
+    """A lives, and so may hold another sum of the step; whoever does not say so for so long does not."""
+    table = laggard()
+    table.tick(17.0)
+    table.execute("K", 0, 1)
+    table.finish("K")
+    table.settle()
+    table.members["K"].membership.patience_s = 0.0     # as where steps are short
+    table.tick(14.0)
+    assert "K" not in table.applies
+    table.tick(2.0)
+    assert "K" in table.applies
 
 
 def test_a_laggard_hears_the_commits_of_both_its_steps_and_applies_one_after_the_other():
@@ -148,11 +164,12 @@ def test_a_laggard_hears_the_commits_of_both_its_steps_and_applies_one_after_the
     table.settle()
     mine = member.barrier.of(0)
     assert mine is not None and not table.applies
-    later = Commit(1, 1, CHAIN, RoundId(Ballot(0, PeerId("X")), 0), b"x" * 32, 2, 0.0, 1.0)
+    table.neighbour("X")
+    later = certified(Commit(1, 1, CHAIN, RoundId(Ballot(0, PeerId("X")), 0), b"x" * 32, 2, 0.0, 1.0), "X")
     table.do("A", member.receive(PeerId("X"), Committed(later), now=table.now))
     assert member.steps[1].barrier.of(1) == later
-    table.do("A", member.receive(PeerId("X"), Committed(Commit(1, 0, CHAIN, later.id, b"y" * 32, 2, 0.0, 1.0)),
-                                 now=table.now))
+    first = certified(Commit(1, 0, CHAIN, later.id, b"y" * 32, 2, 0.0, 1.0), "X")
+    table.do("A", member.receive(PeerId("X"), Committed(first), now=table.now))
     table.apply("A")
     assert member.version == 1 and member.barrier.of(1) == later and not member.applying
 
@@ -184,13 +201,16 @@ def test_messages_find_their_step_by_the_whole_stamp():
 
 
 def test_forks_share_the_step_that_is_computed_on_what_they_share():
-    """Two replicas that applied different sums of step 0 still count step 1 together: its weights are the same."""
-    table = overlapping("A", "K")
+    """Replicas that applied different sums of step 0 still count step 1 together: its weights are the same."""
+    table = overlapping("A", "B", "K")
     through(table)
     member = table.members["A"]
     fork = Heartbeat(Stamp(1, 0, CHAIN.replace("1", "f")), 7, True, None, before=CHAIN)
-    notes = member.receive(PeerId("F"), fork, now=table.now)
-    assert any(isinstance(action, act.Resync) for action in notes)
+    yields = [
+        any(isinstance(action, act.Resync) for action in member.receive(PeerId(mate), fork, now=table.now))
+        for mate in ("F", "B", "K")
+    ]
+    assert yields == [False, False, True], "F does not count, and B alone is no more than A and K"
     for place, shared in enumerate((True, False)):
         (name,) = [name for name, member in table.members.items() if member.steps[place].keeper is not None]
         table.members[name].receive(PeerId("F"), fork, now=table.now)
@@ -199,12 +219,12 @@ def test_forks_share_the_step_that_is_computed_on_what_they_share():
 
 def test_who_loses_a_fork_keeps_the_sum_of_the_shared_step_until_it_is_applied():
     """Its keeper has counted on that sum being here, and may have told other stages so."""
-    table = overlapping("A", "K")
+    table = overlapping("A", "B", "K")
 
     def hears_of_a_fork(*, before: str) -> bool:
         beat = Heartbeat(Stamp(table.members["A"].version, 0, Chain("f" * 64)), 7, True, None, before=Chain(before))
-        actions = table.members["A"].receive(PeerId("F"), beat, now=table.now)
-        return any(isinstance(action, act.Resync) for action in actions)
+        actions = [table.members["A"].receive(PeerId(mate), beat, now=table.now) for mate in ("B", "K")]
+        return any(isinstance(action, act.Resync) for found in actions for action in found)
 
     through(table)
     table.execute("A", 0)
@@ -212,6 +232,7 @@ def test_who_loses_a_fork_keeps_the_sum_of_the_shared_step_until_it_is_applied()
     table.finish("A")
     assert not hears_of_a_fork(before=CHAIN)
     table.settle()
+    table.finish("B")
     table.finish("K")
     table.settle()
     table.apply()

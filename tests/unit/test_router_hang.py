@@ -205,13 +205,16 @@ def test_uneven_replicas_are_used_in_full() -> None:
     assert swarm.throughput(20.0, 200.0) >= 0.93 * sum(1 / s for s in swarm.serve_s.values())
 
 
-@pytest.mark.parametrize(("over", "longest_s"), [(False, 30.0), (True, 600.0)])
-def test_a_probe_that_costs_a_whole_call_comes_ever_more_rarely(over: bool, longest_s: float) -> None:
+@pytest.mark.parametrize(("over", "first_s", "longest_s"), [(False, 4.0, 30.0), (True, 16 * 15.0, 600.0)])
+def test_a_probe_that_costs_a_whole_call_comes_ever_more_rarely(over: bool, first_s: float, longest_s: float) -> None:
+    """Each call lasts fifteen seconds. Who showed life all the while has cost that much: bans begin at 16 times it."""
     router, now = Router(Patience()), 0.0
     router.update({HUNG: 0})
     bans = []
     for _ in range(12):
-        router.failed(router.pick(num_bytes=1, now=now), now=now, hung=True, over=over)
+        pick = router.pick(num_bytes=1, now=now)
+        now += 15.0
+        router.failed(pick, now=now, hung=True, over=over)
         began = now
         while True:
             try:
@@ -219,8 +222,8 @@ def test_a_probe_that_costs_a_whole_call_comes_ever_more_rarely(over: bool, long
                 break
             except NoReplica as none:
                 now = none.facts["retry_at"]
-        bans.append(now - began)
-    assert bans == sorted(bans) and bans[0] == 4.0 and round(bans[-1], 6) == longest_s
+        bans.append(round(now - began, 6))
+    assert bans[:2] == [first_s, 2 * first_s] and bans == sorted(bans) and bans[-1] == longest_s
 
 
 def test_records_of_nobody_cost_a_tenth_of_the_time() -> None:

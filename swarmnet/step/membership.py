@@ -1,0 +1,248 @@
+"""Who counts in a stage, and which commits it stands by. Pure; each replica has its own view of it.
+
+A mate counts from the first committed sum that it has contributed to, until it has neither contributed nor signed for
+a while: silence and fresh identities win nobody a say. A commit is a *certificate* when more than half of those who
+count, or of those of them who are not lost, have signed that they hold its sum. Nobody fetches or applies a sum of its
+own stage without one. Of another stage it is enough that most of a stage one hears, neighbours or mates, go by it.
+Rules M4 to M8 of docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import struct
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import replace
+
+from swarmnet.ids import NO_RESTART, PeerId, Restart, Signer
+from swarmnet.messages import MAX_VOTES, Commit, Finished, Stamp, Vote
+from swarmnet.step.actions import Note
+from swarmnet.step.view import View
+
+_DOMAIN = b"swarmnet vote 1\0"
+
+_STAYS = 32
+"""Steps without a contribution or a signature, after which a mate counts no more."""
+
+_MOST_SUMS = 2
+"""Sums of one step that one voter is heard about: it may be asked to sum again what others could not finish."""
+
+_MOST_COUNT = 2 * MAX_VOTES - 1
+"""Replicas of a stage that count at a time: a commit has room for the votes of more than half of them."""
+
+_ALIKE = 0.02
+"""Relative difference of two squared norms whose sums may be one, rounded differently."""
+
+
+def commit_of(stamp: Stamp, finished: Finished) -> Commit:
+    """What the holder of that sum would have its stage commit."""
+    return Commit(
+        stage=stamp.stage, step=stamp.step, chain=stamp.chain, id=finished.id, digest=finished.digest,
+        num_tokens=finished.num_tokens, loss_sum=finished.loss_sum, grad_sq_norm=finished.grad_sq_norm,
+        voided=finished.voided,
+        contributors=tuple(sorted({peer for peer, _, indexes in finished.contributions if indexes})),
+    )
+
+
+def statement(commit: Commit, restart: Restart) -> bytes:
+    """What a vote signs: everything of the commit but the votes. The chain stands for run, stage and past."""
+    of = hashlib.sha256(_DOMAIN)
+    of.update(struct.pack(
+        "<qqqqqqqdd", restart.number, restart.version, commit.stage, commit.step, commit.id.ballot.number,
+        commit.id.number, commit.num_tokens, commit.loss_sum, commit.grad_sq_norm,
+    ))
+    words = (commit.chain, commit.id.ballot.peer, commit.digest.hex(), ",".join(map(str, sorted(commit.voided))),
+             *commit.contributors)
+    of.update("\0".join(words).encode())
+    return of.digest()
+
+
+class Membership:
+    """What one replica of `stage` knows of who counts and of their votes."""
+
+    def __init__(self, me: PeerId, stage: int, view: View, signer: Signer) -> None:
+        self.me, self.stage, self._view, self._signer = me, stage, view, signer
+        self.patience_s = 0.0                                              # what is long here: several usual steps
+        self.notes: list[Note] = []                                        # for the log, until they are taken
+        self._restart = NO_RESTART
+        self._counting: dict[int, dict[PeerId, int]] = {}                  # stage -> who counts -> its last step
+        self._votes: dict[tuple[int, int], dict[Commit, dict[PeerId, bytes]]] = {}
+        self._heard_at: dict[Commit, float] = {}                           # its first vote
+        self._listed: dict[int, dict[PeerId, frozenset[Commit]]] = {}      # stage -> replica -> what it goes by
+        self._given_up: set[Commit] = set()                                # sums of the open step
+        self._convicted: set[PeerId] = set()
+
+    # ------------------------------------------------------------ who counts
+
+    def roster(self, stage: int) -> frozenset[PeerId]:
+        """Who counts in that stage; empty while nothing of it is known."""
+        return _first(self._counting.get(stage, {}).keys() - self._convicted)
+
+    def live(self, stage: int, *, now: float) -> frozenset[PeerId]:
+        """Those of them who are not lost to me; if there is nobody, all whom I hear and can call."""
+        view = self._view
+        found = frozenset(
+            peer for peer in self.roster(stage)
+            if (stage, peer) == (self.stage, self.me) or not view.unreachable(peer, stage, now=now)
+        )
+        if found:
+            return found
+        heard = {*view.live(stage, now=now), *({self.me} if stage == self.stage else ())}
+        return _first(heard - (self._convicted - {self.me}))
+
+    def is_new(self, peer: PeerId) -> bool:
+        """Has this mate yet to contribute before it counts?"""
+        counting = self._counting.get(self.stage, {}).keys() - self._convicted
+        return bool(counting) and peer not in counting
+
+    def applied(self, commits: Iterable[Commit]) -> None:
+        """A step is over: who has contributed counts, and who has been silent for long does not."""
+        for commit in commits:
+            of = self._counting.setdefault(commit.stage, {})
+            signed = self._votes_of(commit).keys()          # those that I have checked
+            known = of.keys() | set(commit.contributors)
+            for peer in set(commit.contributors) | (signed & known if of else signed):
+                of[peer] = commit.step
+            stale = sorted((step, peer) for peer, step in of.items() if commit.step - step > _STAYS)
+            for _, peer in stale[: (len(of) - 1) // 2]:
+                del of[peer]
+        for stage, told in self._listed.items():
+            self._listed[stage] = {peer: told[peer] for peer in told if self._view.get(peer, stage) is not None}
+        self._given_up.clear()
+        steps = [commit.step for commit in commits]
+        if steps:
+            self._votes = {of: found for of, found in self._votes.items() if of[1] >= min(steps)}
+            kept = {commit for found in self._votes.values() for commit in found}
+            self._heard_at = {commit: at for commit, at in self._heard_at.items() if commit in kept}
+
+    def follow(self, restart: Restart) -> None:
+        """The run goes on from another version: nothing said before counts."""
+        self._restart = restart
+        for known in (self._counting, self._votes, self._heard_at, self._listed):
+            known.clear()
+
+    # ------------------------------------------------------------ votes
+
+    def sign(self, commit: Commit) -> bytes:
+        """My vote for it; empty if I have signed another sum of that round, which I hold no more."""
+        found = self._votes.get((commit.stage, commit.step), {})
+        if any(other.id == commit.id and other != commit and self.me in votes for other, votes in found.items()):
+            return b""
+        self._given_up.discard(commit)
+        return self._signer.sign(statement(commit, self._restart))
+
+    def give_up(self, commit: Commit) -> None:
+        """I have signed that sum and hold it no more: for me it takes others to make it a certificate."""
+        self._given_up.add(commit)
+
+    def hear_vote(self, commit: Commit, peer: PeerId, signature: bytes, *, now: float) -> bool:
+        """Take in that vote. False if it is not that peer's, or the peer has said otherwise of the same round."""
+        found = self._votes.setdefault((commit.stage, commit.step), {})
+        if found.get(commit, {}).get(peer) == signature:
+            return True
+        if peer not in self.roster(commit.stage) and peer not in self.live(commit.stage, now=now):
+            return peer not in self._convicted         # it has no say, so what it signs need not be looked at
+        if not self._signer.verify(peer, statement(commit, self._restart), signature):
+            return False
+        others = [other for other, votes in found.items() if peer in votes and other != commit]
+        if any(other.id == commit.id for other in others):
+            self._convicted.add(peer)
+            self.notes.append(Note("convicted", {
+                "peer": peer, "step": commit.step, "reason": "has signed two sums of one round",
+            }))
+            return False
+        for other in others[: max(len(others) + 1 - _MOST_SUMS, 0)]:
+            del found[other][peer]
+            if not found[other]:
+                del found[other], self._heard_at[other]
+        found.setdefault(commit, {})[peer] = signature
+        self._heard_at.setdefault(commit, now)
+        return True
+
+    def hear(self, commit: Commit, *, now: float) -> bool:
+        """Take in the votes of a commit. False if one of them is not its voter's: nothing after it is looked at.
+
+        A convict's vote is passed over: those who tell of the commit need not know.
+        """
+        return all(
+            self.hear_vote(commit, vote.peer, vote.signature, now=now) or vote.peer in self._convicted
+            for vote in commit.votes
+        )
+
+    def lists(self, peer: PeerId, stage: int, commits: Iterable[Commit]) -> None:
+        """A replica of `stage` that I hear goes by these commits."""
+        if self._view.get(peer, stage) is not None:
+            self._listed.setdefault(stage, {})[peer] = frozenset(commits)
+
+    def candidates(self, stage: int, step: int) -> list[Commit]:
+        """What may have been committed, in no order that a voter could choose."""
+        listed = {
+            commit for replicas in self._listed.values() for commits in replicas.values() for commit in commits
+            if (commit.stage, commit.step) == (stage, step)
+        }
+        return sorted(listed | self._votes.get((stage, step), {}).keys(), key=lambda c: (c.id, c.digest))
+
+    def with_votes(self, commit: Commit) -> Commit:
+        """The same with all votes that I know of."""
+        votes = self._votes_of(commit)
+        counting = self.roster(commit.stage)
+        first = sorted(votes, key=lambda peer: (peer not in counting, peer))[:MAX_VOTES]
+        return replace(commit, votes=tuple(Vote(peer, votes[peer]) for peer in first))
+
+    def certified(self, commit: Commit, *, without: Set[PeerId] = frozenset(), now: float) -> bool:
+        """M6: have more than half of those who count, or of those of them who live, signed it? Of two who live one is
+        enough when the other has signed nothing else for a long silence (M8). without: who does not hold it any more.
+        """
+        signed = self._votes_of(commit).keys() - self._convicted - without
+        if commit in self._given_up:
+            signed -= {self.me}
+        roster = self.roster(commit.stage)
+        if 2 * len(signed & roster) > len(roster):
+            return True
+        live = self.live(commit.stage, now=now)
+        if 2 * len(signed & live) > len(live):
+            return True
+        if len(live) != 2 or not signed & live:
+            return False
+        others = self._votes.get((commit.stage, commit.step), {})
+        rivals = [other for other, votes in others.items() if votes.keys() & (live - signed)]
+        if rivals:
+            return self._is_preferred(commit, rivals)
+        if self.me in live and commit.stage == self.stage and self.me not in signed:
+            return False                                # I live, and will sign what I hold myself
+        return now - self._heard_at[commit] > max(self.patience_s, self._view.timers.long_silence_s)
+
+    def _is_preferred(self, commit: Commit, rivals: Iterable[Commit]) -> bool:
+        """Two who live have signed sums that differ in the last digits: neighbours take the one of the lower round."""
+        def alike(other: Commit) -> bool:
+            return (commit.num_tokens, commit.voided) == (other.num_tokens, other.voided) and math.isclose(
+                commit.grad_sq_norm, other.grad_sq_norm, rel_tol=_ALIKE
+            )
+
+        return commit.stage != self.stage and all(alike(other) and commit.id < other.id for other in rivals)
+
+    def believed(self, commit: Commit, *, now: float) -> bool:
+        """May I go by it? Of my own stage: certified. Of others: or most of some stage that I hear go by it."""
+        if self.certified(commit, now=now):
+            return True
+        for stage, told in self._listed.items():
+            live = self.live(stage, now=now)
+            # Not of mine if my mates say so: they show a certificate.
+            if stage != commit.stage and 2 * sum(commit in told.get(peer, ()) for peer in live) > len(live) > 0:
+                return True
+        return False
+
+    def _votes_of(self, commit: Commit) -> Mapping[PeerId, bytes]:
+        return self._votes.get((commit.stage, commit.step), {}).get(commit, {})
+
+
+@functools.lru_cache(maxsize=4096)
+def _place(peer: PeerId) -> bytes:
+    return hashlib.sha256(peer.encode()).digest()
+
+
+def _first(peers: Set[PeerId]) -> frozenset[PeerId]:
+    """These, or of more than may count the same ones at every replica."""
+    return frozenset(peers if len(peers) <= _MOST_COUNT else sorted(peers, key=_place)[:_MOST_COUNT])
