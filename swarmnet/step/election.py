@@ -136,8 +136,10 @@ class Election:
         seen = view.get(keeper)
         if seen is not None and seen.dead:
             return higher if place == 0 else None
-        if self.sits(keeper, now=now) and not self._followed(self.promised, now):
-            return higher if place == 0 or now - self._kept_at > place * limit else None
+        if self.sits(keeper, now=now):
+            # Those who follow it may be about to leave it, too; if they are not, I come back to it.
+            turns = place + self._followed(self.promised, now)
+            return higher if turns == 0 or now - self._kept_at > turns * limit else None
         if view.alive(keeper, now=now) and not view.answers(keeper, now=now):
             return higher if place == 0 else None    # heard, and nobody here can report to it
         if not view.alive(keeper, now=now):

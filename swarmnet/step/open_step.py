@@ -106,6 +106,7 @@ class OpenStep:
         self._signed: Commit | None = None       # the commit of `finished`
         self._signed_at = -math.inf
         self._refused: set[PeerId] = set()       # who has asked in vain to be, or to have somebody, promised
+        self._fed = False                        # has work of this step come here?
         self._barren = False                     # has nobody alive the sum that my stage has committed?
         if finished is not None:
             self._sign(finished, now)
@@ -134,6 +135,7 @@ class OpenStep:
         if index in self.account.granted:
             return [act.Granted(self.stamp.step, index)]
         self._shared.pace.claimed(now=now)
+        self._fed = True
         self.account.asked.add(index)
         return self.account.claim(index, self.stamp, self.promised)
 
@@ -390,7 +392,7 @@ class OpenStep:
         shared = self._shared
         if not shared.synced or self.applying or self.stamp.step >= shared.shape.total_steps:
             return []
-        if not self.oldest or self._own_commit is not None or not (self.account.asked or self.account.owned):
+        if not self.oldest or self._own_commit is not None or not self._fed:
             self.election.moves(now=now)
         ballot = self.election.due(shared.term_chain, keeping=self.keeper is not None, now=now)
         notes, self.election.notes = self.election.notes, []
