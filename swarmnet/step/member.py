@@ -63,6 +63,7 @@ class Member:
         self._last_stamp: Stamp | None = None
         self._kept_last: Ballot | None = None    # under which ballot, until somebody keeps the next step
         self._lag = Lag(self.view, self.membership)
+        self._bad_voters: set[PeerId] = set()
         self._begin(now, None)
 
     def _begin(self, now: float, finished: Finished | None) -> None:
@@ -293,7 +294,7 @@ class Member:
         """The optimizer step is done: the next version begins. missed: an outer step without me (`sync = "local"`)."""
         assert self.applying and self.barrier.complete
         self.last_commits, self.last_finished, self._last_stamp = self.barrier.known, self.finished, self.stamp
-        self._kept_last = self.promised
+        self._kept_last, self._bad_voters = self.promised, set()
         self.steps = self.steps[1:]
         self.before, self.chain = self.chain, next_chain(self.chain, evidence(self.last_commits))
         self.membership.applied(self.last_commits)
@@ -420,6 +421,9 @@ class Member:
         if not self.version <= commit.step <= self.version + self._ahead + 1:
             return []
         if not self.membership.hear(commit, now=now):
+            if peer in self._bad_voters:
+                return []        # said once a version: it is said again with every message that carries it
+            self._bad_voters.add(peer)
             return [Note("bad_vote", {"peer": peer, "stage": commit.stage, "step": commit.step})]
         of = self.step(commit.step)
         return of.add_commit(commit, now=now) if of is not None else []
