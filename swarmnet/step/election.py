@@ -149,7 +149,7 @@ class Election:
         return None
 
     def _strike_idle(self, now: float) -> None:
-        """M14: whoever keeps for several usual steps, and what it should do next is not done, is passed over."""
+        """Rule 13: whoever keeps for several usual steps, and what it should do next is not done, is passed over."""
         if self.promised is None or self.promised.peer == self._view.me:
             return
         timers, kept_s = self._view.timers, now - self._kept_at

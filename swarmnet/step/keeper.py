@@ -130,7 +130,7 @@ class Keeper:
         return [Send(peer, Moved(claim.stamp, self.ballot, claim.generation, claim.index, held[0]))]
 
     def on_report(self, peer: PeerId, report: Report, *, now: float) -> list[Action]:
-        """Enter what a member holds; evict what cannot be; adopt finished sums (rules 10, 11, 14)."""
+        """Enter what a member holds; evict what cannot be; hear who holds a sum (rules 10, 11, 14)."""
         if report.ballot != self.ballot:
             return []
         self._level = self._level and self.members.get(peer) == report.generation
@@ -284,8 +284,8 @@ class Keeper:
         return sitting if 2 * len(live - sitting) > len(live) else frozenset()
 
     def _leave_silent(self, now: float) -> list[Action]:
-        """M11: go on without mates that are heard and do not report, after several usual steps if most others have, or
-        a long silence; at once without those whom I cannot call, if most others have reported.
+        """Rule 14: go on without mates that are heard and do not report, after several usual steps if most others
+        have, or a long silence; at once without those whom I cannot call, if most others have reported.
 
         They may be behind a firewall, and hear nothing of me; or they may be hostile. Only the time counts in which
         they are heard: whoever was cut off does not get a strike for it when it is back.
@@ -342,7 +342,7 @@ class Keeper:
         if self.acks:
             self._spoilt = True     # others may hold the whole sum by now, and who has signed it joins no other yet
         else:
-            self.round = None       # below a certificate nothing is lost by that (M12)
+            self.round = None       # below a certificate nothing is lost by that (rule 16)
 
     def _evict_lost(self, live: set[PeerId], now: float) -> list[Action]:
         self._note_last(now)
@@ -362,7 +362,7 @@ class Keeper:
                 )
             else:
                 continue
-            self._drop(peer, generation)
+            self._evict(peer, generation)
             actions.append(Note("evicted", {"peer": peer, "reason": reason, "step": self.stamp.step}))
         return actions
 
@@ -391,11 +391,8 @@ class Keeper:
                 actions.append(self._void(peer, generation))
         return actions
 
-    def _drop(self, peer: PeerId, generation: Generation) -> None:
-        self._evict(peer, generation)
-
     def _settle_dispute(self, now: float) -> list[Action]:
-        """Rule 12: go on without who holds up the round, by its members' word or, once there is a sum, by the clock."""
+        """Rule 12: go on without who holds up the round, by its members' word."""
         alive = {self.view.me, *(peer for peer, seen in self.view.mates() if not seen.dead)}
         self._left_out = self._left_out & alive if self.members else set()  # nobody may be all that is left
         if self.round is None:
@@ -405,7 +402,7 @@ class Keeper:
                 self._lines.broken(peer, waits_for, step=self.stamp.step)
                 generation = self.members[peer]
                 self._left_out.add(peer)
-                self._drop(peer, generation)
+                self._evict(peer, generation)
                 # Who complains alone may have a broken line to one mate: once, that is no fault.
                 cost_s, pardon = now - self._opened_at, reason == "alone"
                 strikes = self._strikes.strike(

@@ -31,7 +31,7 @@ class Lag:
     def behind(self, version: int, *, fetching: bool, now: float) -> list[Action]:
         """A mate is ahead (rule 18): by one step the sum may still be fetched; by more, or for long, the state must.
 
-        One alone is not the run (M17): most of the others who count and live are ahead, or most of another stage is,
+        One alone is not the run: most of the others who count and live are ahead, or most of another stage is,
         or for two long silences nothing else has led on. fetching: is the sum being fetched?
         """
         if self._behind_since is None:

@@ -4,7 +4,7 @@ A mate counts from the first committed sum that it has contributed to, until it 
 a while: silence and fresh identities win nobody a say. A commit is a *certificate* when more than half of those who
 count, or of those of them who are not lost, have signed that they hold its sum. Nobody fetches or applies a sum of its
 own stage without one. Of another stage it is enough that most of a stage one hears, neighbours or mates, go by it.
-Rules M4 to M8 of docs/protocol.md.
+docs/protocol.md, Who counts.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Membership:
     def follow(self, restart: Restart) -> None:
         """The run goes on from another version: nothing said before counts."""
         self._restart = restart
-        for known in (self._counting, self._votes, self._heard_at, self._listed):
+        for known in (self._counting, self._votes, self._heard_at, self._listed, self._given_up):
             known.clear()
 
     # ------------------------------------------------------------ votes
@@ -192,8 +192,8 @@ class Membership:
         return replace(commit, votes=tuple(Vote(peer, votes[peer]) for peer in first))
 
     def certified(self, commit: Commit, *, without: Set[PeerId] = frozenset(), now: float) -> bool:
-        """M6: have more than half of those who count, or of those of them who live, signed it? Of two who live one is
-        enough when the other has signed nothing else for a long silence (M8). without: who does not hold it any more.
+        """Have more than half of those who count, or of those of them who live, signed it? Of two who live one is
+        enough when the other has signed nothing else for a long silence. without: who does not hold it any more.
         """
         signed = self._votes_of(commit).keys() - self._convicted - without
         if commit in self._given_up:

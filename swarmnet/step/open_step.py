@@ -107,7 +107,6 @@ class OpenStep:
         self._signed_at = -math.inf
         self._refused: set[PeerId] = set()       # who has asked in vain to be, or to have somebody, promised
         self._fed = False                        # has work of this step come here?
-        self._barren = False                     # has nobody alive the sum that my stage has committed?
         if finished is not None:
             self._sign(finished, now)
 
@@ -371,7 +370,7 @@ class OpenStep:
 
     def _join_round(self) -> list[Action]:
         commit = self._own_commit
-        if self.applying or not self.oldest or (commit is not None and not self._barren):
+        if self.applying or not self.oldest or commit is not None:
             return []  # the stage has committed: that sum is fetched (`_collect_committed`), and no other is of use
         match self.part.join(self.account):
             case Lacks(indexes):
@@ -399,7 +398,7 @@ class OpenStep:
         actions: list[Action] = [*notes, *(self._keep_under(ballot, now) if ballot is not None else [])]
         self._look_around(now)
         if self.keeper is not None:
-            if self._own_commit is not None and not self._barren:
+            if self._own_commit is not None:
                 actions += self.keeper.settle(self._own_commit)
             actions += self.keeper.advance(now=now, resend=resend)
             if self.keeper.commit is not None and self._own_commit is None:

@@ -33,7 +33,7 @@ class Part:
     """What takes part for `me`. exchange: the sum being exchanged or collected; collecting: from whom it is fetched.
 
     stuck: the exchange cannot end by itself, as far as is known here. locked: who has signed a sum takes part in no
-    other one of the step for a while, for the first may have become a certificate elsewhere (M10). Both are said on
+    other one of the step for a while, for the first may have become a certificate elsewhere. Both are said on
     every tick.
     """
 

@@ -1,4 +1,4 @@
-"""Who is not waited for, because its stage has waited for it in vain. Pure; private to each replica (M16).
+"""Who is not waited for, because its stage has waited for it in vain. Pure; private to each replica.
 
 A strike costs patience and nothing else: whoever sits out may report and count as always. It sits out in proportion to
 the time that it has cost, and longer with each strike, so that one identity costs no more than a share of all time.

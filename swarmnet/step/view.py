@@ -209,7 +209,7 @@ class View:
         return 2 * heard > 1 + len(members)
 
     def unreachable(self, peer: PeerId, stage: int, *, now: float) -> bool:
-        """Is that replica of a stage lost to me? Dead, silent for a long silence, or heard to have no state (M3)."""
+        """Is that replica of a stage lost to me? Dead, silent for a long silence, or heard to have no state."""
         seen = self.get(peer, stage)
         if seen is None or seen.dead:
             return True
