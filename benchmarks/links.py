@@ -6,7 +6,8 @@ Every peer has a namespace whose only way out is a TUN device. One process (this
 send and writes it to whom it is for: no faster than the sender's line and the receiver's carry it, half a round trip
 later, and not at all if it would wait in a queue for longer than `QUEUE_S`. Packets are up to 64 KiB, segmented by
 nobody, so that emulating a gigabit costs little CPU. The kernel's own TCP runs at both ends. Whoever is firewalled
-opens connections and takes none: what would open one to it is dropped without a word, as home routers do.
+opens connections and takes none: what would open one to it is dropped without a word, as home routers do. While the
+lines are open, `block` does so for one caller and one called, `down` takes a peer's cable out and `up` puts it back.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ _OFFLOADS_BYTES = 10
 
 _MOST = 1 << 17
 _AT_ONCE = 32
+_ORDERS = 0
+"""The file descriptor that orders arrive at, one a line; each is answered with `_DONE`, as is a good beginning."""
+
+_DONE = "done"
 
 
 def enter(namespace: str) -> None:
@@ -55,7 +60,8 @@ class Links:
     def __init__(self, peers: int, *, mbit: float, rtt_ms: float, firewalled: frozenset[int] = frozenset()) -> None:
         if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
             raise PermissionError("emulated links need root and /dev/net/tun")
-        self._mbit, self._rtt_ms, self._firewalled = mbit, rtt_ms, firewalled
+        self._mbit, self._rtt_ms = mbit, rtt_ms
+        self._blocked = [(caller, called) for caller in range(peers) for called in firewalled]
         self._names = [f"links{os.getpid()}-{rank}" for rank in range(peers)]
         self._emulator: subprocess.Popen[str] | None = None
 
@@ -64,13 +70,12 @@ class Links:
             for name in self._names:
                 _ip("netns", "add", name)
             self._emulator = subprocess.Popen(
-                [sys.executable, __file__, str(self._mbit), str(self._rtt_ms),
-                 ",".join(map(str, sorted(self._firewalled))), *self._names],
-                stdout=subprocess.PIPE, text=True,
+                [sys.executable, __file__, str(self._mbit), str(self._rtt_ms), *self._names],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
             )
-            assert self._emulator.stdout is not None
-            if self._emulator.stdout.readline() != "ready\n":
-                raise OSError("the emulator of links did not start")
+            self._answered()
+            for caller, called in self._blocked:
+                self.block(caller, called)
             addresses = [f"{_NETWORK}.{rank + 1}" for rank in range(len(self._names))]
             for name, address in zip(self._names, addresses, strict=True):
                 inside = ("-n", name)
@@ -85,10 +90,32 @@ class Links:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._close()
 
+    def block(self, caller: int, called: int) -> None:
+        """From now on `caller` opens no connection to `called`; those that are open stay."""
+        self._order("block", caller, called)
+
+    def down(self, peer: int) -> None:
+        """Take the cable of `peer` out: what it sends and what is for it is lost, and no connection hears of it."""
+        self._order("down", peer)
+
+    def up(self, peer: int) -> None:
+        """Put the cable of `peer` back."""
+        self._order("up", peer)
+
+    def _order(self, word: str, *peers: int) -> None:
+        assert self._emulator is not None and self._emulator.stdin is not None
+        self._emulator.stdin.write(" ".join([word, *map(str, peers)]) + "\n")
+        self._answered()
+
+    def _answered(self) -> None:
+        assert self._emulator is not None and self._emulator.stdout is not None
+        if self._emulator.stdout.readline() != _DONE + "\n":
+            raise OSError("the emulator of links has ended")
+
     def _close(self) -> None:
         if self._emulator is not None:
             self._emulator.terminate()
-            self._emulator.wait()
+            self._emulator.communicate()
         for name in self._names:
             subprocess.run(["ip", "netns", "delete", name], check=False, stderr=subprocess.DEVNULL)
 
@@ -116,22 +143,54 @@ class Lane:
         return self._free_at
 
 
-def emulate(mbit: float, rtt_ms: float, firewalled: frozenset[int], namespaces: list[str]) -> None:
-    """Carry packets until SIGTERM."""
+class Cuts:
+    """Which packets are lost, as ordered."""
+
+    def __init__(self) -> None:
+        self._down: set[int] = set()
+        self._blocked: set[tuple[int, int]] = set()
+
+    def order(self, line: str) -> None:
+        word, *numbers = line.split()
+        peers = [int(number) for number in numbers]
+        if word == "block":
+            self._blocked.add((peers[0], peers[1]))
+        elif word == "down":
+            self._down.add(peers[0])
+        else:
+            assert word == "up", line
+            self._down.discard(peers[0])
+
+    def lose(self, packet: bytes, sender: int, receiver: int) -> bool:
+        if sender in self._down or receiver in self._down:
+            return True
+        return (sender, receiver) in self._blocked and _opens(packet)
+
+
+def emulate(mbit: float, rtt_ms: float, namespaces: list[str]) -> None:
+    """Carry packets and obey orders until SIGTERM, or until nobody is left who could give orders."""
     devices = [_device(name) for name in namespaces]
     up, down = [Lane(mbit) for _ in devices], [Lane(mbit) for _ in devices]
     place = {fd: rank for rank, fd in enumerate(devices)}
+    cuts = Cuts()
     poll = select.poll()
-    for fd in devices:
+    for fd in (_ORDERS, *devices):
         poll.register(fd, select.POLLIN)
     waiting: list[tuple[float, int, int, bytes]] = []
     tickets = itertools.count()
     with contextlib.suppress(PermissionError):
         os.nice(-15)                                         # late packets would be the machine's, not the line's
-    print("ready", flush=True)
+    print(_DONE, flush=True)
     while True:
         wait_ms = max((waiting[0][0] - time.monotonic()) * 1e3, 0.0) if waiting else 1000.0
         for fd, _ in poll.poll(wait_ms):
+            if fd == _ORDERS:
+                line = os.read(fd, _MOST)                     # one: the next follows the answer
+                if not line:
+                    return
+                cuts.order(line.decode())
+                print(_DONE, flush=True)
+                continue
             for _ in range(_AT_ONCE):
                 try:
                     packet = os.read(fd, _MOST)
@@ -140,7 +199,7 @@ def emulate(mbit: float, rtt_ms: float, firewalled: frozenset[int], namespaces: 
                 sender, receiver = place[fd], _receiver(packet)
                 if receiver is None or not 0 <= receiver < len(devices):
                     continue
-                if receiver in firewalled and _opens(packet):
+                if cuts.lose(packet, sender, receiver):
                     continue
                 size = len(packet) - _OFFLOADS_BYTES
                 sent = up[sender].passes(size, time.monotonic())
@@ -179,5 +238,4 @@ def _device(namespace: str) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    walls = frozenset(int(rank) for rank in sys.argv[3].split(",") if rank)
-    emulate(float(sys.argv[1]), float(sys.argv[2]), walls, sys.argv[4:])
+    emulate(float(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])
