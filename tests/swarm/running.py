@@ -57,6 +57,11 @@ class Running:
             assert not ended and time.monotonic() < deadline, f"{self.words}:\n{self.log.read_text()}"
             time.sleep(0.05)
 
+    def so_far(self, *names: str) -> list[dict[str, Any]]:
+        """Its events of these names, without waiting."""
+        self.events += self._reader.read()
+        return [event for event in self.events if event["event"] in names]
+
     def says(self, name: str, **fields: object) -> dict[str, Any]:
         return self.until(lambda event: event["event"] == name and fields.items() <= event.items())
 
