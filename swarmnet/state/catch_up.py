@@ -4,8 +4,8 @@ For every version the donors are asked what was summed and committed on it. Once
 sum is fetched, checked against the own stage's commit and applied, as every member did. Level with the others, the
 joiner is a member from the step that is open (docs/protocol.md, rule 18). Of donors that tell different stories the
 larger group is believed; of equal ones, the one whose story has led nowhere less often. Nobody is waited for long: a
-second after the first complete story it goes on with what has been told. Knows no rounds: how sums are fetched, which
-commits can be true and what follows from them is handed in.
+second after the first story, of a step that is over or of the open one, it goes on with what has been told. Knows no
+rounds: how sums are fetched, which commits can be true and what follows from them is handed in.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ATTEMPTS, _PAUSE_S = 10, 0.5
 """How often one step is asked for while nobody answers."""
 
 GRACE_S = 1.0
-"""How long after the first story of a step that is over those of others are waited for."""
+"""How long after the first story of a step those of others are waited for."""
 
 Collect = Callable[[Stamp, Finished, Sequence[PeerId]], Coroutine[Any, Any, None]]
 After = Callable[[Cut, tuple[Commit, ...]], Cut]
@@ -157,8 +157,7 @@ class CatchUp:
                     match task.result():
                         case TrailStep() as step:
                             told[tasks[task]] = step
-                            if self._is_over(step):
-                                until = until or self._now() + GRACE_S
+                            until = until or self._now() + GRACE_S
                         case RejectCode.NOT_FOUND:
                             past = True
             for task in waiting:
