@@ -55,6 +55,12 @@ _MOST_ELEMENT_BYTES = 8
 _AT_ONCE = 4
 """Pieces asked for at a time."""
 
+SILENT_S = 1.0
+"""A holder of a finished sum that shows no sign of life for so long is passed over; twice as long in the next turn."""
+
+ASIDE_S = 60.0
+"""For so long it is asked last, so that one who cannot be called costs that once a minute and not once a step."""
+
 
 def pieces(start: int, stop: int, size: int = PIECE_ELEMENTS) -> list[tuple[int, int]]:
     """Cut [start, stop) into pieces of `size` elements; an empty range is one empty piece."""
@@ -84,6 +90,7 @@ class Exchange:
         self._before: tuple[Butterfly, ...] = ()     # of the last round, whatever became of it
         self._opened = asyncio.Event()
         self._meter, self._watch = Meter(), Watch()
+        self._silent_until: dict[PeerId, float] = {}
         self._held_elements = self._sent_bytes = 0   # _held_elements: how long the sum in the buffer is
         self.trail = Trail(engine, lambda: pieces(0, self._held_elements))
 
@@ -132,25 +139,35 @@ class Exchange:
 
     async def collect(self, current: Round) -> Finished:
         """Fetch the finished sum `current.id` from one of its holders, whichever answers. Cancel to abandon."""
+        clock, patience_s = asyncio.get_running_loop().time, SILENT_S
         while True:
-            for holder in current.holders:
+            for holder in sorted(current.holders, key=lambda holder: self._silent_until.get(holder, 0.0) > clock()):
                 try:
-                    return await self.collect_from(current, holder)
-                except (PeerGone, PeerTimeout, BadMessage, Refused):
-                    continue
+                    finished = await self.collect_from(current, holder, patience_s=patience_s)
+                except (PeerGone, PeerTimeout) as error:
+                    if isinstance(error, PeerTimeout):
+                        self._silent_until[holder] = clock() + ASIDE_S
+                except (BadMessage, Refused):
+                    pass
+                else:
+                    self._silent_until.pop(holder, None)
+                    return finished
+            patience_s *= 2
             await asyncio.sleep(PAUSE_S)
 
-    async def collect_from(self, current: Round, *holders: PeerId) -> Finished:
+    async def collect_from(self, current: Round, *holders: PeerId, patience_s: float | None = None) -> Finished:
         """Fetch the finished sum `current.id`, piece by piece from all these holders at once.
 
-        Raises PeerGone, PeerTimeout, Refused, BadMessage: of the last holder that failed.
+        patience_s: how long a holder may show no sign of life; None leaves that to the transport. Raises PeerGone,
+        PeerTimeout, Refused, BadMessage: of the last holder that failed.
         """
         window = asyncio.Semaphore(_AT_ONCE * len(holders))
         ranges = pieces(0, self._engine.sum_elements)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(self._sum_piece(current, [*holders[at:], *holders[:at]], *piece, window))
+                    group.create_task(
+                        self._sum_piece(current, [*holders[at:], *holders[:at]], *piece, window, patience_s))
                     for place, piece in enumerate(ranges) for at in [place % len(holders)]
                 ]
         except ExceptionGroup as error:
@@ -238,6 +255,7 @@ class Exchange:
             if finished is None or not self.holds(request.stamp, request.id):
                 yield Rejected(RejectCode.NOT_FOUND, "that sum is not here")
                 return
+            yield Accepted()                         # the compute thread may be busy for long
             packed = await self._engine.finished_sum(request.start, request.stop)
             # Another sum may have come into the buffer while the compute thread was busy.
             if self.holds(request.stamp, request.id):
@@ -334,14 +352,15 @@ class Exchange:
         self._held = None
 
     async def _sum_piece(
-        self, current: Round, holders: Sequence[PeerId], start: int, stop: int, window: asyncio.Semaphore
+        self, current: Round, holders: Sequence[PeerId], start: int, stop: int, window: asyncio.Semaphore,
+        patience_s: float | None,
     ) -> PartData:
         """One piece of a finished sum, from the first of these holders that has it."""
         async with window:
             for holder in holders[:-1]:
                 with contextlib.suppress(PeerGone, PeerTimeout, Refused):
-                    return await self._ask(holder, Part(current.stamp, current.id, "sum", start, stop))
-            return await self._ask(holders[-1], Part(current.stamp, current.id, "sum", start, stop))
+                    return await self._ask(holder, Part(current.stamp, current.id, "sum", start, stop), patience_s)
+            return await self._ask(holders[-1], Part(current.stamp, current.id, "sum", start, stop), patience_s)
 
     def _opened_as(self, request: Part) -> Butterfly | None:
         return next((phase for phase in self._open if phase.is_of(request)), None)
@@ -351,8 +370,13 @@ class Exchange:
         reached = max((hop.group.span[1] for hop in self._open if hop.is_in(request.stamp, request.id)), default=None)
         return reached is not None and reached <= request.start < request.stop <= sum(self._engine.phases)
 
-    async def _ask(self, peer: PeerId, request: Part) -> PartData:
-        answer = await ask(self._transport, peer, request)  # a piece on a slow line takes as long as it takes
+    async def _ask(self, peer: PeerId, request: Part, patience_s: float | None) -> PartData:
+        # Only the first sign of life is waited for so long: a piece on a slow line takes as long as it takes.
+        signs: list[None] = []
+        answer = await ask(
+            self._transport, peer, request,
+            patience=lambda: None if signs else patience_s, heard=lambda: signs.append(None),
+        )
         match answer:
             case Rejected():
                 raise Refused(answer.code, answer.reason, peer=peer)

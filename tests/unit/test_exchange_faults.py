@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from swarmnet.averaging.exchange import Exchange
+from swarmnet.averaging.exchange import ASIDE_S, SILENT_S, Exchange
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Accepted, Answer, Finished, Packed, Part, PartData, Rejected, Request, Round, Stamp
@@ -45,7 +45,10 @@ class Engine(SimulatedEngine):
 
 
 class Members:
-    """Exchanges that call each other directly; `change` sees every answer to a part, `errors` meets calls first."""
+    """Exchanges that call each other directly; `change` sees every answer to a part, `errors` meets calls first.
+
+    silent: who says nothing for so many seconds.
+    """
 
     def __init__(self, *accumulators: list[int]) -> None:
         self.engines = {peer: Engine(list(sums)) for peer, sums in zip((A, B), accumulators, strict=False)}
@@ -57,6 +60,7 @@ class Members:
         self.change: Change = lambda _, answer: answer
         self.errors: list[Exception] = []
         self.slow_s = 0.0
+        self.silent: dict[PeerId, float] = {}
         self.asked: list[tuple[PeerId, Part]] = []
 
     def _sum_of(self, peer: PeerId, stamp: Stamp) -> Finished | None:
@@ -72,10 +76,11 @@ class Members:
         self.asked.append((peer, request))
         if self.errors:
             raise self.errors.pop(0)
+        await asyncio.sleep(self.silent.get(peer, 0.0))
         async for answer in self.exchanges[peer].serve(request):
             if isinstance(answer, PartData):
                 await asyncio.sleep(self.slow_s)
-            yield self.change(request, answer)
+            yield answer if isinstance(answer, Accepted) else self.change(request, answer)
 
     async def sum(self, peer: PeerId, current: Round) -> Finished:
         index = {A: 0, B: 1}[peer]
@@ -215,6 +220,51 @@ def test_collecting_goes_on_until_a_holder_has_it_whole() -> None:
 
     assert play(story()) == members.finished[A]
     assert len(members.asked) == 6 and members.engines[B]._buffer == ONES
+
+
+C = PeerId("c")
+
+
+def test_a_holder_that_cannot_be_called_costs_a_second_once_a_minute() -> None:
+    members = Members(ONES, TWOS)
+    members.silent = {C: 1000.0}
+
+    async def collect() -> float:
+        began = asyncio.get_running_loop().time()
+        assert await members.exchanges[B].collect(replace(ALONE, holders=(C, A))) == members.finished[A]
+        return asyncio.get_running_loop().time() - began
+
+    async def story() -> list[float]:
+        await members.sum(A, ALONE)
+        found = [await collect(), await collect()]
+        await asyncio.sleep(ASIDE_S)
+        return [*found, await collect()]
+
+    assert [round(took_s) for took_s in play(story())] == [SILENT_S, 0.0, SILENT_S]
+    assert [peer for peer, _ in members.asked] == [C, A, A, C, A]
+
+
+def test_the_only_holder_is_waited_for_longer_each_time() -> None:
+    members = Members(ONES, TWOS)
+    members.silent = {A: 2.5}
+
+    async def story() -> Finished:
+        await members.sum(A, ALONE)
+        return await members.exchanges[B].collect(replace(ALONE, holders=(A,)))
+
+    assert play(story()) == members.finished[A]
+    assert len(members.asked) == 3, "for 1, 2 and 4 seconds"
+
+
+def test_a_holder_that_shows_a_sign_of_life_is_waited_for() -> None:
+    members = Members(ONES, TWOS)
+    members.slow_s = 300.0
+
+    async def story() -> Finished:
+        await members.sum(A, ALONE)
+        return await members.exchanges[B].collect(replace(ALONE, holders=(A,)))
+
+    assert play(story()) == members.finished[A] and len(members.asked) == 1
 
 
 # ---------------------------------------------------------------- serving
