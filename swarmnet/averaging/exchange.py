@@ -21,7 +21,7 @@ from swarmnet.averaging.hops import contributes_alike, plan, stand
 from swarmnet.averaging.meter import Meter
 from swarmnet.averaging.parts import chunk_elements, shares
 from swarmnet.averaging.trail import Trail
-from swarmnet.averaging.watch import Watch, allowance_s
+from swarmnet.averaging.watch import Watch, allowance_s, needs_s
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, leaves
 from swarmnet.ids import PeerId, RoundId
 from swarmnet.messages import (
@@ -107,7 +107,7 @@ class Exchange:
             self.me, self._engine, self._transport, self._num_tokens, self._running_s, self._on_event, self._meter,
             self._watch,
         )
-        self._watch.begin(current.id, self._allowances(current))
+        self._watch.begin(current.id, *self._allowances(current))
         spans = list(itertools.pairwise(itertools.accumulate(self._engine.phases, initial=0)))
         # With more than one, what a later phase sums hangs on the whole sum of the one before: nothing stands.
         before = self._before if len(spans) == 1 else ()
@@ -196,6 +196,11 @@ class Exchange:
     def waits(self) -> Mapping[PeerId, bool]:
         """Whom I wait for in the round I take part in; True: whose stream breaks whenever it is asked for."""
         return self._watch.waits(now=asyncio.get_running_loop().time())
+
+    @property
+    def awaited(self) -> frozenset[PeerId]:
+        """Whose stream is later than its line needs, in the round I take part in."""
+        return self._watch.awaited(now=asyncio.get_running_loop().time())
 
     @property
     def allowed(self) -> Mapping[PeerId, float]:
@@ -321,19 +326,26 @@ class Exchange:
             raise Refused(RejectCode.MALFORMED, "reducers tell different losses")
         return told[0][1]
 
-    def _allowances(self, current: Round) -> dict[PeerId, float]:
-        """How long members' streams may stand still: by what each moves, in all and at once, and its bandwidth."""
+    def _allowances(self, current: Round) -> tuple[dict[PeerId, float], dict[PeerId, float]]:
+        """How long members' streams may stand still, and what a chunk needs: by what each moves, in all and at once,
+        and its bandwidth."""
         n = len(current.receivers)
         bandwidths = current.bandwidths or (0,) * n
         more = [1.0] * n if current.rows else [float(max(n - 2, 0) * share) for share in shares(bandwidths)]
         whole = _MOST_ELEMENT_BYTES * sum(self._engine.phases)
-        chunk = _MOST_ELEMENT_BYTES * max(chunk_elements(size, n, current.bandwidths) for size in self._engine.phases)
+        chunk = _MOST_ELEMENT_BYTES * max(
+            min(chunk_elements(size, n, current.bandwidths), size) for size in self._engine.phases
+        )
         streams = Counter[PeerId]()                  # a contribution to everybody it exchanges with, and a sum
         for circle in circles(grid_of(current), self._group_size):
             streams.update(dict.fromkeys(circle, 2 * (len(circle) - 1)))
+        at_once = {peer: float(chunk * streams[peer]) for peer in current.receivers}
         return {
-            peer: allowance_s((1.0 + extra) * whole, bandwidth, float(chunk * streams[peer]))
+            peer: allowance_s((1.0 + extra) * whole, bandwidth, at_once[peer])
             for peer, bandwidth, extra in zip(current.receivers, bandwidths, more, strict=True)
+        }, {
+            peer: needs_s(bandwidth, at_once[peer])
+            for peer, bandwidth in zip(current.receivers, bandwidths, strict=True)
         }
 
     def _hold(self, current: Round) -> None:

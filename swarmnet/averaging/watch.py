@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from swarmnet.ids import PeerId, RoundId
 from swarmnet.messages import MAX_MATES, Late, Trouble
 
-LEAST_S = 10.0
+LEAST_S = 6.0
 """A stream may always stand still for so long."""
 
 _MARGIN = 3.0
@@ -41,27 +41,32 @@ _LONGEST_S, _LONGEST_MEASURED_S = 120.0, 600.0
 def allowance_s(num_bytes: float, bandwidth: int, at_once: float) -> float:
     """How long a stream of a member may stand still that moves so many bytes each way in the round. bandwidth 0:
     unmeasured. at_once: bytes of the chunks that it may be sending at a time, of which the next one is the last."""
-    needs_s = _SLACK_S + at_once * max(1 / _SLOW_LINE, _MARGIN / bandwidth if bandwidth else 0.0)
     longest_s = _LONGEST_MEASURED_S if bandwidth else _LONGEST_S
-    return max(LEAST_S, min(_MARGIN * num_bytes / (bandwidth or _SLOW_LINE), needs_s, longest_s))
+    enough_s = _SLACK_S + max(_MARGIN * needs_s(bandwidth, at_once) if bandwidth else 0.0, at_once / _SLOW_LINE)
+    return max(LEAST_S, min(_MARGIN * num_bytes / (bandwidth or _SLOW_LINE), enough_s, longest_s))
+
+
+def needs_s(bandwidth: int, at_once: float) -> float:
+    """How long the next chunk of a member takes on its line while it sends as many as it may."""
+    return at_once / (bandwidth or _SLOW_LINE)
 
 
 class Wait:
     """One stream: `since` when its next chunk has been wanted, None while nobody asks for it."""
 
     def __init__(self, peer: PeerId, owes: bool, now: float) -> None:
-        self.peer, self.owes, self._owes = peer, owes, owes
+        self.peer, self.owes, self._owes, self.waits = peer, owes, owes, False
         self.since: float | None = now
         self.slowest_s = 0.0
         self._breaks, self._broke_at = 0, now        # since its last chunk
 
     def wanted(self, *, now: float) -> None:
         """The next chunk may come."""
-        self.since, self.owes = now, self._owes
+        self.since, self.owes, self.waits = now, self._owes, False
 
     def excused(self) -> None:
         """Its sender says that it waits for others itself, so it is not the one that I wait for without conditions."""
-        self.owes = False
+        self.owes, self.waits = False, True
 
     def came(self, *, now: float) -> None:
         """It has; what follows waits for me."""
@@ -85,18 +90,21 @@ class Watch:
     def __init__(self) -> None:
         self._round: RoundId | None = None
         self._allowed: Mapping[PeerId, float] = {}
+        self._needs: Mapping[PeerId, float] = {}
         self._waits: list[Wait] = []
         self._slowest_s = 0.0                        # of chunks of streams that have ended in this round
         self._refused: set[PeerId] = set()
 
-    def begin(self, round_id: RoundId, allowed: Mapping[PeerId, float]) -> None:
-        """Streams are of this round from now on. allowed: `allowance_s` of its members.
+    def begin(
+        self, round_id: RoundId, allowed: Mapping[PeerId, float], needs: Mapping[PeerId, float] | None = None
+    ) -> None:
+        """Streams are of this round from now on. allowed, needs: `allowance_s` and `needs_s` of its members.
 
         The same round again: it was begun anew after something was refused, which stays refused.
         """
         if round_id != self._round:
             self._refused = set()
-        self._round, self._allowed, self._slowest_s = round_id, allowed, 0.0
+        self._round, self._allowed, self._needs, self._slowest_s = round_id, allowed, needs or {}, 0.0
 
     def end(self) -> None:
         """The round is over here, whole or given up; who was refused in it is remembered until another one begins."""
@@ -131,6 +139,13 @@ class Watch:
             if wait.since is not None:
                 found[wait.peer] = wait.is_broken(now=now) or found.get(wait.peer, False)
         return found
+
+    def awaited(self, *, now: float) -> frozenset[PeerId]:
+        """Whose next chunk is later than its line needs, and who does not say that it waits for others: of those who
+        owe it without conditions, or else of all."""
+        wanted = [(wait, now - wait.since) for wait in self._waits if wait.since is not None and not wait.waits]
+        wanted = [(wait, still_s) for wait, still_s in wanted if wait.owes] or wanted
+        return frozenset(wait.peer for wait, still_s in wanted if still_s > self._needs.get(wait.peer, 0.0))
 
     def refused(self, peer: PeerId) -> None:
         """What that member sent could not be taken."""

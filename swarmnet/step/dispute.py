@@ -105,9 +105,19 @@ class Dispute:
         for accused in sorted(members & self._refused.keys()):
             if accused in self._refused[accused] or self._is_refused(accused, circles, members, odd):
                 return Leave(accused, "refused")
-        for accused in sorted(late, key=lambda peer: (peer == self._me, peer)):
-            if any(_most(late[accused] - odd, circle - {accused}) for circle in _of(accused, circles)):
-                return Leave(accused, "late")
+        most = [accused for accused in sorted(late, key=lambda peer: (peer == self._me, peer)) if any(
+            _most(late[accused] - odd, circle - {accused}) for circle in _of(accused, circles)
+        )]
+        # Whoever waits itself for one that most wait for is excused; for one that owes it alone, it is alone with that.
+        waits = {accused: self._owing(accused) for accused in late}
+        owing = Counter(of for accused in late.keys() - odd for of in waits[accused])
+        alone = {
+            accused for accused in most
+            if len(members) > 2 and accused not in odd
+            and waits[accused] and all(owing[of] == 1 for of in waits[accused])
+        }
+        for accused in sorted(most, key=lambda peer: bool(waits[peer].intersection(most)) and peer not in alone):
+            return Leave(accused, "alone", waits[accused]) if accused in alone else Leave(accused, "late")
         fresh = [voices & members for accused, voices in self._fresh.items() if accused in members]
         match self._alone([voices for voices in (*fresh, *late.values()) if voices], members, odd, now):
             case Leave(peer, reason) if peer not in odd:
@@ -115,6 +125,10 @@ class Dispute:
                 return Leave(peer, reason, waits_for)
             case verdict:
                 return verdict
+
+    def _owing(self, peer: PeerId) -> frozenset[PeerId]:
+        """Who owes it something without conditions, by its word."""
+        return frozenset(late.peer for late in self._late.get(peer, ()) if late.owes)
 
     def _is_refused(
         self, accused: PeerId, circles: list[frozenset[PeerId]], members: frozenset[PeerId], odd: frozenset[PeerId]
@@ -141,7 +155,7 @@ class Dispute:
         )
 
     def _named(self, members: frozenset[PeerId], odd: frozenset[PeerId], now: float) -> dict[PeerId, set[PeerId]]:
-        """accused -> who names it, of those that have had their time. A reducer that waits for others is excused."""
+        """accused -> who names it, of those that have had their time."""
         if not any(self._late.values()):
             self._late_since = None
         elif self._late_since is None:
@@ -149,14 +163,13 @@ class Dispute:
         if self._late_since is None or now - self._late_since <= self._patience_s:
             return {}
         found: dict[PeerId, set[PeerId]] = {}
-        owed = {peer for peer, names in self._late.items() if any(late.owes for late in names)} - odd
         for peer, names in self._late.items():
             for late in names:
                 ready = self._ready.get(late.peer)
                 if peer not in members or late.peer not in members or ready is None:
                     continue
                 allowed_s = max(late.allowed_s, self._lines.least_s(late.peer))
-                if now - max(ready, self._began) <= allowed_s or (not late.owes and late.peer in owed):
+                if now - max(ready, self._began) <= allowed_s:
                     continue
                 found.setdefault(late.peer, set()).add(peer)
         return found

@@ -92,7 +92,7 @@ class StepDriver:
         """One heartbeat interval has passed."""
         self.member.queue = self._pipeline.queue
         exchange = self._exchange
-        self.member.feel(exchange.line, exchange.trouble, exchange.allowed, exchange.waits)
+        self.member.feel(exchange.line, exchange.trouble, exchange.allowed, exchange.waits, exchange.awaited)
         self._beat(self._listener.neighbours(self.member.stage))
         self._perform(self.member.tick(now=self._now()))
 

@@ -6,12 +6,14 @@ Two replicas may keep at a time; the higher ballot wins wherever both are heard,
 
 from __future__ import annotations
 
+import math
+
 from swarmnet.ids import Ballot, Chain, PeerId
 from swarmnet.messages import NONE, Indexes, Prepare
 from swarmnet.step.actions import Note
 from swarmnet.step.membership import Membership
 from swarmnet.step.pace import Pace
-from swarmnet.step.strikes import Strikes
+from swarmnet.step.strikes import Strikes, sitting
 from swarmnet.step.view import View
 
 
@@ -31,6 +33,9 @@ class Election:
         self.notes: list[Note] = []          # for the log, until they are taken
         self.promised: Ballot | None = None
         self._began_at = self._promised_at = self._kept_at = now
+        self._kept_s: dict[PeerId, float] = {}     # before that, of those who have kept in turns
+        self._stood = 0                            # against who keeps though I pass it over
+        self._smallest = math.inf                  # round that it has opened
         self.given: Indexes = NONE
         self._term_chain = term_chain
 
@@ -39,14 +44,14 @@ class Election:
         return seen is not None and seen.version >= self._step
 
     def sits(self, peer: PeerId, *, now: float) -> bool:
-        """Do I pass this mate over? Never if I would have to pass over half of those who live."""
-        if peer == self._view.me or not self._struck(peer, now):
-            return False
-        live = self._membership.live(self._view.stage, now=now)
-        return 2 * sum(self._struck(mate, now) for mate in live) < len(live)
+        """Do I pass this mate over?"""
+        return peer in self._sitting(now)
 
-    def _struck(self, peer: PeerId, now: float) -> bool:
-        return any(book.sits(peer, now=now) for book in self._books)
+    def _sitting(self, now: float) -> frozenset[PeerId]:
+        view = self._view
+        live = self._membership.live(view.stage, now=now)
+        mates = (live | set(view.live(view.stage, now=now))) - {view.me}
+        return sitting(mates, self._books, view.shunned(now=now), live, now=now)
 
     def promise(self, ballot: Ballot, *, told_by: PeerId | None = None, now: float) -> bool:
         """Promise a ballot unless as high a one is promised already, its keeper sits out or could not hear my reports.
@@ -67,16 +72,22 @@ class Election:
             refused = lower or self.sits(peer, now=now) or (not left and self._usurps(ballot, now))
             if refused and not self._followed(ballot, now):
                 return False
-        elif self.promised is not None and ballot < self.promised:
-            return False
+        elif self.promised is not None and (ballot < self.promised or (
+            told_by not in (None, peer, self.promised.peer) and self.promised.peer != peer
+            and self._followed(self.promised, now)
+        )):
+            return False     # I have given up that ballot of mine, for the keeper whom most follow
         if self.promised is None or self.promised.peer != peer:
-            self._kept_at = now
+            if self.promised is not None:
+                self._kept_s[self.promised.peer] = self._kept_for_s(now)
+            self._kept_at, self._smallest = now, math.inf
         self.promised, self._promised_at = ballot, now
         return True
 
     def _order(self, now: float) -> list[PeerId]:
         """Who should keep: as drawn, those who count before those who do not yet."""
-        order = [peer for peer in self._view.keeper_order(self._term_chain, now=now) if not self.sits(peer, now=now)]
+        passed_over = self._sitting(now)
+        order = [peer for peer in self._view.keeper_order(self._term_chain, now=now) if peer not in passed_over]
         return sorted(order, key=self._membership.is_new)
 
     def _usurps(self, ballot: Ballot, now: float) -> bool:
@@ -111,6 +122,19 @@ class Election:
     def moves(self, *, now: float) -> None:
         """The step is not the keeper's to end yet, or it does what it should."""
         self._kept_at = now
+        self._kept_s.clear()
+
+    def opened(self, members: int, *, now: float) -> None:
+        """The keeper has opened a round of so many. One of fewer than ever: it goes on without who held it up."""
+        if members < self._smallest:
+            if self._smallest < math.inf:
+                self.moves(now=now)
+            self._smallest = members
+
+    def _kept_for_s(self, now: float) -> float:
+        """How long my keeper has kept in this step, since it last did what it should."""
+        assert self.promised is not None
+        return self._kept_s.get(self.promised.peer, 0.0) + now - self._kept_at
 
     def due(self, term_chain: Chain, *, keeping: bool, now: float) -> Ballot | None:
         """The ballot to stand with now, or None.
@@ -138,8 +162,12 @@ class Election:
             return higher if place == 0 else None
         if self.sits(keeper, now=now):
             # Those who follow it may be about to leave it, too; if they are not, I come back to it.
-            turns = place + self._followed(self.promised, now)
-            return higher if turns == 0 or now - self._kept_at > turns * limit else None
+            # Each time they are not I wait longer: while keepers change no sum comes.
+            turns = place + self._followed(self.promised, now) + 2**self._stood - 1
+            if turns and now - self._kept_at <= turns * limit:
+                return None
+            self._stood += 1
+            return higher
         if view.alive(keeper, now=now) and not view.answers(keeper, now=now):
             return higher if place == 0 else None    # heard, and nobody here can report to it
         if not view.alive(keeper, now=now):
@@ -152,7 +180,7 @@ class Election:
         """Rule 13: whoever keeps for several usual steps, and what it should do next is not done, is passed over."""
         if self.promised is None or self.promised.peer == self._view.me:
             return
-        timers, kept_s = self._view.timers, now - self._kept_at
+        timers, kept_s = self._view.timers, self._kept_for_s(now)
         if kept_s > 1.5 * self._pace.patience_s(4 * timers.suspect_s, 2 * timers.long_silence_s):
             self.notes += self._vain.strike(self.promised.peer, "keeps, and no sum comes", cost_s=kept_s, now=now)
-            self._kept_at = now
+            self.moves(now=now)

@@ -8,6 +8,7 @@ what any member reports.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
@@ -37,11 +38,14 @@ from swarmnet.step.membership import Membership, commit_of
 from swarmnet.step.opening import Opening, left_alone
 from swarmnet.step.pace import Pace
 from swarmnet.step.progress import Progress
-from swarmnet.step.strikes import Strikes
+from swarmnet.step.strikes import Delays, Strikes, sitting
 from swarmnet.step.view import Seen, View
 
 _LATE = 4.0
 """Whoever lacks a sum so many times as long as it took to make, and for `suspect_s`, is not waited for."""
+
+_OFFENCES = 3
+"""Reports of one member in one step that could not be; the first ones may have crossed with a new keeper's word."""
 
 _STILL = 4.0
 """Long silences without a finished job, after which a member that owns some is stalled; fewer where steps are short."""
@@ -54,14 +58,15 @@ class Keeper:
     versions the weights of a step are behind it. given: what had an owner under the keeper before. idle_s: how long
     nothing may be claimed before what is free is executed on the keeper's order. max_void: how many non-finite indexes
     a step may leave out; with more it does not end. group_size: of a round, see `averaging.grid`.
-    numbers: of rounds, see `round_numbers`. lines, strikes: what is known from the steps before.
+    numbers: of rounds, see `round_numbers`. lines, strikes: what is known from the steps before. absent: mates that
+    did not take part in the step before.
     """
 
     def __init__(
         self, stamp: Stamp, ballot: Ballot, num_indexes: int, view: View, *, idle_s: float, max_void: int,
         delay: int = 0, group_size: int = 16, numbers: Iterator[int], oldest: bool = True, now: float,
         given: Indexes = NONE, lines: Lines | None = None, strikes: Strikes | None = None, membership: Membership,
-        pace: Pace | None = None,
+        pace: Pace | None = None, absent: frozenset[PeerId] = frozenset(),
     ) -> None:
         self.stamp, self.ballot, self.view = stamp, ballot, view
         self._delay, self.oldest, self._lines = delay, oldest, lines or Lines()
@@ -73,9 +78,11 @@ class Keeper:
         self.acks: dict[PeerId, Commit] = {}       # what members have signed, whichever round it is of
         self._told_sums: dict[PeerId, tuple[Finished, Commit]] = {}
         self._held_at = now                        # the last one of them
-        self._began_at = self._noted_at = now
-        self._waits_for: frozenset[PeerId] = frozenset()
-        self._late_s: dict[PeerId, float] = {}
+        self._began_at, self._absent = now, absent
+        self.awaited: frozenset[PeerId] = frozenset()    # whose streams my replica waits for, said on every tick
+        self._delays = Delays(view.timers, now)
+        self._offences = Counter[PeerId]()         # reports that could not be
+        self._reopened: dict[PeerId, float] = {}   # who gave back what an open round names, and when
         self._spoilt = False                       # has the round lost a member that may still owe others something?
         self.commit: Commit | None = None
         self._opening = Opening(stamp, ballot, group_size, numbers)
@@ -162,8 +169,9 @@ class Keeper:
             self.members[peer] = report.generation
             return []
         if self.ledger.overlaps(peer, report.owned):
+            self._offences[peer] += owner not in self.ledger.closed      # once for all reports under way
             self._evict(peer, report.generation)
-            return [Send(peer, Evicted(self.stamp, self.ballot, report.generation, void=True))]
+            return [self._void(peer, report.generation), *self._leave_offender(peer, now)]
         if owner not in self.ledger.closed:
             self.ledger.enter(owner, report.owned)
         self.members[peer] = report.generation
@@ -171,9 +179,14 @@ class Keeper:
 
     def on_release(self, peer: PeerId, release: Release, *, now: float) -> list[Action]:
         """A member does not hold what the round says it does: free that, open the round again (rule 10)."""
-        if release.ballot != self.ballot or self._sure(now):
+        # Who holds the round's sum has what this member says it never gave; of two such words against one it is a lie.
+        whole = {holder for holder, held in self.acks.items() if held.id == self.current_id} - {peer}
+        denied = self.view.me in whole or len(whole) > 1
+        if release.ballot != self.ballot or self._sure(now) or denied:
             return []
         if self.ledger.release((peer, release.generation), release.indexes):
+            if self.round is not None:
+                self._reopened.setdefault(peer, self._opened_at)
             self.round = None
             self._orders.flow(now=now)
             return [Note("released", {"peer": peer, "indexes": sorted(release.indexes)})]
@@ -228,7 +241,7 @@ class Keeper:
                 actions += self._orders.give(
                     self.ledger, sorted(self.members), self._findings.found_by, self._opening.spares, now=now
                 )
-            elif not self._laggards():
+            elif not self._laggards() and not self._may_be_certified(now):
                 actions += self._open_round(now)
         if self.current_id is not None:
             actions += self._say_round(resend)
@@ -248,6 +261,16 @@ class Keeper:
     def current_id(self) -> RoundId | None:
         """The open round."""
         return self.round.id if self.round else None
+
+    @property
+    def without(self) -> frozenset[PeerId]:
+        """Mates that the step goes on without: whoever sits out, or was absent last time and has not reported yet."""
+        return self.sitting | (self._absent - self.members.keys())
+
+    def absent(self, now: float) -> frozenset[PeerId]:
+        """Mates that are alive and have no part in the step, whatever they say of themselves."""
+        found = {peer for peer, seen in self.view.mates() if seen.synced and self.view.alive(peer, now=now)}
+        return frozenset(found - self.members.keys())
 
     def waits(self, now: float) -> list[tuple[PeerId, str]]:
         """Whom the step waits for here, and why, in words. Who holds up an open round its members know better."""
@@ -277,11 +300,10 @@ class Keeper:
         ]
 
     def _excused(self, now: float) -> frozenset[PeerId]:
-        """Who sits out: it counts nothing and fetches what was committed. Nobody, if the others were too few then."""
+        """Who sits out: it counts nothing and fetches what was committed. The worst, if the others were too few."""
         live = self._membership.live(self.stamp.stage, now=now)
-        mates = live | {peer for peer, _ in self.view.mates()}
-        sitting = frozenset(peer for peer in mates if self._strikes.sits(peer, now=now)) - {self.view.me}
-        return sitting if 2 * len(live - sitting) > len(live) else frozenset()
+        mates = (live | {peer for peer, _ in self.view.mates()}) - {self.view.me}
+        return sitting(mates, (self._strikes,), self.view.shunned(now=now), live, now=now)
 
     def _leave_silent(self, now: float) -> list[Action]:
         """Rule 14: go on without mates that are heard and do not report, after several usual steps if most others
@@ -329,7 +351,21 @@ class Keeper:
             (seen.version, seen.chain) == (of - 1, self.stamp.chain)
         )
 
+    def _leave_offender(self, peer: PeerId, now: float) -> list[Action]:
+        """Who says again and again what cannot be is left out: each time the step would begin anew with it."""
+        if self._offences[peer] < _OFFENCES:
+            return []
+        self._left_out.add(peer)
+        cost_s = max(now - self._began_at, self.view.timers.suspect_s)
+        reason = "reports what others own"
+        return [*self._strikes.strike(peer, reason, cost_s=cost_s, now=now), self._left(peer, reason)]
+
+    def _may_be_certified(self, now: float) -> bool:
+        """Have I just begun to keep, and hold a sum myself? Others may hold it, too: their reports are on the way."""
+        return self.view.me in self.acks and now - self._began_at <= self.view.timers.suspect_s
+
     def _evict(self, peer: PeerId, generation: Generation) -> None:
+        took_part = peer in self.members
         self._opening.lost(peer, self.ledger.of(peer))
         self.ledger.evict((peer, generation))
         self.members.pop(peer, None)
@@ -339,6 +375,8 @@ class Keeper:
         self._prepared.discard(peer)
         self._progress.forget(peer)
         self._dispute.forget(peer)
+        if not took_part:
+            return
         if self.acks:
             self._spoilt = True     # others may hold the whole sum by now, and who has signed it joins no other yet
         else:
@@ -353,6 +391,10 @@ class Keeper:
             if peer not in live and self.view.lost(peer, self.stamp.step, now=now):
                 seen = self.view.get(peer)
                 reason = "dead" if seen is None or seen.dead else "silent"
+                if seen is not None and not seen.dead and len(self.members) > 2:
+                    # Once is no fault: of a cut however long as much is charged as a step waits for it.
+                    cost_s = min(now - seen.heard_at, self.view.timers.suspect_s)
+                    actions += self._strikes.charge(peer, "falls silent again and again", cost_s=cost_s, now=now)
             elif self._stalled(peer, now):
                 reason = "stalled"
                 since = self._last_since.pop(peer, None)
@@ -435,26 +477,14 @@ class Keeper:
         return [*strikes, *(self._left(peer, "late") for peer in late)]
 
     def _note_waits(self, now: float) -> None:
-        """Whom alone the step waits for now, while most are ready: for a report, a last gradient, or an ack."""
-        for peer in self._waits_for:
-            self._late_s[peer] = self._late_s.get(peer, 0.0) + now - self._noted_at
-        self._noted_at = now
+        """Whom the step waits for now: for a report, a stream, a last gradient, or an ack."""
         if self._sure(now):
             waits = self.members.keys() - self.acks.keys()
         elif not self._level:
             waits = {peer for peer in self._waited_for(now) if peer not in self.members} - self._left_out
         else:
-            waits = set(self._last_since)
-        self._waits_for = frozenset(waits) if 2 * len(waits) < 1 + len(self.members) else frozenset()
-
-    def _charge(self, now: float) -> list[Note]:
-        """The step is over: what whoever was late has cost beyond half of what the others took is its debt."""
-        alone_s = now - self._began_at - max(self._late_s.values(), default=0.0)
-        free_s = max(alone_s, 0.0) / 2 + 2 * self.view.timers.heartbeat_s
-        return [
-            note for peer, late_s in sorted(self._late_s.items()) if peer != self.view.me and late_s > free_s
-            for note in self._strikes.charge(peer, "slows the steps down", cost_s=late_s - free_s, now=now)
-        ]
+            waits = {*self._last_since, *(self.awaited if self.round is not None else ())}
+        self._delays.note(waits, len(self.members.keys() | waits), now=now)
 
     def _left(self, peer: PeerId, reason: str) -> Note:
         return Note("evicted", {"peer": peer, "reason": reason, "step": self.stamp.step})
@@ -530,13 +560,19 @@ class Keeper:
         return [Send(peer, prepare) for peer in sorted(fresh)]
 
     def _open_round(self, now: float) -> list[Action]:
+        gave_back, self._reopened = self._reopened, {}
+        notes = [note for peer, since in gave_back.items() if peer != self.view.me for note in self._strikes.charge(
+            peer, "gives back what it was granted", cost_s=now - since, now=now
+        )]
         apart = self._lines.apart(self.members, step=self.stamp.step)
         self._first_ack_at = None
         self.round, self._spoilt = self._opening.open(self.members, self.ledger, apart), False
         self._told, self._opened_at = {}, now
         self._dispute.opened(self.round.id, now=now)
         reason = left_alone(self.view, self.stamp, self.members, now=now)
-        return [] if reason is None else [Note("averaged_alone", {"step": self.stamp.step, "reason": reason})]
+        return [*notes, *([] if reason is None else [
+            Note("averaged_alone", {"step": self.stamp.step, "reason": reason})
+        ])]
 
     def _say_round(self, resend: bool) -> list[Action]:
         assert self.round is not None
@@ -556,7 +592,9 @@ class Keeper:
         if commit is None or not {*self.members, *({self.view.me} - self._left_out)} <= self.acks.keys():
             return []
         self.commit = self._membership.with_votes(commit)
-        notes: list[Action] = [*self._charge(now), *self._findings.alone(self.ledger)]
+        notes: list[Action] = [
+            *self._delays.charge(self._strikes, self.view.me, now=now), *self._findings.alone(self.ledger),
+        ]
         differing = sorted(
             peer for peer, held in self.acks.items() if held.id == commit.id and held.digest != commit.digest
         )

@@ -204,7 +204,7 @@ class Member:
     @property
     def _sitting(self) -> tuple[PeerId, ...]:
         """Whom my step goes on without, as its keeper, or would if I kept."""
-        found = self.keeper.sitting if self.keeper is not None else self._shared.strikes.sitting
+        found = self.keeper.without if self.keeper is not None else self._shared.strikes.sitting
         return tuple(sorted(found))[:MAX_SITTING]
 
     # ------------------------------------------------------------ events from my own replica
@@ -272,15 +272,16 @@ class Member:
         return [action for step in self.steps for action in step.sum_lost()]
 
     def feel(
-        self, line: Line, trouble: Trouble | None, allowed: Mapping[PeerId, float], waits: Mapping[PeerId, bool]
+        self, line: Line, trouble: Trouble | None, allowed: Mapping[PeerId, float], waits: Mapping[PeerId, bool],
+        awaited: frozenset[PeerId] = frozenset(),
     ) -> None:
         """What the exchange has noticed: of my line, and of what holds me up in the round. Reports tell it.
 
         allowed: how long it lets each member's stream stand still. waits: for whom; True: whose stream breaks whenever
-        it is asked for.
+        it is asked for. awaited: whose is later than its line needs.
         """
         self._shared.line, self._shared.trouble, self._shared.lines.allowed = line, trouble, allowed
-        self._shared.waits = waits
+        self._shared.waits, self._shared.awaited = waits, awaited
 
     def sum_whole(self, finished: Finished, *, now: float) -> list[Action]:
         """The exchange of a round, or the collection of a finished sum, is complete and digest-checked."""
@@ -295,6 +296,7 @@ class Member:
         assert self.applying and self.barrier.complete
         self.last_commits, self.last_finished, self._last_stamp = self.barrier.known, self.finished, self.stamp
         self._kept_last, self._bad_voters = self.promised, set()
+        actions: list[Action] = [*self.oldest.applied(now)]
         self.steps = self.steps[1:]
         self.before, self.chain = self.chain, next_chain(self.chain, evidence(self.last_commits))
         self.membership.applied(self.last_commits)
@@ -302,14 +304,14 @@ class Member:
         if self.version % self.shape.keeper_term_steps == 0:
             self.term_chain = self.chain
         self._lag.caught_up()
-        self._shared.pace.applied(now=now)
+        actions += self._review_keeper(now)
         self.membership.patience_s = self._shared.pace.patience_s(0.0, 0.0)
         self._shared.pace.begin()
         follows = bool(self.steps)
         opened = self._following(now)
         self.steps += opened
         prepare, self._early_prepare = self._early_prepare, None
-        actions: list[Action] = [Broadcast(self.heartbeat())]
+        actions.append(Broadcast(self.heartbeat()))
         if prepare is not None and prepare.stamp == opened[0].stamp:
             actions += opened[0].receive(prepare.ballot.peer, prepare, now=now)
         if follows:
@@ -320,6 +322,14 @@ class Member:
         if self.drift.due(self.version, missed=missed):
             actions.append(act.Measure(self.version, self.chain, self.term_chain))
         return actions + self._advance(now)
+
+    def _review_keeper(self, now: float) -> list[Note]:
+        """Under whom several steps in a row were slow, though under others they are not, keeps no more for a while."""
+        kept = self._kept_last.peer if self._kept_last is not None else None
+        slow_s = self._shared.pace.applied(kept, now=now)
+        if kept is None or kept == self.me or not slow_s:
+            return []
+        return self._shared.vain.strike(kept, "keeps, and steps are slow", cost_s=slow_s, now=now)
 
     def measured(self, measure: Measure, term_chain: Chain, *, now: float) -> list[Action]:
         """The weights of a version were measured; term_chain: as it was then."""

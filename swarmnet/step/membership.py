@@ -32,6 +32,9 @@ _MOST_SUMS = 2
 _MOST_COUNT = 2 * MAX_VOTES - 1
 """Replicas of a stage that count at a time: a commit has room for the votes of more than half of them."""
 
+_MOST_ODD = 1024
+"""Peers that are named for going by another commit: each once."""
+
 _ALIKE = 0.02
 """Relative difference of two squared norms whose sums may be one, rounded differently."""
 
@@ -73,6 +76,7 @@ class Membership:
         self._listed: dict[int, dict[PeerId, frozenset[Commit]]] = {}      # stage -> replica -> what it goes by
         self._given_up: set[Commit] = set()                                # sums of the open step
         self._convicted: set[PeerId] = set()
+        self._alone: set[PeerId] = set()                                   # who has gone by what nobody committed
 
     # ------------------------------------------------------------ who counts
 
@@ -108,6 +112,7 @@ class Membership:
             stale = sorted((step, peer) for peer, step in of.items() if commit.step - step > _STAYS)
             for _, peer in stale[: (len(of) - 1) // 2]:
                 del of[peer]
+        self._name_odd(commits)
         for stage, told in self._listed.items():
             self._listed[stage] = {peer: told[peer] for peer in told if self._view.get(peer, stage) is not None}
         self._given_up.clear()
@@ -116,6 +121,19 @@ class Membership:
             self._votes = {of: found for of, found in self._votes.items() if of[1] >= min(steps)}
             kept = {commit for found in self._votes.values() for commit in found}
             self._heard_at = {commit: at for commit, at in self._heard_at.items() if commit in kept}
+
+    def _name_odd(self, commits: Iterable[Commit]) -> None:
+        """Say once of a replica that it went by another commit than the one its stage, or another, has made."""
+        made = {(commit.stage, commit.step): commit for commit in commits}
+        for told in self._listed.values():
+            for peer, listed in told.items():
+                for commit in listed:
+                    of = made.get((commit.stage, commit.step))
+                    if of is not None and commit != of and peer not in self._alone and len(self._alone) < _MOST_ODD:
+                        self._alone.add(peer)
+                        self.notes.append(Note("other_commit", {
+                            "peer": peer, "step": commit.step, "of": commit.stage, "digest": commit.digest.hex(),
+                        }))
 
     def follow(self, restart: Restart) -> None:
         """The run goes on from another version: nothing said before counts."""

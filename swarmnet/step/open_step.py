@@ -40,7 +40,7 @@ from swarmnet.step.lines import Lines
 from swarmnet.step.membership import Membership, commit_of
 from swarmnet.step.pace import Pace
 from swarmnet.step.rounds import Differs, Lacks, Part
-from swarmnet.step.strikes import Strikes
+from swarmnet.step.strikes import Delays, Strikes
 from swarmnet.step.view import View
 
 StepMessage = Prepare | Granted | Moved | Evicted | Round | Execute | Claim | Report | Release
@@ -53,8 +53,9 @@ class Shared:
 
     term_chain: the chain at the start of the keepers' term, from which their order follows. line: what I have measured
     of mine. trouble: what holds me up in the round I take part in. waits: for whom I wait there; True: whose stream
-    breaks whenever it is asked for. numbers: of the rounds I open. lines: what I know of others' as a keeper. strikes:
-    what I hold against them as members, vain: as keepers.
+    breaks whenever it is asked for. awaited: whose streams are later than their lines need. absent: mates that had no
+    part in the step before. numbers: of the rounds I open. lines: what I know of others' as a keeper. strikes: what I
+    hold against them as members, vain: as keepers.
     """
 
     me: PeerId
@@ -68,6 +69,8 @@ class Shared:
     line: Line = UNMEASURED
     trouble: Trouble | None = None
     waits: Mapping[PeerId, bool] = field(default_factory=dict)
+    awaited: frozenset[PeerId] = frozenset()
+    absent: frozenset[PeerId] = frozenset()
     lines: Lines = field(default_factory=Lines)
     pace: Pace = field(init=False)
     strikes: Strikes = field(init=False)
@@ -107,6 +110,7 @@ class OpenStep:
         self._signed_at = -math.inf
         self._refused: set[PeerId] = set()       # who has asked in vain to be, or to have somebody, promised
         self._fed = False                        # has work of this step come here?
+        self._delays = Delays(shared.view.timers, now)
         if finished is not None:
             self._sign(finished, now)
 
@@ -182,6 +186,11 @@ class OpenStep:
         self._vote = self._shared.membership.sign(commit)
         self._shared.membership.hear_vote(commit, self._shared.me, self._vote, now=now)
 
+    def _lock_again(self, now: float) -> None:
+        """Another keeper: it is to hear what I have signed before I take part in anything else, however long ago."""
+        if self.finished is not None:
+            self.part.locked, self._signed_at = True, now
+
     def sum_failed(self, round_id: RoundId) -> None:
         """The exchange gave up; the next Round message (or tick) starts it again."""
         if self.part.exchange == round_id:
@@ -207,7 +216,7 @@ class OpenStep:
             case Evicted():
                 return self._on_evicted(message)
             case Round():
-                return self._on_round(message)
+                return self._on_round(message, now)
             case Execute():
                 return [act.Execute(self.stamp.step, message.index)] if message.ballot == self.promised else []
             case Claim() | Report() | Release():
@@ -298,6 +307,7 @@ class OpenStep:
                 return []
             self._refused.add(told_by)
             return [Note("refused_ballot", {"peer": told_by, "ballot": ballot.number, "keeper": ballot.peer})]
+        self._lock_again(now)
         actions = self.part.drop()
         if self.keeper is not None and self.keeper.ballot != ballot:
             self.keeper = None
@@ -330,9 +340,10 @@ class OpenStep:
         actions.append(Note("evicted_me", {"void": evicted.void, "step": self.stamp.step}))
         return actions + self._report()
 
-    def _on_round(self, message: Round) -> list[Action]:
+    def _on_round(self, message: Round, now: float) -> list[Action]:
         if message.ballot != self.promised:
             return []
+        self.election.opened(len(message.receivers), now=now)
         return self.part.hear(message) + self._join_round()
 
     # ------------------------------------------------------------ inside
@@ -391,7 +402,7 @@ class OpenStep:
         shared = self._shared
         if not shared.synced or self.applying or self.stamp.step >= shared.shape.total_steps:
             return []
-        if not self.oldest or self._own_commit is not None or not self._fed:
+        if not self.oldest or self._own_commit is not None or not self._is_fed(now):
             self.election.moves(now=now)
         ballot = self.election.due(shared.term_chain, keeping=self.keeper is not None, now=now)
         notes, self.election.notes = self.election.notes, []
@@ -400,10 +411,13 @@ class OpenStep:
         if self.keeper is not None:
             if self._own_commit is not None:
                 actions += self.keeper.settle(self._own_commit)
+            self.keeper.awaited = shared.awaited
             actions += self.keeper.advance(now=now, resend=resend)
             if self.keeper.commit is not None and self._own_commit is None:
                 self._learn(self.keeper.commit, now)
         if resend:
+            members = self.part.round.receivers if self.part.exchange is not None and self.part.round else ()
+            self._delays.note(shared.awaited if members else frozenset(), len(members), now=now)
             self.part.stuck = shared.stuck(now=now)
             self.part.locked = now - self._signed_at <= shared.view.timers.suspect_s
             actions += self._join_round()
@@ -412,21 +426,37 @@ class OpenStep:
         actions += self._collect_committed()
         return actions + self._try_apply()
 
+    def _is_fed(self, now: float) -> bool:
+        """Has work of this step come here, or to a mate that does not keep, or has another stage done it all?"""
+        view, keeper = self._shared.view, self.promised.peer if self.promised is not None else None
+        mates = (view.get(peer) for peer in view.live(self.stamp.stage, now=now) if peer != keeper)
+        return self._fed or bool(self.barrier.known) or any(seen is not None and seen.queue > 0 for seen in mates)
+
     def _keep_under(self, ballot: Ballot, now: float) -> list[Action]:
         """My turn: keep under this ballot."""
         shared = self._shared
         self.election.promise(ballot, now=now)
+        self._lock_again(now)
         actions = self.part.drop()
         self.keeper = Keeper(
             self.stamp, ballot, shared.shape.num_microbatches, shared.view, idle_s=shared.pace.idle_s,
             max_void=shared.shape.max_void,
             delay=shared.shape.delay.behind(self.stamp.step), group_size=shared.shape.group_size,
             numbers=shared.numbers, oldest=self.oldest, now=now, given=self.election.given, lines=shared.lines,
-            strikes=shared.strikes, membership=shared.membership, pace=shared.pace,
+            strikes=shared.strikes, membership=shared.membership, pace=shared.pace, absent=shared.absent,
         )
         actions.append(Note("keeper", {"step": self.stamp.step, "ballot": ballot.number}))
         actions += self._report() + self.account.ask(self.stamp, ballot)
         return actions + self.keeper.advance(now=now, resend=False)
+
+    def applied(self, now: float) -> list[Note]:
+        """The step is over: whoever has slowed it down owes that, and who had no part in it is remembered."""
+        shared = self._shared
+        if self.keeper is not None:
+            shared.absent = self.keeper.absent(now)
+        elif self.promised is not None and (seen := shared.view.get(self.promised.peer)) is not None:
+            shared.absent = frozenset(seen.sitting)
+        return self._delays.charge(shared.strikes, shared.me, now=now) if self.keeper is None else []
 
     def _collect_committed(self) -> list[Action]:
         """My stage has committed a sum I do not hold: fetch it from whoever holds it (rule 16)."""

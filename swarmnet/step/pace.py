@@ -5,10 +5,14 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
+from swarmnet.ids import PeerId
 from swarmnet.step.view import Timers
 
-_STEPS = 9
-"""Steps whose median is the usual one."""
+_STEPS, _KEEPERS = 9, 16
+"""Steps of one keeper, and keepers, whose median is the usual one: no keeper alone makes slow steps usual."""
+
+_SLOW = 4
+"""Usual steps that a step may take."""
 
 
 class Pace:
@@ -19,13 +23,31 @@ class Pace:
         self._at: float | None = None
         self._gap_s: float | None = None
         self._applied_at: float | None = None
-        self._steps_s: deque[float] = deque(maxlen=_STEPS)
+        self._steps_s: dict[PeerId | None, deque[float]] = {}      # by keeper, the latest last
+        self._slow_s: list[float] = []                             # the slow steps in a row under the last keeper
 
-    def applied(self, *, now: float) -> None:
-        """A step is over."""
-        if self._applied_at is not None:
-            self._steps_s.append(now - self._applied_at)
-        self._applied_at = now
+    def applied(self, keeper: PeerId | None = None, *, now: float) -> float:
+        """A step is over. Returns the seconds of slow steps in a row under its keeper, if it is not the first one."""
+        if self._applied_at is None:
+            self._applied_at = now
+            return 0.0
+        took_s, self._applied_at = now - self._applied_at, now
+        if keeper != next(reversed(self._steps_s), None):
+            self._slow_s = []
+        usual_s = self._usual_s(without=keeper)
+        slow = usual_s is not None and took_s > max(2 * self._timers.suspect_s, _SLOW * usual_s)
+        self._slow_s = [*self._slow_s, took_s] if slow else []
+        steps_s = self._steps_s.pop(keeper, deque(maxlen=_STEPS))
+        steps_s.append(took_s)
+        self._steps_s[keeper] = steps_s
+        if len(self._steps_s) > _KEEPERS:
+            del self._steps_s[next(iter(self._steps_s))]
+        return sum(self._slow_s) if len(self._slow_s) > 1 else 0.0
+
+    def _usual_s(self, without: PeerId | None = None) -> float | None:
+        found = [took for keeper, took in self._steps_s.items() if without is None or keeper != without]
+        medians = [statistics.median_low(took) for took in found]
+        return statistics.median_low(medians) if medians else None
 
     def interrupted(self) -> None:
         """State was taken over: how long that took is nobody's pace."""
@@ -33,7 +55,8 @@ class Pace:
 
     def patience_s(self, least_s: float, unknown_s: float) -> float:
         """Four times a usual step, at least `least_s`; `unknown_s` as long as none is known."""
-        return max(least_s, 4 * statistics.median_low(self._steps_s)) if self._steps_s else unknown_s
+        usual_s = self._usual_s()
+        return max(least_s, _SLOW * usual_s) if usual_s is not None else unknown_s
 
     def begin(self) -> None:
         """Another step: the pause before its first claim is nobody's pace."""
@@ -52,6 +75,6 @@ class Pace:
             return self._timers.idle_index_s
         # One step that was stuck must not make the next ones wait four times as long, and so on.
         least_s, most_s = 2 * self._timers.heartbeat_s, self._timers.long_silence_s
-        if self._steps_s:
-            most_s = min(max(2 * statistics.median_low(self._steps_s), self._timers.idle_index_s), most_s)
+        if (usual_s := self._usual_s()) is not None:
+            most_s = min(max(2 * usual_s, self._timers.idle_index_s), most_s)
         return min(max(least_s, 4 * self._gap_s), most_s)

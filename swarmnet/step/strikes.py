@@ -7,6 +7,9 @@ Strikes fade.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence, Set
+
 from swarmnet.ids import PeerId
 from swarmnet.step.actions import Note
 from swarmnet.step.view import Timers
@@ -27,7 +30,7 @@ class Strikes:
     """What one replica holds against others. Whoever was never struck is not in it."""
 
     def __init__(self, timers: Timers) -> None:
-        self._longest_s, self._worth_s = _LONGEST * timers.long_silence_s, 2 * timers.suspect_s
+        self._longest_s, self._worth_s = _LONGEST * timers.long_silence_s, 1.5 * timers.suspect_s
         self._now = 0.0
         self._owed: dict[PeerId, tuple[float, float]] = {}             # seconds, when they were counted
         self._struck: dict[PeerId, tuple[int, float, float]] = {}      # level, since, until; the latest last
@@ -73,6 +76,10 @@ class Strikes:
         self._now = max(now, self._now)
         return peer in self._struck and now < self._struck[peer][2]
 
+    def until(self, peer: PeerId) -> float:
+        """When it has sat out."""
+        return self._struck[peer][2] if peer in self._struck else -math.inf
+
     def level(self, peer: PeerId, *, now: float) -> int:
         """Strikes that have not faded."""
         if peer not in self._struck:
@@ -80,3 +87,42 @@ class Strikes:
         level, since, until = self._struck[peer]
         faded = int(max(0.0, now - until) / (_FADES_AFTER * max(until - since, 1e-9)))
         return max(level - faded, 0)
+
+
+def sitting(
+    mates: Set[PeerId], books: Sequence[Strikes], shunned: Set[PeerId], live: Set[PeerId], *, now: float
+) -> frozenset[PeerId]:
+    """Which of these mates sit out: whoever was struck, or is shunned by most others.
+
+    Of those who live and count less than half: those that most shun, and then those that sit longest.
+    """
+    struck = {peer for peer in mates if peer in shunned or any(book.sits(peer, now=now) for book in books)}
+    until = {peer: math.inf if peer in shunned else max(book.until(peer) for book in books) for peer in struck}
+    worst = sorted(struck & live, key=lambda peer: (-until[peer], peer))
+    return frozenset(struck - live) | frozenset(worst[: max(len(live) - 1, 0) // 2])
+
+
+class Delays:
+    """For whom alone one step has waited here, and how long: for reports, last gradients, streams, or signatures."""
+
+    def __init__(self, timers: Timers, now: float) -> None:
+        self._timers, self._began_at, self._noted_at = timers, now, now
+        self._waits_for: frozenset[PeerId] = frozenset()
+        self._late_s: dict[PeerId, float] = {}
+
+    def note(self, waits_for: Set[PeerId], members: int, *, now: float) -> None:
+        """Whom the step waits for from now on. It is nobody's fault unless most of the members are ready."""
+        for peer in self._waits_for:
+            self._late_s[peer] = self._late_s.get(peer, 0.0) + now - self._noted_at
+        self._noted_at = now
+        self._waits_for = frozenset(waits_for) if 2 * len(waits_for) < 1 + members else frozenset()
+
+    def charge(self, strikes: Strikes, me: PeerId, *, now: float) -> list[Note]:
+        """The step is over: what whoever was late has cost beyond half of what the others took is its debt."""
+        self.note(frozenset(), 0, now=now)
+        alone_s = now - self._began_at - max(self._late_s.values(), default=0.0)
+        free_s = max(alone_s, 0.0) / 2 + 2 * self._timers.heartbeat_s
+        return [
+            note for peer, late_s in sorted(self._late_s.items()) if peer != me and late_s > free_s
+            for note in strikes.charge(peer, "slows the steps down", cost_s=late_s - free_s, now=now)
+        ]

@@ -158,6 +158,12 @@ class View:
                 found.update(seen.sitting)
         return frozenset(found)
 
+    def shunned(self, *, now: float) -> frozenset[PeerId]:
+        """Mates that most others of my stage, two at least, go on without: I need not find out for myself."""
+        live = {peer: seen for peer in self.live(self.stage, now=now) if (seen := self.get(peer)) is not None}
+        said = Counter(of for peer, seen in live.items() for of in set(seen.sitting) - {peer})
+        return frozenset(of for of, voices in said.items() if voices > 1 and 2 * voices > len(live.keys() - {of}))
+
     def leaves(self, peer: PeerId) -> bool:
         """Is this replica of my stage (or am I) about to leave?"""
         seen = self.get(peer)

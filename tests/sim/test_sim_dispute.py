@@ -91,12 +91,14 @@ def test_a_step_ends_without_who_holds_up_its_round(fault: Fault, keeper: bool, 
     struck = [
         fields for _, peer, event, fields in swarm.events
         if event == "strike" and fields["stage"] == STAGE and fields["peer"] == node.peer_id
+        and fields["reason"] == f"holds up the round ({reason})"
     ]
     assert len(struck) == 1 and struck[0]["sits_out_s"] == pytest.approx(16 * struck[0]["cost_s"], abs=0.02)
     assert STEP not in took_part
-    if replicas == 2 or keeper:  # of two nobody sits out, and what a keeper holds against itself is its own affair
+    if replicas == 2 or (keeper and fault is not stands_still):
+        # Of two nobody sits out, and what a keeper holds against itself is its own affair.
         assert took_part & {2, 3}, "it is back in the next steps"
-    else:
+    elif not keeper:   # else all have waited for its stream, and it may keep the next step before they know how long
         assert not took_part & {2, 3}, "it sits out"
         if fault is not stands_still:
             assert took_part & set(range(4, steps)), "it is back once it has sat that out"
@@ -151,5 +153,5 @@ def test_a_line_broken_between_two_members_costs_one_step_and_not_each() -> None
     swarm.run(until_s=300.0)
     found = left_out(swarm)
     assert len(found) == 1 and found[0][1:] == ("alone", STEP) and found[0][0] in broken
-    after = [fields for _, _, event, fields in swarm.events if event == "committed" and fields["step"] > STEP + 1]  # type: ignore[operator]
-    assert any({peer for peer, _ in fields["contributions"]} >= set(broken) for fields in after), "both are back"  # type: ignore[attr-defined]
+    after = [at for at, _, event, fields in swarm.events if event == "applied" and fields["step"] > STEP]  # type: ignore[operator]
+    assert max(after) - min(after) < 5.0, "the ends of the line sit out, or are kept apart"

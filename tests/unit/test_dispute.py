@@ -71,14 +71,22 @@ def test_who_still_computes_owes_nothing() -> None:
     assert court.verdict(71.5) == Leave(C, "late")
 
 
-def test_a_reducer_that_waits_itself_is_excused() -> None:
+def test_a_reducer_that_waits_alone_for_one_that_owes_it_something_is_alone() -> None:
     """B and C reduce nothing and wait for A, who waits for D; so does nobody else."""
     court = Court(A, B, C, D)
     for peer in (B, C, D):
         court.says(peer, late=(A,), owes=False, now=11.0)
     court.says(A, late=(D,), now=11.0)
-    assert court.verdict(11.0) is None and court.verdict(15.0) is None
-    assert court.verdict(19.0) == Again(), "A alone says so: let others reduce"
+    assert court.verdict(11.0) is None and court.verdict(14.5) == Leave(A, "alone", frozenset({D}))
+
+
+def test_a_reducer_that_waits_for_one_for_whom_most_wait_is_excused() -> None:
+    court = Court(A, B, C, D)
+    for peer in (B, C, D):
+        court.says(peer, late=(A,), owes=False, now=11.0)
+    for peer in (A, B, C):
+        court.says(peer, late=(D,), now=11.0)
+    assert court.verdict(11.0) is None and court.verdict(14.5) == Leave(D, "late")
 
 
 def test_one_voice_of_three_has_the_round_cut_again_and_then_stands_alone() -> None:
@@ -188,7 +196,7 @@ def test_nobody_is_late_before_the_time_that_the_keeper_gives_it_itself() -> Non
     assert court.verdict(61.0) == Leave(A, "late")
     court = Court(A, B)
     court.says(B, late=(A,), now=1.0, allowed_s=0.0)
-    assert court.verdict(1.0) is None and court.verdict(9.0) is None, "it has not begun to exchange itself"
+    assert court.verdict(1.0) is None and court.verdict(5.0) is None, "it has not begun to exchange itself"
     assert court.verdict(11.0) == Leave(A, "late")
 
 

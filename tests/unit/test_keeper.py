@@ -711,3 +711,87 @@ def test_a_keeper_that_left_the_step_to_others_takes_it_up_again_when_they_die()
     assert all(told(office.claim(ME, index, generation=gen(1)), Granted, ME) for index in (0, 1))
     office.report(ME, generation=gen(1), summed={0, 1}, now=16.0)
     assert opened(office).receivers == (ME,)
+
+
+def test_who_reports_what_others_own_under_three_generations_is_left_out_and_struck():
+    office = Office(B, C)
+    office.everybody_reports(B, C)
+    office.claim(B, 0)
+    office.claim(B, 1)
+    office.report(C, generation=gen(1), owned={0})
+    office.report(C, generation=gen(1), owned={0})
+    office.report(C, generation=gen(2), owned={0})
+    assert C not in office.keeper.without
+    actions = office.report(C, generation=gen(3), owned={0}, now=4.0)
+    (note,) = [action for action in actions if isinstance(action, Note) and action.event == "strike"]
+    assert note.fields["peer"] == C and note.fields["reason"] == "reports what others own"
+    office.report(B, summed={0, 1}, now=4.1)
+    assert {peer for peer, _, _ in opened(office).contributions} == {B}, "the round waits for it no more"
+
+
+def test_a_report_of_who_is_no_member_does_not_end_the_open_round():
+    office = Office(B)
+    office.everybody_reports(B)
+    office.claim(ME, 0)
+    office.claim(ME, 1)
+    office.report(ME, summed={0, 1}, now=0.3)
+    before = opened(office).id
+    office.beat(C, 0.4)
+    office.report(C, owned={0}, now=0.4)
+    assert opened(office).id == before
+
+
+def test_a_release_is_not_heard_once_the_keeper_holds_the_rounds_sum():
+    office = Office(B)
+    office.everybody_reports(B)
+    office.claim(ME, 0)
+    office.claim(B, 1)
+    office.report(ME, summed={0}, now=0.3)
+    office.report(B, summed={1}, now=0.3)
+    round_ = opened(office)
+    office.report(ME, summed={0}, finished=sum_of(round_), now=0.4)
+    assert office.keeper.on_release(B, Release(STAMP, BALLOT, gen(0), frozenset({1})), now=0.5) == []
+    assert opened(office).id == round_.id
+
+
+def test_who_gives_back_what_rounds_name_again_and_again_is_struck_for_the_time():
+    office, struck, now = Office(B), [], 0.3
+    office.everybody_reports(B)
+    office.claim(ME, 0)
+    office.report(ME, summed={0}, now=now)
+    for _ in range(8):
+        office.beat(B, now)
+        office.claim(B, 1, now=now)
+        struck += [a for a in office.report(B, summed={1}, now=now) if isinstance(a, Note) and a.event == "strike"]
+        assert office.keeper.round is not None
+        now += 1.0
+        office.keeper.on_release(B, Release(STAMP, BALLOT, gen(0), frozenset({1})), now=now)
+    assert struck and struck[0].fields["reason"] == "gives back what it was granted"
+
+
+def test_a_mate_that_had_no_part_in_the_last_step_is_named_until_it_reports():
+    view = View(ME, 0, TIMERS)
+    for mate in (B, C):
+        view.hear(mate, Heartbeat(STAMP, 1, True, None), now=0.0)
+    keeper = Keeper(
+        STAMP, BALLOT, 2, view, idle_s=5.0, max_void=1, numbers=itertools.count(), now=0.0, absent=frozenset({B, C}),
+        membership=Membership(ME, 0, view, SimulatedSigner(ME)),
+    )
+    assert keeper.without == {B, C}
+    keeper.on_report(B, Report(STAMP, BALLOT, gen(0), frozenset(), frozenset(), None, None, 0), now=0.1)
+    assert keeper.without == {C} and keeper.absent(0.1) == {C}
+
+
+def test_who_falls_silent_again_and_again_is_struck_and_who_is_cut_off_once_is_not():
+    office, now, struck = Office(B, C), 0.1, []
+    for time in range(4):
+        for mate in (B, C):
+            office.beat(mate, now)
+        for peer in (ME, B, C):
+            office.report(peer, generation=gen(time) if peer == B else gen(0), now=now)
+        for _ in range(32):
+            now += 0.5
+            office.beat(C, now)
+            actions = office.keeper.advance(now=now, resend=True)
+            struck += [(time, action) for action in actions if isinstance(action, Note) and action.event == "strike"]
+    assert [(time, note.fields["peer"]) for time, note in struck] == [(2, B)]

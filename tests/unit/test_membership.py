@@ -530,3 +530,15 @@ def test_votes_mean_the_same_in_whatever_order_they_come(order, roster):
         other.vote(SUMS[0], again)
     assert one.of.with_votes(SUMS[0]).votes == other.of.with_votes(SUMS[0]).votes
     assert one.certified(SUMS[0]) and other.certified(SUMS[0])
+
+
+def test_who_goes_by_another_commit_than_the_one_that_was_made_is_named_once():
+    known = Known(B, C, neighbours=(D,))
+    forged = commit(digest=b"f")
+    for _ in range(2):
+        known.of.lists(D, 1, (forged,))
+        known.of.lists(C, 0, (commit(contributors=(ME, B)),))
+        known.of.applied([commit(contributors=(ME, B))])
+    assert [(note.event, note.fields["peer"]) for note in known.of.notes if note.event == "other_commit"] == [
+        ("other_commit", D)
+    ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from stage_table import TIMERS
 
 from swarmnet.ids import PeerId
-from swarmnet.step.strikes import Strikes
+from swarmnet.step.strikes import Delays, Strikes, sitting
 
-A, B = PeerId("A"), PeerId("B")
+A, B, C, D, E = (PeerId(name) for name in "ABCDE")
 LONGEST_S = 16 * TIMERS.long_silence_s
 
 
@@ -60,3 +60,43 @@ def test_of_many_peers_the_strikes_of_the_latest_are_kept():
     for number in range(2000):
         strikes.strike(PeerId(f"p{number}"), "does not report", cost_s=10.0, now=0.0)
     assert not strikes.sits(PeerId("p0"), now=0.0) and strikes.sits(PeerId("p1999"), now=0.0)
+
+
+def test_debts_add_up_to_a_strike_and_are_paid_off_in_time():
+    strikes = Strikes(TIMERS)
+    assert strikes.charge(A, "slow", cost_s=3.0, now=0.0) == []
+    (note,) = strikes.charge(A, "slow", cost_s=3.0, now=16.0)      # one second was paid off: 5 of 4.5
+    assert note.fields["cost_s"] == 5.0 and strikes.sits(A, now=16.0)
+    assert strikes.charge(B, "slow", cost_s=4.0, now=0.0) == [] == strikes.charge(B, "slow", cost_s=4.0, now=64.0)
+
+
+def test_a_pardon_is_for_the_first_time():
+    strikes = Strikes(TIMERS)
+    assert strikes.strike(A, "alone", cost_s=9.0, pardon=True, now=0.0) == []
+    assert not strikes.sits(A, now=0.0) and strikes.strike(A, "alone", cost_s=9.0, pardon=True, now=1.0)
+
+
+def test_less_than_half_of_those_who_live_sit_out_the_worst_of_them():
+    strikes, live = Strikes(TIMERS), {A, B, C, D}
+    for peer, cost_s in ((A, 1.0), (B, 3.0), (C, 2.0)):
+        strikes.strike(peer, "slow", cost_s=cost_s, now=0.0)
+    assert sitting(live, (strikes,), frozenset(), live, now=1.0) == {B}
+    assert sitting(live, (strikes,), {C}, live, now=1.0) == {C}, "most others shun it"
+    assert sitting(live | {E}, (strikes,), {E}, live, now=1.0) == {B, E}, "who does not count takes nobody's place"
+    assert sitting({A, B}, (strikes,), frozenset(), {A, B}, now=1.0) == frozenset(), "of two nobody"
+    vain = Strikes(TIMERS)
+    vain.strike(A, "keeps", cost_s=9.0, now=0.0)
+    assert sitting(live, (strikes, vain), frozenset(), live, now=1.0) == {A}, "of both books"
+
+
+def test_who_alone_is_waited_for_owes_what_goes_beyond_half_of_the_rest():
+    strikes, delays = Strikes(TIMERS), Delays(TIMERS, 0.0)
+    delays.note({A}, 3, now=2.0)             # until 12: 10 s, where the rest takes 2 + 2
+    (note,) = delays.charge(strikes, B, now=12.0) or [None]
+    assert note is not None and note.fields["peer"] == A and note.fields["cost_s"] == 8.0
+    again = Delays(TIMERS, 20.0)
+    again.note({B, C}, 3, now=21.0)
+    assert again.charge(strikes, A, now=60.0) == [], "most are waited for: that is nobody's fault"
+    mine = Delays(TIMERS, 60.0)
+    mine.note({B}, 3, now=60.0)
+    assert mine.charge(strikes, B, now=90.0) == [], "nobody holds it against itself"

@@ -173,3 +173,16 @@ def test_who_was_reached_is_forgotten_in_the_end_and_identities_cost_no_memory()
     for number in range(1023):
         view.reached(PeerId(f"stranger {number}"), now=153.0)
     assert view.reach_age(D, now=153.0) == math.inf and view.reach_age(C, now=153.0) == 1.0
+
+
+def test_whom_most_others_two_at_least_go_on_without_is_shunned():
+    view = view_of(B, C, D)
+    view.hear(B, beat(sitting=(D,)), now=0.0)
+    assert view.shunned(now=0.0) == frozenset(), "one voice of two"
+    view.hear(C, beat(sitting=(D,)), now=0.0)
+    assert view.shunned(now=0.0) == {D}
+    view.hear(D, beat(sitting=(B, C, D)), now=0.0)
+    assert view.shunned(now=0.0) == {D}, "its own voice counts nothing for it, and alone not against others"
+    assert view_of(B).shunned(now=0.0) == frozenset()
+    view.gone(C, now=0.0)
+    assert view.shunned(now=0.0) == frozenset(), "one voice is left"

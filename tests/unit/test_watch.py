@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarmnet.averaging.watch import LEAST_S, Watch, allowance_s
+from swarmnet.averaging.watch import LEAST_S, Watch, allowance_s, needs_s
 from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.messages import Late, Trouble
 
@@ -102,3 +102,21 @@ def test_a_stream_that_breaks_again_when_it_is_asked_for_again_is_broken_until_i
         wait.broke(now=9.3)
         assert watch.waits(now=9.3) == {B: False}, "the first time since its last chunk"
     assert watch.waits(now=9.4) == {}
+
+
+def test_who_owes_its_contribution_is_awaited_beyond_what_a_chunk_needs_and_reducers_only_when_nobody_does() -> None:
+    watch = Watch()
+    watch.begin(ROUND, ALLOWED, {B: 2.0, C: 0.0})
+    with watch.stream(A, owes=False, now=0.0), watch.stream(B, owes=True, now=0.0) as owing:
+        assert watch.awaited(now=1.0) == frozenset() and watch.awaited(now=3.0) == {B}
+        owing.came(now=3.0)
+        assert watch.awaited(now=3.0) == {A}
+        with watch.stream(C, owes=False, now=3.0) as busy:
+            assert watch.awaited(now=4.0) == {A, C}
+            busy.excused()
+            assert watch.awaited(now=4.0) == {A}, "it waits for others itself, and says so"
+    assert watch.awaited(now=9.0) == frozenset()
+
+
+def test_a_chunk_needs_as_long_as_what_its_sender_may_be_sending_at_once() -> None:
+    assert needs_s(1 << 20, 4 << 20) == 4.0 and needs_s(0, 1 << 20) == 1.0

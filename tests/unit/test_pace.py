@@ -1,0 +1,57 @@
+"""What is usual: no keeper alone makes slow steps usual, and under whom alone they are slow is known."""
+
+from __future__ import annotations
+
+from stage_table import TIMERS
+
+from swarmnet.ids import PeerId
+from swarmnet.step.pace import Pace
+
+A, B, C = (PeerId(name) for name in "ABC")
+
+
+def pace_of(*steps: tuple[PeerId, float]) -> tuple[Pace, float, list[float]]:
+    """Steps of these seconds under these keepers; the clock, and what each told."""
+    pace, now = Pace(TIMERS), 0.0
+    pace.applied(now=now)
+    told = []
+    for keeper, took_s in steps:
+        now += took_s
+        told.append(pace.applied(keeper, now=now))
+    return pace, now, told
+
+
+def test_patience_is_four_usual_steps_and_never_less_than_asked():
+    assert Pace(TIMERS).patience_s(6.0, 15.0) == 15.0, "nothing is known yet"
+    assert pace_of((A, 1.0), (A, 1.0))[0].patience_s(6.0, 15.0) == 6.0
+    assert pace_of((A, 5.0), (A, 5.0))[0].patience_s(6.0, 15.0) == 20.0
+
+
+def test_slow_steps_of_one_keeper_do_not_become_usual():
+    steps = [(A, 1.0)] * 9 + [(B, 1.0)] * 9
+    pace, _, _ = pace_of(*steps, *[(C, 30.0)] * 64)
+    assert pace.patience_s(0.0, 15.0) == 4.0
+
+
+def test_two_slow_steps_in_a_row_are_their_keepers():
+    _, _, told = pace_of((A, 1.0), (A, 1.0), (B, 9.0), (B, 10.0), (B, 1.0), (B, 9.0))
+    assert told == [0.0, 0.0, 0.0, 19.0, 0.0, 0.0]
+
+
+def test_a_slow_step_each_under_two_keepers_is_nobodys():
+    _, _, told = pace_of((A, 1.0), (A, 1.0), (B, 9.0), (C, 9.0))
+    assert told == [0.0] * 4
+
+
+def test_nothing_is_slow_where_only_one_keeper_is_known():
+    assert pace_of((A, 1.0), (A, 60.0), (A, 60.0))[2] == [0.0] * 3
+
+
+def test_what_takes_less_than_two_silence_limits_is_never_slow():
+    assert pace_of((A, 0.1), (B, 5.9), (B, 5.9))[2] == [0.0] * 3
+
+
+def test_how_long_a_state_was_fetched_is_nobodys_pace():
+    pace, now, _ = pace_of((A, 1.0))
+    pace.interrupted()
+    assert pace.applied(B, now=now + 500.0) == 0.0 and pace.patience_s(0.0, 15.0) == 4.0
