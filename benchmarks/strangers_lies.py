@@ -55,7 +55,7 @@ from swarmnet.messages import Process as ProcessCall
 from swarmnet.net.directory import Record, StageStatus
 from swarmnet.net.transport import ReadPayload, Service, Transport
 from swarmnet.simulate.clock import Process
-from swarmnet.simulate.engine import NUM_ELEMENTS, Arithmetic, SimulatedEngine, tokens_of
+from swarmnet.simulate.engine import NUM_ELEMENTS, Arithmetic, SimulatedEngine, proven_tokens_of, tokens_of
 from swarmnet.simulate.swarm import RUN, Node, Swarm
 
 STAGE, BESIDE = 1, 0
@@ -955,9 +955,18 @@ class HoardsAsMember(Lie):
 
 
 class Endless:
-    """A payload that takes a quarter of an hour on any line."""
+    """A payload that is declared as this one is, and takes a quarter of an hour on any line."""
 
     num_bytes = 10**12
+
+    def __init__(self, like: Packed) -> None:
+        self.codec, self.shape = like.codec, like.shape
+
+
+def endless(stage: int, index: int, *, train: bool) -> tuple[Endless, ...]:
+    """The input of that stage, declared as it should be."""
+    tokens, proof = proven_tokens_of(index)
+    return tuple(map(Endless, (tokens, *((hidden(1.0),) if stage else ()), *((proof,) if train else ()))))
 
 
 def hoard(of: Lie, step: int, nodes: Iterable[Node]) -> None:
@@ -965,11 +974,11 @@ def hoard(of: Lie, step: int, nodes: Iterable[Node]) -> None:
     for node in nodes:
         for stage in node.stages:
             for _ in range(of.swarm.plan.slots):
-                of.call(node.peer_id, ProcessCall(step, stage, 0, purpose="eval"), (Endless(),))
-                of.call(node.peer_id, ProcessCall(step + 1, stage, 0, purpose="eval"), (Endless(),))
+                of.call(node.peer_id, ProcessCall(step, stage, 0, purpose="eval"), endless(stage, 0, train=False))
+                of.call(node.peer_id, ProcessCall(step + 1, stage, 0, purpose="eval"), endless(stage, 0, train=False))
             for index in of.every_index:
-                of.call(node.peer_id, ProcessCall(step, stage, index), (Endless(),))
-                of.call(node.peer_id, ProcessCall(step + 1, stage, index), (Endless(),))
+                of.call(node.peer_id, ProcessCall(step, stage, index), endless(stage, index, train=True))
+                of.call(node.peer_id, ProcessCall(step + 1, stage, index), endless(stage, index, train=True))
 
 
 @lie
@@ -1008,8 +1017,8 @@ class FeedsStage(Bare):
             if STAGE in node.stages:
                 for index in range(self.swarm.plan.microbatches):
                     for step in (self.step, self.step + 1):
-                        forged = (*tokens_of(step * self.swarm.plan.microbatches + index), hidden(1.0))
-                        self.call(node.peer_id, ProcessCall(step, STAGE, index), forged)
+                        tokens, proof = proven_tokens_of(step * self.swarm.plan.microbatches + index)
+                        self.call(node.peer_id, ProcessCall(step, STAGE, index), (tokens, hidden(1.0), proof))
 
 
 @lie
@@ -1021,7 +1030,9 @@ class FeedsTokens(Bare):
             if BESIDE in node.stages:
                 for index in range(self.swarm.plan.microbatches):
                     for step in (self.step, self.step + 1):
-                        self.call(node.peer_id, ProcessCall(step, BESIDE, index), tokens_of(9999 + index))
+                        number = step * self.swarm.plan.microbatches + index
+                        forged = (*tokens_of(9999 + index), proven_tokens_of(number)[1])
+                        self.call(node.peer_id, ProcessCall(step, BESIDE, index), forged)
 
 
 # ---------------------------------------------------------------- what stays open: nobody checks compute yet

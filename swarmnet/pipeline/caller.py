@@ -26,6 +26,9 @@ OF_PAYLOAD = frozenset({
 })
 """Refusals of what was sent. Believed when all replicas agree: one alone may be the one that is wrong."""
 
+_SHARES = 32
+"""Shares of the results that others give, after which somebody hears of a replica that gives none."""
+
 _UNHEARD_S = 0.5
 """How long a replica is left alone that does not know us as one who may call it."""
 
@@ -50,7 +53,8 @@ class Caller:
     """Calls `Process` on replicas of one stage.
 
     candidates() gives the live replicas and their advertised queues; check(request, answer) raises BadMessage for an
-    answer that is none; on_reroute(request, peer, reason) hears of every microbatch that had to leave a replica.
+    answer that is none; on_reroute(request, peer, reason) hears of every microbatch that had to leave a replica, and of
+    replicas that have others do all their work.
     leaving() names candidates about to leave: they answer for what they own and get nothing new while others can.
     """
 
@@ -66,6 +70,7 @@ class Caller:
         self._transport, self._router = transport, router
         self._candidates, self._check, self._on_reroute = candidates, check, on_reroute
         self._leaving = leaving
+        self._idle: dict[PeerId, int] = {}   # who has given no result since it answered so -> those of others
 
     def gone(self, peer: PeerId) -> None:
         """The peer is definitely dead."""
@@ -105,6 +110,7 @@ class Caller:
             now = loop.time()
             match answer:
                 case Gradient():
+                    self._note_result(request, attempt.peer)
                     if pick:
                         self._router.done(
                             pick, seconds=now - attempt.began_at, compute_s=answer.compute_s,
@@ -113,6 +119,7 @@ class Caller:
                     return answer
                 case MovedTo():
                     self._settle(pick)
+                    self._idle.setdefault(attempt.peer, 0)
                     if answer.owner in avoid or answer.owner not in self._candidates():
                         # The owner is the one we just left, or nobody we can see: compute elsewhere, uncounted.
                         request = replace(request, hedge=True)
@@ -120,6 +127,7 @@ class Caller:
                     else:
                         owner = answer.owner
                 case Busy():
+                    self._idle.setdefault(attempt.peer, 0)
                     if pick:
                         self._router.busy(pick, retry_after_s=answer.retry_after_s, now=now)
                     else:
@@ -151,6 +159,13 @@ class Caller:
                     # It may have got far: whoever is next learns first who owns what further on (a repair).
                     request = replace(request, repair=True, hedge=request.hedge or hung)
                     self._on_reroute(request, attempt.peer, type(answer).__name__)
+
+    def _note_result(self, request: Process, peer: PeerId) -> None:
+        candidates = self._candidates()
+        self._idle = {other: count + 1 for other, count in self._idle.items() if other in candidates and other != peer}
+        for other, count in self._idle.items():
+            if count == _SHARES * len(candidates):
+                self._on_reroute(request, other, "always busy, or others have it: it gives no result")
 
     def _pick(self, num_bytes: int, now: float, avoid: Set[PeerId]) -> Pick:
         leaving = self._leaving()

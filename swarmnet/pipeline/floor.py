@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -19,6 +20,10 @@ from swarmnet.stage.engine import Engine, Stash
 
 _AFTER_LEAVING_S = 1.0
 """When to ask a replica again that is about to leave: it may be the last one then, and serve on."""
+
+
+_EVAL_UPLOAD_S = 30.0
+"""How long an evaluation's input may take: anybody may ask for one, and it holds the only slot of its kind."""
 
 
 class Claims(Protocol):
@@ -98,12 +103,22 @@ class Floor:
     async def receive(self, caller: PeerId, request: Process, read: ReadPayload) -> tuple[Packed, ...]:
         """The caller's input, checked. Raises BadMessage, and names whose input it is."""
         try:
-            payload = await read()
+            payload = await self._read(request, read)
             self.check(request, payload)
         except BadMessage as error:
             self.on_bad_input(caller, request.step, request.index, error)
             raise
         return payload
+
+    @staticmethod
+    async def _read(request: Process, read: ReadPayload) -> tuple[Packed, ...]:
+        try:
+            async with asyncio.timeout(_EVAL_UPLOAD_S if request.purpose == "eval" else None):
+                return await read()
+        except TimeoutError:
+            raise BadMessage(
+                RejectCode.TOO_LARGE, f"the input of an evaluation did not come within {_EVAL_UPLOAD_S:.0f} s"
+            ) from None
 
     def wrong_step(self, step: int) -> Answer:
         """What a call gets whose step is not open here."""

@@ -14,9 +14,10 @@ SHORT_S, SHORT_LEAST = 45.0, 0.5
 """So much lying shows whether a liar can stop a run or change it; what a lie costs in the end takes five minutes."""
 
 WITHSTOOD = (
-    "forged-sum", "forged-sum-kept", "forged-commit", "false-ack", "acks-two-ways", "usurps", "ghost-ballot",
-    "voids-everything", "fifty-ahead", "never-reports", "says-void", "says-stale", "fresh-every-ten-seconds",
-    "feeds-stage", "feeds-tokens",
+    "forged-sum", "forged-sum-kept", "forged-commit", "forged-commit-beside", "false-ack", "acks-two-ways", "usurps",
+    "ghost-ballot", "claims-everything", "releases", "slow-parts", "forks", "voids-everything", "fifty-ahead",
+    "never-reports", "moves-on", "says-void", "says-stale", "hoards-slots", "fresh-every-ten-seconds", "feeds-stage",
+    "feeds-tokens",
 )
 """Lies that neither stop the run nor change it within so short a time. What each costs in the end, and which cost more,
 the benchmark prints."""
@@ -28,6 +29,19 @@ def test_most_of_a_minute_of_lying(name: str) -> None:
     assert not row.broken and row.weights_equal, row
     assert row.ratio >= SHORT_LEAST, f"{row.steps} steps instead of {row.undisturbed}, {row.longest_s} s without one"
     assert row.named, f"no event names the liar: {row.lie}"
+
+
+@pytest.mark.parametrize("name", ["keeps-idle", "keeps-and-evicts"])
+def test_a_keeper_under_whom_nothing_comes_is_left_and_named(name: str) -> None:
+    row = strangers.measure(name, seconds=100.0)
+    assert row.weights_equal and row.named and row.ratio >= SHORT_LEAST, row
+    assert row.longest_s <= 30.0, "two steps, each for as long as a keeper is given"
+
+
+@pytest.mark.parametrize("name", ["never-exchanges", "never-reports"])
+def test_two_that_collude_against_three(name: str) -> None:
+    row = strangers.measure(name, liars=2, seconds=2 * SHORT_S)
+    assert not row.broken and row.weights_equal and row.named and row.ratio >= SHORT_LEAST, row
 
 
 def test_an_honest_member_in_the_liars_place_is_named_in_no_event() -> None:
