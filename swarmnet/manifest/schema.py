@@ -31,7 +31,7 @@ class Model(Table):
     vocab_size: Positive = Field(default=256, description="token ids are below this")
     hidden_size: Positive = Field(default=128, description="width of the residual stream")
     intermediate_size: Positive = Field(default=352, description="width inside the SwiGLU feed-forward")
-    num_layers: Positive = Field(default=6, description="decoder blocks")
+    num_layers: Positive = Field(default=6, le=10_000, description="decoder blocks")
     num_heads: Positive = Field(default=4, description="query heads; a multiple of num_kv_heads")
     num_kv_heads: Positive = Field(default=2, description="key and value heads (grouped-query attention)")
     head_dim: Positive = Field(default=32, description="width of one head; even")

@@ -78,6 +78,8 @@ def _host(text: str, kind: str, host: str) -> str:
             raise UsageError(f"{text!r}: {host!r} is not a host name")
         return host
     try:
+        if "%" in host:
+            raise ValueError("a scope is of one machine only")
         return str(ipaddress.IPv4Address(host) if kind == "ip4" else ipaddress.IPv6Address(host))
     except ValueError as error:
         raise UsageError(f"{text!r}: {host!r} is not an IPv{kind[-1]} address") from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import urllib.parse
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -42,6 +43,11 @@ _REQUESTS = {method: request for request, method in METHODS.items()}
 _NOBODY = Rejected(RejectCode.UNKNOWN_IDENTITY, "the certificate chain proves no peer id")
 _PULSES_PER_STALL = 4
 
+_STRANGERS_CALLS, _ALL_STRANGERS_CALLS = 4, 64
+"""Open at a time: of one caller that has not greeted, and of all of them."""
+
+_COMPLAIN_EVERY_S, _MOST_COMPLAINTS = 60.0, 1024
+
 
 class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Answers every method of services.proto for one service."""
@@ -61,6 +67,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._allowances = Allowances(config.allowance)
         self._links: Counter[PeerId] = Counter()
         self._calls: Counter[PeerId] = Counter()
+        self._complained_at: dict[tuple[str, PeerId], float] = {}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         """gRPC asks who answers a method."""
@@ -117,7 +124,8 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         except TimeoutError:
             log.debug("link_stalls", peer=caller)
         except BadMessage as error:
-            log.warning("bad_control", peer=caller, error=error)
+            if self._may_complain("bad_control", caller):
+                log.warning("bad_control", peer=caller, error=error)
             await context.write(write_answer(Rejected(error.code, error.reason)))
         except Exception:
             await _confess(context, "link", caller)
@@ -160,7 +168,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
                 await inbound.answer(_NOBODY)
             elif expected is not ManifestRequest and not self._knows(caller):
                 await inbound.answer(GreetFirst())
-            elif self._calls[caller] >= self._config.calls:
+            elif self._calls[caller] >= self._most_calls(caller):
                 await inbound.answer(Busy(self._config.stall_s / _PULSES_PER_STALL, version=-1))
             else:
                 self._calls[caller] += 1
@@ -172,6 +180,24 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         except PeerGone as error:
             log.debug("caller_left", peer=caller, error=error)
 
+    def _most_calls(self, caller: PeerId) -> int:
+        """Open at a time: few of who has not greeted, and few of all of them. What they send half takes memory."""
+        if self._greeted.get(caller) is not None:
+            return self._config.calls
+        strangers = sum(count for peer, count in self._calls.items() if self._greeted.get(peer) is None)
+        return _STRANGERS_CALLS if strangers < _ALL_STRANGERS_CALLS else 0
+
+    def _may_complain(self, event: str, caller: PeerId) -> bool:
+        """Is it time to log that of this caller? Once a minute: what it sends costs it nothing."""
+        now = asyncio.get_running_loop().time()
+        if now - self._complained_at.get((event, caller), -math.inf) < _COMPLAIN_EVERY_S:
+            return False
+        self._complained_at.pop((event, caller), None)
+        self._complained_at[event, caller] = now
+        if len(self._complained_at) > _MOST_COMPLAINTS:
+            del self._complained_at[next(iter(self._complained_at))]
+        return True
+
     async def _serve(self, expected: type, caller: PeerId, inbound: _Inbound) -> None:
         try:
             request, declared = self._config.reader.request(await inbound.read())
@@ -179,7 +205,8 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
                 raise BadMessage(RejectCode.MALFORMED, "the request belongs to another method")
             check_declared(declared, max_bytes=self._config.max_bytes(expected))
         except BadMessage as error:
-            log.warning("bad_request", peer=caller, error=error)
+            if self._may_complain("bad_request", caller):
+                log.warning("bad_request", peer=caller, error=error)
             await inbound.answer(Rejected(error.code, error.reason))
             return
         inbound.unread = bool(declared)

@@ -134,6 +134,10 @@ class Leaf:
         return now, _pem(leaf) + self._admission.intermediate
 
 
+_MOST_CHAIN_BYTES = 16 << 10
+"""Of a caller's certificates in PEM: its leaf, and the one that admits it."""
+
+
 @functools.lru_cache(maxsize=1024)
 def trust_anchor(peer: PeerId) -> bytes:
     """A root certificate (PEM) that stands for `peer`, made from the peer id alone. Raises ValueError."""
@@ -144,10 +148,12 @@ def trust_anchor(peer: PeerId) -> bytes:
 def caller_of(auth_context: Mapping[str, Sequence[bytes]]) -> PeerId | None:
     """Who is calling, from `context.auth_context()`. None if the chain proves no identity."""
     leaf, chain = auth_context.get("x509_pem_cert"), auth_context.get("x509_pem_cert_chain")
-    return _signer_of(leaf[0], chain[0]) if leaf and chain else None
+    if not leaf or not chain or len(leaf[0]) + len(chain[0]) > _MOST_CHAIN_BYTES:
+        return None                                      # each certificate costs a signature check before any greeting
+    return _signer_of(leaf[0], chain[0])
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1024)
 def _signer_of(leaf_pem: bytes, chain_pem: bytes) -> PeerId | None:
     try:
         leaf, chain = x509.load_pem_x509_certificate(leaf_pem), x509.load_pem_x509_certificates(chain_pem)

@@ -16,11 +16,12 @@ from test_grpc_transport import RUN, fetched, hostile, in_s, make_transport, raw
 
 from swarmnet.errors import PeerGone, PeerTimeout
 from swarmnet.ids import PeerId
-from swarmnet.messages import Accepted, Answer, Busy, Fetched, Request
+from swarmnet.messages import Accepted, Answer, Busy, Fetched, ManifestRequest, Request
 from swarmnet.net import dials
 from swarmnet.net.address import Address
 from swarmnet.net.allowance import Allowance
 from swarmnet.net.grpc_callee import LINK, host_of
+from swarmnet.net.grpc_caller import METHODS
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
@@ -72,6 +73,28 @@ def test_a_caller_has_so_many_links_and_no_more() -> None:
                 pass                                            # until the victim has noticed
 
     with_victim(scenario, config=GrpcConfig(links=2))
+
+
+def test_who_has_not_greeted_has_few_open_calls_and_its_nonsense_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+        leaf = hostile()
+        async with raw_channel(victim, leaf.key, leaf.chain) as channel:
+            calls = [channel.stream_stream(METHODS[ManifestRequest])(timeout=15) for _ in range(5)]
+            answers = [asyncio.ensure_future(call.read()) for call in calls]
+            (refused, *_), _ = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+            assert isinstance(read_answer(refused.result())[0], Busy), "four wait for what never comes"
+            for call in calls:
+                call.cancel()
+            for _ in range(5):
+                nonsense = channel.stream_stream(METHODS[ManifestRequest])(timeout=15)
+                await nonsense.write(b"nonsense")
+                await nonsense.read()
+
+    with caplog.at_level(logging.WARNING, "swarmnet.net.grpc_callee"):
+        with_victim(scenario)
+    assert [record.message for record in caplog.records].count("bad_request") == 1
 
 
 def test_a_caller_has_so_many_open_calls_and_no_more() -> None:
@@ -197,7 +220,7 @@ def test_silent_connections_keep_no_caller_out(tmp_path: Path) -> None:
         a, _ = make_transport(book)
         child = await asyncio.create_subprocess_exec(
             "/bin/sh", "-c", 'ulimit -n 256; exec "$@"', "sh", sys.executable,
-            str(Path(__file__).with_name("grpc_child.py")), RUN, str(tmp_path / "key"), "0", "10.0", "1.0",
+            str(Path(__file__).with_name("grpc_child.py")), RUN, str(tmp_path / "key"), "0", "10.0", "2.5",
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2],
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         )
@@ -210,7 +233,7 @@ def test_silent_connections_keep_no_caller_out(tmp_path: Path) -> None:
             while b"descriptors_run_out" not in (said := await child.stderr.readline()):
                 assert said, "it says so in words"
             while not await reached(a, PeerId(peer)):
-                pass                                            # they are closed after a second each
+                pass                                            # they are closed after 2.5 s; it looks every second
             for connection in silent:
                 connection.close()
         finally:

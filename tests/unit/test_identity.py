@@ -135,6 +135,7 @@ def test_the_caller_is_who_signed_the_leaf() -> None:
     assert caller_of(_context(leaf, intermediate)) == attacker.peer
     assert caller_of(_context(leaf, foreign, intermediate)) == attacker.peer
     assert caller_of(_context(leaf, foreign)) is None
+    assert caller_of(_context(leaf, intermediate, *[intermediate] * 260)) is None, "each costs a check: none is made"
     assert caller_of({}) is None
     assert caller_of(_context(b"junk")) is None
     assert victim.peer != attacker.peer
