@@ -71,6 +71,8 @@ def _resolve(source: str, base: Path | None) -> Path | None:
     if source == "stdlib" or source.startswith("corpus:"):
         return None
     path = (base or Path()) / Path(source).expanduser()
+    if base is not None and not base.exists():       # the manifest's folder is yet to be made: ".." leads out of it
+        path = Path(os.path.normpath(path))
     try:
         exists = bool(source) and path.exists()
     except OSError as error:             # a name too long, a folder that may not be entered
