@@ -25,10 +25,10 @@ ZYGOTE = Path(__file__).with_name("zygote.py")
 MAX_PACKET = 1 << 16
 
 PRELOAD = (
-    "torch", "hivemind.dht.node", "swarmnet.cli", "swarmnet.cli.peer", "swarmnet.cli.trainer", "swarmnet.config.layers",
-    "swarmnet.manifest.file", "swarmnet.net.endpoint", "swarmnet.peer.run", "swarmnet.stage.compute",
-    "swarmnet.stage.torch_engine", "swarmnet.trainer.run", "swarmnet.local.oracle", "swarmnet.local.prepare",
-    "swarmnet.local.interpose",
+    "torch", "swarmnet.net.hivemind_dht", "swarmnet.cli", "swarmnet.cli.peer", "swarmnet.cli.trainer",
+    "swarmnet.config.layers", "swarmnet.manifest.file", "swarmnet.net.endpoint", "swarmnet.peer.run",
+    "swarmnet.stage.compute", "swarmnet.stage.torch_engine", "swarmnet.trainer.run", "swarmnet.local.oracle",
+    "swarmnet.local.prepare", "swarmnet.local.interpose",
     "torch.fx.experimental.symbolic_shapes",            # the first backward imports it, and with it sympy
 )
 """What peers, trainers and the oracle import. Importing these starts no thread and opens nothing."""

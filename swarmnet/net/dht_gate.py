@@ -11,13 +11,9 @@ import math
 import time
 from collections.abc import Callable
 
-from hivemind.dht.crypto import DHTRecord, RecordValidatorBase
-from hivemind.dht.routing import DHTID
-from hivemind.dht.storage import DHTLocalStorage
-from hivemind.utils import MSGPackSerializer
-
 from swarmnet.errors import BadMessage
 from swarmnet.net.admission import BANS, Bans
+from swarmnet.net.hivemind_dht import DHTID, DHTLocalStorage, DHTRecord, MSGPackSerializer, RecordValidatorBase
 from swarmnet.net.identity import verify
 from swarmnet.net.record_table import gives_way
 from swarmnet.net.records import MAX_AHEAD_S, Announcement, bans_key, unseal

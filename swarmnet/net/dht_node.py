@@ -17,21 +17,25 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from hivemind.dht import traverse
-from hivemind.dht.crypto import RecordValidatorBase
-from hivemind.dht.node import DHTNode
-from hivemind.dht.routing import DHTID
-from hivemind.p2p import P2P, PeerID
-from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure, P2PDaemonError, P2PHandlerError
-from hivemind.proto import dht_pb2
-from hivemind.utils.logging import use_hivemind_log_handler
-from hivemind.utils.multiaddr import Multiaddr
-
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId
 from swarmnet.net.dht_daemon import Daemon, DaemonFailed, Listen
 from swarmnet.net.dht_gate import BoundedStorage
 from swarmnet.net.dht_known import peer_in
+from swarmnet.net.hivemind_dht import (
+    DHTID,
+    P2P,
+    ControlFailure,
+    DHTNode,
+    Multiaddr,
+    P2PDaemonError,
+    P2PHandlerError,
+    PeerID,
+    RecordValidatorBase,
+    dht_pb2,
+    traverse,
+    use_hivemind_log_handler,
+)
 from swarmnet.net.identity import Identity
 
 RPC_TIMEOUT_S = 1.0                 # a silent node costs a lookup this once, then it is left alone for a while
