@@ -37,7 +37,7 @@ SETTINGS = (
     "protocol.suspect_s=1.0", "protocol.long_silence_s=4.0",
 )
 SCHEDULE_STEPS = 9                            # one strike every three steps
-TAIL_STEPS = 30                               # on a slow machine strikes come late, and processes back later
+TAIL_STEPS = 12                               # on a slow machine strikes come late, and processes back later
 
 
 def row(seed: int) -> list[tuple[str, str]]:
