@@ -1,8 +1,8 @@
 """Shared by all tests: `--long`, GPU and namespace markers with a reason, property tests that repeat, one torch thread.
 
-The whole suite runs in two processes at once, unless `-n` says otherwise: tests of one file in one of them, in order,
-and those of tests/swarm, which start processes of their own and have deadlines, one after the other. Tests that are
-named run in this process.
+The whole suite runs in two processes at once, unless `-n` says otherwise: tests of one file in one of them, in order.
+One begins with the swarms of many processes, one after the other, while the other computes; other tests that start
+processes come last, when both take them. Tests that are named run in this process.
 """
 
 import logging
@@ -18,6 +18,10 @@ settings.load_profile("swarmnet")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 PROCESSES = 2
+
+CROWDS = tuple(f"tests/swarm/test_{name}.py" for name in (
+    "chaos_phases", "chaos_resume", "equal_to_one_process", "local_training", "mixed_mesh"))
+"""Swarms of so many processes that two at once would keep each other from what they must do in time."""
 
 PROCESSES_S = 900
 """Limit of a test that starts processes of its own, where it sets none: a machine may be several times slower. What
@@ -40,14 +44,22 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Which tests stay together, and in order: those of a file, and all of tests/swarm."""
+    """Which tests stay together, and in order: those of a file, and all crowds."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Files(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "tests/swarm" if nodeid.startswith("tests/swarm/") else nodeid.partition("::")[0]
+            return "crowds" if nodeid.startswith(CROWDS) else nodeid.partition("::")[0]
 
+    config.option.loadscopereorder = False                 # as they are collected, not files of many tests first
     return Files(config, log)
+
+
+def _turn(item: pytest.Item) -> int:
+    """Crowds first: they are the longest that must not be divided. Then whatever has no deadlines of its own."""
+    if item.nodeid.startswith(CROWDS):
+        return 0
+    return 2 if item.nodeid.startswith(("tests/swarm/", "tests/netns/")) else 1
 
 
 def pytest_runtest_setup() -> None:
@@ -60,6 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     skip_long = pytest.mark.skip(reason="takes minutes: run with --long")
     skip_gpu = pytest.mark.skip(reason="no CUDA device here")
     skip_netns = pytest.mark.skip(reason="needs root and network namespaces")
+    items.sort(key=_turn)
     for item in items:
         if item.nodeid.startswith(("tests/swarm/", "tests/netns/")) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(PROCESSES_S))
