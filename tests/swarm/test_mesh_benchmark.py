@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "mesh.py"
 
 
+@pytest.mark.long
 def test_a_quick_run_compares_every_way(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     done = subprocess.run(
