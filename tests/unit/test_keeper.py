@@ -795,3 +795,23 @@ def test_who_falls_silent_again_and_again_is_struck_and_who_is_cut_off_once_is_n
             actions = office.keeper.advance(now=now, resend=True)
             struck += [(time, action) for action in actions if isinstance(action, Note) and action.event == "strike"]
     assert [(time, note.fields["peer"]) for time, note in struck] == [(2, B)]
+
+
+def test_a_keeper_that_holds_a_sum_from_before_hears_the_others_before_it_opens_another_round():
+    given = ((ME, gen(0), frozenset({0})), (B, gen(0), frozenset({1})), (C, gen(0), frozenset()))
+    held = Finished(RoundId(Ballot(0, B), 0), b"d", 2, 0.0, 1.0, given)
+    for others_hold_it in (False, True):
+        office = Office(B, C)
+        office.report(ME, summed={0}, finished=held)
+        office.report(C)
+        office.report(B, summed={1})
+        assert office.keeper.round is None, "all is summed, and the sum may have been signed by most"
+        if others_hold_it:
+            for mate in (B, C):
+                office.report(mate, summed={1} if mate == B else (), finished=held, now=1.0)
+            assert office.keeper.commit is not None and office.keeper.commit.id == held.id
+        else:
+            for mate in (B, C):
+                office.beat(mate, TIMERS.suspect_s + 0.1)
+            office.keeper.advance(now=TIMERS.suspect_s + 0.1, resend=True)
+            assert office.keeper.round is not None, "it is summed again"
