@@ -140,9 +140,11 @@ class BrokenLine:
 def test_a_line_broken_between_two_members_costs_one_step_and_not_each() -> None:
     swarm = Swarm(Plan(stages=1, replicas=4, microbatches=8, steps=8), seed=3)
     broken: list[PeerId] = []
+    since: list[float] = []
 
     def hook(peer: object, event: str, fields: dict[str, object]) -> None:
         if event == "keeper" and fields["step"] == STEP and not broken:
+            since.append(swarm.loop.time())
             one, other = [node for node in swarm.replicas(STAGE) if node.peer_id != peer][:2]
             broken.extend((one.peer_id, other.peer_id))
             for node, to in ((one, other), (other, one)):
@@ -153,5 +155,7 @@ def test_a_line_broken_between_two_members_costs_one_step_and_not_each() -> None
     swarm.run(until_s=300.0)
     found = left_out(swarm)
     assert len(found) == 1 and found[0][1:] == ("alone", STEP) and found[0][0] in broken
+    (left_at,) = [at for at, _, event, fields in swarm.events if event == "evicted" and fields["stage"] == STAGE]
+    assert left_at - since[0] < 10.0, "what a stream may stand still, and how long others have to be heard"
     after = [at for at, _, event, fields in swarm.events if event == "applied" and fields["step"] > STEP]  # type: ignore[operator]
     assert max(after) - min(after) < 5.0, "the ends of the line sit out, or are kept apart"
