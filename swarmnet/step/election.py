@@ -27,7 +27,7 @@ class Election:
         self, view: View, strikes: Strikes, vain: Strikes, membership: Membership, pace: Pace, *, step: int,
         term_chain: Chain, now: float,
     ) -> None:
-        self._view, self._books, self._vain = view, (strikes, vain), vain
+        self._view, self._strikes, self._vain = view, strikes, vain
         self._membership, self._pace = membership, pace
         self._step = step
         self.notes: list[Note] = []          # for the log, until they are taken
@@ -51,7 +51,7 @@ class Election:
         view = self._view
         live = self._membership.live(view.stage, now=now)
         mates = (live | set(view.live(view.stage, now=now))) - {view.me}
-        return sitting(mates, self._books, view.shunned(now=now), live, now=now)
+        return sitting(mates, self._strikes, view.shunned(now=now), live, vain=self._vain, now=now)
 
     def promise(self, ballot: Ballot, *, told_by: PeerId | None = None, now: float) -> bool:
         """Promise a ballot unless as high a one is promised already, its keeper sits out or could not hear my reports.

@@ -303,7 +303,7 @@ class Keeper:
         """Who sits out: it counts nothing and fetches what was committed. The worst, if the others were too few."""
         live = self._membership.live(self.stamp.stage, now=now)
         mates = (live | {peer for peer, _ in self.view.mates()}) - {self.view.me}
-        return sitting(mates, (self._strikes,), self.view.shunned(now=now), live, now=now)
+        return sitting(mates, self._strikes, self.view.shunned(now=now), live, now=now)
 
     def _leave_silent(self, now: float) -> list[Action]:
         """Rule 14: go on without mates that are heard and do not report, after several usual steps if most others

@@ -8,7 +8,7 @@ Strikes fade.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Set
 
 from swarmnet.ids import PeerId
 from swarmnet.step.actions import Note
@@ -90,15 +90,20 @@ class Strikes:
 
 
 def sitting(
-    mates: Set[PeerId], books: Sequence[Strikes], shunned: Set[PeerId], live: Set[PeerId], *, now: float
+    mates: Set[PeerId], strikes: Strikes, shunned: Set[PeerId], live: Set[PeerId], *, vain: Strikes | None = None,
+    now: float,
 ) -> frozenset[PeerId]:
     """Which of these mates sit out: whoever was struck, or is shunned by most others.
 
-    Of those who live and count less than half: those that most shun, and then those that sit longest.
+    Of those who live and count less than half: those who have kept in vain, where keepers are chosen (`vain`); then
+    those that most shun; then those that sit longest.
     """
-    struck = {peer for peer in mates if peer in shunned or any(book.sits(peer, now=now) for book in books)}
-    until = {peer: math.inf if peer in shunned else max(book.until(peer) for book in books) for peer in struck}
-    worst = sorted(struck & live, key=lambda peer: (-until[peer], peer))
+    def until(book: Strikes | None, peer: PeerId) -> float:
+        return book.until(peer) if book is not None and book.sits(peer, now=now) else -math.inf
+
+    sits = {peer: (until(vain, peer), math.inf if peer in shunned else until(strikes, peer)) for peer in mates}
+    struck = {peer for peer, ends in sits.items() if max(ends) > -math.inf}
+    worst = sorted(struck & live, key=lambda peer: (*(-end for end in sits[peer]), peer))
     return frozenset(struck - live) | frozenset(worst[: max(len(live) - 1, 0) // 2])
 
 

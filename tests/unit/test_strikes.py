@@ -80,13 +80,13 @@ def test_less_than_half_of_those_who_live_sit_out_the_worst_of_them():
     strikes, live = Strikes(TIMERS), {A, B, C, D}
     for peer, cost_s in ((A, 1.0), (B, 3.0), (C, 2.0)):
         strikes.strike(peer, "slow", cost_s=cost_s, now=0.0)
-    assert sitting(live, (strikes,), frozenset(), live, now=1.0) == {B}
-    assert sitting(live, (strikes,), {C}, live, now=1.0) == {C}, "most others shun it"
-    assert sitting(live | {E}, (strikes,), {E}, live, now=1.0) == {B, E}, "who does not count takes nobody's place"
-    assert sitting({A, B}, (strikes,), frozenset(), {A, B}, now=1.0) == frozenset(), "of two nobody"
+    assert sitting(live, strikes, frozenset(), live, now=1.0) == {B}
+    assert sitting(live, strikes, {C}, live, now=1.0) == {C}, "most others shun it"
+    assert sitting(live | {E}, strikes, {E}, live, now=1.0) == {B, E}, "who does not count takes nobody's place"
+    assert sitting({A, B}, strikes, frozenset(), {A, B}, now=1.0) == frozenset(), "of two nobody"
     vain = Strikes(TIMERS)
-    vain.strike(A, "keeps", cost_s=9.0, now=0.0)
-    assert sitting(live, (strikes, vain), frozenset(), live, now=1.0) == {A}, "of both books"
+    vain.strike(A, "keeps", cost_s=0.1, now=0.0)
+    assert sitting(live, strikes, {C}, live, vain=vain, now=1.0) == {A}, "who kept in vain before all others"
 
 
 def test_who_alone_is_waited_for_owes_what_goes_beyond_half_of_the_rest():
