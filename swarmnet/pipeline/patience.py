@@ -15,7 +15,7 @@ from swarmnet.manifest.schema import Protocol
 
 _QUANTILE, _WINDOW = 0.95, 128
 _OF_SILENCES, _OF_CALLS = 4.0, 8.0
-_UNOBSERVED_SILENCE, _UNOBSERVED_CALL = 5.0, 2.0
+_UNOBSERVED_SILENCE, _UNOBSERVED_CALL = 5.0, 5.0
 """Multiples of the tail, and of the floor before anything was observed."""
 _LONGEST_CALL_S = 3600.0
 
@@ -64,8 +64,8 @@ class Patience:
         stages: how many the call goes through. Who calls the first of them waits for longer than who calls the last,
         who is then the first to leave a replica that never answers.
         """
-        long_s = protocol.long_silence_s
-        return cls(floor_s=protocol.suspect_s, ceiling_s=2 * long_s, call_floor_s=stages * long_s)
+        suspect_s = protocol.suspect_s
+        return cls(floor_s=suspect_s, ceiling_s=2 * protocol.long_silence_s, call_floor_s=2 * stages * suspect_s)
 
     @property
     def seconds(self) -> float:

@@ -191,7 +191,7 @@ class Router:
         as long until it answers. Calls that were open when the ban began belong to the same incident.
 
         over: it showed signs of life all the while. Every probe of such a replica costs a whole call's limit, so its
-        bans grow for longer.
+        bans are in proportion to that, and grow for longer: while others give results, or it might just be slow.
         """
         replica, _ = self._close(pick)
         if replica is None:
@@ -203,8 +203,9 @@ class Router:
         if pick.number < replica.incident:
             return
         replica.incident = next(self._numbers)
-        longest_s = self._longest_ban_over_s if over else self._longest_ban_s
-        least_s = max(_TRIES_OVER * (now - pick.at) if over else 0.0, self._first_ban_s)
+        others = any(other.measured and not other.ban_s for other in self._replicas.values() if other is not replica)
+        longest_s = self._longest_ban_over_s if over and others else self._longest_ban_s
+        least_s = max(_TRIES_OVER * (now - pick.at) if over and others else 0.0, self._first_ban_s)
         replica.ban_s = min(max(2.0 * replica.ban_s, least_s), longest_s)
         replica.banned_until = now + replica.ban_s
         if hung:
