@@ -85,7 +85,7 @@ class Exchange:
         self.me, self._engine, self._transport, self._finished = me, engine, transport, finished
         self._running_s, self._num_tokens, self._on_event = running_s, num_tokens, on_event
         self._group_size = group_size
-        self._held: tuple[Stamp, RoundId] | None = None
+        self._held: tuple[Stamp, Finished] | None = None
         self._open: tuple[Butterfly, ...] = ()
         self._before: tuple[Butterfly, ...] = ()     # of the last round, whatever became of it
         self._opened = asyncio.Event()
@@ -134,11 +134,16 @@ class Exchange:
                 check_losses(told, NONE.union(*(found for _, _, found in current.contributions)), self._num_tokens)
                 all_losses = told
         digest, sq_norm = await self._engine.seal()
-        self._hold(current)
-        return _describe(current, digest, sq_norm, all_losses)
+        return self._hold(current, _describe(current, digest, sq_norm, all_losses))
 
     async def collect(self, current: Round) -> Finished:
-        """Fetch the finished sum `current.id` from one of its holders, whichever answers. Cancel to abandon."""
+        """Fetch the finished sum `current.id` from one of its holders, whichever answers. Cancel to abandon.
+
+        One that was set aside here comes back into the buffer.
+        """
+        if (mine := self.trail.aside(current.stamp, current.id)) is not None:
+            await self._install(current, mine[1])
+            return self._hold(current, mine[0])
         clock, patience_s = asyncio.get_running_loop().time, SILENT_S
         while True:
             for holder in sorted(current.holders, key=lambda holder: self._silent_until.get(holder, 0.0) > clock()):
@@ -179,8 +184,7 @@ class Exchange:
         digest, sq_norm = await self._install(current, [data.payload[0] for data in collected])
         if digest != finished.digest or sq_norm != finished.grad_sq_norm:
             raise BadMessage(RejectCode.MALFORMED, "the sum does not have its digest", peer=holders[0])
-        self._hold(current)
-        return finished
+        return self._hold(current, finished)
 
     @property
     def line(self) -> Line:
@@ -209,7 +213,7 @@ class Exchange:
 
     def holds(self, stamp: Stamp, round_id: RoundId) -> bool:
         """Is the sum buffer's content, whole and checked, the sum of that round?"""
-        return self._held == (stamp, round_id)
+        return self._held is not None and (self._held[0], self._held[1].id) == (stamp, round_id)
 
     def take_sent(self) -> int:
         """Bytes of sums that I have handed to others since this was asked last; without the messages around them."""
@@ -348,9 +352,10 @@ class Exchange:
             for peer, bandwidth in zip(current.receivers, bandwidths, strict=True)
         }
 
-    def _hold(self, current: Round) -> None:
+    def _hold(self, current: Round, finished: Finished) -> Finished:
         """The sum of that round is in the buffer, whole."""
-        self._held, self._held_elements = (current.stamp, current.id), self._engine.sum_elements
+        self._held, self._held_elements = (current.stamp, finished), self._engine.sum_elements
+        return finished
 
     async def _install(self, current: Round, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """Put a collected sum into the buffer."""
@@ -359,8 +364,12 @@ class Exchange:
 
     async def _leave(self, current: Round) -> None:
         """Another sum comes into the buffer; what was there goes to the trail."""
-        if self._held is not None and self._held != (current.stamp, current.id):
-            await self.trail.save(*self._held)
+        if self._held is not None and not self.holds(current.stamp, current.id):
+            stamp, finished = self._held
+            if stamp == current.stamp:
+                await self.trail.set_aside(stamp, finished)
+            else:
+                await self.trail.save(stamp, finished.id)
         self._held = None
 
     async def _sum_piece(

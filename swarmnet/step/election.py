@@ -85,10 +85,10 @@ class Election:
         return True
 
     def _order(self, now: float) -> list[PeerId]:
-        """Who should keep: as drawn, those who count before those who do not yet."""
+        """Who should keep: as drawn, those who count before those who do not yet, and who has kept in vain last."""
         passed_over = self._sitting(now)
         order = [peer for peer in self._view.keeper_order(self._term_chain, now=now) if peer not in passed_over]
-        return sorted(order, key=self._membership.is_new)
+        return sorted(order, key=lambda peer: (self._vain.sits(peer, now=now), self._membership.is_new(peer)))
 
     def _usurps(self, ballot: Ballot, now: float) -> bool:
         """Does it stand though another keeper is alive and followed, or is the first and has just begun?"""

@@ -561,8 +561,9 @@ class Keeper:
 
     def _open_round(self, now: float) -> list[Action]:
         gave_back, self._reopened = self._reopened, {}
+        least_s = 2 * self.view.timers.heartbeat_s
         notes = [note for peer, since in gave_back.items() if peer != self.view.me for note in self._strikes.charge(
-            peer, "gives back what it was granted", cost_s=now - since, now=now
+            peer, "gives back what it was granted", cost_s=max(now - since, least_s), now=now
         )]
         apart = self._lines.apart(self.members, step=self.stamp.step)
         self._first_ack_at = None

@@ -106,7 +106,6 @@ class OpenStep:
         self.applying = False
         self.progress = 0
         self._vote = b""
-        self._signed: Commit | None = None       # the commit of `finished`
         self._signed_at = -math.inf
         self._refused: set[PeerId] = set()       # who has asked in vain to be, or to have somebody, promised
         self._fed = False                        # has work of this step come here?
@@ -181,7 +180,7 @@ class OpenStep:
 
     def _sign(self, finished: Finished, now: float) -> None:
         """I hold this sum, and say so under my name."""
-        commit = self._signed = commit_of(self.stamp, finished)
+        commit = commit_of(self.stamp, finished)
         self.part.finished, self.part.locked, self._signed_at = finished, True, now
         self._vote = self._shared.membership.sign(commit)
         self._shared.membership.hear_vote(commit, self._shared.me, self._vote, now=now)
@@ -250,7 +249,7 @@ class OpenStep:
         finished = self.finished
         if finished is not None and finished.id == commit.id and not commit.says(finished):
             self.part.finished = None  # the same round, other bits than my stage's: fetch them from whoever holds them
-            self._note_given_up()
+            self._shared.membership.give_up(commit_of(self.stamp, finished))
         return True
 
     def _look_around(self, now: float) -> bool:
@@ -389,13 +388,7 @@ class OpenStep:
             case Differs():
                 return self._report()
             case actions:
-                self._note_given_up()
                 return actions
-
-    def _note_given_up(self) -> None:
-        if self._signed is not None and self.finished is None:
-            self._shared.membership.give_up(self._signed)
-            self._signed = None
 
     def advance(self, now: float, *, resend: bool = False) -> list[Action]:
         """Do whatever the state asks for: keep, take part, collect, apply. `resend`: say it again (every tick)."""

@@ -34,7 +34,7 @@ class Part:
 
     stuck: the exchange cannot end by itself, as far as is known here. locked: who has signed a sum takes part in no
     other one of the step for a while, for the first may have become a certificate elsewhere. Both are said on
-    every tick.
+    every tick. aside: sums that were left for others all the same, and are still here.
     """
 
     def __init__(self, me: PeerId, finished: Finished | None = None) -> None:
@@ -42,6 +42,7 @@ class Part:
         self.round: Round | None = None
         self.exchange: RoundId | None = None
         self.collecting: frozenset[PeerId] = frozenset()
+        self.aside: set[RoundId] = set()
         self.stuck = False
         self.locked = False
 
@@ -89,7 +90,8 @@ class Part:
         """
         found = sorted(holders)
         if not found:
-            return []
+            alone = wanted.id in self.aside and self.exchange != wanted.id
+            return self._start(wanted.id, act.CollectSum(wanted)) if alone else []
         if self.exchange == wanted.id and not (self.collecting or self.stuck):
             return []
         if self.exchange == wanted.id and self.collecting & set(found):
@@ -102,8 +104,9 @@ class Part:
 
     def _start(self, round_id: RoundId, action: act.Sum | act.CollectSum) -> list[Action]:
         stop: list[Action] = [act.StopSum()] if self.exchange is not None else []
-        if isinstance(action, act.Sum):
-            self.finished = None                     # what is summed now takes its place
+        if isinstance(action, act.Sum) and self.finished is not None:
+            self.aside.add(self.finished.id)         # what is summed now takes its place
+            self.finished = None
         self.exchange, self.stuck = round_id, False
         self.collecting = frozenset(action.round.holders) if isinstance(action, act.CollectSum) else frozenset()
         return [*stop, action]

@@ -310,6 +310,26 @@ def test_a_sum_that_another_one_replaced_while_it_was_read_is_not_handed_out() -
     assert gone == Rejected(RejectCode.NOT_FOUND, "that sum is gone")
 
 
+def test_a_sum_that_was_left_for_another_of_its_step_is_served_and_comes_back() -> None:
+    """With a signature under it, it may still become the commit: then somebody must have it."""
+    members, again = Members(ONES, TWOS), replace(BOTH, id=RoundId(ID.ballot, 2))
+
+    async def story() -> tuple[Finished, Finished, Answer, Finished]:
+        first = await members.sum(A, ALONE)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(members.sum(peer, again)) for peer in (A, B)]
+        exchange = members.exchanges[A]
+        assert exchange.holds(STAMP, again.id) and not exchange.holds(STAMP, ID)
+        served = await _last(exchange, "sum")
+        back = await exchange.collect(replace(ALONE, holders=()))
+        assert exchange.holds(STAMP, ID) and members.engines[A]._buffer == ONES
+        return first, tasks[0].result(), served, back
+
+    first, second, served, back = play(story())
+    assert isinstance(served, PartData) and served.finished == first == back != second
+    assert not members.asked or all(request.id == again.id for _, request in members.asked), "nobody was asked for it"
+
+
 def test_who_waits_for_a_piece_of_an_abandoned_round_is_told() -> None:
     members = Members(ONES, TWOS)
 

@@ -136,6 +136,27 @@ def test_steps_and_bytes_are_bounded_and_the_newest_stay() -> None:
     play(story())
 
 
+def test_sums_set_aside_stay_until_their_step_is_over_the_newest_three() -> None:
+    async def story() -> None:
+        buffer, step = Buffer(), stamp(5)
+        trail = Trail(buffer, lambda: CUT)
+        left = [replace(finished(5), id=RoundId(Ballot(0, ME), number)) for number in range(5)]
+        for number, each in enumerate(left):
+            buffer.step = number
+            await trail.set_aside(step, each)
+        assert [trail.aside(step, each.id) is not None for each in left] == [False, False, True, True, True]
+        found = trail.aside(step, left[4].id)
+        assert found is not None and found[0] == left[4]
+        assert b"".join(packed.data for packed in found[1]) == bytes([4]) * 80
+        piece = trail.piece(Part(step, left[3].id, "sum", 4, 8))
+        assert piece is not None and piece.finished == left[3] and piece.payload[0].data == bytes([3]) * 32
+        assert trail.aside(stamp(6), left[4].id) is None, "round ids repeat from step to step"
+        trail.applied(step, left[4], commits(5))
+        assert not any(trail.aside(step, each.id) for each in left)
+
+    play(story())
+
+
 def test_where_a_donor_stands_decides_what_it_tells() -> None:
     async def story() -> None:
         exchange = Exchange(ME, Buffer(), None, lambda stamp, number: None, num_tokens=1)  # type: ignore[arg-type]
