@@ -222,9 +222,9 @@ class Restarts:
         if self.common(holdings) is not None:
             return "the run is about to go on from its newest common checkpoint"
         lines = "; ".join(f"stage {s}: {self._held(s, holdings)}" for s in range(self.num_stages))
-        return (f"no version of the weights exists in every stage ({lines}): start a peer that has an older checkpoint "
-                "of the stages that lack it, or start the peers of the stage that has none with "
-                "--reseed-from-neighbours")
+        return (f"no version of the weights exists in every stage ({lines}): start a peer with its --dir that has a "
+                "checkpoint, older or newer, of a version that the other stages have, too, or start the peers of the "
+                "stage that has none with --reseed-from-neighbours")
 
     def source(
         self, mine: Holding, others: Iterable[Holding], *, held: int | None = None, beyond: int | None = None
