@@ -1,4 +1,4 @@
-"""How many one-way messages a caller may send: a token bucket per caller, in messages and in bytes.
+"""How many one-way messages a caller may send: a token bucket per caller, in messages and in bytes (or in keys).
 
 Pure: it says how long to leave a caller's link unread. Its messages then wait in its own connection, and nobody else's
 behind them. A caller is the same on whichever connection it speaks.

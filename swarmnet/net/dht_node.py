@@ -19,6 +19,7 @@ from typing import Any
 
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId
+from swarmnet.net.allowance import Allowance, Allowances
 from swarmnet.net.dht_daemon import Daemon, DaemonFailed, Listen
 from swarmnet.net.dht_gate import BoundedStorage
 from swarmnet.net.dht_known import peer_in
@@ -43,6 +44,9 @@ DIAL_TIMEOUT_S = 3.0
 OPEN_TIMEOUT_S = 30.0               # the daemon is on this machine, but that may be busy
 NUM_COPIES = 5
 BUCKET_SIZE = 20
+
+_CALLS_PER_S, _KEYS_PER_S = 50, 100
+"""What one caller may ask of a node, or store there, in the long run: a peer asks for its run's few keys each second."""
 
 _RPC_ERRORS = (P2PHandlerError, P2PDaemonError, ControlFailure, TimeoutError, OSError, asyncio.IncompleteReadError)
 
@@ -103,7 +107,7 @@ class Node:
         cls, daemon: Daemon, gate: RecordValidatorBase, listen: Listen, own_keys: Iterable[str],
         admits: Callable[[object], bool],
     ) -> Node:
-        p2p = await P2P.replicate(Multiaddr(f"/unix{daemon.control}"))
+        p2p = await _PacedP2P.replicate(Multiaddr(f"/unix{daemon.control}"))
         dht = await DHTNode.create(
             p2p=p2p, client_mode=listen.client, record_validator=gate,
             bucket_size=BUCKET_SIZE, num_replicas=NUM_COPIES, wait_timeout=RPC_TIMEOUT_S,
@@ -222,6 +226,27 @@ class Node:
                     return found
         except (TimeoutError, AssertionError):        # the traversal asserts when an answer made one of its tasks fail
             return None
+
+
+class _PacedP2P(P2P):  # type: ignore[misc]
+    """Serves each caller by its allowance: each record costs a signature's check, and the peer's event loop does it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._allowances = Allowances(Allowance(_CALLS_PER_S, _KEYS_PER_S))
+
+    async def add_protobuf_handler(self, name: str, handler: Any, *of: Any, **how: Any) -> None:
+        """Register `handler` behind the allowance: it runs later, or not if its caller would have given up by then."""
+        async def paced(request: Any, context: Any) -> Any:
+            now = asyncio.get_running_loop().time()
+            num_keys = len(getattr(request, "keys", ()))
+            pause_s = self._allowances.take(PeerId(context.remote_id.to_base58()), num_keys, now)
+            if pause_s >= RPC_TIMEOUT_S:
+                raise RuntimeError("too many keys from one caller")
+            await asyncio.sleep(pause_s)
+            return await handler(request, context)
+
+        await super().add_protobuf_handler(name, paced, *of, **how)
 
 
 _EVENTS: ContextVar[list[asyncio.Event] | None] = ContextVar("events of the traversal under way", default=None)

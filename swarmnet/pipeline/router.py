@@ -204,11 +204,12 @@ class Router:
             return
         replica.incident = next(self._numbers)
         others = any(other.measured and not other.ban_s for other in self._replicas.values() if other is not replica)
-        longest_s = self._longest_ban_over_s if over and others else self._longest_ban_s
-        least_s = max(_TRIES_OVER * (now - pick.at) if over and others else 0.0, self._first_ban_s)
+        odd = over and others                                       # not all have become slower
+        longest_s = self._longest_ban_over_s if odd else self._longest_ban_s
+        least_s = max(_TRIES_OVER * (now - pick.at) if odd else 0.0, self._first_ban_s)
         replica.ban_s = min(max(2.0 * replica.ban_s, least_s), longest_s)
         replica.banned_until = now + replica.ban_s
-        if hung:
+        if hung and not odd:
             self._patience.expired(over=over)
 
     # ------------------------------------------------------------ inside

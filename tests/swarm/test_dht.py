@@ -276,6 +276,35 @@ def test_nothing_forged_is_stored_and_an_evil_node_cannot_spoil_a_read() -> None
     asyncio.run(story())
 
 
+def test_who_stores_more_than_its_allowance_is_refused_and_nobody_else() -> None:
+    async def story() -> None:
+        async with swarm() as nodes, contextlib.AsyncExitStack() as stack:
+            victim, directory = await nodes.start()
+            friend, friends = await nodes.start()
+            evil = await Node.open(Identity.generate(), Gullible(), Listen(), own_keys=())
+            stack.push_async_callback(evil.close)
+            assert await evil.join(directory.maddrs)
+            key, soon_ms = dht_key(RUN, 0), int(time.time() * 1000) + 60_000
+            strangers = [Identity.generate() for _ in range(1200)]
+            entries = [
+                (DHTID.generate(source=key), seal(Announcement(record(who, 0), 0, soon_ms, STAGES), who.sign),
+                 soon_ms / 1000, who.peer)
+                for who in strangers
+            ]
+            kept, protocol = 0, evil._dht.protocol
+            for begin in range(0, len(entries), 100):
+                columns = map(list, zip(*entries[begin:begin + 100], strict=True))
+                kept += sum(map(bool, await protocol.call_store(PeerID.from_base58(victim.peer), *columns) or ()))
+            assert 300 <= kept <= 800, "what comes at once, and a second's worth each second"
+            await friends.publish(record(friend, 1))
+            await until(lambda: sees(directory, friend.peer))
+
+    async def sees(directory: DhtDirectory, peer: str) -> bool:
+        return peer in await peers_seen(directory)
+
+    asyncio.run(story())
+
+
 # ---------------------------------------------------------------- deaths
 
 
