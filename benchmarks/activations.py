@@ -43,12 +43,14 @@ SMOOTH = 20
 class Case:
     """One policy in one precision, on a module that all share."""
 
-    def __init__(self, module: StageModule, scratch: dict[Tensor, Tensor], policy: str, compute: str,
-                 device: torch.device) -> None:
+    def __init__(
+        self, module: StageModule, scratch: dict[Tensor, Tensor], policy: str, compute: str, device: torch.device
+    ) -> None:
         self.policy, self.compute = policy, compute
         self._module, self._scratch, self._device = module, scratch, device
-        self._passes = Passes(first=False, last=False, device=device, reproducible=False, memory=Memory(policy),
-                              compute=compute)
+        self._passes = Passes(
+            first=False, last=False, device=device, reproducible=False, memory=Memory(policy), compute=compute
+        )
         self.seconds: list[float] = []
 
     def run(self, tokens: Tensor, hidden: Tensor, gradient: Tensor, after: Callable[[], object] = int) -> float:
@@ -67,7 +69,7 @@ class Case:
     def kept(self, tokens: Tensor, hidden: Tensor, gradient: Tensor) -> tuple[int, int, int]:
         """Bytes (after forward, after backward, at the peak)."""
         with LiveBytes() as live:
-            self.run(tokens, hidden, gradient)           # meets what lasts: weights, and casts, which are made once
+            self.run(tokens, hidden, gradient)  # meets what lasts: weights, and casts, which are made once
             live.take()
             now, peak, marks = 0, 0, []
 
@@ -79,7 +81,7 @@ class Case:
                 marks.append(now)
 
             self.run(tokens, hidden, gradient, mark)
-        own = hidden.nbytes                              # its input
+        own = hidden.nbytes  # its input
         return marks[0] - own, marks[1] - own, peak - own
 
     def _now(self) -> float:
@@ -90,8 +92,15 @@ class Case:
 
 def activations(layers: int, width: int, tokens: int, turns: int, device: torch.device) -> list[dict]:
     """A row per policy and precision."""
-    model = Model(vocab_size=64, hidden_size=width, intermediate_size=width * 11 // 4, num_layers=layers,
-                  num_heads=width // 64, num_kv_heads=max(1, width // 128), head_dim=64)
+    model = Model(
+        vocab_size=64,
+        hidden_size=width,
+        intermediate_size=width * 11 // 4,
+        num_layers=layers,
+        num_heads=width // 64,
+        num_kv_heads=max(1, width // 128),
+        head_dim=64,
+    )
     with device:
         module = StageModule(model, range(layers), first=False, last=False)
     module.reset(seed=0)
@@ -99,8 +108,10 @@ def activations(layers: int, width: int, tokens: int, turns: int, device: torch.
     hidden, gradient = (torch.randn(2, tokens // 2, width, device=device) for _ in range(2))
     scratch = {parameter: torch.empty_like(parameter) for parameter in module.parameters()}
     policies = [policy for policy in POLICIES if policy != "offload" or device.type == "cuda"]
-    cases = [Case(module, scratch, policy, compute, device)
-             for compute, policy in itertools.product(("fp32", "bf16"), policies)]
+    cases = [
+        Case(module, scratch, policy, compute, device)
+        for compute, policy in itertools.product(("fp32", "bf16"), policies)
+    ]
     kept = [case.kept(ids, hidden, gradient) for case in cases]
     for _ in range(turns):
         for case in cases:
@@ -108,10 +119,17 @@ def activations(layers: int, width: int, tokens: int, turns: int, device: torch.
     base, seconds = kept[0], statistics.median(cases[0].seconds)
     return [
         {
-            "policy": case.policy, "compute": case.compute, "seconds": statistics.median(case.seconds) / seconds,
-            "forward": own[0] / base[0], "backward": own[1] / base[0], "peak": own[2] / base[2],
-            "mib": own[0] / 2**20, "peak_mib": own[2] / 2**20, "tokens": tokens,
-        } for case, own in zip(cases, kept, strict=True)
+            "policy": case.policy,
+            "compute": case.compute,
+            "seconds": statistics.median(case.seconds) / seconds,
+            "forward": own[0] / base[0],
+            "backward": own[1] / base[0],
+            "peak": own[2] / base[2],
+            "mib": own[0] / 2**20,
+            "peak_mib": own[2] / 2**20,
+            "tokens": tokens,
+        }
+        for case, own in zip(cases, kept, strict=True)
     ]
 
 
@@ -168,7 +186,9 @@ def training(steps: int) -> dict:
     for state in ("fp32", "8bit"):
         manifest = Manifest(
             model=Model(hidden_size=64, intermediate_size=176, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16),
-            cut=Cut(stages=1), data=Data(source=tokens.source), optimizer=Optimizer(state=state),
+            cut=Cut(stages=1),
+            data=Data(source=tokens.source),
+            optimizer=Optimizer(state=state),
             training=Training(total_steps=steps, eval_every=steps, eval_microbatches=32),
         )
         result = run_oracle(manifest, tokens)
@@ -186,11 +206,15 @@ def main() -> None:
     torch.set_num_threads(1)
     device = torch.device(chosen.device)
     rows = activations(chosen.layers, chosen.width, chosen.tokens, chosen.turns, device)
-    print(f"{'policy':18} {'compute':7} {'time':>6} {'kept':>6} {'after backward':>15} {'peak':>6}   "
-          f"(1.00: a stash in fp32, {rows[0]['mib']:.0f} MiB)")
+    print(
+        f"{'policy':18} {'compute':7} {'time':>6} {'kept':>6} {'after backward':>15} {'peak':>6}   "
+        f"(1.00: a stash in fp32, {rows[0]['mib']:.0f} MiB)"
+    )
     for row in rows:
-        print(f"{row['policy']:18} {row['compute']:7} {row['seconds']:6.2f} {row['forward']:6.3f} "
-              f"{row['backward']:15.2f} {row['peak']:6.2f}")
+        print(
+            f"{row['policy']:18} {row['compute']:7} {row['seconds']:6.2f} {row['forward']:6.3f} "
+            f"{row['backward']:15.2f} {row['peak']:6.2f}"
+        )
     result = {"activations": rows, "8bit": moments(chosen.turns, device) | rounding()}
     text = "8-bit moments: updates off by {off:.4f}, by bitsandbytes' map {bitsandbytes_off:.4f}"
     print(text.format(**result["8bit"]))

@@ -75,7 +75,13 @@ class Swarm:
     """N processes on orders."""
 
     def __init__(
-        self, stack: ExitStack, peers: int, parameters: int, *, hivemind: bool, gloo: bool,
+        self,
+        stack: ExitStack,
+        peers: int,
+        parameters: int,
+        *,
+        hivemind: bool,
+        gloo: bool,
         lines: Sequence[tuple[str, str]] = (),
     ) -> None:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -85,7 +91,13 @@ class Swarm:
         for rank in range(peers):
             ours, theirs = context.Pipe()
             place = Place(
-                rank, peers, parameters, f"{folder}/gloo", hivemind, gloo, namespace=lines[rank][0] if lines else "",
+                rank,
+                peers,
+                parameters,
+                f"{folder}/gloo",
+                hivemind,
+                gloo,
+                namespace=lines[rank][0] if lines else "",
                 hosts=tuple(host for _, host in lines),
             )
             process = context.Process(target=live, args=(place, theirs))
@@ -105,7 +117,7 @@ class Swarm:
 
     def order(self, *order: Any) -> list[Found]:
         """The same to all; what each answers."""
-        for pipe in reversed(self.pipes):                    # who opens the round is last
+        for pipe in reversed(self.pipes):  # who opens the round is last
             pipe.send(order)
         return [receive(pipe) for pipe in self.pipes]
 
@@ -126,7 +138,7 @@ class Swarm:
             process.join(1.0)
             assert process.pid is not None
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)       # each leads a group of its own: hivemind's daemons too
+                os.killpg(process.pid, signal.SIGKILL)  # each leads a group of its own: hivemind's daemons too
             process.join()
 
 
@@ -173,7 +185,7 @@ def measure(args: argparse.Namespace, peers: int, parameters: int) -> list[Found
                 if len(digests) != 1:
                     raise ValueError("members hold different sums")
                 check(swarm.samples, ours["each"][-1]["sample"], codec, what="ours")
-                if not turn:                                 # the first of ours opens connections and memory
+                if not turn:  # the first of ours opens connections and memory
                     continue
                 turns["ours"].append(ours)
                 if not args.no_gloo:
@@ -205,10 +217,14 @@ def measure_links(args: argparse.Namespace, peers: int, mbit: int, parameters: i
                 check(swarm.samples, ours["each"][-1]["sample"], codec, what="ours")
                 sent = max(each["sent"] for each in ours["each"])
                 raw = swarm.turn("raw", sent // (peers - 1))
-                if turn >= 2:                                # before that windows grow, and lines are measured
+                if turn >= 2:  # before that windows grow, and lines are measured
                     turns.append((ours, raw))
             row: Found = {
-                "peers": peers, "mbit": mbit, "rtt_ms": args.rtt, "parameters": parameters, "codec": codec,
+                "peers": peers,
+                "mbit": mbit,
+                "rtt_ms": args.rtt,
+                "parameters": parameters,
+                "codec": codec,
                 "megabytes": round(sent / 1e6, 1),
                 "measured_mbit": [round(8e-6 * each["line"]) for each in ours["each"]],
                 "ours_s": round(statistics.median(ours["phase_s"] for ours, _ in turns), 3),
@@ -218,9 +234,12 @@ def measure_links(args: argparse.Namespace, peers: int, mbit: int, parameters: i
                 "raw_cpu_s": round(statistics.median(raw["cpu_s"] for _, raw in turns), 3),
             }
             ideal_s = sent * 8e-6 / mbit
-            print(f"{peers} peers at {mbit} Mb/s, {args.rtt:g} ms, {parameters / 1e6:g}M {codec}: {row['vs_raw']:.2f} "
-                  f"of raw TCP ({row['ours_s']:.2f} s, {row['raw_s']:.2f} s; the line alone {ideal_s:.2f} s; "
-                  f"{row['megabytes']:.0f} MB each way; measured {row['measured_mbit']} Mb/s)", flush=True)
+            print(
+                f"{peers} peers at {mbit} Mb/s, {args.rtt:g} ms, {parameters / 1e6:g}M {codec}: {row['vs_raw']:.2f} "
+                f"of raw TCP ({row['ours_s']:.2f} s, {row['raw_s']:.2f} s; the line alone {ideal_s:.2f} s; "
+                f"{row['megabytes']:.0f} MB each way; measured {row['measured_mbit']} Mb/s)",
+                flush=True,
+            )
             rows.append(row)
     return rows
 
@@ -232,8 +251,12 @@ def summary(codec: str, theirs: str, peers: int, parameters: int, turns: dict[st
     sent = max(statistics.fmean(each["sent"] for each in turn["each"]) for turn in ours)
     most = max(each["sent"] for turn in ours for each in turn["each"])
     row: Found = {
-        "peers": peers, "parameters": parameters, "codec": codec, "hivemind_codec": theirs,
-        "bytes_vs_bound": round(sent / bound, 4), "bytes_vs_bound_most": round(most / bound, 4),
+        "peers": peers,
+        "parameters": parameters,
+        "codec": codec,
+        "hivemind_codec": theirs,
+        "bytes_vs_bound": round(sent / bound, 4),
+        "bytes_vs_bound_most": round(most / bound, 4),
     }
     for other in ("gloo", "hivemind"):
         pairs = list(zip(ours, turns[other], strict=False))
@@ -253,19 +276,28 @@ def summary(codec: str, theirs: str, peers: int, parameters: int, turns: dict[st
 def show(row: Found) -> None:
     """A line of ratios, then what they are ratios of."""
     ratios = [
-        f"{row[key]:6.2f} {what}" for key, what in (
+        f"{row[key]:6.2f} {what}"
+        for key, what in (
             ("vs_hivemind", f"of hivemind's all-reduce ({row['hivemind_codec']})"),
-            ("vs_hivemind_whole", "of its round"), ("vs_hivemind_cpu", "of its CPU"), ("vs_gloo", "of gloo"),
-        ) if key in row
+            ("vs_hivemind_whole", "of its round"),
+            ("vs_hivemind_cpu", "of its CPU"),
+            ("vs_gloo", "of gloo"),
+        )
+        if key in row
     ]
     bytes_sent = f"bytes {row['bytes_vs_bound']:.3f} of the bound, the most of a peer {row['bytes_vs_bound_most']:.3f}"
-    print(f"{row['peers']} peers x {row['parameters'] / 1e6:g}M {row['codec']}: " + ", ".join([*ratios, bytes_sent]),
-          flush=True)
+    print(
+        f"{row['peers']} peers x {row['parameters'] / 1e6:g}M {row['codec']}: " + ", ".join([*ratios, bytes_sent]),
+        flush=True,
+    )
     for name in ("ours", "hivemind", "gloo"):
         if name in row:
             found = row[name]
-            print(f"    {name:9} {found['phase_s']:7.3f} s   whole round {found['whole_s']:7.3f} s   "
-                  f"CPU {found['cpu_s']:7.2f} s", flush=True)
+            print(
+                f"    {name:9} {found['phase_s']:7.3f} s   whole round {found['whole_s']:7.3f} s   "
+                f"CPU {found['cpu_s']:7.2f} s",
+                flush=True,
+            )
 
 
 def kill(args: argparse.Namespace, peers: int, parameters: int) -> Found:
@@ -297,8 +329,11 @@ def kill(args: argparse.Namespace, peers: int, parameters: int) -> Found:
             found[way] = took_s and round(took_s, 3)
             if took_s is None:
                 found[f"{way}_at_least"] = args.patience
-            print(f"{way:9} killed one of {peers} after {typical_s / 2:.2f} s of a round: the others' next good sum "
-                  + (f"{took_s:.2f} s later" if took_s else f"not within {args.patience:.0f} s"), flush=True)
+            print(
+                f"{way:9} killed one of {peers} after {typical_s / 2:.2f} s of a round: the others' next good sum "
+                + (f"{took_s:.2f} s later" if took_s else f"not within {args.patience:.0f} s"),
+                flush=True,
+            )
     return found
 
 
@@ -347,7 +382,7 @@ def plan(args: argparse.Namespace) -> list[tuple[Any, ...]]:
 def main() -> None:
     """Measure, print, write."""
     args = read(__doc__)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))    # so that nobody's processes are left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nobody's processes are left behind
     began = time.monotonic()
     written: Found = {"load": os.getloadavg()[0], "turns": args.turns, "rows": []}
     print(f"load average {written['load']:.1f} on {os.cpu_count()} cores, {args.turns} turns a row", flush=True)

@@ -52,11 +52,13 @@ class Arguments(argparse.ArgumentParser):
 
 def listed(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     """Of values with commas between them. What argparse raises is one line that names the flag."""
+
     def parsed(text: str) -> list[Any]:
         try:
             return [parse(each) for each in text.split(",")]
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"{text}: {error}") from error
+
     return parsed
 
 

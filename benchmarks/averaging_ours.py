@@ -91,9 +91,7 @@ class VectorEngine:
         """See Engine."""
         return await self._do(lambda: self._sum.contribution(start, stop))
 
-    async def reduce(
-        self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0
-    ) -> Reduced:
+    async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
         """See Engine."""
         return await self._do(lambda: self._sum.reduce(contributions, start, stop, hop=hop))
 
@@ -138,7 +136,7 @@ class Keeper:
         self._ballot, self._shares, self._tell = ballot, Shares(everyone), tell
         self._lines: dict[PeerId, Line] = {}
         self._holding: set[PeerId] = set()
-        self._opening: Opening | None = None     # of the step under way
+        self._opening: Opening | None = None  # of the step under way
         self._current: Round | None = None
 
     def heard(self, member: PeerId, report: Report) -> None:
@@ -168,10 +166,20 @@ class Keeper:
 
     def _commit(self, stamp: Stamp, finished: Finished) -> None:
         self._opening = self._current = None
-        self._tell_all(Committed(Commit(
-            stamp.stage, stamp.step, CHAIN, finished.id, finished.digest, finished.num_tokens, finished.loss_sum,
-            finished.grad_sq_norm,
-        )))
+        self._tell_all(
+            Committed(
+                Commit(
+                    stamp.stage,
+                    stamp.step,
+                    CHAIN,
+                    finished.id,
+                    finished.digest,
+                    finished.num_tokens,
+                    finished.loss_sum,
+                    finished.grad_sq_norm,
+                )
+            )
+        )
 
     def _tell_all(self, message: Round | Committed) -> None:
         for peer in self._shares.live:
@@ -206,7 +214,7 @@ class Member:
 
     def _exchange(self, codec: str) -> tuple[Exchange, VectorEngine]:
         if codec not in self._exchanges:
-            self._exchanges.clear()                          # one vector's memory at a time
+            self._exchanges.clear()  # one vector's memory at a time
             engine = VectorEngine(self._vector, codec, self._compute)
             exchange = Exchange(
                 self.me, cast(Engine, engine), self.transport, lambda stamp, number: None, num_tokens=_TOKENS
@@ -238,8 +246,14 @@ class Member:
         assert summing is not None and heard.commit.step == number
         *phase, finished = summing.result()
         return {
-            "began": began, "ended": ended, "phase": tuple(phase), "rounds": rounds, "sample": engine.sample(),
-            "digest": finished.digest, "sent": self._sent() - sent, "members": len(current.receivers),
+            "began": began,
+            "ended": ended,
+            "phase": tuple(phase),
+            "rounds": rounds,
+            "sample": engine.sample(),
+            "digest": finished.digest,
+            "sent": self._sent() - sent,
+            "members": len(current.receivers),
             "line": exchange.line.bytes_per_s,
         }
 

@@ -23,7 +23,10 @@ def start_gloo(place: Place) -> None:
     """Join the group, over loopback."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{place.file}", rank=place.rank, world_size=place.peers,
+        "gloo",
+        init_method=f"file://{place.file}",
+        rank=place.rank,
+        world_size=place.peers,
         timeout=datetime.timedelta(seconds=120),
     )
 
@@ -76,8 +79,14 @@ class HivemindPeer:
         self.vector = vector
         self._averagers = {
             name: Stamped(
-                [self.vector], self._dht, prefix=f"bench_{name}", target_group_size=place.peers, start=True,
-                compression=compression, min_matchmaking_time=3.0, declare_state_period=3600,
+                [self.vector],
+                self._dht,
+                prefix=f"bench_{name}",
+                target_group_size=place.peers,
+                start=True,
+                compression=compression,
+                min_matchmaking_time=3.0,
+                declare_state_period=3600,
                 allow_state_sharing=False,
             )
             for name, compression in {"fp32": NoCompression(), "fp16": Float16Compression()}.items()
@@ -97,8 +106,12 @@ class HivemindPeer:
         trying.start()
         trying.join(timeout_s)
         return {
-            "began": began, "ended": time.monotonic(), "phase": (self._stamps[0], self._stamps[1]),
-            "members": members[-1], "rounds": len(members) - 1, "sample": sample_of(self.vector),
+            "began": began,
+            "ended": time.monotonic(),
+            "phase": (self._stamps[0], self._stamps[1]),
+            "members": members[-1],
+            "rounds": len(members) - 1,
+            "sample": sample_of(self.vector),
         }
 
     def _try(self, name: str, exactly: int, timeout_s: float, members: list[int]) -> None:
@@ -109,7 +122,7 @@ class HivemindPeer:
             step = self._averagers[name].step(timeout=left_s, wait=False)
             try:
                 members.append(len(step.result(left_s) or ()))
-            except Exception:                                # whatever went wrong, the next attempt counts
+            except Exception:  # whatever went wrong, the next attempt counts
                 members.append(0)
                 step.cancel()
 

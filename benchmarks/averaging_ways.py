@@ -28,7 +28,7 @@ RUN = RunId("00" * 32)
 
 def live(place: Place, pipe: Connection) -> None:
     """A peer's whole life: start, obey until the pipe closes, and leave without waiting for anybody's threads."""
-    os.setsid()                                              # one group to count and to kill
+    os.setsid()  # one group to count and to kill
     if place.namespace:
         enter(place.namespace)
     torch.set_num_threads(1)
@@ -49,7 +49,11 @@ async def obey(place: Place, pipe: Connection, vector: torch.Tensor, theirs: Hiv
     admission = open_authority().admit(identity.peer)
     service = Member(identity.peer, vector)
     transport = GrpcTransport(
-        identity, RUN, admission=admission, addresses=lambda p: book.get(p, ()), service=service,
+        identity,
+        RUN,
+        admission=admission,
+        addresses=lambda p: book.get(p, ()),
+        service=service,
         host=place.hosts[place.rank] if place.hosts else "127.0.0.1",
     )
     raw = RawPeer(place.rank, list(place.hosts)) if place.hosts else None

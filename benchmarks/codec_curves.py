@@ -57,9 +57,7 @@ class Replicas:
         self.manifest, self._tokens = manifest, tokens
         self._engines = [TorchEngine(manifest, 0, compute) for _ in range(size)]
         training = manifest.training
-        self._sampler = Sampler(
-            training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size
-        )
+        self._sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
         self.sent_bytes = 0
 
     def _microbatch(self, number: int) -> tuple[Packed, ...]:
@@ -168,8 +166,11 @@ def main() -> None:
         row = dict(train(codec, tokens, steps=options.steps, replicas=options.replicas))
         rows.append(row)
         compare(row, rows[0])
-        print(f"{codec:12}{row['held_out']:16.4f}{row['held_out_ratio']:12.4f}{row['curve_distance']:18.4f}"
-              f"{row['bytes_ratio']:8.3f}", flush=True)
+        print(
+            f"{codec:12}{row['held_out']:16.4f}{row['held_out_ratio']:12.4f}{row['curve_distance']:18.4f}"
+            f"{row['bytes_ratio']:8.3f}",
+            flush=True,
+        )
     if options.json is not None:
         options.json.write_text(json.dumps({"rows": rows}) + "\n", encoding="utf-8")
     if options.png is not None:

@@ -52,7 +52,7 @@ def distributions(num_elements: int) -> dict[str, torch.Tensor]:
 def best_seconds(operations: dict[str, Operation], repeat: int) -> dict[str, float]:
     """The fastest of `repeat` rounds of each operation, taken in turn."""
     best = dict.fromkeys(operations, math.inf)
-    for _ in range(repeat + 1):                        # the first round warms up and can only lose
+    for _ in range(repeat + 1):  # the first round warms up and can only lose
         for name, operation in operations.items():
             start = time.perf_counter()
             operation()
@@ -78,11 +78,13 @@ def theirs() -> dict[str, Theirs]:
 
     return {
         "bnb 8 bit": (
-            lambda x: bnb.quantize_blockwise(x, blocksize=256), lambda coded: bnb.dequantize_blockwise(*coded),
+            lambda x: bnb.quantize_blockwise(x, blocksize=256),
+            lambda coded: bnb.dequantize_blockwise(*coded),
             1 + 4 / 256,
         ),
         "bnb 4 bit": (
-            lambda x: bnb.quantize_4bit(x, blocksize=64, quant_type="nf4"), lambda coded: bnb.dequantize_4bit(*coded),
+            lambda x: bnb.quantize_4bit(x, blocksize=64, quant_type="nf4"),
+            lambda coded: bnb.dequantize_4bit(*coded),
             1 / 2 + 4 / 64,
         ),
     }
@@ -165,7 +167,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None:                        # as a peer does: large buffers stay mapped between uses
+        if mallopt is not None:  # as a peer does: large buffers stay mapped between uses
             mallopt(-3, 32 << 20)
             mallopt(-1, 1 << 30)
     rates = measure(arguments.elements, arguments.repeat)

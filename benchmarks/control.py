@@ -60,7 +60,7 @@ class Stage:
         names = [key.peer for key in keys]
         self.members = {
             key.peer: Member(
-                key.peer, 0, shape, self.timers, incarnation=number + 1, chain=CHAIN, now=self.now, signer=key,
+                key.peer, 0, shape, self.timers, incarnation=number + 1, chain=CHAIN, now=self.now, signer=key
             )
             for number, key in enumerate(keys)
         }
@@ -119,8 +119,11 @@ class Stage:
         """Deliver what is on the wire, and what that causes."""
         while self.wire:
             sender, receiver, message = self.wire.popleft()
-            self._call(receiver, type(message).__name__, lambda member, sender=sender, message=message:
-                       member.receive(sender, message, now=self.now))
+            self._call(
+                receiver,
+                type(message).__name__,
+                lambda member, sender=sender, message=message: member.receive(sender, message, now=self.now),
+            )
 
     def _claim(self, name: PeerId, step: int, index: int) -> None:
         self._call(name, "claim", lambda member: member.claim(step, index, now=self.now))
@@ -180,28 +183,34 @@ class Stage:
 def measure(replicas: int, microbatches: int) -> Found:
     """One row."""
     stage = Stage(replicas, microbatches)
-    stage.step(microbatches)                                 # the first keeper's term begins, and caches fill
+    stage.step(microbatches)  # the first keeper's term begins, and caches fill
     stage.forget()
     stage.step(microbatches)
     keeper = stage.keeper
     spent, heard = stage.cpu_s[keeper], stage.calls[keeper]
     step_s = TICKS * stage.timers.heartbeat_s
     return {
-        "replicas": replicas, "microbatches": microbatches,
+        "replicas": replicas,
+        "microbatches": microbatches,
         "claims_per_s": round(heard["Claim"] / spent["Claim"]),
         "report_ms": round(1000 * spent["Report"] / heard["Report"], 3),
-        "keeper_cpu": round(spent.total(), 4), "keeper_share": round(spent.total() / step_s, 4),
-        "bytes_per_peer": round(stage.sent.total() / replicas), "keeper_bytes": stage.received[keeper],
+        "keeper_cpu": round(spent.total(), 4),
+        "keeper_share": round(spent.total() / step_s, 4),
+        "bytes_per_peer": round(stage.sent.total() / replicas),
+        "keeper_bytes": stage.received[keeper],
         "heartbeat_ms": round(1000 * heartbeat_s(stage, keeper), 3),
     }
 
 
 def show(row: Found) -> None:
     """One line."""
-    print(f"R {row['replicas']:4} M {row['microbatches']:5}: {row['claims_per_s']:6} claims/s, "
-          f"{row['report_ms']:.2f} ms a report, keeper {row['keeper_cpu']:.3f} s of CPU a step "
-          f"({100 * row['keeper_share']:.1f} %), a peer sends {row['bytes_per_peer'] / 1e3:.0f} kB a step, the keeper "
-          f"hears {row['keeper_bytes'] / 1e3:.0f} kB, heartbeats {row['heartbeat_ms']:.2f} ms a tick", flush=True)
+    print(
+        f"R {row['replicas']:4} M {row['microbatches']:5}: {row['claims_per_s']:6} claims/s, "
+        f"{row['report_ms']:.2f} ms a report, keeper {row['keeper_cpu']:.3f} s of CPU a step "
+        f"({100 * row['keeper_share']:.1f} %), a peer sends {row['bytes_per_peer'] / 1e3:.0f} kB a step, the keeper "
+        f"hears {row['keeper_bytes'] / 1e3:.0f} kB, heartbeats {row['heartbeat_ms']:.2f} ms a tick",
+        flush=True,
+    )
 
 
 def heartbeat_s(stage: Stage, name: PeerId) -> float:
@@ -218,11 +227,13 @@ def heartbeat_s(stage: Stage, name: PeerId) -> float:
 
 def numbers(least: int, most: int) -> Callable[[str], list[int]]:
     """Whole numbers with commas between them."""
+
     def parsed(text: str) -> list[int]:
         found = [int(each) if each.isascii() and each.isdigit() else -1 for each in text.split(",")]
         if not all(least <= each <= most for each in found):
             raise argparse.ArgumentTypeError(f"{text}: write whole numbers from {least} to {most} with commas")
         return found
+
     return parsed
 
 
@@ -252,8 +263,11 @@ def main() -> None:
     began, rows = time.monotonic(), []
     jobs = [(replicas, microbatches) for replicas in args.replicas for microbatches in args.microbatches]
     for number, job in enumerate(jobs, 1):
-        print(f"[{time.monotonic() - began:4.0f} s, {number} of {len(jobs)}] {job[0]} replicas x {job[1]} microbatches",
-              file=sys.stderr, flush=True)
+        print(
+            f"[{time.monotonic() - began:4.0f} s, {number} of {len(jobs)}] {job[0]} replicas x {job[1]} microbatches",
+            file=sys.stderr,
+            flush=True,
+        )
         rows.append(row := measure(*job))
         show(row)
     print(f"[{time.monotonic() - began:4.0f} s] done", file=sys.stderr, flush=True)

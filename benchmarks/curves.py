@@ -43,8 +43,13 @@ def draw(
         at, color = range(SMOOTH, SMOOTH + len(smoothed)), colors[curve.color % len(colors)]
         if curve.label is not None:
             above.plot(at, smoothed, color=color, linewidth=1, label=curve.label)
-        below.plot(at, [one / other for one, other in zip(smoothed, base, strict=True)],
-                   color=color, linewidth=0.8, alpha=curve.alpha)
+        below.plot(
+            at,
+            [one / other for one, other in zip(smoothed, base, strict=True)],
+            color=color,
+            linewidth=0.8,
+            alpha=curve.alpha,
+        )
     below.axhspan(*goal, alpha=0.15)
     if limits is not None:
         below.set_ylim(*limits)

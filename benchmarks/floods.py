@@ -37,10 +37,21 @@ def main() -> int:
             continue
         with tempfile.TemporaryDirectory() as folder:
             found = withstand(Path(folder), Attack(what, number), warm_up=400, quiet_s=10.0)
-        rows.append({"what": what, "number": number, "before": round(found.before, 2),
-                     "meanwhile": round(found.meanwhile, 2), "share": round(found.share, 3), "grown": found.grown})
-        print(f"{number} {what}: {found.meanwhile:.1f} calls a second answered, {found.before:.1f} before: share "
-              f"{found.share:.3f}; memory {found.grown / 2**20:+.1f} MiB", flush=True)
+        rows.append(
+            {
+                "what": what,
+                "number": number,
+                "before": round(found.before, 2),
+                "meanwhile": round(found.meanwhile, 2),
+                "share": round(found.share, 3),
+                "grown": found.grown,
+            }
+        )
+        print(
+            f"{number} {what}: {found.meanwhile:.1f} calls a second answered, {found.before:.1f} before: share "
+            f"{found.share:.3f}; memory {found.grown / 2**20:+.1f} MiB",
+            flush=True,
+        )
         if options.json:
             options.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
     return 0

@@ -107,7 +107,14 @@ def mix(values: dict[PeerId, list[float]], partition: Partition, absent: frozens
 
 
 def mixing(
-    way: str, members: int, size: int, absent: float, partition: Callable[[int], Partition], *, rounds: int, seed: int,
+    way: str,
+    members: int,
+    size: int,
+    absent: float,
+    partition: Callable[[int], Partition],
+    *,
+    rounds: int,
+    seed: int,
     fresh_every: int,
 ) -> Mixing:
     """Measure it. fresh_every: rounds after which all vectors are drawn anew."""
@@ -129,16 +136,25 @@ def mixing(
 def by_chance(members: int, size: int, absent: float, *, rounds: int, seed: int) -> Mixing:
     """Random groups, drawn anew each round."""
     names = peers_of(members)
-    return mixing("random", members, size, absent, lambda turn: random_groups(names, size, f"{seed}/{turn}"),
-                  rounds=rounds, seed=seed, fresh_every=1)
+    return mixing(
+        "random",
+        members,
+        size,
+        absent,
+        lambda turn: random_groups(names, size, f"{seed}/{turn}"),
+        rounds=rounds,
+        seed=seed,
+        fresh_every=1,
+    )
 
 
 def by_turns(members: int, size: int, absent: float, *, rounds: int, seed: int) -> Mixing:
     """Rows and columns of one grid in turns: per round, over both turns together."""
     grid = in_rows(peers_of(members), shape(members, size))
     ways: tuple[Partition, Partition] = grid.rows, [grid.column(column) for column in range(grid.columns)]
-    return mixing("grid", members, len(grid.rows[0]), absent, lambda turn: ways[turn % 2],
-                  rounds=rounds, seed=seed, fresh_every=2)
+    return mixing(
+        "grid", members, len(grid.rows[0]), absent, lambda turn: ways[turn % 2], rounds=rounds, seed=seed, fresh_every=2
+    )
 
 
 def hop_0(peer: PeerId, opening: Opening, members: Sequence[PeerId], ledger: Ledger, size: int) -> dict[PeerId, Group]:
@@ -178,15 +194,26 @@ def traffic(members: int, sites: int, size: int) -> Traffic:
     ledger, opening = Ledger(members), Opening(STAMP, Ballot(1, names[0]), size, itertools.count())
     for index, peer in enumerate(names):
         ledger.claim((peer, Generation(1, 0)), index)
-        opening.measured(peer, Line(0, tuple(
-            (other, 1_000 if site[other] == site[peer] else 50_000) for other in names[:MAX_MATES] if other != peer
-        )))
+        opening.measured(
+            peer,
+            Line(
+                0,
+                tuple(
+                    (other, 1_000 if site[other] == site[peer] else 50_000)
+                    for other in names[:MAX_MATES]
+                    if other != peer
+                ),
+            ),
+        )
     current = opening.open(names, ledger)
     elements: Counter[bool] = Counter()
     mates = 0
     for peer in names:
-        found = [received for group in groups(peer, current, (0, ELEMENTS), group_size=size)
-                 for received in _received(peer, group)]
+        found = [
+            received
+            for group in groups(peer, current, (0, ELEMENTS), group_size=size)
+            for received in _received(peer, group)
+        ]
         mates = max(mates, len({other for other, _ in found}))
         for other, num_elements in found:
             elements[site[other] != site[peer]] += num_elements
@@ -219,11 +246,16 @@ def main() -> None:
     print("| groups | members | in a group | absent | a round leaves | predicted | ratio |")
     print("|---|---|---|---|---|---|---|")
     for row in drawn:
-        print(f"| {row.way} | {row.members} | {row.group} | {row.absent:.0%} | {row.measured:.4f} | "
-              f"{row.predicted:.4f} | {row.measured / row.predicted:.2f} |")
+        print(
+            f"| {row.way} | {row.members} | {row.group} | {row.absent:.0%} | {row.measured:.4f} | "
+            f"{row.predicted:.4f} | {row.measured / row.predicted:.2f} |"
+        )
     cost = [
         losses(members, 16, absent, waves=waves, seed=options.seed)
-        for members in options.members for absent in options.absent if absent for waves in (1, 5)
+        for members in options.members
+        for absent in options.absent
+        if absent
+        for waves in (1, 5)
     ]
     print("\n| members | rows | lost | in rounds | rows hit | rows summed anew |\n|---|---|---|---|---|---|")
     for each in cost:

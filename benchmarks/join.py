@@ -66,9 +66,7 @@ class Serving:
     def on_tell(self, caller: PeerId, message: Control) -> None:
         """Nothing is told here."""
 
-    async def on_call(
-        self, caller: PeerId, request: Request, payload: ReadPayload
-    ) -> AsyncGenerator[Answer, None]:
+    async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
         """State to joiners, an acknowledgement to those who send payloads."""
         if isinstance(request, SnapshotRequest):
             async for answer in self._donor.serve(caller, request):
@@ -89,8 +87,12 @@ def make_transport(book: dict[PeerId, tuple[str, ...]], service_bytes: int, host
     identity = Identity.generate()
     service = Serving(identity, service_bytes)
     transport = GrpcTransport(
-        identity, RUN, admission=open_authority().admit(identity.peer), addresses=lambda p: book.get(p, ()),
-        service=service, host=host,
+        identity,
+        RUN,
+        admission=open_authority().admit(identity.peer),
+        addresses=lambda p: book.get(p, ()),
+        service=service,
+        host=host,
     )
     return transport, service
 
@@ -154,6 +156,7 @@ def read_raw(at: tuple[str, int], num_bytes: int) -> float:
 
 async def fetch(transport: GrpcTransport, donors: list[PeerId], num_bytes: int) -> float:
     """Seconds that a copy takes, from the first question to the last verified byte."""
+
     def failed(donor: PeerId, error: Exception) -> None:
         raise AssertionError(f"{donor}: {error}")
 
@@ -213,8 +216,11 @@ def start(stack: contextlib.ExitStack, num_bytes: int, host: str, namespace: str
     """Start a process and wait until it listens."""
     inside = ["ip", "netns", "exec", namespace] if namespace else []
     process = subprocess.Popen(
-        [*inside, sys.executable, __file__, "--child", host, str(num_bytes)], stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [*inside, sys.executable, __file__, "--child", host, str(num_bytes)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     stack.callback(process.wait)
     assert process.stdin is not None and process.stdout is not None
@@ -249,8 +255,23 @@ def namespaces(num_donors: int, rate_mbit: float) -> Iterator[tuple[str, list[tu
                 run_ip("ip", "-n", name, "address", "add", f"10.77.{number}.{place}/24", "dev", device)
                 run_ip("ip", "-n", name, "link", "set", device, "up")
             run_ip(
-                "ip", "netns", "exec", donor, "tc", "qdisc", "add", "dev", far, "root", "tbf",
-                "rate", f"{rate_mbit}mbit", "burst", "128kb", "latency", "50ms",
+                "ip",
+                "netns",
+                "exec",
+                donor,
+                "tc",
+                "qdisc",
+                "add",
+                "dev",
+                far,
+                "root",
+                "tbf",
+                "rate",
+                f"{rate_mbit}mbit",
+                "burst",
+                "128kb",
+                "latency",
+                "50ms",
             )
             places.append((donor, f"10.77.{number}.2"))
         yield joiner, places
@@ -329,7 +350,7 @@ def measure(args: argparse.Namespace, num_bytes: int) -> dict[str, Any]:
                 number: joiner.ask(do="fetch", donors=[d.peer for d in donors[:number]], book=book)["seconds"]
                 for number in args.donors
             }
-            if turn:                                         # the first round warms up
+            if turn:  # the first round warms up
                 raw_mbit.append(8 * num_bytes / raw_s / 1e6)
                 for number, seconds in ours.items():
                     ratios[number].append(raw_s / seconds)
@@ -357,7 +378,8 @@ def beside_traffic(donor: End, joiner: End, neighbour: End, book: dict[str, str]
     seconds = joiner.ask(do="fetch", donors=[donor.peer], book=book)["seconds"]
     together = neighbour.ask(do="count")
     return {
-        "neighbour_alone": rate(began, alone), "neighbour_together": rate(alone, together),
+        "neighbour_alone": rate(began, alone),
+        "neighbour_together": rate(alone, together),
         "joiner": 8e-6 * num_bytes / seconds,
     }
 
@@ -372,8 +394,10 @@ def report(found: dict[str, Any], args: argparse.Namespace) -> None:
         print(f"{number} donor{'s' * (number > 1)}: {ratio:.2f}x of it, median; {worst:.2f}x worst")
     if beside := found.get("beside_traffic"):
         lost = beside["neighbour_alone"] - beside["neighbour_together"]
-        print(f"a donor sends a neighbour payloads at {beside['neighbour_alone']:.0f} Mbit/s; at {lost:.0f} less while "
-              f"a joiner fetches at {beside['joiner']:.0f}")
+        print(
+            f"a donor sends a neighbour payloads at {beside['neighbour_alone']:.0f} Mbit/s; at {lost:.0f} less while "
+            f"a joiner fetches at {beside['joiner']:.0f}"
+        )
 
 
 def main() -> None:

@@ -71,7 +71,10 @@ class Links:
                 _ip("netns", "add", name)
             self._emulator = subprocess.Popen(
                 [sys.executable, __file__, str(self._mbit), str(self._rtt_ms), *self._names],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                bufsize=1,
             )
             self._answered()
             for caller, called in self._blocked:
@@ -179,13 +182,13 @@ def emulate(mbit: float, rtt_ms: float, namespaces: list[str]) -> None:
     waiting: list[tuple[float, int, int, bytes]] = []
     tickets = itertools.count()
     with contextlib.suppress(PermissionError):
-        os.nice(-15)                                         # late packets would be the machine's, not the line's
+        os.nice(-15)  # late packets would be the machine's, not the line's
     print(_DONE, flush=True)
     while True:
         wait_ms = max((waiting[0][0] - time.monotonic()) * 1e3, 0.0) if waiting else 1000.0
         for fd, _ in poll.poll(wait_ms):
             if fd == _ORDERS:
-                line = os.read(fd, _MOST)                     # one: the next follows the answer
+                line = os.read(fd, _MOST)  # one: the next follows the answer
                 if not line:
                     return
                 cuts.order(line.decode())

@@ -93,7 +93,9 @@ class Replica:
         self.num_elements = sum(p.numel() for p in self.parameters)
         self.codec = SumCodec(setting.codec, shapes, self.num_elements, device=torch.device("cpu"))
         self.outer = Outer(
-            self.parameters, partners=setting.partners, learning_rate=setting.outer_learning_rate,
+            self.parameters,
+            partners=setting.partners,
+            learning_rate=setting.outer_learning_rate,
             momentum=setting.outer_momentum,
         )
         self._steps, self.count, self.sent_bytes = steps, 0, 0
@@ -212,7 +214,12 @@ def _butterfly_bytes(contributed: int, reduced: int, members: int) -> float:
 
 
 def train(
-    setting: Setting, tokens: Tokens, *, steps: int, replicas: int, seed: int,
+    setting: Setting,
+    tokens: Tokens,
+    *,
+    steps: int,
+    replicas: int,
+    seed: int,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> dict:
     """{losses (each step's), held_out, bytes (one replica's, per step)}."""
@@ -252,24 +259,34 @@ def main() -> None:
     changes = {field: _parsed(value) for field, value in (each.split("=", 1) for each in options.set)}
     settings = [replace(each, **changes) if each.partners else each for each in settings]
     print(f"{options.replicas} replicas, {options.steps} steps, {options.seeds} seeds, {options.data}")
-    print(f"{'setting':18}{'inner':>6}{'rate':>6}{'mom.':>6}{'held-out':>10}{'over exact':>12}{'worst':>8}"
-          f"{'fewer bytes':>13}")
+    print(
+        f"{'setting':18}{'inner':>6}{'rate':>6}{'mom.':>6}{'held-out':>10}{'over exact':>12}{'worst':>8}"
+        f"{'fewer bytes':>13}"
+    )
     rows: list[dict] = []
     for setting in settings:
         runs = [
             train(setting, tokens, steps=options.steps, replicas=options.replicas, seed=seed)
             for seed in range(options.seeds)
         ]
-        bases = (rows[0]["runs"] if rows else runs)
+        bases = rows[0]["runs"] if rows else runs
         ratios = [run["held_out"] / base["held_out"] for run, base in zip(runs, bases, strict=True)]
-        row = {**asdict(setting), "runs": runs, "loss_ratio": statistics.mean(ratios), "worst_loss_ratio": max(ratios),
-               "fewer_bytes": bases[0]["bytes"] / runs[0]["bytes"]}
+        row = {
+            **asdict(setting),
+            "runs": runs,
+            "loss_ratio": statistics.mean(ratios),
+            "worst_loss_ratio": max(ratios),
+            "fewer_bytes": bases[0]["bytes"] / runs[0]["bytes"],
+        }
         rows.append(row)
         met = row["loss_ratio"] <= LOSS_GOAL and row["fewer_bytes"] >= BYTES_GOAL
         verdict = "" if not setting.partners else "" if met else "  misses a goal"
-        print(f"{setting.name:18}{setting.inner_steps:6}{setting.outer_learning_rate:6.2f}{setting.outer_momentum:6.2f}"
-              f"{statistics.mean(run['held_out'] for run in runs):10.4f}{row['loss_ratio']:12.4f}"
-              f"{row['worst_loss_ratio']:8.4f}{row['fewer_bytes']:12.1f}x{verdict}", flush=True)
+        print(
+            f"{setting.name:18}{setting.inner_steps:6}{setting.outer_learning_rate:6.2f}{setting.outer_momentum:6.2f}"
+            f"{statistics.mean(run['held_out'] for run in runs):10.4f}{row['loss_ratio']:12.4f}"
+            f"{row['worst_loss_ratio']:8.4f}{row['fewer_bytes']:12.1f}x{verdict}",
+            flush=True,
+        )
     if options.json is not None:
         options.json.write_text(json.dumps({"rows": rows}) + "\n", encoding="utf-8")
     if options.png is not None:

@@ -50,19 +50,30 @@ Figures = dict[str, Any]
 
 def cases(asked: argparse.Namespace, *, cuda: bool) -> list[Case]:
     """What is timed."""
-    small = Model(vocab_size=256, hidden_size=64, intermediate_size=176, num_layers=2, num_heads=4, num_kv_heads=2,
-                  head_dim=16)
+    small = Model(
+        vocab_size=256, hidden_size=64, intermediate_size=176, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16
+    )
     if asked.quick:
         return [Case("small", small, 1, 32, turns=2, repeats=1, compute=asked.compute)]
-    large = Model(vocab_size=4096, hidden_size=512, intermediate_size=1408, num_layers=4, num_heads=8, num_kv_heads=4,
-                  head_dim=64)
+    large = Model(
+        vocab_size=4096, hidden_size=512, intermediate_size=1408, num_layers=4, num_heads=8, num_kv_heads=4, head_dim=64
+    )
     batch, length = 2, 256
     if cuda:
-        large = Model(vocab_size=32000, hidden_size=4096, intermediate_size=14336, num_layers=2, num_heads=32,
-                      num_kv_heads=8, head_dim=128)
+        large = Model(
+            vocab_size=32000,
+            hidden_size=4096,
+            intermediate_size=14336,
+            num_layers=2,
+            num_heads=32,
+            num_kv_heads=8,
+            head_dim=128,
+        )
         batch, length = 1, 4096
-    return [Case("small", small, 1, 32, 4 * asked.turns, 8, asked.compute),
-            Case("large", large, batch, length, asked.turns, 1, asked.compute)]
+    return [
+        Case("small", small, 1, 32, 4 * asked.turns, 8, asked.compute),
+        Case("large", large, batch, length, asked.turns, 1, asked.compute),
+    ]
 
 
 def median_of(ratios: Sequence[float]) -> Figures:
@@ -75,8 +86,10 @@ def median_of(ratios: Sequence[float]) -> Figures:
 
 def tensor_part(asked: argparse.Namespace, *, cuda: bool) -> list[Figures]:
     """All cases, printed as they come. Ends the benchmark if the ranks fail or the two ways disagree."""
-    print(f"{'stage':8} {'sequence parallel':18} {'ours':>10} {'torch':>10} {'ours / torch':>13}  middle half   "
-          "difference   load")
+    print(
+        f"{'stage':8} {'sequence parallel':18} {'ours':>10} {'torch':>10} {'ours / torch':>13}  middle half   "
+        "difference   load"
+    )
     rows = []
     todo = cases(asked, cuda=cuda)
     with ranks(asked.ranks, todo, cuda=cuda) as first:
@@ -85,14 +98,17 @@ def tensor_part(asked: argparse.Namespace, *, cuda: bool) -> list[Figures]:
             if not row["difference"] <= TOLERANCE[asked.compute]:
                 sys.exit(f"the two ways do not compute the same: {row['difference']:.1e}")
             ratio = median_of([a / b for a, b in zip(row["ours"], row["theirs"], strict=True)])
-            rows.append(row | {
-                "stage": case.name, "sequence_parallel": sequence_parallel, "ranks": asked.ranks, "ratio": ratio,
-            })
+            rows.append(
+                row | {"stage": case.name, "sequence_parallel": sequence_parallel, "ranks": asked.ranks, "ratio": ratio}
+            )
             ours, theirs = (1e3 * statistics.median(row[way]) for way in ("ours", "theirs"))
             low, high = ratio["quarters"]
-            print(f"{case.name:8} {'yes' if sequence_parallel else 'no':18} {ours:7.1f} ms {theirs:7.1f} ms "
-                  f"{ratio['median']:13.2f}  {low:.2f} - {high:.2f}   {row['difference']:.1e}      "
-                  f"{os.getloadavg()[0]:.1f}", flush=True)
+            print(
+                f"{case.name:8} {'yes' if sequence_parallel else 'no':18} {ours:7.1f} ms {theirs:7.1f} ms "
+                f"{ratio['median']:13.2f}  {low:.2f} - {high:.2f}   {row['difference']:.1e}      "
+                f"{os.getloadavg()[0]:.1f}",
+                flush=True,
+            )
     return rows
 
 
@@ -103,8 +119,9 @@ def ranks(size: int, todo: Sequence[Case], *, cuda: bool) -> Iterator[Connection
     with tempfile.TemporaryDirectory() as directory:
         ends = [context.Pipe() for _ in range(size)]
         jobs = [
-            context.Process(target=run_rank, args=(there, todo, rank, size, f"{directory}/store"),
-                            kwargs={"cuda": cuda})
+            context.Process(
+                target=run_rank, args=(there, todo, rank, size, f"{directory}/store"), kwargs={"cuda": cuda}
+            )
             for rank, (_, there) in enumerate(ends)
         ]
         for job, (_, there) in zip(jobs, ends, strict=True):
@@ -140,15 +157,23 @@ def orders_part(asked: argparse.Namespace, *, cuda: bool) -> Figures:
         way: median_of([a / b for a, b in zip(trips["order"], trips[way], strict=True)])
         for way in ("broadcast", "pipe")
     }
-    print(f"\nan order to {len(devices)} ranks and back: {1e6 * statistics.median(trips['order']):.0f} us; "
-          + "; ".join(f"{ratio['median']:.2f} ({ratio['quarters'][0]:.2f} - {ratio['quarters'][1]:.2f}) of "
-                      f"{'a broadcast and a gather' if way == 'broadcast' else 'bare pipes'} "
-                      f"({1e6 * statistics.median(trips[way]):.0f} us)" for way, ratio in beside.items()), flush=True)
+    print(
+        f"\nan order to {len(devices)} ranks and back: {1e6 * statistics.median(trips['order']):.0f} us; "
+        + "; ".join(
+            f"{ratio['median']:.2f} ({ratio['quarters'][0]:.2f} - {ratio['quarters'][1]:.2f}) of "
+            f"{'a broadcast and a gather' if way == 'broadcast' else 'bare pipes'} "
+            f"({1e6 * statistics.median(trips[way]):.0f} us)"
+            for way, ratio in beside.items()
+        ),
+        flush=True,
+    )
     found = restarts(devices, times=kills)
     ratio = median_of([a / b for a, b in zip(found["back"], found["import torch"], strict=True)])
-    print(f"a killed rank is noticed after {1e3 * statistics.median(found['noticed']):.0f} ms, all are back "
-          f"{statistics.median(found['back']):.2f} s later: {ratio['median']:.2f} ({ratio['quarters'][0]:.2f} - "
-          f"{ratio['quarters'][1]:.2f}) of a cold import of torch ({statistics.median(found['import torch']):.2f} s)")
+    print(
+        f"a killed rank is noticed after {1e3 * statistics.median(found['noticed']):.0f} ms, all are back "
+        f"{statistics.median(found['back']):.2f} s later: {ratio['median']:.2f} ({ratio['quarters'][0]:.2f} - "
+        f"{ratio['quarters'][1]:.2f}) of a cold import of torch ({statistics.median(found['import torch']):.2f} s)"
+    )
     return {"trips": trips, "vs": beside, "restarts": found, "back_vs_import": ratio, "ranks": len(devices)}
 
 
@@ -168,8 +193,11 @@ def engine_part(asked: argparse.Namespace, *, cuda: bool) -> list[Figures]:
         rows.append(row | {"stage": case.name, "ranks": asked.ranks, "ratio": ratio})
         mesh, own = (1e3 * statistics.median(row[way]) for way in ("mesh", "in process"))
         low, high = ratio["quarters"]
-        print(f"{case.name:8} {mesh:15.1f} ms {own:9.1f} ms {ratio['median']:8.2f}  {low:.2f} - {high:.2f}   "
-              f"{row['difference']:.1e}     {os.getloadavg()[0]:.1f}", flush=True)
+        print(
+            f"{case.name:8} {mesh:15.1f} ms {own:9.1f} ms {ratio['median']:8.2f}  {low:.2f} - {high:.2f}   "
+            f"{row['difference']:.1e}     {os.getloadavg()[0]:.1f}",
+            flush=True,
+        )
     return rows
 
 

@@ -29,10 +29,17 @@ def manifest_of(case: Case) -> Manifest:
     """The middle stage of three has the case's layers."""
     layers = case.model.num_layers
     return Manifest(
-        model=case.model.model_copy(update={"num_layers": layers + 2}), cut=Cut(stages=3, layers=(1, layers, 1)),
-        numerics=Numerics(mode="fp32", compute=case.compute), averaging=Averaging(codec="fp32"),
-        training=Training(total_steps=10, microbatches=MICROBATCHES, microbatch_size=case.microbatch_size,
-                          sequence_length=case.sequence_length, eval_every=0),
+        model=case.model.model_copy(update={"num_layers": layers + 2}),
+        cut=Cut(stages=3, layers=(1, layers, 1)),
+        numerics=Numerics(mode="fp32", compute=case.compute),
+        averaging=Averaging(codec="fp32"),
+        training=Training(
+            total_steps=10,
+            microbatches=MICROBATCHES,
+            microbatch_size=case.microbatch_size,
+            sequence_length=case.sequence_length,
+            eval_every=0,
+        ),
     )
 
 
@@ -94,8 +101,8 @@ async def _measure(case: Case, fed: dict[str, Fed]) -> dict[str, list[float] | f
     seen = {name: [*await each.step(), await each.total()] for name, each in fed.items()}
     difference = max(_difference(a, b) for a, b in zip(*seen.values(), strict=True))
     seconds: dict[str, list[float]] = {name: [] for name in fed}
-    for turn in range(1 + case.turns):                       # the first warms up
-        for name in list(fed)[:: 1 if turn % 2 else -1]:     # nobody always goes first
+    for turn in range(1 + case.turns):  # the first warms up
+        for name in list(fed)[:: 1 if turn % 2 else -1]:  # nobody always goes first
             began = time.perf_counter()
             for _ in range(case.repeats):
                 await fed[name].step()

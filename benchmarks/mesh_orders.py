@@ -55,7 +55,7 @@ def _broadcasts(context: RankContext, words: torch.Tensor, byte: torch.Tensor, t
     began = time.perf_counter()
     for _ in range(times):
         dist.broadcast(words, 0)
-        words[0].item()                                      # the order is read
+        words[0].item()  # the order is read
         dist.gather(byte, answers, 0)
         if answers is not None:
             answers[-1].item()
@@ -69,9 +69,12 @@ def orders(devices: Sequence[str], *, turns: int, times: int) -> dict[str, list[
     """Seconds per round trip and turn, of each way: to all ranks and back from all."""
     seconds: dict[str, list[float]] = {"order": [], "broadcast": [], "pipe": []}
     with ranks(devices) as group, bare_pipes(len(devices)) as pipes:
-        for turn in range(1 + turns):                        # the first warms up
-            found = {"order": _orders(group, times), "pipe": _pipes(pipes, times),
-                     "broadcast": group.order("broadcasts", times=times)[0]["seconds"]}
+        for turn in range(1 + turns):  # the first warms up
+            found = {
+                "order": _orders(group, times),
+                "pipe": _pipes(pipes, times),
+                "broadcast": group.order("broadcasts", times=times)[0]["seconds"],
+            }
             for way, took in found.items():
                 seconds[way] += [took] if turn else []
     return seconds
@@ -151,7 +154,10 @@ def restarts(devices: Sequence[str], *, times: int) -> dict[str, list[float]]:
             group.order("forward", **ORDER)
             back = time.perf_counter()
             subprocess.run([sys.executable, "-c", "import torch"], check=True)
-            for what, took in (("noticed", noticed - began), ("back", back - noticed),
-                               ("import torch", time.perf_counter() - back)):
+            for what, took in (
+                ("noticed", noticed - began),
+                ("back", back - noticed),
+                ("import torch", time.perf_counter() - back),
+            ):
                 seconds[what].append(took)
     return seconds

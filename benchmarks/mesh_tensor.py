@@ -56,7 +56,7 @@ class Case:
     microbatch_size: int
     sequence_length: int
     turns: int
-    repeats: int                         # steps in one timing
+    repeats: int  # steps in one timing
     compute: Compute = "fp32"
 
     @property
@@ -107,8 +107,11 @@ class Ours:
             torch._foreach_add_(self._sums, list(self._scratch.values()))
         self.module.reduce_partial(self._sums)
         names = [name for name, _ in self.module.named_parameters()]
-        return Answer([loss.detach() for loss in losses], [leaf.grad for leaf in leaves],
-                      dict(zip(names, self._sums, strict=True)))
+        return Answer(
+            [loss.detach() for loss in losses],
+            [leaf.grad for leaf in leaves],
+            dict(zip(names, self._sums, strict=True)),
+        )
 
 
 class Theirs:
@@ -142,7 +145,7 @@ class Theirs:
         for name, parameter in self.module.named_parameters():
             gradient = parameter.grad
             if isinstance(gradient, DTensor) and any(place.is_partial() for place in gradient.placements):
-                gradient = gradient.redistribute(placements=[Replicate()])       # norms under sequence parallelism
+                gradient = gradient.redistribute(placements=[Replicate()])  # norms under sequence parallelism
             gradients[name] = gradient
         return Answer([_whole(loss.detach()) for loss in losses], [leaf.grad for leaf in leaves], gradients)
 
@@ -179,8 +182,9 @@ def _plan(model: Model, *, sequence_parallel: bool) -> dict[str, ParallelStyle]:
     whole, between = Replicate(), Shard(1) if sequence_parallel else Replicate()
     plan: dict[str, ParallelStyle] = {}
     if sequence_parallel:
-        plan["model.layers.0"] = PrepareModuleInput(         # not the stage's: it counts the positions of all tokens
-            input_layouts=(whole, None, None, None), desired_input_layouts=(between, None, None, None),
+        plan["model.layers.0"] = PrepareModuleInput(  # not the stage's: it counts the positions of all tokens
+            input_layouts=(whole, None, None, None),
+            desired_input_layouts=(between, None, None, None),
             use_local_output=True,
         )
         plan["model.norm"] = SequenceParallel(use_local_output=True)
@@ -192,9 +196,7 @@ def _plan(model: Model, *, sequence_parallel: bool) -> dict[str, ParallelStyle]:
             ),
             **{layer + f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"},
             layer + "self_attn.o_proj": RowwiseParallel(output_layouts=between),
-            layer + "mlp": PrepareModuleInput(
-                input_layouts=(between, None), desired_input_layouts=(whole, None)
-            ),
+            layer + "mlp": PrepareModuleInput(input_layouts=(between, None), desired_input_layouts=(whole, None)),
             layer + "mlp.gate_proj": ColwiseParallel(),
             layer + "mlp.up_proj": ColwiseParallel(),
             layer + "mlp.down_proj": RowwiseParallel(output_layouts=between),
@@ -222,8 +224,12 @@ def run_rank(pipe: Connection, cases: Sequence[Case], rank: int, size: int, stor
     if cuda:
         torch.cuda.set_device(device)
     dist.init_process_group(
-        "nccl" if cuda else "gloo", init_method=f"file://{store}", rank=rank, world_size=size,
-        timeout=timedelta(seconds=120), device_id=device if cuda else None,
+        "nccl" if cuda else "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=120),
+        device_id=device if cuda else None,
     )
     for case in cases:
         for sequence_parallel in (False, True):
@@ -231,27 +237,23 @@ def run_rank(pipe: Connection, cases: Sequence[Case], rank: int, size: int, stor
             if rank == 0:
                 pipe.send(found)
     with contextlib.suppress(EOFError):
-        pipe.recv()                                          # until the parent closes its end
-    os._exit(0)                                              # gloo's destructors may abort a finished process
+        pipe.recv()  # until the parent closes its end
+    os._exit(0)  # gloo's destructors may abort a finished process
 
 
 def _compare(case: Case, *, sequence_parallel: bool, device: torch.device) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(1)
     shape = (case.microbatch_size, case.sequence_length)
-    hidden = [
-        torch.randn(*shape, case.model.hidden_size, generator=generator).to(device) for _ in range(MICROBATCHES)
-    ]
-    labels = [
-        torch.randint(case.model.vocab_size, shape, generator=generator).to(device) for _ in range(MICROBATCHES)
-    ]
+    hidden = [torch.randn(*shape, case.model.hidden_size, generator=generator).to(device) for _ in range(MICROBATCHES)]
+    labels = [torch.randint(case.model.vocab_size, shape, generator=generator).to(device) for _ in range(MICROBATCHES)]
     ours = Ours(case, sequence_parallel=sequence_parallel, device=device)
     theirs = Theirs(case, sequence_parallel=sequence_parallel, device=device)
     ways = {"ours": ours, "theirs": theirs}
     far = torch.tensor([_difference(ours, ours.step(hidden, labels), theirs.step(hidden, labels))], device=device)
     dist.all_reduce(far, op=dist.ReduceOp.MAX)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(1 + case.turns):                       # the first warms up
-        for name in list(ways)[:: 1 if turn % 2 else -1]:    # nobody always goes first
+    for turn in range(1 + case.turns):  # the first warms up
+        for name in list(ways)[:: 1 if turn % 2 else -1]:  # nobody always goes first
             took = _timed(ways[name], hidden, labels, case.repeats, device)
             if turn:
                 seconds[name].append(took)
@@ -276,8 +278,10 @@ def _together(device: torch.device) -> None:
 
 def _difference(ours: Ours, mine: Answer, other: Answer) -> float:
     """The largest difference of losses, input gradients and gradients, each relative to its largest element."""
-    pairs = [*zip(mine.losses, other.losses, strict=True),
-             *zip(mine.input_gradients, other.input_gradients, strict=True)]
+    pairs = [
+        *zip(mine.losses, other.losses, strict=True),
+        *zip(mine.input_gradients, other.input_gradients, strict=True),
+    ]
     for name, gradient in mine.gradients.items():
         pairs.append((gradient, take(_whole(other.gradients[name]), ours.module.slice_of(name))))
     return max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)

@@ -40,8 +40,17 @@ from swarmnet.stage.own_body import OwnBody
 from swarmnet.stage.schedule import learning_rate
 
 PEAK_TERAFLOPS = {
-    "B200": 2250.0, "H200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "L4": 121.0,
-    "A10G": 70.0, "A10": 125.0, "RTX 4090": 165.0, "RTX 3090": 71.0,
+    "B200": 2250.0,
+    "H200": 989.0,
+    "H100 PCIe": 756.0,
+    "H100": 989.0,
+    "A100": 312.0,
+    "L40S": 362.0,
+    "L4": 121.0,
+    "A10G": 70.0,
+    "A10": 125.0,
+    "RTX 4090": 165.0,
+    "RTX 3090": 71.0,
 }
 """Dense bf16 with fp32 accumulation, from the makers' data sheets; the first name found in the device's holds."""
 
@@ -63,11 +72,18 @@ class Size:
     def manifest(self, compute: Compute) -> Manifest:
         """The run: one stage."""
         return Manifest(
-            model=self.model, cut=Cut(stages=1), averaging=Averaging(codec="fp32"),
+            model=self.model,
+            cut=Cut(stages=1),
+            averaging=Averaging(codec="fp32"),
             numerics=Numerics(mode="fp32", compute=compute),
             optimizer=Optimizer(learning_rate=3e-4, schedule="constant", warmup_steps=0),
-            training=Training(total_steps=100, microbatches=self.microbatches, microbatch_size=self.microbatch_size,
-                              sequence_length=self.sequence_length, eval_every=0),
+            training=Training(
+                total_steps=100,
+                microbatches=self.microbatches,
+                microbatch_size=self.microbatch_size,
+                sequence_length=self.sequence_length,
+                eval_every=0,
+            ),
         )
 
     def batches(self) -> list[Tensor]:
@@ -77,12 +93,36 @@ class Size:
         return list(torch.randint(self.model.vocab_size, shape, generator=generator, dtype=torch.int32))
 
 
-TINY = Size(Model(vocab_size=128, hidden_size=64, intermediate_size=176, num_layers=2, num_heads=4, num_kv_heads=2,
-                  head_dim=16), microbatches=2, microbatch_size=1, sequence_length=32)
-CPU = Size(Model(vocab_size=4096, hidden_size=512, intermediate_size=1408, num_layers=4, num_heads=8, num_kv_heads=4,
-                 head_dim=64), microbatches=3, microbatch_size=2, sequence_length=256)
-GPU = Size(Model(vocab_size=32000, hidden_size=2048, intermediate_size=5632, num_layers=8, num_heads=16, num_kv_heads=8,
-                 head_dim=128), microbatches=4, microbatch_size=4, sequence_length=2048)
+TINY = Size(
+    Model(
+        vocab_size=128, hidden_size=64, intermediate_size=176, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16
+    ),
+    microbatches=2,
+    microbatch_size=1,
+    sequence_length=32,
+)
+CPU = Size(
+    Model(
+        vocab_size=4096, hidden_size=512, intermediate_size=1408, num_layers=4, num_heads=8, num_kv_heads=4, head_dim=64
+    ),
+    microbatches=3,
+    microbatch_size=2,
+    sequence_length=256,
+)
+GPU = Size(
+    Model(
+        vocab_size=32000,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_layers=8,
+        num_heads=16,
+        num_kv_heads=8,
+        head_dim=128,
+    ),
+    microbatches=4,
+    microbatch_size=4,
+    sequence_length=2048,
+)
 
 
 def fitting(device: torch.device) -> Size:
@@ -138,7 +178,9 @@ def plain(manifest: Manifest, batches: Sequence[Tensor], device: torch.device, *
             {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": table.weight_decay},
             {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
         ],
-        betas=(table.beta1, table.beta2), eps=table.eps, fused=True,
+        betas=(table.beta1, table.beta2),
+        eps=table.eps,
+        fused=True,
     )
     num_tokens = sum(batch[:, 1:].numel() for batch in batches)
     version = 0
@@ -186,7 +228,7 @@ def flops_per_step(size: Size) -> float:
     with torch.device("meta"):
         module = StageModule(model, range(model.num_layers), first=True, last=True)
     shapes = {name: parameter for name, parameter in module.named_parameters() if parameter.ndim == 2}
-    if not model.tie_embeddings:                             # a tied matrix is the head's as well
+    if not model.tie_embeddings:  # a tied matrix is the head's as well
         del shapes["model.embed_tokens.weight"]
     products = sum(parameter.numel() for parameter in shapes.values())
     attention = model.num_layers * model.num_heads * model.head_dim * size.sequence_length
@@ -204,12 +246,14 @@ def peak_flops(device: torch.device) -> float | None:
 def measure(size: Size, device: torch.device, compute: Compute, *, turns: int, steps: int = 3) -> dict[str, Any]:
     """Both ways in turns, after `steps` steps each: {"losses", "ours", "plain", "ratio", "mfu"}."""
     manifest, batches = size.manifest(compute), size.batches()
-    ways: dict[str, Step] = {"ours": Replica(manifest, batches, device),
-                             "plain": plain(manifest, batches, device, compute=compute)}
+    ways: dict[str, Step] = {
+        "ours": Replica(manifest, batches, device),
+        "plain": plain(manifest, batches, device, compute=compute),
+    }
     losses = {name: [step() for _ in range(steps)] for name, step in ways.items()}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(turns):
-        for name in list(ways)[:: 1 if turn % 2 else -1]:    # nobody always goes first
+        for name in list(ways)[:: 1 if turn % 2 else -1]:  # nobody always goes first
             seconds[name].append(timed(ways[name], device))
     peak = peak_flops(device)
     mfu = None if peak is None else flops_per_step(size) / statistics.median(seconds["ours"]) / peak
@@ -231,8 +275,10 @@ def main() -> None:
     found = measure(size, device, asked.compute, turns=2 if asked.quick else asked.turns)
     for name in ("ours", "plain"):
         middle = statistics.median(found[name])
-        print(f"{name:6} {middle * 1e3:9.1f} ms a step {size.tokens / middle:10.0f} tokens/s   losses "
-              + " ".join(f"{loss:.4f}" for loss in found["losses"][name]))
+        print(
+            f"{name:6} {middle * 1e3:9.1f} ms a step {size.tokens / middle:10.0f} tokens/s   losses "
+            + " ".join(f"{loss:.4f}" for loss in found["losses"][name])
+        )
     utilised = "unknown for this device" if found["mfu"] is None else f"{found['mfu']:.1%}"
     print(f"ours / plain {found['ratio']:.2f}   MFU {utilised}   load {os.getloadavg()[0]:.1f}")
     if asked.json:

@@ -62,8 +62,13 @@ def draw(found: dict[str, Measured], path: Path) -> None:
                 continue
             row = peers.index(bar.peer)
             place = (row + 0.28, 0.12) if bar.what == "averaging" else (row - 0.3, 0.5)
-            panel.broken_barh([(start, stop - start)], place, facecolor=COLOURS[bar.step % len(COLOURS)],
-                              alpha={"forward": 0.6, "backward": 0.8}.get(bar.what, 1.0), linewidth=0)
+            panel.broken_barh(
+                [(start, stop - start)],
+                place,
+                facecolor=COLOURS[bar.step % len(COLOURS)],
+                alpha={"forward": 0.6, "backward": 0.8}.get(bar.what, 1.0),
+                linewidth=0,
+            )
         waits = 1e3 * sum(measured.stalls_s) / len(measured.stalls_s)
         panel.set_title(f"{mode}: {measured.step_s:.2f} s a step, a device waits {waits:.0f} ms of it", loc="left")
         panel.set_yticks(range(len(peers)), peers)
@@ -83,19 +88,30 @@ def main() -> None:
     args = parser.parse_args()
     durations = args.averaging or [0.1, 0.2, 0.4, 0.8, 1.6]
     compute_s = 3 * 0.02 * args.microbatches / args.replicas
-    print(f"{args.stages} stages of {args.replicas}, {args.microbatches} microbatches: a device computes "
-          f"{compute_s:.2f} s a step")
+    print(
+        f"{args.stages} stages of {args.replicas}, {args.microbatches} microbatches: a device computes "
+        f"{compute_s:.2f} s a step"
+    )
     print(f"{'round':>7}  {'mode':<8} {'s/step':>7} {'stall mean':>11} {'stall max':>10}")
     for averaging_s in durations:
         found: dict[str, Measured] = {}
         for mode in ("exact", "overlap"):
-            measured = found[mode] = measure(Plan(
-                stages=args.stages, replicas=args.replicas, microbatches=args.microbatches, steps=STEPS,
-                averaging_s=averaging_s, sync=mode,
-            ))
+            measured = found[mode] = measure(
+                Plan(
+                    stages=args.stages,
+                    replicas=args.replicas,
+                    microbatches=args.microbatches,
+                    steps=STEPS,
+                    averaging_s=averaging_s,
+                    sync=mode,
+                )
+            )
             stalls = measured.stalls_s
-            print(f"{averaging_s:6.2f}s  {mode:<8} {measured.step_s:7.3f} {sum(stalls) / len(stalls):10.3f}s "
-                  f"{max(stalls):9.3f}s", flush=True)
+            print(
+                f"{averaging_s:6.2f}s  {mode:<8} {measured.step_s:7.3f} {sum(stalls) / len(stalls):10.3f}s "
+                f"{max(stalls):9.3f}s",
+                flush=True,
+            )
         if args.png is not None and averaging_s == durations[len(durations) // 2]:
             draw(found, args.png)
 

@@ -53,10 +53,12 @@ from swarmnet.telemetry.events import EventReader
 PATIENCE_S = 300.0
 """A turn that takes longer has failed."""
 
-LARGE = Model(vocab_size=256, hidden_size=512, intermediate_size=1408, num_layers=8, num_heads=8, num_kv_heads=4,
-              head_dim=64)
-SMALL = Model(vocab_size=256, hidden_size=64, intermediate_size=176, num_layers=2, num_heads=2, num_kv_heads=2,
-              head_dim=32)
+LARGE = Model(
+    vocab_size=256, hidden_size=512, intermediate_size=1408, num_layers=8, num_heads=8, num_kv_heads=4, head_dim=64
+)
+SMALL = Model(
+    vocab_size=256, hidden_size=64, intermediate_size=176, num_layers=2, num_heads=2, num_kv_heads=2, head_dim=32
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +81,26 @@ class Plan:
 
     def manifest(self, *, exact: bool = False, codec: str = "fp32") -> Manifest:
         """The run, long enough for one turn."""
-        return with_data(Manifest(
-            name="benchmark", model=self.model, cut=Cut(stages=2), data=Data(source="corpus:small"),
-            training=Training(
-                total_steps=self.warmup + self.steps, microbatches=self.microbatches,
-                microbatch_size=self.microbatch_size, sequence_length=self.sequence_length, eval_every=0,
+        return with_data(
+            Manifest(
+                name="benchmark",
+                model=self.model,
+                cut=Cut(stages=2),
+                data=Data(source="corpus:small"),
+                training=Training(
+                    total_steps=self.warmup + self.steps,
+                    microbatches=self.microbatches,
+                    microbatch_size=self.microbatch_size,
+                    sequence_length=self.sequence_length,
+                    eval_every=0,
+                ),
+                optimizer=Optimizer(learning_rate=3e-4, schedule="constant", warmup_steps=0),
+                numerics=Numerics(mode="deterministic" if exact else "fp32"),
+                averaging=Averaging(codec="int64" if exact else "fp32"),
+                wire=Wire(activations=codec, gradients=codec),  # type: ignore[arg-type]
             ),
-            optimizer=Optimizer(learning_rate=3e-4, schedule="constant", warmup_steps=0),
-            numerics=Numerics(mode="deterministic" if exact else "fp32"),
-            averaging=Averaging(codec="int64" if exact else "fp32"),
-            wire=Wire(activations=codec, gradients=codec),  # type: ignore[arg-type]
-        ), base=Path())
+            base=Path(),
+        )
 
 
 # ---------------------------------------------------------------- the swarm
@@ -113,9 +124,24 @@ class Child:
         self._reader = EventReader(events)
         self.events: list[dict[str, Any]] = []
         argv = [
-            sys.executable, "-m", "swarmnet", *role, "--manifest", str(directory.parent / "run.toml"),
-            "--dir", str(directory), "--events", str(events), "--log-level", "warning",
-            "--host", "127.0.0.1", "--port", "0", "--dht-port", "0",
+            sys.executable,
+            "-m",
+            "swarmnet",
+            *role,
+            "--manifest",
+            str(directory.parent / "run.toml"),
+            "--dir",
+            str(directory),
+            "--events",
+            str(events),
+            "--log-level",
+            "warning",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--dht-port",
+            "0",
             *(part for address in bootstrap for part in ("--bootstrap", address)),
         ]
         with self._log.open("wb") as log:
@@ -149,6 +175,7 @@ def run_swarm(plan: Plan, manifest: Manifest, directory: Path) -> SwarmTurn:
     """Start two peers and a trainer, let them train to the end, and read their events."""
     (directory / "run.toml").write_text(to_toml(manifest), encoding="utf-8")
     with contextlib.ExitStack() as stack:
+
         def start(name: str, role: list[str], bootstrap: list[str]) -> Child:
             child = Child(role, directory / name, bootstrap)
             stack.callback(child.stop)
@@ -165,7 +192,7 @@ def run_swarm(plan: Plan, manifest: Manifest, directory: Path) -> SwarmTurn:
     crossed = sum(
         row["sent"] + row["received"] for row in traffic if row["peer"] == beyond and row["request"] == "Process"
     )
-    ends: dict[int, float] = {}                              # of a step: when the last stage has applied it
+    ends: dict[int, float] = {}  # of a step: when the last stage has applied it
     for record in first.events + second.events:
         if record["event"] == "applied":
             ends[record["step"]] = max(record["t"], ends.get(record["step"], 0.0))
@@ -193,10 +220,12 @@ class Batches:
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
         """The microbatches of `step`, one after the other."""
         first, length = step * self._training.microbatches, self._training.sequence_length
-        batch = torch.cat([
-            self._tokens.microbatch(self._sampler.positions(first + index), length)
-            for index in range(self._training.microbatches)
-        ])
+        batch = torch.cat(
+            [
+                self._tokens.microbatch(self._sampler.positions(first + index), length)
+                for index in range(self._training.microbatches)
+            ]
+        )
         return batch[:, :-1], batch[:, 1:]
 
 
@@ -209,7 +238,10 @@ def make_update(manifest: Manifest, module: nn.Module, *, ranks: int) -> Callabl
             {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": table.weight_decay},
             {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
         ],
-        lr=table.learning_rate, betas=(table.beta1, table.beta2), eps=table.eps, fused=True,
+        lr=table.learning_rate,
+        betas=(table.beta1, table.beta2),
+        eps=table.eps,
+        fused=True,
     )
 
     def update(num_tokens: int) -> None:
@@ -278,8 +310,8 @@ def run_rank(pipe: Connection, path: Path, plan: Plan, rank: int, store: str) ->
     if rank == 1:
         pipe.send(result)
         with contextlib.suppress(EOFError):
-            pipe.recv()                                      # until the parent has it and closes its end
-    os._exit(0)                                              # gloo's destructors may abort a finished process
+            pipe.recv()  # until the parent has it and closes its end
+    os._exit(0)  # gloo's destructors may abort a finished process
 
 
 def _timed(step: Step, plan: Plan) -> tuple[float, float]:
@@ -345,7 +377,7 @@ def measure(plan: Plan) -> tuple[dict[str, list[float]], dict[str, float], float
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     losses: dict[str, float] = {}
     for turn in range(plan.turns):
-        for way in WAYS[turn % len(WAYS) :] + WAYS[: turn % len(WAYS)]:    # nobody always goes first
+        for way in WAYS[turn % len(WAYS) :] + WAYS[: turn % len(WAYS)]:  # nobody always goes first
             manifest = plan.manifest(exact=way == "swarm exact")
             with tempfile.TemporaryDirectory() as name:
                 if way.startswith("swarm"):
@@ -376,8 +408,16 @@ def main() -> None:
     if asked.quick:
         plan = Plan(SMALL, microbatches=4, microbatch_size=2, sequence_length=32, warmup=1, steps=2, turns=1, slots=4)
     else:
-        plan = Plan(LARGE, asked.microbatches, microbatch_size=2, sequence_length=128, warmup=asked.warmup,
-                    steps=asked.steps, turns=asked.turns, slots=asked.slots)
+        plan = Plan(
+            LARGE,
+            asked.microbatches,
+            microbatch_size=2,
+            sequence_length=128,
+            warmup=asked.warmup,
+            steps=asked.steps,
+            turns=asked.turns,
+            slots=asked.slots,
+        )
     with _environment():
         seconds, losses, bytes_vs_2e = measure(plan)
 
@@ -387,13 +427,20 @@ def main() -> None:
     print(f"\n{'':12} {'s/step':>8} {'tokens/s':>10} {'vs 1f1b':>8} {'vs single':>10} {'last loss':>11}")
     for way in WAYS:
         middle = statistics.median(seconds[way])
-        print(f"{way:12} {middle:8.3f} {plan.tokens / middle:10.0f} {ratio(way, '1f1b'):8.2f}"
-              f" {ratio(way, 'single'):10.2f} {losses[way]:11.6f}")
+        print(
+            f"{way:12} {middle:8.3f} {plan.tokens / middle:10.0f} {ratio(way, '1f1b'):8.2f}"
+            f" {ratio(way, 'single'):10.2f} {losses[way]:11.6f}"
+        )
     print(f"\nbytes over the boundary per microbatch, int8: {bytes_vs_2e:.3f} of 2E")
     figures = {
-        "vs_1f1b": ratio("swarm", "1f1b"), "vs_single": ratio("swarm", "single"), "bytes_vs_2e": bytes_vs_2e,
-        "exact_vs_1f1b": ratio("swarm exact", "1f1b"), "exact_vs_single": ratio("swarm exact", "single"),
-        "seconds_per_step": seconds, "tokens_per_step": plan.tokens, "last_loss": losses,
+        "vs_1f1b": ratio("swarm", "1f1b"),
+        "vs_single": ratio("swarm", "single"),
+        "bytes_vs_2e": bytes_vs_2e,
+        "exact_vs_1f1b": ratio("swarm exact", "1f1b"),
+        "exact_vs_single": ratio("swarm exact", "single"),
+        "seconds_per_step": seconds,
+        "tokens_per_step": plan.tokens,
+        "last_loss": losses,
     }
     if asked.json:
         asked.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

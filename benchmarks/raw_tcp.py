@@ -49,9 +49,11 @@ class RawPeer:
                 left -= of.recv_into(buffer, min(left, _AT_ONCE))
 
         began = time.monotonic()
-        threads = [threading.Thread(target=job, args=(each,)) for job, sockets in (
-            (send, self._out), (receive, self._in)
-        ) for each in sockets]
+        threads = [
+            threading.Thread(target=job, args=(each,))
+            for job, sockets in ((send, self._out), (receive, self._in))
+            for each in sockets
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -56,8 +56,13 @@ def chaos(crashes: int, hangs: int, gap: int) -> tuple[str, int]:
     step = 3
     for number in range(crashes + hangs):
         kind = "kill" if number < crashes else "stop"
-        lines += [f"[[{kind}]]", f"stage = {STRUCK}", f"step = {step}",
-                  f'phase = "{("forward", "backward")[number % 2]}"', 'moment = "end"']
+        lines += [
+            f"[[{kind}]]",
+            f"stage = {STRUCK}",
+            f"step = {step}",
+            f'phase = "{("forward", "backward")[number % 2]}"',
+            'moment = "end"',
+        ]
         if kind == "stop":
             lines.append(f"for_s = {HANG_S}")
         step += gap
@@ -76,14 +81,29 @@ def strikes(records: list[dict[str, Any]]) -> Iterator[Strike]:
         lost = {r["index"] for r in worked if r["name"] == victim and r["step"] == step and r["t"] <= at}
         finished = {}
         for r in worked:
-            if r["phase"] == "counted" and r["step"] == step and r["index"] in lost and r["name"] != victim \
-                    and stage_of[r["name"]] == STRUCK and r["t"] > at:
+            if (
+                r["phase"] == "counted"
+                and r["step"] == step
+                and r["index"] in lost
+                and r["name"] != victim
+                and stage_of[r["name"]] == STRUCK
+                and r["t"] > at
+            ):
                 finished.setdefault(r["index"], r["t"] - at)
-        forwards = Counter((stage_of[r["name"]], r["index"]) for r in worked
-                           if r["phase"] == "forward" and r["step"] == step and r["index"] in lost)
+        forwards = Counter(
+            (stage_of[r["name"]], r["index"])
+            for r in worked
+            if r["phase"] == "forward" and r["step"] == step and r["index"] in lost
+        )
         again = Counter({stage: sum(forwards[stage, index] - 1 for index in lost) for stage in range(STAGES)})
-        yield Strike("crash" if signal["event"] == "killed" else "hang", step, len(lost), tuple(finished.values()),
-                     again[STRUCK], sum(count for stage, count in again.items() if stage != STRUCK))
+        yield Strike(
+            "crash" if signal["event"] == "killed" else "hang",
+            step,
+            len(lost),
+            tuple(finished.values()),
+            again[STRUCK],
+            sum(count for stage, count in again.items() if stage != STRUCK),
+        )
 
 
 def summary(found: list[Strike], kind: str) -> dict[str, Any]:
@@ -115,19 +135,32 @@ def main() -> int:
         out = Path(directory) / "out"
         text, steps = chaos(crashes, hangs, gap=12)
         (Path(directory) / "chaos.toml").write_text(text)
-        options = LocalOptions(stages=STAGES, replicas=REPLICAS, steps=steps, out=out, data="corpus:small",
-                               set=SETTINGS, chaos=f"{directory}/chaos.toml")
+        options = LocalOptions(
+            stages=STAGES,
+            replicas=REPLICAS,
+            steps=steps,
+            out=out,
+            data="corpus:small",
+            set=SETTINGS,
+            chaos=f"{directory}/chaos.toml",
+        )
         code = run_local(options, Kit(console=Console(stderr=True, force_terminal=False), trace=True))
         records = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     found = list(strikes(records))
-    figures = {"load": [round(load, 2), round(os.getloadavg()[0], 2)], "ok": code == 0,
-               "crash": summary(found, "crash"), "hang": summary(found, "hang")}
+    figures = {
+        "load": [round(load, 2), round(os.getloadavg()[0], 2)],
+        "ok": code == 0,
+        "crash": summary(found, "crash"),
+        "hang": summary(found, "hang"),
+    }
     print(f"load average {figures['load'][0]} before, {figures['load'][1]} after")
     for kind, goal in (("crash", 1.0), ("hang", 5.0)):
         row = summary(found, kind)
-        print(f"{kind}: {row['strikes']} strikes lost {row['lost']} microbatches; finished elsewhere after "
-              f"{row['median_s']} s (median; goal {goal:g} s), {row['slowest_s']} s (slowest); executions again: "
-              f"{row['again_in_the_struck_stage']} in the struck stage, {row['again_in_other_stages']} in others")
+        print(
+            f"{kind}: {row['strikes']} strikes lost {row['lost']} microbatches; finished elsewhere after "
+            f"{row['median_s']} s (median; goal {goal:g} s), {row['slowest_s']} s (slowest); executions again: "
+            f"{row['again_in_the_struck_stage']} in the struck stage, {row['again_in_other_stages']} in others"
+        )
     if arguments.json:
         arguments.json.write_text(json.dumps(figures | {"strikes": [asdict(strike) for strike in found]}, indent=2))
     return code

@@ -68,8 +68,9 @@ ATTACKS: dict[str, Attack] = {
 def manifest_of(reducer: str, *, steps: int, seed: int) -> Manifest:
     """The run: one stage of one layer, fp32 sums, the reducer as `swarmnet init` would write it."""
     return Manifest(
-        model=Model(vocab_size=61, hidden_size=16, intermediate_size=56, num_layers=1, num_heads=2, num_kv_heads=1,
-                    head_dim=8),
+        model=Model(
+            vocab_size=61, hidden_size=16, intermediate_size=56, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8
+        ),
         cut=Cut(stages=1),
         training=Training(seed=seed, total_steps=steps, microbatches=REPLICAS, microbatch_size=16, sequence_length=16),
         optimizer=Optimizer(learning_rate=2e-2, warmup_steps=10, clip_norm=1e9),
@@ -88,8 +89,12 @@ class Replicas:
         self._tokens = Tokens(
             walk.astype(np.uint8), vocab_size=manifest.model.vocab_size, source="walk", tokenizer_sha256="0" * 64
         )
-        self._sampler = Sampler(manifest.training.seed, self._tokens.num_tokens, manifest.training.sequence_length,
-                                manifest.training.microbatch_size)
+        self._sampler = Sampler(
+            manifest.training.seed,
+            self._tokens.num_tokens,
+            manifest.training.sequence_length,
+            manifest.training.microbatch_size,
+        )
         self._rng = torch.Generator().manual_seed(manifest.training.seed)
         self.clipped: dict[str, int] = {}
 
@@ -106,7 +111,7 @@ class Replicas:
             await engine.backward(stash, ())
             await engine.accumulate(stash)
             sums.append(codecs.decode(await engine.contribution(0, engine.num_elements)))
-            engine.void()                        # the next one's accumulator
+            engine.void()  # the next one's accumulator
             loss, num_tokens = loss + stash.loss_sum, num_tokens + stash.num_tokens
         if self._attack is not None:
             for liar in range(LIARS):
@@ -114,10 +119,14 @@ class Replicas:
         parts = []
         edges = [engine.num_elements * part // REPLICAS for part in range(REPLICAS + 1)]
         for start, stop in itertools.pairwise(edges):
-            reduced = await engine.reduce([
-                Contribution(PeerId(f"replica{place}"), 1, codecs.encode("fp32", each[start:stop]))
-                for place, each in enumerate(sums)
-            ], start, stop)
+            reduced = await engine.reduce(
+                [
+                    Contribution(PeerId(f"replica{place}"), 1, codecs.encode("fp32", each[start:stop]))
+                    for place, each in enumerate(sums)
+                ],
+                start,
+                stop,
+            )
             parts.append(reduced.packed)
             for clipped in reduced.clipped:
                 self.clipped[clipped.peer] = self.clipped.get(clipped.peer, 0) + 1

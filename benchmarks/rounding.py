@@ -51,17 +51,22 @@ def curves(
 ) -> tuple[list[float], list[float]]:
     """The losses of the first `steps` of `total_steps` steps, added one by one and in two sums."""
     manifest = with_data(
-        Manifest(data=Data(source=source), numerics=Numerics(mode="fp32"), averaging=Averaging(codec="fp32"),
-                 training=Training(seed=seed, total_steps=total_steps), optimizer=optimizer),
+        Manifest(
+            data=Data(source=source),
+            numerics=Numerics(mode="fp32"),
+            averaging=Averaging(codec="fp32"),
+            training=Training(seed=seed, total_steps=total_steps),
+            optimizer=optimizer,
+        ),
         base=Path(),
     )
     tokens, plain = read_tokens(manifest), oracle._Plain
     in_order = oracle.run_oracle(manifest, tokens, steps=steps).losses
-    oracle._Plain = InTwoSums                            # type: ignore[misc]
+    oracle._Plain = InTwoSums  # type: ignore[misc]
     try:
         return in_order, oracle.run_oracle(manifest, tokens, steps=steps).losses
     finally:
-        oracle._Plain = plain                            # type: ignore[misc]
+        oracle._Plain = plain  # type: ignore[misc]
 
 
 def apart(one: list[float], other: list[float]) -> list[float]:
@@ -93,11 +98,23 @@ def main() -> None:
                 distances = apart(losses, grouped)
                 early = max(distances[:FP32_STEPS])
                 first = first or losses[-1]
-                rows.append({"data": source, "rate": rate, "seed": seed, "early": early,
-                             "at": distances.index(early), "all": max(distances), "over": losses[-1] / first})
+                rows.append(
+                    {
+                        "data": source,
+                        "rate": rate,
+                        "seed": seed,
+                        "early": early,
+                        "at": distances.index(early),
+                        "all": max(distances),
+                        "over": losses[-1] / first,
+                    }
+                )
                 row = rows[-1]
-                print(f"{source:14}  {rate:>9}  {seed:4}  {early:8.1e}  {row['at']:7}  {row['all']:9.1e}  "
-                      f"{row['over']:.4f}", flush=True)
+                print(
+                    f"{source:14}  {rate:>9}  {seed:4}  {early:8.1e}  {row['at']:7}  {row['all']:9.1e}  "
+                    f"{row['over']:.4f}",
+                    flush=True,
+                )
     if args.json:
         args.json.write_text(json.dumps(rows))
 

@@ -102,11 +102,17 @@ class Trial:
     def __init__(self, honest: int, seconds: float, seed: int, stage: int = STAGE) -> None:
         self.seconds = seconds
         replicas = {BESIDE: 2, STAGE: 2, stage: honest}
-        self.swarm = Swarm(Plan(
-            stages=2, served=tuple((of,) for of in sorted(replicas) for _ in range(replicas[of])),
-            microbatches=MICROBATCHES, forward_s=FORWARD_S, steps=int(STEPS_PER_S * (LIE_FROM_S + seconds)),
-        ), seed)
-        self.swarm.exact = False       # what is held against the oracle here is counted, and ends nothing
+        self.swarm = Swarm(
+            Plan(
+                stages=2,
+                served=tuple((of,) for of in sorted(replicas) for _ in range(replicas[of])),
+                microbatches=MICROBATCHES,
+                forward_s=FORWARD_S,
+                steps=int(STEPS_PER_S * (LIE_FROM_S + seconds)),
+            ),
+            seed,
+        )
+        self.swarm.exact = False  # what is held against the oracle here is counted, and ends nothing
         self.swarm.hooks.append(self._look)
         self.weights_equal = True
         self.first = self.last = 0
@@ -120,6 +126,7 @@ class Trial:
 
     def run(self, lies: list[Lie]) -> None:
         """Live through it."""
+
         async def script(swarm: Swarm) -> None:
             for lie in lies:
                 lie.begin()
@@ -146,7 +153,7 @@ class Trial:
             pass
         except Broken as broken:
             self.broken = str(broken).splitlines()[0]
-        except Exception as error:     # an honest peer has ended: that is what the row says
+        except Exception as error:  # an honest peer has ended: that is what the row says
             self.broken = f"{type(error).__name__}: {error}"
 
     def named(self, liar: PeerId) -> Counter[str]:
@@ -158,7 +165,8 @@ class Trial:
     def _version(self) -> int:
         return min(
             node.peer.replicas[stage].member.version if stage in node.peer.replicas else 0
-            for node in self.swarm.honest for stage in node.stages
+            for node in self.swarm.honest
+            for stage in node.stages
         )
 
     def _look(self, peer: PeerId, event: str, fields: dict[str, object]) -> None:
@@ -198,9 +206,17 @@ def measure(name: str, *, honest: int = 3, liars: int = 1, seconds: float = LIE_
     trial.run(lies)
     found = [trial.named(liar) for liar in names]
     row = Row(
-        name if liars == 1 else f"{name} x{liars}", kind.words, honest, liars, trial.steps,
-        undisturbed(honest, seconds, seed, kind.stage), trial.weights_equal, all(found), dict(sum(found, Counter())),
-        round(trial.longest_s, 1), trial.broken,
+        name if liars == 1 else f"{name} x{liars}",
+        kind.words,
+        honest,
+        liars,
+        trial.steps,
+        undisturbed(honest, seconds, seed, kind.stage),
+        trial.weights_equal,
+        all(found),
+        dict(sum(found, Counter())),
+        round(trial.longest_s, 1),
+        trial.broken,
     )
     trial.swarm.events.clear()
     gc.collect()
@@ -227,7 +243,7 @@ def tasks(names: list[str], seconds: float, liars: list[int]) -> dict[str, list[
 
 def _run(task: Task) -> Row:
     logging.disable(logging.CRITICAL)
-    gc.set_threshold(100_000, 50, 1000)      # a simulation makes little that is not freed by itself
+    gc.set_threshold(100_000, 50, 1000)  # a simulation makes little that is not freed by itself
     name, honest, liars, seconds = task
     return measure(name, honest=honest, liars=liars, seconds=seconds)
 
@@ -242,10 +258,13 @@ def print_row(row: Row, part: str) -> None:
     """One line of the table."""
     mark = {"rows": "ok  " if row.holds else "FAIL"}.get(part, "    ")
     named = ", ".join(f"{event} {count}" for event, count in sorted(row.named_in.items())) if row.named else "no"
-    print(f"{mark} {row.name:30} {row.steps:5} /{row.undisturbed:5}  {row.ratio:5.2f}  {row.longest_s:6.1f} s  "
-          f"{'equal' if row.weights_equal else 'DIFFER':7} {named[:60]}"
-          + (f"  [{row.broken[:90]}]" if row.broken else "")
-          + (f"\n       lost: {row.lost}" if part != "rows" else ""), flush=True)
+    print(
+        f"{mark} {row.name:30} {row.steps:5} /{row.undisturbed:5}  {row.ratio:5.2f}  {row.longest_s:6.1f} s  "
+        f"{'equal' if row.weights_equal else 'DIFFER':7} {named[:60]}"
+        + (f"  [{row.broken[:90]}]" if row.broken else "")
+        + (f"\n       lost: {row.lost}" if part != "rows" else ""),
+        flush=True,
+    )
 
 
 def main() -> int:

@@ -475,9 +475,10 @@ class ClaimsEverything(Lie):
         if claim is None or report is None:
             return
         for index in self.every_index:
-            self.tell((report.ballot.peer,), replace(
-                claim, stamp=report.stamp, ballot=report.ballot, generation=report.generation, index=index
-            ))
+            self.tell(
+                (report.ballot.peer,),
+                replace(claim, stamp=report.stamp, ballot=report.ballot, generation=report.generation, index=index),
+            )
 
     def bend(self, engine: SimulatedEngine) -> Any:
         return Bent(engine, accumulate=lambda stash: never(self, engine.accumulate, stash))
@@ -611,10 +612,17 @@ class TwoRounds(Lie):
         pair = {to, self.me}
         mine = tuple(entry for entry in message.contributions if entry[0] in pair)
         counted = frozenset(index for _, _, indexes in mine for index in indexes)
-        return (replace(
-            message, contributions=mine, receivers=tuple(sorted(pair)), voided=self.every_index - counted,
-            bandwidths=(), rows=(), columns=0,
-        ),)
+        return (
+            replace(
+                message,
+                contributions=mine,
+                receivers=tuple(sorted(pair)),
+                voided=self.every_index - counted,
+                bandwidths=(),
+                rows=(),
+                columns=0,
+            ),
+        )
 
 
 @lie
@@ -654,7 +662,7 @@ class Forges(Lie):
         wanted = self.sum_of(request.stamp.step)
         digest, norm = Arithmetic.digest(wanted)
         told = replace(forged, id=request.id, digest=digest, grad_sq_norm=norm)
-        return just(PartData((packed(wanted[request.start:request.stop]),), finished=told))
+        return just(PartData((packed(wanted[request.start : request.stop]),), finished=told))
 
     def forged_commit(self, stage: int) -> Commit | None:
         forged = self.forged()
@@ -663,8 +671,15 @@ class Forges(Lie):
             return None
         chain = self.stamp.chain if stage == self.stage else self.chains[stage]
         commit: Commit = replace(
-            committed.commit, stage=stage, step=self.stamp.step, chain=chain, id=forged.id, digest=forged.digest,
-            num_tokens=forged.num_tokens, loss_sum=1.0 if stage == STAGE else 0.0, grad_sq_norm=forged.grad_sq_norm,
+            committed.commit,
+            stage=stage,
+            step=self.stamp.step,
+            chain=chain,
+            id=forged.id,
+            digest=forged.digest,
+            num_tokens=forged.num_tokens,
+            loss_sum=1.0 if stage == STAGE else 0.0,
+            grad_sq_norm=forged.grad_sq_norm,
             voided=NONE,
         )
         return commit
@@ -798,9 +813,9 @@ class Forks(Lie):
         stamp, committed = replace(message.stamp, chain=OTHER_CHAIN), self.known(Committed)
         commits: tuple[Commit, ...] = ()
         if committed is not None:
-            commits = (replace(
-                committed.commit, stage=stamp.stage, step=stamp.step, chain=stamp.chain, digest=bytes(32),
-            ),)
+            commits = (
+                replace(committed.commit, stage=stamp.stage, step=stamp.step, chain=stamp.chain, digest=bytes(32)),
+            )
         return (replace(message, stamp=stamp, commits=commits),)
 
 
@@ -823,9 +838,7 @@ class FalseRecords(Lie):
         total = self.swarm.plan.steps
         status = StageStatus(BESIDE, total - 1, OTHER_CHAIN, True, 0, 1 << 20)
         mine = StageStatus(self.stage, total - 1, OTHER_CHAIN, True, 0, 1 << 20)
-        record = Record(
-            RUN, self.me, 1, ("memory",), (status, mine), finished=True, halted=0, restart=Restart(1, 0)
-        )
+        record = Record(RUN, self.me, 1, ("memory",), (status, mine), finished=True, halted=0, restart=Restart(1, 0))
         self.swarm.loop.start(self._process, self.swarm.directory.publish(record))
 
 

@@ -31,7 +31,9 @@ from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.schema import Averaging, Cut, Data, Manifest, Model, Optimizer, Training
 
 VARIANTS = (
-    "overlap lead=2.5 overlap_after=100", "overlap lead=2.5 overlap_after=0", "overlap overlap_after=0",
+    "overlap lead=2.5 overlap_after=100",
+    "overlap lead=2.5 overlap_after=0",
+    "overlap overlap_after=0",
     "exact lead=2.5",
 )
 EVALS = 32
@@ -47,8 +49,15 @@ def manifest_of(variant: str, *, steps: int, seed: int, source: str) -> Manifest
         model=Model(hidden_size=64, intermediate_size=176, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16),
         cut=Cut(stages=1),
         data=Data(source=source),
-        training=Training(seed=seed, total_steps=steps, microbatches=8, microbatch_size=4, sequence_length=64,
-                          eval_every=steps, eval_microbatches=EVALS),
+        training=Training(
+            seed=seed,
+            total_steps=steps,
+            microbatches=8,
+            microbatch_size=4,
+            sequence_length=64,
+            eval_every=steps,
+            eval_microbatches=EVALS,
+        ),
         optimizer=Optimizer.model_validate(optimizer),
         averaging=Averaging.model_validate({"sync": sync, **averaging}),
     )
@@ -84,8 +93,13 @@ def draw(rows: Sequence[dict], path: Path) -> None:
     bases = {row["seed"]: row["losses"] for row in rows if row["variant"] == variants[0]}
     first = min(bases)
     curves = [
-        Curve(row["losses"], bases[row["seed"]], variants.index(row['variant']),
-              row["variant"] if row["seed"] == first else None, alpha=1.0 if row["seed"] == first else 0.5)
+        Curve(
+            row["losses"],
+            bases[row["seed"]],
+            variants.index(row["variant"]),
+            row["variant"] if row["seed"] == first else None,
+            alpha=1.0 if row["seed"] == first else 0.5,
+        )
         for row in rows
     ]
     draw_curves(curves, path, over="exact's, every seed", goal=(0.99, 1.01), limits=(0.94, 1.06))
@@ -104,8 +118,10 @@ def main() -> None:
     variants = tuple(dict.fromkeys(("exact", *(options.variant or VARIANTS))))
     width = max(map(len, variants))
     print(f"{options.steps} steps, {options.data}")
-    print(f"{'variant':{width}}  seed{'train':>9}{'over exact':>12}{'held-out':>10}{'over exact':>12}"
-          f"{'largest distance':>18}")
+    print(
+        f"{'variant':{width}}  seed{'train':>9}{'over exact':>12}{'held-out':>10}{'over exact':>12}"
+        f"{'largest distance':>18}"
+    )
     asked = [(variant, options.data, options.steps, seed) for seed in range(options.seeds) for variant in variants]
     rows: list[dict] = []
     bases: dict[int, dict] = {}
@@ -116,17 +132,25 @@ def main() -> None:
         for row in side_by_side(train, *zip(*asked, strict=True)):
             compare(row, bases.setdefault(row["seed"], row))
             rows.append(row)
-            print(f"{row['variant']:{width}}{row['seed']:6}{row['train']:9.4f}{row['train_ratio']:12.4f}"
-                  f"{row['held_out']:10.4f}{row['held_out_ratio']:12.4f}{row['curve_distance']:18.4f}", flush=True)
+            print(
+                f"{row['variant']:{width}}{row['seed']:6}{row['train']:9.4f}{row['train_ratio']:12.4f}"
+                f"{row['held_out']:10.4f}{row['held_out_ratio']:12.4f}{row['curve_distance']:18.4f}",
+                flush=True,
+            )
     summary = []
     for variant in variants:
         found = [row for row in rows if row["variant"] == variant]
-        summary.append({
-            "variant": variant, "train_ratio": mean(row["train_ratio"] for row in found),
-            "held_out_ratio": mean(row["held_out_ratio"] for row in found),
-        })
-        print(f"loss({variant}) / loss(exact), mean of {len(found)} seeds: "
-              f"train {summary[-1]['train_ratio']:.4f}, held-out {summary[-1]['held_out_ratio']:.4f}")
+        summary.append(
+            {
+                "variant": variant,
+                "train_ratio": mean(row["train_ratio"] for row in found),
+                "held_out_ratio": mean(row["held_out_ratio"] for row in found),
+            }
+        )
+        print(
+            f"loss({variant}) / loss(exact), mean of {len(found)} seeds: "
+            f"train {summary[-1]['train_ratio']:.4f}, held-out {summary[-1]['held_out_ratio']:.4f}"
+        )
     if options.json is not None:
         options.json.write_text(json.dumps({"summary": summary, "rows": rows}) + "\n", encoding="utf-8")
     if options.png is not None:

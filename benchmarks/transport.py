@@ -104,9 +104,7 @@ async def _listen_hivemind(stack: AsyncExitStack) -> tuple[str, list[str]]:
 
     p2p = await P2P.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     stack.push_async_callback(p2p.shutdown)
-    await p2p.add_protobuf_handler(
-        "push", take, runtime_pb2.ExpertRequest, stream_input=True, stream_output=True
-    )
+    await p2p.add_protobuf_handler("push", take, runtime_pb2.ExpertRequest, stream_input=True, stream_output=True)
     return str(p2p.peer_id), [str(address) for address in await p2p.get_visible_maddrs()]
 
 
@@ -244,7 +242,7 @@ async def measure(where: dict, args: argparse.Namespace) -> dict[str, dict[int, 
                 for name, push in ways.items():
                     share = max(args.flight, count // 4) if name == "hivemind" else count
                     speed = await rate(push, data, count=share, flight=args.flight)
-                    if turn:                                 # the first round warms up
+                    if turn:  # the first round warms up
                         rates.setdefault(name, {}).setdefault(size, []).append(speed)
     return rates
 

@@ -57,22 +57,22 @@ class PeerGone(SwarmError):
 class RejectCode(enum.Enum):
     """Why a call was refused; one word on the wire."""
 
-    STALE = "stale"                        # the step is already applied
+    STALE = "stale"  # the step is already applied
     WRONG_RUN = "wrong_run"
-    WRONG_VERSION = "wrong_version"        # protocol major version
-    NOT_SERVED = "not_served"              # this peer does not serve that stage (any more)
-    NOT_READY = "not_ready"                # still fetching its snapshot
-    NOT_FOUND = "not_found"                # nothing memoised under that key
+    WRONG_VERSION = "wrong_version"  # protocol major version
+    NOT_SERVED = "not_served"  # this peer does not serve that stage (any more)
+    NOT_READY = "not_ready"  # still fetching its snapshot
+    NOT_FOUND = "not_found"  # nothing memoised under that key
     BAD_SHAPE = "bad_shape"
-    NON_FINITE = "non_finite"              # what was sent
-    VOID = "void"                          # computed from finite values, and not finite: nobody is to blame
+    NON_FINITE = "non_finite"  # what was sent
+    VOID = "void"  # computed from finite values, and not finite: nobody is to blame
     TOO_LARGE = "too_large"
     MALFORMED = "malformed"
     UNKNOWN_IDENTITY = "unknown_identity"
-    NOT_A_FEEDER = "not_a_feeder"          # whoever calls may not bring microbatches to this stage
-    NOT_ADMITTED = "not_admitted"          # the run is by invitation, and the caller shows none that counts
-    CLOCK = "clock"                        # clocks differ by more than 60 s
-    FINISHED = "finished"                  # the run has reached its last step
+    NOT_A_FEEDER = "not_a_feeder"  # whoever calls may not bring microbatches to this stage
+    NOT_ADMITTED = "not_admitted"  # the run is by invitation, and the caller shows none that counts
+    CLOCK = "clock"  # clocks differ by more than 60 s
+    FINISHED = "finished"  # the run has reached its last step
 
 
 class Refused(SwarmError):

@@ -89,7 +89,11 @@ class Commit:
     def says(self, finished: Finished) -> bool:
         """Is that the sum, bit by bit, whichever round made it?"""
         return (self.digest, self.num_tokens, self.loss_sum, self.grad_sq_norm, self.voided) == (
-            finished.digest, finished.num_tokens, finished.loss_sum, finished.grad_sq_norm, finished.voided
+            finished.digest,
+            finished.num_tokens,
+            finished.loss_sum,
+            finished.grad_sq_norm,
+            finished.voided,
         )
 
 
@@ -311,9 +315,7 @@ class Execute:
     index: int
 
 
-Control = (
-    Heartbeat | Prepare | Claim | Granted | Moved | Report | Evicted | Release | Round | Committed | Execute
-)
+Control = Heartbeat | Prepare | Claim | Granted | Moved | Report | Evicted | Release | Round | Committed | Execute
 
 
 # ---------------------------------------------------------------- calls
@@ -530,6 +532,17 @@ class DialledBack:
 
 
 Answer = (
-    Accepted | Running | Busy | MovedTo | Rejected | Gradient | Fetched | PartData | Snapshot | SnapshotPiece
-    | TrailStep | ManifestData | DialledBack
+    Accepted
+    | Running
+    | Busy
+    | MovedTo
+    | Rejected
+    | Gradient
+    | Fetched
+    | PartData
+    | Snapshot
+    | SnapshotPiece
+    | TrailStep
+    | ManifestData
+    | DialledBack
 )

@@ -19,8 +19,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 PROCESSES = 2
 
-CROWDS = tuple(f"tests/swarm/test_{name}.py" for name in (
-    "chaos_phases", "chaos_resume", "equal_to_one_process", "local_training", "mixed_mesh"))
+CROWDS = tuple(
+    f"tests/swarm/test_{name}.py"
+    for name in ("chaos_phases", "chaos_resume", "equal_to_one_process", "local_training", "mixed_mesh")
+)
 """Swarms of so many processes that two at once would keep each other from what they must do in time."""
 
 PROCESSES_S = 900
@@ -36,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Before pytest-xdist reads how many processes are wanted."""
     if hasattr(config, "workerinput") or not config.pluginmanager.hasplugin("xdist"):
-        return                                             # one of the two itself, which must not have two of its own
+        return  # one of the two itself, which must not have two of its own
     option, whole = config.option, config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if whole and option.numprocesses is None and not (option.usepdb or option.collectonly):
         option.numprocesses = PROCESSES
@@ -51,7 +53,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return "crowds" if nodeid.startswith(CROWDS) else nodeid.partition("::")[0]
 
-    config.option.loadscopereorder = False                 # as they are collected, not files of many tests first
+    config.option.loadscopereorder = False  # as they are collected, not files of many tests first
     return Files(config, log)
 
 

@@ -30,22 +30,48 @@ GROUND = frozenset(ROWS[0].split())
 
 # Decisions: the standard library, row 0 and each other. No clock, no socket, no torch.
 PURE = (
-    "state/pasts.py", "state/aside.py", "net/admission.py",
-    "ids.py", "errors.py", "messages.py", "step/*.py", "pipeline/router.py", "pipeline/patience.py",
+    "state/pasts.py",
+    "state/aside.py",
+    "net/admission.py",
+    "ids.py",
+    "errors.py",
+    "messages.py",
+    "step/*.py",
+    "pipeline/router.py",
+    "pipeline/patience.py",
     "pipeline/feeders.py",
-    "data/sampler.py", "model/cut.py", "model/slices.py", "peer/placement.py", "peer/leaving.py", "peer/revival.py",
-    "peer/ranks.py", "peer/memory.py",
-    "state/restart.py", "state/rhythm.py", "state/pieces.py", "averaging/parts.py", "averaging/grid.py",
-    "averaging/arrange.py", "averaging/gossip.py", "averaging/meter.py", "averaging/watch.py",
-    "stage/advice.py", "stage/budget.py", "stage/codec_choice.py", "model/blocks.py", "mesh/layout.py",
-    "stage/outer_plan.py", "stage/patience.py", "manifest/implied.py", "manifest/delay.py", "manifest/remarks.py",
+    "data/sampler.py",
+    "model/cut.py",
+    "model/slices.py",
+    "peer/placement.py",
+    "peer/leaving.py",
+    "peer/revival.py",
+    "peer/ranks.py",
+    "peer/memory.py",
+    "state/restart.py",
+    "state/rhythm.py",
+    "state/pieces.py",
+    "averaging/parts.py",
+    "averaging/grid.py",
+    "averaging/arrange.py",
+    "averaging/gossip.py",
+    "averaging/meter.py",
+    "averaging/watch.py",
+    "stage/advice.py",
+    "stage/budget.py",
+    "stage/codec_choice.py",
+    "model/blocks.py",
+    "mesh/layout.py",
+    "stage/outer_plan.py",
+    "stage/patience.py",
+    "manifest/implied.py",
+    "manifest/delay.py",
+    "manifest/remarks.py",
 )
-DRIVER = "driver.py"          # modules of step/ whose name ends so perform the actions, and are not pure
+DRIVER = "driver.py"  # modules of step/ whose name ends so perform the actions, and are not pure
 NOT_PURE = frozenset(["asyncio", "logging", "socket", "subprocess", "threading", "time"])
 
-FORBIDDEN = frozenset(
-    ["expert", "server", "worker", "manager", "coordinator", "utils", "common", "core", "security"]
-)
+FORBIDDEN = frozenset(["expert", "server", "worker", "manager", "coordinator", "utils", "common", "core", "security"])
 GENERATED = PACKAGE / "wire" / "pb"
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if GENERATED not in path.parents)
@@ -193,11 +219,17 @@ def prose(module: str, source: str) -> Iterator[str]:
                     yield f"{module}:{node.lineno} logs prose: an event's name, and its facts as keyword arguments"
 
 
-@pytest.mark.parametrize(("line", "wrong"), [
-    ('log.info("peer_gone", peer=peer)', False), ('log.info("peer_gone peer=%s", peer)', True),
-    ('log.info("peer gone")', True), ('log.info(f"gone {peer}")', True), ("logging.getLogger(__name__)", True),
-    ('logging.getLogger("hivemind").setLevel(40)', False),
-])
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ('log.info("peer_gone", peer=peer)', False),
+        ('log.info("peer_gone peer=%s", peer)', True),
+        ('log.info("peer gone")', True),
+        ('log.info(f"gone {peer}")', True),
+        ("logging.getLogger(__name__)", True),
+        ('logging.getLogger("hivemind").setLevel(40)', False),
+    ],
+)
 def test_prose_is_told_from_events(line: str, wrong: bool) -> None:
     assert bool(list(prose("m", line))) == wrong
 

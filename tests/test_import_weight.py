@@ -43,5 +43,7 @@ def test_a_manifest_is_read_without_torch() -> None:
 
 
 def test_the_dht_comes_without_the_rest_of_hivemind_which_is_there_for_whoever_asks() -> None:
-    probe("import sys, swarmnet.net.dht; assert 'scipy' not in sys.modules and 'hivemind.optim' not in sys.modules\n"
-          "import hivemind; assert hivemind.DHT is hivemind.dht.DHT and hivemind.Optimizer.__module__ in sys.modules")
+    probe(
+        "import sys, swarmnet.net.dht; assert 'scipy' not in sys.modules and 'hivemind.optim' not in sys.modules\n"
+        "import hivemind; assert hivemind.DHT is hivemind.dht.DHT and hivemind.Optimizer.__module__ in sys.modules"
+    )

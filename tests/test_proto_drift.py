@@ -27,7 +27,7 @@ def test_generated_code_has_not_drifted(tmp_path: Path) -> None:
     for name, text in made.items():
         if name.endswith(".py"):
             assert _DESCRIPTOR.search(text)[1] == _DESCRIPTOR.search(kept[name])[1], f"run proto/generate.py: {name}"
-    if _versions(made) == _versions(kept):                   # another protoc may dress the same descriptor differently
+    if _versions(made) == _versions(kept):  # another protoc may dress the same descriptor differently
         assert made == kept
 
 

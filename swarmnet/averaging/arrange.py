@@ -42,7 +42,10 @@ def arrange(
 
 
 def rearranged(
-    before: Grid | None, members: Iterable[PeerId], round_trips: RoundTrips, group_size: int,
+    before: Grid | None,
+    members: Iterable[PeerId],
+    round_trips: RoundTrips,
+    group_size: int,
     bandwidths: Mapping[PeerId, int] | None = None,
 ) -> Grid:
     """The grid of the next round of a step: `before` without who is gone, so that other rows stay as they are.

@@ -88,7 +88,13 @@ class Butterfly:
     """
 
     def __init__(
-        self, means: Means, current: Round, group: Group, losses: Losses, *, below: Butterfly | None = None,
+        self,
+        means: Means,
+        current: Round,
+        group: Group,
+        losses: Losses,
+        *,
+        below: Butterfly | None = None,
         kept: Butterfly | None = None,
     ) -> None:
         self.me, self.round, self.group, self._below = means.me, current, group, below
@@ -107,7 +113,7 @@ class Butterfly:
             self._sums |= {chunk: kept._sums[chunk] for chunk in kept.done}
             self._summed = kept._summed
         self._ends = self._sums if group.last else {chunk: loop.create_future() for chunk in mine}
-        self._told: Losses = self._summed        # of the whole round, once an end is there
+        self._told: Losses = self._summed  # of the whole round, once an end is there
         self._closed = False
 
     def is_of(self, request: Part) -> bool:
@@ -178,10 +184,16 @@ class Butterfly:
                 with self._noted():
                     result = await self._engine.reduce(contributions, *chunk, hop=self.group.hop)
                 for clipped in result.clipped:
-                    self._on_event("clipped", {
-                        "step": self.round.stamp.step, "peer": clipped.peer, "factor": round(clipped.factor, 4),
-                        "part": list(chunk), "hop": self.group.hop,
-                    })
+                    self._on_event(
+                        "clipped",
+                        {
+                            "step": self.round.stamp.step,
+                            "peer": clipped.peer,
+                            "factor": round(clipped.factor, 4),
+                            "part": list(chunk),
+                            "hop": self.group.hop,
+                        },
+                    )
                 reduced.set_result(result.packed)
             if self.group.last:
                 self._ended(chunk, reduced.result(), self._summed)
@@ -249,12 +261,10 @@ class Butterfly:
                 wait.broke(now=loop.time())
                 await asyncio.sleep(PAUSE_S)
 
-    async def _answers(
-        self, peer: PeerId, request: Part, pace: _Pace, wait: Wait
-    ) -> AsyncGenerator[PartData, None]:
+    async def _answers(self, peer: PeerId, request: Part, pace: _Pace, wait: Wait) -> AsyncGenerator[PartData, None]:
         loop = asyncio.get_running_loop()
         heard = began = loop.time()
-        deadline = began + _DEADLINE_S           # silence ends calls, not their length
+        deadline = began + _DEADLINE_S  # silence ends calls, not their length
         async with contextlib.aclosing(self._transport.call(peer, request, deadline=deadline)) as answers:
             while True:
                 asked = loop.time()
@@ -302,7 +312,7 @@ class Butterfly:
                 since = loop.time()
                 try:
                     yield answer
-                finally:                         # it has been taken; after the last one nobody asks for more
+                finally:  # it has been taken; after the last one nobody asks for more
                     if isinstance(answer, PartData):
                         self._meter.sent(_num_bytes(answer), since=since, now=loop.time())
 
@@ -312,7 +322,7 @@ class Butterfly:
             yield Rejected(RejectCode.NOT_FOUND, "I contribute nothing to that")
             return
         for chunk in wanted:
-            if self._closed:                     # not one chunk more: what is encoded now counts as of the next round
+            if self._closed:  # not one chunk more: what is encoded now counts as of the next round
                 yield Rejected(RejectCode.NOT_READY, "that round was abandoned")
                 return
             if self._below is not None:

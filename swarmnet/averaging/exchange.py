@@ -78,8 +78,15 @@ class Exchange:
     """
 
     def __init__(
-        self, me: PeerId, engine: Engine, transport: Transport, finished: Callable[[Stamp, RoundId], Finished | None],
-        *, num_tokens: int, group_size: int = 16, running_s: float = 0.5,
+        self,
+        me: PeerId,
+        engine: Engine,
+        transport: Transport,
+        finished: Callable[[Stamp, RoundId], Finished | None],
+        *,
+        num_tokens: int,
+        group_size: int = 16,
+        running_s: float = 0.5,
         on_event: OnEvent = lambda event, fields: None,
     ) -> None:
         self.me, self._engine, self._transport, self._finished = me, engine, transport, finished
@@ -87,11 +94,11 @@ class Exchange:
         self._group_size = group_size
         self._held: tuple[Stamp, Finished] | None = None
         self._open: tuple[Butterfly, ...] = ()
-        self._before: tuple[Butterfly, ...] = ()     # of the last round, whatever became of it
+        self._before: tuple[Butterfly, ...] = ()  # of the last round, whatever became of it
         self._opened = asyncio.Event()
         self._meter, self._watch = Meter(), Watch()
         self._silent_until: dict[PeerId, float] = {}
-        self._held_elements = self._sent_bytes = 0   # _held_elements: how long the sum in the buffer is
+        self._held_elements = self._sent_bytes = 0  # _held_elements: how long the sum in the buffer is
         self.trail = Trail(engine, lambda: pieces(0, self._held_elements))
 
     # ------------------------------------------------------------ my part in a round
@@ -104,7 +111,13 @@ class Exchange:
         self.close()
         self._meter.begin()
         means = Means(
-            self.me, self._engine, self._transport, self._num_tokens, self._running_s, self._on_event, self._meter,
+            self.me,
+            self._engine,
+            self._transport,
+            self._num_tokens,
+            self._running_s,
+            self._on_event,
+            self._meter,
             self._watch,
         )
         self._watch.begin(current.id, *self._allowances(current))
@@ -122,7 +135,7 @@ class Exchange:
                 await self._engine.open_round(
                     current.id, resent=contributes_alike(before, mine), kept=self._note_kept(mine)
                 )
-            self._open = (*self._open, *mine)    # others may still be at the phase before
+            self._open = (*self._open, *mine)  # others may still be at the phase before
             self._before = self._open
             self._opened.set()
             self._opened = asyncio.Event()
@@ -172,8 +185,10 @@ class Exchange:
             async with asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(
-                        self._sum_piece(current, [*holders[at:], *holders[:at]], *piece, window, patience_s))
-                    for place, piece in enumerate(ranges) for at in [place % len(holders)]
+                        self._sum_piece(current, [*holders[at:], *holders[:at]], *piece, window, patience_s)
+                    )
+                    for place, piece in enumerate(ranges)
+                    for at in [place % len(holders)]
                 ]
         except ExceptionGroup as error:
             raise error.exceptions[0] from error
@@ -264,7 +279,7 @@ class Exchange:
             if finished is None or not self.holds(request.stamp, request.id):
                 yield Rejected(RejectCode.NOT_FOUND, "that sum is not here")
                 return
-            yield Accepted()                         # the compute thread may be busy for long
+            yield Accepted()  # the compute thread may be busy for long
             packed = await self._engine.finished_sum(request.start, request.stop)
             # Another sum may have come into the buffer while the compute thread was busy.
             if self.holds(request.stamp, request.id):
@@ -280,7 +295,7 @@ class Exchange:
                     await self._opened.wait()
             current = self._opened_as(request)
         if current is None and self._waits_before(request):
-            yield Busy(PAUSE_S, request.stamp.step)      # it is not me who holds that up
+            yield Busy(PAUSE_S, request.stamp.step)  # it is not me who holds that up
             return
         if current is None:
             yield Rejected(RejectCode.NOT_READY, "that round is not open here")
@@ -311,9 +326,9 @@ class Exchange:
         """(hop, start, stop) of my own sums of the last round that are used again."""
         for hop in mine:
             if hop.done:
-                self._on_event("sums_kept", {
-                    "step": hop.round.stamp.step, "hop": hop.group.hop, "chunks": len(hop.done),
-                })
+                self._on_event(
+                    "sums_kept", {"step": hop.round.stamp.step, "hop": hop.group.hop, "chunks": len(hop.done)}
+                )
         return [(hop.group.hop, *chunk) for hop in mine for chunk in hop.done]
 
     async def _run(self, hops: Sequence[Butterfly]) -> Losses:
@@ -340,7 +355,7 @@ class Exchange:
         chunk = _MOST_ELEMENT_BYTES * max(
             min(chunk_elements(size, n, current.bandwidths), size) for size in self._engine.phases
         )
-        streams = Counter[PeerId]()                  # a contribution to everybody it exchanges with, and a sum
+        streams = Counter[PeerId]()  # a contribution to everybody it exchanges with, and a sum
         for circle in circles(grid_of(current), self._group_size):
             streams.update(dict.fromkeys(circle, 2 * (len(circle) - 1)))
         at_once = {peer: float(chunk * streams[peer]) for peer in current.receivers}
@@ -373,7 +388,12 @@ class Exchange:
         self._held = None
 
     async def _sum_piece(
-        self, current: Round, holders: Sequence[PeerId], start: int, stop: int, window: asyncio.Semaphore,
+        self,
+        current: Round,
+        holders: Sequence[PeerId],
+        start: int,
+        stop: int,
+        window: asyncio.Semaphore,
         patience_s: float | None,
     ) -> PartData:
         """One piece of a finished sum, from the first of these holders that has it."""
@@ -395,8 +415,11 @@ class Exchange:
         # Only the first sign of life is waited for so long: a piece on a slow line takes as long as it takes.
         signs: list[None] = []
         answer = await ask(
-            self._transport, peer, request,
-            patience=lambda: None if signs else patience_s, heard=lambda: signs.append(None),
+            self._transport,
+            peer,
+            request,
+            patience=lambda: None if signs else patience_s,
+            heard=lambda: signs.append(None),
         )
         match answer:
             case Rejected():

@@ -167,7 +167,8 @@ def groups(
     else:
         said = {
             peer: Speaker(peer, ((peer, generation, indexes),), len(indexes))
-            for peer, generation, indexes in current.contributions if indexes
+            for peer, generation, indexes in current.contributions
+            if indexes
         }
     size = chunk_elements(last - first, len(current.receivers), current.bandwidths)
     cutting = Cutting(group_size, size, block, _rates(current))
@@ -194,7 +195,7 @@ def _groups(
     if len(grid.rows) == 1:
         yield Group(hop, span, tuple(said.values()), tuple(cutting.chunks(grid.rows[0], span)), last=True)
         return
-    mine = next((row for row in grid.rows if me in row), grid.rows[0])       # who came later only receives
+    mine = next((row for row in grid.rows if me in row), grid.rows[0])  # who came later only receives
     columns = cutting.columns(grid, span)
     reduced: dict[PeerId, list[Range]] = {}
     for column, part in columns:
@@ -206,7 +207,8 @@ def _groups(
         if me in column:
             speaking = {
                 peer: Speaker(peer, counted, weight)
-                for peer, (counted, weight) in zip(column, rows, strict=True) if weight
+                for peer, (counted, weight) in zip(column, rows, strict=True)
+                if weight
             }
             inner = in_rows(column, shape(len(column), cutting.group_size))
             yield from _groups(me, inner, speaking, part, cutting, hop + 1)

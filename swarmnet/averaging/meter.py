@@ -46,9 +46,10 @@ class Meter:
     @property
     def line(self) -> Line:
         """What has been found so far."""
-        return Line(self._said, tuple(sorted(
-            (peer, max(round(min(seconds) * 1e6), 1)) for peer, seconds in self._round_trips.items()
-        )))
+        return Line(
+            self._said,
+            tuple(sorted((peer, max(round(min(seconds) * 1e6), 1)) for peer, seconds in self._round_trips.items())),
+        )
 
     def begin(self) -> None:
         """A round begins."""
@@ -57,7 +58,7 @@ class Meter:
 
     def received(self, num_bytes: int, *, since: float, now: float) -> None:
         """Bytes of a round have come; the sign of life before them, on the same stream, came at `since`."""
-        if self._open:                               # else somebody is late with what is over
+        if self._open:  # else somebody is late with what is over
             self._down.append((since, now, num_bytes))
 
     def sent(self, num_bytes: int, *, since: float, now: float) -> None:
@@ -81,7 +82,7 @@ class Meter:
         """A mate has answered an empty call after so long. The least of the last few counts: the rest is waiting."""
         heard = self._round_trips.pop(peer, None) or deque(maxlen=_PINGS)
         heard.append(seconds)
-        self._round_trips[peer] = heard              # the latest heard of is the last to be forgotten
+        self._round_trips[peer] = heard  # the latest heard of is the last to be forgotten
         while len(self._round_trips) > MAX_MATES:
             self._round_trips.pop(next(iter(self._round_trips)))
 

@@ -32,8 +32,7 @@ def shares(bandwidths: Sequence[int]) -> list[Fraction]:
         return [Fraction(1, n)] * n
     fastest = sorted(bandwidths, reverse=True)
     seconds = next(
-        seconds for k in range(n, 0, -1)
-        if (seconds := Fraction(n - 2 + k, sum(fastest[:k]))) * fastest[k - 1] >= 1
+        seconds for k in range(n, 0, -1) if (seconds := Fraction(n - 2 + k, sum(fastest[:k]))) * fastest[k - 1] >= 1
     )
     return [max(Fraction(0), (seconds * bandwidth - 1) / (n - 2)) for bandwidth in bandwidths]
 

@@ -48,7 +48,11 @@ class Trail:
     """The last steps of one (peer, stage). cut(): the pieces that the sum in the engine's buffer travels in."""
 
     def __init__(
-        self, engine: Engine, cut: Callable[[], list[tuple[int, int]]], *, most_steps: int = MOST_STEPS,
+        self,
+        engine: Engine,
+        cut: Callable[[], list[tuple[int, int]]],
+        *,
+        most_steps: int = MOST_STEPS,
         most_bytes: int | None = None,
     ) -> None:
         self._engine, self._pieces, self.most_steps = engine, cut, most_steps

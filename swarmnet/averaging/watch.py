@@ -58,7 +58,7 @@ class Wait:
         self.peer, self.owes, self._owes, self.waits = peer, owes, owes, False
         self.since: float | None = now
         self.slowest_s = 0.0
-        self._breaks, self._broke_at = 0, now        # since its last chunk
+        self._breaks, self._broke_at = 0, now  # since its last chunk
 
     def wanted(self, *, now: float) -> None:
         """The next chunk may come."""
@@ -92,7 +92,7 @@ class Watch:
         self._allowed: Mapping[PeerId, float] = {}
         self._needs: Mapping[PeerId, float] = {}
         self._waits: list[Wait] = []
-        self._slowest_s = 0.0                        # of chunks of streams that have ended in this round
+        self._slowest_s = 0.0  # of chunks of streams that have ended in this round
         self._refused: set[PeerId] = set()
 
     def begin(

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 @click.command("ban", context_settings=SETTINGS)
 @click.argument("named", nargs=-1, required=True, metavar="[RUN.toml] PEER_ID...")
 @click.option("--lift", is_flag=True, allow_from_autoenv=False, help="Take these peers off the list again.")
-@click.option("--bootstrap", multiple=True, metavar=MULTIADDR,
-              help="Tell the swarm now, through this peer; repeatable.")
+@click.option(
+    "--bootstrap", multiple=True, metavar=MULTIADDR, help="Tell the swarm now, through this peer; repeatable."
+)
 def command(named: tuple[str, ...], lift: bool, bootstrap: tuple[str, ...]) -> int:
     """Ban peers from a run by invitation; RUN.toml (run.toml) has its owner's key beside it.
 
@@ -40,8 +41,10 @@ def command(named: tuple[str, ...], lift: bool, bootstrap: tuple[str, ...]) -> i
     bans = Owner(path, manifest).ban(peers, lift=lift, now=time.time())
     click.echo(f"wrote {bans_beside(path)}: list {bans.number}, {len(bans.peers)} banned")
     if not bootstrap:
-        click.echo(f"nobody has been told: a peer or trainer that runs with --manifest {path} on this machine tells "
-                   "the others within some seconds, or say --bootstrap ADDRESS")
+        click.echo(
+            f"nobody has been told: a peer or trainer that runs with --manifest {path} on this machine tells "
+            "the others within some seconds, or say --bootstrap ADDRESS"
+        )
         return 0
     if not asyncio.run(_spread(bans, bootstrap)):
         raise UsageError(f"nobody keeps the list at {', '.join(bootstrap)}: try another peer's address")

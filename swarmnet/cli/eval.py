@@ -26,21 +26,44 @@ LOOK_S = 3.0
 
 @click.command("eval", context_settings=SETTINGS)
 @click.argument("run", metavar="LINK_OR_MANIFEST")
-@click.option("--bootstrap", multiple=True, metavar=MULTIADDR,
-              help="Multiaddr of a peer that is up; repeatable. A link brings its own.")
+@click.option(
+    "--bootstrap",
+    multiple=True,
+    metavar=MULTIADDR,
+    help="Multiaddr of a peer that is up; repeatable. A link brings its own.",
+)
 @click.option("--data", metavar="SOURCE", help="Any text, as `init` takes it.  [the part the run has held out]")
-@click.option("--tokenizer", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="FILE",
-              help="The run's tokenizer.json.  [where the manifest says]")
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="FILE",
+    help="The run's tokenizer.json.  [where the manifest says]",
+)
 @click.option("--microbatches", type=click.IntRange(min=1), metavar="N", help="How many to score at most.  [all]")
-@click.option("--dir", "directories", type=click.Path(path_type=Path, file_okay=False), multiple=True, metavar="DIR",
-              envvar="SWARMNET_DIR", help="From disk: where peers keep checkpoints; repeatable.  [MANIFEST's]")
-@click.option("--step", type=click.IntRange(min=0), metavar="N",
-              help="From disk: which version.  [the newest that is whole]")
+@click.option(
+    "--dir",
+    "directories",
+    type=click.Path(path_type=Path, file_okay=False),
+    multiple=True,
+    metavar="DIR",
+    envvar="SWARMNET_DIR",
+    help="From disk: where peers keep checkpoints; repeatable.  [MANIFEST's]",
+)
+@click.option(
+    "--step", type=click.IntRange(min=0), metavar="N", help="From disk: which version.  [the newest that is whole]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def command(
-    ctx: click.Context, run: str, bootstrap: tuple[str, ...], data: str | None, tokenizer: Path | None,
-    microbatches: int | None, directories: tuple[Path, ...], step: int | None, as_json: bool,
+    ctx: click.Context,
+    run: str,
+    bootstrap: tuple[str, ...],
+    data: str | None,
+    tokenizer: Path | None,
+    microbatches: int | None,
+    directories: tuple[Path, ...],
+    step: int | None,
+    as_json: bool,
 ) -> int:
     """Print the loss (nats per token), perplexity and bits per byte of a text by the weights of a run.
 
@@ -57,8 +80,10 @@ def command(
     named = directories if ctx.get_parameter_source("directories") == ParameterSource.COMMANDLINE else ()
     link = run.strip().startswith("swarm:")
     if (link or bootstrap) and (step is not None or named):
-        raise UsageError(f"{'--dir' if step is None else '--step'} is for weights on this disk: in a swarm there are "
-                         "only the newest, which move on while it trains")
+        raise UsageError(
+            f"{'--dir' if step is None else '--step'} is for weights on this disk: in a swarm there are "
+            "only the newest, which move on while it trains"
+        )
     from swarmnet.cli.scores import Asked
 
     asked = Asked(data, tokenizer, microbatches)
@@ -76,8 +101,12 @@ def command(
     if bootstrap:
         scores = _through_swarm(manifest, path, bootstrap, lambda each: asked.of(each, path.parent))
     else:
-        scores = _from_disk(manifest, asked.of(manifest, path.parent), step,
-                            [each.expanduser() for each in directories] or [path.parent])
+        scores = _from_disk(
+            manifest,
+            asked.of(manifest, path.parent),
+            step,
+            [each.expanduser() for each in directories] or [path.parent],
+        )
     return _print(scores, as_json)
 
 
@@ -104,7 +133,9 @@ def _following() -> Following:
 
 
 def _through_swarm(
-    invitation: SwarmLink | Manifest, path: Path | None, bootstrap: tuple[str, ...],
+    invitation: SwarmLink | Manifest,
+    path: Path | None,
+    bootstrap: tuple[str, ...],
     scores_of: Callable[[Manifest], Scores],
 ) -> Scores:
     """path: the manifest's."""
@@ -117,10 +148,14 @@ def _through_swarm(
 
     telemetry.setup("error")
     with tempfile.TemporaryDirectory(prefix="swarmnet-eval-") as folder:
-        config = resolve(PeerConfig, [
-            Layer("eval", {"dir": folder} | ({} if path is None else {"manifest": str(path)})),
-            Layer("--bootstrap", {"bootstrap": list(bootstrap)}),
-        ], where="eval")
+        config = resolve(
+            PeerConfig,
+            [
+                Layer("eval", {"dir": folder} | ({} if path is None else {"manifest": str(path)})),
+                Layer("--bootstrap", {"bootstrap": list(bootstrap)}),
+            ],
+            where="eval",
+        )
         try:
             with _following() as following:
                 return asyncio.run(_ask(config, invitation, scores_of, following))
@@ -130,8 +165,7 @@ def _through_swarm(
 
 
 async def _ask(
-    config: PeerConfig, invitation: SwarmLink | Manifest, scores_of: Callable[[Manifest], Scores],
-    following: Following,
+    config: PeerConfig, invitation: SwarmLink | Manifest, scores_of: Callable[[Manifest], Scores], following: Following
 ) -> Scores:
     from swarmnet.net.identity import Identity
     from swarmnet.peer.joining import reach
@@ -142,8 +176,10 @@ async def _ask(
     identity = Identity.generate()
     async with reach(config, identity, invitation, following.phase, "trainer", look_s=LOOK_S) as found:
         if not found.records:
-            raise UsageError(f"nobody announces run {found.run[:12]}, which is this manifest's: take the manifest that "
-                             "its peers were started with, or the link that they print")
+            raise UsageError(
+                f"nobody announces run {found.run[:12]}, which is this manifest's: take the manifest that "
+                "its peers were started with, or the link that they print"
+            )
         use_all(found.manifest)
         scores = scores_of(found.manifest)
 
@@ -151,7 +187,12 @@ async def _ask(
             return Piece((encode("int32", scores.microbatch(number)),), scores.num_bytes(number))
 
         ending = await score(
-            identity, found.run, found.manifest, found.directory, piece, scores.text.num_microbatches,
+            identity,
+            found.run,
+            found.manifest,
+            found.directory,
+            piece,
+            scores.text.num_microbatches,
             tally=scores.tally,
             greeter=found.greeter,
             heard=lambda served: _follow(following, scores, "" if served else "; waiting: nobody serves stage 0"),

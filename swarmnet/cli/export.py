@@ -19,12 +19,24 @@ if TYPE_CHECKING:
 @click.command("export", context_settings=SETTINGS)
 @click.argument("run", metavar="MANIFEST_OR_LINK")
 @click.argument("target", type=click.Path(path_type=Path), metavar="OUT")
-@click.option("--dir", "directories", type=click.Path(path_type=Path, file_okay=False), multiple=True, metavar="DIR",
-              envvar="SWARMNET_DIR", help="Where peers keep their checkpoints, at any depth; repeatable.  [MANIFEST's]")
-@click.option("--step", type=click.IntRange(min=0), metavar="N",
-              help="Which version of the weights.  [the newest that is whole]")
-@click.option("--like", type=click.Path(path_type=Path, file_okay=False, exists=True), metavar="DIR",
-              help="Checkpoint whose tokenizer and generation settings come along.  [what the run began with]")
+@click.option(
+    "--dir",
+    "directories",
+    type=click.Path(path_type=Path, file_okay=False),
+    multiple=True,
+    metavar="DIR",
+    envvar="SWARMNET_DIR",
+    help="Where peers keep their checkpoints, at any depth; repeatable.  [MANIFEST's]",
+)
+@click.option(
+    "--step", type=click.IntRange(min=0), metavar="N", help="Which version of the weights.  [the newest that is whole]"
+)
+@click.option(
+    "--like",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Checkpoint whose tokenizer and generation settings come along.  [what the run began with]",
+)
 def command(run: str, target: Path, directories: tuple[Path, ...], step: int | None, like: Path | None) -> int:
     """Write the model of a run to a new directory OUT, as Hugging Face's transformers loads it.
 
@@ -73,9 +85,14 @@ def _from_swarm(link: str, target: Path, step: int | None, like: Path | None) ->
 
     telemetry.setup("warning")
     with tempfile.TemporaryDirectory(prefix="swarmnet-export-") as folder:
-        found = asyncio.run(gather(
-            SwarmLink.parse(link), Path(folder), lambda phase, words: click.echo(f"{phase:<10} {words}"), version=step
-        ))
+        found = asyncio.run(
+            gather(
+                SwarmLink.parse(link),
+                Path(folder),
+                lambda phase, words: click.echo(f"{phase:<10} {words}"),
+                version=step,
+            )
+        )
         notes = _notes(like, found.manifest)
         collection = Collection(found.manifest, found.run, [Path(folder)])
         return _write(target, found.manifest, collection, found.version, like, None, notes)
@@ -94,13 +111,22 @@ def _notes(like: Path | None, manifest: Manifest) -> list[str]:
 
 
 def _write(
-    target: Path, manifest: Manifest, collection: Collection, version: int, like: Path | None, tokenizer: Path | None,
+    target: Path,
+    manifest: Manifest,
+    collection: Collection,
+    version: int,
+    like: Path | None,
+    tokenizer: Path | None,
     notes: list[str],
 ) -> int:
     from swarmnet.model.huggingface.write import brought, write_model
 
     files = write_model(
-        target, manifest.model, collection.stages(version), longest=manifest.training.sequence_length, like=like,
+        target,
+        manifest.model,
+        collection.stages(version),
+        longest=manifest.training.sequence_length,
+        like=like,
         tokenizer=tokenizer,
     )
     total = manifest.training.total_steps

@@ -62,7 +62,9 @@ class Following:
             self._progress = Progress(
                 TextColumn("{task.description}", table_column=whole, markup=False),
                 BarColumn(bar_width=None, table_column=Column(ratio=1)),
-                console=self._console, transient=True, expand=True,
+                console=self._console,
+                transient=True,
+                expand=True,
             )
             self._progress.add_task("", total=total)
             self._bar.enter_context(self._progress)

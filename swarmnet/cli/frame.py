@@ -19,7 +19,18 @@ from swarmnet import __version__
 from swarmnet.errors import SwarmError, UsageError, leaves
 
 COMMANDS = (
-    "init", "plan", "local", "invite", "ban", "join", "peer", "trainer", "bootstrap", "status", "export", "eval",
+    "init",
+    "plan",
+    "local",
+    "invite",
+    "ban",
+    "join",
+    "peer",
+    "trainer",
+    "bootstrap",
+    "status",
+    "export",
+    "eval",
     "generate",
 )
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -82,7 +93,7 @@ def swarmnet(ctx: click.Context) -> None:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's) and return its exit code. Prints errors, raises bugs."""
-    for stream in (sys.stdout, sys.stderr):              # a terminal that cannot show a character shows a "?"
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character shows a "?"
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
@@ -96,11 +107,11 @@ def run(argv: Sequence[str] | None = None) -> int:
         return _report(error)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
-    except BrokenPipeError:                          # `swarmnet status | head`: nobody reads on, which is no error
+    except BrokenPipeError:  # `swarmnet status | head`: nobody reads on, which is no error
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except BaseExceptionGroup as group:              # from a task group
+    except BaseExceptionGroup as group:  # from a task group
         found = list(leaves(group))
         if any(isinstance(error, KeyboardInterrupt) for error in found):
             return INTERRUPTED
@@ -117,5 +128,5 @@ def _report(error: SwarmError) -> int:
 def _say(line: str, code: int) -> int:
     from swarmnet.telemetry.log import printable
 
-    click.echo(f"swarmnet: error: {printable(line)}", err=True)     # it may quote what others have sent
+    click.echo(f"swarmnet: error: {printable(line)}", err=True)  # it may quote what others have sent
     return code

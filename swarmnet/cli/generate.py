@@ -16,18 +16,39 @@ from swarmnet.errors import UsageError
 @click.command("generate", context_settings=SETTINGS)
 @click.argument("manifest", type=click.Path(path_type=Path, dir_okay=False), metavar="MANIFEST")
 @click.argument("prompt", metavar="PROMPT")
-@click.option("--dir", "directories", type=click.Path(path_type=Path, file_okay=False), multiple=True, metavar="DIR",
-              envvar="SWARMNET_DIR", help="Where peers keep their checkpoints, at any depth; repeatable.  [MANIFEST's]")
-@click.option("--step", type=click.IntRange(min=0), metavar="N",
-              help="Which version of the weights.  [the newest that is whole]")
-@click.option("--tokens", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
-              help="How many to add.")
-@click.option("--temperature", type=click.FloatRange(min=0.0), default=0.8, show_default=True, metavar="X",
-              help="0: always the likeliest.")
-@click.option("--seed", type=click.IntRange(min=0, max=2**64 - 1), default=0, show_default=True, metavar="N",
-              help="Of the draw.")
+@click.option(
+    "--dir",
+    "directories",
+    type=click.Path(path_type=Path, file_okay=False),
+    multiple=True,
+    metavar="DIR",
+    envvar="SWARMNET_DIR",
+    help="Where peers keep their checkpoints, at any depth; repeatable.  [MANIFEST's]",
+)
+@click.option(
+    "--step", type=click.IntRange(min=0), metavar="N", help="Which version of the weights.  [the newest that is whole]"
+)
+@click.option(
+    "--tokens", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="How many to add."
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0.0),
+    default=0.8,
+    show_default=True,
+    metavar="X",
+    help="0: always the likeliest.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0, max=2**64 - 1), default=0, show_default=True, metavar="N", help="Of the draw."
+)
 def command(
-    manifest: Path, prompt: str, directories: tuple[Path, ...], step: int | None, tokens: int, temperature: float,
+    manifest: Path,
+    prompt: str,
+    directories: tuple[Path, ...],
+    step: int | None,
+    tokens: int,
+    temperature: float,
     seed: int,
 ) -> int:
     """Continue PROMPT with the model of a run, from checkpoints on this disk: a smoke test of what one has trained.

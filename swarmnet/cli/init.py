@@ -27,25 +27,57 @@ NAMES = frozenset(["stdlib", "bytes", "ids"])
 @click.option("--name", help="For people.  [my-run]")
 @click.option("--stages", type=int, metavar="N", help="Stages the model is cut into.  [3]")
 @click.option("--steps", type=int, metavar="N", help="Optimizer steps of the run.  [60]")
-@click.option("--sync", type=click.Choice(["exact", "overlap", "local"]),
-              help="How replicas of a stage agree; overlap averages a step while the next computes, local "
-                   "lets them train on their own, with an outer step now and then.  [exact]")
+@click.option(
+    "--sync",
+    type=click.Choice(["exact", "overlap", "local"]),
+    help="How replicas of a stage agree; overlap averages a step while the next computes, local "
+    "lets them train on their own, with an outer step now and then.  [exact]",
+)
 @click.option("--seed", type=int, metavar="N", help="Of weights and data order.  [0]")
-@click.option("--from", "checkpoint", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-              envvar="SWARMNET_FROM",
-              help="Begin with a Hugging Face checkpoint (Llama, Mistral, Qwen2, Qwen3): its model and weights.")
-@click.option("--data", default="stdlib", show_default=True, metavar="SOURCE",
-              help="Text (.txt, .jsonl, directory) or tokens (.bin, .npy); stdlib: source of Python's own library.")
-@click.option("--tokenizer", metavar="NAME",
-              help="bytes, a tokenizer.json, or ids (token files).  [that of --from, else bytes]")
-@click.option("--admission", type=click.Choice(["open", "invite"]),
-              help="Who may join: anyone, or whom you invite; invite writes the owner's key beside FILE.  [open]")
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", allow_from_autoenv=False,
-              help="Any field of the manifest, such as model.num_layers=12; repeatable.")
+@click.option(
+    "--from",
+    "checkpoint",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    envvar="SWARMNET_FROM",
+    help="Begin with a Hugging Face checkpoint (Llama, Mistral, Qwen2, Qwen3): its model and weights.",
+)
+@click.option(
+    "--data",
+    default="stdlib",
+    show_default=True,
+    metavar="SOURCE",
+    help="Text (.txt, .jsonl, directory) or tokens (.bin, .npy); stdlib: source of Python's own library.",
+)
+@click.option(
+    "--tokenizer", metavar="NAME", help="bytes, a tokenizer.json, or ids (token files).  [that of --from, else bytes]"
+)
+@click.option(
+    "--admission",
+    type=click.Choice(["open", "invite"]),
+    help="Who may join: anyone, or whom you invite; invite writes the owner's key beside FILE.  [open]",
+)
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    allow_from_autoenv=False,
+    help="Any field of the manifest, such as model.num_layers=12; repeatable.",
+)
 @click.option("--force", is_flag=True, allow_from_autoenv=False, help="Overwrite FILE.")
 def command(
-    path: Path, name: str | None, stages: int | None, steps: int | None, sync: str | None, seed: int | None,
-    checkpoint: Path | None, data: str, tokenizer: str | None, admission: str | None, assignments: tuple[str, ...],
+    path: Path,
+    name: str | None,
+    stages: int | None,
+    steps: int | None,
+    sync: str | None,
+    seed: int | None,
+    checkpoint: Path | None,
+    data: str,
+    tokenizer: str | None,
+    admission: str | None,
+    assignments: tuple[str, ...],
     force: bool,
 ) -> int:
     """Write FILE (run.toml): a run's manifest, with every field and what it means.
@@ -69,8 +101,11 @@ def command(
     if tokenizer is None and not _sets("data.tokenizer", assignments):
         tokenizer = "bytes" if begins is None else begins.tokenizer
     flags = {
-        "--name": ("name", name), "--stages": ("cut.stages", stages), "--steps": ("training.total_steps", steps),
-        "--sync": ("averaging.sync", sync), "--seed": ("training.seed", seed),
+        "--name": ("name", name),
+        "--stages": ("cut.stages", stages),
+        "--steps": ("training.total_steps", steps),
+        "--sync": ("averaging.sync", sync),
+        "--seed": ("training.seed", seed),
         "--data": ("data.source", _seen_from(path.parent, data)),
         "--tokenizer": ("data.tokenizer", tokenizer and _seen_from(path.parent, tokenizer)),
         "--admission": ("admission.policy", admission),
@@ -87,13 +122,17 @@ def command(
     if begins is not None:
         manifest = begins.fill(manifest, source=_seen_from(path.parent, str(checkpoint)))
     if owner is not None:
-        write_owner(path, owner)                         # first: a run without its key can never have a guest
+        write_owner(path, owner)  # first: a run without its key can never have a guest
     _write(path, to_toml(manifest), force=force)
-    click.echo(f"wrote {path}: {manifest.data.num_tokens:,} tokens, {manifest.cut.stages} stages, "
-               f"{manifest.training.total_steps} steps")
+    click.echo(
+        f"wrote {path}: {manifest.data.num_tokens:,} tokens, {manifest.cut.stages} stages, "
+        f"{manifest.training.total_steps} steps"
+    )
     if begins is not None:
-        click.echo(f"weights of version 0 are those in {checkpoint}"
-                   f"{'; embedding and head are no longer tied' if begins.unties(manifest) else ''}")
+        click.echo(
+            f"weights of version 0 are those in {checkpoint}"
+            f"{'; embedding and head are no longer tied' if begins.unties(manifest) else ''}"
+        )
     if follows:
         also = ", ".join(f"{name} = {value}" for name, value in follows.items())
         click.echo(f"with it: {also}; --set chooses otherwise")
@@ -101,12 +140,16 @@ def command(
         click.echo(line)
     click.echo(f"run id {run_id(manifest)}")
     if owner is not None:
-        click.echo(f"wrote {owner_key_file(path)}: whoever has this key says who joins, and nobody can without it: "
-                   "keep it safe, and a copy")
+        click.echo(
+            f"wrote {owner_key_file(path)}: whoever has this key says who joins, and nobody can without it: "
+            "keep it safe, and a copy"
+        )
         click.echo(f"next: swarmnet invite {path} --bearer, or with the id of the peer that you invite")
     elif manifest.admission.policy == "open":
-        click.echo("open run: anyone may join, and a majority of strangers could stop or change it; --admission invite "
-                   "lets in only whom you invite")
+        click.echo(
+            "open run: anyone may join, and a majority of strangers could stop or change it; --admission invite "
+            "lets in only whom you invite"
+        )
     click.echo(f"next: swarmnet local --manifest {path}")
     return 0
 
@@ -183,8 +226,10 @@ class Begins:
 
         window, length = self._described.window, manifest.training.sequence_length
         if window is not None and length > window:
-            raise UsageError(f"{self._folder}: its attention reaches back {window} tokens only (sliding_window), which "
-                             f"is not supported: set training.sequence_length = {length} to {window} or less")
+            raise UsageError(
+                f"{self._folder}: its attention reaches back {window} tokens only (sliding_window), which "
+                f"is not supported: set training.sequence_length = {length} to {window} or less"
+            )
         found = {"source": source, "sha256": digests(manifest, self._folder)}
         return change(manifest, [Layer("--from", {"initial": found})], where="--from")
 
@@ -202,8 +247,10 @@ def _fill(manifest: Manifest, *, base: Path, sized_by: str | None) -> Manifest:
 
     tokens = load_tokens(manifest.data.source, manifest.data.tokenizer, base=base)
     if sized_by and manifest.model.vocab_size < tokens.vocab_size:
-        raise UsageError(f"{sized_by}: model.vocab_size = {manifest.model.vocab_size}: must be at least "
-                         f"{tokens.vocab_size}, which the data need")
+        raise UsageError(
+            f"{sized_by}: model.vocab_size = {manifest.model.vocab_size}: must be at least "
+            f"{tokens.vocab_size}, which the data need"
+        )
     training = manifest.training
     sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
     tree = WindowTree(tokens, sampler.sequence_length, sampler.num_windows, progress=_said_now_and_then())

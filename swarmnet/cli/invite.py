@@ -24,14 +24,28 @@ _MOST_S = 10 * 366 * 24 * 3600
 
 @click.command("invite", context_settings=SETTINGS)
 @click.argument("named", nargs=-1, metavar="[RUN.toml] [PEER_ID]")
-@click.option("--bearer", is_flag=True, allow_from_autoenv=False,
-              help="Invite whoever holds what is printed, as many peers as they like.")
-@click.option("--roles", default="stage,trainer", show_default=True, metavar="ROLE[,ROLE]",
-              help="What the guest may be: stage, trainer, or both.")
-@click.option("--expires", default="7d", show_default=True, metavar="SPAN",
-              help="How long it is good for: 90m, 12h, 7d, 4w.")
-@click.option("--bootstrap", metavar=MULTIADDR, allow_from_autoenv=False,
-              help="Print the whole command to join by, through this peer.")
+@click.option(
+    "--bearer",
+    is_flag=True,
+    allow_from_autoenv=False,
+    help="Invite whoever holds what is printed, as many peers as they like.",
+)
+@click.option(
+    "--roles",
+    default="stage,trainer",
+    show_default=True,
+    metavar="ROLE[,ROLE]",
+    help="What the guest may be: stage, trainer, or both.",
+)
+@click.option(
+    "--expires", default="7d", show_default=True, metavar="SPAN", help="How long it is good for: 90m, 12h, 7d, 4w."
+)
+@click.option(
+    "--bootstrap",
+    metavar=MULTIADDR,
+    allow_from_autoenv=False,
+    help="Print the whole command to join by, through this peer.",
+)
 def command(named: tuple[str, ...], bearer: bool, roles: str, expires: str, bootstrap: str | None) -> int:
     """Print an invitation to a run by invitation; RUN.toml (run.toml) has its owner's key beside it.
 
@@ -49,8 +63,10 @@ def command(named: tuple[str, ...], bearer: bool, roles: str, expires: str, boot
 
     path, manifest, peers = run_and_peers(named)
     if bool(peers) == bearer or len(peers) > 1:
-        raise UsageError("name the one peer to invite by its id (12D3KooW...), or say --bearer to invite whoever holds "
-                         "what is printed")
+        raise UsageError(
+            "name the one peer to invite by its id (12D3KooW...), or say --bearer to invite whoever holds "
+            "what is printed"
+        )
     wanted, not_after = _roles(roles), int(time.time()) + _seconds(expires)
     owner = Owner(path, manifest)
     invitation = owner.invite(peers[0] if peers else None, wanted, not_after)
@@ -62,8 +78,9 @@ def command(named: tuple[str, ...], bearer: bool, roles: str, expires: str, boot
     whom = f"peer {invitation.terms.guest}" if peers else "whoever holds it (it is a secret)"
     click.echo(f"good for {whom}, as {' and '.join(invitation.terms.roles)}, until {in_words(not_after)}", err=True)
     if bearer:
-        click.echo(f"to withdraw it, with everybody it has let in: swarmnet ban {path} {invitation.terms.guest}",
-                   err=True)
+        click.echo(
+            f"to withdraw it, with everybody it has let in: swarmnet ban {path} {invitation.terms.guest}", err=True
+        )
     return 0
 
 
@@ -94,6 +111,7 @@ def _seconds(text: str) -> int:
     span = _SPAN.fullmatch(text.strip())
     seconds = int(span[1]) * _UNITS[span[2]] if span else 0
     if not 0 < seconds <= _MOST_S:
-        raise UsageError(f"--expires {text}: write minutes, hours, days or weeks, such as 90m, 12h, 7d or 4w, ten "
-                         "years at the most")
+        raise UsageError(
+            f"--expires {text}: write minutes, hours, days or weeks, such as 90m, 12h, 7d or 4w, ten years at the most"
+        )
     return seconds

@@ -19,8 +19,26 @@ if TYPE_CHECKING:
 
 @click.command("join", context_settings=SETTINGS)
 @click.argument("run", metavar="LINK_OR_MANIFEST")
-@options("stage", *MESH, *MEMORY, "dir", "data", "initial", "host", "port", "dht_port", "announce", "bootstrap",
-         "invitation", "device", "slots", "reseed_from_neighbours", "events", "log_level", "log_format")
+@options(
+    "stage",
+    *MESH,
+    *MEMORY,
+    "dir",
+    "data",
+    "initial",
+    "host",
+    "port",
+    "dht_port",
+    "announce",
+    "bootstrap",
+    "invitation",
+    "device",
+    "slots",
+    "reseed_from_neighbours",
+    "events",
+    "log_level",
+    "log_format",
+)
 @click.option("--no-restart", is_flag=True, help="End when the peer crashes. Without it, it joins again.")
 @click.pass_context
 def command(ctx: click.Context, /, run: str, *, no_restart: bool, **_: Any) -> int:
@@ -96,7 +114,9 @@ def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
         from swarmnet.peer import run_peer
 
         return run_peer(
-            place.config, place.manifest, heard=story.on_event,
+            place.config,
+            place.manifest,
+            heard=story.on_event,
             data_at_source=not isinstance(invited, SwarmLink) or place.manifest.data.source in BUILT_IN,
         )
 

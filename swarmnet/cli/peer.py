@@ -12,8 +12,27 @@ from swarmnet.errors import UsageError
 
 
 @click.command("peer", context_settings=SETTINGS)
-@options("manifest", "stage", *MESH, *MEMORY, "dir", "data", "initial", "host", "port", "dht_port", "announce",
-         "bootstrap", "invitation", "device", "slots", "reseed_from_neighbours", "events", "log_level", "log_format")
+@options(
+    "manifest",
+    "stage",
+    *MESH,
+    *MEMORY,
+    "dir",
+    "data",
+    "initial",
+    "host",
+    "port",
+    "dht_port",
+    "announce",
+    "bootstrap",
+    "invitation",
+    "device",
+    "slots",
+    "reseed_from_neighbours",
+    "events",
+    "log_level",
+    "log_format",
+)
 @click.option("--no-restart", is_flag=True, help="End when the peer crashes. Without it, it is started again.")
 @click.pass_context
 def command(ctx: click.Context, /, *, no_restart: bool, **_: Any) -> int:

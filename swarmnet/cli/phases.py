@@ -61,8 +61,11 @@ class Story:
                 whom = f"stage {fields['stage']} on {fields['ranks']} ranks ({fields['mesh']})"
                 self.phase("ranks", f"{whom}: starting their processes")
             case "mesh_started":
-                self.phase("ranks", f"{len(fields['pids'])} ranks ({fields['mesh']}) of stage {fields['stage']} are up "
-                                    f"after {fields['seconds']:.1f} s")
+                self.phase(
+                    "ranks",
+                    f"{len(fields['pids'])} ranks ({fields['mesh']}) of stage {fields['stage']} are up "
+                    f"after {fields['seconds']:.1f} s",
+                )
             case "rank_lost":
                 which = "a rank" if fields["rank"] is None else f"rank {fields['rank']}"
                 self.phase("ranks", f"{which} of stage {fields['stage']} was lost ({fields['reason']}): all start anew")
@@ -112,13 +115,16 @@ class Story:
 
     def _bar(self, key: object, got: int, total: int, words: str) -> None:
         if self._progress is None:
-            whole = Column(no_wrap=True)                 # in a narrow window the bar gives way, never a line
+            whole = Column(no_wrap=True)  # in a narrow window the bar gives way, never a line
             self._progress = Progress(
                 TextColumn("{task.description}", table_column=whole),
                 BarColumn(bar_width=None, table_column=Column(ratio=1)),
-                DownloadColumn(table_column=whole), SpeedColumn(table_column=whole),
+                DownloadColumn(table_column=whole),
+                SpeedColumn(table_column=whole),
                 TimeRemainingColumn(compact=True, table_column=whole),
-                console=self._console, transient=True, expand=True,
+                console=self._console,
+                transient=True,
+                expand=True,
             )
             self._bars.enter_context(self._progress)
             self._on_bar()

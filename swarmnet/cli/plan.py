@@ -20,11 +20,19 @@ def _stages(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
 
 @click.command("plan", context_settings=SETTINGS)
 @click.argument("manifest", metavar="MANIFEST")
-@click.option("--stage", callback=_stages, metavar="N[,N..]|all",
-              help="Stages of one peer, or all, each for a peer of its own.  [those of --config, or all]")
-@click.option("--memory", "room", metavar="SIZE",
-              help="Of each GPU, such as 24GiB; of the machine where ranks are on the CPU: with --ranks, --device cpu, "
-                   "or neither a GPU here nor --gpus.  [what is here]")
+@click.option(
+    "--stage",
+    callback=_stages,
+    metavar="N[,N..]|all",
+    help="Stages of one peer, or all, each for a peer of its own.  [those of --config, or all]",
+)
+@click.option(
+    "--memory",
+    "room",
+    metavar="SIZE",
+    help="Of each GPU, such as 24GiB; of the machine where ranks are on the CPU: with --ranks, --device cpu, "
+    "or neither a GPU here nor --gpus.  [what is here]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, sizes in bytes.")
 @options(*MESH, *MEMORY, "device", "slots")
 @click.pass_context
@@ -45,7 +53,7 @@ def command(ctx: click.Context, /, *, room: str | None, as_json: bool, **_: Any)
     config = read_config(ctx, "stage")
     manifest = read_manifest(config, "plan")
     size = None if room is None else _size(room)
-    named = "gpus" in config.mesh.model_fields_set       # "1" is also what nobody said
+    named = "gpus" in config.mesh.model_fields_set  # "1" is also what nobody said
     imagined = room is not None and named and config.device != "cpu" and config.mesh.ranks == 1
 
     from swarmnet.cli.verdicts import run_plan
@@ -55,7 +63,7 @@ def command(ctx: click.Context, /, *, room: str | None, as_json: bool, **_: Any)
 
     cuda = _gpus_here()
     if (imagined or config.mesh.gpus not in ("1", "auto") or config.device == "cuda") and not cuda:
-        cuda = 10_000                                    # of another machine: as many as one can ask for
+        cuda = 10_000  # of another machine: as many as one can ask for
         if config.mesh.gpus == "auto":
             raise UsageError("--gpus auto: torch sees no CUDA device here; say how many the other machine has")
     layout = choose_layout(config.mesh, config.device, manifest, cuda=cuda)

@@ -48,12 +48,16 @@ class Asked:
         """By a manifest that came from the network: it opens no files here. Raises UsageError as `of`."""
         agreed = manifest.data
         if self.tokenizer is None and agreed.tokenizer not in NO_FILE:
-            raise UsageError(f"the run's tokenizer is {agreed.tokenizer!r} where it was made, and a manifest from the "
-                             "network opens no files here: name your copy of it with --tokenizer FILE")
+            raise UsageError(
+                f"the run's tokenizer is {agreed.tokenizer!r} where it was made, and a manifest from the "
+                "network opens no files here: name your copy of it with --tokenizer FILE"
+            )
         if self.data is None and agreed.source not in BUILT_IN:
-            raise UsageError(f"the run's text is {agreed.source!r} where it was made, and a manifest from the network "
-                             "opens no files here: name a text with --data, or take the manifest's file instead of "
-                             "the link, with --bootstrap")
+            raise UsageError(
+                f"the run's text is {agreed.source!r} where it was made, and a manifest from the network "
+                "opens no files here: name a text with --data, or take the manifest's file instead of "
+                "the link, with --bootstrap"
+            )
         tokenizer = agreed.tokenizer if self.tokenizer is None else str(self.tokenizer.resolve())
         return self._scores(manifest, tokenizer, Path())
 
@@ -65,13 +69,17 @@ class Asked:
         else:
             tokens = load_tokens(self.data, tokenizer)
             if tokenizer != "ids" and tokens.tokenizer_sha256 != manifest.data.tokenizer_sha256 != "":
-                raise UsageError(f"{tokenizer} is not the tokenizer the run was made with (digest "
-                                 f"{tokens.tokenizer_sha256[:12]} here, {manifest.data.tokenizer_sha256[:12]} in the "
-                                 "manifest)")
+                raise UsageError(
+                    f"{tokenizer} is not the tokenizer the run was made with (digest "
+                    f"{tokens.tokenizer_sha256[:12]} here, {manifest.data.tokenizer_sha256[:12]} in the "
+                    "manifest)"
+                )
             text = any_text(tokens, manifest.training, at_most=self.microbatches)
         if tokens.vocab_size > manifest.model.vocab_size:
-            raise UsageError(f"{tokens.source!r} holds token ids up to {tokens.vocab_size - 1}, and the model knows "
-                             f"{manifest.model.vocab_size}")
+            raise UsageError(
+                f"{tokens.source!r} holds token ids up to {tokens.vocab_size - 1}, and the model knows "
+                f"{manifest.model.vocab_size}"
+            )
         encoder = None if tokenizer == "ids" else tokenizer_of(tokenizer, None)
         return Scores(manifest, text, encoder)
 
@@ -127,20 +135,22 @@ class Scores:
         """For programs: what cannot be known is null."""
         tally, some = self.tally, bool(self.tally.num_tokens)
         perplexity = tally.perplexity if some else math.inf
-        return json.dumps({
-            "run": run_id(self.manifest),
-            "data": self.text.tokens.source,
-            "loss": tally.loss if some else None,
-            "perplexity": perplexity if math.isfinite(perplexity) else None,
-            "bits_per_byte": tally.bits_per_byte,
-            "tokens": tally.num_tokens,
-            "bytes": tally.num_bytes if some else None,
-            "microbatches": tally.num_microbatches,
-            "of_microbatches": self.text.in_all,
-            "tokens_left_out": self.text.left_out,
-            "versions": {str(version): count for version, count in sorted(tally.versions.items())},
-            "partial": not self.complete,
-        })
+        return json.dumps(
+            {
+                "run": run_id(self.manifest),
+                "data": self.text.tokens.source,
+                "loss": tally.loss if some else None,
+                "perplexity": perplexity if math.isfinite(perplexity) else None,
+                "bits_per_byte": tally.bits_per_byte,
+                "tokens": tally.num_tokens,
+                "bytes": tally.num_bytes if some else None,
+                "microbatches": tally.num_microbatches,
+                "of_microbatches": self.text.in_all,
+                "tokens_left_out": self.text.left_out,
+                "versions": {str(version): count for version, count in sorted(tally.versions.items())},
+                "partial": not self.complete,
+            }
+        )
 
     def _versions(self) -> str:
         versions = sorted(self.tally.versions.items())

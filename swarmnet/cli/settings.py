@@ -42,47 +42,100 @@ def _stages(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
 _OPTIONS: dict[str, tuple[tuple[str, ...], Callable[[F], F]]] = {
     "manifest": (("manifest",), click.option("--manifest", metavar="FILE", help="The run's manifest (run.toml).")),
     "stage": (("stages",), click.option("--stage", callback=_stages, metavar="N[,N..]", help="Stages to serve.")),
-    "gpus": (("mesh", "gpus"), click.option(
-        "--gpus", metavar="N|I,J..|auto", help="GPUs of this peer, one rank each: how many, which, or all.  [1]")),
+    "gpus": (
+        ("mesh", "gpus"),
+        click.option(
+            "--gpus", metavar="N|I,J..|auto", help="GPUs of this peer, one rank each: how many, which, or all.  [1]"
+        ),
+    ),
     "ranks": (("mesh", "ranks"), click.option("--ranks", type=int, metavar="N", help="Ranks on the CPU.  [1]")),
-    "tensor": (("mesh", "tensor"), click.option(
-        "--tensor", type=int, metavar="N", help="Ranks that split each layer.  [all, or 1 with --shard]")),
-    "shard": (("mesh", "shard"), click.option(
-        "--shard", type=click.Choice(["none", "dp", "zero1", "zero2", "zero3"]),
-        help="The rest split microbatches and, with zeroN, moments, sums, weights.  [none]")),
-    "sequence_parallel": (("mesh", "sequence_parallel"), click.option(
-        "--sequence-parallel", is_flag=True, help="Ranks that split layers split norms and residuals by tokens.")),
-    "activations": (("memory", "activations"), click.option(
-        "--activations", type=click.Choice(["stash", "selective", "recompute_layers", "recompute", "offload"]),
-        help="What is kept of a microbatch until its backward; the rest is computed again.  [stash]")),
-    "compile": (("memory", "compile"), click.option(
-        "--compile", is_flag=True, help="torch.compile each layer, on CUDA.")),
+    "tensor": (
+        ("mesh", "tensor"),
+        click.option("--tensor", type=int, metavar="N", help="Ranks that split each layer.  [all, or 1 with --shard]"),
+    ),
+    "shard": (
+        ("mesh", "shard"),
+        click.option(
+            "--shard",
+            type=click.Choice(["none", "dp", "zero1", "zero2", "zero3"]),
+            help="The rest split microbatches and, with zeroN, moments, sums, weights.  [none]",
+        ),
+    ),
+    "sequence_parallel": (
+        ("mesh", "sequence_parallel"),
+        click.option(
+            "--sequence-parallel", is_flag=True, help="Ranks that split layers split norms and residuals by tokens."
+        ),
+    ),
+    "activations": (
+        ("memory", "activations"),
+        click.option(
+            "--activations",
+            type=click.Choice(["stash", "selective", "recompute_layers", "recompute", "offload"]),
+            help="What is kept of a microbatch until its backward; the rest is computed again.  [stash]",
+        ),
+    ),
+    "compile": (
+        ("memory", "compile"),
+        click.option("--compile", is_flag=True, help="torch.compile each layer, on CUDA."),
+    ),
     "dir": (("dir",), click.option("--dir", metavar="DIR", help="Identity key and snapshots.  [~/.swarmnet/COMMAND]")),
     "data": (("data",), click.option("--data", metavar="PATH", help="Where this machine has the run's tokens.")),
-    "initial": (("initial",), click.option(
-        "--initial", metavar="DIR", help="Where this machine has the checkpoint that the run begins with.")),
+    "initial": (
+        ("initial",),
+        click.option(
+            "--initial", metavar="DIR", help="Where this machine has the checkpoint that the run begins with."
+        ),
+    ),
     "host": (("host",), click.option("--host", metavar="ADDR", help="Address to listen on.  [0.0.0.0]")),
-    "port": (("port",), click.option(
-        "--port", type=int, metavar="N", help="Port of the data plane.  [last time's, or any free]")),
-    "dht_port": (("dht_port",), click.option(
-        "--dht-port", type=int, metavar="N", help="Port of the DHT.  [last time's, or any free]")),
-    "announce": (("announce",), click.option(
-        "--announce", multiple=True, metavar=MULTIADDR, help="Multiaddr to publish instead of --host's; repeatable.")),
-    "bootstrap": (("bootstrap",), click.option(
-        "--bootstrap", multiple=True, metavar=MULTIADDR, help="Multiaddr of a peer that is up; repeatable.")),
-    "invitation": (("invitation",), click.option(
-        "--invitation", metavar="FILE|TEXT", help="In a run by invitation: what `swarmnet invite` printed.")),
-    "device": (("device",), click.option(
-        "--device", type=click.Choice(["cpu", "cuda", "auto"]), help="Where to compute.  [auto]")),
-    "slots": (("slots",), click.option(
-        "--slots", type=int, metavar="N", help="Microbatches in flight per stage.  [4]")),
-    "reseed_from_neighbours": (("reseed_from_neighbours",), click.option(
-        "--reseed-from-neighbours", is_flag=True,
-        help="Last resort: make a stage that nobody has any state of from the stages beside it.")),
+    "port": (
+        ("port",),
+        click.option("--port", type=int, metavar="N", help="Port of the data plane.  [last time's, or any free]"),
+    ),
+    "dht_port": (
+        ("dht_port",),
+        click.option("--dht-port", type=int, metavar="N", help="Port of the DHT.  [last time's, or any free]"),
+    ),
+    "announce": (
+        ("announce",),
+        click.option(
+            "--announce", multiple=True, metavar=MULTIADDR, help="Multiaddr to publish instead of --host's; repeatable."
+        ),
+    ),
+    "bootstrap": (
+        ("bootstrap",),
+        click.option(
+            "--bootstrap", multiple=True, metavar=MULTIADDR, help="Multiaddr of a peer that is up; repeatable."
+        ),
+    ),
+    "invitation": (
+        ("invitation",),
+        click.option(
+            "--invitation", metavar="FILE|TEXT", help="In a run by invitation: what `swarmnet invite` printed."
+        ),
+    ),
+    "device": (
+        ("device",),
+        click.option("--device", type=click.Choice(["cpu", "cuda", "auto"]), help="Where to compute.  [auto]"),
+    ),
+    "slots": (
+        ("slots",),
+        click.option("--slots", type=int, metavar="N", help="Microbatches in flight per stage.  [4]"),
+    ),
+    "reseed_from_neighbours": (
+        ("reseed_from_neighbours",),
+        click.option(
+            "--reseed-from-neighbours",
+            is_flag=True,
+            help="Last resort: make a stage that nobody has any state of from the stages beside it.",
+        ),
+    ),
     "events": (("events",), click.option("--events", metavar="FILE", help="Append events to FILE, one JSON a line.")),
     "log_level": (("log", "level"), click.option("--log-level", type=LEVELS, help="The least to log.  [info]")),
-    "log_format": (("log", "format"), click.option(
-        "--log-format", type=click.Choice(["text", "json"]), help="Short lines or JSON.  [text]")),
+    "log_format": (
+        ("log", "format"),
+        click.option("--log-format", type=click.Choice(["text", "json"]), help="Short lines or JSON.  [text]"),
+    ),
 }
 
 
@@ -97,8 +150,13 @@ def options(*names: str) -> Callable[[F], F]:
     """Add the shared options `names`, then `--config` and `--set`, to a command, in this order."""
     config = click.option("--config", metavar="FILE", help="Peer config file; flags and SWARMNET_* variables win.")
     assignments = click.option(
-        "--set", "assignments", multiple=True, metavar="KEY=VALUE", envvar=f"{PREFIX}_SET",
-        help="Any other setting of the peer config, such as threads=2; repeatable.")
+        "--set",
+        "assignments",
+        multiple=True,
+        metavar="KEY=VALUE",
+        envvar=f"{PREFIX}_SET",
+        help="Any other setting of the peer config, such as threads=2; repeatable.",
+    )
 
     def decorate(command: F) -> F:
         for option in reversed([*(_OPTIONS[name][1] for name in names), config, assignments]):
@@ -119,8 +177,10 @@ def read_config(ctx: click.Context, role: Role) -> PeerConfig:
 
     config = resolve(PeerConfig, _layers(ctx, role), where=ctx.params["config"] or "peer config")
     if role not in config.roles:
-        raise UsageError(f"roles = {list(config.roles)} does not include {role!r}: "
-                         f"start it with `swarmnet {_command(config.roles[0])}`")
+        raise UsageError(
+            f"roles = {list(config.roles)} does not include {role!r}: "
+            f"start it with `swarmnet {_command(config.roles[0])}`"
+        )
     telemetry.setup(config.log.level, format=config.log.format)
     return config
 

@@ -12,10 +12,15 @@ from swarmnet.errors import UsageError
 
 @click.command("status", context_settings=SETTINGS)
 @click.argument("run", metavar="LINK_OR_RUN_OR_MANIFEST")
-@click.option("--bootstrap", multiple=True, metavar=MULTIADDR,
-              help="Multiaddr of a peer that is up; repeatable. A link brings its own.")
-@click.option("--output", type=click.Choice(["table", "json"]), default="table", show_default=True,
-              help="How to print.")
+@click.option(
+    "--bootstrap",
+    multiple=True,
+    metavar=MULTIADDR,
+    help="Multiaddr of a peer that is up; repeatable. A link brings its own.",
+)
+@click.option(
+    "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="How to print."
+)
 @click.option("--log-level", type=LEVELS, default="warning", show_default=True, help="The least to log.")
 def command(run: str, bootstrap: tuple[str, ...], output: str, log_level: str) -> int:
     """Ask the DHT how a run is doing, what is wrong with it and what to do.
@@ -37,8 +42,10 @@ def command(run: str, bootstrap: tuple[str, ...], output: str, log_level: str) -
     elif Path(run).expanduser().is_file():
         named = Path(run).expanduser()
     elif not names_run(run):
-        raise UsageError(f"{run}: no such file, and neither a link (swarm:RUN_ID@ADDRESS) nor a run id (64 hex digits, "
-                         "or the first 12 or more)")
+        raise UsageError(
+            f"{run}: no such file, and neither a link (swarm:RUN_ID@ADDRESS) nor a run id (64 hex digits, "
+            "or the first 12 or more)"
+        )
     if not bootstrap:
         raise UsageError("status needs to know a peer: give its link, or --bootstrap with the address it printed")
 

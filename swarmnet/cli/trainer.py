@@ -10,8 +10,20 @@ from swarmnet.cli.settings import SETTINGS, options, read_config, read_manifest
 
 
 @click.command("trainer", context_settings=SETTINGS)
-@options("manifest", "dir", "data", "host", "port", "dht_port", "announce", "bootstrap", "invitation", "events",
-         "log_level", "log_format")
+@options(
+    "manifest",
+    "dir",
+    "data",
+    "host",
+    "port",
+    "dht_port",
+    "announce",
+    "bootstrap",
+    "invitation",
+    "events",
+    "log_level",
+    "log_format",
+)
 @click.pass_context
 def command(ctx: click.Context, /, **_: Any) -> int:
     """Feed microbatches into stage 0; holds no weights.

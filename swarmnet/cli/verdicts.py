@@ -21,12 +21,21 @@ def table(plans: Sequence[StagePlan]) -> list[str]:
     rows = [_HEAD]
     for plan in plans:
         for number, (ranks, rank) in enumerate(groups(plan.ranks)):
-            rows.append((
-                "" if number else str(plan.stage), ranks, shown(rank.parameters), shown(rank.gradients),
-                shown(rank.sums), "host" if rank.offloaded else shown(rank.optimizer), shown(rank.passing.held),
-                str(plan.in_flight), shown(rank.temporary(plan.in_flight)),
-                shown(rank.peak(plan.in_flight)), "" if number else shown(plan.host.total),
-            ))
+            rows.append(
+                (
+                    "" if number else str(plan.stage),
+                    ranks,
+                    shown(rank.parameters),
+                    shown(rank.gradients),
+                    shown(rank.sums),
+                    "host" if rank.offloaded else shown(rank.optimizer),
+                    shown(rank.passing.held),
+                    str(plan.in_flight),
+                    shown(rank.temporary(plan.in_flight)),
+                    shown(rank.peak(plan.in_flight)),
+                    "" if number else shown(plan.host.total),
+                )
+            )
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -34,7 +43,9 @@ def table(plans: Sequence[StagePlan]) -> list[str]:
 def record(plan: StagePlan, found: Verdict) -> dict[str, Any]:
     """A stage as JSON, with what it means for a peer that serves it alone; sizes in bytes."""
     return {
-        "stage": plan.stage, "layers": [plan.layers.start, plan.layers.stop], "in_flight": plan.in_flight,
+        "stage": plan.stage,
+        "layers": [plan.layers.start, plan.layers.stop],
+        "in_flight": plan.in_flight,
         **_meaning(found),
         "ranks": [{**asdict(rank), "state": rank.state, "peak": rank.peak(plan.in_flight)} for rank in plan.ranks],
         "host": {**asdict(plan.host), "total": plan.host.total},
@@ -43,10 +54,16 @@ def record(plan: StagePlan, found: Verdict) -> dict[str, Any]:
 
 def _meaning(found: Verdict) -> dict[str, Any]:
     return {
-        "fits": found.fits, "need": found.need, "room": found.room,
+        "fits": found.fits,
+        "need": found.need,
+        "room": found.room,
         "advice": [
-            {"need": advice.need, "change": [option.words for option in advice.options],
-             "new_manifest": any(option.of_run for option in advice.options)} for advice in found.advice
+            {
+                "need": advice.need,
+                "change": [option.words for option in advice.options],
+                "new_manifest": any(option.of_run for option in advice.options),
+            }
+            for advice in found.advice
         ],
         "hint": "" if found.fits or found.advice else found.hint,
     }
@@ -57,6 +74,7 @@ def run_plan(setup: Setup, stages: Sequence[int], room: int | None, *, as_json: 
 
     0: all fit, or nobody said in what; 1: something does not. Raises UsageError.
     """
+
     def tell(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
@@ -81,7 +99,10 @@ def run_plan(setup: Setup, stages: Sequence[int], room: int | None, *, as_json: 
         together = None if peer is None else {"stages": list(stages), **_meaning(peer)}
         print(json.dumps({"stages": records, "peer": together}, indent=2))
     else:
-        paragraphs = [table([found.plans[0] for found in alone]), *(list(found.lines()) for found in verdicts),
-                      *([remark] for remark in remarks)]
+        paragraphs = [
+            table([found.plans[0] for found in alone]),
+            *(list(found.lines()) for found in verdicts),
+            *([remark] for remark in remarks),
+        ]
         print("\n\n".join("\n".join(lines) for lines in paragraphs))
     return int(not all(found.fits for found in verdicts))

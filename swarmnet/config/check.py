@@ -145,11 +145,11 @@ def _first_line(model: type[Table], data: Mapping[str, Any], error: ValidationEr
         if _found(data, item["loc"])[0] == path:
             words = _WORDS.get(item["type"], "").format(**item.get("ctx", {})) or item["msg"]
             problems.append(words.replace(" or ", ", ") if problems else words)
-    if isinstance(value, Mapping):                   # a rule about several fields: it names them itself
+    if isinstance(value, Mapping):  # a rule about several fields: it names them itself
         return ": ".join(part for part in (origin(path), dotted(path), problems[0]) if part)
     head = f"{dotted(path)} = {_shown(value)}"
     field = dict(leaves(model)).get(path)
-    listed = errors[0]["type"] == "literal_error"    # the choices say it all
+    listed = errors[0]["type"] == "literal_error"  # the choices say it all
     meaning = f" ({field.description})" if field and field.description and not listed else ""
     return f"{origin(path)}: {head}: {', or '.join(dict.fromkeys(problems))}{meaning}"
 

@@ -37,8 +37,9 @@ def _multiaddr(text: str) -> str:
 def _threads(count: int) -> int:
     cores = os.cpu_count() or 1
     if count > THREADS_PER_CORE * cores:
-        raise ValueError(f"must be at most {THREADS_PER_CORE * cores} on this machine, which has {cores} "
-                         f"core{'s' * (cores != 1)}")
+        raise ValueError(
+            f"must be at most {THREADS_PER_CORE * cores} on this machine, which has {cores} core{'s' * (cores != 1)}"
+        )
     return count
 
 
@@ -106,8 +107,10 @@ class Memory(Table):
     @model_validator(mode="after")
     def _whole_layers(self) -> Memory:
         if self.compile and self.activations in ("selective", "offload"):
-            raise ValueError(f'compile = true chooses itself what a layer keeps: with it activations = "stash", '
-                             f'"recompute_layers" or "recompute", not "{self.activations}"')
+            raise ValueError(
+                f'compile = true chooses itself what a layer keeps: with it activations = "stash", '
+                f'"recompute_layers" or "recompute", not "{self.activations}"'
+            )
         return self
 
 
@@ -139,9 +142,7 @@ class PeerConfig(Table):
         default=("stage",), description="what the peer does; must include what the command asks"
     )
     stages: tuple[Count, ...] = Field(default=(), description="the stages it serves, such as [0, 3]")
-    dir: Home = Field(
-        default_factory=lambda: _home(Path("~/.swarmnet/peer")), description="identity key and snapshots"
-    )
+    dir: Home = Field(default_factory=lambda: _home(Path("~/.swarmnet/peer")), description="identity key and snapshots")
     data: str | None = Field(default=None, description="where this machine has the run's tokens, if not at data.source")
     initial: Home | None = Field(
         default=None, description="where this machine has the checkpoint the run begins with, if not at initial.source"
@@ -186,11 +187,15 @@ class PeerConfig(Table):
         if self.port and self.port == self.dht_port:
             raise ValueError(f"port and dht_port are both {self.port}: the data plane and the DHT each need their own")
         if self.device == "cpu" and self.mesh.gpus not in ("1", "auto"):
-            raise ValueError(f'mesh.gpus = "{self.mesh.gpus}" needs device = "cuda" or "auto"; for ranks on the CPU '
-                             'leave gpus away, and use ranks (--ranks N)')
+            raise ValueError(
+                f'mesh.gpus = "{self.mesh.gpus}" needs device = "cuda" or "auto"; for ranks on the CPU '
+                "leave gpus away, and use ranks (--ranks N)"
+            )
         if self.device == "cuda" and self.mesh.ranks > 1:
             raise ValueError(f'mesh.ranks = {self.mesh.ranks} are on the CPU; with device = "cuda" say mesh.gpus')
         if self.mesh.shard == "zero3" and self.memory.activations == "offload":
-            raise ValueError('mesh.shard = "zero3" gathers weights that memory.activations = "offload" would take for '
-                             'activations: use "recompute_layers" or "recompute" with it')
+            raise ValueError(
+                'mesh.shard = "zero3" gathers weights that memory.activations = "offload" would take for '
+                'activations: use "recompute_layers" or "recompute" with it'
+            )
         return self

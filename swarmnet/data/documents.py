@@ -57,7 +57,7 @@ def json_lines(path: Path) -> Iterator[bytes]:
             try:
                 record = json.loads(line)
                 text = record["text"].encode()
-            except (ValueError, RecursionError) as error:      # also half a surrogate pair, which no UTF-8 can hold
+            except (ValueError, RecursionError) as error:  # also half a surrogate pair, which no UTF-8 can hold
                 raise UsageError(f"{path}, line {number}: not JSON in UTF-8 ({error})") from error
             except (TypeError, KeyError, AttributeError, IndexError) as error:
                 raise UsageError(f'{path}, line {number}: expected an object with a string "text"') from error

@@ -42,7 +42,7 @@ class Text:
         labels = [
             self.tokens.ids[start + 1 : start + 1 + self.sequence_length].tolist() for start in self.positions(number)
         ]
-        if isinstance(tokenizer, Bytes):                 # a document's end is no byte of it
+        if isinstance(tokenizer, Bytes):  # a document's end is no byte of it
             return sum(sum(1 for each in row if each) for row in labels)
         return sum(len(tokenizer.decode(row).encode()) for row in labels)
 
@@ -55,7 +55,7 @@ def held_out(tokens: Tokens, training: Training, *, at_most: int | None = None) 
     """
     length, size = training.sequence_length, training.microbatch_size
     sampler = Sampler(training.seed, tokens.num_tokens, length, size)
-    whole = max(sampler.num_eval_windows // size, 1)     # a split that fills none is gone through again, as in training
+    whole = max(sampler.num_eval_windows // size, 1)  # a split that fills none is gone through again, as in training
     count = whole if at_most is None else at_most
     left_out = max(sampler.num_eval_windows - whole * size, 0) * length
     return Text(tokens, length, count, max(whole, count), left_out, sampler.eval_positions)

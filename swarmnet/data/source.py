@@ -48,7 +48,7 @@ def load_tokens(
     encoder = tokenizer_of(tokenizer, base)
     found = _Counted(_documents(source, path))
     pieces = list(_reported(encoder.encode(found), progress))
-    if not found.num_bytes or not any(len(piece) for piece in pieces):      # end tokens alone are no text
+    if not found.num_bytes or not any(len(piece) for piece in pieces):  # end tokens alone are no text
         raise UsageError(f"data source {source!r} holds no text")
     ids = np.concatenate(pieces)
     return Tokens(ids, vocab_size=encoder.vocab_size, source=source, tokenizer_sha256=encoder.sha256)
@@ -71,15 +71,15 @@ def _resolve(source: str, base: Path | None) -> Path | None:
     if source == "stdlib" or source.startswith("corpus:"):
         return None
     path = (base or Path()) / Path(source).expanduser()
-    if base is not None and not base.exists():       # the manifest's folder is yet to be made: ".." leads out of it
+    if base is not None and not base.exists():  # the manifest's folder is yet to be made: ".." leads out of it
         path = Path(os.path.normpath(path))
     try:
         exists = bool(source) and path.exists()
-    except OSError as error:             # a name too long, a folder that may not be entered
+    except OSError as error:  # a name too long, a folder that may not be entered
         raise UsageError(f"cannot read data source {source!r}: {error.strerror}") from error
     if not exists:
         raise UsageError(
-            f'data source {source!r} does not exist ({path.absolute()}): give a text file, a folder, a .jsonl, .bin or'
+            f"data source {source!r} does not exist ({path.absolute()}): give a text file, a folder, a .jsonl, .bin or"
             ' .npy file, "stdlib" or "corpus:small"'
         )
     return path

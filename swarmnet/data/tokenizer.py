@@ -85,7 +85,7 @@ class HuggingFace:
             raise UsageError(f"cannot read tokenizer {str(path)!r}: {error.strerror}") from error
         try:
             self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
-        except Exception as error:        # the library raises bare Exception for every malformed file
+        except Exception as error:  # the library raises bare Exception for every malformed file
             raise UsageError(f"{str(path)!r} is not a tokenizer.json: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -135,9 +135,10 @@ def spelled(tokenizer: Tokenizer, before: Sequence[int], ids: Iterable[int]) -> 
 def _utf8(text: str) -> bytes:
     try:
         return text.encode()
-    except UnicodeEncodeError as error:          # the shell hands on bytes that are no text as half a surrogate pair
-        raise UsageError(f"the prompt is no UTF-8: character {error.start + 1} of it is a byte that stands for nothing"
-                         ) from error
+    except UnicodeEncodeError as error:  # the shell hands on bytes that are no text as half a surrogate pair
+        raise UsageError(
+            f"the prompt is no UTF-8: character {error.start + 1} of it is a byte that stands for nothing"
+        ) from error
 
 
 def smallest_dtype(vocab_size: int) -> type[np.unsignedinteger]:

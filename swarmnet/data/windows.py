@@ -68,13 +68,12 @@ class WindowTree:
     but the leaves, which are hashed again when a path needs one."""
 
     def __init__(
-        self, tokens: Tokens, sequence_length: int, num_windows: int, *,
-        progress: Progress = lambda done, total: None,
+        self, tokens: Tokens, sequence_length: int, num_windows: int, *, progress: Progress = lambda done, total: None
     ) -> None:
         assert 0 < num_windows <= (tokens.num_tokens - 1) // sequence_length
         self._ids = tokens.ids
         level = self._hash_pairs(sequence_length, num_windows, progress)
-        self._levels = [level]           # from the parents of leaves to the top
+        self._levels = [level]  # from the parents of leaves to the top
         while len(level) > HASH_BYTES:
             level = _parents(level)
             self._levels.append(level)
@@ -104,7 +103,7 @@ class WindowTree:
 
     def _hash_pairs(self, length: int, num_windows: int, progress: Progress) -> bytes:
         """The parents of all leaves, chunk by chunk, so that the leaves are never all there."""
-        rows = max(_CHUNK_BYTES // (4 * length + 5) & ~1, 2)      # even: pairs lie within a chunk
+        rows = max(_CHUNK_BYTES // (4 * length + 5) & ~1, 2)  # even: pairs lie within a chunk
         found = bytearray()
         for first in range(0, num_windows, rows):
             stop = min(first + rows, num_windows)

@@ -27,13 +27,13 @@ class Verdict:
     lost: int
     doubled: int
     voided: int
-    unaudited: tuple[tuple[int, int], ...]          # no member wrote a commit
-    conflicts: tuple[tuple[int, int], ...]          # members wrote different digests
-    split_stages: tuple[int, ...]                   # replicas ended with different weights
-    repeated: int = 0                               # steps done again after everybody had been gone
-    changed: tuple[int, ...] = ()                   # of these, steps with another loss than before
-    renewed: tuple[int, ...] = ()                   # versions from which the run was another one
-    repeats: bool = True                            # a step done again was to have the same loss
+    unaudited: tuple[tuple[int, int], ...]  # no member wrote a commit
+    conflicts: tuple[tuple[int, int], ...]  # members wrote different digests
+    split_stages: tuple[int, ...]  # replicas ended with different weights
+    repeated: int = 0  # steps done again after everybody had been gone
+    changed: tuple[int, ...] = ()  # of these, steps with another loss than before
+    renewed: tuple[int, ...] = ()  # versions from which the run was another one
+    repeats: bool = True  # a step done again was to have the same loss
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -110,18 +110,23 @@ class Audit:
             lost += max(missing for missing, _ in counts)
             doubled += max(extra for _, extra in counts)
             voided += max(len(commit.voided) for _, commit in commits)
-        again = {step: commits for (stage, step), commits in self._commits.items()
-                 if stage == self.stages - 1 and len({life for life, _ in commits}) > 1}
+        again = {
+            step: commits
+            for (stage, step), commits in self._commits.items()
+            if stage == self.stages - 1 and len({life for life, _ in commits}) > 1
+        }
         everything = [(stage, step) for step in range(self.steps) for stage in range(self.stages)]
         return Verdict(
-            lost=lost, doubled=doubled, voided=voided,
+            lost=lost,
+            doubled=doubled,
+            voided=voided,
             unaudited=tuple(place for place in everything if place not in self._commits),
-            conflicts=tuple(sorted(place for place, commits in self._commits.items()
-                                   if self._differ(commits))),
+            conflicts=tuple(sorted(place for place, commits in self._commits.items() if self._differ(commits))),
             split_stages=tuple(sorted(stage for stage, ends in self._weights.items() if len(ends) > 1)),
             repeated=len(again),
             changed=tuple(sorted(step for step, commits in again.items() if self._changed(commits))),
-            renewed=tuple(version for version, _ in self._renewed), repeats=self.repeats,
+            renewed=tuple(version for version, _ in self._renewed),
+            repeats=self.repeats,
         )
 
     def _differ(self, commits: Sequence[tuple[_Life, Committed]]) -> bool:
@@ -175,8 +180,10 @@ def compare(
     """
     if len(losses) != len(oracle) or not losses:
         return Comparison(math.inf, 0, False, f"the swarm has {len(losses)} losses, one process {len(oracle)}")
-    differences = [abs(mine - other) if math.isfinite(mine) and math.isfinite(other) else math.inf
-                   for mine, other in zip(losses, oracle, strict=True)]
+    differences = [
+        abs(mine - other) if math.isfinite(mine) and math.isfinite(other) else math.inf
+        for mine, other in zip(losses, oracle, strict=True)
+    ]
     largest = max(differences)
     at_step = differences.index(largest)
     early, problem = max(differences[:FP32_STEPS]), ""
@@ -186,8 +193,10 @@ def compare(
         if largest != 0.0:
             problem = f"losses differ from one process by up to {largest:.3g} (step {at_step}), not bit-equal"
     elif lossless and early > FP32_TOLERANCE:
-        problem = (f"losses of the first {FP32_STEPS} steps differ from one process by {early:.3g}; on some data "
-                   "rounding alone does that (docs/numerics.md)")
+        problem = (
+            f"losses of the first {FP32_STEPS} steps differ from one process by {early:.3g}; on some data "
+            "rounding alone does that (docs/numerics.md)"
+        )
     elif largest == math.inf or differences[-1] > FINAL_TOLERANCE * abs(oracle[-1]):
         problem = f"the final loss {losses[-1]:.6g} is more than 1 % from one process's {oracle[-1]:.6g}"
     within = FP32_TOLERANCE if promised and lossless and not exact else None

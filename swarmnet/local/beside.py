@@ -51,9 +51,17 @@ def beside(outcome: Outcome, prepared: Prepared, out: Path, *, exact: bool, log_
         return _with(outcome, UNCOMPARED)
     bench.console.print("the same manifest in one process, after the swarm ...", highlight=False)
     directory = out / "oracle"
-    spec = ChildSpec(name="oracle", stage=None, manifest=prepared.path, directory=directory, slots=None, bootstrap=(),
-                     events=directory / "events.jsonl", log_level=log_level)
-    spec.events.unlink(missing_ok=True)                 # of a comparison that was broken off
+    spec = ChildSpec(
+        name="oracle",
+        stage=None,
+        manifest=prepared.path,
+        directory=directory,
+        slots=None,
+        bootstrap=(),
+        events=directory / "events.jsonl",
+        log_level=log_level,
+    )
+    spec.events.unlink(missing_ok=True)  # of a comparison that was broken off
     try:
         child = Child(spec, bench.command(spec), EventReader(spec.events), bench.starter)
     except StarterLost as error:
@@ -69,8 +77,13 @@ def beside(outcome: Outcome, prepared: Prepared, out: Path, *, exact: bool, log_
     if code != 0:
         bench.console.print("\n".join(child.last_lines()), markup=False, highlight=False)
         return _with(outcome, f"the oracle failed (exit code {code}), see {child.log}")
-    comparison = compare([point.loss for point in outcome.progress.points], losses, exact=exact,
-                         lossless=prepared.lossless, promised=prepared.pure)
+    comparison = compare(
+        [point.loss for point in outcome.progress.points],
+        losses,
+        exact=exact,
+        lossless=prepared.lossless,
+        promised=prepared.pure,
+    )
     return replace(_with(outcome, comparison.problem), oracle=tuple(losses), comparison=comparison)
 
 

@@ -56,8 +56,9 @@ class Channels:
 
     def _links(self, name: str) -> None:
         cut, paces = links_of(name, self._rules, self._peers)
-        links = SetLinks(frozenset(self._peers[other] for other in cut),
-                         {self._peers[other]: pace for other, pace in paces.items()})
+        links = SetLinks(
+            frozenset(self._peers[other] for other in cut), {self._peers[other]: pace for other, pace in paces.items()}
+        )
         if links != self._said.get(name, SetLinks()):
             self._said[name] = links
             self.send(name, links)

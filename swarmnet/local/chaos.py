@@ -41,12 +41,13 @@ class When(Table):
 
     step: Count | None = Field(default=None, description="in the middle of this step, or in its `phase`")
     at_s: Annotated[float, Field(ge=0)] | None = Field(
-        default=None, description="seconds since every stage had a replica")
+        default=None, description="seconds since every stage had a replica"
+    )
     stage: Count | None = Field(default=None, description="a replica of this stage, chosen by the seed")
     peer: Annotated[str, Field(pattern=r"^s\d+-r\d+$")] | None = Field(
-        default=None, description='this replica, such as "s1-r0"')
-    phase: Phase | None = Field(
-        default=None, description="while that replica is in this phase of the step")
+        default=None, description='this replica, such as "s1-r0"'
+    )
+    phase: Phase | None = Field(default=None, description="while that replica is in this phase of the step")
     moment: Moment = Field(default="begin", description="before the phase's work is done, or after")
 
     @model_validator(mode="after")
@@ -89,7 +90,8 @@ class Partition(When):
     """Groups that do not hear of each other for a while; who is in no group hears everybody."""
 
     between: Annotated[tuple[tuple[str, ...], ...], Field(min_length=2)] = Field(
-        description='groups of replicas, stages and trainers: [["s0", "s1-r0"], ["s1-r1", "trainer-0"]]')
+        description='groups of replicas, stages and trainers: [["s0", "s1-r0"], ["s1-r1", "trainer-0"]]'
+    )
     for_s: Duration = Field(description="seconds until it is healed")
 
 
@@ -97,7 +99,8 @@ class Slow(When):
     """Slow links."""
 
     peers: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
-        description='whose links, to everybody: replicas, stages, trainers, such as ["s1-r0", "s2"]')
+        description='whose links, to everybody: replicas, stages, trainers, such as ["s1-r0", "s2"]'
+    )
     bytes_per_s: Annotated[float, Field(ge=0)] = Field(default=0.0, description="of each link, each way; 0: unlimited")
     latency_s: Annotated[float, Field(ge=0, le=60)] = Field(default=0.0, description="added, each way")
     for_s: Duration = Field(description="seconds until they are as before")
@@ -130,7 +133,12 @@ SHORTHAND = Random(kill=10, stop=5, join=2, partition=2, slow=2)
 """What `random:SEED` means."""
 
 _KINDS: dict[str, type[When]] = {
-    "kill": Kill, "stop": Stop, "join": Join, "drain": Drain, "partition": Partition, "slow": Slow,
+    "kill": Kill,
+    "stop": Stop,
+    "join": Join,
+    "drain": Drain,
+    "partition": Partition,
+    "slow": Slow,
     "kill_rank": KillRank,
 }
 
@@ -144,8 +152,9 @@ def load(text: str, *, stages: int, replicas: int, steps: int) -> tuple[int, tup
     return faults_of(toml.read(Path(text)), where=text, stages=stages, replicas=replicas, steps=steps)
 
 
-def faults_of(data: Mapping[str, Any], *, where: str, stages: int, replicas: int, steps: int,
-              ) -> tuple[int, tuple[Fault, ...]]:
+def faults_of(
+    data: Mapping[str, Any], *, where: str, stages: int, replicas: int, steps: int
+) -> tuple[int, tuple[Fault, ...]]:
     """(seed, faults) of a chaos file's data. Raises UsageError that names the file and the entry."""
     unknown = sorted(data.keys() - {"seed", "random", *_KINDS})
     if unknown:
@@ -188,8 +197,9 @@ def _exists(entry: When, here: str, *, stages: int, steps: int) -> None:
     for name in (*(name for group in groups for name in group), *((entry.peer,) if entry.peer else ())):
         stage = stage_of(name)
         if stage is None and not name.startswith("trainer-"):
-            raise UsageError(f'{here}: "{name}" is no name: write a replica ("s1-r0"), a stage ("s1") or a trainer '
-                             '("trainer-0")')
+            raise UsageError(
+                f'{here}: "{name}" is no name: write a replica ("s1-r0"), a stage ("s1") or a trainer ("trainer-0")'
+            )
         if stage is not None and stage >= stages:
             raise UsageError(f"{here}: {name}: there is no stage {stage}, stages are 0 to {stages - 1}")
     if entry.stage is not None and entry.stage >= stages:
@@ -208,11 +218,25 @@ def _fault(kind: str, entry: When) -> Fault:
         case Partition():
             fields |= {"for_s": entry.for_s, "groups": entry.between}
         case Slow():
-            fields |= {"for_s": entry.for_s, "groups": (entry.peers,), "bytes_per_s": entry.bytes_per_s,
-                       "latency_s": entry.latency_s}
-    return _labelled(Fault(
-        kind, "", entry.stage if entry.peer is None else stage_of(entry.peer), entry.peer, entry.step,  # type: ignore[arg-type]
-        entry.at_s, entry.phase, entry.moment, **fields))
+            fields |= {
+                "for_s": entry.for_s,
+                "groups": (entry.peers,),
+                "bytes_per_s": entry.bytes_per_s,
+                "latency_s": entry.latency_s,
+            }
+    return _labelled(
+        Fault(
+            kind,
+            "",
+            entry.stage if entry.peer is None else stage_of(entry.peer),
+            entry.peer,
+            entry.step,  # type: ignore[arg-type]
+            entry.at_s,
+            entry.phase,
+            entry.moment,
+            **fields,
+        )
+    )
 
 
 def _labelled(fault: Fault) -> Fault:
@@ -248,7 +272,7 @@ def _draw(kind: Kind, rng: random.Random, *, stages: int, replicas: int, steps: 
     match kind:
         case "kill":
             found = [Fault("kill", "", stage, step=step, phase=phase, moment=moment, back_s=rng.uniform(0.2, 2.0))]
-            if rng.random() < 0.3:                     # and again while the first one fetches its state
+            if rng.random() < 0.3:  # and again while the first one fetches its state
                 during: Phase = rng.choice(("snapshot", "fetch"))
                 found.append(Fault("kill", "", stage, step=step, phase=during, back_s=rng.uniform(0.2, 2.0)))
             return found
@@ -256,7 +280,7 @@ def _draw(kind: Kind, rng: random.Random, *, stages: int, replicas: int, steps: 
             return [Fault("stop", "", stage, step=step, phase=phase, moment=moment, for_s=rng.uniform(0.5, 6.0))]
         case "join":
             return [Fault("join", "", rng.choice((None, stage)), step=step)]
-        case "kill_rank":                              # the stage is one that has ranks: the machine of faults knows
+        case "kill_rank":  # the stage is one that has ranks: the machine of faults knows
             return [Fault("kill_rank", "", step=step, phase=phase, moment=moment)]
         case "drain":
             return [Fault("drain", "", stage, step=step, phase=phase, moment=moment, back_s=rng.uniform(1.0, 3.0))]
@@ -268,5 +292,14 @@ def _draw(kind: Kind, rng: random.Random, *, stages: int, replicas: int, steps: 
             return [Fault("partition", "", step=step, for_s=rng.uniform(0.5, 4.0), groups=groups)] if groups[1] else []
         case _:
             name = f"s{stage}-r{rng.randrange(replicas)}"
-            return [Fault("slow", "", step=step, for_s=rng.uniform(1.0, 5.0), groups=((name,),),
-                          bytes_per_s=10 ** rng.uniform(5.0, 7.0), latency_s=rng.uniform(0.0, 0.1))]
+            return [
+                Fault(
+                    "slow",
+                    "",
+                    step=step,
+                    for_s=rng.uniform(1.0, 5.0),
+                    groups=((name,),),
+                    bytes_per_s=10 ** rng.uniform(5.0, 7.0),
+                    latency_s=rng.uniform(0.0, 0.1),
+                )
+            ]

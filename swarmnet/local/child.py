@@ -45,8 +45,9 @@ def main(argv: list[str]) -> int:
             _read(orders, between)
             if "trainer" in config.roles:
                 return run_trainer(config, manifest, wrap=wrap)
-            return run_peer(config, manifest, wrap=wrap,
-                            wrap_engine=lambda engine: cast(Engine, HeldEngine(engine, between)))
+            return run_peer(
+                config, manifest, wrap=wrap, wrap_engine=lambda engine: cast(Engine, HeldEngine(engine, between))
+            )
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2

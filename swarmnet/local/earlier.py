@@ -43,8 +43,11 @@ def kills(out: Path) -> list[tuple[str, int, float]]:
     """Who was killed: (name, in which step, seconds since the run began)."""
     records = EventReader(out / "events.jsonl").read()
     first = next((record["t"] for record in records if record.get("event") == BEGAN), 0.0)
-    return [(record["child"], record["step"], record["t"] - first) for record in records
-            if record.get("event") == "killed" and record.get("name") == "local"]
+    return [
+        (record["child"], record["step"], record["t"] - first)
+        for record in records
+        if record.get("event") == "killed" and record.get("name") == "local"
+    ]
 
 
 def meshes(out: Path) -> dict[str, Mesh]:
@@ -57,7 +60,8 @@ def finished(out: Path, *, stages: int, steps: int) -> bool:
     """Has a replica of every stage held the last version, and said so?"""
     ended = {
         event.stage
-        for path in out.glob("peers/s*/events.jsonl") for record in EventReader(path).read()
+        for path in out.glob("peers/s*/events.jsonl")
+        for record in EventReader(path).read()
         if record.get("event") == "finished" and isinstance(event := parse(record), Finished) and event.version == steps
     }
     return len(ended) == stages
@@ -69,10 +73,14 @@ def replay(out: Path, began: list[float], progress: Progress, audit: Audit) -> N
     Raises BadEvent for a line that lacks a field.
     """
     records = sorted(
-        ((record["t"], path.parent.name, record)
-         for path in sorted(out.glob("peers/*/events.jsonl")) for record in EventReader(path).read()
-         if record.get("event") in ("committed", "evaluated", "checkpoint", "dropped")),
-        key=lambda entry: entry[0])
+        (
+            (record["t"], path.parent.name, record)
+            for path in sorted(out.glob("peers/*/events.jsonl"))
+            for record in EventReader(path).read()
+            if record.get("event") in ("committed", "evaluated", "checkpoint", "dropped")
+        ),
+        key=lambda entry: entry[0],
+    )
     first = began[0] if began else records[0][0] if records else 0.0
     for at, name, record in records:
         event, life = parse(record), max(bisect.bisect_right(began, at) - 1, 0)

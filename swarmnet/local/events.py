@@ -222,15 +222,38 @@ class Noted:
 
 
 Event = (
-    Listening | Synced | Committed | Applied | Outer | Rerouted | Executed | Evaluated | Finished | Halted | Reached
-    | Asking | Checkpointed | BadCheckpoint | Unwritten | Drifted | Waiting | WentBack | MeshStarted | LostRank
-    | Dropped | Complete | Noted
+    Listening
+    | Synced
+    | Committed
+    | Applied
+    | Outer
+    | Rerouted
+    | Executed
+    | Evaluated
+    | Finished
+    | Halted
+    | Reached
+    | Asking
+    | Checkpointed
+    | BadCheckpoint
+    | Unwritten
+    | Drifted
+    | Waiting
+    | WentBack
+    | MeshStarted
+    | LostRank
+    | Dropped
+    | Complete
+    | Noted
 )
 
 
 def _committed(record: Mapping[str, Any]) -> Committed:
     return Committed(
-        stage=record["stage"], step=record["step"], loss_sum=float(record["loss_sum"]), num_tokens=record["num_tokens"],
+        stage=record["stage"],
+        step=record["step"],
+        loss_sum=float(record["loss_sum"]),
+        num_tokens=record["num_tokens"],
         digest=str(record["digest"]),
         contributions=tuple((peer, tuple(indexes)) for peer, indexes in record["contributions"]),
         voided=frozenset(record["voided"]),
@@ -257,7 +280,8 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any]], Event]] = {
     "complete": lambda r: Complete(),
     "restart": lambda r: WentBack(r["number"], r["version"], str(r["reason"])),
     "mesh_started": lambda r: MeshStarted(
-        r["stage"], str(r["mesh"]), r["epoch"], tuple(map(int, r["pids"])), float(r["seconds"])),
+        r["stage"], str(r["mesh"]), r["epoch"], tuple(map(int, r["pids"])), float(r["seconds"])
+    ),
     "rank_lost": lambda r: LostRank(r["stage"], r["rank"], str(r["reason"])),
     "dropped": lambda r: Dropped(r["stage"], r["to"], str(r["reason"])),
     REACHED: lambda r: Reached(r["hold"], r["step"]),

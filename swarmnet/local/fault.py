@@ -74,8 +74,11 @@ def unlikely(faults: Iterable[Fault], replicas: Mapping[str, int]) -> list[str]:
             found.setdefault(("no replica of that name is there", later), []).append(fault.label)
         elif fault.takes_away and (stage in single if stage is not None else bool(single)):
             found.setdefault(("the only replica of a stage is never taken away", later), []).append(fault.label)
-    return [f"note: {why}, so {'this waits for one that joins' if later else 'this cannot be carried out'}: "
-            f"{', '.join(labels)}" for (why, later), labels in found.items()]
+    return [
+        f"note: {why}, so {'this waits for one that joins' if later else 'this cannot be carried out'}: "
+        f"{', '.join(labels)}"
+        for (why, later), labels in found.items()
+    ]
 
 
 def stage_of(name: str) -> int | None:
@@ -86,8 +89,9 @@ def stage_of(name: str) -> int | None:
 
 def names(selector: str, name: str) -> bool:
     """Does `selector` ("s1-r0", "s1", "trainer-0") mean the process `name`?"""
-    return selector == name or ("-" not in selector and stage_of(selector) is not None
-                                and stage_of(selector) == stage_of(name))
+    return selector == name or (
+        "-" not in selector and stage_of(selector) is not None and stage_of(selector) == stage_of(name)
+    )
 
 
 def member_of(groups: Sequence[Iterable[str]], name: str) -> int | None:

@@ -54,8 +54,17 @@ class Faults:
     meshed: who has ranks that can be killed.
     """
 
-    def __init__(self, faults: Sequence[Fault], *, replicas: Mapping[str, int], steps: int, rng: random.Random,
-                 every_s: float | None = None, restart_s: float = 1.0, meshed: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        faults: Sequence[Fault],
+        *,
+        replicas: Mapping[str, int],
+        steps: int,
+        rng: random.Random,
+        every_s: float | None = None,
+        restart_s: float = 1.0,
+        meshed: Collection[str] = (),
+    ) -> None:
         self._rng, self._meshed = rng, sorted({replicas[name] for name in meshed})
         self._replicas = {name: Replica(stage) for name, stage in sorted(replicas.items())}
         self._stages = {stage: Stage() for stage in sorted(set(replicas.values()))}
@@ -65,7 +74,7 @@ class Faults:
         self._training_at: float | None = None
         self._num_timed = self._num_holds = 0
         self._returns: dict[str, float] = {}
-        self._back_s: dict[str, float | None] = {}     # what was ordered for those that are about to go
+        self._back_s: dict[str, float | None] = {}  # what was ordered for those that are about to go
         self._lasting: list[Lasting] = []
         self._complete = False
 
@@ -82,9 +91,11 @@ class Faults:
                 self._at(name, version, took, now)
             case Started(name):
                 self._replicas[name] = Replica(self._replicas[name].stage)
-                actions += [self._hold(order, name) for order in self._orders
-                            if order.holds and order.fault.phase in ("snapshot", "fetch")
-                            and name in self._whom(order)]
+                actions += [
+                    self._hold(order, name)
+                    for order in self._orders
+                    if order.holds and order.fault.phase in ("snapshot", "fetch") and name in self._whom(order)
+                ]
             case Gone(name, back):
                 actions += self._gone(name, back, now)
             case Reached(hold, name, _):
@@ -119,7 +130,7 @@ class Faults:
 
     def _at(self, name: str, version: int, took: bool, now: float) -> None:
         replica = self._replicas[name]
-        if not replica.up:                             # written before it died, read after
+        if not replica.up:  # written before it died, read after
             return
         replica.version = version
         stage = self._stages[replica.stage]
@@ -159,16 +170,24 @@ class Faults:
             return
         self._next_timed = now + self._every_s
         if any(order.fault.label.startswith("kill every") for order in self._orders):
-            return                                     # the one before is still waiting: do not pile up
+            return  # the one before is still waiting: do not pile up
         self._num_timed += 1
         stage = self._rng.choice(sorted(self._stages))
-        fault = Fault("kill", f"kill every-{self._num_timed}", stage, step=max(self._stages[stage].seen, 0),
-                      back_s=self._restart_s)
+        fault = Fault(
+            "kill",
+            f"kill every-{self._num_timed}",
+            stage,
+            step=max(self._stages[stage].seen, 0),
+            back_s=self._restart_s,
+        )
         self._orders.append(Order(fault, stage, fire_at=now))
 
     def _versions(self, stage: int) -> dict[str, int]:
-        return {name: replica.version for name, replica in self._replicas.items()
-                if replica.stage == stage and replica.version is not None}
+        return {
+            name: replica.version
+            for name, replica in self._replicas.items()
+            if replica.stage == stage and replica.version is not None
+        }
 
     def _cut_off(self, name: str) -> bool:
         return any(self._touches(lasting.fault, name) for lasting in self._lasting)
@@ -183,16 +202,23 @@ class Faults:
     def _good(self, name: str) -> bool:
         """Synced at its stage's newest version, and nothing is being done to it."""
         replica = self._replicas[name]
-        return (replica.up and replica.version is not None and replica.version >= self._stages[replica.stage].seen
-                and replica.version >= replica.good_at
-                and not (replica.stopped or replica.draining or self._cut_off(name)))
+        return (
+            replica.up
+            and replica.version is not None
+            and replica.version >= self._stages[replica.stage].seen
+            and replica.version >= replica.good_at
+            and not (replica.stopped or replica.draining or self._cut_off(name))
+        )
 
     def _may_go(self, name: str) -> bool:
         """Is this replica up and undisturbed, and another one of its stage good?"""
         replica = self._replicas[name]
         free = replica.up and replica.version is not None and not (replica.stopped or replica.draining)
-        return free and any(self._good(other) for other, fellow in self._replicas.items()
-                            if fellow.stage == replica.stage and other != name)
+        return free and any(
+            self._good(other)
+            for other, fellow in self._replicas.items()
+            if fellow.stage == replica.stage and other != name
+        )
 
     def _may(self, fault: Fault, name: str) -> bool:
         """May this be done to `name`?"""
@@ -262,15 +288,18 @@ class Faults:
             return f"{len(versions)} synced replica{'' if len(versions) == 1 else 's'} in stage {order.stage}"
         if missed:
             return f"only one replica of stage {order.stage} is at its newest version and undisturbed"
-        return ""                                      # the others are a moment behind: not worth a word
+        return ""  # the others are a moment behind: not worth a word
 
     # ---------------------------------------------------------------- in a phase
 
     def _arm(self, order: Order) -> list[Act]:
         """Let someone hold in the phase: a seeded choice, or, where others decide who gets there, all of the stage."""
         everybody = order.fault.phase in ("snapshot", "fetch")
-        whom = [name for name in self._whom(order) if self._replicas[name].up
-                and (everybody or self._may(order.fault, name))]
+        whom = [
+            name
+            for name in self._whom(order)
+            if self._replicas[name].up and (everybody or self._may(order.fault, name))
+        ]
         if not whom:
             return self._postponed(order)
         chosen = whom if everybody else [self._rng.choice(whom)]
@@ -346,8 +375,13 @@ class Faults:
     def _newcomer(self, stage: int | None) -> str:
         """A new name in `stage`, or in the stage with the fewest live replicas."""
         if stage is None:
-            alive = {number: sum(replica.up and not replica.draining and replica.stage == number
-                                 for replica in self._replicas.values()) for number in self._stages}
+            alive = {
+                number: sum(
+                    replica.up and not replica.draining and replica.stage == number
+                    for replica in self._replicas.values()
+                )
+                for number in self._stages
+            }
             stage = min(self._stages, key=lambda number: (alive[number], number))
         number = sum(replica.stage == stage for replica in self._replicas.values())
         while (name := f"s{stage}-r{number}") in self._replicas:

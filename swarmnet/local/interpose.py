@@ -181,7 +181,7 @@ class FaultyTransport:
             return
         loop = asyncio.get_running_loop()
         due = loop.time() + (pace.latency_s if pace else 0.0)
-        late.append((max(due, late[-1][0]) if late else due, message))      # in order, whatever the pace becomes
+        late.append((max(due, late[-1][0]) if late else due, message))  # in order, whatever the pace becomes
         loop.call_at(late[-1][0], self._deliver, peer)
 
     def _deliver(self, peer: PeerId) -> None:
@@ -217,7 +217,7 @@ class FaultyTransport:
         if pace is None:
             return
         loop = asyncio.get_running_loop()
-        free_at = max(loop.time(), self._free_at.get(peer, 0.0))            # one after the other
+        free_at = max(loop.time(), self._free_at.get(peer, 0.0))  # one after the other
         if pace.bytes_per_s:
             free_at += sum(len(packed.data) for packed in payload) / pace.bytes_per_s
         self._free_at[peer] = free_at

@@ -22,7 +22,7 @@ class Interrupt:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)              # type: ignore[arg-type]
+            signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _caught(self, number: int, _frame: object) -> None:
         self.count += 1

@@ -26,8 +26,11 @@ def parse_meshes(options: LocalOptions, manifest: Manifest, replicas: Iterable[s
     """The meshes that the options ask for. replicas: names of those at the start. Raises UsageError with the text at
     fault, or with why the model cannot be split so."""
     if not options.ranks:
-        for flag, given in (("--shard", options.shard != "none"), ("--tensor", options.tensor > 0),
-                            ("--sequence-parallel", options.sequence_parallel)):
+        for flag, given in (
+            ("--shard", options.shard != "none"),
+            ("--tensor", options.tensor > 0),
+            ("--sequence-parallel", options.sequence_parallel),
+        ):
             if given:
                 raise UsageError(f"{flag} says how ranks share a stage: add --ranks STAGE=N")
     found: dict[str, Mesh] = {}
@@ -36,8 +39,13 @@ def parse_meshes(options: LocalOptions, manifest: Manifest, replicas: Iterable[s
         whom, ranks = _entry(text, names, manifest.cut.stages)
         if whom in found:
             raise UsageError(f"--ranks {text}: it is said twice how many ranks {whom} has")
-        found[whom] = Mesh() if ranks == 1 else Mesh(
-            ranks=ranks, tensor=options.tensor, shard=options.shard, sequence_parallel=options.sequence_parallel)
+        found[whom] = (
+            Mesh()
+            if ranks == 1
+            else Mesh(
+                ranks=ranks, tensor=options.tensor, shard=options.shard, sequence_parallel=options.sequence_parallel
+            )
+        )
         try:
             _layout(found[whom], manifest)
         except UsageError as error:
@@ -57,8 +65,10 @@ def meshed(meshes: Meshes, replicas: Iterable[str]) -> frozenset[str]:
 
 def in_words(meshes: Meshes, manifest: Manifest) -> str:
     """For the terminal: "ranks: s1 2 (tp2), s2-r0 4 (zero3x4)"; "" if every peer is one rank."""
-    said = [f"{whom} {mesh.ranks} ({_layout(mesh, manifest).label})" if mesh.ranks > 1 else f"{whom} 1"
-            for whom, mesh in sorted(meshes.items())]
+    said = [
+        f"{whom} {mesh.ranks} ({_layout(mesh, manifest).label})" if mesh.ranks > 1 else f"{whom} 1"
+        for whom, mesh in sorted(meshes.items())
+    ]
     return f"ranks: {', '.join(said)}" if any(mesh.ranks > 1 for mesh in meshes.values()) else ""
 
 

@@ -29,8 +29,10 @@ PATIENCE_S = 5.0
 
 
 _SOURCES = {
-    "checkpoint": "from an older checkpoint of its own", "snapshot": "fetched from other replicas",
-    "seed": "drawn from the run's seed", "neighbours": "made anew from the stages beside it",
+    "checkpoint": "from an older checkpoint of its own",
+    "snapshot": "fetched from other replicas",
+    "seed": "drawn from the run's seed",
+    "neighbours": "made anew from the stages beside it",
 }
 
 
@@ -38,18 +40,18 @@ _SOURCES = {
 class News:
     """Tell it everything; what it returns are the lines."""
 
-    _links: dict[str, str] = field(default_factory=dict)             # of those that listen now
-    _invited: tuple[str, str] | None = None                          # by whom, and with which link
-    _bad: set[str] = field(default_factory=set)                      # whose checkpoint was of no use
+    _links: dict[str, str] = field(default_factory=dict)  # of those that listen now
+    _invited: tuple[str, str] | None = None  # by whom, and with which link
+    _bad: set[str] = field(default_factory=set)  # whose checkpoint was of no use
     _unwritten: set[str] = field(default_factory=set)
-    _waits: dict[tuple[str, int | None], tuple[float, str]] = field(default_factory=dict)    # by process and stage
+    _waits: dict[tuple[str, int | None], tuple[float, str]] = field(default_factory=dict)  # by process and stage
     _said: set[str] = field(default_factory=set)
 
     def on(self, name: str, event: Event, *, now: float) -> list[str]:
         """One event of the process `name`."""
         match event:
             case Listening(links=links) if links:
-                return self._listening(name, links[-1])      # the last one is the one that works on this machine
+                return self._listening(name, links[-1])  # the last one is the one that works on this machine
             case BadCheckpoint(path, reason):
                 self._bad.add(name)
                 return [f"{name}: the checkpoint {path} is of no use: {reason}"]
@@ -62,8 +64,9 @@ class News:
             case Complete():
                 self._waits.pop((name, None), None)
             case WentBack(number, version, reason):
-                return self._once(f"the run goes on from version {version} (restart {number}, {reason})",
-                                  about=f"restart {number}")
+                return self._once(
+                    f"the run goes on from version {version} (restart {number}, {reason})", about=f"restart {number}"
+                )
             case LostRank(rank=rank, reason=reason):
                 which = "a rank" if rank is None else f"rank {rank}"
                 return [f"{name} has lost {which} ({reason}): its ranks start anew"]
@@ -73,7 +76,7 @@ class News:
                 return self._once(f"stage {stage} at version {version} is not what it was: {reason}")
             case Synced(stage=stage, version=version, how=how):
                 self._waits.pop((name, stage), None)
-                self._waits.pop((name, None), None)     # it serves: others say what is missing
+                self._waits.pop((name, None), None)  # it serves: others say what is missing
                 if name in self._bad:
                     self._bad.discard(name)
                     return [f"{name} goes on from version {version}, {_SOURCES.get(how, how)}"]
@@ -92,7 +95,7 @@ class News:
         reasons = Counter(reason for since, reason in self._waits.values() if now - since >= PATIENCE_S)
         if not reasons:
             return []
-        (reason, _), = reasons.most_common(1)                # some see less of the swarm than others
+        ((reason, _),) = reasons.most_common(1)  # some see less of the swarm than others
         return self._once(f"waiting: {reason}")
 
     def _listening(self, name: str, link: str) -> list[str]:

@@ -78,11 +78,13 @@ class LocalOptions:
         if self.kill_all is not None and (self.chaos is not None or self.oracle):
             raise UsageError(
                 f"{'--oracle' if self.chaos is None else '--chaos'} and --kill-all exclude each other: losses are held "
-                "against one process at the end of a run, which --kill-all does not reach; give it with --resume")
+                "against one process at the end of a run, which --kill-all does not reach; give it with --resume"
+            )
         if self.reseed_from_neighbours and (self.chaos is not None or self.oracle):
             raise UsageError(
                 f"{'--oracle' if self.chaos is None else '--chaos'} and --reseed-from-neighbours exclude each other: a "
-                "stage that is made anew is not what one process has")
+                "stage that is made anew is not what one process has"
+            )
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
             raise UsageError(f"--checkpoint-every must be at least 1, got {self.checkpoint_every}")
         if self.resume and self.out is None:
@@ -93,14 +95,18 @@ class LocalOptions:
 
 def parse_kills(texts: tuple[str, ...], *, stages: int, steps: int, back_s: float = 1.0) -> tuple[Fault, ...]:
     """The kills among `stages` stages and steps 0 .. steps - 1. Raises UsageError with the text at fault."""
-    return tuple(Fault("kill", f"kill {stage}@{step}", stage, step=step, back_s=back_s)
-                 for stage, step in _places("--kill", texts, stages, steps))
+    return tuple(
+        Fault("kill", f"kill {stage}@{step}", stage, step=step, back_s=back_s)
+        for stage, step in _places("--kill", texts, stages, steps)
+    )
 
 
 def parse_kill_ranks(texts: tuple[str, ...], *, stages: int, steps: int) -> tuple[Fault, ...]:
     """The kills of single ranks. Raises UsageError with the text at fault."""
-    return tuple(Fault("kill_rank", f"kill_rank {stage}@{step}", stage, step=step)
-                 for stage, step in _places("--kill-rank", texts, stages, steps))
+    return tuple(
+        Fault("kill_rank", f"kill_rank {stage}@{step}", stage, step=step)
+        for stage, step in _places("--kill-rank", texts, stages, steps)
+    )
 
 
 def _places(flag: str, texts: tuple[str, ...], stages: int, steps: int) -> Iterator[tuple[int, int]]:

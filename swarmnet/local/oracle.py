@@ -111,7 +111,9 @@ class _Plain:
                 {"params": [p for p in self._parameters if p.ndim >= 2], "weight_decay": table.weight_decay},
                 {"params": [p for p in self._parameters if p.ndim < 2], "weight_decay": 0.0},
             ],
-            lr=table.learning_rate, betas=(table.beta1, table.beta2), eps=table.eps,
+            lr=table.learning_rate,
+            betas=(table.beta1, table.beta2),
+            eps=table.eps,
         )
 
     def count(self, index: int) -> None:
@@ -125,7 +127,7 @@ class _Plain:
         torch.nn.utils.clip_grad_norm_(self._parameters, table.clip_norm)
         rate = learning_rate(table, step, total_steps=self._manifest.training.total_steps)
         _follow(self._parameters, self._behind)
-        if self._packed is not None:         # of which torch has none
+        if self._packed is not None:  # of which torch has none
             self._packed.step([p.grad for p in self._parameters if p.grad is not None], learning_rate=rate)
         else:
             for group in self._adamw.param_groups:
@@ -134,7 +136,6 @@ class _Plain:
             self._lead()
         for parameter in (*self._parameters, *self._behind):
             parameter.grad = None
-
 
     @torch.no_grad()
     def _lead(self) -> None:
@@ -162,7 +163,9 @@ class _Exact:
         self._names = [name for name, _ in module.named_parameters()]
         self._optimizer = StageOptimizer(self._parameters, manifest.optimizer)
         self._accumulator = Accumulator(
-            self._edges[-1], manifest.numerics, max_microbatches=manifest.training.microbatches,
+            self._edges[-1],
+            manifest.numerics,
+            max_microbatches=manifest.training.microbatches,
             device=torch.device("cpu"),
         )
         self._step = 0

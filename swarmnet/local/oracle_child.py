@@ -19,8 +19,11 @@ def main(argv: list[str]) -> int:
     """Exit code 0 when every step has been written."""
     manifest = read_manifest(Path(argv[0]))
     with EventLog(Path(argv[1])) as log:
-        run_oracle(manifest, read_tokens(manifest), on_step=lambda step, loss, tokens: log.emit(
-            ORACLE_STEP, step=step, loss=loss, tokens=tokens))
+        run_oracle(
+            manifest,
+            read_tokens(manifest),
+            on_step=lambda step, loss, tokens: log.emit(ORACLE_STEP, step=step, loss=loss, tokens=tokens),
+        )
     return 0
 
 

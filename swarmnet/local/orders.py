@@ -64,8 +64,10 @@ def record(order: Order) -> tuple[str, dict[str, Any]]:
         case Trace():
             return "trace", {}
         case SetLinks(cut, paces):
-            return "links", {"cut": sorted(cut), "paces": {
-                peer: [pace.bytes_per_s, pace.latency_s] for peer, pace in sorted(paces.items())}}
+            return "links", {
+                "cut": sorted(cut),
+                "paces": {peer: [pace.bytes_per_s, pace.latency_s] for peer, pace in sorted(paces.items())},
+            }
 
 
 def order_of(fields: Mapping[str, Any]) -> Order:
@@ -78,7 +80,8 @@ def order_of(fields: Mapping[str, Any]) -> Order:
         case "trace":
             return Trace()
         case "links":
-            return SetLinks(frozenset(fields["cut"]),
-                            {peer: Pace(*numbers) for peer, numbers in fields["paces"].items()})
+            return SetLinks(
+                frozenset(fields["cut"]), {peer: Pace(*numbers) for peer, numbers in fields["paces"].items()}
+            )
         case other:
             raise AssertionError(f"no such order: {other}")

@@ -53,9 +53,13 @@ class Outlet:
         except BrokenPipeError:
             _to_nowhere(self._stream)
             try:
-                print(f"swarmnet: nobody reads the output any more; the run goes on, its files are in {self._files} "
-                      "(Ctrl+C ends it)", file=sys.stderr, flush=True)
-            except BrokenPipeError:                     # both went to one reader: `2>&1 | head`
+                print(
+                    f"swarmnet: nobody reads the output any more; the run goes on, its files are in {self._files} "
+                    "(Ctrl+C ends it)",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            except BrokenPipeError:  # both went to one reader: `2>&1 | head`
                 _to_nowhere(sys.stderr)
 
 

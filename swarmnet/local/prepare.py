@@ -52,8 +52,10 @@ class Prepared:
     def lossless(self) -> bool:
         """No codec rounds what crosses the wire."""
         wire = self.manifest.wire
-        return (wire.activations, wire.gradients) == ("fp32", "fp32") and \
-            self.manifest.averaging.codec in ("int64", "fp32")
+        return (wire.activations, wire.gradients) == ("fp32", "fp32") and self.manifest.averaging.codec in (
+            "int64",
+            "fp32",
+        )
 
     @property
     def pure(self) -> bool:
@@ -101,15 +103,19 @@ def choose(options: LocalOptions) -> Manifest:
         said.setdefault("numerics.mode", options.numerics)
     follows = [("manifest", name, value) for name, value in implied(said, opened=False).items()]
     mode = options.numerics
-    if mode is None and options.manifest is None and not any(
-        name in ("numerics.mode", "averaging.codec") for _, name, _ in (*follows, *typed)
+    if (
+        mode is None
+        and options.manifest is None
+        and not any(name in ("numerics.mode", "averaging.codec") for _, name, _ in (*follows, *typed))
     ):
         small = num_parameters(_laid(manifest, [*described, *follows, *typed]).model) < SMALL_PARAMETERS
         mode = "deterministic" if small else "fp32"
     if mode is not None:
         flag = "manifest" if options.numerics is None else f"--numerics {mode}"
-        described += [(flag, "numerics.mode", mode),
-                      (flag, "averaging.codec", "int64" if mode == "deterministic" else "fp32")]
+        described += [
+            (flag, "numerics.mode", mode),
+            (flag, "averaging.codec", "int64" if mode == "deterministic" else "fp32"),
+        ]
     return _laid(manifest, [*described, *follows, *typed])
 
 
@@ -123,8 +129,10 @@ def _described(options: LocalOptions, manifest: Manifest) -> list[Change]:
     found: list[Change] = []
     for name, field, value in (
         ("stages", "model.num_layers", max(manifest.model.num_layers, options.stages)),
-        ("stages", "cut.stages", options.stages), ("steps", "training.total_steps", options.steps),
-        ("seed", "training.seed", options.seed), ("data", "data.source", options.data),
+        ("stages", "cut.stages", options.stages),
+        ("steps", "training.total_steps", options.steps),
+        ("seed", "training.seed", options.seed),
+        ("data", "data.source", options.data),
     ):
         typed = getattr(options, name) != getattr(usual, name)
         found.append((f"--{name}" if typed else "manifest", field, value))
@@ -153,7 +161,7 @@ def prepare(options: LocalOptions, directory: Path) -> Prepared:
     manifest = with_data(chosen, base=options.manifest.parent if options.manifest else Path())
     path, owner = directory / "run.toml", None
     policy = options.admission or manifest.admission.policy
-    if policy == "invite":                               # an owner of its own: a manifest's may be far away
+    if policy == "invite":  # an owner of its own: a manifest's may be far away
         owner = new_owner(path)
     admission = Admission(policy=policy, key=owner.peer if owner else "")
     manifest = manifest.model_copy(update={"admission": admission})
@@ -170,15 +178,24 @@ def with_data(manifest: Manifest, *, base: Path) -> Manifest:
     if manifest.data.tokens_sha256:
         verify(tokens, manifest.data)
     if tokens.vocab_size > manifest.model.vocab_size:
-        raise UsageError(f"the tokenizer knows {tokens.vocab_size} tokens, the model {manifest.model.vocab_size}: "
-                         f"add --set model.vocab_size={tokens.vocab_size}")
+        raise UsageError(
+            f"the tokenizer knows {tokens.vocab_size} tokens, the model {manifest.model.vocab_size}: "
+            f"add --set model.vocab_size={tokens.vocab_size}"
+        )
     training = manifest.training
     sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
-    tree = WindowTree(tokens, sampler.sequence_length, sampler.num_windows)      # --set may have changed its windows
-    data = Data(source=source, tokenizer=tokenizer, num_tokens=tokens.num_tokens, tokens_sha256=tokens.sha256,
-                tokens_root=tree.root, tokenizer_sha256=tokens.tokenizer_sha256)
-    initial = manifest.initial.model_copy(update={"source": manifest.initial.source and _absolute(
-        manifest.initial.source, base)})
+    tree = WindowTree(tokens, sampler.sequence_length, sampler.num_windows)  # --set may have changed its windows
+    data = Data(
+        source=source,
+        tokenizer=tokenizer,
+        num_tokens=tokens.num_tokens,
+        tokens_sha256=tokens.sha256,
+        tokens_root=tree.root,
+        tokenizer_sha256=tokens.tokenizer_sha256,
+    )
+    initial = manifest.initial.model_copy(
+        update={"source": manifest.initial.source and _absolute(manifest.initial.source, base)}
+    )
     return manifest.model_copy(update={"data": data, "initial": initial})
 
 

@@ -58,14 +58,38 @@ def swarmnet_command(spec: ChildSpec) -> list[str]:
     if spec.orders is not None:
         return _following(spec, spec.orders)
     slots = () if spec.slots is None else ("--slots", str(spec.slots))
-    served = ("peer", "--stage", str(spec.stage), "--device", "cpu", "--no-restart", *slots, *_mesh(spec.mesh),
-              *(("--reseed-from-neighbours",) if spec.reseed else ()))
+    served = (
+        "peer",
+        "--stage",
+        str(spec.stage),
+        "--device",
+        "cpu",
+        "--no-restart",
+        *slots,
+        *_mesh(spec.mesh),
+        *(("--reseed-from-neighbours",) if spec.reseed else ()),
+    )
     role = ("trainer",) if spec.stage is None else served
     invited = _invitation(spec)
     return [
-        "-m", "swarmnet", *role, "--manifest", str(spec.manifest), "--dir", str(spec.directory),
-        "--events", str(spec.events), "--host", "127.0.0.1", "--port", "0", "--dht-port", "0",
-        "--log-level", spec.log_level, *(part for address in spec.bootstrap for part in ("--bootstrap", address)),
+        "-m",
+        "swarmnet",
+        *role,
+        "--manifest",
+        str(spec.manifest),
+        "--dir",
+        str(spec.directory),
+        "--events",
+        str(spec.events),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--dht-port",
+        "0",
+        "--log-level",
+        spec.log_level,
+        *(part for address in spec.bootstrap for part in ("--bootstrap", address)),
         *(("--invitation", invited) if invited else ()),
     ]
 
@@ -79,16 +103,31 @@ def _invitation(spec: ChildSpec) -> str:
 def _mesh(mesh: Mesh) -> tuple[str, ...]:
     if mesh == ONE_RANK:
         return ()
-    return ("--ranks", str(mesh.ranks), "--tensor", str(mesh.tensor), "--shard", mesh.shard,
-            *(("--sequence-parallel",) if mesh.sequence_parallel else ()))
+    return (
+        "--ranks",
+        str(mesh.ranks),
+        "--tensor",
+        str(mesh.tensor),
+        "--shard",
+        mesh.shard,
+        *(("--sequence-parallel",) if mesh.sequence_parallel else ()),
+    )
 
 
 def _following(spec: ChildSpec, orders: Path) -> list[str]:
     config = PeerConfig(
-        manifest=spec.manifest, roles=("trainer",) if spec.stage is None else ("stage",), dir=spec.directory,
-        stages=() if spec.stage is None else (spec.stage,), events=spec.events, host="127.0.0.1", device="cpu",
-        bootstrap=spec.bootstrap, invitation=_invitation(spec), log=Log(level=cast(Level, spec.log_level)),
-        reseed_from_neighbours=spec.reseed, mesh=spec.mesh,
+        manifest=spec.manifest,
+        roles=("trainer",) if spec.stage is None else ("stage",),
+        dir=spec.directory,
+        stages=() if spec.stage is None else (spec.stage,),
+        events=spec.events,
+        host="127.0.0.1",
+        device="cpu",
+        bootstrap=spec.bootstrap,
+        invitation=_invitation(spec),
+        log=Log(level=cast(Level, spec.log_level)),
+        reseed_from_neighbours=spec.reseed,
+        mesh=spec.mesh,
         slots=PeerConfig().slots if spec.slots is None else spec.slots,
     )
     path = spec.directory / "peer.toml"
@@ -152,6 +191,6 @@ def stop(children: Iterable[Child], *, grace_s: float, hurry: Callable[[], bool]
         running = [child for child in running if child.returncode() is None]
     for child in running:
         child.send(signal.SIGKILL)
-    for child in running:                               # only now: those that still run would slow every end down
+    for child in running:  # only now: those that still run would slow every end down
         child.wait()
     return [child.spec.name for child in running]

@@ -39,8 +39,8 @@ class ReplicaView:
     version: int | None = None
     dht: tuple[str, ...] = ()
     finished: bool = False
-    mesh: str = ""                                  # of its ranks, "" for one
-    ranks_lost: bool = False                        # they start anew
+    mesh: str = ""  # of its ranks, "" for one
+    ranks_lost: bool = False  # they start anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +61,24 @@ class Progress:
     replicas: dict[str, ReplicaView]
     trainers: frozenset[str] = frozenset()
     started_at: float = 0.0
-    earlier_s: float = 0.0                          # how long it had run before it was resumed
-    earlier_points: int = 0                         # how many points are from then
-    done: set[int] = field(default_factory=set)     # steps whose loss this start of the swarm has computed (again)
+    earlier_s: float = 0.0  # how long it had run before it was resumed
+    earlier_points: int = 0  # how many points are from then
+    done: set[int] = field(default_factory=set)  # steps whose loss this start of the swarm has computed (again)
     points: list[Point] = field(default_factory=list)
     evaluations: dict[int, float] = field(default_factory=dict)
-    training_at: float | None = None                # when every stage first had a synced replica
-    moved_at: float = 0.0                           # the last sign that training goes on
+    training_at: float | None = None  # when every stage first had a synced replica
+    moved_at: float = 0.0  # the last sign that training goes on
     reroutes: int = 0
-    kills: list[tuple[str, int, float]] = field(default_factory=list)   # (name, step, seconds)
-    faults: Counter[str] = field(default_factory=Counter)               # by kind; kills, too
-    on_disk: dict[int, set[int]] = field(default_factory=dict)          # versions ever written, by stage
+    kills: list[tuple[str, int, float]] = field(default_factory=list)  # (name, step, seconds)
+    faults: Counter[str] = field(default_factory=Counter)  # by kind; kills, too
+    on_disk: dict[int, set[int]] = field(default_factory=dict)  # versions ever written, by stage
     postponed: list[str] = field(default_factory=list)
-    applied: int = 0                                # optimizer steps of all replicas
-    rank_restarts: int = 0                          # how often a replica has started all its ranks anew
-    averaging_bytes: int = 0                        # of sums that replicas have sent each other
-    outer: Counter[bool] = field(default_factory=Counter)               # outer steps; False: missed
-    strays: set[tuple[int, int, str]] = field(default_factory=set)      # (stage, version, peer) whose weights were off
-    apart: float = 0.0                              # the largest distance of a replica's weights from its stage's
+    applied: int = 0  # optimizer steps of all replicas
+    rank_restarts: int = 0  # how often a replica has started all its ranks anew
+    averaging_bytes: int = 0  # of sums that replicas have sent each other
+    outer: Counter[bool] = field(default_factory=Counter)  # outer steps; False: missed
+    strays: set[tuple[int, int, str]] = field(default_factory=set)  # (stage, version, peer) whose weights were off
+    apart: float = 0.0  # the largest distance of a replica's weights from its stage's
     trainer_dht: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _executions: Counter[tuple[str, int, int]] = field(default_factory=Counter)
     _starts: Counter[str] = field(default_factory=Counter)
@@ -179,8 +179,11 @@ class Progress:
 
     def synced(self, stage: int) -> list[int]:
         """Versions of the live synced replicas of a stage."""
-        return [replica.version for replica in self.replicas.values()
-                if replica.stage == stage and replica.alive and replica.version is not None]
+        return [
+            replica.version
+            for replica in self.replicas.values()
+            if replica.stage == stage and replica.alive and replica.version is not None
+        ]
 
     def alive(self, stage: int) -> int:
         """How many replicas of a stage run."""
@@ -204,7 +207,7 @@ class Progress:
 
     def tokens_per_second(self) -> float:
         """Over the whole training: from when every stage had a replica to the newest commit of the last stage."""
-        points = self.points[self.earlier_points:]
+        points = self.points[self.earlier_points :]
         if not points or self.training_at is None:
             return 0.0
         elapsed = points[-1].seconds - (self.training_at - self.started_at)
@@ -212,7 +215,7 @@ class Progress:
 
     def recent_tokens_per_second(self) -> float:
         """Over the last WINDOW_STEPS steps."""
-        window = self.points[self.earlier_points:][-WINDOW_STEPS - 1:]
+        window = self.points[self.earlier_points :][-WINDOW_STEPS - 1 :]
         if len(window) < 2:
             return self.tokens_per_second()
         elapsed = window[-1].seconds - window[0].seconds
@@ -220,7 +223,7 @@ class Progress:
 
     def eta_s(self) -> float | None:
         """Seconds to the last step at the recent pace; None while there is no pace."""
-        window = self.points[self.earlier_points:][-WINDOW_STEPS - 1:]
+        window = self.points[self.earlier_points :][-WINDOW_STEPS - 1 :]
         if len(window) < 2:
             return None
         return (self.steps - len(self.points)) * (window[-1].seconds - window[0].seconds) / (len(window) - 1)

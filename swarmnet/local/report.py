@@ -34,8 +34,9 @@ class MergedLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._file.close()
 
     def child(self, name: str, record: Mapping[str, Any]) -> None:
@@ -63,14 +64,14 @@ class Outcome:
     verdict: Verdict
     seconds: float
     problem: str = ""
-    not_killed: tuple[str, ...] = ()                # orders that never could be carried out
-    crashes: tuple[str, ...] = ()                   # children that ended with an error
+    not_killed: tuple[str, ...] = ()  # orders that never could be carried out
+    crashes: tuple[str, ...] = ()  # children that ended with an error
     oracle: tuple[float, ...] | None = None
     comparison: Comparison | None = None
     oracle_problem: str = ""
-    killed_all: int | None = None                   # the step in which everything was killed, by order
-    resumed: int = 0                                # how often the run was resumed
-    ranks: Mapping[str, int] = field(default_factory=dict)      # of the replicas that have several
+    killed_all: int | None = None  # the step in which everything was killed, by order
+    resumed: int = 0  # how often the run was resumed
+    ranks: Mapping[str, int] = field(default_factory=dict)  # of the replicas that have several
 
 
 def shape(stages: int, replicas: int) -> str:
@@ -149,8 +150,11 @@ def _compared(outcome: Outcome) -> dict[str, Any]:
     """What summary.json holds of a comparison with one process; nothing if none was asked for."""
     if outcome.comparison is None:
         return {"oracle_problem": outcome.oracle_problem} if outcome.oracle_problem else {}
-    return {"oracle_max_difference": outcome.comparison.max_difference,
-            "oracle_bit_equal": outcome.comparison.bit_equal, "oracle_problem": outcome.oracle_problem}
+    return {
+        "oracle_max_difference": outcome.comparison.max_difference,
+        "oracle_bit_equal": outcome.comparison.bit_equal,
+        "oracle_problem": outcome.oracle_problem,
+    }
 
 
 def judged_before(directory: Path, *, steps: int) -> str | None:
@@ -160,7 +164,7 @@ def judged_before(directory: Path, *, steps: int) -> str | None:
     if found is None or found.get("steps") != steps:
         return None
     problem = str(found["problem"]).removesuffix(str(found.get("oracle_problem", ""))).removesuffix("; ")
-    return "" if problem == INTERRUPTED else problem    # at the very end
+    return "" if problem == INTERRUPTED else problem  # at the very end
 
 
 def add_comparison(outcome: Outcome, directory: Path) -> str:
@@ -188,8 +192,9 @@ def write(outcome: Outcome, directory: Path) -> str:
     with (directory / "loss.csv").open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(("step", "loss", "tokens", "seconds"))
-        rows.writerows((point.step, repr(point.loss), point.tokens, f"{point.seconds:.3f}")
-                       for point in outcome.progress.points)
+        rows.writerows(
+            (point.step, repr(point.loss), point.tokens, f"{point.seconds:.3f}") for point in outcome.progress.points
+        )
     _write(summary(outcome), directory)
     return draw(outcome, directory / "loss.png")
 
@@ -207,8 +212,12 @@ def draw(outcome: Outcome, path: Path) -> str:
     figure = Figure(figsize=(9, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.plot([point.step for point in progress.points], [point.loss for point in progress.points],
-              label="swarm", linewidth=2.5 if outcome.oracle else 1.5)
+    axes.plot(
+        [point.step for point in progress.points],
+        [point.loss for point in progress.points],
+        label="swarm",
+        linewidth=2.5 if outcome.oracle else 1.5,
+    )
     if outcome.oracle:
         axes.plot(range(len(outcome.oracle)), outcome.oracle, label="one process", linestyle="--", linewidth=1.2)
     if progress.evaluations:
@@ -216,11 +225,22 @@ def draw(outcome: Outcome, path: Path) -> str:
         axes.plot(steps, [progress.evaluations[step] for step in steps], "o", label="held out", markersize=5)
     for number, (name, step, _) in enumerate(progress.kills):
         axes.axvline(step, color="tab:red", linewidth=0.8, alpha=0.6, label="kill" if number == 0 else None)
-        axes.annotate(name, (step, 1.0), xycoords=("data", "axes fraction"), rotation=90, fontsize=7,
-                      va="top", ha="right", color="tab:red")
-    axes.set(xlabel="step", ylabel="loss (nats per token)",
-             title=f"{shape(progress.stages, len(progress.replicas) // progress.stages)}, "
-                   f"{outcome.numerics}, run {outcome.run_id[:12]}")
+        axes.annotate(
+            name,
+            (step, 1.0),
+            xycoords=("data", "axes fraction"),
+            rotation=90,
+            fontsize=7,
+            va="top",
+            ha="right",
+            color="tab:red",
+        )
+    axes.set(
+        xlabel="step",
+        ylabel="loss (nats per token)",
+        title=f"{shape(progress.stages, len(progress.replicas) // progress.stages)}, "
+        f"{outcome.numerics}, run {outcome.run_id[:12]}",
+    )
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)
@@ -241,32 +261,48 @@ def print_summary(outcome: Outcome, directory: Path, console: Console) -> None:
         f"averaging: {averaging_bytes_each(outcome):,} bytes sent per replica and step{_outer(progress)}",
     ]
     if outcome.ranks:
-        lines.append(f"ranks: {', '.join(f'{name} {ranks}' for name, ranks in sorted(outcome.ranks.items()))}; "
-                     f"started anew {progress.rank_restarts} time{'s' * (progress.rank_restarts != 1)}")
+        lines.append(
+            f"ranks: {', '.join(f'{name} {ranks}' for name, ranks in sorted(outcome.ranks.items()))}; "
+            f"started anew {progress.rank_restarts} time{'s' * (progress.rank_restarts != 1)}"
+        )
     if progress.strays:
-        lines.append(f"drifted {len(progress.strays)} times, by at most {progress.apart:.1e} of the weights' norm; who "
-                     "had drifted took the others' weights")
+        lines.append(
+            f"drifted {len(progress.strays)} times, by at most {progress.apart:.1e} of the weights' norm; who "
+            "had drifted took the others' weights"
+        )
     elif progress.apart:
         lines.append(f"replicas of a stage were at most {progress.apart:.1e} of the weights' norm apart")
     if outcome.resumed:
         how = "other" if verdict.changed or verdict.renewed else "the same"
         lines.append(f"resumed; {verdict.repeated} steps were done again" + f", with {how} losses" * verdict.repeats)
     if verdict.renewed:
-        lines.append(f"from version {', '.join(map(str, verdict.renewed))} on another run than before: a stage had "
-                     "lost its state")
+        lines.append(
+            f"from version {', '.join(map(str, verdict.renewed))} on another run than before: a stage had "
+            "lost its state"
+        )
     lines += _beside_one_process(outcome)
     lines.append(f"run {outcome.run_id[:16]}, files in {directory}")
     _print(console, lines)
     if outcome.killed_all is not None:
         kept = progress.checkpoint
-        how = (f"it goes on from the checkpoints of version {kept}" if kept else
-               "no checkpoint of all stages was on disk: everything will be done again")
-        lines = [f"everything was killed in step {outcome.killed_all}; {how}. Go on with:",
-                 f"    swarmnet local --resume --out {directory}"]
+        how = (
+            f"it goes on from the checkpoints of version {kept}"
+            if kept
+            else "no checkpoint of all stages was on disk: everything will be done again"
+        )
+        lines = [
+            f"everything was killed in step {outcome.killed_all}; {how}. Go on with:",
+            f"    swarmnet local --resume --out {directory}",
+        ]
         _print(console, lines)
     elif outcome.problem == INTERRUPTED and progress.checkpoint:
-        _print(console, [f"go on from the checkpoints of version {progress.checkpoint} with:",
-                         f"    swarmnet local --resume --out {directory}"])
+        _print(
+            console,
+            [
+                f"go on from the checkpoints of version {progress.checkpoint} with:",
+                f"    swarmnet local --resume --out {directory}",
+            ],
+        )
     _print_problem(outcome, directory, console)
 
 
@@ -283,8 +319,13 @@ def _beside_one_process(outcome: Outcome) -> list[str]:
 def _print_problem(outcome: Outcome, directory: Path, console: Console) -> None:
     """What is wrong, if anything is."""
     if outcome.oracle_problem == UNCOMPARED:
-        _print(console, [f"{UNCOMPARED}. Do it again with:",
-                         f"    swarmnet local --resume --oracle --out {shlex.quote(str(directory))}"])
+        _print(
+            console,
+            [
+                f"{UNCOMPARED}. Do it again with:",
+                f"    swarmnet local --resume --oracle --out {shlex.quote(str(directory))}",
+            ],
+        )
     if outcome.problem not in ("", UNCOMPARED):
         console.print(f"FAILED: {outcome.problem}", style="bold red", markup=False, highlight=False, soft_wrap=True)
 

@@ -58,7 +58,7 @@ class Kit:
     prepare: Callable[[LocalOptions, Path], Prepared] = prepare
     timing: Timing = field(default_factory=Timing)
     console: Console | None = None
-    trace: bool = False                             # with chaos: children say what they work on
+    trace: bool = False  # with chaos: children say what they work on
 
 
 def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
@@ -73,29 +73,48 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
     if options.resume and (said := _over(out)):
         console.print(said, markup=False, highlight=False, soft_wrap=True)
         return _compare_finished(options, out, kit, console) if options.oracle or options.chaos else 0
-    with contextlib.closing(kit.starter()) as starter:      # first of all: it imports while we read the data
+    with contextlib.closing(kit.starter()) as starter:  # first of all: it imports while we read the data
         prepared = resume(out) if options.resume else kit.prepare(options, out)
         manifest, (replicas, trainers) = prepared.manifest, _members(options, prepared, out)
         meshes = earlier.meshes(out) if options.resume else parse_meshes(options, manifest, replicas)
         plan = _plan(options, prepared, replicas, meshes)
         if not options.resume:
-            prepared.write()                                # only now: nothing is left of what is refused
+            prepared.write()  # only now: nothing is left of what is refused
         console.print(
             f"swarmnet local: {shape(manifest.cut.stages, len(replicas) // manifest.cut.stages)}, "
             f"{agreement(manifest)}, run {prepared.run_id[:12]}, files in {out}",
-            markup=False, highlight=False, soft_wrap=True)
-        for line in (in_words(meshes, manifest), _invited(manifest, prepared.path),
-                     *_crowd(replicas, trainers, meshes), *_raised(options, manifest),
-                     *remarks(manifest), *unlikely(plan[1], replicas), *_dark(options, prepared)):
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        for line in (
+            in_words(meshes, manifest),
+            _invited(manifest, prepared.path),
+            *_crowd(replicas, trainers, meshes),
+            *_raised(options, manifest),
+            *remarks(manifest),
+            *unlikely(plan[1], replicas),
+            *_dark(options, prepared),
+        ):
             if line:
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
-        layout = Layout(out=out, manifest=prepared.path, replicas=replicas, trainers=trainers, slots=options.slots,
-                        log_level=options.log_level, chaos=options.chaos is not None, trace=kit.trace,
-                        life=len(earlier.lives(out)) if options.resume else 0, reseed=options.reseed_from_neighbours,
-                        meshes=meshes)
+        layout = Layout(
+            out=out,
+            manifest=prepared.path,
+            replicas=replicas,
+            trainers=trainers,
+            slots=options.slots,
+            log_level=options.log_level,
+            chaos=options.chaos is not None,
+            trace=kit.trace,
+            life=len(earlier.lives(out)) if options.resume else 0,
+            reseed=options.reseed_from_neighbours,
+            meshes=meshes,
+        )
         with Interrupt() as interrupt:
-            outcome = _swarm(options, prepared, layout, plan, kit=kit, starter=starter, console=console,
-                             interrupt=interrupt)
+            outcome = _swarm(
+                options, prepared, layout, plan, kit=kit, starter=starter, console=console, interrupt=interrupt
+            )
     if note := write(outcome, out):
         console.print(note, markup=False, highlight=False)
     print_summary(outcome, out, console)
@@ -113,8 +132,9 @@ def _members(options: LocalOptions, prepared: Prepared, out: Path) -> tuple[dict
     return replicas, tuple(f"trainer-{number}" for number in range(options.trainers))
 
 
-def _plan(options: LocalOptions, prepared: Prepared, replicas: dict[str, int], meshes: Meshes,
-          ) -> tuple[str, tuple[Fault, ...]]:
+def _plan(
+    options: LocalOptions, prepared: Prepared, replicas: dict[str, int], meshes: Meshes
+) -> tuple[str, tuple[Fault, ...]]:
     """(seed, faults) that the options ask for. Raises UsageError."""
     seed, faults = _faults(options, prepared, replicas)
     several = {replicas[name] for name in meshed(meshes, replicas)}
@@ -131,7 +151,10 @@ def _faults(options: LocalOptions, prepared: Prepared, replicas: dict[str, int])
     if options.chaos is None:
         kills = parse_kills(options.kill, stages=stages, steps=steps)
         return f"{training.seed}/churn", (
-            *kills, *parse_kill_ranks(options.kill_rank, stages=stages, steps=steps), *last)
+            *kills,
+            *parse_kill_ranks(options.kill_rank, stages=stages, steps=steps),
+            *last,
+        )
     seed, faults = chaos.load(options.chaos, stages=stages, replicas=len(replicas) // stages, steps=steps)
     return f"{seed}/whom", (*faults, *last)
 
@@ -142,8 +165,10 @@ def _over(out: Path) -> str:
     steps = prepared.manifest.training.total_steps
     if not earlier.finished(out, stages=prepared.manifest.cut.stages, steps=steps):
         return ""
-    said = (f"run {prepared.run_id[:12]} is finished: all {steps} steps are done, every stage has its final snapshot; "
-            f"see summary.json and loss.csv in {out}")
+    said = (
+        f"run {prepared.run_id[:12]} is finished: all {steps} steps are done, every stage has its final snapshot; "
+        f"see summary.json and loss.csv in {out}"
+    )
     return "\n".join(filter(None, (said, next_step(prepared.manifest, prepared.path))))
 
 
@@ -170,8 +195,10 @@ def _crowd(replicas: Iterable[str], trainers: tuple[str, ...], meshes: Meshes) -
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if processes <= PROCESSES_PER_CORE * cores:
         return []
-    return [f"note: {processes} processes share {cores} core{'s' * (cores != 1)}: starting them may take minutes; with "
-            "fewer --stages or --replicas it is faster"]
+    return [
+        f"note: {processes} processes share {cores} core{'s' * (cores != 1)}: starting them may take minutes; with "
+        "fewer --stages or --replicas it is faster"
+    ]
 
 
 def _raised(options: LocalOptions, manifest: Manifest) -> list[str]:
@@ -190,8 +217,13 @@ def _compare_finished(options: LocalOptions, out: Path, kit: Kit, console: Conso
     earlier.replay(out, earlier.lives(out), progress, audit)
     progress.kills = earlier.kills(out)
     outcome = Outcome(
-        run_id=prepared.run_id, seed=manifest.training.seed, microbatches=manifest.training.microbatches,
-        numerics=manifest.numerics.mode, progress=progress, verdict=audit.verdict(), seconds=progress.earlier_s,
+        run_id=prepared.run_id,
+        seed=manifest.training.seed,
+        microbatches=manifest.training.microbatches,
+        numerics=manifest.numerics.mode,
+        progress=progress,
+        verdict=audit.verdict(),
+        seconds=progress.earlier_s,
     )
     before = judged_before(out, steps=progress.steps)
     outcome = replace(outcome, problem=_judge(outcome) if before is None else before)
@@ -205,43 +237,84 @@ def _compare_finished(options: LocalOptions, out: Path, kit: Kit, console: Conso
     return interrupt.exit_code or (1 if outcome.problem else 0)
 
 
-def _books(prepared: Prepared, replicas: dict[str, int], trainers: tuple[str, ...], *, exact: bool,
-           ) -> tuple[Progress, Audit]:
+def _books(
+    prepared: Prepared, replicas: dict[str, int], trainers: tuple[str, ...], *, exact: bool
+) -> tuple[Progress, Audit]:
     """Empty ones for the run, to be told everything that happens."""
     manifest, training = prepared.manifest, prepared.manifest.training
-    progress = Progress(steps=training.total_steps, trainers=frozenset(trainers),
-                        replicas={name: ReplicaView(stage) for name, stage in replicas.items()})
+    progress = Progress(
+        steps=training.total_steps,
+        trainers=frozenset(trainers),
+        replicas={name: ReplicaView(stage) for name, stage in replicas.items()},
+    )
     return progress, Audit(
-        stages=manifest.cut.stages, steps=training.total_steps, microbatches=training.microbatches, exact=exact,
-        equal=manifest.averaging.equal_bits, repeats=prepared.pure and prepared.lossless,
+        stages=manifest.cut.stages,
+        steps=training.total_steps,
+        microbatches=training.microbatches,
+        exact=exact,
+        equal=manifest.averaging.equal_bits,
+        repeats=prepared.pure and prepared.lossless,
     )
 
 
-def _swarm(options: LocalOptions, prepared: Prepared, layout: Layout, plan: tuple[str, tuple[Fault, ...]], *, kit: Kit,
-           starter: Starter, console: Console, interrupt: Interrupt) -> Outcome:
+def _swarm(
+    options: LocalOptions,
+    prepared: Prepared,
+    layout: Layout,
+    plan: tuple[str, tuple[Fault, ...]],
+    *,
+    kit: Kit,
+    starter: Starter,
+    console: Console,
+    interrupt: Interrupt,
+) -> Outcome:
     """The swarm from its first process to its verdict, and the single process after it."""
     began, manifest = time.monotonic(), prepared.manifest
     (seed, ordered), out = plan, layout.out
     exact = by_bits(prepared, layout.meshes, layout.replicas)
     progress, audit = _books(prepared, layout.replicas, layout.trainers, exact=exact)
-    faults = Faults(ordered, replicas=layout.replicas, steps=progress.steps, rng=random.Random(seed),
-                    every_s=options.kill_every, restart_s=kit.timing.restart_s,
-                    meshed=meshed(layout.meshes, layout.replicas))
+    faults = Faults(
+        ordered,
+        replicas=layout.replicas,
+        steps=progress.steps,
+        rng=random.Random(seed),
+        every_s=options.kill_every,
+        restart_s=kit.timing.restart_s,
+        meshed=meshed(layout.meshes, layout.replicas),
+    )
     if options.resume:
         earlier.replay(out, earlier.lives(out), progress, audit)
     with MergedLog(out / "events.jsonl", append=options.resume) as log, screen(console) as shown:
         log.ours(earlier.BEGAN, life=layout.life, meshes=record(layout.meshes))
-        supervisor = Supervisor(layout, progress=progress, audit=audit, faults=faults, starter=starter,
-                                command=kit.child, screen=shown, log=log, interrupt=interrupt, timing=kit.timing)
+        supervisor = Supervisor(
+            layout,
+            progress=progress,
+            audit=audit,
+            faults=faults,
+            starter=starter,
+            command=kit.child,
+            screen=shown,
+            log=log,
+            interrupt=interrupt,
+            timing=kit.timing,
+        )
         problem = supervisor.run()
     if interrupt.count and not progress.complete:
         problem = INTERRUPTED
     outcome = Outcome(
-        run_id=prepared.run_id, seed=manifest.training.seed, microbatches=manifest.training.microbatches,
-        numerics=manifest.numerics.mode, progress=progress, verdict=audit.verdict(),
-        seconds=time.monotonic() - began, problem=problem, not_killed=faults.pending,
+        run_id=prepared.run_id,
+        seed=manifest.training.seed,
+        microbatches=manifest.training.microbatches,
+        numerics=manifest.numerics.mode,
+        progress=progress,
+        verdict=audit.verdict(),
+        seconds=time.monotonic() - began,
+        problem=problem,
+        not_killed=faults.pending,
         ranks={name: mesh_of(layout.meshes, name).ranks for name in meshed(layout.meshes, layout.replicas)},
-        crashes=tuple(supervisor.crashes), killed_all=supervisor.killed_all, resumed=layout.life,
+        crashes=tuple(supervisor.crashes),
+        killed_all=supervisor.killed_all,
+        resumed=layout.life,
     )
     if problem:
         return outcome
@@ -262,7 +335,7 @@ def _directory(options: LocalOptions) -> Path:
 def _judge(outcome: Outcome) -> str:
     """What is wrong with a swarm that ran to its end, in one line; "" if nothing."""
     progress = outcome.progress
-    if outcome.killed_all is not None:                 # in the middle: what was not written is not missing yet
+    if outcome.killed_all is not None:  # in the middle: what was not written is not missing yet
         return "; ".join([*replace(outcome.verdict, unaudited=(), split_stages=()).problems, *outcome.crashes])
     found = list(outcome.verdict.problems)
     if len(progress.points) < progress.steps:

@@ -15,8 +15,8 @@ class Order:
     stage: int | None
     fire_at: float | None = None
     reported: bool = False
-    holds: dict[str, str] = field(default_factory=dict)     # replica -> id of its hold
-    waits: dict[str, float] = field(default_factory=dict)   # who holds in a transfer, until it may go or then
+    holds: dict[str, str] = field(default_factory=dict)  # replica -> id of its hold
+    waits: dict[str, float] = field(default_factory=dict)  # who holds in a transfer, until it may go or then
 
 
 @dataclass(slots=True)
@@ -24,21 +24,21 @@ class Replica:
     """What is known of one replica."""
 
     stage: int
-    version: int | None = None          # None: not synced, or dead
+    version: int | None = None  # None: not synced, or dead
     up: bool = True
     stopped: bool = False
     draining: bool = False
-    ranks: int = 0                      # processes beside its own that can be killed
-    good_at: int = -1                   # from this version on it has been through a whole step undisturbed
+    ranks: int = 0  # processes beside its own that can be killed
+    good_at: int = -1  # from this version on it has been through a whole step undisturbed
 
 
 @dataclass(slots=True)
 class Stage:
     """How far a stage is."""
 
-    seen: int = -1                      # newest version any replica ever showed
+    seen: int = -1  # newest version any replica ever showed
     since: float = 0.0
-    step_s: float = 0.0                 # how long the last whole step took
+    step_s: float = 0.0  # how long the last whole step took
 
 
 @dataclass(slots=True)
@@ -47,6 +47,6 @@ class Lasting:
 
     until: float
     fault: Fault
-    name: str = ""                      # who is stopped, or held for a joiner
+    name: str = ""  # who is stopped, or held for a joiner
     hold: str = ""
     joiner: str = ""

@@ -25,11 +25,22 @@ ZYGOTE = Path(__file__).with_name("zygote.py")
 MAX_PACKET = 1 << 16
 
 PRELOAD = (
-    "torch", "swarmnet.net.hivemind_dht", "swarmnet.cli", "swarmnet.cli.peer", "swarmnet.cli.trainer",
-    "swarmnet.config.layers", "swarmnet.manifest.file", "swarmnet.net.endpoint", "swarmnet.peer.run",
-    "swarmnet.stage.compute", "swarmnet.stage.torch_engine", "swarmnet.trainer.run", "swarmnet.local.oracle",
-    "swarmnet.local.prepare", "swarmnet.local.interpose",
-    "torch.fx.experimental.symbolic_shapes",            # the first backward imports it, and with it sympy
+    "torch",
+    "swarmnet.net.hivemind_dht",
+    "swarmnet.cli",
+    "swarmnet.cli.peer",
+    "swarmnet.cli.trainer",
+    "swarmnet.config.layers",
+    "swarmnet.manifest.file",
+    "swarmnet.net.endpoint",
+    "swarmnet.peer.run",
+    "swarmnet.stage.compute",
+    "swarmnet.stage.torch_engine",
+    "swarmnet.trainer.run",
+    "swarmnet.local.oracle",
+    "swarmnet.local.prepare",
+    "swarmnet.local.interpose",
+    "torch.fx.experimental.symbolic_shapes",  # the first backward imports it, and with it sympy
 )
 """What peers, trainers and the oracle import. Importing these starts no thread and opens nothing."""
 
@@ -87,9 +98,16 @@ class FreshInterpreter:
     def start(self, call: Sequence[str], *, name: str, log: Path) -> Process:
         """See Starter.start."""
         with log.open("ab") as output:
-            return _Fresh(subprocess.Popen(
-                leashed(sys.executable, *call), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                env=child_environment(os.environ), start_new_session=True))
+            return _Fresh(
+                subprocess.Popen(
+                    leashed(sys.executable, *call),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=child_environment(os.environ),
+                    start_new_session=True,
+                )
+            )
 
     def close(self) -> None:
         """See Starter.close."""
@@ -133,10 +151,21 @@ class Preloaded:
         self._instead: FreshInterpreter | None = None
         with theirs:
             self._zygote = subprocess.Popen(
-                leashed(sys.executable, "-P", str(ZYGOTE), str(theirs.fileno()), json.dumps(sys.path),
-                         json.dumps(list(modules))),
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                env=child_environment(os.environ), start_new_session=True, pass_fds=(theirs.fileno(),))
+                leashed(
+                    sys.executable,
+                    "-P",
+                    str(ZYGOTE),
+                    str(theirs.fileno()),
+                    json.dumps(sys.path),
+                    json.dumps(list(modules)),
+                ),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=child_environment(os.environ),
+                start_new_session=True,
+                pass_fds=(theirs.fileno(),),
+            )
 
     def ready(self) -> bool:
         """See Starter.ready."""

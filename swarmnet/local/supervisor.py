@@ -50,11 +50,11 @@ class Timing:
     """Patience, in seconds."""
 
     poll_s: float = 0.02
-    restart_s: float = 1.0              # a killed child stays away this long
-    stalled_s: float = 60.0             # without progress: say what is missing
-    give_up_s: float = 600.0            # without progress: stop
-    settle_s: float = 30.0              # after the last step: for the replicas that are behind and the trainers
-    grace_s: float = 10.0               # between SIGTERM and SIGKILL
+    restart_s: float = 1.0  # a killed child stays away this long
+    stalled_s: float = 60.0  # without progress: say what is missing
+    give_up_s: float = 600.0  # without progress: stop
+    settle_s: float = 30.0  # after the last step: for the replicas that are behind and the trainers
+    grace_s: float = 10.0  # between SIGTERM and SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,44 +63,56 @@ class Layout:
 
     out: Path
     manifest: Path
-    replicas: dict[str, int]            # name -> stage
+    replicas: dict[str, int]  # name -> stage
     trainers: tuple[str, ...]
-    slots: int | None                   # None: what a peer has by default
+    slots: int | None  # None: what a peer has by default
     log_level: str
-    chaos: bool = False                 # faults in phases and on links: children follow orders
-    trace: bool = False                 # they say what they work on, too
-    life: int = 0                       # how often this run has been resumed
-    reseed: bool = False                # a stage without state may be made anew
-    meshes: Meshes = field(default_factory=dict)        # whose replicas have several ranks
+    chaos: bool = False  # faults in phases and on links: children follow orders
+    trace: bool = False  # they say what they work on, too
+    life: int = 0  # how often this run has been resumed
+    reseed: bool = False  # a stage without state may be made anew
+    meshes: Meshes = field(default_factory=dict)  # whose replicas have several ranks
 
 
 class Supervisor:
     """One swarm. `run` once."""
 
-    def __init__(self, layout: Layout, *, progress: Progress, audit: Audit, faults: Faults, starter: Starter,
-                 command: ChildCommand, screen: Screen, log: MergedLog, interrupt: Interrupt, timing: Timing) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        progress: Progress,
+        audit: Audit,
+        faults: Faults,
+        starter: Starter,
+        command: ChildCommand,
+        screen: Screen,
+        log: MergedLog,
+        interrupt: Interrupt,
+        timing: Timing,
+    ) -> None:
         self.layout, self.progress, self.audit, self.faults = layout, progress, audit, faults
         self.starter, self.command = starter, command
         self.screen, self.log, self.interrupt, self.timing = screen, log, interrupt, timing
         self.crashes: list[str] = []
-        self.killed_all: int | None = None              # at which step all processes were killed, by order
-        self._stages = dict(layout.replicas)            # those that joined, too
+        self.killed_all: int | None = None  # at which step all processes were killed, by order
+        self._stages = dict(layout.replicas)  # those that joined, too
         self._channels = Channels(trace=layout.trace)
-        self._ranks: dict[str, tuple[int, ...]] = {}    # process ids, of the replicas whose ranks are up
-        self._leaving: set[str] = set()                 # told to drain
+        self._ranks: dict[str, tuple[int, ...]] = {}  # process ids, of the replicas whose ranks are up
+        self._leaving: set[str] = set()  # told to drain
         self._children: dict[str, Child] = {}
-        self._readers: dict[str, EventReader] = {}      # outlive their children
-        self._waiting: list[str] = []                   # not started yet
-        self._back_at: dict[str, float] = {}            # trainers killed from outside
+        self._readers: dict[str, EventReader] = {}  # outlive their children
+        self._waiting: list[str] = []  # not started yet
+        self._back_at: dict[str, float] = {}  # trainers killed from outside
         self._starts: dict[str, int] = {}
-        self._killed: set[str] = set()                  # by us, not reaped yet
-        self._away: dict[str, float] = {}               # killed replicas that have not synced again: since when
+        self._killed: set[str] = set()  # by us, not reaped yet
+        self._away: dict[str, float] = {}  # killed replicas that have not synced again: since when
         self._complete_at: float | None = None
-        self._ending = False                            # events are still read, nothing is done about them
+        self._ending = False  # events are still read, nothing is done about them
         self._warned_at = float("-inf")
         self._problem = ""
         self._news = News()
-        self._resumes = layout.life > 0                 # until it is said from which version
+        self._resumes = layout.life > 0  # until it is said from which version
 
     def run(self) -> str:
         """Until every step is done, nothing can go on, or someone interrupts. Returns the problem, "" if none.
@@ -163,24 +175,30 @@ class Supervisor:
         if not self._starts:
             self._start(self._waiting.pop(0), now=now)
         elif self.progress.bootstrap():
-            while self._waiting and not self.interrupt.count:       # of many processes the last is started late
+            while self._waiting and not self.interrupt.count:  # of many processes the last is started late
                 self._start(self._waiting.pop(0), now=now)
 
     def _start(self, name: str, *, now: float) -> None:
         number = self._starts[name] = self._starts.get(name, 0) + 1
         directory = self.layout.out / "peers" / name
         spec = ChildSpec(
-            name=name, stage=self._stages.get(name), manifest=self.layout.manifest, directory=directory,
+            name=name,
+            stage=self._stages.get(name),
+            manifest=self.layout.manifest,
+            directory=directory,
             events=directory / "events.jsonl",
-            bootstrap=self.progress.bootstrap(but=name), slots=self.layout.slots, log_level=self.layout.log_level,
+            bootstrap=self.progress.bootstrap(but=name),
+            slots=self.layout.slots,
+            log_level=self.layout.log_level,
             orders=directory / "orders" / f"{time.time_ns()}.jsonl" if self.layout.chaos else None,
-            reseed=self.layout.reseed, mesh=mesh_of(self.layout.meshes, name),
+            reseed=self.layout.reseed,
+            mesh=mesh_of(self.layout.meshes, name),
         )
         if spec.orders is not None:
             self._channels.open(name, spec.orders)
         if (reader := self._readers.get(name)) is None:
             reader = self._readers[name] = EventReader(spec.events)
-            reader.read()                               # of a run that goes on: said before, and replayed by `earlier`
+            reader.read()  # of a run that goes on: said before, and replayed by `earlier`
         child = self._children[name] = Child(spec, self.command(spec), reader, self.starter)
         self.progress.started(name, now=now)
         self.log.ours("started", child=name, pid=child.pid, start=number)
@@ -194,13 +212,15 @@ class Supervisor:
             if isinstance(event, Noted):
                 continue
             if isinstance(event, Dropped) and not self.audit.anew(event.version, life=self.layout.life):
-                continue                                # another replica has said so
+                continue  # another replica has said so
             self.progress.on(name, event, now=now)
             self._say(self._news.on(name, event, now=now))
             match event:
                 case Synced(version=version, how=how) if name in self._away and name not in self._killed:
-                    self.screen.note(f"{name} is back at version {version} by {how}, "
-                                     f"{now - self._away.pop(name):.1f} s after it was killed")
+                    self.screen.note(
+                        f"{name} is back at version {version} by {how}, "
+                        f"{now - self._away.pop(name):.1f} s after it was killed"
+                    )
                     self._act(acts.At(name, version, took=how == "snapshot"), now=now)
                 case Synced(version=version, how=how) if name in self._stages:
                     self._act(acts.At(name, version, took=how == "snapshot"), now=now)
@@ -302,8 +322,9 @@ class Supervisor:
             case acts.KillRank(name, rank, step, order):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._ranks[name][rank], signal.SIGKILL)
-                self._note("kill_rank", f"rank {rank} of {name} was killed ({order}, step {step})", child=name,
-                           order=order)
+                self._note(
+                    "kill_rank", f"rank {rank} of {name} was killed ({order}, step {step})", child=name, order=order
+                )
             case acts.KillAll(step):
                 self.killed_all = step
                 self.screen.note(f"step {step}: everything is killed")
@@ -372,8 +393,9 @@ class Supervisor:
             self.screen.note(f"no progress for {still:.0f} s: {self._missing()}")
 
     def _missing(self) -> str:
-        what = (f"{next(iter(self.layout.replicas))} has not said where its DHT node listens" if self._waiting
-                else f"waiting for {self.progress.waiting_for()}")
+        what = (
+            f"{next(iter(self.layout.replicas))} has not said where its DHT node listens"
+            if self._waiting
+            else f"waiting for {self.progress.waiting_for()}"
+        )
         return f"{what}; logs are in {self.layout.out / 'peers'}/*/log.txt"
-
-

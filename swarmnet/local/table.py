@@ -22,8 +22,9 @@ class Screen(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
     def update(self, progress: Progress, *, now: float) -> None:
         """Show this, if it differs from what is shown."""
@@ -96,8 +97,9 @@ class LiveScreen:
         self._live.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._live.refresh()
         self._live.__exit__(kind, error, trace)
 
@@ -123,8 +125,9 @@ class PlainScreen:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         return None
 
     def update(self, progress: Progress, *, now: float) -> None:
@@ -133,12 +136,14 @@ class PlainScreen:
             self._said, self._said_at = progress.starting, now
             self.note(progress.starting)
         self._shown = min(max(self._shown, progress.earlier_points), len(progress.points))
-        for point in progress.points[self._shown:]:
+        for point in progress.points[self._shown :]:
             replicas = " ".join(f"{progress.alive(stage)}" for stage in range(progress.stages))
             pace = f"{progress.recent_tokens_per_second():>9,.0f} tokens/s"
-            self.note(f"step {point.step:>4}  loss {point.loss:.4f}  {pace}"
-                      f"  replicas {replicas}  reroutes {progress.reroutes}  kills {len(progress.kills)}"
-                      f"  {duration(point.seconds)}")
+            self.note(
+                f"step {point.step:>4}  loss {point.loss:.4f}  {pace}"
+                f"  replicas {replicas}  reroutes {progress.reroutes}  kills {len(progress.kills)}"
+                f"  {duration(point.seconds)}"
+            )
         self._shown = len(progress.points)
 
     def note(self, text: str) -> None:

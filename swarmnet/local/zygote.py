@@ -30,10 +30,10 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     sys.path[:] = json.loads(sys.argv[2])
     for module in json.loads(sys.argv[3]):
-        with contextlib.suppress(ImportError):          # the child that needs it says so, in its own log
+        with contextlib.suppress(ImportError):  # the child that needs it says so, in its own log
             importlib.import_module(module)
     gc.collect()
-    gc.freeze()                                         # collections in children leave the shared pages alone
+    gc.freeze()  # collections in children leave the shared pages alone
     control.send(json.dumps({"threads": len(os.listdir("/proc/self/task"))}).encode())
     zygote = os.getpid()
     if (order := attend(control)) is not None:
@@ -42,7 +42,7 @@ def main() -> None:
 
 def attend(control: socket.socket) -> dict[str, Any] | None:
     """Fork, signal and reap until the control socket closes. In a forked child: returns its order at once."""
-    children: dict[int, int] = {}                       # pidfd -> pid, not reaped yet: the pid is still theirs
+    children: dict[int, int] = {}  # pidfd -> pid, not reaped yet: the pid is still theirs
     with control, selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         while True:
@@ -73,7 +73,7 @@ def attend(control: socket.socket) -> dict[str, Any] | None:
 
 
 def _say(control: socket.socket, packet: dict[str, int]) -> None:
-    with contextlib.suppress(BrokenPipeError):          # the supervisor has gone, and so shall we in a moment
+    with contextlib.suppress(BrokenPipeError):  # the supervisor has gone, and so shall we in a moment
         control.send(json.dumps(packet).encode())
 
 
@@ -90,7 +90,7 @@ def become(order: dict[str, Any], *, parent: int) -> None:
     os.close(nothing)
     os.close(log)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    ctypes.CDLL(None).prctl(PR_SET_NAME, order["name"].encode()[:15], 0, 0, 0)     # what ps and top call it
+    ctypes.CDLL(None).prctl(PR_SET_NAME, order["name"].encode()[:15], 0, 0, 0)  # what ps and top call it
     sys.argv = [order["module"], *order["arguments"]]
     runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
 

@@ -85,8 +85,10 @@ def check_boundary(name: str) -> str:
         return name
     family, _ = split(name)
     if family in ("topk", "powersgd"):
-        raise ValueError(f"{family} makes up in later steps for what it drops, and activations have none: choose one "
-                         f"of {_listed(ELEMENTWISE)}")
+        raise ValueError(
+            f"{family} makes up in later steps for what it drops, and activations have none: choose one "
+            f"of {_listed(ELEMENTWISE)}"
+        )
     raise ValueError(f"must be one of {_listed(ELEMENTWISE)}, or a plug-in's such as acme.ternary")
 
 
@@ -101,8 +103,10 @@ def check_averaging(name: str) -> str:
         case "auto":
             auto_matrices(parameter)
         case _ if name not in ("int64", *ELEMENTWISE) and not is_plug_in(name):
-            raise ValueError(f"must be one of {_listed(('int64', *ELEMENTWISE, 'auto', 'topk:F', 'powersgd:R'))}, "
-                             "or a plug-in's such as acme.ternary")
+            raise ValueError(
+                f"must be one of {_listed(('int64', *ELEMENTWISE, 'auto', 'topk:F', 'powersgd:R'))}, "
+                "or a plug-in's such as acme.ternary"
+            )
     return name
 
 

@@ -33,14 +33,12 @@ def implied(said: Mapping[str, object], *, opened: bool) -> dict[str, object]:
     if local and mode == "fp32":
         follows |= {"numerics.mode": mode, "averaging.codec": "fp16" if pairs else "int8"}
     if local and pairs:
-        follows |= {
-            "averaging.outer_momentum": PAIRS_MOMENTUM, "averaging.outer_warmup_steps": PAIRS_WARMUP_STEPS,
-        }
+        follows |= {"averaging.outer_momentum": PAIRS_MOMENTUM, "averaging.outer_warmup_steps": PAIRS_WARMUP_STEPS}
     if said.get("averaging.sync") == "overlap":
         follows |= {"averaging.overlap_after": OVERLAP_AFTER}
         if said.get("optimizer.beta1") != 0:
             follows |= {"optimizer.lead": LEAD}
-    summed = str(said.get("averaging.codec", "")).startswith("powersgd")          # its factors can only be summed
+    summed = str(said.get("averaging.codec", "")).startswith("powersgd")  # its factors can only be summed
     if (local or opened) and mode == "fp32" and not summed:
         follows |= {"averaging.reducer": CLIPPING}
     return {name: value for name, value in follows.items() if name not in said}

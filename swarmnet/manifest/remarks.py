@@ -17,13 +17,17 @@ def _late_momentum(manifest: Manifest) -> list[str]:
         return []
     last = steps - 1
     when = "never sets in" if last <= warmup else f"sets in only after step {warmup} of {steps}"
-    return [f"note: outer momentum {when}: training.total_steps = {steps}, averaging.outer_warmup_steps = {warmup}; "
-            "train longer, or choose a shorter warm-up with --set"]
+    return [
+        f"note: outer momentum {when}: training.total_steps = {steps}, averaging.outer_warmup_steps = {warmup}; "
+        "train longer, or choose a shorter warm-up with --set"
+    ]
 
 
 def _no_overlap(manifest: Manifest) -> list[str]:
     steps, delay = manifest.training.total_steps, manifest.averaging.delay
     if not delay.most or delay.behind(steps - 1):
         return []
-    return [f"note: no step overlaps another: training.total_steps = {steps}, averaging.overlap_after = {delay.since}; "
-            "train longer, or let steps overlap earlier with --set"]
+    return [
+        f"note: no step overlaps another: training.total_steps = {steps}, averaging.overlap_after = {delay.since}; "
+        "train longer, or let steps overlap earlier with --set"
+    ]

@@ -65,10 +65,12 @@ class Model(Table):
     @model_validator(mode="after")
     def _rotary(self) -> Model:
         if self.rope_scaling == "none" and self.rope_factor != 1:
-            raise ValueError(f'rope_factor = {self.rope_factor} has no effect without rope_scaling: leave it at 1.0')
+            raise ValueError(f"rope_factor = {self.rope_factor} has no effect without rope_scaling: leave it at 1.0")
         if self.rope_scaling == "llama3" and self.rope_low_freq_factor >= self.rope_high_freq_factor:
-            raise ValueError(f"rope_low_freq_factor = {self.rope_low_freq_factor} must be below "
-                             f"rope_high_freq_factor = {self.rope_high_freq_factor}")
+            raise ValueError(
+                f"rope_low_freq_factor = {self.rope_low_freq_factor} must be below "
+                f"rope_high_freq_factor = {self.rope_high_freq_factor}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -146,7 +148,6 @@ class Training(Table):
         if self.max_void >= self.microbatches:
             raise ValueError(f"max_void = {self.max_void} must be below microbatches = {self.microbatches}")
         return self
-
 
 
 class Optimizer(Table):
@@ -267,8 +268,10 @@ class Averaging(Table):
         for name, (chooser, value) in _BELONGS.items():
             default = type(self).model_fields[name].default
             if getattr(self, chooser) != value and getattr(self, name) != default:
-                raise ValueError(f'{name} has no effect without {chooser} = "{value}": leave it at its default, '
-                                 f"{json.dumps(default)}")
+                raise ValueError(
+                    f'{name} has no effect without {chooser} = "{value}": leave it at its default, '
+                    f"{json.dumps(default)}"
+                )
         return self
 
     @model_validator(mode="after")
@@ -276,13 +279,17 @@ class Averaging(Table):
         if self.sync != "local":
             return self
         if self.fragments > self.inner_steps:
-            raise ValueError(f"fragments = {self.fragments} have no turns of their own in inner_steps = "
-                             f"{self.inner_steps}: choose fewer of them, or more steps")
+            raise ValueError(
+                f"fragments = {self.fragments} have no turns of their own in inner_steps = "
+                f"{self.inner_steps}: choose fewer of them, or more steps"
+            )
         if self.codec.startswith("powersgd") and self.fragments > 1:
             raise ValueError(f'codec = "{self.codec}" sends whole matrices: set fragments = 1, or choose another codec')
         if self.partners == "pairs" and self.codec not in ("fp32", "bf16", "fp16"):
-            raise ValueError(f'partners = "pairs" sends weights, which codec = "{self.codec}" would spoil: choose '
-                             '"fp32", "bf16" or "fp16", or partners = "all"')
+            raise ValueError(
+                f'partners = "pairs" sends weights, which codec = "{self.codec}" would spoil: choose '
+                '"fp32", "bf16" or "fp16", or partners = "all"'
+            )
         return self
 
     @property
@@ -330,8 +337,10 @@ class Admission(Table):
     @model_validator(mode="after")
     def _together(self) -> Admission:
         if (self.policy == "invite") != bool(self.key):
-            raise ValueError('policy = "invite" goes with a key, and "open" with key = "": let `swarmnet init '
-                             '--admission invite` write both')
+            raise ValueError(
+                'policy = "invite" goes with a key, and "open" with key = "": let `swarmnet init '
+                "--admission invite` write both"
+            )
         return self
 
 
@@ -372,8 +381,10 @@ class Manifest(Table):
         elif self.cut.stages > self.model.num_layers:
             raise ValueError(f"cut.stages = {self.cut.stages} is more than model.num_layers = {self.model.num_layers}")
         if len(self.initial.sha256) not in (0, self.cut.stages):
-            raise ValueError(f"initial.sha256 holds {len(self.initial.sha256)} digests, one a stage, cut.stages = "
-                             f"{self.cut.stages}: write the manifest anew with `swarmnet init --from`")
+            raise ValueError(
+                f"initial.sha256 holds {len(self.initial.sha256)} digests, one a stage, cut.stages = "
+                f"{self.cut.stages}: write the manifest anew with `swarmnet init --from`"
+            )
         if self.model.tie_embeddings and self.cut.stages > 1:
             raise ValueError("model.tie_embeddings = true needs both ends in one stage: untie, or set cut.stages = 1")
         if self.averaging.sync == "local" and self.numerics.mode == "deterministic":
@@ -390,7 +401,7 @@ class Manifest(Table):
         if self.averaging.codec.startswith("topk") and self.averaging.reducer in ("median", "trimmed_mean"):
             raise ValueError(
                 f'averaging.codec = "{self.averaging.codec}" leaves most elements of every contribution zero, and so '
-                f'is their {self.averaging.reducer.replace("_", " ")}: choose another reducer or codec'
+                f"is their {self.averaging.reducer.replace('_', ' ')}: choose another reducer or codec"
             )
         if self.averaging.codec.startswith("powersgd") and self.averaging.reducer != "sum":
             raise ValueError(

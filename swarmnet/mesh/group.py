@@ -45,8 +45,15 @@ class RankGroup:
     a start, besides what shared memory takes (`MAP_BYTES_PER_S`).
     """
 
-    def __init__(self, program: str, settings: Mapping[str, Any], *, devices: Sequence[str], deadline_s: float,
-                 start_deadline_s: float = 120.0) -> None:
+    def __init__(
+        self,
+        program: str,
+        settings: Mapping[str, Any],
+        *,
+        devices: Sequence[str],
+        deadline_s: float,
+        start_deadline_s: float = 120.0,
+    ) -> None:
         self.epoch = 0
         self._program, self._settings, self._devices = program, settings, tuple(devices)
         self._deadline_s, self._start_deadline_s = deadline_s, start_deadline_s
@@ -81,11 +88,21 @@ class RankGroup:
             with _Store() as store:
                 self._fork(deadline)
                 for rank in self._ranks:
-                    rank.line.queue(packed({
-                        "rank": rank.number, "ranks": len(self._ranks), "device": self._devices[rank.number],
-                        "epoch": self.epoch, "program": self._program, "settings": self._settings,
-                        "memory": [each.id for each in self._shared], "store": store.path,
-                    }), store.descriptor)
+                    rank.line.queue(
+                        packed(
+                            {
+                                "rank": rank.number,
+                                "ranks": len(self._ranks),
+                                "device": self._devices[rank.number],
+                                "epoch": self.epoch,
+                                "program": self._program,
+                                "settings": self._settings,
+                                "memory": [each.id for each in self._shared],
+                                "store": store.path,
+                            }
+                        ),
+                        store.descriptor,
+                    )
                     rank.map()
                 self._exchange("start", deadline, limit_s)
             log.info("ranks_started", epoch=self.epoch, ranks=len(self._ranks), seconds=time.monotonic() - began)
@@ -159,7 +176,7 @@ class RankGroup:
         except (StarterLost, OSError) as error:
             lost = RankLost(None, f"the ranks could not be started: {error}")
             self._end(lost)
-            self._let_go_of_lost_starter()              # another one next time
+            self._let_go_of_lost_starter()  # another one next time
             self._fail(lost)
         finally:
             with self._killing:
@@ -193,12 +210,12 @@ class RankGroup:
         """Send what is queued; one answer of each rank."""
         answers: list[Packet | None] = [None] * len(self._ranks)
         try:
-            while (missing := [rank for rank in self._ranks if answers[rank.number] is None]):
+            while missing := [rank for rank in self._ranks if answers[rank.number] is None]:
                 left = deadline - time.monotonic()
                 # what has come by now counts, however late it is when we look: we may have been stopped meanwhile
                 if not self._listen(answers, max(left, 0.0), what) and left <= 0:
                     self._fail(late(missing, what, limit_s))
-        except BaseException as error:                  # answers that nobody waits for would be taken for the next
+        except BaseException as error:  # answers that nobody waits for would be taken for the next
             if self._ranks:
                 self._end(RankLost(None, f"{what!r} was broken off by {type(error).__name__}"))
             raise

@@ -35,8 +35,9 @@ class MeshLayout:
         if self.tensor < 1 or self.data < 1:
             raise UsageError(f"a mesh has at least one rank along each axis, not {self.tensor} x {self.data}")
         if self.shard == "none" and self.data > 1:
-            raise UsageError(f"{self.data} ranks along the data axis share a stage: say how, by --shard dp, zero1, "
-                             "zero2 or zero3")
+            raise UsageError(
+                f"{self.data} ranks along the data axis share a stage: say how, by --shard dp, zero1, zero2 or zero3"
+            )
         if len(self.devices) != self.ranks:
             raise UsageError(f"tensor x data = {self.tensor} x {self.data}, but there are {len(self.devices)} devices")
         if len({device.partition(":")[0] for device in self.devices}) > 1:
@@ -71,8 +72,13 @@ class MeshLayout:
 
     def record(self) -> dict[str, Any]:
         """As JSON, for rank processes."""
-        return {"tensor": self.tensor, "data": self.data, "shard": self.shard,
-                "sequence_parallel": self.sequence_parallel, "devices": list(self.devices)}
+        return {
+            "tensor": self.tensor,
+            "data": self.data,
+            "shard": self.shard,
+            "sequence_parallel": self.sequence_parallel,
+            "devices": list(self.devices),
+        }
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> MeshLayout:

@@ -87,9 +87,9 @@ def main(end: socket.socket) -> NoReturn:
         threading.Thread(target=_leave_with, args=(line,), name="leash", daemon=True).start()
         torch.set_num_threads(1)
         _answer(line, *_joined(line))
-    except LineEnded:                                   # the peer process is gone
+    except LineEnded:  # the peer process is gone
         code = 0
-    except BaseException as error:                      # whatever it is, the peer process hears why
+    except BaseException as error:  # whatever it is, the peer process hears why
         traceback.print_exc()
         _say_last(line, error)
     finally:
@@ -110,7 +110,7 @@ def _say_last(line: RankEnd, error: BaseException) -> None:
     words = "".join(traceback.format_exception_only(error)).strip()
     try:
         line.say({"failed": words[:4000], "at": time.monotonic()})
-    except LineEnded:                                   # the peer process is gone as well
+    except LineEnded:  # the peer process is gone as well
         pass
 
 
@@ -121,7 +121,7 @@ def _joined(line: RankEnd) -> tuple[RankContext, Handler]:
     context = RankContext(hello["rank"], hello["ranks"], device, hello["settings"], hello["epoch"])
     backend = "gloo"
     if device.type == "cuda":
-        torch.cuda.set_device(device)                   # before memory is pinned: that takes memory on the device it is
+        torch.cuda.set_device(device)  # before memory is pinned: that takes memory on the device it is
         backend = "nccl"
     for number in hello["memory"]:
         _, descriptor = line.hear()
@@ -130,8 +130,13 @@ def _joined(line: RankEnd) -> tuple[RankContext, Handler]:
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
     path = hello["store"] if store is None else f"/proc/self/fd/{store}"
     dist.init_process_group(
-        backend, store=FileStore(path, context.ranks), rank=context.rank, world_size=context.ranks,
-        timeout=NO_LIMIT, device_id=device if device.type == "cuda" else None)
+        backend,
+        store=FileStore(path, context.ranks),
+        rank=context.rank,
+        world_size=context.ranks,
+        timeout=NO_LIMIT,
+        device_id=device if device.type == "cuda" else None,
+    )
     module, _, factory = hello["program"].partition(":")
     handler: Handler = getattr(importlib.import_module(module), factory)(context)
     line.say({"ready": {}})

@@ -15,8 +15,11 @@ def packet_of(error: BadMessage | Refused | Overflow) -> Packet:
     """What `error_of` makes the same error of; facts that are no JSON cross as text."""
     kind = next(kind for kind in ALIKE if isinstance(error, kind))
     code = None if isinstance(error, Overflow) else error.code.value
-    facts = {key: value if isinstance(value, str | int | float | None) else repr(value)
-             for key, value in error.facts.items() if key != "code"}
+    facts = {
+        key: value if isinstance(value, str | int | float | None) else repr(value)
+        for key, value in error.facts.items()
+        if key != "code"
+    }
     return {"class": kind.__name__, "code": code, "reason": error.message, "facts": facts}
 
 

@@ -37,7 +37,7 @@ class Rank:
 
     def map(self) -> None:
         """Send the memory that it does not have yet ahead of what is queued next."""
-        for each in self._shared[self._mapped:]:
+        for each in self._shared[self._mapped :]:
             self.line.queue(packed({"map": each.id}), each.descriptor)
         self._mapped = len(self._shared)
 
@@ -58,7 +58,7 @@ def hear(ranks: Sequence[Rank], left: float) -> Heard:
     for rank in ranks:
         try:
             poll.register(rank.line, select.POLLIN | (0 if rank.line.flush() else select.POLLOUT))
-        except LineEnded:                               # shows when it is read, behind its last words
+        except LineEnded:  # shows when it is read, behind its last words
             poll.register(rank.line, select.POLLIN)
     packets = []
     events = dict(poll.poll(left * 1000))
@@ -87,8 +87,9 @@ def cause(ended: list[Rank], failed: list[Failure], silent: list[Rank], what: st
     while not ended and silent and (left := deadline - time.monotonic()) > 0:
         heard = hear(silent, left)
         ended = heard.ended
-        failed = failed + [(packet["at"], rank.number, packet["failed"])
-                           for rank, packet in heard.packets if "failed" in packet]
+        failed = failed + [
+            (packet["at"], rank.number, packet["failed"]) for rank, packet in heard.packets if "failed" in packet
+        ]
         known = {rank.number for rank, _ in heard.packets}
         silent = [rank for rank in silent if rank.number not in known]
     _, number, words = min(failed, default=(0.0, 0, ""))
@@ -112,14 +113,15 @@ def late(missing: Sequence[Rank], what: str, limit_s: float) -> RankLost:
     culprits = [rank.number for rank in stopped or missing]
     words = f"{'ranks' if len(culprits) > 1 else 'rank'} {', '.join(map(str, culprits))}"
     said = "stopped by a signal, gave" if stopped else "gave"
-    return RankLost(culprits[0] if len(culprits) == 1 else None,
-                    f"{words} {said} no answer to {what!r} within {limit_s:g} s")
+    return RankLost(
+        culprits[0] if len(culprits) == 1 else None, f"{words} {said} no answer to {what!r} within {limit_s:g} s"
+    )
 
 
 def _is_stopped(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:                                     # no Linux
+    except OSError:  # no Linux
         return False
     return state in "tT"
 

@@ -32,7 +32,7 @@ def packed(packet: Packet) -> bytes:
 
 def receive_with_descriptor(end: socket.socket, count: int) -> tuple[bytes, int | None]:
     """Up to `count` bytes and the descriptor sent with them, not to be inherited by what we start. Raises OSError."""
-    data, descriptors, _, _ = socket.recv_fds(end, count, 1)        # it takes flags, and ignores them: CLOEXEC too
+    data, descriptors, _, _ = socket.recv_fds(end, count, 1)  # it takes flags, and ignores them: CLOEXEC too
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     return data, descriptors[0] if descriptors else None

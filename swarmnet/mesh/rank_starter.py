@@ -39,8 +39,10 @@ CODE_S = 1.0
 """How long a process that has ended may take to be reaped."""
 
 PRELOAD = (
-    "torch", "torch.distributed", "swarmnet.mesh.rank",
-    "torch.fx.experimental.symbolic_shapes",            # the first backward imports it, and with it sympy
+    "torch",
+    "torch.distributed",
+    "swarmnet.mesh.rank",
+    "torch.fx.experimental.symbolic_shapes",  # the first backward imports it, and with it sympy
 )
 """What every rank imports, beside its program. Importing these starts no thread and touches no device."""
 
@@ -106,7 +108,7 @@ def best_starter(program: str) -> RankStarter:
     """What suits this system: forking after an import is safe on Linux only. Raises OSError."""
     try:
         os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):                   # another system, an old kernel, a sandbox that forbids it
+    except (AttributeError, OSError):  # another system, an old kernel, a sandbox that forbids it
         return FreshInterpreter()
     return Forking((*PRELOAD, program))
 
@@ -133,10 +135,21 @@ class Forking:
         try:
             with theirs:
                 self._zygote = subprocess.Popen(
-                    [sys.executable, "-P", str(ZYGOTE), str(os.getpid()), str(theirs.fileno()),
-                     json.dumps(sys.path), json.dumps(list(modules))],
-                    stdin=subprocess.DEVNULL, stdout=2, env=rank_environment(os.environ), start_new_session=True,
-                    pass_fds=(theirs.fileno(),))
+                    [
+                        sys.executable,
+                        "-P",
+                        str(ZYGOTE),
+                        str(os.getpid()),
+                        str(theirs.fileno()),
+                        json.dumps(sys.path),
+                        json.dumps(list(modules)),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,
+                    env=rank_environment(os.environ),
+                    start_new_session=True,
+                    pass_fds=(theirs.fileno(),),
+                )
         except BaseException:
             self._control.close()
             raise
@@ -239,7 +252,7 @@ class _Forked:
     def send(self, number: signal.Signals) -> None:
         try:
             signal.pidfd_send_signal(self._handle, number)
-        except ProcessLookupError:                      # it has ended
+        except ProcessLookupError:  # it has ended
             pass
 
     def wait(self, deadline: float) -> bool:
@@ -272,9 +285,16 @@ class FreshInterpreter:
     def start(self, line: socket.socket, name: str, deadline: float) -> RankProcess:
         """See RankStarter.start."""
         before = f"import sys; sys.path[:] = {sys.path!r}; "
-        return _Fresh(subprocess.Popen(
-            [sys.executable, "-P", "-c", before + FRESH, str(line.fileno()), name], stdin=subprocess.DEVNULL, stdout=2,
-            env=rank_environment(os.environ), start_new_session=True, pass_fds=(line.fileno(),)))
+        return _Fresh(
+            subprocess.Popen(
+                [sys.executable, "-P", "-c", before + FRESH, str(line.fileno()), name],
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                env=rank_environment(os.environ),
+                start_new_session=True,
+                pass_fds=(line.fileno(),),
+            )
+        )
 
     def abort(self) -> None:
         """See RankStarter.abort: it never waits."""

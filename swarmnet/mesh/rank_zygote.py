@@ -20,7 +20,7 @@ import sys
 from typing import Any
 
 MAX_PACKET = 1 << 12
-PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15                   # of prctl, from linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # of prctl, from linux/prctl.h
 
 
 def main() -> None:
@@ -35,10 +35,10 @@ def main() -> None:
     for module in json.loads(sys.argv[4]):
         try:
             importlib.import_module(module)
-        except Exception:                               # the rank that needs it fails by it, and says so
+        except Exception:  # the rank that needs it fails by it, and says so
             pass
     gc.collect()
-    gc.freeze()                                         # collections in ranks leave the shared pages alone
+    gc.freeze()  # collections in ranks leave the shared pages alone
     _say(control, {"threads": len(os.listdir("/proc/self/task"))})
     zygote = os.getpid()
     if (forked := attend(control, peer)) is not None:
@@ -49,7 +49,7 @@ def main() -> None:
 
 def attend(control: socket.socket, peer: int) -> tuple[str, socket.socket] | None:
     """Fork and reap until the peer process has gone. In a forked child: returns its name and its line at once."""
-    children: dict[int, int] = {}                       # pidfd -> pid, not reaped yet: the pid is still theirs
+    children: dict[int, int] = {}  # pidfd -> pid, not reaped yet: the pid is still theirs
     with control, selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         selector.register(peer, selectors.EVENT_READ)
@@ -64,7 +64,7 @@ def attend(control: socket.socket, peer: int) -> tuple[str, socket.socket] | Non
                     continue
                 try:
                     packet, descriptors, _, _ = socket.recv_fds(control, MAX_PACKET, 1)
-                except ConnectionResetError:            # the peer process died before it had read all that we said
+                except ConnectionResetError:  # the peer process died before it had read all that we said
                     return None
                 if not packet:
                     return None
@@ -87,7 +87,7 @@ def _reaped(pid: int) -> int:
     """The exit code of a child that has ended. What it started and left running ends here: the pid is still its own."""
     try:
         os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):       # nobody is left in its process group
+    except (ProcessLookupError, PermissionError):  # nobody is left in its process group
         pass
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
@@ -95,7 +95,7 @@ def _reaped(pid: int) -> int:
 def _say(control: socket.socket, packet: dict[str, int], descriptor: int | None = None) -> None:
     try:
         socket.send_fds(control, [json.dumps(packet).encode()], [] if descriptor is None else [descriptor])
-    except (BrokenPipeError, ConnectionResetError):     # the peer process has gone, and so shall we in a moment
+    except (BrokenPipeError, ConnectionResetError):  # the peer process has gone, and so shall we in a moment
         pass
 
 
@@ -104,10 +104,10 @@ def become(name: str, line: socket.socket, *, parent: int) -> None:
     from swarmnet.mesh.rank import main as rank_main
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:                          # it died before that: no signal comes any more
+    if os.getppid() != parent:  # it died before that: no signal comes any more
         os._exit(0)
     os.setpgid(0, 0)
-    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)        # what ps and top call it
+    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)  # what ps and top call it
     rank_main(line)
 
 

@@ -67,5 +67,5 @@ def pin(memory: Tensor) -> None:
 
     Raises RuntimeError with CUDA's words, such as a limit on locked memory.
     """
-    runtime = torch.cuda.cudart()                       # type: ignore[no-untyped-call]
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     torch.cuda.check_error(runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), 0))

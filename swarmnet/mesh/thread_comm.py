@@ -99,7 +99,7 @@ def run_mesh(
         futures = [threads.submit(guarded, rank) for rank in range(size)]
     errors = [error for future in futures if (error := future.exception()) is not None]
     for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
-        raise error                                      # the cause first; a broken barrier is only its consequence
+        raise error  # the cause first; a broken barrier is only its consequence
     return [future.result() for future in futures]
 
 

@@ -30,11 +30,16 @@ RunLayer = Callable[[Callable[..., Tensor], Tensor, Tensor, Tensor, Tape | None]
 """Runs layer(x, cos, sin, tape)."""
 
 _aten = torch.ops.aten
-_KEPT = frozenset([
-    _aten.mm.default, _aten.addmm.default, _aten._scaled_dot_product_flash_attention_for_cpu.default,
-    _aten._scaled_dot_product_flash_attention.default, _aten._scaled_dot_product_efficient_attention.default,
-    _aten._scaled_dot_product_cudnn_attention.default,
-])
+_KEPT = frozenset(
+    [
+        _aten.mm.default,
+        _aten.addmm.default,
+        _aten._scaled_dot_product_flash_attention_for_cpu.default,
+        _aten._scaled_dot_product_flash_attention.default,
+        _aten._scaled_dot_product_efficient_attention.default,
+        _aten._scaled_dot_product_cudnn_attention.default,
+    ]
+)
 """What costs more to compute than to keep. Not the products inside attention's math kernel: they are T x T."""
 
 
@@ -61,9 +66,7 @@ def _selectively(layer: Callable[..., Tensor], x: Tensor, cos: Tensor, sin: Tens
     if not torch.is_grad_enabled():
         return layer(x, cos, sin, tape)
     contexts = functools.partial(create_selective_checkpoint_contexts, _keep)
-    y: Tensor = checkpoint(
-        layer, x, cos, sin, tape, use_reentrant=False, preserve_rng_state=False, context_fn=contexts
-    )
+    y: Tensor = checkpoint(layer, x, cos, sin, tape, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
     return y
 
 

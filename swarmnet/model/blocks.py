@@ -75,7 +75,7 @@ class MeshSplit:
                 f"{ranks} ranks cannot split a microbatch: training.microbatch_size = {rows} is no multiple of it. "
                 f"Ranks that can: {possible}; others may split layers, by --tensor"
             )
-        _ = self.tensor                                  # raises what is wrong with that axis
+        _ = self.tensor  # raises what is wrong with that axis
 
     @classmethod
     def of(cls, manifest: Manifest, layout: MeshLayout) -> MeshSplit:

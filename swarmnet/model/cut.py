@@ -60,7 +60,7 @@ def balance(costs: Sequence[int], parts: int) -> tuple[range, ...]:
 def _least_maximum(prefix: Sequence[int], parts: int) -> int:
     """The smallest possible cost of the dearest of `parts` non-empty ranges."""
     total = len(prefix) - 1
-    best: list[int | None] = [None, *prefix[1:]]             # one part: the first n costs together
+    best: list[int | None] = [None, *prefix[1:]]  # one part: the first n costs together
     for _ in range(parts - 1):
         longer: list[int | None] = [None] * (total + 1)
         for stop in range(1, total + 1):
@@ -79,7 +79,7 @@ def _least_maximum(prefix: Sequence[int], parts: int) -> int:
 def _least_squares(prefix: Sequence[int], parts: int, limit: int) -> tuple[range, ...]:
     """Of the cuts whose ranges all cost at most `limit`, the one with the least sum of squares."""
     total = len(prefix) - 1
-    best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}       # stop -> (sum of squares, edges)
+    best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}  # stop -> (sum of squares, edges)
     for _ in range(parts):
         longer: dict[int, tuple[int, tuple[int, ...]]] = {}
         for start, (squares, edges) in best.items():

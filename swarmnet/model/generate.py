@@ -14,7 +14,12 @@ from swarmnet.model.decoder import StageModule
 
 @torch.no_grad()
 def generate(
-    module: StageModule, prompt: Sequence[int], *, num_tokens: int, context: int, temperature: float = 0.0,
+    module: StageModule,
+    prompt: Sequence[int],
+    *,
+    num_tokens: int,
+    context: int,
+    temperature: float = 0.0,
     seed: int = 0,
 ) -> Iterator[int]:
     """The `num_tokens` ids that follow `prompt`, of the whole model `module`.
@@ -29,7 +34,7 @@ def generate(
     for _ in range(num_tokens):
         logits_V = module(torch.tensor([ids[-context:]]))[0, -1].double()
         if temperature:
-            likely_V = ((logits_V - logits_V.max()) / temperature).softmax(-1)   # at most 0: nothing overflows
+            likely_V = ((logits_V - logits_V.max()) / temperature).softmax(-1)  # at most 0: nothing overflows
             chosen = torch.multinomial(likely_V, 1, generator=generator)
         else:
             chosen = logits_V.argmax()

@@ -35,9 +35,9 @@ def draw(name: str, shape: torch.Size, model: Model, *, seed: int) -> Tensor:
     total = torch.rand(shape, generator=generator)
     for _ in range(3):
         total += torch.rand(shape, generator=generator)
-    return total.sub_(2.0).mul_(std * math.sqrt(3.0))      # four uniforms: mean 2, variance 1/3
+    return total.sub_(2.0).mul_(std * math.sqrt(3.0))  # four uniforms: mean 2, variance 1/3
 
 
 def _seed(seed: int, name: str) -> int:
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return int.from_bytes(digest[:4], "big")               # the Mersenne twister takes 32 bits
+    return int.from_bytes(digest[:4], "big")  # the Mersenne twister takes 32 bits

@@ -31,15 +31,21 @@ class Offload:
 
         A tensor that several operations save is moved out once.
         """
-        staying = frozenset(tensor.untyped_storage()._cdata for tensor in stay)      # of fake tensors, too: no address
+        staying = frozenset(tensor.untyped_storage()._cdata for tensor in stay)  # of fake tensors, too: no address
         moved: dict[tuple[object, ...], tuple[StorageWeakRef, _Moved]] = {}
 
         def pack(tensor: Tensor) -> Tensor | _Moved:
             storage = tensor.untyped_storage()
             if storage._cdata in staying or tensor.numel() * tensor.element_size() < self._least:
                 return tensor
-            key = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype,
-                   tensor._version)
+            key = (
+                storage._cdata,
+                tensor.storage_offset(),
+                tensor.shape,
+                tensor.stride(),
+                tensor.dtype,
+                tensor._version,
+            )
             found = moved.get(key)
             if found is None or _gone(found[0]):
                 found = moved[key] = _weakly(storage), _Moved(tensor, self._stream)
@@ -61,7 +67,7 @@ class _Moved:
         stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(stream):
             self._host.copy_(tensor, non_blocking=True)
-        tensor.record_stream(stream)                     # its memory is not given out again before it is copied
+        tensor.record_stream(stream)  # its memory is not given out again before it is copied
         self._ready = stream.record_event()
 
     def back(self) -> Tensor:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from swarmnet.mesh.comm import Comm, part_length
 
-_TOKENS = 1          # the dimension of [B, T, D] that sequence parallelism cuts
+_TOKENS = 1  # the dimension of [B, T, D] that sequence parallelism cuts
 
 
 Change = Callable[[Tensor], Tensor]

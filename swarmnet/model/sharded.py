@@ -101,8 +101,6 @@ class ShardedStage(StageModule):
         One all-reduce, or none if nothing is partial. Once per sum, whatever it has summed: sums of microbatches
         commute with it. Every rank calls it at the same place among its collectives.
         """
-        for gradient, summed in zip(
-            gradients, sum_terms(gradients, self._names, self._split, self._comm), strict=True
-        ):
+        for gradient, summed in zip(gradients, sum_terms(gradients, self._names, self._split, self._comm), strict=True):
             if summed is not gradient:
                 gradient.copy_(summed)

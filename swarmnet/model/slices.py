@@ -22,7 +22,7 @@ _BY_WIDTH = frozenset(["gate_proj", "up_proj"])
 _BY_VOCABULARY = frozenset(["embed_tokens", "lm_head"])
 _NORMS = frozenset(["input_layernorm", "post_attention_layernorm", "norm"])
 _NORMS_OF_HEADS = frozenset(["q_norm", "k_norm"])
-_MANY = 1024         # nobody has a box of more GPUs
+_MANY = 1024  # nobody has a box of more GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,14 @@ class TensorSplit:
 
     def local(self, rank: int) -> Model:
         """The dimensions of what `rank` holds."""
-        return self.model.model_copy(update={
-            "vocab_size": len(self.vocabulary(rank)),
-            "intermediate_size": self.model.intermediate_size // self.ranks,
-            "num_heads": self.model.num_heads // self.ranks,
-            "num_kv_heads": len(self._key_heads(rank)),
-        })
+        return self.model.model_copy(
+            update={
+                "vocab_size": len(self.vocabulary(rank)),
+                "intermediate_size": self.model.intermediate_size // self.ranks,
+                "num_heads": self.model.num_heads // self.ranks,
+                "num_kv_heads": len(self._key_heads(rank)),
+            }
+        )
 
     def vocabulary(self, rank: int) -> range:
         """The token ids whose rows `rank` holds."""
@@ -82,7 +84,7 @@ class TensorSplit:
         model, leaf = self.model, name.split(".")[-2]
         if leaf in _NORMS:
             return Slice(None, 0, 0, 0, owner=rank == 0, partial=self.sequence_parallel and self.ranks > 1)
-        if leaf in _NORMS_OF_HEADS:                      # one for all heads, of which each rank has some
+        if leaf in _NORMS_OF_HEADS:  # one for all heads, of which each rank has some
             return Slice(None, 0, 0, 0, owner=rank == 0, partial=self.ranks > 1)
         if leaf in _BY_VOCABULARY:
             rows = self.vocabulary(rank)
@@ -95,7 +97,7 @@ class TensorSplit:
             return self._even(0, model.intermediate_size, rank)
         if name.endswith("o_proj.weight"):
             return self._even(1, model.num_heads * model.head_dim, rank)
-        if name.endswith("o_proj.bias"):                 # of one rank only: see `_problems`
+        if name.endswith("o_proj.bias"):  # of one rank only: see `_problems`
             return Slice(None, 0, 0, 0, owner=rank == 0, partial=False)
         if name.endswith("down_proj.weight"):
             return self._even(1, model.intermediate_size, rank)
@@ -109,8 +111,12 @@ class TensorSplit:
         heads, width = self._key_heads(rank), self.model.head_dim
         copies = max(1, self.ranks // self.model.num_kv_heads)
         return Slice(
-            0, heads.start * width, heads.stop * width, self.model.num_kv_heads * width,
-            owner=rank % copies == 0, partial=copies > 1,
+            0,
+            heads.start * width,
+            heads.stop * width,
+            self.model.num_kv_heads * width,
+            owner=rank % copies == 0,
+            partial=copies > 1,
         )
 
     def _key_heads(self, rank: int) -> range:

@@ -77,7 +77,7 @@ class Tape:
         owed, self._owed = self._owed, []
         owed.reverse()
         with torch.no_grad():
-            while owed:                                  # popping frees the operands one by one
+            while owed:  # popping frees the operands one by one
                 _write(*owed.pop(), out, written)
         return set(written)
 
@@ -130,7 +130,7 @@ def _write(
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Parameter, bias: Parameter | None, tape: Tape) -> Tensor:
-        ctx.save_for_backward(x, weight)     # saved, not merely held: autograd notices if an optimizer step intervenes
+        ctx.save_for_backward(x, weight)  # saved, not merely held: autograd notices if an optimizer step intervenes
         ctx.weight, ctx.bias, ctx.tape = weight, bias, tape
         return F.linear(x, tape.casts.of(weight, x.dtype), None if bias is None else bias.to(x.dtype))
 

@@ -45,7 +45,7 @@ FORGET_S = 3600.0
 """When there are too many, those that have shown nothing for so long make room."""
 
 _RUN_DIGITS = 12
-_MAX_NOT_AFTER = 253_402_300_799          # the year 9999
+_MAX_NOT_AFTER = 253_402_300_799  # the year 9999
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,15}")
 _HEX = re.compile(r"[0-9a-f]+")
@@ -150,14 +150,20 @@ class Bans:
             raise ValueError("not a list of bans")
         _, run, owner, number, peers, signature = fields
         named = peers.split(",") if peers else []
-        if not (len(run) == 64 and _HEX.fullmatch(run) and _NUMBER.fullmatch(number) and len(named) <= MAX_BANNED
-                and all(map(_NAME.fullmatch, (owner, *named)))):
+        if not (
+            len(run) == 64
+            and _HEX.fullmatch(run)
+            and _NUMBER.fullmatch(number)
+            and len(named) <= MAX_BANNED
+            and all(map(_NAME.fullmatch, (owner, *named)))
+        ):
             raise ValueError("not a list of bans")
         return cls(RunId(run), PeerId(owner), int(number), tuple(map(PeerId, named)), _bytes(signature))
 
 
-def invite(run: RunId, guest: PeerId, roles: Iterable[Role], not_after: int, sign: Sign, *, seed: bytes = b"",
-           ) -> Invitation:
+def invite(
+    run: RunId, guest: PeerId, roles: Iterable[Role], not_after: int, sign: Sign, *, seed: bytes = b""
+) -> Invitation:
     """An invitation signed by the owner. seed: private half of `guest`, which then is a bearer's key."""
     wanted = frozenset(roles)
     terms = Terms(bool(seed), run[:_RUN_DIGITS], guest, tuple(each for each in ROLES if each in wanted), not_after)
@@ -182,7 +188,7 @@ def role_for(request: Request) -> Role | None:
     """The role that a caller needs to ask for this; None: any."""
     match request:
         case Process(stage=0):
-            return None                                  # a trainer feeds it, or a mate that repairs
+            return None  # a trainer feeds it, or a mate that repairs
         case Process() | Part() | TrailRequest():
             return "stage"
         case _:
@@ -193,8 +199,10 @@ def advised(reason: str, peer: PeerId, role: Role | None) -> str:
     """Why `peer` is not admitted, and what it can do about it."""
     if reason == BANNED:
         return f"{reason}, who alone can lift that (`swarmnet ban --lift`)"
-    return (f"{reason}: ask the run's owner for `swarmnet invite run.toml {peer}{f' --roles {role}' if role else ''}`, "
-            "and start again with --invitation")
+    return (
+        f"{reason}: ask the run's owner for `swarmnet invite run.toml {peer}{f' --roles {role}' if role else ''}`, "
+        "and start again with --invitation"
+    )
 
 
 @dataclass(slots=True)
@@ -210,7 +218,11 @@ class Admissions:
     """Who is admitted to one run. Signatures are checked when a pass is shown, each pass once."""
 
     def __init__(
-        self, run: RunId, owner: PeerId | None = None, verify: Verify = lambda peer, data, signature: False, *,
+        self,
+        run: RunId,
+        owner: PeerId | None = None,
+        verify: Verify = lambda peer, data, signature: False,
+        *,
         tolerance_s: float = 0.0,
     ) -> None:
         """owner: whose invitations count; None: an open run. tolerance_s: how much clocks may differ."""
@@ -218,7 +230,7 @@ class Admissions:
         self.bans: Bans | None = None
         self._verify, self._tolerance_s = verify, tolerance_s
         self._shown: dict[PeerId, _Shown] = {}
-        self._refused: dict[PeerId, tuple[str, str]] = {}            # peer -> what it showed, why it is not good
+        self._refused: dict[PeerId, tuple[str, str]] = {}  # peer -> what it showed, why it is not good
         self._banned: frozenset[PeerId] = frozenset()
 
     @classmethod
@@ -260,7 +272,7 @@ class Admissions:
         if reason := self._unfit(peer, shown.terms, now):
             return self._refuse(peer, text, reason)
         if (known := self._refused.get(peer)) is not None and known[0] == text:
-            return known[1]                              # a forged one is verified once, not at every record
+            return known[1]  # a forged one is verified once, not at every record
         if reason := self._forged(peer, shown):
             return self._refuse(peer, text, reason)
         if held is None and not self._room(now):
@@ -300,7 +312,8 @@ class Admissions:
     def _room(self, now: float) -> bool:
         if len(self._shown) >= MAX_PEERS:
             self._shown = {
-                peer: shown for peer, shown in self._shown.items()
+                peer: shown
+                for peer, shown in self._shown.items()
                 if now - shown.at < FORGET_S and not self._lapsed(shown.terms, now)
             }
         return len(self._shown) < MAX_PEERS
@@ -319,8 +332,12 @@ class Admissions:
         if bans == self.bans:
             return True
         old = self.bans is not None and bans.number < self.bans.number
-        return bans.owner == self.owner and bans.run == self.run and not old and \
-            self._verify(bans.owner, bans.signed, bans.signature)
+        return (
+            bans.owner == self.owner
+            and bans.run == self.run
+            and not old
+            and self._verify(bans.owner, bans.signed, bans.signature)
+        )
 
 
 def in_words(moment: float) -> str:
@@ -357,8 +374,10 @@ def _parsed(text: str, *, bearer_bytes: int) -> tuple[Terms, bytes, bytes]:
         raise ValueError("not an invitation: it names no end")
     last = _bytes(second[0]) if second else b""
     if second and len(last) != bearer_bytes:
-        raise ValueError("a bearer invitation ends in its secret (32 bytes), a pass in a signature (64): take care "
-                         "which of the two is wanted here")
+        raise ValueError(
+            "a bearer invitation ends in its secret (32 bytes), a pass in a signature (64): take care "
+            "which of the two is wanted here"
+        )
     return Terms(kind == "bearer", run, PeerId(guest), roles, int(not_after)), _bytes(signature), last
 
 
@@ -375,4 +394,3 @@ def _bytes(text: str) -> bytes:
     if not data or _base64(data) != text:
         raise ValueError("not an invitation: its signature is damaged; copy all of it")
     return data
-

@@ -84,8 +84,10 @@ def write_owner(manifest: Path, owner: Identity) -> None:
 
 
 def _owner_exists(manifest: Path) -> UsageError:
-    return UsageError(f"{owner_key_file(manifest)}: exists already, and nobody can invite to its run without it: move "
-                      "it away, or choose another name for the manifest")
+    return UsageError(
+        f"{owner_key_file(manifest)}: exists already, and nobody can invite to its run without it: move "
+        "it away, or choose another name for the manifest"
+    )
 
 
 class Owner:
@@ -95,18 +97,23 @@ class Owner:
         """path: the manifest's; the key lies beside it."""
         self.run, self._path = run_id(manifest), path
         if manifest.admission.policy == "open":
-            raise UsageError(f"{path}: anyone may join this run (admission.policy = \"open\"), so there is nobody to "
-                             "invite or to ban: `swarmnet init --admission invite` writes another run")
+            raise UsageError(
+                f'{path}: anyone may join this run (admission.policy = "open"), so there is nobody to '
+                "invite or to ban: `swarmnet init --admission invite` writes another run"
+            )
         key = owner_key_file(path)
         try:
             self._identity = Identity.load(key)
         except (OSError, ValueError) as error:
             why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-            raise UsageError(f"{key}: cannot be used ({why}): only who has the key that `swarmnet init` wrote there "
-                             "can invite or ban") from error
+            raise UsageError(
+                f"{key}: cannot be used ({why}): only who has the key that `swarmnet init` wrote there "
+                "can invite or ban"
+            ) from error
         if self._identity.peer != manifest.admission.key:
-            raise UsageError(f"{key}: is another run's key ({self._identity.peer}); {path} names "
-                             f"{manifest.admission.key}")
+            raise UsageError(
+                f"{key}: is another run's key ({self._identity.peer}); {path} names {manifest.admission.key}"
+            )
 
     def invite(self, guest: PeerId | None, roles: Iterable[Role], not_after: int) -> Invitation:
         """An invitation of `guest`; None: of whoever holds it."""
@@ -123,10 +130,13 @@ class Owner:
         before = () if known is None else known.peers
         banned = set(before) - set(peers) if lift else set(before) | set(peers)
         if len(banned) > MAX_BANNED:
-            raise UsageError(f"{path}: a run bans {MAX_BANNED} at most, and {len(before)} are banned: take some off "
-                             "with --lift; whose invitation has ended needs no ban")
-        bans = ban(self.run, self._identity.peer, max(int(now), known.number + 1 if known else 0), banned,
-                   self._identity.sign)
+            raise UsageError(
+                f"{path}: a run bans {MAX_BANNED} at most, and {len(before)} are banned: take some off "
+                "with --lift; whose invitation has ended needs no ban"
+            )
+        bans = ban(
+            self.run, self._identity.peer, max(int(now), known.number + 1 if known else 0), banned, self._identity.sign
+        )
         try:
             _write(path, bans.text)
         except OSError as error:
@@ -149,7 +159,14 @@ class OwnPass:
     """
 
     def __init__(
-        self, admissions: Admissions, identity: Identity, role: Role | None, directory: Path, *, given: str, now: float,
+        self,
+        admissions: Admissions,
+        identity: Identity,
+        role: Role | None,
+        directory: Path,
+        *,
+        given: str,
+        now: float,
         transient: bool = False,
     ) -> None:
         """Raises UsageError if I am not admitted, with what to do. transient: the identity is for one command."""
@@ -165,8 +182,9 @@ class OwnPass:
             try:
                 _write(self._file, self.text)
             except OSError as error:
-                raise UsageError(f"cannot keep the invitation in {self._file}: {error.strerror or error}; choose "
-                                 "another --dir") from error
+                raise UsageError(
+                    f"cannot keep the invitation in {self._file}: {error.strerror or error}; choose another --dir"
+                ) from error
 
     def check(self, *, now: float) -> None:
         """Am I still admitted? Raises UsageError. An invitation that was renewed in its file is taken up."""
@@ -175,7 +193,7 @@ class OwnPass:
             return
         try:
             renewed = self._of_given() if self._given else _read(self._file, MAX_CHARS)
-        except UsageError:                               # the file is gone: the invitation may still be good
+        except UsageError:  # the file is gone: the invitation may still be good
             renewed = self.text
         self._show(renewed, now)
         if reason := self._admissions.why_not(me, self._role, now=now):
@@ -207,8 +225,10 @@ class OwnPass:
 
 
 def _bearer_advice(role: Role | None) -> str:
-    return (f"ask the run's owner for `swarmnet invite run.toml --bearer{f' --roles {role}' if role else ''}`, and put "
-            "what it prints at the end of the link: LINK+invite=...")
+    return (
+        f"ask the run's owner for `swarmnet invite run.toml --bearer{f' --roles {role}' if role else ''}`, and put "
+        "what it prints at the end of the link: LINK+invite=..."
+    )
 
 
 def given_invitation(given: str) -> Invitation:
@@ -217,8 +237,10 @@ def given_invitation(given: str) -> Invitation:
     if not text.startswith(tuple(f"{kind}:" for kind in KINDS)):
         path = Path(text).expanduser()
         if not path.is_file():
-            raise UsageError(f"--invitation {_cut(text)}: no such file, and no invitation, which begins with "
-                             f"{' or '.join(f'{kind}:' for kind in KINDS)}")
+            raise UsageError(
+                f"--invitation {_cut(text)}: no such file, and no invitation, which begins with "
+                f"{' or '.join(f'{kind}:' for kind in KINDS)}"
+            )
         text = _read(path, 2 * MAX_CHARS)
     try:
         return Invitation.parse(text)

@@ -24,7 +24,7 @@ def raise_limit() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):       # macOS has a lower limit than it says
+        with contextlib.suppress(OSError, ValueError):  # macOS has a lower limit than it says
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
@@ -52,8 +52,10 @@ class DescriptorWatch:
         few = free is None or free >= _FEW * self._limit
         if few and not self._few:
             log.warning(
-                "descriptors_run_out", taken=self._limit if free is None else free, limit=self._limit,
+                "descriptors_run_out",
+                taken=self._limit if free is None else free,
+                limit=self._limit,
                 advice="connections fail without a word when there are none left: raise the limit "
-                       "(ulimit -n, LimitNOFILE= of a unit), or look for who holds so many connections",
+                "(ulimit -n, LimitNOFILE= of a unit), or look for who holds so many connections",
             )
         self._few = few

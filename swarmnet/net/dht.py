@@ -42,8 +42,8 @@ from swarmnet.telemetry.log import get
 
 READ_DEADLINE_S = 2.0
 PUBLISH_DEADLINE_S = 4.0
-UNKNOWN_NUM_STAGES_READ = 8         # how far to look when nobody has told the number of stages yet
-BANS_TTL_S = 90.0                   # of a list of bans, which those who know it renew
+UNKNOWN_NUM_STAGES_READ = 8  # how far to look when nobody has told the number of stages yet
+BANS_TTL_S = 90.0  # of a list of bans, which those who know it renew
 REJOIN_MIN_S = 0.5
 REJOIN_AT_ONCE = 16
 KNOWN_PEERS_FILE = "known_peers.json"
@@ -60,8 +60,17 @@ class DhtDirectory:
     """
 
     def __init__(
-        self, identity: Identity, run: RunId | None, *, num_stages: int, listen: Listen, bootstrap: Sequence[str],
-        state_dir: Path | None, ttl_s: float, admissions: Admissions | None, manifest: Path | None,
+        self,
+        identity: Identity,
+        run: RunId | None,
+        *,
+        num_stages: int,
+        listen: Listen,
+        bootstrap: Sequence[str],
+        state_dir: Path | None,
+        ttl_s: float,
+        admissions: Admissions | None,
+        manifest: Path | None,
     ) -> None:
         assert 0 < ttl_s <= MAX_AHEAD_S
         self.peer = identity.peer
@@ -73,20 +82,31 @@ class DhtDirectory:
         self._gate = RecordGate(self._hear, heard_bans=self._hear_bans, welcome=self._welcome)
         self._admissions = admissions
         self._ban_files = BanFiles(admissions, state_dir, manifest) if admissions else None
-        self._bans_until = 0.0                           # Unix seconds: how long the DHT keeps the newest list
+        self._bans_until = 0.0  # Unix seconds: how long the DHT keeps the newest list
         self._mine: Record | None = None
         self._expiry_ms = 0
         self._publish_again_at = self._whole_run_again_at = 0.0
-        self._sought: set[RunId] | None = None           # while somebody asks for runs
+        self._sought: set[RunId] | None = None  # while somebody asks for runs
         self.by_memory = False
         self._rng = random.Random()
         self._node: Node
 
     @classmethod
     async def start(
-        cls, identity: Identity, run: RunId | None, *, num_stages: int, host: str = "127.0.0.1", port: int = 0,
-        bootstrap: Sequence[str] = (), state_dir: Path | None = None, ttl_s: float = TTL_S,
-        announce: Sequence[str] = (), client: bool = False, first_port: int = 0, admissions: Admissions | None = None,
+        cls,
+        identity: Identity,
+        run: RunId | None,
+        *,
+        num_stages: int,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        bootstrap: Sequence[str] = (),
+        state_dir: Path | None = None,
+        ttl_s: float = TTL_S,
+        announce: Sequence[str] = (),
+        client: bool = False,
+        first_port: int = 0,
+        admissions: Admissions | None = None,
         manifest: Path | None = None,
     ) -> DhtDirectory:
         """Start a node and join through `bootstrap`, or through peers remembered in `state_dir`.
@@ -100,8 +120,15 @@ class DhtDirectory:
         """
         listen = Listen(host, port, first_port, tuple(announce), client)
         self = cls(
-            identity, run, num_stages=num_stages, listen=listen, bootstrap=bootstrap, state_dir=state_dir, ttl_s=ttl_s,
-            admissions=admissions, manifest=manifest,
+            identity,
+            run,
+            num_stages=num_stages,
+            listen=listen,
+            bootstrap=bootstrap,
+            state_dir=state_dir,
+            ttl_s=ttl_s,
+            admissions=admissions,
+            manifest=manifest,
         )
         self._node = await self._open(listen)
         try:
@@ -195,7 +222,7 @@ class DhtDirectory:
     async def _announce(self, record: Record) -> None:
         wall, now = time.time(), asyncio.get_running_loop().time()
         expiry_ms = int((wall + self._ttl_s) * 1000)
-        set_back = self._expiry_ms > expiry_ms + self._ttl_s * 1000        # this machine's clock was: start over
+        set_back = self._expiry_ms > expiry_ms + self._ttl_s * 1000  # this machine's clock was: start over
         self._expiry_ms = expiry_ms if set_back else max(expiry_ms, self._expiry_ms + 1)
         self._publish_again_at = now + self._rng.uniform(0.8, 1.2) * self._ttl_s / 3
         dht = self._announced()[:MAX_ADDRESSES]
@@ -203,7 +230,7 @@ class DhtDirectory:
         found = [Announcement(record, place, self._expiry_ms, self._num_stages, dht) for place in places]
         if not found:
             return
-        if WHOLE_RUN in places:                          # says who is there, not how it goes: renewed less often
+        if WHOLE_RUN in places:  # says who is there, not how it goes: renewed less often
             self._whole_run_again_at = self._publish_again_at
         entries = [Entry(a.key, self.peer, seal(a, self._identity.sign), self._expiry_ms / 1000) for a in found]
         self._table.offer(found[0], now=wall)
@@ -231,7 +258,7 @@ class DhtDirectory:
             return
         if self._sought is not None and found.place == WHOLE_RUN:
             self._sought.add(found.record.run)
-        if not self._welcome(found):                     # else a crowd of them would fill the table
+        if not self._welcome(found):  # else a crowd of them would fill the table
             return
         self._table.offer(found, now=time.time())
         if found.record.run == self._run and found.dht:

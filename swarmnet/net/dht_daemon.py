@@ -85,15 +85,26 @@ class Daemon(asyncio.SubprocessProtocol):
         key.touch(0o600)
         key.write_bytes(identity.to_bytes())
         arguments = [
-            str(_binary()), f"-id={key}", f"-listen=/unix{self.control}", "-idleTimeout=30s",
-            "-natPortMap=0", "-autonat=0", "-autoRelay=0", "-relay=0", "-relayService=0",
+            str(_binary()),
+            f"-id={key}",
+            f"-listen=/unix{self.control}",
+            "-idleTimeout=30s",
+            "-natPortMap=0",
+            "-autonat=0",
+            "-autoRelay=0",
+            "-relay=0",
+            "-relayService=0",
             *_listening(listen),
         ]
         environment = {**os.environ, "GOLOG_LOG_LEVEL": "fatal"}
         loop = asyncio.get_running_loop()
         await loop.subprocess_exec(
-            lambda: self, *leashed(*arguments),
-            stdin=None, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environment,
+            lambda: self,
+            *leashed(*arguments),
+            stdin=None,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=environment,
             start_new_session=True,
         )
         with contextlib.suppress(TimeoutError):
@@ -163,8 +174,8 @@ def _binary() -> Path:
 def _own_directory() -> tuple[Path, Hold]:
     """A directory that is ours for as long as we live."""
     while True:
-        directory = Path(tempfile.mkdtemp(prefix=PREFIX))               # 0700: the socket gives command of the daemon
-        with contextlib.suppress(FileNotFoundError):                    # another's sweep held it before we did
+        directory = Path(tempfile.mkdtemp(prefix=PREFIX))  # 0700: the socket gives command of the daemon
+        with contextlib.suppress(FileNotFoundError):  # another's sweep held it before we did
             hold = Hold.directory(directory, wait=True)
             assert hold is not None, "we waited for it"
             return directory, hold
@@ -173,7 +184,7 @@ def _own_directory() -> tuple[Path, Hold]:
 def _sweep() -> None:
     """Remove directories whose process was killed: nobody holds them. A daemon that is only starting is held."""
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):                              # gone meanwhile, or another user's
+        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
             if hold := Hold.directory(left, wait=False):
                 shutil.rmtree(left, ignore_errors=True)
                 hold.release()
@@ -197,7 +208,7 @@ def _take_port(listen: Listen) -> tuple[int, socket.socket | None]:
             return _take_port(replace(listen, port=listen.first))
     claim = _claimed(listen.port) if listen.port else None
     try:
-        check_free(listen.host, listen.port, option="dht_port")         # p2pd would share a taken port silently
+        check_free(listen.host, listen.port, option="dht_port")  # p2pd would share a taken port silently
     except UsageError:
         if claim is not None:
             claim.close()

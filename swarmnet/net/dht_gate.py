@@ -18,7 +18,7 @@ from swarmnet.net.identity import verify
 from swarmnet.net.record_table import gives_way
 from swarmnet.net.records import MAX_AHEAD_S, Announcement, bans_key, unseal
 
-GRACE_S = 30.0                      # others' clocks: one stale entry must not void all that came with it
+GRACE_S = 30.0  # others' clocks: one stale entry must not void all that came with it
 MAX_KEYS = 4096
 MAX_ENTRIES_PER_KEY = 1024
 MAX_REMEMBERED = 4096
@@ -34,12 +34,15 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
     """
 
     def __init__(
-        self, heard: Callable[[Announcement], None], *, clock: Callable[[], float] = time.time,
+        self,
+        heard: Callable[[Announcement], None],
+        *,
+        clock: Callable[[], float] = time.time,
         heard_bans: Callable[[Bans, float], None] = lambda bans, expiry: None,
         welcome: Callable[[Announcement | Bans], bool] = lambda found: True,
     ) -> None:
         self._heard, self._clock, self._heard_bans, self._welcome = heard, clock, heard_bans, welcome
-        self._verified: dict[bytes, Announcement] = {}       # renewals are read many times: verify each once
+        self._verified: dict[bytes, Announcement] = {}  # renewals are read many times: verify each once
         self._bans: dict[bytes, Bans] = {}
 
     def validate(self, record: DHTRecord) -> bool:
@@ -106,7 +109,11 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
     """
 
     def __init__(
-        self, favoured: Callable[[DHTID], bool], *, max_keys: int = MAX_KEYS, max_entries: int = MAX_ENTRIES_PER_KEY,
+        self,
+        favoured: Callable[[DHTID], bool],
+        *,
+        max_keys: int = MAX_KEYS,
+        max_entries: int = MAX_ENTRIES_PER_KEY,
         admits: Callable[[object], bool] = lambda value: True,
     ) -> None:
         super().__init__()

@@ -39,14 +39,14 @@ from swarmnet.net.hivemind_dht import (
 )
 from swarmnet.net.identity import Identity
 
-RPC_TIMEOUT_S = 1.0                 # a silent node costs a lookup this once, then it is left alone for a while
+RPC_TIMEOUT_S = 1.0  # a silent node costs a lookup this once, then it is left alone for a while
 DIAL_TIMEOUT_S = 3.0
-OPEN_TIMEOUT_S = 30.0               # the daemon is on this machine, but that may be busy
+OPEN_TIMEOUT_S = 30.0  # the daemon is on this machine, but that may be busy
 NUM_COPIES = 5
 BUCKET_SIZE = 20
 
 _CALLS_PER_S, _KEYS_PER_S = 50, 100
-"""What one caller may ask of a node, or store there, in the long run: a peer asks for its run's few keys each second."""
+"""What one caller may ask of a node, or store there, in the long run: a peer needs its run's few keys each second."""
 
 _RPC_ERRORS = (P2PHandlerError, P2PDaemonError, ControlFailure, TimeoutError, OSError, asyncio.IncompleteReadError)
 
@@ -83,7 +83,12 @@ class Node:
 
     @classmethod
     async def open(
-        cls, identity: Identity, gate: RecordValidatorBase, listen: Listen, *, own_keys: Iterable[str],
+        cls,
+        identity: Identity,
+        gate: RecordValidatorBase,
+        listen: Listen,
+        *,
+        own_keys: Iterable[str],
         admits: Callable[[object], bool] = lambda value: True,
     ) -> Node:
         """Start daemon and node; nobody is known to it yet. admits: see BoundedStorage.
@@ -104,15 +109,26 @@ class Node:
 
     @classmethod
     async def _on(
-        cls, daemon: Daemon, gate: RecordValidatorBase, listen: Listen, own_keys: Iterable[str],
+        cls,
+        daemon: Daemon,
+        gate: RecordValidatorBase,
+        listen: Listen,
+        own_keys: Iterable[str],
         admits: Callable[[object], bool],
     ) -> Node:
         p2p = await _PacedP2P.replicate(Multiaddr(f"/unix{daemon.control}"))
         dht = await DHTNode.create(
-            p2p=p2p, client_mode=listen.client, record_validator=gate,
-            bucket_size=BUCKET_SIZE, num_replicas=NUM_COPIES, wait_timeout=RPC_TIMEOUT_S,
-            cache_locally=False, cache_nearest=0, cache_on_store=False,
-            cache_refresh_before_expiry=0, reuse_get_requests=False,
+            p2p=p2p,
+            client_mode=listen.client,
+            record_validator=gate,
+            bucket_size=BUCKET_SIZE,
+            num_replicas=NUM_COPIES,
+            wait_timeout=RPC_TIMEOUT_S,
+            cache_locally=False,
+            cache_nearest=0,
+            cache_on_store=False,
+            cache_refresh_before_expiry=0,
+            reuse_get_requests=False,
         )
         favoured = frozenset(DHTID.generate(source=key) for key in own_keys)
         dht.protocol.storage = BoundedStorage(favoured.__contains__, admits=admits)
@@ -123,7 +139,7 @@ class Node:
     async def close(self) -> None:
         """Leave: the daemon ends, whatever was under way fails."""
         self._dht.is_alive = False
-        self._p2p._terminate()          # not `shutdown`: it asks a daemon that may be dead, and has no deadline
+        self._p2p._terminate()  # not `shutdown`: it asks a daemon that may be dead, and has no deadline
         await self.daemon.stop()
 
     @property
@@ -145,7 +161,8 @@ class Node:
             return ()
         return tuple(
             f"{address}/p2p/{peer}"
-            for info in connected if (peer := info.peer_id.to_base58()) in neighbours
+            for info in connected
+            if (peer := info.peer_id.to_base58()) in neighbours
             for address in info.addrs
         )
 
@@ -224,7 +241,7 @@ class Node:
                 with _nobody_left_waiting():
                     found: dict[DHTID, dict[DHTID, PeerID]] = await self._dht.find_nearest_nodes(ids)
                     return found
-        except (TimeoutError, AssertionError):        # the traversal asserts when an answer made one of its tasks fail
+        except (TimeoutError, AssertionError):  # the traversal asserts when an answer made one of its tasks fail
             return None
 
 
@@ -237,6 +254,7 @@ class _PacedP2P(P2P):  # type: ignore[misc]
 
     async def add_protobuf_handler(self, name: str, handler: Any, *of: Any, **how: Any) -> None:
         """Register `handler` behind the allowance: it runs later, or not if its caller would have given up by then."""
+
         async def paced(request: Any, context: Any) -> Any:
             now = asyncio.get_running_loop().time()
             num_keys = len(getattr(request, "keys", ()))

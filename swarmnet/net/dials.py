@@ -92,7 +92,7 @@ class Dials:
         _remember(self._refused, endpoint, refused)
         own = self._own.get(peer, {})
         own.setdefault(endpoint, _Pause()).again(now, LONGEST_SHOWN_S if shown else LONGEST_NAMED_S)
-        if len(own) > MAX_ADDRESSES:                            # its record names others now
+        if len(own) > MAX_ADDRESSES:  # its record names others now
             del own[next(iter(own))]
         _remember(self._own, peer, own)
         if not shown:

@@ -63,15 +63,23 @@ class Endpoint:
     def record(self) -> Record:
         """What I announce, stages apart. Call it after `serve` has bound the port."""
         return Record(
-            run=self.run, peer=self.me, incarnation=self.incarnation, addresses=self.transport.addresses, stages=(),
-            numerics=self.numerics, invitation=self.own_pass.text,
+            run=self.run,
+            peer=self.me,
+            incarnation=self.incarnation,
+            addresses=self.transport.addresses,
+            stages=(),
+            numerics=self.numerics,
+            invitation=self.own_pass.text,
         )
 
     def whereabouts(self) -> dict[str, object]:
         """The fields of the event `listening`. Call it after `serve` has bound the port."""
         return {
-            "peer": self.me, "dht": list(self.directory.maddrs), "addresses": list(self.transport.addresses),
-            "incarnation": self.incarnation, "links": list(self.links),
+            "peer": self.me,
+            "dht": list(self.directory.maddrs),
+            "addresses": list(self.transport.addresses),
+            "incarnation": self.incarnation,
+            "links": list(self.links),
         }
 
     @contextlib.asynccontextmanager
@@ -95,12 +103,11 @@ class Endpoint:
             self.own_pass.check(now=time.time())
 
 
-def greeter_of(
-    run: RunId, numerics: str, manifest: Manifest, admissions: Admissions, own_pass: OwnPass
-) -> Greeter:
+def greeter_of(run: RunId, numerics: str, manifest: Manifest, admissions: Admissions, own_pass: OwnPass) -> Greeter:
     """How to greet in this run."""
-    return Greeter(run, numerics, manifest.limits.max_clock_offset_s, admissions=admissions,
-                   invitation=lambda: own_pass.text)
+    return Greeter(
+        run, numerics, manifest.limits.max_clock_offset_s, admissions=admissions, invitation=lambda: own_pass.text
+    )
 
 
 @contextlib.asynccontextmanager
@@ -114,14 +121,20 @@ async def open_endpoint(
         announced = announced_at(config.announce, identity.peer, port=config.port, dht_port=config.dht_port)
         last = LastPorts.read(config.dir)
         directory = await DhtDirectory.start(
-            identity, run, num_stages=manifest.cut.stages, host=config.host, port=config.dht_port,
-            bootstrap=config.bootstrap, state_dir=config.dir,
+            identity,
+            run,
+            num_stages=manifest.cut.stages,
+            host=config.host,
+            port=config.dht_port,
+            bootstrap=config.bootstrap,
+            state_dir=config.dir,
             announce=[str(address) for address in announced["dht_port"]],
             first_port=0 if last.dht_port == config.port else last.dht_port,
-            admissions=admissions, manifest=config.manifest,
+            admissions=admissions,
+            manifest=config.manifest,
         )
         try:
-            own_pass.check(now=time.time())              # now that bans have been heard of
+            own_pass.check(now=time.time())  # now that bans have been heard of
             transport = GrpcTransport(
                 identity,
                 run,
@@ -135,6 +148,7 @@ async def open_endpoint(
                 greeter=greeter_of(run, numerics, manifest, admissions, own_pass),
             )
             yield Endpoint(
-                identity, directory, transport, secrets.randbits(62), numerics, run, config.dir, admissions, own_pass)
+                identity, directory, transport, secrets.randbits(62), numerics, run, config.dir, admissions, own_pass
+            )
         finally:
             await directory.close()

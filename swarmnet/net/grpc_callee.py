@@ -113,7 +113,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             await context.write(write_answer(Accepted()))
             while (data := await context.read()) is not grpc.aio.EOF:
                 await self._keep_to_allowance(caller, len(data))
-                if self._greeter.unwelcome(caller):          # banned since, or its invitation has ended
+                if self._greeter.unwelcome(caller):  # banned since, or its invitation has ended
                     await context.write(write_answer(GreetFirst()))
                     return
                 message = self._config.reader.control(data)
@@ -152,8 +152,12 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         pause_s = self._allowances.take(caller, num_bytes, asyncio.get_running_loop().time())
         if pause_s:
             if self._allowances.first_excess(caller):
-                log.warning("too_many_messages", peer=caller, messages_per_s=self._config.allowance.messages_per_s,
-                            bytes_per_s=round(self._config.allowance.bytes_per_s))
+                log.warning(
+                    "too_many_messages",
+                    peer=caller,
+                    messages_per_s=self._config.allowance.messages_per_s,
+                    bytes_per_s=round(self._config.allowance.bytes_per_s),
+                )
             await asyncio.sleep(pause_s)
 
     # ------------------------------------------------------------ calls
@@ -260,7 +264,7 @@ class _Inbound:
         self, context: grpc.aio.ServicerContext, caller: PeerId | None, config: GrpcConfig, flow: Flow
     ) -> None:
         self.context = context
-        self.unread = True                                   # the caller may still be sending
+        self.unread = True  # the caller may still be sending
         self._caller, self._config, self._flow = caller, config, flow
         self._writing = asyncio.Lock()
 
@@ -326,7 +330,7 @@ class _Inbound:
                     return
 
     async def _write(self, message: bytes) -> None:
-        self._flow.sent += len(message)      # first: a caller that has all it wants leaves, and cancels us in the write
+        self._flow.sent += len(message)  # first: a caller that has all it wants leaves, and cancels us in the write
         try:
             async with asyncio.timeout(self._config.stall_s):
                 await self.context.write(message)

@@ -191,4 +191,3 @@ class _Call:
         self._line.alive(self._lane)
         self._flow.received += len(data or b"")
         return data
-

@@ -37,7 +37,7 @@ def is_break(error: grpc.aio.AioRpcError) -> bool:
     match error.code():
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
             return True
-        case grpc.StatusCode.INTERNAL:                       # a reset stream, unless the callee confessed
+        case grpc.StatusCode.INTERNAL:  # a reset stream, unless the callee confessed
             return bool(error.details() != SERVICE_FAILED)
     return False
 
@@ -62,7 +62,7 @@ async def refuses(address: Address) -> bool:
             _, writer = await asyncio.open_connection(address.host, address.port)
     except ConnectionRefusedError:
         return True
-    except OSError:                                          # unreachable, reset, TimeoutError: proves nothing
+    except OSError:  # unreachable, reset, TimeoutError: proves nothing
         return False
     writer.close()
     return False

@@ -59,14 +59,14 @@ class Line:
         self._dialling = dialling
         self._control: Lane | None = None
         self._bulk: list[Lane | None] = [None] * dialling.config.bulk_channels
-        self._retired: list[Lane] = []                       # replaced, but still in use
-        self._failed: list[Address] = []                     # dialled in vain, oldest first
+        self._retired: list[Lane] = []  # replaced, but still in use
+        self._failed: list[Address] = []  # dialled in vain, oldest first
         self._greeted = False
         self._greeting = asyncio.Lock()
         self._probing = asyncio.Lock()
         self._verdict: tuple[float, bool] = (float("-inf"), False)
         self._closed = False
-        self._told: bool | None = None                       # the last `definite` reported since it was alive
+        self._told: bool | None = None  # the last `definite` reported since it was alive
 
     @property
     def in_use(self) -> bool:
@@ -149,8 +149,12 @@ class Line:
         if self._greeted:
             ready = [at for at in ready if self._dialling.dials.shown(self.peer, at)] or ready
         if not ready:
-            raise PeerGone("dialled in vain a moment ago", definite=bool(self._told), peer=self.peer,
-                           again_in_s=round(min(pauses_s.values()), 2))
+            raise PeerGone(
+                "dialled in vain a moment ago",
+                definite=bool(self._told),
+                peer=self.peer,
+                again_in_s=round(min(pauses_s.values()), 2),
+            )
         return min(ready, key=lambda at: self._failed.index(at) + 1 if at in self._failed else 0)
 
     # ------------------------------------------------------------ greeting
@@ -258,7 +262,7 @@ class Line:
         if lane is not None:
             self.retire(lane)
         async with self._probing:
-            if self._verdict[0] < noticed:                   # else: found out while we waited for the lock
+            if self._verdict[0] < noticed:  # else: found out while we waited for the lock
                 self._verdict = loop.time(), await self._nobody_listens()
                 self._report(self._verdict[1])
         return self._verdict[1]
@@ -295,8 +299,6 @@ class Line:
             self.retire(lane)
         for lane in self._retired:
             await lane.channel.close()
-
-
 
 
 def _we_are_cancelled() -> bool:

@@ -101,7 +101,7 @@ class Probe:
 
     def __init__(self, *, patience_s: float) -> None:
         self._patience_s = patience_s
-        self._nonce: bytes | None = None                     # of the ping that is not answered yet
+        self._nonce: bytes | None = None  # of the ping that is not answered yet
         self._asked_at = -math.inf
 
     def ask(self, *, now: float) -> Ping | None:
@@ -127,7 +127,7 @@ class Link:
     all links, so that what many are told is written once."""
 
     def __init__(
-        self, line: Line, config: GrpcConfig, write: Callable[[Control], bytes], on_reached: Callable[[PeerId], None],
+        self, line: Line, config: GrpcConfig, write: Callable[[Control], bytes], on_reached: Callable[[PeerId], None]
     ) -> None:
         self._line, self._config, self._on_reached = line, config, on_reached
         self.outbox = Outbox(config.outbox, write)
@@ -207,7 +207,7 @@ class Link:
                 await self.outbox.filled()
                 if ping := probe.ask(now=asyncio.get_running_loop().time()):
                     await stream.write(write_control(ping))
-                if self.outbox:                              # it may have been cleared meanwhile
+                if self.outbox:  # it may have been cleared meanwhile
                     await stream.write(self.outbox.pop())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return                                           # the reader says why
+            return  # the reader says why

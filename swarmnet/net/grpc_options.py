@@ -64,7 +64,8 @@ class GrpcConfig:
         """What the run has agreed on; the rest as above."""
         limits = manifest.limits
         return cls(
-            max_payload_bytes=limits.max_payload_mib << 20, max_microbatch_bytes=_microbatch_bytes(manifest),
+            max_payload_bytes=limits.max_payload_mib << 20,
+            max_microbatch_bytes=_microbatch_bytes(manifest),
             max_clock_offset_s=limits.max_clock_offset_s,
             reader=Reader(Bounds(manifest.cut.stages, manifest.training.microbatches)),
             allowance=_allowance(manifest),
@@ -93,7 +94,7 @@ def _microbatch_bytes(manifest: Manifest) -> int:
     batch, length = manifest.training.microbatch_size, manifest.training.sequence_length
     boundary = (batch, length, manifest.model.hidden_size)
     codecs = (manifest.wire.activations, manifest.wire.gradients)
-    depth = (manifest.data.num_tokens // length).bit_length()           # at least that of the tree over the windows
+    depth = (manifest.data.num_tokens // length).bit_length()  # at least that of the tree over the windows
     tokens = encoded_bytes("int32", (batch, length + 1)) + encoded_bytes("uint8", (batch, depth, HASH_BYTES))
     return tokens + max(encoded_bytes(codec, boundary) for codec in codecs)
 
@@ -101,10 +102,10 @@ def _microbatch_bytes(manifest: Manifest) -> int:
 _BOTH_ENDS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + CHUNK_BYTES + (64 << 10)),
     ("grpc.max_send_message_length", -1),
-    ("grpc.http2.bdp_probe", 1),                             # without it: 8-30 Mb/s at 50-200 ms
+    ("grpc.http2.bdp_probe", 1),  # without it: 8-30 Mb/s at 50-200 ms
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),                  # its default of 60 s is what really times a ping
+    ("grpc.http2.ping_timeout_ms", 10_000),  # its default of 60 s is what really times a ping
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]
@@ -112,10 +113,11 @@ _BOTH_ENDS: list[tuple[str, Any]] = [
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     *_BOTH_ENDS,
     ("grpc.ssl_target_name_override", TLS_NAME),
-    ("grpc.use_local_subchannel_pool", 1),                   # else all channels to a peer share one connection
+    ("grpc.use_local_subchannel_pool", 1),  # else all channels to a peer share one connection
     ("grpc.enable_http_proxy", 0),
-    ("grpc.enable_retries", 0),                              # retry belongs to the call
+    ("grpc.enable_retries", 0),  # retry belongs to the call
 ]
+
 
 def listener_options(config: GrpcConfig) -> list[tuple[str, Any]]:
     """Of the listening port."""
@@ -124,8 +126,8 @@ def listener_options(config: GrpcConfig) -> list[tuple[str, Any]]:
 
 _LISTENER_OPTIONS: list[tuple[str, Any]] = [
     *_BOTH_ENDS,
-    ("grpc.so_reuseport", 0),                                # a taken port is an error, not a shared port
-    ("grpc.http2.max_ping_strikes", 0),                      # else keepalive gets callers disconnected
+    ("grpc.so_reuseport", 0),  # a taken port is an error, not a shared port
+    ("grpc.http2.max_ping_strikes", 0),  # else keepalive gets callers disconnected
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.max_concurrent_streams", 256),
 ]

@@ -102,20 +102,26 @@ class GrpcTransport:
     async def _listen(self) -> grpc.aio.Server:
         listener = grpc.aio.server(options=listener_options(self._config))
         callee = Callee(
-            self._greeter, self._greeted, self._the_service, self._link_ended, self._dialling.dials, self._config,
+            self._greeter,
+            self._greeted,
+            self._the_service,
+            self._link_ended,
+            self._dialling.dials,
+            self._config,
             self.traffic,
         )
         listener.add_generic_rpc_handlers((callee,))
         first = 0
         if self._first_port:
-            with contextlib.suppress(UsageError, RuntimeError):      # taken, or taken meanwhile: any free one will do
-                check_free(self._host, self._first_port, option="port")      # gRPC would complain on standard error
+            with contextlib.suppress(UsageError, RuntimeError):  # taken, or taken meanwhile: any free one will do
+                check_free(self._host, self._first_port, option="port")  # gRPC would complain on standard error
                 first = self._bind(listener, self._first_port)
         try:
             self._port = first or self._bind(listener, self._port)
         except RuntimeError as error:
             raise UsageError(
-                f"cannot listen on {self._at(self._port)}: choose another --port, or 0 for a free one") from error
+                f"cannot listen on {self._at(self._port)}: choose another --port, or 0 for a free one"
+            ) from error
         await listener.start()
         return listener
 
@@ -222,7 +228,7 @@ class GrpcTransport:
 
     async def _forget(self, peer: PeerId) -> None:
         line = self._lines[peer]
-        if line.in_use:                                      # since we looked
+        if line.in_use:  # since we looked
             return
         log.debug("peer_forgotten", peer=peer)
         del self._lines[peer]
@@ -255,7 +261,7 @@ def _outbound_host(host: str) -> str:
     family, beyond = (socket.AF_INET, "192.0.2.1") if ip.version == 4 else (socket.AF_INET6, "2001:db8::1")
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((beyond, 9))                       # UDP: chooses a route, sends nothing
+            probe.connect((beyond, 9))  # UDP: chooses a route, sends nothing
         except OSError:
             return "127.0.0.1" if ip.version == 4 else "::1"
         return str(probe.getsockname()[0])

@@ -21,11 +21,7 @@ from hivemind.dht.node import DHTNode  # noqa: E402
 from hivemind.dht.routing import DHTID  # noqa: E402
 from hivemind.dht.storage import DHTLocalStorage  # noqa: E402
 from hivemind.p2p import P2P, PeerID  # noqa: E402
-from hivemind.p2p.p2p_daemon_bindings.utils import (  # noqa: E402
-    ControlFailure,
-    P2PDaemonError,
-    P2PHandlerError,
-)
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure, P2PDaemonError, P2PHandlerError  # noqa: E402
 from hivemind.proto import dht_pb2  # noqa: E402
 from hivemind.utils import MSGPackSerializer  # noqa: E402
 from hivemind.utils.logging import use_hivemind_log_handler  # noqa: E402
@@ -40,11 +36,23 @@ def _read_body(name: str) -> Any:
     return getattr(package, name)
 
 
-if _SPEC is not None:                       # only now: hivemind's modules may look for each other in the package first
-    sys.modules["hivemind"].__getattr__ = _read_body       # type: ignore[method-assign]
+if _SPEC is not None:  # only now: hivemind's modules may look for each other in the package first
+    sys.modules["hivemind"].__getattr__ = _read_body  # type: ignore[method-assign]
 
 __all__ = [
-    "DHTID", "P2P", "ControlFailure", "DHTLocalStorage", "DHTNode", "DHTRecord", "MSGPackSerializer", "Multiaddr",
-    "P2PDaemonError", "P2PHandlerError", "PeerID", "RecordValidatorBase", "dht_pb2", "traverse",
+    "DHTID",
+    "P2P",
+    "ControlFailure",
+    "DHTLocalStorage",
+    "DHTNode",
+    "DHTRecord",
+    "MSGPackSerializer",
+    "Multiaddr",
+    "P2PDaemonError",
+    "P2PHandlerError",
+    "PeerID",
+    "RecordValidatorBase",
+    "dht_pb2",
+    "traverse",
     "use_hivemind_log_handler",
 ]

@@ -118,7 +118,7 @@ def _create_once(path: Path, data: bytes) -> bool:
             file.flush()
             os.fsync(file.fileno())
         os.link(draft, path)
-    except FileExistsError:                              # another process was first: its key is the identity
+    except FileExistsError:  # another process was first: its key is the identity
         return False
     finally:
         draft.unlink()

@@ -52,7 +52,7 @@ async def _ask_one(transport: Transport, run: RunId, peer: PeerId) -> Manifest:
 def genuine(text: str, run: RunId, *, peer: PeerId) -> Manifest:
     """`text` as a manifest, if it is the one of `run`. Raises BadMessage."""
     try:
-        manifest = load(f"{text}\n", where="what it sent")      # with a line break it is never taken for a path
+        manifest = load(f"{text}\n", where="what it sent")  # with a line break it is never taken for a path
     except UsageError as error:
         raise BadMessage(RejectCode.MALFORMED, f"not a manifest of this version: {error}", peer=peer) from error
     if (found := run_id(manifest)) != run:

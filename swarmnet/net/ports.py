@@ -54,13 +54,14 @@ def check_free(host: str, port: int, *, option: str) -> None:
     """Raises UsageError, in the name of `option`, if nobody can listen there; it may be taken a moment later."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)      # a port in TIME_WAIT is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
         try:
             probe.bind((host, port))
-            probe.listen()                     # bind alone succeeds next to a listener that set SO_REUSEADDR only
+            probe.listen()  # bind alone succeeds next to a listener that set SO_REUSEADDR only
         except OSError as error:
             advice = (
-                f"choose another {option}" if error.errno == errno.EADDRINUSE
+                f"choose another {option}"
+                if error.errno == errno.EADDRINUSE
                 else "host must be the IP address of one of this machine's interfaces, or 0.0.0.0"
             )
             raise UsageError(f"cannot listen on {host} port {port} ({error.strerror or error}): {advice}") from error

@@ -29,11 +29,14 @@ class RecordTable:
     """Announcements of one run by peer; the later expiry is the newer one. admits: may its peer take part now?"""
 
     def __init__(
-        self, run: RunId | None, *, admits: Callable[[Announcement], bool] = lambda found: True,
+        self,
+        run: RunId | None,
+        *,
+        admits: Callable[[Announcement], bool] = lambda found: True,
         max_peers: int = MAX_PEERS,
     ) -> None:
         self._run, self._admits, self._max_peers = run, admits, max_peers
-        self._newest: dict[PeerId, Announcement] = {}        # in the order in which they came
+        self._newest: dict[PeerId, Announcement] = {}  # in the order in which they came
 
     def offer(self, found: Announcement, *, now: float) -> bool:
         """Take in a verified announcement. Returns whether it told something new; when full, newcomers have to wait."""

@@ -27,27 +27,46 @@ from swarmnet.net.directory import Complaint, Grounds, Record, StageStatus
 from swarmnet.net.identity import verify
 
 TTL_S = 30.0
-MAX_AHEAD_S = 120.0                 # an expiry further in the future is refused: nobody squats in the DHT
-MAX_BYTES = 8192                    # checked before anything is parsed; an ordinary record has 700 to 1100
+MAX_AHEAD_S = 120.0  # an expiry further in the future is refused: nobody squats in the DHT
+MAX_BYTES = 8192  # checked before anything is parsed; an ordinary record has 700 to 1100
 MAX_NUM_STAGES = 1024
 MAX_STAGES_PER_PEER = 16
 MAX_ADDRESSES = 8
-MAX_ON_DISK = 8                     # checkpoints of one stage that are announced, the newest
-MAX_COMPLAINTS = 8                  # of all stages together
+MAX_ON_DISK = 8  # checkpoints of one stage that are announced, the newest
+MAX_COMPLAINTS = 8  # of all stages together
 MAX_REASON = 80
 MAX_TEXT = 256
 TRAINERS = "trainers"
 WHOLE_RUN = "run"
-FIRST_DIGITS = 12                   # of the run id: what names a run in its `WHOLE_RUN` key
+FIRST_DIGITS = 12  # of the run id: what names a run in its `WHOLE_RUN` key
 
 _DOMAIN = b"swarmnet record 1\0"
 _SIGNATURE_BYTES = 64
 _HEX_64 = re.compile(r"[0-9a-f]{64}")
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?")
 _FIELDS = frozenset(
-    ("run", "peer", "place", "expiry_ms", "num_stages", "incarnation", "addresses", "dht", "stages", "trainer",
-     "numerics", "loss", "eval_loss", "tokens_per_second", "finished", "halted", "restart", "invitation", "wants",
-     "complaints")
+    (
+        "run",
+        "peer",
+        "place",
+        "expiry_ms",
+        "num_stages",
+        "incarnation",
+        "addresses",
+        "dht",
+        "stages",
+        "trainer",
+        "numerics",
+        "loss",
+        "eval_loss",
+        "tokens_per_second",
+        "finished",
+        "halted",
+        "restart",
+        "invitation",
+        "wants",
+        "complaints",
+    )
 )
 
 Place = int | str
@@ -199,8 +218,22 @@ def _announcement(fields: object) -> Announcement:
 def _status(entry: object, num_stages: int) -> StageStatus:
     if not isinstance(entry, list) or len(entry) != 14:
         _refuse("stages: not fourteen fields")
-    (stage, version, chain, synced, queue, slots, disk, draining, reseed, executions, counted, drift, stray,
-     still_s) = entry
+    (
+        stage,
+        version,
+        chain,
+        synced,
+        queue,
+        slots,
+        disk,
+        draining,
+        reseed,
+        executions,
+        counted,
+        drift,
+        stray,
+        still_s,
+    ) = entry
     return StageStatus(
         stage=_whole("stage", stage, 0, num_stages - 1),
         version=_whole("version", version, 0, 2**53),
@@ -221,10 +254,20 @@ def _status(entry: object, num_stages: int) -> StageStatus:
 
 def _sealed(status: StageStatus) -> list[object]:
     return [
-        status.stage, status.version, status.chain, status.synced, status.queue, status.slots,
+        status.stage,
+        status.version,
+        status.chain,
+        status.synced,
+        status.queue,
+        status.slots,
         [[kept.version, kept.restart.number, kept.restart.version] for kept in status.disk[-MAX_ON_DISK:]],
-        status.draining, status.reseed, status.executions,
-        status.counted, status.drift, status.stray, status.still_s,
+        status.draining,
+        status.reseed,
+        status.executions,
+        status.counted,
+        status.drift,
+        status.stray,
+        status.still_s,
     ]
 
 
@@ -233,8 +276,11 @@ def _complaint(entry: object, num_stages: int) -> Complaint:
         _refuse("complaints: not a stage, a peer, what of four, why and how long")
     stage, peer, how, reason, seconds = entry
     return Complaint(
-        _whole("complaints", stage, 0, num_stages - 1), PeerId(_peer(peer)), how,
-        _text("complaints", reason, MAX_REASON), _whole("complaints", seconds, 0, 2**31),
+        _whole("complaints", stage, 0, num_stages - 1),
+        PeerId(_peer(peer)),
+        how,
+        _text("complaints", reason, MAX_REASON),
+        _whole("complaints", seconds, 0, 2**31),
     )
 
 
@@ -307,7 +353,7 @@ def _whole(name: str, value: object, low: int, high: int) -> int:
 
 
 def _number(name: str, value: Any, low: float, high: float) -> float:
-    if type(value) not in (int, float) or not low <= value <= high:       # NaN fails every comparison
+    if type(value) not in (int, float) or not low <= value <= high:  # NaN fails every comparison
         _refuse(f"{name}: not a finite number from {low:g} to {high:g}", RejectCode.NON_FINITE)
     return float(value)
 

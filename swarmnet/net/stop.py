@@ -53,7 +53,7 @@ async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T
         try:
             return await work
         except SwarmError as error:
-            failed.append(error)                        # alone, and not as one of the errors of a group of tasks
+            failed.append(error)  # alone, and not as one of the errors of a group of tasks
             return None
 
     async with asyncio.TaskGroup() as group:

@@ -87,8 +87,10 @@ def _check_invitation(text: str, run: str) -> None:
     except ValueError as error:
         raise UsageError(f"the link's invitation, after {INVITE}: {error}") from error
     if not run.startswith(terms.run):
-        raise UsageError(f"the link is to run {run[:MIN_DIGITS]}, its invitation to run {terms.run}: paste the one "
-                         "that belongs to it")
+        raise UsageError(
+            f"the link is to run {run[:MIN_DIGITS]}, its invitation to run {terms.run}: paste the one "
+            "that belongs to it"
+        )
 
 
 def _shown(text: str) -> str:

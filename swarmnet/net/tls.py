@@ -82,9 +82,7 @@ def open_authority() -> Authority:
 class Leaf:
     """This process's TLS key and its certificate, reissued by the identity key before half of its life has passed."""
 
-    def __init__(
-        self, identity: Identity, admission: Admission, *, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, identity: Identity, admission: Admission, *, clock: Callable[[], float] = time.time) -> None:
         self._identity, self._admission, self._clock = identity, admission, clock
         self._session = ec.generate_private_key(ec.SECP256R1())
         self.key = self._session.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -121,15 +119,18 @@ class Leaf:
             in_use = self.chain
             return configuration(in_use)
 
-        return grpc.dynamic_ssl_server_credentials(
-            configuration(in_use), reissued, require_client_authentication=True
-        )
+        return grpc.dynamic_ssl_server_credentials(configuration(in_use), reissued, require_client_authentication=True)
 
     def _issue(self) -> tuple[float, bytes]:
         now = self._clock()
         leaf = _certificate(
-            TLS_NAME, self._session.public_key(), issuer=self._identity.peer, key=self._identity.key, is_ca=False,
-            valid=_window(now, LEAF_LIFE_S), dns_name=TLS_NAME,
+            TLS_NAME,
+            self._session.public_key(),
+            issuer=self._identity.peer,
+            key=self._identity.key,
+            is_ca=False,
+            valid=_window(now, LEAF_LIFE_S),
+            dns_name=TLS_NAME,
         )
         return now, _pem(leaf) + self._admission.intermediate
 
@@ -149,7 +150,7 @@ def caller_of(auth_context: Mapping[str, Sequence[bytes]]) -> PeerId | None:
     """Who is calling, from `context.auth_context()`. None if the chain proves no identity."""
     leaf, chain = auth_context.get("x509_pem_cert"), auth_context.get("x509_pem_cert_chain")
     if not leaf or not chain or len(leaf[0]) + len(chain[0]) > _MOST_CHAIN_BYTES:
-        return None                                      # each certificate costs a signature check before any greeting
+        return None  # each certificate costs a signature check before any greeting
     return _signer_of(leaf[0], chain[0])
 
 
@@ -164,7 +165,7 @@ def _signer_of(leaf_pem: bytes, chain_pem: bytes) -> PeerId | None:
             peer = peer_id_from_public_bytes(key.public_bytes_raw())
             if leaf.issuer == _name(peer) and _issued_by(leaf, candidate):
                 return peer
-    except ValueError:                                   # junk where a certificate should be
+    except ValueError:  # junk where a certificate should be
         return None
     return None
 

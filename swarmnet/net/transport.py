@@ -56,7 +56,6 @@ class Transport(Protocol):
         """
         ...
 
-
     async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
         """Open a new connection to `peer` at `address` and close it again. `deadline` is absolute loop time.
 

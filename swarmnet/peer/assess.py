@@ -144,9 +144,7 @@ class Assessment:
     complaints: tuple[ComplaintLine, ...] = ()
 
 
-def assess(
-    run: RunId, records: Sequence[Record], num_stages: int, admissions: Admissions | None = None
-) -> Assessment:
+def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: Admissions | None = None) -> Assessment:
     """Arrange `records` of `run` by stage and say what looks wrong. num_stages 0, admissions None: unknown."""
     if not records:
         return Assessment(run, False, num_stages, problems=(_nobody(run),))
@@ -156,7 +154,9 @@ def assess(
     restart = half_of([record.restart for record in records if record.stages] or [NO_RESTART])
     announced = [
         (Holding(r.peer, s.stage, r.restart, s.version if s.synced else None, (), s.reseed), s.disk)
-        for r in records for s in r.stages if s.stage < num_stages
+        for r in records
+        for s in r.stages
+        if s.stage < num_stages
     ]
     holdings = of_one_past(announced, restart, _rules(num_stages, restart).common)
     standing = _standing(holdings, num_stages, restart)
@@ -168,7 +168,8 @@ def assess(
     serving = {line.stage: [replica for replica in line.replicas if standing.serves(replica)] for line in stages}
     still_s = statistics.median_low([r.still_s for replicas in serving.values() for r in replicas] or [0])
     complaints = tuple(
-        ComplaintLine(record.peer, complaint) for record in sorted(records, key=lambda record: record.peer)
+        ComplaintLine(record.peer, complaint)
+        for record in sorted(records, key=lambda record: record.peer)
         for complaint in record.complaints
         if not finished and any(record.peer == replica.peer for replica in serving.get(complaint.stage, ()))
     )
@@ -305,7 +306,7 @@ def _stage_problems(line: StageLine, standing: _Standing, finished: bool) -> Ite
                 "again, look at that machine (memory, overclocking)"
             )
             yield Problem("warning", "drift", text, stage)
-    if not finished and replicas:                     # else nothing waits for anybody any more
+    if not finished and replicas:  # else nothing waits for anybody any more
         yield from _few(line, bool(serving))
 
 
@@ -320,10 +321,15 @@ def _complained(
     words = {key: _words(*key, about[key], serving[key[0]]) for key in most}
     unreached = [key for key in most if any(line.of.how == "unreached" for line in about[key])] if still_s else []
     cannot = {(line.of.stage, line.by, line.of.peer) for line in complaints if line.of.how == "unreached"}
-    waited = [  # whoever cannot connect to the one that waits for it is not to blame
-        key for key in most
-        if any(line.of.how == "waited_for" and (*key, line.by) not in cannot for line in about[key])
-    ] if still_s else []
+    waited = (
+        [  # whoever cannot connect to the one that waits for it is not to blame
+            key
+            for key in most
+            if any(line.of.how == "waited_for" and (*key, line.by) not in cannot for line in about[key])
+        ]
+        if still_s
+        else []
+    )
     if blamed := (waited or unreached)[:_MOST_NAMED]:
         whom = "; ".join(words[key] for key in blamed)
         why = ": waiting for" if waited else ", perhaps because of"
@@ -370,8 +376,9 @@ def _without_state(line: StageLine, standing: _Standing) -> Problem:
     at = "" if not standing.step else f" at step {standing.step}"
     if not standing.begun:
         text = (
-            f"no replica of stage {stage} has the weights yet: wait for one to be ready" if line.replicas else
-            f"nobody serves stage {stage}, so no step can finish: start a peer with `swarmnet peer --stage {stage}`"
+            f"no replica of stage {stage} has the weights yet: wait for one to be ready"
+            if line.replicas
+            else f"nobody serves stage {stage}, so no step can finish: start one with `swarmnet peer --stage {stage}`"
         )
     elif standing.common is not None and (disk or not lost):
         text = (
@@ -443,10 +450,23 @@ def _replicas(stage: int, records: Sequence[Record]) -> Iterator[ReplicaLine]:
         for status in record.stages:
             if status.stage == stage:
                 yield ReplicaLine(
-                    record.peer, status.version, status.chain, status.synced, status.queue, status.slots,
-                    record.numerics, record.finished, record.addresses, tuple(kept.version for kept in status.disk),
-                    status.draining, status.reseed,
-                    record.restart.number, status.executions, status.counted, status.drift, status.stray,
+                    record.peer,
+                    status.version,
+                    status.chain,
+                    status.synced,
+                    status.queue,
+                    status.slots,
+                    record.numerics,
+                    record.finished,
+                    record.addresses,
+                    tuple(kept.version for kept in status.disk),
+                    status.draining,
+                    status.reseed,
+                    record.restart.number,
+                    status.executions,
+                    status.counted,
+                    status.drift,
+                    status.stray,
                     status.still_s,
                 )
 

@@ -57,8 +57,10 @@ async def until_somebody_answers(
             if clock() - said_at >= SAY_EVERY_S:
                 said_at = clock()
                 waited = f" for {(clock() - began) / 60:.0f} min" if clock() - began >= 60.0 else ""
-                say(f"nobody answers{waited}, though this peer was in the run before: is this machine online? It tries "
-                    f"again at least every {LONGEST_S:.0f} s, until you stop it ({error.message})")
+                say(
+                    f"nobody answers{waited}, though this peer was in the run before: is this machine online? It tries "
+                    f"again at least every {LONGEST_S:.0f} s, until you stop it ({error.message})"
+                )
         else:
             if said_at > float("-inf"):
                 say(f"somebody answers again, after {clock() - began:.0f} s")

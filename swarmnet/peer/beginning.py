@@ -72,9 +72,11 @@ class Beginning:
             return stage_weights(self._manifest, stage, self._folder)
         except UsageError as error:
             log.warning(
-                "made_anew_without_checkpoint", stage=stage, reason=str(error),
+                "made_anew_without_checkpoint",
+                stage=stage,
+                reason=str(error),
                 then="what no neighbour has (embedding, final norm, head) is drawn from the seed, as if the run had "
-                     "begun without a checkpoint; --initial DIR says where it is",
+                "begun without a checkpoint; --initial DIR says where it is",
             )
             return None
 

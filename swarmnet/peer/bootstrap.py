@@ -32,11 +32,20 @@ def run_bootstrap(config: PeerConfig) -> int:
 async def _serve(config: PeerConfig) -> int:
     with stopped_by_signal() as stop, own_identity(config.dir) as identity, EventLog(config.events) as events:
         announced = announced_at(config.announce, identity.peer, dht_port=config.dht_port)
-        directory = await unless_stopped(stop, DhtDirectory.start(
-            identity, None, num_stages=0, host=config.host, port=config.dht_port, bootstrap=config.bootstrap,
-            state_dir=config.dir, announce=[str(address) for address in announced["dht_port"]],
-            first_port=LastPorts.read(config.dir).dht_port,
-        ))
+        directory = await unless_stopped(
+            stop,
+            DhtDirectory.start(
+                identity,
+                None,
+                num_stages=0,
+                host=config.host,
+                port=config.dht_port,
+                bootstrap=config.bootstrap,
+                state_dir=config.dir,
+                announce=[str(address) for address in announced["dht_port"]],
+                first_port=LastPorts.read(config.dir).dht_port,
+            ),
+        )
         if directory is None:
             return 0
         try:

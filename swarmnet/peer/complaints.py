@@ -35,9 +35,9 @@ class Complaints:
     def __init__(self, timers: Timers, say: Callable[[str, dict[str, object]], None], *, now: float) -> None:
         self._timers, self._say = timers, say
         self._steps = deque([now], maxlen=_STEPS)
-        self._left_out: dict[PeerId, tuple[str, float]] = {}       # reason, when
-        self._sits_out: dict[PeerId, tuple[str, float]] = {}       # reason, until
-        self._unreached: dict[PeerId, float] = {}                  # since when it is heard and does not answer
+        self._left_out: dict[PeerId, tuple[str, float]] = {}  # reason, when
+        self._sits_out: dict[PeerId, tuple[str, float]] = {}  # reason, until
+        self._unreached: dict[PeerId, float] = {}  # since when it is heard and does not answer
         self._said: set[PeerId] = set()
 
     def on_event(self, event: str, fields: Mapping[str, Any], *, now: float) -> None:
@@ -68,12 +68,20 @@ class Complaints:
         waits = dict(self._waits(member, trouble, now)) if member.synced and self.still_s(now=now) else {}
         return (
             *(Complaint(member.stage, peer, "waited_for", reason) for peer, reason in waits.items()),
-            *(Complaint(member.stage, peer, "unreached", "cannot be connected to", int(now - since))
-              for peer, since in unreached.items()),
-            *(Complaint(member.stage, peer, "sits_out", reason, int(until - now) + 1)
-              for peer, (reason, until) in self._sits_out.items() if now < until),
-            *(Complaint(member.stage, peer, "left_out", reason, int(now - at))
-              for peer, (reason, at) in self._left_out.items() if now - at < _LEFT_OUT_S),
+            *(
+                Complaint(member.stage, peer, "unreached", "cannot be connected to", int(now - since))
+                for peer, since in unreached.items()
+            ),
+            *(
+                Complaint(member.stage, peer, "sits_out", reason, int(until - now) + 1)
+                for peer, (reason, until) in self._sits_out.items()
+                if now < until
+            ),
+            *(
+                Complaint(member.stage, peer, "left_out", reason, int(now - at))
+                for peer, (reason, at) in self._left_out.items()
+                if now - at < _LEFT_OUT_S
+            ),
         )
 
     def _waits(self, member: Member, trouble: Trouble | None, now: float) -> Iterator[tuple[PeerId, str]]:
@@ -91,7 +99,8 @@ class Complaints:
         """Mates that have been heard for a while, and answered nothing on a connection that I opened."""
         view, limit_s = member.view, self._timers.suspect_s
         self._unreached = {
-            peer: self._unreached.get(peer, now) for peer, seen in view.mates()
+            peer: self._unreached.get(peer, now)
+            for peer, seen in view.mates()
             if seen.synced and view.alive(peer, now=now) and view.reach_age(peer, now=now) > limit_s
         }
         found = {peer: since for peer, since in self._unreached.items() if now - since > limit_s}

@@ -82,8 +82,12 @@ class Asking:
     """Asks once in the life of a process, before any of its replicas first serves."""
 
     def __init__(
-        self, record: Callable[[], Record], transport: Transport, records: Callable[[], Mapping[PeerId, Record]],
-        say: Callable[[str, dict[str, object]], None], other_way: OtherWay,
+        self,
+        record: Callable[[], Record],
+        transport: Transport,
+        records: Callable[[], Mapping[PeerId, Record]],
+        say: Callable[[str, dict[str, object]], None],
+        other_way: OtherWay,
     ) -> None:
         self._record, self._transport, self._records = record, transport, records
         self._say, self._other_way = say, other_way
@@ -109,15 +113,17 @@ class Asking:
                 self._say("unreachable", {"addresses": where, "could_not": found.could_not})
                 raise UsageError(_in_words(where, found.could_not))
             self._settled = True
-            self._say("dialled_back", {
-                "addresses": where, "could": found.could, "could_not": found.could_not, "not_asked": found.not_asked,
-            })
+            self._say(
+                "dialled_back",
+                {"addresses": where, "could": found.could, "could_not": found.could_not, "not_asked": found.not_asked},
+            )
 
     def _members(self) -> list[PeerId]:
         """Who serves a stage, in an order that nobody can choose."""
         me = self._record()
         serving = [
-            peer for peer, record in self._records().items()
+            peer
+            for peer, record in self._records().items()
             if record.addresses and any(status.synced for status in record.stages)
         ]
         return sorted(serving, key=lambda peer: hashlib.sha256(f"{me.peer}/{me.incarnation}/{peer}".encode()).digest())
@@ -161,7 +167,7 @@ class Allowance:
     apart_s: float = 5.0
     most: int = 1024
     _under_way: int = 0
-    _free_at: dict[str, float] = field(default_factory=dict)    # caller or address -> when it may come again
+    _free_at: dict[str, float] = field(default_factory=dict)  # caller or address -> when it may come again
 
     def wait_s(self, caller: PeerId, now: float) -> float:
         """Seconds until this caller may have something dialled; 0: now."""
@@ -212,8 +218,9 @@ class DialBacks:
             if record is None or not self._allowance.take(caller, loop.time()):
                 yield Busy(1.0, -1)
                 return
-            addresses = [text for text in record.addresses[:_MOST_ADDRESSES]
-                         if self._allowance.take(_place(text), loop.time())]
+            addresses = [
+                text for text in record.addresses[:_MOST_ADDRESSES] if self._allowance.take(_place(text), loop.time())
+            ]
             answer = await self._dial(caller, addresses, deadline=loop.time() + DIAL_S)
         finally:
             self._allowance.end()

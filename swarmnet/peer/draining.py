@@ -60,12 +60,14 @@ def standing_of(around: Around, replica: Replica, now: float) -> Standing:
     """Where a replica stands, as far as its view goes."""
     member, execution = replica.member, replica.execution
     staying = [
-        seen for peer, seen in member.view.mates()
+        seen
+        for peer, seen in member.view.mates()
         # Of several that leave at once the lowest stays until somebody else has the state.
         if member.view.alive(peer, now=now) and (not seen.draining or (seen.synced and peer < around.me))
     ]
     heirs = [
-        seen for seen in staying
+        seen
+        for seen in staying
         if seen.synced
         and (seen.version > member.version or (seen.version == member.version and seen.chain == member.chain))
     ]
@@ -95,8 +97,11 @@ def is_deserted(around: Around, now: float) -> bool:
             if not seen.draining and peer != around.me and replica.member.view.alive(peer, now=now, stage=stage):
                 return False
     return not any(
-        status for peer, record in around.records().items() if peer not in heard
-        for status in record.stages if not status.draining
+        status
+        for peer, record in around.records().items()
+        if peer not in heard
+        for status in record.stages
+        if not status.draining
     )
 
 

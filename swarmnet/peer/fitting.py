@@ -35,7 +35,10 @@ def setup_of(config: PeerConfig, manifest: Manifest, layout: MeshLayout) -> Setu
     """How a peer with that config serves stages on `layout`."""
     memory = config.memory
     return Setup(
-        manifest, layout, slots=config.slots, memo_bytes=config.caps.memo_bytes,
+        manifest,
+        layout,
+        slots=config.slots,
+        memo_bytes=config.caps.memo_bytes,
         memory=Memory(memory.activations, memory.offload_optimizer, memory.compile),
     )
 
@@ -63,6 +66,7 @@ def available() -> int | None:
 
 
 # ------------------------------------------------------------ how many slots
+
 
 def room_of(setup: Setup, room: int | None) -> int | None:
     """What a peer takes of `room` bytes at most: the CPU memory of a peer that chooses its slots is not its alone."""

@@ -56,9 +56,14 @@ async def gather(link: SwarmLink, folder: Path, tell: Tell, *, version: int | No
         chosen, donors, records = await _choose(found, version)
         addresses = {record.peer: record.addresses for record in records}
         transport = GrpcTransport(
-            identity, found.run, admission=open_authority().admit(identity.peer), service=Nobody(),
-            addresses=lambda peer: addresses.get(peer, ()), listens=False,
-            config=GrpcConfig.of(found.manifest), greeter=found.greeter,
+            identity,
+            found.run,
+            admission=open_authority().admit(identity.peer),
+            service=Nobody(),
+            addresses=lambda peer: addresses.get(peer, ()),
+            listens=False,
+            config=GrpcConfig.of(found.manifest),
+            greeter=found.greeter,
         )
         store = CheckpointStore(folder, found.run)
         async with transport:
@@ -89,8 +94,10 @@ async def _choose(found: Reached, version: int | None) -> tuple[int, list[list[P
         for stage in range(num_stages)
     )
     what = "no step has" if version is None else f"step {version} does not have"
-    raise UsageError(f"{what} a checkpoint of every stage in the swarm ({held}): peers write one every "
-                     f"{found.manifest.training.checkpoint_every} steps (training.checkpoint_every), and at the end")
+    raise UsageError(
+        f"{what} a checkpoint of every stage in the swarm ({held}): peers write one every "
+        f"{found.manifest.training.checkpoint_every} steps (training.checkpoint_every), and at the end"
+    )
 
 
 def _holdings(manifest: Manifest, records: Sequence[Record]) -> list[Holding]:
@@ -98,7 +105,9 @@ def _holdings(manifest: Manifest, records: Sequence[Record]) -> list[Holding]:
         return []
     announced = [
         (Holding(record.peer, status.stage, record.restart, status.version if status.synced else None), status.disk)
-        for record in records for status in record.stages if status.stage < manifest.cut.stages
+        for record in records
+        for status in record.stages
+        if status.stage < manifest.cut.stages
     ]
     return usable_together(manifest, announced, half_of([record.restart for record in records]))
 
@@ -108,15 +117,19 @@ async def _fetch(
 ) -> tuple[Snapshot, memoryview]:
     failures: list[str] = []
     fetcher = Fetcher(
-        transport, stage, Seal(found.run, identity),
+        transport,
+        stage,
+        Seal(found.run, identity),
         max_bytes=Canonical.of(found.manifest, stage).layout.num_bytes,
         failed=lambda peer, error: failures.append(f"{peer}: {error}"),
     )
     try:
         return await fetcher.fetch(lambda: donors, version=version)
     except SwarmError as error:
-        raise UsageError(f"nobody hands over stage {stage} at step {version} "
-                         f"({failures[-1] if failures else error}): try again, or another --step") from error
+        raise UsageError(
+            f"nobody hands over stage {stage} at step {version} "
+            f"({failures[-1] if failures else error}): try again, or another --step"
+        ) from error
 
 
 def _listed(versions: set[int]) -> str:

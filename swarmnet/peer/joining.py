@@ -104,7 +104,12 @@ class Reached:
 
 @contextlib.asynccontextmanager
 async def reach(
-    config: PeerConfig, identity: Identity, invitation: SwarmLink | Manifest, tell: Tell, role: Role | None, *,
+    config: PeerConfig,
+    identity: Identity,
+    invitation: SwarmLink | Manifest,
+    tell: Tell,
+    role: Role | None,
+    *,
     look_s: float | None = None,
 ) -> AsyncGenerator[Reached, None]:
     """Find the run that `invitation` means, as a client of its DHT. Raises UsageError, in words that say what to do.
@@ -113,10 +118,12 @@ async def reach(
     looked for; None: as long as a newcomer does.
     """
     if isinstance(invitation, SwarmLink):
-        config = config.model_copy(update={
-            "bootstrap": (invitation.address, *config.bootstrap),
-            "invitation": invitation.invitation or config.invitation,
-        })
+        config = config.model_copy(
+            update={
+                "bootstrap": (invitation.address, *config.bootstrap),
+                "invitation": invitation.invitation or config.invitation,
+            }
+        )
     tell("asking", ", ".join(config.bootstrap))
     if isinstance(invitation, SwarmLink):
         run, manifest = invitation.whole_run, None
@@ -127,7 +134,7 @@ async def reach(
     async with _directory(config, identity, run) as directory:
         way_in = _way_in(config, directory)
         if way_in and not (isinstance(invitation, SwarmLink) and invitation.whole_run is None):
-            tell("asking", way_in)                       # else it has been said
+            tell("asking", way_in)  # else it has been said
         records = await _look(directory, LOOK_S if look_s is None else look_s, tell)
         tell("swarm", _seen(run, directory, records))
         if manifest is None:
@@ -138,23 +145,21 @@ async def reach(
             tell("manifest", f"{_shape(manifest)}; from {config.manifest}")
         directory.learn_num_stages(manifest.cut.stages)
         admissions = admissions_of(manifest, run)
-        own_pass = OwnPass(              # only who will serve is the same identity the next time
-            admissions, identity, role, config.dir, given=config.invitation, now=time.time(), transient=role != "stage")
+        own_pass = OwnPass(  # only who will serve is the same identity the next time
+            admissions, identity, role, config.dir, given=config.invitation, now=time.time(), transient=role != "stage"
+        )
         if own_pass.text:
             tell("invitation", f"of the run's owner, good until {own_pass.ends}")
             directory.admit_by(admissions)
             records = _others(directory, directory.known())
-        yield Reached(config, manifest, run, directory, records,
-                      greeter_of(run, "", manifest, admissions, own_pass))
+        yield Reached(config, manifest, run, directory, records, greeter_of(run, "", manifest, admissions, own_pass))
 
 
 # ---------------------------------------------------------------- which run
 
 
 @contextlib.asynccontextmanager
-async def _directory(
-    config: PeerConfig, identity: Identity, run: RunId | None
-) -> AsyncGenerator[DhtDirectory, None]:
+async def _directory(config: PeerConfig, identity: Identity, run: RunId | None) -> AsyncGenerator[DhtDirectory, None]:
     """The DHT as a client. Raises UsageError if nobody answers."""
     try:
         directory = await DhtDirectory.start(
@@ -177,8 +182,10 @@ def _way_in(config: PeerConfig, directory: DhtDirectory) -> str:
     """What is odd about how the DHT was joined, if anything is."""
     if not directory.by_memory:
         return ""
-    return (f"nobody answers at {', '.join(config.bootstrap)}; peers that were met before, in this run or another, do "
-            f"({config.dir})")
+    return (
+        f"nobody answers at {', '.join(config.bootstrap)}; peers that were met before, in this run or another, do "
+        f"({config.dir})"
+    )
 
 
 async def _whole_run(config: PeerConfig, identity: Identity, link: SwarmLink, tell: Tell) -> RunId:
@@ -270,8 +277,12 @@ async def _manifest(
         tell("manifest", f"{failures[-1]}; asking another")
 
     transport = GrpcTransport(
-        identity, None, admission=open_authority().admit(identity.peer), service=Nobody(),
-        addresses=lambda peer: addresses.get(peer, ()), listens=False,
+        identity,
+        None,
+        admission=open_authority().admit(identity.peer),
+        service=Nobody(),
+        addresses=lambda peer: addresses.get(peer, ()),
+        listens=False,
     )
     async with transport:
         manifest = await fetch_manifest(transport, run, peers, on_failure=failed)
@@ -367,8 +378,14 @@ async def _choose(found: Reached, held: Collection[int]) -> Choice:
 def _intent(found: Reached, stage: int, *, slots: int) -> Record:
     """What a newcomer says of itself before it serves; no slots: it is still choosing."""
     status = StageStatus(stage, 0, first_chain(found.run, stage), synced=False, slots=slots)
-    return Record(run=found.run, peer=found.directory.peer, incarnation=0, addresses=(), stages=(status,),
-                  invitation=found.greeter.invitation())
+    return Record(
+        run=found.run,
+        peer=found.directory.peer,
+        incarnation=0,
+        addresses=(),
+        stages=(status,),
+        invitation=found.greeter.invitation(),
+    )
 
 
 def servings(records: Sequence[Record]) -> list[Serving]:

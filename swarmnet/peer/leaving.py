@@ -86,8 +86,10 @@ class Leaving:
         if not standing.heirs and standing.followers:
             return f"no other replica of stage {standing.stage} is at version {standing.step} yet"
         if not standing.heirs:
-            return (f"no other replica has the state of stage {standing.stage}: waiting for one, "
-                    f"{self._drain_s:g} s at most")
+            return (
+                f"no other replica has the state of stage {standing.stage}: waiting for one, "
+                f"{self._drain_s:g} s at most"
+            )
         if standing.microbatches:
             plural = "" if standing.microbatches == 1 else "es"
             return f"{standing.microbatches} microbatch{plural} left, step {standing.step}"

@@ -107,12 +107,23 @@ class Peer:
         self._starting = Starting(
             self.replicas,
             Restarts(
-                manifest.cut.stages, training.total_steps, settle_s=self._timers.suspect_s,
-                lost_s=self._timers.long_silence_s, allow_drop=training.allow_drop,
+                manifest.cut.stages,
+                training.total_steps,
+                settle_s=self._timers.suspect_s,
+                lost_s=self._timers.long_silence_s,
+                allow_drop=training.allow_drop,
                 seed_until=training.checkpoint_every,
             ),
-            Means(me, lambda: self.records, self._refresh, self._say, self._spawn, lambda: self._news.set(),
-                  asking.check, asking.settle),
+            Means(
+                me,
+                lambda: self.records,
+                self._refresh,
+                self._say,
+                self._spawn,
+                lambda: self._news.set(),
+                asking.check,
+                asking.settle,
+            ),
             pause_s=self._timers.heartbeat_s,
         )
         self._group: asyncio.TaskGroup | None = None
@@ -132,9 +143,20 @@ class Peer:
         async with asyncio.TaskGroup() as group:
             self._group = group
             around = Surroundings(
-                self.me, self.run_id, self._incarnation, self.manifest, self._transport, self, group.create_task,
-                self._signer, self._token_holders, self._tokens, self._windows, self._disk,
-                lambda: newest_on_disk(self._starting.everybody(), self.manifest.cut.stages), self._numerics,
+                self.me,
+                self.run_id,
+                self._incarnation,
+                self.manifest,
+                self._transport,
+                self,
+                group.create_task,
+                self._signer,
+                self._token_holders,
+                self._tokens,
+                self._windows,
+                self._disk,
+                lambda: newest_on_disk(self._starting.everybody(), self.manifest.cut.stages),
+                self._numerics,
                 self.admitted,
             )
             for stage, engine in self._engines.items():
@@ -152,8 +174,13 @@ class Peer:
         """Begin nothing new and finish what is here; returns, with the reason, once this peer may go."""
         self._news.set()
         around = Around(
-            self.me, self.replicas, self._transport, lambda: self.records, self.everyone,
-            over=lambda: self._halted is not None, say=lambda words: self._on_event("draining", {"left": words}),
+            self.me,
+            self.replicas,
+            self._transport,
+            lambda: self.records,
+            self.everyone,
+            over=lambda: self._halted is not None,
+            say=lambda words: self._on_event("draining", {"left": words}),
         )
         return await drain(around, drain_s=drain_s, heartbeat_s=self._timers.heartbeat_s)
 
@@ -299,9 +326,14 @@ class Peer:
             own = (indexes for peer, _, indexes in finished.contributions if peer == self.me)
             self._counted[replica.stage] += sum(map(len, own))
             self._executed[replica.stage] = replica.execution.executions
-        self._on_event("executed", {
-            "stage": replica.stage, "executions": replica.execution.executions, "counted": self._counted[replica.stage],
-        })
+        self._on_event(
+            "executed",
+            {
+                "stage": replica.stage,
+                "executions": replica.execution.executions,
+                "counted": self._counted[replica.stage],
+            },
+        )
 
     def _say(self, event: str, fields: dict[str, object]) -> None:
         if event == "restart" and not fields["kept"]:
@@ -324,9 +356,7 @@ class Peer:
     def neighbours(self, stage: int) -> Iterable[PeerId]:
         """See Listener.neighbours."""
         near = {stage - 1, stage, stage + 1}
-        found = {
-            peer for peer, record in self.records.items() if any(status.stage in near for status in record.stages)
-        }
+        found = {peer for peer, record in self.records.items() if any(status.stage in near for status in record.stages)}
         view = self.replicas[stage].member.view
         for other in near:
             found.update(view.live(other, now=self._now()))
@@ -409,21 +439,35 @@ class Peer:
     def _status(self) -> Record:
         stages = tuple(
             StageStatus(
-                stage, replica.member.version, replica.member.chain, self._serves(replica),
-                replica.execution.queue, self._caps.slots, disk=replica.checkpoints.on_disk,
-                draining=replica.member.view.draining, reseed=replica.reseeds,
-                executions=self._executed[stage], counted=self._counted[stage],
-                drift=replica.member.drift.distance, stray=replica.member.drift.strays(self.me),
+                stage,
+                replica.member.version,
+                replica.member.chain,
+                self._serves(replica),
+                replica.execution.queue,
+                self._caps.slots,
+                disk=replica.checkpoints.on_disk,
+                draining=replica.member.view.draining,
+                reseed=replica.reseeds,
+                executions=self._executed[stage],
+                counted=self._counted[stage],
+                drift=replica.member.drift.distance,
+                stray=replica.member.drift.strays(self.me),
                 still_s=self._still_s(replica),
             )
             for stage, replica in self.replicas.items()
         )
         return replace(
-            self._record(), stages=stages, loss=self._loss, tokens_per_second=self._tokens_per_second(),
-            finished=self.finished.is_set(), halted=self._halted, restart=self._starting.restarts.current,
+            self._record(),
+            stages=stages,
+            loss=self._loss,
+            tokens_per_second=self._tokens_per_second(),
+            finished=self.finished.is_set(),
+            halted=self._halted,
+            restart=self._starting.restarts.current,
             wants=self._starting.restarts.wanted or NO_RESTART,
             complaints=tuple(
-                complaint for stage, replica in self.replicas.items()
+                complaint
+                for stage, replica in self.replicas.items()
                 for complaint in self._complaints[stage].of(replica.member, replica.exchange.trouble, now=self._now())
             ),
         )

@@ -46,9 +46,7 @@ class Choice:
     reason: str
 
 
-def choose(
-    me: PeerId, num_stages: int, serving: Sequence[Serving], *, held: Collection[int] = ()
-) -> Choice:
+def choose(me: PeerId, num_stages: int, serving: Sequence[Serving], *, held: Collection[int] = ()) -> Choice:
     """The stage that `me` takes, as one of all who are choosing. `me` in `serving` is passed over.
 
     held: stages whose checkpoint lies on my disk; where nobody else has that state it decides, else it breaks ties.
@@ -87,8 +85,9 @@ class _Tally:
             stage = min(rescued, key=lambda stage: (self.replicas[stage], _lot(me, stage)))
             return Choice(stage, f"its checkpoint lies here, and nobody else has the state of stage {stage}")
         stages = range(len(self.replicas))
-        stage = min(stages, key=lambda stage: (self.replicas[stage], stage not in held, self._load(stage),
-                                               _lot(me, stage)))
+        stage = min(
+            stages, key=lambda stage: (self.replicas[stage], stage not in held, self._load(stage), _lot(me, stage))
+        )
         return Choice(stage, self._reason(stage, held))
 
     def _load(self, stage: int) -> float:

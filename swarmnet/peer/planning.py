@@ -125,11 +125,12 @@ def most_slots(need: Callable[[int], int], room: int, *, most: int) -> int:
 
 
 def _reserve(layout: MeshLayout, stages: int = 1) -> int:
-    processes = layout.ranks if layout.kind == "cpu" else 1          # beside each other in one memory
+    processes = layout.ranks if layout.kind == "cpu" else 1  # beside each other in one memory
     return RESERVE[layout.kind] * processes * (stages if layout.ranks > 1 else 1)
 
 
 # ------------------------------------------------------------ a peer with other settings
+
 
 @dataclass(frozen=True, slots=True)
 class _Peer:
@@ -171,8 +172,9 @@ class _Peer:
 def _anywhere(stages: int, count: int) -> tuple[tuple[int, ...], ...]:
     """`count` neighbours at the start of a run, in its middle, at its end: those that need most are among them, or
     nearly."""
-    return tuple(tuple(range(first, first + count))
-                 for first in sorted({0, min(stages // 2, stages - count), stages - count}))
+    return tuple(
+        tuple(range(first, first + count)) for first in sorted({0, min(stages // 2, stages - count), stages - count})
+    )
 
 
 def _with_most_slots(peer: _Peer, advice: Advice, room: int) -> Advice:
@@ -201,8 +203,10 @@ def _too_little(setup: Setup, room: int) -> str:
     reserve = _reserve(setup.layout)
     if reserve > room:
         return f"no change makes it fit: the reserve for torch itself, {shown(reserve)}, alone is more than there is"
-    return (f"no change makes it fit: the reserve for torch itself, {shown(reserve)}, and a memo of "
-            f"{shown(_beside(setup) - reserve)} (caps.memo_bytes) are more than there is")
+    return (
+        f"no change makes it fit: the reserve for torch itself, {shown(reserve)}, and a memo of "
+        f"{shown(_beside(setup) - reserve)} (caps.memo_bytes) are more than there is"
+    )
 
 
 def _last_resort(setup: Setup, room: int) -> str:
@@ -215,6 +219,7 @@ def _last_resort(setup: Setup, room: int) -> str:
 
 # ------------------------------------------------------------ what may be changed
 
+
 def _options(peer: _Peer, room: int) -> list[Option]:
     return [*_of_peer(peer, room), *_of_mesh(peer.setup.layout), *_of_run(peer.setup.manifest)]
 
@@ -225,17 +230,27 @@ def _of_peer(peer: _Peer, room: int) -> Iterator[Option]:
     if not on_gpu and setup.memo_bytes > _SMALL_MEMO:
         yield Option("memo", f"--set caps.memo_bytes={_SMALL_MEMO}", 3, False, lambda p: p.but(memo_bytes=_SMALL_MEMO))
     if setup.slots > 1:
-        yield _slots(1, cost=1)                          # or more, in the end: see `_with_most_slots`
+        yield _slots(1, cost=1)  # or more, in the end: see `_with_most_slots`
     if len(stages) > 1:
         kept = _lighter(peer, stages, room)
         yield Option("fewer", f"--stage {listed(kept)}", 3, False, lambda p: replace(p, sets=(kept,)))
     for policy, cost in (("selective", 2), ("recompute_layers", 2), ("recompute", 4), ("offload", 4)):
         if policy != setup.memory.activations and (on_gpu or policy != "offload"):
-            yield Option("activations", f"--activations {policy}", cost, False, lambda p, a=policy: p.but(
-                memory=replace(p.setup.memory, activations=a)))
+            yield Option(
+                "activations",
+                f"--activations {policy}",
+                cost,
+                False,
+                lambda p, a=policy: p.but(memory=replace(p.setup.memory, activations=a)),
+            )
     if on_gpu and not setup.memory.offload_optimizer:
-        yield Option("optimizer", "--set memory.offload_optimizer=true", 5, False, lambda p: p.but(
-            memory=replace(p.setup.memory, offload_optimizer=True)))
+        yield Option(
+            "optimizer",
+            "--set memory.offload_optimizer=true",
+            5,
+            False,
+            lambda p: p.but(memory=replace(p.setup.memory, offload_optimizer=True)),
+        )
 
 
 def _lighter(peer: _Peer, stages: Sequence[int], room: int) -> tuple[int, ...]:
@@ -251,7 +266,7 @@ def _lighter(peer: _Peer, stages: Sequence[int], room: int) -> tuple[int, ...]:
 
 
 def _of_mesh(layout: MeshLayout) -> Iterator[Option]:
-    if layout.kind != "cuda":                            # more ranks of one machine take more of its memory
+    if layout.kind != "cuda":  # more ranks of one machine take more of its memory
         return
     for ranks in (2, 4, 8):
         if ranks <= layout.ranks:
@@ -260,8 +275,7 @@ def _of_mesh(layout: MeshLayout) -> Iterator[Option]:
         yield Option("mesh", f"--gpus {ranks}", 5 + ranks, False, lambda p, m=tensor: p.but(layout=m))
         for shard in ("zero2", "zero3"):
             data = MeshLayout(1, ranks, shard, False, ("cuda:0",) * ranks)
-            yield Option("mesh", f"--gpus {ranks} --shard {shard}", 5 + ranks, False,
-                         lambda p, m=data: p.but(layout=m))
+            yield Option("mesh", f"--gpus {ranks} --shard {shard}", 5 + ranks, False, lambda p, m=data: p.but(layout=m))
 
 
 def _of_run(manifest: Manifest) -> Iterator[Option]:
@@ -273,8 +287,13 @@ def _of_run(manifest: Manifest) -> Iterator[Option]:
     if manifest.numerics.compute == "fp32":
         yield Option("compute", 'numerics.compute = "bf16"', 20, True, lambda p: change(p, "numerics", compute="bf16"))
     if manifest.numerics.mode == "deterministic":
-        yield Option("sums", 'numerics.mode = "fp32"', 21, True, lambda p: change(
-            change(p, "numerics", mode="fp32"), "averaging", codec="fp32"))
+        yield Option(
+            "sums",
+            'numerics.mode = "fp32"',
+            21,
+            True,
+            lambda p: change(change(p, "numerics", mode="fp32"), "averaging", codec="fp32"),
+        )
     if manifest.optimizer.state == "fp32":
         yield Option("state", 'optimizer.state = "8bit"', 20, True, lambda p: change(p, "optimizer", state="8bit"))
     for factor in (2, 4, 8):

@@ -24,7 +24,7 @@ def choose_layout(mesh: Mesh, device: Device, manifest: Manifest, *, cuda: int) 
     One rank is the peer process itself: `shard` and `sequence_parallel` then mean nothing (`meaningless`).
     """
     layout = _shaped(mesh, _devices(mesh, device, cuda))
-    MeshSplit.of(manifest, layout)                       # raises what the run's model and microbatches do not allow
+    MeshSplit.of(manifest, layout)  # raises what the run's model and microbatches do not allow
     return layout
 
 
@@ -46,10 +46,14 @@ def _devices(mesh: Mesh, device: Device, cuda: int) -> tuple[str, ...]:
         return ("cpu",)
     if cuda == 0:
         if mesh.gpus in ("1", "auto"):
-            raise UsageError("--device cuda: torch sees no CUDA device here; use --device cpu, or auto"
-                             + (", and --ranks N for N processes" if mesh.gpus != "1" else ""))
-        raise UsageError(f"--gpus {mesh.gpus}: torch sees no CUDA device here; leave --gpus away, and use --ranks N "
-                         "for ranks on the CPU" + (", without --device cuda" if device == "cuda" else ""))
+            raise UsageError(
+                "--device cuda: torch sees no CUDA device here; use --device cpu, or auto"
+                + (", and --ranks N for N processes" if mesh.gpus != "1" else "")
+            )
+        raise UsageError(
+            f"--gpus {mesh.gpus}: torch sees no CUDA device here; leave --gpus away, and use --ranks N "
+            "for ranks on the CPU" + (", without --device cuda" if device == "cuda" else "")
+        )
     if mesh.gpus == "auto":
         chosen = list(range(cuda))
     elif "," in mesh.gpus:
@@ -72,11 +76,15 @@ def _shaped(mesh: Mesh, devices: tuple[str, ...]) -> MeshLayout:
         return MeshLayout(devices=devices)
     data = ranks // tensor
     if data > 1 and mesh.shard == "none":
-        raise UsageError(f"--tensor {tensor} of {ranks} ranks leaves {data} to split each microbatch: say how they "
-                         "share a stage, by --shard dp, zero1, zero2 or zero3, or leave --tensor away")
+        raise UsageError(
+            f"--tensor {tensor} of {ranks} ranks leaves {data} to split each microbatch: say how they "
+            "share a stage, by --shard dp, zero1, zero2 or zero3, or leave --tensor away"
+        )
     if data == 1 and mesh.shard != "none":
-        raise UsageError(f"--shard {mesh.shard}: --tensor {tensor} leaves no ranks to shard over; leave either away, "
-                         "or choose a smaller --tensor")
+        raise UsageError(
+            f"--shard {mesh.shard}: --tensor {tensor} leaves no ranks to shard over; leave either away, "
+            "or choose a smaller --tensor"
+        )
     if tensor == 1 and mesh.sequence_parallel:
         raise UsageError("--sequence-parallel is for ranks that split layers: add --tensor 2 or more")
     return MeshLayout(tensor, data, mesh.shard, mesh.sequence_parallel, devices)

@@ -112,7 +112,10 @@ def drift_rules_of(manifest: Manifest) -> DriftRules:
     """When the run's replicas measure their weights, and what follows."""
     averaging = manifest.averaging
     return DriftRules(
-        averaging.drift_every, averaging.resync_every, manifest.training.total_steps, averaging.equal_bits,
+        averaging.drift_every,
+        averaging.resync_every,
+        manifest.training.total_steps,
+        averaging.equal_bits,
         averaging.inner_steps,
     )
 
@@ -125,9 +128,15 @@ class Replica:
         num_stages = manifest.cut.stages
         self.stage, self.engine, self._around = stage, engine, around
         self._first_chain = first_chain(around.run, stage)
-        shape = Shape(num_stages, manifest.training.microbatches, manifest.training.total_steps,
-                      manifest.protocol.keeper_term_steps, manifest.training.max_void, manifest.averaging.delay,
-                      manifest.averaging.group_size)
+        shape = Shape(
+            num_stages,
+            manifest.training.microbatches,
+            manifest.training.total_steps,
+            manifest.protocol.keeper_term_steps,
+            manifest.training.max_void,
+            manifest.averaging.delay,
+            manifest.averaging.group_size,
+        )
         self.member = Member(
             around.me,
             stage,
@@ -141,8 +150,13 @@ class Replica:
             numerics=around.numerics,
         )
         self.exchange = Exchange(
-            around.me, engine, around.transport, self.member.sum_of, running_s=timers.heartbeat_s,
-            num_tokens=manifest.training.microbatch_size * manifest.training.sequence_length, on_event=self._event,
+            around.me,
+            engine,
+            around.transport,
+            self.member.sum_of,
+            running_s=timers.heartbeat_s,
+            num_tokens=manifest.training.microbatch_size * manifest.training.sequence_length,
+            on_event=self._event,
             group_size=manifest.averaging.group_size,
         )
         self.driver = StepDriver(
@@ -157,8 +171,12 @@ class Replica:
         answer_check = AnswerCheck.of(manifest, stage + 1)
         if stage + 1 < num_stages:
             self.caller = Caller(
-                around.transport, Router(Patience.of(manifest.protocol, stages=num_stages - stage - 1)),
-                self._next_replicas, answer_check, self._rerouted, leaving=self._next_leaving,
+                around.transport,
+                Router(Patience.of(manifest.protocol, stages=num_stages - stage - 1)),
+                self._next_replicas,
+                answer_check,
+                self._rerouted,
+                leaving=self._next_leaving,
             )
         check = InputCheck.of(manifest, stage, around.windows)
         self.execution = Execution(
@@ -186,17 +204,24 @@ class Replica:
         )
         self.driver.attach(self.execution)
         seal = Seal(around.run, around.signer)
-        self.donor = Donor(
-            stage, engine, self._cut, seal, stored=self._checkpoint, piece_bytes=caps.piece_bytes
-        )
+        self.donor = Donor(stage, engine, self._cut, seal, stored=self._checkpoint, piece_bytes=caps.piece_bytes)
         self._state = Restoring(
-            around.transport, engine, self.exchange, seal,
-            Footing(lambda: self.member.restart, self._touch, self._stand, self._event), stage=stage, shape=shape,
+            around.transport,
+            engine,
+            self.exchange,
+            seal,
+            Footing(lambda: self.member.restart, self._touch, self._stand, self._event),
+            stage=stage,
+            shape=shape,
         )
         self.checkpoints = Checkpointer(
-            stage, engine, self._cut, around.disk,
+            stage,
+            engine,
+            self._cut,
+            around.disk,
             Plan(manifest.training.checkpoint_every, manifest.training.total_steps, caps.keep_checkpoints),
-            on_event=self._event, common=around.common,
+            on_event=self._event,
+            common=around.common,
         )
         self._make_anew, self._seal, self.no_beginning = caps.reseed, seal, caps.no_beginning
         self._whole = False  # is the state in the engine one that can be served?
@@ -223,7 +248,7 @@ class Replica:
             self._whole = False
             try:
                 await self.engine.reset_to_seed()
-            except UsageError as error:      # the checkpoint that the run began with was moved, or is another one now
+            except UsageError as error:  # the checkpoint that the run began with was moved, or is another one now
                 self.no_beginning = str(error)
                 return False
         self._serve(Cut(0, self._first_chain, self._first_chain, self._first_chain))
@@ -255,16 +280,27 @@ class Replica:
             await self._recall(version)
         else:
             microbatches = self._around.manifest.training.microbatches
-            self._event("dropped", {
-                "from": version, "to": becomes, "microbatches": (becomes - version) * microbatches,
-                "reason": "nobody had newer state of this stage (training.allow_drop)",
-            })
+            self._event(
+                "dropped",
+                {
+                    "from": version,
+                    "to": becomes,
+                    "microbatches": (becomes - version) * microbatches,
+                    "reason": "nobody had newer state of this stage (training.allow_drop)",
+                },
+            )
             cut = _inexact(cut.chain, "dropped", becomes)
         self._serve(cut)
-        self._event("synced", {
-            "version": becomes, "how": "checkpoint", "path": self.checkpoints.path(version),
-            "seconds": round(self._now() - began, 3), "bytes": len(data),
-        })
+        self._event(
+            "synced",
+            {
+                "version": becomes,
+                "how": "checkpoint",
+                "path": self.checkpoints.path(version),
+                "seconds": round(self._now() - began, 3),
+                "bytes": len(data),
+            },
+        )
         return True
 
     async def _recall(self, version: int) -> None:
@@ -290,22 +326,32 @@ class Replica:
         except SwarmError as error:
             self._state.say_given_up(error, "the stage cannot be made from its neighbours: ")
             return False
-        self._event("dropped", {
-            "from": 0, "to": version, "microbatches": version * self._around.manifest.training.microbatches,
-            "reason": "nobody had state of this stage: made anew from its neighbours (--reseed-from-neighbours)",
-        })
+        self._event(
+            "dropped",
+            {
+                "from": 0,
+                "to": version,
+                "microbatches": version * self._around.manifest.training.microbatches,
+                "reason": "nobody had state of this stage: made anew from its neighbours (--reseed-from-neighbours)",
+            },
+        )
         self._serve(_inexact(self._first_chain, "reseeded", version))
-        self._event("synced", {
-            "version": version, "how": "neighbours", "seconds": round(self._now() - began, 3), "bytes": len(data),
-        })
+        self._event(
+            "synced",
+            {"version": version, "how": "neighbours", "seconds": round(self._now() - began, 3), "bytes": len(data)},
+        )
         return True
 
     async def _of_neighbour(self, stage: int, donors: Sequence[PeerId], version: int) -> memoryview | None:
         if not donors:
             return None
         fetcher = Fetcher(
-            self._around.transport, stage, self._seal, max_bytes=self.engine.snapshot_bytes(stage),
-            failed=self._state.say_failed, unfit=self._state.unfit,
+            self._around.transport,
+            stage,
+            self._seal,
+            max_bytes=self.engine.snapshot_bytes(stage),
+            failed=self._state.say_failed,
+            unfit=self._state.unfit,
         )
         return (await fetcher.fetch(lambda: donors, version=version))[1]
 
@@ -314,7 +360,10 @@ class Replica:
         await self.engine.restore(data, version=version, becomes=becomes)
 
     def _serve(
-        self, cut: Cut, finished: Finished | None = None, commits: tuple[Commit, ...] = (),
+        self,
+        cut: Cut,
+        finished: Finished | None = None,
+        commits: tuple[Commit, ...] = (),
         last_commits: tuple[Commit, ...] = (),
     ) -> None:
         self._whole = True
@@ -344,10 +393,15 @@ class Replica:
         finally:
             self._restoring = False
         self._serve(level.cut, level.finished, level.commits, level.last_commits)
-        self._event("synced", {
-            "version": self.member.version, "how": "snapshot", "seconds": round(self._now() - began, 3),
-            "bytes": num_bytes,
-        })
+        self._event(
+            "synced",
+            {
+                "version": self.member.version,
+                "how": "snapshot",
+                "seconds": round(self._now() - began, 3),
+                "bytes": num_bytes,
+            },
+        )
         return True
 
     def _sound(self, donors: Sequence[PeerId]) -> Sequence[PeerId]:
@@ -381,7 +435,10 @@ class Replica:
         self._touch()
         member = self.member
         member.version, member.chain, member.before, member.term_chain = (
-            cut.version, cut.chain, cut.before, cut.term_chain
+            cut.version,
+            cut.chain,
+            cut.before,
+            cut.term_chain,
         )
 
     async def write_last(self) -> Written | None:
@@ -395,7 +452,7 @@ class Replica:
 
     def _cut(self) -> Cut | None:
         member = self.member
-        stands = self._still and self._whole and self.driver.is_settled     # also after an apply that failed
+        stands = self._still and self._whole and self.driver.is_settled  # also after an apply that failed
         if not stands and (not member.synced or member.applying):
             return None
         return Cut(member.version, member.chain, member.before, member.term_chain, member.restart)
@@ -444,7 +501,8 @@ class Replica:
         chains = Counter((seen.version, seen.chain) for seen in found.values())
         apart = {at for at in chains if any(at[0] == other[0] and chains[at] < chains[other] for other in chains)}
         fit = {
-            peer: seen.queue for peer, seen in found.items()
+            peer: seen.queue
+            for peer, seen in found.items()
             if peer not in without and seen.version <= newest and (seen.version, seen.chain) not in apart
         }
         return fit or {peer: seen.queue for peer, seen in found.items()}
@@ -459,12 +517,15 @@ class Replica:
 
     def _may_feed(self, caller: PeerId, request: Process) -> TurnedAway | None:
         view, before = self.member.view, self.stage - 1
-        away = may_feed(Known(
-            feeds=caller == self._around.me or self._is_live(caller, before),
-            mate=self._is_live(caller, self.stage),
-            heard=view.get(caller, before) is not None,
-            admitted=self._around.admitted(caller, "trainer"),
-        ), request)
+        away = may_feed(
+            Known(
+                feeds=caller == self._around.me or self._is_live(caller, before),
+                mate=self._is_live(caller, self.stage),
+                heard=view.get(caller, before) is not None,
+                admitted=self._around.admitted(caller, "trainer"),
+            ),
+            request,
+        )
         if away is not None and not away.soon:
             self._name("turned_away", caller, {"step": request.step, "index": request.index, "reason": away.reason})
         return away

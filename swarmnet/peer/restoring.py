@@ -44,17 +44,36 @@ class Restoring:
     """Brings one (peer, stage) to where its mates are."""
 
     def __init__(
-        self, transport: Transport, engine: Engine, exchange: Exchange, seal: Seal, footing: Footing, *, stage: int,
+        self,
+        transport: Transport,
+        engine: Engine,
+        exchange: Exchange,
+        seal: Seal,
+        footing: Footing,
+        *,
+        stage: int,
         shape: Shape,
     ) -> None:
         self._engine, self._exchange, self._footing, self._shape = engine, exchange, footing, shape
         self._fetcher = Fetcher(
-            transport, stage, seal, max_bytes=engine.snapshot_bytes(stage),
-            failed=self.say_failed, progress=self._say_progress, unfit=self.unfit,
+            transport,
+            stage,
+            seal,
+            max_bytes=engine.snapshot_bytes(stage),
+            failed=self.say_failed,
+            progress=self._say_progress,
+            unfit=self.unfit,
         )
         self._catch_up = CatchUp(
-            transport, engine, stage, shape.num_stages, collect=self._collect, after=self._after, moved=self._moved,
-            failed=self._fetcher.failed, refusal=lambda commit: commit_refusal(commit, shape),
+            transport,
+            engine,
+            stage,
+            shape.num_stages,
+            collect=self._collect,
+            after=self._after,
+            moved=self._moved,
+            failed=self._fetcher.failed,
+            refusal=lambda commit: commit_refusal(commit, shape),
         )
         self._failed: set[tuple[object, ...]] = set()
 
@@ -68,9 +87,7 @@ class Restoring:
             snapshot, data = await self._fetcher.fetch(donors, version=version)
             num_bytes = len(data)
             # A checkpoint of a mate may be older than the restart that goes on from it.
-            cut = Cut(
-                snapshot.version, snapshot.chain, snapshot.before, snapshot.term_chain, self._footing.restart()
-            )
+            cut = Cut(snapshot.version, snapshot.chain, snapshot.before, snapshot.term_chain, self._footing.restart())
             self._footing.touch()
             try:
                 await self._engine.restore(data, version=snapshot.version)
@@ -133,7 +150,13 @@ class Restoring:
 
     def _say_progress(self, progress: Progress) -> None:
         left = progress.seconds_left
-        self._footing.event("fetching", {
-            "version": progress.version, "bytes": progress.done_bytes, "total": progress.total_bytes,
-            "donors": progress.donors, "seconds_left": None if left is None else round(left, 1),
-        })
+        self._footing.event(
+            "fetching",
+            {
+                "version": progress.version,
+                "bytes": progress.done_bytes,
+                "total": progress.total_bytes,
+                "donors": progress.donors,
+                "seconds_left": None if left is None else round(left, 1),
+            },
+        )

@@ -73,15 +73,24 @@ def run_peer(
     windows = ProvenWindows.of(manifest)
     has_data = 0 in config.stages and (data_at_source or config.data is not None)
     tokens = own_tokens(config, manifest) if has_data else no_tokens
-    with contextlib.ExitStack() as stack:                # left in reverse: ranks end first, and jobs that wait for them
+    with contextlib.ExitStack() as stack:  # left in reverse: ranks end first, and jobs that wait for them
         compute = ComputeThread()
         stack.callback(compute.close)
         begin = Beginning(config, manifest, at_source=data_at_source)
         engines: dict[int, TorchEngine] = {}
         for stage in config.stages:
-            engines[stage] = begin.engine(stage, lambda stage, initial: TorchEngine(
-                manifest, stage, compute, device=layout.devices[0], mesh=layout, initial=initial, memory=setup.memory
-            ))
+            engines[stage] = begin.engine(
+                stage,
+                lambda stage, initial: TorchEngine(
+                    manifest,
+                    stage,
+                    compute,
+                    device=layout.devices[0],
+                    mesh=layout,
+                    initial=initial,
+                    memory=setup.memory,
+                ),
+            )
             stack.callback(engines[stage].close)
             if layout.ranks > 1:
                 heard("mesh_starting", {"stage": stage, "mesh": layout.label, "ranks": layout.ranks})
@@ -89,11 +98,21 @@ def run_peer(
         release = ".".join(torch.__version__.split(".")[:2])
         numerics = f"{layout.kind}/torch-{release}/{layout.label}{rounding(config.memory)}"
         with EventLog(config.events) as events, _given_up_in_words():
-            return asyncio.run(_serve(
-                config, manifest, {stage: wrap_engine(engine) for stage, engine in engines.items()},
-                [engine.supervise for engine in engines.values() if layout.ranks > 1],
-                tokens, windows, events, heard, numerics, wrap, begin,
-            ))
+            return asyncio.run(
+                _serve(
+                    config,
+                    manifest,
+                    {stage: wrap_engine(engine) for stage, engine in engines.items()},
+                    [engine.supervise for engine in engines.values() if layout.ranks > 1],
+                    tokens,
+                    windows,
+                    events,
+                    heard,
+                    numerics,
+                    wrap,
+                    begin,
+                )
+            )
 
 
 @contextlib.contextmanager
@@ -172,7 +191,9 @@ async def _serve(
             disk=disk,
             on_event=on_event,
             caps=Caps(
-                config.slots, config.caps.memo_bytes, config.caps.keep_checkpoints,
+                config.slots,
+                config.caps.memo_bytes,
+                config.caps.keep_checkpoints,
                 functools.partial(_reseed, manifest, begin) if config.reseed_from_neighbours else None,
                 no_beginning=begin.missing,
             ),
@@ -239,7 +260,12 @@ async def _compute(ranks: Callable[[], Awaitable[None]], peer: Peer, on_event: O
 
 
 def _reseed(
-    manifest: Manifest, begin: Beginning, stage: int, *, version: int, before: bytes | memoryview | None,
+    manifest: Manifest,
+    begin: Beginning,
+    stage: int,
+    *,
+    version: int,
+    before: bytes | memoryview | None,
     after: bytes | memoryview | None,
 ) -> memoryview:
     from swarmnet.state.reseed import reseed
@@ -254,7 +280,12 @@ async def _keep_result(peer: Peer, on_event: OnEvent) -> None:
         written = await replica.checkpoints.write_now()
         if written is None:  # the run went back meanwhile, and will end again
             continue
-        on_event("finished", {
-            "stage": stage, "version": written.info.version, "weights_sha256": written.info.sha256,
-            "path": replica.checkpoints.path(written.info.version),
-        })
+        on_event(
+            "finished",
+            {
+                "stage": stage,
+                "version": written.info.version,
+                "weights_sha256": written.info.sha256,
+                "path": replica.checkpoints.path(written.info.version),
+            },
+        )

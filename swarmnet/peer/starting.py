@@ -107,7 +107,9 @@ class Starting:
         announced = [(self._here(stage), replica.checkpoints.on_disk) for stage, replica in self._replicas.items()]
         announced += [
             (self._heard(record, status.stage, status.version if status.synced else None, status.reseed), status.disk)
-            for record in self._means.records().values() if not self._dead(record) for status in record.stages
+            for record in self._means.records().values()
+            if not self._dead(record)
+            for status in record.stages
         ]
         for _, disk in announced:
             for kept in disk:
@@ -121,8 +123,12 @@ class Starting:
         replica = self._replicas[stage]
         member = replica.member
         return Holding(
-            self._means.me, stage, member.restart if member.synced else self.restarts.current,
-            member.version if member.synced else None, (), replica.reseeds,
+            self._means.me,
+            stage,
+            member.restart if member.synced else self.restarts.current,
+            member.version if member.synced else None,
+            (),
+            replica.reseeds,
         )
 
     def _heard(self, record: Record, stage: int, version: int | None, reseed: bool) -> Holding:
@@ -139,7 +145,8 @@ class Starting:
         """Is the process behind this record known to have ended?"""
         return any(
             seen is not None and seen.dead and seen.incarnation == record.incarnation
-            for replica in self._replicas.values() for status in record.stages
+            for replica in self._replicas.values()
+            for status in record.stages
             for seen in (replica.member.view.get(record.peer, status.stage),)
         )
 
@@ -151,14 +158,17 @@ class Starting:
         near = {stage + beside for stage in self._replicas for beside in (-1, 0, 1)}
         return [
             Word(
-                record.restart, record.wants,
-                heard=not self._dead(record) and (
+                record.restart,
+                record.wants,
+                heard=not self._dead(record)
+                and (
                     now - self._heard_at[record.peer] <= self.restarts.lost_s
                     or not any(status.stage in near for status in record.stages)
                 ),
                 has_say=bool(record.restart.number) or any(status.synced for status in record.stages),
             )
-            for record in records.values() if record.stages
+            for record in records.values()
+            if record.stages
         ]
 
     def _may_seed(self) -> bool:
@@ -169,9 +179,9 @@ class Starting:
 
     def _follow(self, move: Move, *, since: Restart) -> None:
         restart, keep = self.restarts.current, move is Move.KEEP
-        self._means.say("restart", {
-            "number": restart.number, "version": restart.version, "kept": keep, "reason": _WHY[move],
-        })
+        self._means.say(
+            "restart", {"number": restart.number, "version": restart.version, "kept": keep, "reason": _WHY[move]}
+        )
         for stage in self._replicas:
             self._replace(stage, self._go(stage, restart, since=since, keep=keep))
         self._means.news()
@@ -266,10 +276,13 @@ class Starting:
     async def _begin_with_mates(self, stage: int) -> bool:
         """The weights of version 0 are not here: take those of whoever serves the stage. True if it serves now."""
         replica, restart = self._replicas[stage], self.restarts.current
-        donors = tuple(sorted(
-            h.peer for h in self.everybody()
-            if h.stage == stage and h.peer != self._means.me and h.version is not None and h.restart == restart
-        ))
+        donors = tuple(
+            sorted(
+                h.peer
+                for h in self.everybody()
+                if h.stage == stage and h.peer != self._means.me and h.version is not None and h.restart == restart
+            )
+        )
         if donors and await replica.restore_from(donors):
             return True
         self._say_waiting(stage, replica.no_beginning)

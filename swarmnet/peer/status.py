@@ -24,11 +24,11 @@ from swarmnet.net.admission import Admissions
 from swarmnet.net.admission_files import admissions_of
 from swarmnet.peer.assess import NO_BOOTSTRAP, AdmissionLine, Assessment, ReplicaLine, assess, unanswered
 
-_UNBOUNDED = 10_000                 # columns of a pipe
+_UNBOUNDED = 10_000  # columns of a pipe
 
-READS = 3                           # a newcomer's first lookup may meet nodes that are already gone
+READS = 3  # a newcomer's first lookup may meet nodes that are already gone
 BETWEEN_READS_S = 0.3
-WHOLE = 64                          # digits of a run id
+WHOLE = 64  # digits of a run id
 
 SAY_AFTER_S, SAY_EVERY_S = 4.0, 10.0
 """When it says what it waits for, and how often again."""
@@ -55,7 +55,7 @@ def run_status(named: Path | str, bootstrap: tuple[str, ...], output: str) -> in
     def answer(assessment: Assessment) -> None:
         waiting.over()
         codes.append(_answer(assessment, output))
-        sys.stdout.flush()                           # what ends now may take its time
+        sys.stdout.flush()  # what ends now may take its time
 
     with Waiting() as waiting:
         asyncio.run(_ask(run, num_stages, admissions, bootstrap, waiting, answer))
@@ -108,7 +108,11 @@ class Waiting:
 
 
 async def _ask(
-    run: RunId, num_stages: int, admissions: Admissions | None, bootstrap: tuple[str, ...], waiting: Waiting,
+    run: RunId,
+    num_stages: int,
+    admissions: Admissions | None,
+    bootstrap: tuple[str, ...],
+    waiting: Waiting,
     answer: Callable[[Assessment], None],
 ) -> None:
     """Find out, answer, and then leave the DHT."""
@@ -119,7 +123,11 @@ async def _ask(
     async def start(run: RunId | None) -> DhtDirectory:
         waiting.what = f"this machine's libp2p daemon, and for an answer from {', '.join(bootstrap)}"
         return await DhtDirectory.start(
-            Identity.generate(), run, num_stages=num_stages, bootstrap=bootstrap, client=True,
+            Identity.generate(),
+            run,
+            num_stages=num_stages,
+            bootstrap=bootstrap,
+            client=True,
             admissions=admissions if run else None,
         )
 
@@ -145,8 +153,10 @@ async def _ask(
             answer(unanswered(run, num_stages, bootstrap))
             return
         except TimeoutError:
-            raise PeerTimeout(f"gave up waiting for {waiting.what}, after {waiting.so_far_s:.0f} s: this machine or "
-                              "its network is busy, so try again") from None
+            raise PeerTimeout(
+                f"gave up waiting for {waiting.what}, after {waiting.so_far_s:.0f} s: this machine or "
+                "its network is busy, so try again"
+            ) from None
         stack.push_async_callback(directory.close)
         waiting.what = "records of the run from the DHT"
         records, whole = directory.known(), False
@@ -160,8 +170,11 @@ async def _ask(
                 whole = True
         if not whole:
             records = directory.known()
-            print(f"swarmnet status: gave up waiting for {waiting.what} after {waiting.so_far_s:.0f} s: this is what "
-                  "had come by then", file=sys.stderr)
+            print(
+                f"swarmnet status: gave up waiting for {waiting.what} after {waiting.so_far_s:.0f} s: this is what "
+                "had come by then",
+                file=sys.stderr,
+            )
         answer(assess(run, records, directory.num_stages, admissions))
 
 
@@ -180,7 +193,7 @@ def _show(assessment: Assessment) -> None:
     from rich.table import Table
 
     console = Console(soft_wrap=True, highlight=False)
-    wide = not console.is_terminal               # in a pipe nothing is cut, and a row is a line
+    wide = not console.is_terminal  # in a pipe nothing is cut, and a row is a line
     if wide:
         console.width = _UNBOUNDED
     loss = f", loss {assessment.loss.value:.4f} at step {assessment.loss.step}" if assessment.loss else ""
@@ -200,8 +213,13 @@ def _show(assessment: Assessment) -> None:
     for line in assessment.stages:
         for replica in line.replicas:
             table.add_row(
-                str(line.stage), _short(replica.peer), str(replica.version), replica.state,
-                f"{replica.queue}/{replica.slots}", ", ".join(map(str, replica.disk)), _apart(replica),
+                str(line.stage),
+                _short(replica.peer),
+                str(replica.version),
+                replica.state,
+                f"{replica.queue}/{replica.slots}",
+                ", ".join(map(str, replica.disk)),
+                _apart(replica),
                 replica.numerics.replace("[", r"\["),
             )
         if not line.replicas:

@@ -24,7 +24,10 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
 
 def supervise(
-    command: Sequence[str], *, pauses: Pauses = Pauses(), rng: random.Random | None = None,  # noqa: B008  (frozen)
+    command: Sequence[str],
+    *,
+    pauses: Pauses = Pauses(),  # noqa: B008  (frozen)
+    rng: random.Random | None = None,
     say: Callable[[str], None] = lambda line: print(f"swarmnet: {line}", file=sys.stderr, flush=True),
 ) -> int:
     """Run `command` until it ends by itself or is asked to; return its exit code, 128 + n after signal n.

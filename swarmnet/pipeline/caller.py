@@ -21,9 +21,7 @@ from swarmnet.pipeline.router import Pick, Router
 _FINAL = frozenset({RejectCode.STALE, RejectCode.VOID, RejectCode.FINISHED})
 """Refusals that no other replica would answer differently: believed when half of them agree."""
 
-OF_PAYLOAD = frozenset({
-    RejectCode.BAD_SHAPE, RejectCode.NON_FINITE, RejectCode.TOO_LARGE, RejectCode.MALFORMED,
-})
+OF_PAYLOAD = frozenset({RejectCode.BAD_SHAPE, RejectCode.NON_FINITE, RejectCode.TOO_LARGE, RejectCode.MALFORMED})
 """Refusals of what was sent. Believed when all replicas agree: one alone may be the one that is wrong."""
 
 _SHARES = 32
@@ -70,7 +68,7 @@ class Caller:
         self._transport, self._router = transport, router
         self._candidates, self._check, self._on_reroute = candidates, check, on_reroute
         self._leaving = leaving
-        self._idle: dict[PeerId, int] = {}   # who has given no result since it answered so -> those of others
+        self._idle: dict[PeerId, int] = {}  # who has given no result since it answered so -> those of others
 
     def gone(self, peer: PeerId) -> None:
         """The peer is definitely dead."""
@@ -113,8 +111,11 @@ class Caller:
                     self._note_result(request, attempt.peer)
                     if pick:
                         self._router.done(
-                            pick, seconds=now - attempt.began_at, compute_s=answer.compute_s,
-                            silence_s=attempt.silence_s, now=now,
+                            pick,
+                            seconds=now - attempt.began_at,
+                            compute_s=answer.compute_s,
+                            silence_s=attempt.silence_s,
+                            now=now,
                         )
                     return answer
                 case MovedTo():
@@ -179,8 +180,13 @@ class Caller:
         clock = asyncio.get_running_loop().time
         try:
             answer = await ask(
-                self._transport, attempt.peer, request, payload, patience=self._router.patience_s,
-                heard=lambda: attempt.sign_of_life(clock()), limit_s=attempt.limit_s,
+                self._transport,
+                attempt.peer,
+                request,
+                payload,
+                patience=self._router.patience_s,
+                heard=lambda: attempt.sign_of_life(clock()),
+                limit_s=attempt.limit_s,
             )
         except (PeerGone, PeerTimeout, BadMessage) as error:
             return error

@@ -79,8 +79,7 @@ class Execution:
     # ------------------------------------------------------------ what the step machine says
 
     def begin(self, version: int, *, alive: Callable[[PeerId], bool]) -> None:
-        """The weights are those of `version`: what is older is over, and work is taken for every step that is open now.
-        """
+        """The weights are those of `version`: what is older is over, and work is taken for every step now open."""
         self._floor.version = version
         for step in [step for step in self.lanes if step < version]:
             self.end(step)
@@ -107,8 +106,7 @@ class Execution:
             self.lanes[step].granted(index, voids)
 
     def owned(self, step: int, index: int, owner: PeerId) -> None:
-        """Another replica counts (step, index): before forward its callers are sent there, later it is not accumulated.
-        """
+        """Another replica counts (step, index): before forward its callers are sent there, later it is not summed."""
         if step in self.lanes:
             self.lanes[step].owned(index, owner)
 

@@ -38,7 +38,7 @@ def may_feed(caller: Known, request: Process) -> TurnedAway | None:
     """None if the caller may bring this microbatch to `request.stage`."""
     if request.stage == 0:
         if request.purpose == "eval" or caller.admitted or caller.mate:
-            return None              # an evaluation is nobody's privilege: it counts nothing
+            return None  # an evaluation is nobody's privilege: it counts nothing
         return TurnedAway("the run has not admitted you as a trainer: ask its owner for an invitation")
     if caller.feeds or (caller.mate and request.repair):
         return None

@@ -37,10 +37,16 @@ class Lane:
         self._tasks: dict[Work, asyncio.Task[None]] = {}
         self._owners: dict[int, PeerId] = {}
         self._slots = Slots(floor.limits.slots)
-        self._slow: set[Work] = set()                        # gave their slot back, as their input does not come
+        self._slow: set[Work] = set()  # gave their slot back, as their input does not come
         self._uncounted = Uncounted(
-            floor.stage, engine=floor.engine, memo=self.memo, caller=floor.caller, sources=floor.sources,
-            receive=floor.receive, spawn=floor.spawn, running_s=floor.limits.running_s,
+            floor.stage,
+            engine=floor.engine,
+            memo=self.memo,
+            caller=floor.caller,
+            sources=floor.sources,
+            receive=floor.receive,
+            spawn=floor.spawn,
+            running_s=floor.limits.running_s,
         )
 
     def end(self) -> None:
@@ -150,11 +156,9 @@ class Lane:
         if self._floor.leaving or slots.crowded:
             return self._floor.busy()
         has_slot = await slots.enter(patience_s=self._limits.running_s)
-        found = self._ready_answer(request) or self.works.get(request.index)     # the world may have moved on
+        found = self._ready_answer(request) or self.works.get(request.index)  # the world may have moved on
         if has_slot and found is None and not self._floor.leaving:
-            return self._start(
-                request.index, patient=request.repair, hedged=request.hedge, has_slot=True, fed=True
-            )
+            return self._start(request.index, patient=request.repair, hedged=request.hedge, has_slot=True, fed=True)
         if has_slot:
             slots.give()
         return found
@@ -198,9 +202,7 @@ class Lane:
                 async with asyncio.TaskGroup() as group:
                     failed = group.create_task(work.unsent.wait())
                     ends: list[asyncio.Future[Any]] = [work.input, work.outcome, failed]
-                    await asyncio.wait(
-                        ends, timeout=self._limits.running_s, return_when=asyncio.FIRST_COMPLETED
-                    )
+                    await asyncio.wait(ends, timeout=self._limits.running_s, return_when=asyncio.FIRST_COMPLETED)
                     failed.cancel()
                 yield Running()
         finally:
@@ -214,7 +216,7 @@ class Lane:
         try:
             work.feed(await self._floor.receive(caller, request, read))
         except BadMessage:
-            over = work.outcome.done()       # while it came, the step may have ended
+            over = work.outcome.done()  # while it came, the step may have ended
             if work.waiting == 1 and not work.input.done() and not work.starved and not over:
                 self._drop(work)  # begun for this sender alone
             raise
@@ -228,10 +230,10 @@ class Lane:
     def _drop(self, work: Work) -> None:
         """Forget a work that has no input and no honest caller."""
         self._tasks.pop(work).cancel()
-        self._release(work)      # a task that has not begun will not do it
+        self._release(work)  # a task that has not begun will not do it
         self._claims.withdraw(self.step, work.index)
         del self.works[work.index]
-        work.finish(self._floor.busy())      # to others that attached meanwhile
+        work.finish(self._floor.busy())  # to others that attached meanwhile
 
     def _release(self, work: Work) -> None:
         if work.has_slot:
@@ -332,7 +334,7 @@ class Lane:
         try:
             return await floor.caller.process(request, output)
         except Refused as refused:
-            if refused.code in OF_PAYLOAD:      # what we sent, not what our callers sent: they may try another
+            if refused.code in OF_PAYLOAD:  # what we sent, not what our callers sent: they may try another
                 raise Refused(RejectCode.NOT_READY, f"refused further on: {refused.reason}") from refused
             raise
 

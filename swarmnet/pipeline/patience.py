@@ -54,8 +54,9 @@ class Patience:
         if not 0.0 < floor_s <= ceiling_s < math.inf:
             raise ValueError(f"patience needs 0 < floor_s <= ceiling_s, got {floor_s} and {ceiling_s}")
         self._silence = _Limit(_OF_SILENCES, _UNOBSERVED_SILENCE, floor_s=floor_s, ceiling_s=ceiling_s)
-        self._call = _Limit(_OF_CALLS, _UNOBSERVED_CALL, floor_s=min(call_floor_s, _LONGEST_CALL_S),
-                            ceiling_s=_LONGEST_CALL_S)
+        self._call = _Limit(
+            _OF_CALLS, _UNOBSERVED_CALL, floor_s=min(call_floor_s, _LONGEST_CALL_S), ceiling_s=_LONGEST_CALL_S
+        )
 
     @classmethod
     def of(cls, protocol: Protocol, *, stages: int) -> Patience:

@@ -35,6 +35,7 @@ class Windows(Protocol):
         """Raise BadMessage(MALFORMED) unless `proof` shows that `tokens` are those of (step, index)."""
         ...
 
+
 def _check_layout(found: Layout, expected: Layout) -> None:
     if found != expected:
         raise BadMessage(RejectCode.BAD_SHAPE, f"expected {expected}, got {found}"[:500])
@@ -72,7 +73,7 @@ class InputCheck:
         for packed in payload:
             check_values(packed)
         check_range(payload[0], below=self.vocab_size)
-        if not _evaluates(request):            # an evaluation may be of any text, and nothing of it counts
+        if not _evaluates(request):  # an evaluation may be of any text, and nothing of it counts
             self.windows.check(request.step, request.index, payload[0], payload[-1])
 
 

@@ -19,9 +19,7 @@ class Relay(Generic[T]):
     """A coroutine in a task of its own; iterate `signs`, then take the `result`."""
 
     def __init__(self, spawn: Spawn, work: Coroutine[Any, Any, T]) -> None:
-        self._outcome: asyncio.Future[tuple[T | None, SwarmError | None]] = (
-            asyncio.get_running_loop().create_future()
-        )
+        self._outcome: asyncio.Future[tuple[T | None, SwarmError | None]] = asyncio.get_running_loop().create_future()
         self._task = spawn(self._run(work))
 
     async def signs(self, every_s: float) -> AsyncGenerator[Running, None]:

@@ -25,7 +25,7 @@ _TRIALS = 0.1
 """Of the time, at most, in which a call waits for a replica that has never answered, while others have."""
 _TRIES_OVER = 16.0
 """Banned for so many times as long as a call was, that showed life and was never answered."""
-_LONGEST_WAIT_S = 1.0                     # ask again after this long at the latest: `update` may bring somebody new
+_LONGEST_WAIT_S = 1.0  # ask again after this long at the latest: `update` may bring somebody new
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Estimate:
         self.value = 0.0
 
     def add(self, sample: float) -> None:
-        young = len(self._recent) < 3     # too young to average: a slow first call would be remembered for long
+        young = len(self._recent) < 3  # too young to average: a slow first call would be remembered for long
         self._recent.append(sample)
         middle = statistics.median_low(self._recent)
         self.value = middle if young else self.value + 0.2 * (middle - self.value)
@@ -57,16 +57,16 @@ class _Estimate:
 @dataclass(slots=True)
 class _Replica:
     peer: PeerId
-    time_ns: int                          # accumulated virtual time
-    queue: int                            # as advertised
-    compute: _Estimate = field(default_factory=_Estimate)       # seconds per byte, in the callee alone
-    rest: _Estimate = field(default_factory=_Estimate)          # seconds per byte, everything else of the call
+    time_ns: int  # accumulated virtual time
+    queue: int  # as advertised
+    compute: _Estimate = field(default_factory=_Estimate)  # seconds per byte, in the callee alone
+    rest: _Estimate = field(default_factory=_Estimate)  # seconds per byte, everything else of the call
     measured: bool = False
-    charges: dict[int, int] = field(default_factory=dict)       # number of an open pick -> nanoseconds charged
-    busy_until: float = _NEVER            # _NEVER again once it is readmitted
+    charges: dict[int, int] = field(default_factory=dict)  # number of an open pick -> nanoseconds charged
+    busy_until: float = _NEVER  # _NEVER again once it is readmitted
     banned_until: float = _NEVER
-    ban_s: float = 0.0                    # length of the last ban; above zero: on probation, one probe at a time
-    incident: int = -1                    # picks with a lower number belong to the failure already punished
+    ban_s: float = 0.0  # length of the last ban; above zero: on probation, one probe at a time
+    incident: int = -1  # picks with a lower number belong to the failure already punished
 
     @property
     def skipped_until(self) -> float:
@@ -80,7 +80,11 @@ class Router:
     """Shares microbatches among the replicas of one stage in proportion to their speed."""
 
     def __init__(
-        self, patience: Patience, *, first_ban_s: float = 4.0, longest_ban_s: float = 30.0,
+        self,
+        patience: Patience,
+        *,
+        first_ban_s: float = 4.0,
+        longest_ban_s: float = 30.0,
         longest_ban_over_s: float = 600.0,
     ) -> None:
         self._patience = patience
@@ -89,7 +93,7 @@ class Router:
         self._replicas: dict[PeerId, _Replica] = {}
         self._numbers = itertools.count()
         self._next_trial_at = _NEVER
-        self._level_ns = 0                # the least virtual time among the free at the last pick
+        self._level_ns = 0  # the least virtual time among the free at the last pick
 
     # ------------------------------------------------------------ who is there
 
@@ -171,7 +175,7 @@ class Router:
         replica.measured = True
         replica.time_ns += self._costs_ns(pick.num_bytes)[pick.peer] - charged_ns
         if replica.ban_s:
-            replica.banned_until, replica.ban_s = now, 0.0          # readmitted by the next pick
+            replica.banned_until, replica.ban_s = now, 0.0  # readmitted by the next pick
 
     def busy(self, pick: Pick, *, retry_after_s: float, now: float) -> None:
         """Back-pressure: refund, and skip the replica until then (see `pause_s`). Never a ban."""
@@ -204,7 +208,7 @@ class Router:
             return
         replica.incident = next(self._numbers)
         others = any(other.measured and not other.ban_s for other in self._replicas.values() if other is not replica)
-        odd = over and others                                       # not all have become slower
+        odd = over and others  # not all have become slower
         longest_s = self._longest_ban_over_s if odd else self._longest_ban_s
         least_s = max(_TRIES_OVER * (now - pick.at) if odd else 0.0, self._first_ban_s)
         replica.ban_s = min(max(2.0 * replica.ban_s, least_s), longest_s)

@@ -111,7 +111,7 @@ class Sources:
                     return answer
                 case Rejected(RejectCode.VOID) if not request.cached:
                     raise Refused(answer.code, answer.reason, peer=peer)
-                case _:                                        # it has none, or what it says is no answer to Fetch
+                case _:  # it has none, or what it says is no answer to Fetch
                     return None
         except (PeerGone, PeerTimeout):
             return None

@@ -65,9 +65,7 @@ class Uncounted:
             output = recomputed.result()
         yield Fetched(output)
 
-    async def evaluate(
-        self, caller: PeerId, request: Process, read: ReadPayload
-    ) -> AsyncGenerator[Answer, None]:
+    async def evaluate(self, caller: PeerId, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:
         """Forward only, here and in all later stages: claims nothing, is not memoised."""
         yield Accepted()
         payload = await self._receive(caller, request, read)

@@ -42,8 +42,10 @@ class ProvenWindows:
     def of(manifest: Manifest) -> ProvenWindows:
         """Those of this run. Raises UsageError if the manifest does not say."""
         if not manifest.data.tokens_root:
-            raise UsageError("the manifest names no data.tokens_root, so nobody can tell whether tokens are the run's: "
-                             "write it with `swarmnet init`")
+            raise UsageError(
+                "the manifest names no data.tokens_root, so nobody can tell whether tokens are the run's: "
+                "write it with `swarmnet init`"
+            )
         sampler = sampler_of(manifest)
         root = bytes.fromhex(manifest.data.tokens_root)
         known = WindowRoot(root, sampler.num_windows, sampler.sequence_length)

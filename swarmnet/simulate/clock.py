@@ -89,7 +89,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def at_once(self, process: Process, act: Callable[[], None]) -> None:
         """Do this inside a process, now, or when it continues: without a timer, which would reorder others' events."""
         if process.stopped or process.dead:
-            process.held.append(self._gated(act, process.context))      # it is continued inside its context
+            process.held.append(self._gated(act, process.context))  # it is continued inside its context
         else:
             process.context.run(act)
 

@@ -46,14 +46,18 @@ class SimulatedDisk:
                     bad.append(error)
         return Found(tuple(good), tuple(bad))
 
-    async def write(
-        self, stage: int, cut: Cut, data: bytes | memoryview, owed: bytes | memoryview | None
-    ) -> Written:
+    async def write(self, stage: int, cut: Cut, data: bytes | memoryview, owed: bytes | memoryview | None) -> Written:
         """See Disk."""
         info = CheckpointInfo(
-            run=self._run, stage=stage, version=cut.version, chain=cut.chain, before=cut.before,
+            run=self._run,
+            stage=stage,
+            version=cut.version,
+            chain=cut.chain,
+            before=cut.before,
             term_chain=cut.term_chain,
-            restart_number=cut.restart.number, restart_version=cut.restart.version, num_bytes=len(data),
+            restart_number=cut.restart.number,
+            restart_version=cut.restart.version,
+            num_bytes=len(data),
             sha256=hashlib.sha256(data).hexdigest(),
         )
         await asyncio.sleep(self.write_s)
@@ -66,7 +70,8 @@ class SimulatedDisk:
     async def retain(self, stage: int, versions: Collection[int]) -> str | None:
         """See Disk."""
         self.files = {
-            (held, version): file for (held, version), file in self.files.items()
+            (held, version): file
+            for (held, version), file in self.files.items()
             if held != stage or version in versions
         }
         return None

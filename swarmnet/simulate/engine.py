@@ -126,8 +126,10 @@ class Arithmetic:
     @staticmethod
     def apply(weights: int, total: Sequence[int], commits: Sequence[Commit]) -> int:
         """The next version's weights."""
-        facts = [(commit.stage, commit.step, commit.num_tokens, commit.loss_sum, commit.grad_sq_norm,
-                  sorted(commit.voided)) for commit in commits]
+        facts = [
+            (commit.stage, commit.step, commit.num_tokens, commit.loss_sum, commit.grad_sq_norm, sorted(commit.voided))
+            for commit in commits
+        ]
         return _hash("apply", weights, json.dumps(list(total)), facts)
 
 
@@ -190,8 +192,16 @@ class SimulatedEngine:
     """
 
     def __init__(
-        self, stage: int, num_stages: int, device: Device, poison: frozenset[tuple[int, int, int]] = frozenset(),
-        *, rounding: bool = False, state_bytes: int = 0, delay: Delay = NO_DELAY, averaging_s: float = 0.001,
+        self,
+        stage: int,
+        num_stages: int,
+        device: Device,
+        poison: frozenset[tuple[int, int, int]] = frozenset(),
+        *,
+        rounding: bool = False,
+        state_bytes: int = 0,
+        delay: Delay = NO_DELAY,
+        averaging_s: float = 0.001,
         padding: int = 0,
     ) -> None:
         self.stage, self.arithmetic, self.device = stage, Arithmetic(stage, num_stages, rounding), device
@@ -206,7 +216,7 @@ class SimulatedEngine:
         self._buffer = [0] * NUM_ELEMENTS
         self._missing: set[int] = set()
         self._padding_missing = 0
-        self._life = 0                           # of the ranks that hold sums and stashes
+        self._life = 0  # of the ranks that hold sums and stashes
         self._audience: Audience | None = None
         self._context = contextvars.copy_context()
 
@@ -222,9 +232,7 @@ class SimulatedEngine:
             accumulator.void()
             accumulator.lost = True
         if self._audience is not None:
-            asyncio.get_running_loop().call_later(
-                told_after_s, self._audience.on_sums_lost, context=self._context
-            )
+            asyncio.get_running_loop().call_later(told_after_s, self._audience.on_sums_lost, context=self._context)
 
     async def _compute(self, turn: Turn, life: int | None = None) -> None:
         """Occupy the device with a third of a microbatch. life: of the ranks that hold what it needs."""
@@ -339,9 +347,7 @@ class SimulatedEngine:
             raise Refused(RejectCode.NOT_READY, "the sum was lost with the ranks")
         return _pack(self.accumulator(self.version).total, start, stop)
 
-    async def reduce(
-        self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0
-    ) -> Reduced:
+    async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
         """See Engine. Sums, whatever the run's reducer: these numbers have no outliers."""
         total = [0] * len(range(start, min(stop, NUM_ELEMENTS)))
         for contribution in contributions:

@@ -241,7 +241,9 @@ class MemoryNetwork:
         if callback == node.service.on_gone:
             peer, definite = args
             self.loop.call_later(
-                delay, lambda: node.service.on_gone(peer, definite=definite), context=node.process.context  # type: ignore[arg-type]
+                delay,
+                lambda: node.service.on_gone(peer, definite=definite),
+                context=node.process.context,  # type: ignore[arg-type]
             )
         else:
             self.loop.call_later(delay, callback, *args, context=node.process.context)  # type: ignore[arg-type]
@@ -287,7 +289,7 @@ class MemoryNetwork:
             self._held.append((call, answer))
             return
         delay = self.delay(call.callee, call.caller)
-        call.last_at = max(call.last_at + 1e-6, self.loop.time() + delay)     # a stream keeps its order
+        call.last_at = max(call.last_at + 1e-6, self.loop.time() + delay)  # a stream keeps its order
         self.loop.call_at(call.last_at, call.put, answer, context=caller.process.context)
         if answer is None:
             self._calls.pop(call, None)

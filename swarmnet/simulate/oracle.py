@@ -46,7 +46,13 @@ class Oracle:
     @staticmethod
     def _commit(plan: Plan, stage: int, step: int, digest: bytes, norm: float, loss_sum: float) -> Commit:
         return Commit(
-            stage, step, NO_CHAIN, RoundId(Ballot(0, PeerId("")), 0), digest,
+            stage,
+            step,
+            NO_CHAIN,
+            RoundId(Ballot(0, PeerId("")), 0),
+            digest,
             plan.microbatches - len(plan.voided(step)),
-            loss_sum if stage + 1 == plan.stages else 0.0, norm, plan.voided(step),
+            loss_sum if stage + 1 == plan.stages else 0.0,
+            norm,
+            plan.voided(step),
         )

@@ -109,9 +109,18 @@ class Swarm:
         self._processes.append(process)
         device = Device(plan.forward_s * self.slowdown.get(peer_id, 1.0))
         engines = {
-            stage: SimulatedEngine(stage, plan.stages, device, plan.poison, rounding=plan.rounding,
-                                   state_bytes=plan.state_bytes, delay=plan.delay,
-                                   averaging_s=plan.averaging_s, padding=plan.padding) for stage in served
+            stage: SimulatedEngine(
+                stage,
+                plan.stages,
+                device,
+                plan.poison,
+                rounding=plan.rounding,
+                state_bytes=plan.state_bytes,
+                delay=plan.delay,
+                averaging_s=plan.averaging_s,
+                padding=plan.padding,
+            )
+            for stage in served
         }
 
         def own_tokens(step: int, index: int) -> tuple[Packed, ...] | None:
@@ -122,19 +131,29 @@ class Swarm:
         guise = self.guises.get(peer_id)
         transport: Transport = self.network.transport(peer_id)
         peer = Peer(
-            peer_id, RUN, self.manifest,
+            peer_id,
+            RUN,
+            self.manifest,
             engines if guise is None else {stage: guise.engine(engine) for stage, engine in engines.items()},
             transport=transport if guise is None else guise.transport(transport),
             directory=DirectoryAt(peer_id, self.directory, self.network.lines, admissions),
             incarnation=incarnation,
             record=lambda: Record(RUN, peer_id, incarnation, (f"memory/{peer_id}",), (), invitation=shown),
-            signer=SimulatedSigner(peer_id), tokens=own_tokens,
-            windows=SimulatedWindows(plan.microbatches), disk=self.disks.setdefault(peer_id, SimulatedDisk(RUN)),
+            signer=SimulatedSigner(peer_id),
+            tokens=own_tokens,
+            windows=SimulatedWindows(plan.microbatches),
+            disk=self.disks.setdefault(peer_id, SimulatedDisk(RUN)),
             on_event=lambda event, fields: self._on_event(peer_id, event, fields),
-            caps=Caps(plan.slots, plan.memo_bytes, reseed=make_anew if plan.reseed else None,
-                      piece_bytes=plan.piece_bytes,
-                      no_beginning="no weights" if peer_id in plan.no_beginning else ""),
-            numerics=self.classes.get(peer_id, ""), admissions=admissions, wall=self.loop.time,
+            caps=Caps(
+                plan.slots,
+                plan.memo_bytes,
+                reseed=make_anew if plan.reseed else None,
+                piece_bytes=plan.piece_bytes,
+                no_beginning="no weights" if peer_id in plan.no_beginning else "",
+            ),
+            numerics=self.classes.get(peer_id, ""),
+            admissions=admissions,
+            wall=self.loop.time,
         )
         node = Node(peer_id, served, process, peer, engines)
         self.nodes.append(node)
@@ -170,13 +189,16 @@ class Swarm:
         incarnation = self.rng.getrandbits(62)
         admissions, shown = self._admit(peer_id, "trainer", invited)
         trainer = Trainer(
-            peer_id, self.manifest,
+            peer_id,
+            self.manifest,
             transport=self.network.transport(peer_id),
             directory=DirectoryAt(peer_id, self.directory, self.network.lines, admissions),
             record=lambda: Record(RUN, peer_id, incarnation, ("memory",), (), invitation=shown),
-            tokens=proven_tokens_of, eval_tokens=lambda number: tokens_of(10_000 + number),
+            tokens=proven_tokens_of,
+            eval_tokens=lambda number: tokens_of(10_000 + number),
             on_event=lambda event, fields: self._on_event(peer_id, event, fields),
-            admissions=admissions, wall=self.loop.time,
+            admissions=admissions,
+            wall=self.loop.time,
         )
         self.trainers[peer_id] = process
         self.network.attach(peer_id, process, trainer)
@@ -247,7 +269,11 @@ class Swarm:
         self.directory.unite()
 
     def slow(
-        self, one: Node | PeerId, other: Node | PeerId, *, bytes_per_s: float | None = None,
+        self,
+        one: Node | PeerId,
+        other: Node | PeerId,
+        *,
+        bytes_per_s: float | None = None,
         latency_s: float | None = None,
     ) -> None:
         """Give two peers a line of their own between them."""
@@ -278,8 +304,11 @@ class Swarm:
                 if other is not node and stage in other.peer.replicas and not other.process.stopped
             ]
             if mine is None or not any(
-                other.synced and (other.version > mine.version or (
-                    other.version == mine.version and (other.finished is not None or mine.finished is None)))
+                other.synced
+                and (
+                    other.version > mine.version
+                    or (other.version == mine.version and (other.finished is not None or mine.finished is None))
+                )
                 for other in others
             ):
                 return False
@@ -325,7 +354,8 @@ class Swarm:
         """Every live replica has reached the last version."""
         return all(
             stage in node.peer.replicas and node.peer.replicas[stage].member.done
-            for node in self.honest for stage in node.stages
+            for node in self.honest
+            for stage in node.stages
         )
 
     def check_end(self) -> None:

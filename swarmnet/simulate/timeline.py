@@ -71,8 +71,9 @@ class Timeline:
 
     def applied_at(self, version: int) -> float:
         """When the first replica had that version."""
-        return min(at for at, _, event, fields in self._swarm.events
-                   if event == "applied" and fields["version"] == version)
+        return min(
+            at for at, _, event, fields in self._swarm.events if event == "applied" and fields["version"] == version
+        )
 
     # ------------------------------------------------------------ watching
 

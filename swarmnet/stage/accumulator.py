@@ -45,15 +45,13 @@ class Accumulator:
     of one mesh whether a microbatch overflows depends on that microbatch alone; more ranks have a lower limit.
     """
 
-    def __init__(
-        self, num_elements: int, numerics: Numerics, *, max_microbatches: int, device: torch.device
-    ) -> None:
+    def __init__(self, num_elements: int, numerics: Numerics, *, max_microbatches: int, device: torch.device) -> None:
         self.fixed_point = numerics.mode == "deterministic"
         self._grid = 2.0**numerics.grid_bits
         self._limit = float(MAX_SUM // max_microbatches)
         self._sum = torch.zeros(num_elements, dtype=sum_dtype(numerics), device=device)
-        self._lock = threading.Lock()            # of the void count: held for a moment
-        self._content = threading.RLock()        # of the sum: held while one gradient is added
+        self._lock = threading.Lock()  # of the void count: held for a moment
+        self._content = threading.RLock()  # of the sum: held while one gradient is added
         self._voids = self._revoked = 0
         self._epoch = (-1, -1)
         self._indexes: set[int] = set()
@@ -135,8 +133,11 @@ class Accumulator:
         if not self.fixed_point and largest > MAX_MAGNITUDE:
             raise BadMessage(RejectCode.NON_FINITE, "a gradient too large to be summed", index=index)
         if self.fixed_point and largest * self._grid > self._limit:
-            raise Overflow("a gradient does not fit the grid: lower numerics.grid_bits or the learning rate",
-                           index=index, largest=largest)
+            raise Overflow(
+                "a gradient does not fit the grid: lower numerics.grid_bits or the learning rate",
+                index=index,
+                largest=largest,
+            )
 
     def _add_flat(self, total: Tensor, gradient: Tensor) -> None:
         if not self.fixed_point:
@@ -144,7 +145,7 @@ class Accumulator:
             return
         size = chunk_elements(total.device)
         for part, piece in zip(torch.split(total, size), torch.split(gradient, size), strict=True):
-            part.add_((piece * self._grid).round_().to(torch.int64))     # the product is exact: a power of two
+            part.add_((piece * self._grid).round_().to(torch.int64))  # the product is exact: a power of two
 
 
 def sum_dtype(numerics: Numerics) -> torch.dtype:
@@ -166,4 +167,4 @@ def largest_magnitude(tensors: Sequence[Tensor]) -> float:
     if not extremes:
         return 0.0
     low, high = torch.stack(extremes).unbind(1)
-    return max(high.max().item(), -low.min().item())     # Python's numbers: -(-2^63) is not an int64
+    return max(high.max().item(), -low.min().item())  # Python's numbers: -(-2^63) is not an int64

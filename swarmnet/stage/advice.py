@@ -44,7 +44,11 @@ class Advice:
 
 
 def advise(
-    options: Sequence[Option], need: Callable[[tuple[Option, ...]], int | None], *, room: int, most: int = 5,
+    options: Sequence[Option],
+    need: Callable[[tuple[Option, ...]], int | None],
+    *,
+    room: int,
+    most: int = 5,
     deepest: int = 3,
 ) -> list[Advice]:
     """Up to `most` changes that fit in `room` bytes, the cheapest first; of as few options together as it takes.
@@ -53,7 +57,8 @@ def advise(
     """
     for depth in range(1, deepest + 1):
         sets = [
-            chosen for chosen in itertools.combinations(options, depth)
+            chosen
+            for chosen in itertools.combinations(options, depth)
             if len({option.kind for option in chosen}) == depth
         ]
         sets.sort(key=_cost)

@@ -57,8 +57,7 @@ class State(Protocol):
         """Back to version 0, and what would be before it is the same."""
 
     def copy(self, memory: Tensor) -> int:
-        """Copy all of it into `canonical.layout.memory()`; returns its version. `layout.seal` makes a snapshot of it.
-        """
+        """Copy all of it into `canonical.layout.memory()`; returns its version. `layout.seal` makes it a snapshot."""
 
     def take_over(self, tensors: Mapping[str, Tensor], *, version: int) -> None:
         """Become what `Canonical.unpack` has read."""
@@ -89,8 +88,7 @@ class GradientSum(Protocol):
 
 
 class Body(Protocol):
-    """One stage. sums: that of step s is number s % (1 + delay.most). device: of `forward`'s tensors in this process.
-    """
+    """One stage. sums: that of step s is number s % (1 + delay.most). device: of `forward`'s tensors in here."""
 
     @property
     def device(self) -> torch.device: ...
@@ -113,9 +111,7 @@ class Body(Protocol):
     def sum_memory(self) -> Tensor:
         """Memory for one finished sum, zeros: flat, in the dtype of sums. `State.apply` reads it best from there."""
 
-    def forward(
-        self, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool
-    ) -> tuple[Tensor, object | None]:
+    def forward(self, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool) -> tuple[Tensor, object | None]:
         """Run the module of `step`: tokens [B, T + 1] on the CPU, hidden [B, T, D], ours to keep, None in the first
         stage. Returns hidden [B, T, D], in the last stage the loss summed over tokens; and, to train, the work done.
         """

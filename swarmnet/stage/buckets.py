@@ -26,9 +26,7 @@ def own_chunk(whole: Tensor, comm: Comm) -> Tensor:
 class Bucket:
     """Parameters number `places` of a stage, of which a data rank has `shapes` whole. is_layer: they are a layer's."""
 
-    def __init__(
-        self, places: Sequence[int], shapes: Sequence[torch.Size], comm: Comm, *, is_layer: bool
-    ) -> None:
+    def __init__(self, places: Sequence[int], shapes: Sequence[torch.Size], comm: Comm, *, is_layer: bool) -> None:
         self.places, self.is_layer = list(places), is_layer
         self._shapes, self._comm = list(shapes), comm
         rows = [len(chunk(shape[0], 0, comm.size)) for shape in shapes]
@@ -75,7 +73,8 @@ def buckets_of(names: Sequence[str], shapes: Sequence[torch.Size], comm: Comm) -
         places.setdefault(layer_of(name), []).append(place)
     return [
         Bucket(own, [shapes[place] for place in own], comm, is_layer=bool(layer))
-        for layer, own in places.items() if own
+        for layer, own in places.items()
+        if own
     ]
 
 

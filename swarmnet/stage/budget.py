@@ -49,9 +49,7 @@ class Passage:
 
     def more(self, extra: int) -> Passage:
         """With `extra` at any time while a pass runs."""
-        return replace(
-            self, forward=self.forward + extra, backward=self.backward + extra, weights=self.weights + extra
-        )
+        return replace(self, forward=self.forward + extra, backward=self.backward + extra, weights=self.weights + extra)
 
     def along(self, other: Passage, share: float) -> Passage:
         """Each figure on the line from here to `other`."""
@@ -186,8 +184,21 @@ def shown(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
-_UNITS = {"B": 1, "K": 1 << 10, "KIB": 1 << 10, "M": MIB, "MIB": MIB, "G": GIB, "GIB": GIB, "T": 1 << 40,
-          "TIB": 1 << 40, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS = {
+    "B": 1,
+    "K": 1 << 10,
+    "KIB": 1 << 10,
+    "M": MIB,
+    "MIB": MIB,
+    "G": GIB,
+    "GIB": GIB,
+    "T": 1 << 40,
+    "TIB": 1 << 40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII)
 
 

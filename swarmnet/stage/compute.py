@@ -138,7 +138,7 @@ class _Lane:
             self._queue.push(turn, job)
             self._changed.notify()
         value, error = await job.outcome
-        del job                                          # it holds the error, which will hold this frame
+        del job  # it holds the error, which will hold this frame
         try:
             if error is not None:
                 raise error
@@ -166,22 +166,21 @@ class _Lane:
         while (job := self._next()) is not None:
             if not job.outcome.cancelled():
                 self._do(job)
-            del job                                      # the closure holds activations
+            del job  # the closure holds activations
 
     @staticmethod
     def _do(job: _Job[Any]) -> None:
         pair: tuple[Any, BaseException | None]
         try:
             pair = job.call(), None
-        except BaseException as error:                   # not swallowed: raised again where the job is awaited
+        except BaseException as error:  # not swallowed: raised again where the job is awaited
             pair = None, error
         job.tell(functools.partial(job.finish, pair))
-        del job, pair                                    # an error holds this frame, and would hold itself and a stash
+        del job, pair  # an error holds this frame, and would hold itself and a stash
 
 
 class ComputeThread:
-    """Owns the device, with the averaging thread beside it. `run` from an event loop, `close` when all stages are done.
-    """
+    """Owns the device, with the averaging thread beside it. `run` from an event loop, `close` when stages are done."""
 
     def __init__(self, *, max_deferred: int = MAX_DEFERRED) -> None:
         self._compute = _Lane("compute", max_deferred=max_deferred)

@@ -186,9 +186,7 @@ class Engine(Protocol):
         it began."""
         ...
 
-    async def reduce(
-        self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0
-    ) -> Reduced:
+    async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
         """Reduce positions [start, stop) by the run's reducer and encode them: all contributions of a part in one call.
 
         hop: after the first one contributions are what others have reduced (`averaging.grid`). Order, content and the

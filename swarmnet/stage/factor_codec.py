@@ -31,11 +31,11 @@ class FactorCodec:
 
     def __init__(self, rank: int, parameters: Sequence[Parameter], *, device: torch.device) -> None:
         self.low_rank, self._device = LowRank(rank, parameters), device
-        self.phases = tuple(size for size in self.low_rank.sizes if size)     # without large matrices there is one
+        self.phases = tuple(size for size in self.low_rank.sizes if size)  # without large matrices there is one
         self.feedback = Feedback(self.low_rank.num_elements, device=device)
         self._sums = SumBuffer(sum(self.phases), dtype=torch.float32, device=torch.device("cpu"))
-        self._corrected: Tensor | None = None        # what I want to send; None: nobody has asked for it
-        self._mine: list[Tensor] = []                # my vector of each phase so far
+        self._corrected: Tensor | None = None  # what I want to send; None: nobody has asked for it
+        self._mine: list[Tensor] = []  # my vector of each phase so far
         self._basis: list[Tensor] = []
         self._finished: RoundId | None = None
         self._round: RoundId | None = None

@@ -35,8 +35,7 @@ RESIDUAL = "averaging.residual"
 
 @dataclass(slots=True)
 class _Owed:
-    """In one round. own: of my contribution, instead of the residual. reduced: of sums I encoded, hop by hop, on top.
-    """
+    """In one round. own: of my contribution, instead of the residual. reduced: of sums I encoded, by hop, on top."""
 
     round_id: RoundId | None = None
     own: dict[tuple[int, int], Tensor] = field(default_factory=dict)
@@ -50,7 +49,7 @@ class Feedback:
         self.residual = torch.zeros(num_elements, device=device)
         self._voids = 0
         self._now = _Owed()
-        self._before = _Owed()       # of the last round before, in which anything was sent
+        self._before = _Owed()  # of the last round before, in which anything was sent
 
     def at(self, voids: int) -> None:
         """The accumulator's void count now, without losses (`GradientSum.revoked`): if it has moved, nothing is owed
@@ -88,8 +87,7 @@ class Feedback:
         self._now.reduced[hop, start, start + total.numel()] = (total - sent).to(self.residual.device)
 
     def applied(self, round_id: RoundId | None) -> None:
-        """The sum of that round has been applied, whether it was mine or another. None: the step has ended without one.
-        """
+        """The sum of that round has been applied, whether it was mine or another. None: the step ended without one."""
         rounds = (self._now, self._before) if round_id is not None else ()
         found = next((each for each in rounds if each.round_id == round_id), _Owed())
         for (start, stop), owed in found.own.items():

@@ -37,11 +37,11 @@ class FullySharded:
             fully_shard(part, mesh=self._mesh, reshard_after_forward=True)
             assert isinstance(part, FSDPModule)
             part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)     # else gloo is asked for a scaled sum: it has none
+            part.set_force_sum_reduction_for_comms(True)  # else gloo is asked for a scaled sum: it has none
         _fetch_ahead(module, layers)
         module.to_empty(device=self._device)
         if embedding is not None and head is not None and tied:
-            head.weight = embedding.weight               # memory was made twice for what is one parameter
+            head.weight = embedding.weight  # memory was made twice for what is one parameter
 
     def chunk(self, parameter: Parameter) -> Tensor:
         """This rank's chunk, live."""
@@ -62,6 +62,6 @@ class FullySharded:
 def _fetch_ahead(module: StageModule, layers: list[torch.nn.Module]) -> None:
     """In backward a layer is gathered while the one after it computes. Left to itself FSDP goes by the order in which
     forwards came, which is another's when several microbatches are in flight."""
-    for after, before in itertools.pairwise([module, *reversed(layers), module]):     # at the end: it is whole already
+    for after, before in itertools.pairwise([module, *reversed(layers), module]):  # at the end: it is whole already
         assert isinstance(after, FSDPModule) and isinstance(before, FSDPModule)
         after.set_modules_to_backward_prefetch([before])

@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from swarmnet.model.split import Tape
 from swarmnet.stage.buckets import Bucket
 
-_ALIGN = 16          # fp32 elements
+_ALIGN = 16  # fp32 elements
 
 Places = Mapping[Parameter, int]
 """The number of each parameter in canonical order; of all modules that take turns."""
@@ -26,9 +26,7 @@ def aligned(shapes: Sequence[torch.Size], device: torch.device) -> list[Tensor]:
     """One buffer, cut into contiguous fp32 tensors of these shapes, each on a 64-byte boundary."""
     starts = [0, *itertools.accumulate(-(-shape.numel() // _ALIGN) * _ALIGN for shape in shapes)]
     buffer = torch.zeros(starts[-1], dtype=torch.float32, device=device)
-    return [
-        buffer[start : start + shape.numel()].view(shape) for start, shape in zip(starts, shapes, strict=False)
-    ]
+    return [buffer[start : start + shape.numel()].view(shape) for start, shape in zip(starts, shapes, strict=False)]
 
 
 class WholeGradients:
@@ -60,7 +58,7 @@ class ScatteredGradients:
 
     def of(self, tape: Tape) -> list[Tensor]:
         """Run the weight pass: one fp32 chunk per parameter, ours to keep."""
-        pieces: dict[int, Tensor] = {}                   # of buckets that are not whole yet
+        pieces: dict[int, Tensor] = {}  # of buckets that are not whole yet
         chunks: dict[int, Tensor] = {}
 
         def out(parameter: Parameter) -> Tensor:

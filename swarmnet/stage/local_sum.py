@@ -45,15 +45,16 @@ class LocalSum:
     Raises as `StepSum` does.
     """
 
-    def __init__(
-        self, manifest: Manifest, state: State, accumulator: GradientSum, *, device: torch.device
-    ) -> None:
+    def __init__(self, manifest: Manifest, state: State, accumulator: GradientSum, *, device: torch.device) -> None:
         assert state.outer is not None
         averaging, training = manifest.averaging, manifest.training
         self._manifest, self._state, self._accumulator, self._outer = manifest, state, accumulator, state.outer
         self._canonical = state.canonical
         self._plan = OuterPlan(
-            state.canonical.num_elements, averaging.inner_steps, averaging.fragments, training.total_steps,
+            state.canonical.num_elements,
+            averaging.inner_steps,
+            averaging.fragments,
+            training.total_steps,
             averaging.outer_warmup_steps,
         )
         self._gossip = averaging.partners == "pairs"
@@ -61,19 +62,19 @@ class LocalSum:
         self._tokens_each = training.microbatch_size * training.sequence_length
         self._codec = codec_of(averaging.codec, state.canonical, device)
         self._reducer, self._length_reducer = PartReducer(manifest), PartReducer(manifest, codec="fp32")
-        self._centers: dict[Range, Tensor] = {}      # the last mean of each fragment, where the reducer asks for it
-        self._forgotten = 0                          # how often what the codec owes was dropped
+        self._centers: dict[Range, Tensor] = {}  # the last mean of each fragment, where the reducer asks for it
+        self._forgotten = 0  # how often what the codec owes was dropped
         self._lengths = SumBuffer(_LENGTHS, dtype=torch.float32, device=torch.device("cpu"))
         self._exchanged = SumBuffer(0, dtype=torch.float32, device=device)
         self._arriving = self._exchanged
-        self._version = -1                           # the version the finished sum leads on from
-        self._round: RoundId | None = None           # the round that I take part in, or took part in last
+        self._version = -1  # the version the finished sum leads on from
+        self._round: RoundId | None = None  # the round that I take part in, or took part in last
         self._counted: frozenset[int] = frozenset()  # what my accumulator held as it began
         self._voids = 0
         self._phase = 0
-        self._mine: Tensor | None = None             # my vector in that round, over all elements
+        self._mine: Tensor | None = None  # my vector in that round, over all elements
         self._length: Tensor | None = None
-        self._reached: RoundId | None = None         # the round whose mean among partners is whole here
+        self._reached: RoundId | None = None  # the round whose mean among partners is whole here
 
     # ------------------------------------------------------------ what a round looks like
 
@@ -113,9 +114,7 @@ class LocalSum:
 
     # ------------------------------------------------------------ taking part in a round
 
-    def begin(
-        self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
-    ) -> None:
+    def begin(self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()) -> None:
         """What is contributed and reduced from now on is so in that round, of which the accumulator is as it is now."""
         self._codec.begin(round_id, voids=self._forgotten)
         self._round, self._phase, self._reached = round_id, 0, None
@@ -198,7 +197,7 @@ class LocalSum:
             decoded.append(codecs.decode(packed, expect_shape=(codecs.num_elements(packed.shape),)))
         flat = torch.cat(decoded)
         edge = flat.numel() - _LENGTHS
-        if self._gossip:                             # what my partner and I have agreed on stays
+        if self._gossip:  # what my partner and I have agreed on stays
             self._lengths.open()
         else:
             self.open()
@@ -241,7 +240,7 @@ class LocalSum:
             return None
         try:
             return self._accumulator.read(step)
-        except Refused:                              # lost, with the ranks that held it
+        except Refused:  # lost, with the ranks that held it
             return None
 
     def _outer_step(self, commit: Commit, due: Range) -> OuterStep:

@@ -94,8 +94,7 @@ class LowRank:
     def second(self, flat: Tensor, basis: Sequence[Tensor]) -> Tensor:
         """What to contribute to the second sum: fp32 [sizes[1]]."""
         products = [
-            (_view(flat, matrix).T @ columns).reshape(-1)
-            for matrix, columns in zip(self._matrices, basis, strict=True)
+            (_view(flat, matrix).T @ columns).reshape(-1) for matrix, columns in zip(self._matrices, basis, strict=True)
         ]
         return torch.cat([*products, flat[:0]])
 

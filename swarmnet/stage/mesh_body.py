@@ -51,14 +51,23 @@ class MeshBody:
     device = torch.device("cpu")
 
     def __init__(
-        self, manifest: Manifest, stage: int, layout: MeshLayout, *, memory: Memory, patience: Patience,
+        self,
+        manifest: Manifest,
+        stage: int,
+        layout: MeshLayout,
+        *,
+        memory: Memory,
+        patience: Patience,
         initial: Initial | None = None,
     ) -> None:
-        MeshSplit.of(manifest, layout)                   # raises what is wrong with that, before anything is made
+        MeshSplit.of(manifest, layout)  # raises what is wrong with that, before anything is made
         canonical, training = Canonical.of(manifest, stage), manifest.training
         self._layout, self._first, self._last = layout, stage == 0, stage == manifest.cut.stages - 1
         settings = {
-            "manifest": manifest.model_dump_json(), "stage": stage, "layout": layout.record(), "memory": asdict(memory),
+            "manifest": manifest.model_dump_json(),
+            "stage": stage,
+            "layout": layout.record(),
+            "memory": asdict(memory),
         }
         program = SHARDED_PROGRAM if layout.shard == "zero3" else PROGRAM
         self._group = RankGroup(program, settings, devices=layout.devices, deadline_s=patience.first_s)
@@ -73,9 +82,7 @@ class MeshBody:
         size = mirrored(canonical).num_bytes
         mirrors = [self._share(f"mirror{number}", (size,), torch.uint8) for number in range(2)]
         self._ranks = Ranks(self._group, self, label=layout.label, load=self._standing, patience=patience)
-        self.state = MirrorState(
-            canonical, mirrors, update=self._update, changed=self._changed, initial=initial
-        )
+        self.state = MirrorState(canonical, mirrors, update=self._update, changed=self._changed, initial=initial)
         self.sums = [
             RankSum(self._ranks, self._reading, self._write_sum) for _ in range(1 + manifest.averaging.delay.most)
         ]
@@ -109,7 +116,7 @@ class MeshBody:
 
     def lost(self) -> None:
         """See Watcher: for the ranks."""
-        for total in self.sums:                          # first: nobody may read what is not there
+        for total in self.sums:  # first: nobody may read what is not there
             total.lose()
         if self._watcher is not None:
             self._watcher.lost()
@@ -170,7 +177,7 @@ class MeshBody:
 
         try:
             added = self.sums[step % len(self.sums)].add(add, step=step, index=index, voids=voids)
-        except Refused:                                  # the ranks are gone, and what was summed
+        except Refused:  # the ranks are gone, and what was summed
             return False
         finally:
             self._ranks.forget(work.key)
@@ -190,8 +197,11 @@ class MeshBody:
     def _update(self, total: Tensor, update: Update) -> None:
         """Raises Refused(NOT_READY) if the ranks are given up."""
         version = self.state.version
-        found = [name for name, flat in (("finished", self._finished), ("reading", self._reading.flat))
-                 if flat.data_ptr() == total.data_ptr()]
+        found = [
+            name
+            for name, flat in (("finished", self._finished), ("reading", self._reading.flat))
+            if flat.data_ptr() == total.data_ptr()
+        ]
         if not found:
             raise ValueError("a sum that ranks cannot read")
         with self._ranks.lock:

@@ -40,9 +40,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     piece, one piece stands for all.
     """
 
-    def __init__(
-        self, is_host: IsHost = lambda operator, kwargs: False, *, shapes_only: bool = False
-    ) -> None:
+    def __init__(self, is_host: IsHost = lambda operator, kwargs: False, *, shapes_only: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._is_host, self._shapes_only = is_host, shapes_only
         self._seen: dict[int, weakref.ref[Any]] = {}

@@ -39,8 +39,13 @@ class MirrorState:
     """
 
     def __init__(
-        self, canonical: Canonical, memory: Sequence[Tensor], *, update: Callable[[Tensor, Update], None],
-        changed: Callable[[], None], initial: Initial | None = None,
+        self,
+        canonical: Canonical,
+        memory: Sequence[Tensor],
+        *,
+        update: Callable[[Tensor, Update], None],
+        changed: Callable[[], None],
+        initial: Initial | None = None,
     ) -> None:
         self.canonical, self.version, self._initial = canonical, 0, initial
         self._update, self._changed = update, changed
@@ -49,7 +54,7 @@ class MirrorState:
         self._memory = list(memory)
         self._delay = canonical.manifest.averaging.delay
         self.outer = Outer.of(canonical.manifest.averaging, self.newest)
-        self._outer_steps = 0                            # that ranks have been told of
+        self._outer_steps = 0  # that ranks have been told of
 
     @property
     def newest(self) -> list[Tensor]:
@@ -78,7 +83,7 @@ class MirrorState:
     def reset_to_seed(self) -> None:
         """See State."""
         model, seed = self.canonical.manifest.model, self.canonical.manifest.training.seed
-        found = self._initial() if self._initial is not None else None   # first: its files may be gone
+        found = self._initial() if self._initial is not None else None  # first: its files may be gone
         self._become(0)
         for name, shape in self.canonical.shapes.items():
             weights = found[name] if found is not None else draw(name, shape, model, seed=seed)

@@ -28,7 +28,7 @@ from swarmnet.stage.optimizer_8bit import LEAST, PackedMoments
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
-_VECTOR = 64         # elements: a multiple of what any processor takes at once
+_VECTOR = 64  # elements: a multiple of what any processor takes at once
 
 
 class WholeMoments:
@@ -67,7 +67,11 @@ class StageOptimizer:
     """
 
     def __init__(
-        self, parameters: Sequence[Tensor], table: Optimizer, *, offload: bool = False,
+        self,
+        parameters: Sequence[Tensor],
+        table: Optimizer,
+        *,
+        offload: bool = False,
         whole: Sequence[int] | None = None,
     ) -> None:
         self._table = table
@@ -134,14 +138,14 @@ class StageOptimizer:
             assert parameters is not None
             for parameter, copy in zip(parameters, self._host, strict=True):
                 parameter.copy_(copy)
-        increment_version(weights)           # the fused kernel does not: who computes on stale weights must notice
+        increment_version(weights)  # the fused kernel does not: who computes on stale weights must notice
 
     def _update(
-        self, pairs: Sequence[tuple[Tensor, Tensor]], places: Sequence[int], learning_rate: float,
-        weight_decay: float,
+        self, pairs: Sequence[tuple[Tensor, Tensor]], places: Sequence[int], learning_rate: float, weight_decay: float
     ) -> None:
         columns = [
-            [pairs[place][0] for place in places], [pairs[place][1] for place in places],
+            [pairs[place][0] for place in places],
+            [pairs[place][1] for place in places],
             *([moments[number] for moments in map(self._read, places)] for number in (0, 1)),
         ]
         self._adamw(columns, [self._steps[place] for place in places], learning_rate, weight_decay)
@@ -171,8 +175,19 @@ class StageOptimizer:
         """columns: weights, gradients, first and second moments."""
         with _whole_vectors(columns, counts) as ((weights, gradients, firsts, seconds), steps):
             adamw(
-                weights, gradients, firsts, seconds, [], steps, fused=True, amsgrad=False, maximize=False,
-                beta1=self._table.beta1, beta2=self._table.beta2, lr=learning_rate, weight_decay=weight_decay,
+                weights,
+                gradients,
+                firsts,
+                seconds,
+                [],
+                steps,
+                fused=True,
+                amsgrad=False,
+                maximize=False,
+                beta1=self._table.beta1,
+                beta2=self._table.beta2,
+                lr=learning_rate,
+                weight_decay=weight_decay,
                 eps=self._table.eps,
             )
 
@@ -219,7 +234,7 @@ def _whole_vectors(
             end = [tensor[even:] for tensor in flat]
             padded = [functional.pad(tensor, (0, _VECTOR - tensor.numel())) for tensor in end]
             rows.append(padded)
-            counts.append(count.clone() if even else count)      # each is counted up once
+            counts.append(count.clone() if even else count)  # each is counted up once
             ends.append((end, padded))
     yield [list(column) for column in zip(*rows, strict=True)] or [[] for _ in columns], counts
     for end, padded in ends:

@@ -83,7 +83,6 @@ def _scaled(parts: Tensor, largest: Tensor) -> Tensor:
     """Every block of `parts` times its largest magnitude."""
     whole = parts.numel() - parts.numel() % BLOCK
     scaled = torch.empty_like(parts)
-    torch.mul(parts[:whole].view(-1, BLOCK), largest[: whole // BLOCK].unsqueeze(1),
-              out=scaled[:whole].view(-1, BLOCK))
+    torch.mul(parts[:whole].view(-1, BLOCK), largest[: whole // BLOCK].unsqueeze(1), out=scaled[:whole].view(-1, BLOCK))
     torch.mul(parts[whole:], largest[-1:], out=scaled[whole:])
     return scaled

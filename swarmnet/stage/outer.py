@@ -35,13 +35,11 @@ class Outer:
     after the other.
     """
 
-    def __init__(
-        self, parameters: Sequence[Tensor], *, partners: str, learning_rate: float, momentum: float
-    ) -> None:
+    def __init__(self, parameters: Sequence[Tensor], *, partners: str, learning_rate: float, momentum: float) -> None:
         self.follow(parameters)
         self._edges = [0, *itertools.accumulate(parameter.numel() for parameter in self._parameters)]
         self._gossip = partners == "pairs"
-        self.steps = 0                                   # how often the weights were moved here
+        self.steps = 0  # how often the weights were moved here
         self._rate, self._decay = learning_rate, momentum
         device = self._parameters[0].device
         self.slow = torch.empty(self._edges[-1], dtype=torch.float32, device=device)
@@ -54,7 +52,9 @@ class Outer:
         if averaging.sync != "local":
             return None
         return cls(
-            parameters, partners=averaging.partners, learning_rate=averaging.outer_learning_rate,
+            parameters,
+            partners=averaging.partners,
+            learning_rate=averaging.outer_learning_rate,
             momentum=averaging.outer_momentum,
         )
 

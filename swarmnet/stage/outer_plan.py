@@ -42,7 +42,7 @@ class OuterPlan:
         if step == self.total_steps - 1:
             return 0, self.num_elements
         turn = step % self.inner_steps
-        number = -(-turn * self.fragments // self.inner_steps)      # the only one that could have this turn
+        number = -(-turn * self.fragments // self.inner_steps)  # the only one that could have this turn
         if number < self.fragments and turn == self._turn(number):
             return self.fragment(number)
         return None

@@ -17,22 +17,33 @@ class OwnBody:
     """`stage.body.Body` on `device`."""
 
     def __init__(
-        self, manifest: Manifest, stage: int, *, device: torch.device, initial: Initial | None = None,
+        self,
+        manifest: Manifest,
+        stage: int,
+        *,
+        device: torch.device,
+        initial: Initial | None = None,
         memory: Memory | None = None,
     ) -> None:
         self.device, self._dtype = device, sum_dtype(manifest.numerics)
         offload = memory is not None and memory.offload_optimizer
         self.state = ReplicaState(manifest, stage, device=device, initial=initial, offload=offload)
         self._passes = Passes(
-            first=self.state.first, last=self.state.last, device=device,
-            reproducible=manifest.numerics.mode == "deterministic", memory=memory,
+            first=self.state.first,
+            last=self.state.last,
+            device=device,
+            reproducible=manifest.numerics.mode == "deterministic",
+            memory=memory,
             compute=manifest.numerics.compute,
         )
         self.sums = [
             Accumulator(
-                self.state.canonical.num_elements, manifest.numerics, max_microbatches=manifest.training.microbatches,
+                self.state.canonical.num_elements,
+                manifest.numerics,
+                max_microbatches=manifest.training.microbatches,
                 device=device,
-            ) for _ in range(1 + self.state.delay.most)
+            )
+            for _ in range(1 + self.state.delay.most)
         ]
 
     def watch(self, watcher: Watcher) -> None:
@@ -50,9 +61,7 @@ class OwnBody:
         size, pinned = self.state.canonical.num_elements, self.device.type == "cuda"
         return torch.zeros(size, dtype=self._dtype, pin_memory=pinned)
 
-    def forward(
-        self, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool
-    ) -> tuple[Tensor, Pass | None]:
+    def forward(self, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool) -> tuple[Tensor, Pass | None]:
         """See Body."""
         return self._passes.forward(self.state.module(step), tokens, hidden, train=train)
 

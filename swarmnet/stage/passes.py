@@ -75,11 +75,19 @@ class Passes:
     """
 
     def __init__(
-        self, *, first: bool, last: bool, device: torch.device, reproducible: bool, tapes: bool = True,
-        memory: Memory | None = None, compute: Compute = "fp32", compiler: str = "inductor",
+        self,
+        *,
+        first: bool,
+        last: bool,
+        device: torch.device,
+        reproducible: bool,
+        tapes: bool = True,
+        memory: Memory | None = None,
+        compute: Compute = "fp32",
+        compiler: str = "inductor",
     ) -> None:
         self._first, self._last, self._device, self._tapes = first, last, device, tapes
-        self._math_only = reproducible and device.type == "cuda"     # on the CPU all kernels are reproducible
+        self._math_only = reproducible and device.type == "cuda"  # on the CPU all kernels are reproducible
         self.memory, self._compute, self._casts = memory or Memory(), compute, Casts()
         self._offload = Offload(device) if self.memory.activations == "offload" else None
         self._run_layer = run_layers(self.memory.activations)

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from swarmnet.stage.rehearsal import Rehearsed
 
 _FP32 = 4
-_ALIGN = 64                              # bytes: where a scratch piece may begin
-_SOME, _MANY = 4, 8                     # layers: beyond, a layer more adds what a layer adds
+_ALIGN = 64  # bytes: where a scratch piece may begin
+_SOME, _MANY = 4, 8  # layers: beyond, a layer more adds what a layer adds
 _CUDA = torch.device("cuda")
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
-_COARSE = 1.1                            # bytes of an element under any other codec, at most
-_AGAIN = 24                              # bytes of temporary memory per element of one piece, in sums and updates
+_COARSE = 1.1  # bytes of an element under any other codec, at most
+_AGAIN = 24  # bytes of temporary memory per element of one piece, in sums and updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def plan_stage(setup: Setup, stage: int) -> StagePlan:
             (mesh.along_tensor(name, shape, rank).shape, mesh.held("moments", name, shape, rank).shape)
             for name, shape in shapes.items()
         )
-        if held not in found:                            # ranks that hold alike compute alike
+        if held not in found:  # ranks that hold alike compute alike
             found[held] = _rank_memory(setup, mesh, rank, stage, len(ranges[stage]), shapes)
         ranks.append(found[held])
     in_flight = setup.slots * (1 + manifest.averaging.delay.most)
@@ -91,17 +91,21 @@ def _least_held(manifest: Manifest, layout: MeshLayout, stage: int) -> tuple[int
 
 # ------------------------------------------------------------ a rank
 
-def _held(
-    manifest: Manifest, mesh: MeshSplit, rank: int, shapes: Mapping[str, torch.Size]
-) -> tuple[int, int, int]:
+
+def _held(manifest: Manifest, mesh: MeshSplit, rank: int, shapes: Mapping[str, torch.Size]) -> tuple[int, int, int]:
     """Bytes of weights, gradients and the sums of open steps."""
     versions, wide = 1 + manifest.averaging.delay.most, sum_dtype(manifest.numerics).itemsize
-    gradients = 0 if mesh.layout.data > 1 and mesh.shards("accumulators") else sum(
-        -(-_FP32 * mesh.along_tensor(name, shape, rank).num_elements // _ALIGN) * _ALIGN
-        for name, shape in shapes.items()
+    gradients = (
+        0
+        if mesh.layout.data > 1 and mesh.shards("accumulators")
+        else sum(
+            -(-_FP32 * mesh.along_tensor(name, shape, rank).num_elements // _ALIGN) * _ALIGN
+            for name, shape in shapes.items()
+        )
     )
     return (
-        _FP32 * versions * mesh.num_elements("parameters", shapes, rank), gradients,
+        _FP32 * versions * mesh.num_elements("parameters", shapes, rank),
+        gradients,
         wide * versions * mesh.num_elements("accumulators", shapes, rank),
     )
 
@@ -118,18 +122,26 @@ def _rank_memory(
     outer = 2 * parameters * (layout.ranks == 1 and manifest.averaging.sync == "local")
     optimizer = seen.state - parameters - outer - sums - gradients
     if layout.kind == "cuda":
-        sums -= seen.finished_sum                        # it is in host memory there
+        sums -= seen.finished_sum  # it is in host memory there
     passing, update = seen.passing, seen.update
     if layout.data > 1 and layout.shard == "zero3":
         passing = _gathering(passing, mesh, shapes, rank)
     if layout.kind == "cuda":
         largest = max(mesh.along_tensor(name, shape, rank).num_elements for name, shape in shapes.items())
-        piece = _AGAIN * min(largest, chunk_elements(_CUDA))     # the rehearsal's were as small as a core's cache
-        given = outer // 2                               # to an outer step, on its way to host memory
+        piece = _AGAIN * min(largest, chunk_elements(_CUDA))  # the rehearsal's were as small as a core's cache
+        given = outer // 2  # to an outer step, on its way to host memory
         passing = replace(passing, weights=max(passing.weights, passing.owed + max(piece, given)))
-        update += piece + wide * largest                 # a parameter's sum on its way to the device
-    return RankMemory(parameters + outer + seen.shared, gradients, sums, optimizer, passing, seen.beside, update,
-                      offloaded=setup.memory.offload_optimizer)
+        update += piece + wide * largest  # a parameter's sum on its way to the device
+    return RankMemory(
+        parameters + outer + seen.shared,
+        gradients,
+        sums,
+        optimizer,
+        passing,
+        seen.beside,
+        update,
+        offloaded=setup.memory.offload_optimizer,
+    )
 
 
 def _gathering(passing: Passage, mesh: MeshSplit, shapes: Mapping[str, torch.Size], rank: int) -> Passage:
@@ -198,16 +210,16 @@ def keeps_scores(manifest: Manifest) -> bool:
 
 # ------------------------------------------------------------ the peer process
 
-_SNAPSHOTS = 2                           # one being written, and one that is handed on
+_SNAPSHOTS = 2  # one being written, and one that is handed on
 
 
 def _host_memory(setup: Setup, canonical: Canonical, ranks: list[RankMemory], in_flight: int) -> HostMemory:
     manifest, layout, training = setup.manifest, setup.layout, setup.manifest.training
     wide = sum_dtype(manifest.numerics).itemsize
     local = manifest.averaging.sync == "local"
-    flat_sums = 2 if layout.ranks > 1 else int(layout.kind == "cuda" and not local)   # on the CPU it is the rank's own
+    flat_sums = 2 if layout.ranks > 1 else int(layout.kind == "cuda" and not local)  # on the CPU it is the rank's own
     offloaded = 0
-    if setup.memory.offload_optimizer:                          # with a copy of the weights, and of their gradient
+    if setup.memory.offload_optimizer:  # with a copy of the weights, and of their gradient
         offloaded = sum(rank.optimizer for rank in ranks) + 2 * _FP32 * canonical.num_elements
     boundary = training.microbatch_size * training.sequence_length * manifest.model.hidden_size
     there, back = (_BYTES.get(codec, _COARSE) for codec in (manifest.wire.activations, manifest.wire.gradients))
@@ -220,7 +232,9 @@ def _host_memory(setup: Setup, canonical: Canonical, ranks: list[RankMemory], in
         rounds=_of_rounds(manifest.averaging, canonical, layout.ranks),
         snapshots=_SNAPSHOTS * canonical.layout.num_bytes,
         payloads=round(in_flight * payload) + (layout.ranks > 1) * 2 * _FP32 * boundary,
-        memo=setup.memo_bytes, moments=offloaded, stashes=beside,
+        memo=setup.memo_bytes,
+        moments=offloaded,
+        stashes=beside,
     )
 
 
@@ -230,18 +244,18 @@ def _of_rounds(averaging: Averaging, canonical: Canonical, ranks: int) -> int:
     it may."""
     local, (family, parameter) = averaging.sync == "local", codec_names.split(averaging.codec)
     factors, owes = family == "powersgd", codec_names.may_owe(averaging.codec)
-    twice = owes and not factors and family != "topk"           # sums are encoded with a loss, too
+    twice = owes and not factors and family != "topk"  # sums are encoded with a loss, too
     vectors = (
-        (averaging.reducer == "centered_clip")                  # the last mean
-        + 2 * local                                             # what this replica gives, and what comes back
-        + 2 * (local and ranks > 1)                             # the outer optimizer's; one rank has them itself
-        + 3 * owes                                              # from earlier steps; in this round, and the one before
-        + 2 * twice                                             # of what was reduced here: all, if nobody helps
-        + factors                                               # what is to be sent
-        + (local or factors)                                    # for a moment: a mean, or what factors stand for
+        (averaging.reducer == "centered_clip")  # the last mean
+        + 2 * local  # what this replica gives, and what comes back
+        + 2 * (local and ranks > 1)  # the outer optimizer's; one rank has them itself
+        + 3 * owes  # from earlier steps; in this round, and the one before
+        + 2 * twice  # of what was reduced here: all, if nobody helps
+        + factors  # what is to be sent
+        + (local or factors)  # for a moment: a mean, or what factors stand for
     )
     thin = 0
     if factors:
         first, second = vector_sizes(codec_names.rank(parameter), canonical.parameter_shapes)
-        thin = 2 * (first + second) + second                    # mine, their sums, and where to look next time
+        thin = 2 * (first + second) + second  # mine, their sums, and where to look next time
     return _FP32 * (vectors * canonical.num_elements + thin)

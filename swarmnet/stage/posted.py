@@ -24,5 +24,5 @@ class Posted:
         self._post(lambda: self._audience.on_engine(event, fields))
 
     def _post(self, tell: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):          # the loop is closed: nobody listens any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
             self._loop.call_soon_threadsafe(tell)

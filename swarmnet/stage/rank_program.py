@@ -38,10 +38,16 @@ class _Program:
         along_tensor = [[layout.rank(row, column) for column in range(layout.tensor)] for row in range(layout.data)]
         along_data = [[layout.rank(row, column) for row in range(layout.data)] for column in range(layout.tensor)]
         self._stage = RankStage(
-            manifest, settings["stage"], layout, context.rank, tensor=context.new_group(along_tensor),
-            data=context.new_group(along_data), device=context.device, memory=Memory(**settings["memory"]),
+            manifest,
+            settings["stage"],
+            layout,
+            context.rank,
+            tensor=context.new_group(along_tensor),
+            data=context.new_group(along_data),
+            device=context.device,
+            memory=Memory(**settings["memory"]),
         )
-        self._speaks = t == 0                            # what leaves is the same on all tensor ranks
+        self._speaks = t == 0  # what leaves is the same on all tensor ranks
         self._rows = MeshSplit.of(manifest, layout).rows(context.rank)
         self._canonical = Canonical.of(manifest, settings["stage"])
         self._layout = mirrored(self._canonical)
@@ -59,9 +65,7 @@ class _Program:
             case "backward":
                 self._backward(fields["key"])
             case "accumulate":
-                self._stage.accumulate(
-                    fields["key"], step=fields["step"], index=fields["index"], voids=fields["voids"]
-                )
+                self._stage.accumulate(fields["key"], step=fields["step"], index=fields["index"], voids=fields["voids"])
             case "write_sum":
                 self._stage.write_sum(fields["step"], fields["voids"], self._sum("reading"))
             case "update":

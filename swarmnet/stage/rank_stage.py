@@ -63,11 +63,20 @@ class RankStage:
     """
 
     def __init__(
-        self, manifest: Manifest, stage: int, layout: MeshLayout, rank: int, *, tensor: Comm, data: Comm,
-        device: torch.device, memory: Memory | None = None,
+        self,
+        manifest: Manifest,
+        stage: int,
+        layout: MeshLayout,
+        rank: int,
+        *,
+        tensor: Comm,
+        data: Comm,
+        device: torch.device,
+        memory: Memory | None = None,
     ) -> None:
         if (data.rank, tensor.rank) != layout.coordinates(rank) or (data.size, tensor.size) != (
-            layout.data, layout.tensor
+            layout.data,
+            layout.tensor,
         ):
             raise ValueError(f"rank {rank} of {layout.label} in groups of {data.size} and {tensor.size}")
         if layout.shard == "zero3" and memory is not None and memory.activations == "offload":
@@ -87,12 +96,18 @@ class RankStage:
         self._make_sums()
         self._offload = memory is not None and memory.offload_optimizer
         self._optimizer = StageOptimizer(
-            self._own(0), manifest.optimizer, offload=self._offload,
+            self._own(0),
+            manifest.optimizer,
+            offload=self._offload,
             whole=[math.prod(shape) for shape in self._shapes.values()],
         )
         self._passes = Passes(
-            first=self._first, last=self._last, device=device, tapes=self._fully is None,
-            reproducible=manifest.numerics.mode == "deterministic", memory=memory,
+            first=self._first,
+            last=self._last,
+            device=device,
+            tapes=self._fully is None,
+            reproducible=manifest.numerics.mode == "deterministic",
+            memory=memory,
             compute=manifest.numerics.compute,
         )
         self._changes = [0] * len(self._modules)
@@ -123,10 +138,7 @@ class RankStage:
     def _make_sums(self) -> None:
         """Scratch for the weight pass, and the accumulators."""
         shapes = [torch.Size(self._slice(name).shape) for name in self._names]
-        places = {
-            parameter: place for parameters in self._parameters
-            for place, parameter in enumerate(parameters)
-        }
+        places = {parameter: place for parameters in self._parameters for place, parameter in enumerate(parameters)}
         self._buckets = buckets_of(self._names, shapes, self._data)
         self._gradients: WholeGradients | ScatteredGradients | None = None
         if self._fully is None and self._scatters:
@@ -137,9 +149,12 @@ class RankStage:
         self._summed = [torch.Size(block.shape) for block in blocks]
         self._sums = [
             Accumulator(
-                sum(block.num_elements for block in blocks), self._manifest.numerics, device=self._device,
+                sum(block.num_elements for block in blocks),
+                self._manifest.numerics,
+                device=self._device,
                 max_microbatches=self._manifest.training.microbatches * self._split.layout.ranks,
-            ) for _ in self._modules
+            )
+            for _ in self._modules
         ]
 
     # ------------------------------------------------------------ microbatches
@@ -153,7 +168,9 @@ class RankStage:
         if key in self._stashes:
             raise ValueError(f"two microbatches called {key}")
         output, work = self._passes.forward(
-            self._modules[step % len(self._modules)], tokens.to(self._device, copy=True), self._copy(hidden),
+            self._modules[step % len(self._modules)],
+            tokens.to(self._device, copy=True),
+            self._copy(hidden),
             train=train,
         )
         if work is not None:
@@ -213,7 +230,7 @@ class RankStage:
         """The largest magnitude that any rank has: infinity if one has NaN."""
         largest = largest_magnitude(gradients)
         if not math.isfinite(largest):
-            largest = math.inf                           # a maximum need not be NaN where one of two is
+            largest = math.inf  # a maximum need not be NaN where one of two is
         agreed = torch.tensor([largest], dtype=torch.float32, device=self._device)
         for comm in (self._tensor, self._data):
             if comm.size > 1:
@@ -362,4 +379,3 @@ class RankStage:
 def _copy(source: Sequence[Tensor], into: Sequence[Tensor]) -> None:
     for tensor, value in zip(into, source, strict=True):
         tensor.copy_(value)
-

@@ -39,10 +39,10 @@ class RankSum:
 
     def __init__(self, ranks: Ranks, reading: Reading, write: Callable[[int, int], None]) -> None:
         self._ranks, self._reading, self._write = ranks, reading, write
-        self._lock = threading.Lock()                    # of the void count: held for a moment
+        self._lock = threading.Lock()  # of the void count: held for a moment
         self._voids = self._revoked = 0
-        self._lost: int | None = None                    # the step whose sum is gone, and not voided since
-        self._content = _Content(-1, -1, frozenset())    # replaced, by whoever has the ranks' lock, never changed
+        self._lost: int | None = None  # the step whose sum is gone, and not voided since
+        self._content = _Content(-1, -1, frozenset())  # replaced, by whoever has the ranks' lock, never changed
 
     @property
     def voids(self) -> int:

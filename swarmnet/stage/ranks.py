@@ -28,7 +28,12 @@ class Ranks:
     """
 
     def __init__(
-        self, group: RankGroup, watcher: Watcher, *, label: str, load: Callable[[], Mapping[str, Any]],
+        self,
+        group: RankGroup,
+        watcher: Watcher,
+        *,
+        label: str,
+        load: Callable[[], Mapping[str, Any]],
         patience: Patience,
     ) -> None:
         self.lock = threading.RLock()
@@ -132,10 +137,15 @@ class Ranks:
             self._on_loss(lost, None)
             return
         self._up, self._since = True, time.monotonic()
-        self._watcher.event("mesh_started", {
-            "mesh": self._label, "epoch": self._group.epoch, "pids": list(self._group.pids),
-            "seconds": round(self._since - began, 3),
-        })
+        self._watcher.event(
+            "mesh_started",
+            {
+                "mesh": self._label,
+                "epoch": self._group.epoch,
+                "pids": list(self._group.pids),
+                "seconds": round(self._since - began, 3),
+            },
+        )
 
     def _do(self, name: str, fields: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         forgotten = [key for key in self._drained() if self.holds.pop(key, None) is not None]
@@ -158,6 +168,6 @@ class Ranks:
         self._why = lost.reason
         if not self._closing.is_set():
             seconds = round(time.monotonic() - self._since, 3) if self._since else 0.0
-            self._watcher.event("rank_lost", {
-                "rank": lost.rank, "reason": lost.reason, "epoch": self._group.epoch, "seconds": seconds,
-            })
+            self._watcher.event(
+                "rank_lost", {"rank": lost.rank, "reason": lost.reason, "epoch": self._group.epoch, "seconds": seconds}
+            )

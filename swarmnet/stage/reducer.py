@@ -70,25 +70,26 @@ class PartReducer:
         if len(good) < len(contributions):
             outcome.total.mul_(whole / sum(weights))
         clipped += [
-            Clipped(contribution.peer, kept) for contribution, kept in zip(good, outcome.kept, strict=True)
+            Clipped(contribution.peer, kept)
+            for contribution, kept in zip(good, outcome.kept, strict=True)
             if kept < self._rule.noted_below
         ]
         return outcome.total, tuple(clipped)
 
     def _sum(self, contributions: Sequence[Contribution], num_elements: int, codec: str) -> Tensor:
-        total, bound = self._open(contributions[0], num_elements, codec), 0.0    # decoded into memory of its own
+        total, bound = self._open(contributions[0], num_elements, codec), 0.0  # decoded into memory of its own
         if not self._fixed_point:
             for contribution in contributions[1:]:
                 with _named(contribution):
                     codecs.add_decoded(total, self._checked(contribution, num_elements, codec))
-            if not largest_magnitude([total]) <= MAX_MAGNITUDE:      # NaN, too: two infinities against each other
+            if not largest_magnitude([total]) <= MAX_MAGNITUDE:  # NaN, too: two infinities against each other
                 self._find_too_large(contributions, num_elements, codec)
             return total
         for place, contribution in enumerate(contributions):
             piece = self._open(contribution, num_elements, codec) if place else total
             bound += self._largest(contribution, piece)
             total = total.add_(piece) if place else total
-            if bound > MAX_SUM and largest_magnitude([total]) > MAX_SUM:     # the second only where the first touches
+            if bound > MAX_SUM and largest_magnitude([total]) > MAX_SUM:  # the second only where the first touches
                 raise Overflow("contributions exceed what a step's microbatches can sum to")
         return total
 

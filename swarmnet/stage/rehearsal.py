@@ -67,9 +67,12 @@ class Rehearsed:
     def along(self, other: Rehearsed, share: float) -> Rehearsed:
         """Each figure on the line from here to `other`."""
         return Rehearsed(
-            along(self.state, other.state, share), along(self.finished_sum, other.finished_sum, share),
-            along(self.shared, other.shared, share), self.passing.along(other.passing, share),
-            self.beside.along(other.beside, share), along(self.update, other.update, share),
+            along(self.state, other.state, share),
+            along(self.finished_sum, other.finished_sum, share),
+            along(self.shared, other.shared, share),
+            self.passing.along(other.passing, share),
+            self.beside.along(other.beside, share),
+            along(self.update, other.update, share),
         )
 
 
@@ -141,7 +144,7 @@ class _Own:
         self._work: object | None = None
 
     def hold_sum(self) -> bool:
-        local = self._manifest.averaging.sync == "local"         # then it steps with what it has accumulated itself
+        local = self._manifest.averaging.sync == "local"  # then it steps with what it has accumulated itself
         self._total = self._body.sums[0].read(0) if local else self._body.sum_memory()
         return True
 
@@ -172,14 +175,20 @@ class _OfMesh:
         self._manifest, self._inputs = part.manifest, _Inputs(part)
         d, t = part.layout.coordinates(part.rank)
         self._stage = RankStage(
-            part.manifest, part.stage, part.layout, part.rank, tensor=FakeComm(t, part.layout.tensor),
-            data=FakeComm(d, part.layout.data), device=_CPU, memory=part.memory,
+            part.manifest,
+            part.stage,
+            part.layout,
+            part.rank,
+            tensor=FakeComm(t, part.layout.tensor),
+            data=FakeComm(d, part.layout.data),
+            device=_CPU,
+            memory=part.memory,
         )
         self._num_elements = Canonical.of(part.manifest, part.stage).num_elements
 
     def hold_sum(self) -> bool:
         self._total = torch.zeros(self._num_elements, dtype=sum_dtype(self._manifest.numerics))
-        return False                                     # it is in the peer process
+        return False  # it is in the peer process
 
     def forward(self) -> None:
         self._stage.forward(0, 0, self._inputs.tokens(), self._inputs.hidden(), train=True)
@@ -205,13 +214,19 @@ class _FullySharded:
         layers, first, last = ranges[part.stage], self._inputs.first, self._inputs.last
         _, t = layout.coordinates(part.rank)
         self._module = (
-            StageModule(manifest.model, layers, first=first, last=last) if layout.tensor == 1
+            StageModule(manifest.model, layers, first=first, last=last)
+            if layout.tensor == 1
             else ShardedStage(mesh.tensor, layers, first=first, last=last, comm=FakeComm(t, layout.tensor))
         )
         live.take()
         self._passes = Passes(
-            first=first, last=last, device=_CPU, tapes=False, memory=part.memory,
-            reproducible=manifest.numerics.mode == "deterministic", compute=manifest.numerics.compute,
+            first=first,
+            last=last,
+            device=_CPU,
+            tapes=False,
+            memory=part.memory,
+            reproducible=manifest.numerics.mode == "deterministic",
+            compute=manifest.numerics.compute,
         )
         held = [mesh.held("moments", name, shape, part.rank) for name, shape in shapes.items()]
         self._chunks = [torch.Size(block.shape) for block in held]
@@ -223,7 +238,8 @@ class _FullySharded:
         size = sum(chunk.numel() for chunk in self._chunks)
         self._sums = [Accumulator(size, manifest.numerics, max_microbatches=1, device=_CPU) for _ in versions]
         self._optimizer = StageOptimizer(
-            self._weights[0], manifest.optimizer, whole=[math.prod(shape) for shape in shapes.values()])
+            self._weights[0], manifest.optimizer, whole=[math.prod(shape) for shape in shapes.values()]
+        )
         self._gradients: list[Tensor] = []
         self._work: Pass | None = None
 

@@ -33,14 +33,19 @@ class ReplicaState:
     """
 
     def __init__(
-        self, manifest: Manifest, stage: int, *, device: torch.device, initial: Initial | None = None,
+        self,
+        manifest: Manifest,
+        stage: int,
+        *,
+        device: torch.device,
+        initial: Initial | None = None,
         offload: bool = False,
     ) -> None:
         ranges = cut_layers(manifest.model, manifest.cut, manifest.training.sequence_length)
         self.manifest, self.stage, self.device = manifest, stage, device
         self.first, self.last = stage == 0, stage == len(ranges) - 1
         self.delay = manifest.averaging.delay
-        with device:                         # made where they rest: a stage that fits the device need not fit elsewhere
+        with device:  # made where they rest: a stage that fits the device need not fit elsewhere
             self._modules = [
                 StageModule(manifest.model, ranges[stage], first=self.first, last=self.last)
                 for _ in range(1 + self.delay.most)
@@ -69,7 +74,7 @@ class ReplicaState:
         """Step to the next version with the flat sum `total` (see `Canonical.update`)."""
         update = self.canonical.update(self.version, total, commits, own_tokens=own_tokens)
         gradients = self._optimizer.room() if self._offload else self._gradients.scratch
-        if self.outer is not None:                       # which may have changed the weights
+        if self.outer is not None:  # which may have changed the weights
             self._optimizer.take(self.newest)
         for gradient, piece in zip(gradients, self.canonical.pieces(total), strict=True):
             average(piece.to(gradient.device), gradient.view(-1), scale=update.scale, numerics=self.manifest.numerics)
@@ -85,7 +90,7 @@ class ReplicaState:
         """On to the next version with the same weights: there was no gradient for them."""
         self.canonical.check(self.version, commits)
         self.version += 1
-        self._optimizer.set_num_steps(self.version)      # as where a snapshot of it is taken over
+        self._optimizer.set_num_steps(self.version)  # as where a snapshot of it is taken over
 
     def reset_to_seed(self) -> None:
         """Back to version 0, and what would be before it is the same."""
@@ -116,7 +121,7 @@ class ReplicaState:
     @torch.no_grad()
     def take_over(self, tensors: Mapping[str, Tensor], *, version: int) -> None:
         """Become what `Canonical.unpack` has read."""
-        self.version = version               # first: it says which module holds what
+        self.version = version  # first: it says which module holds what
         for name, tensor in self._tensors().items():
             tensor.copy_(tensors[name])
         for name, moments in zip(self._names, self._optimizer.moments, strict=True):

@@ -124,7 +124,7 @@ class Median:
 
         kept: as for TrimmedMean.
         """
-        half = sum(weights) / 2.0                # counts of microbatches and their halves: exact in fp32
+        half = sum(weights) / 2.0  # counts of microbatches and their halves: exact in fp32
 
         def inside(before: Tensor, upto: Tensor) -> Tensor:
             return ((before <= half) & (upto >= half)).to(torch.float32)
@@ -205,12 +205,12 @@ def _by_coordinate(sums: Sequence[Tensor], weights: Sequence[int], inside: Insid
 def _order_and_average(out_B: Tensor, rows: Sequence[Tensor], weights: Sequence[int], inside: Inside) -> None:
     values = [row.clone() for row in rows]
     placed = [torch.full_like(out_B, weight) for weight in weights]
-    even = len(set(weights)) == 1                # weights that are all alike need not be carried along
+    even = len(set(weights)) == 1  # weights that are all alike need not be carried along
     swapped = torch.empty_like(out_B)
     for left, right in comparators(len(values)):
         one, other = values[left], values[right]
         if not even:
-            torch.gt(one, other, out=swapped)    # 1.0 or 0.0: arithmetic on counts is exact, and faster than `where`
+            torch.gt(one, other, out=swapped)  # 1.0 or 0.0: arithmetic on counts is exact, and faster than `where`
             moved = (placed[right] - placed[left]).mul_(swapped)
             placed[left].add_(moved)
             placed[right].sub_(moved)
@@ -253,7 +253,9 @@ def _length(flat: Tensor) -> float:
 
 def _distance(one: Tensor, other: Tensor) -> float:
     size = chunk_elements(one.device)
-    return math.sqrt(math.fsum(
-        _length(left - right) ** 2
-        for left, right in zip(torch.split(one, size), torch.split(other, size), strict=True)
-    ))
+    return math.sqrt(
+        math.fsum(
+            _length(left - right) ** 2
+            for left, right in zip(torch.split(one, size), torch.split(other, size), strict=True)
+        )
+    )

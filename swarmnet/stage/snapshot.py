@@ -122,8 +122,12 @@ def unpack(
     for name, tensor in tensors.items():
         if tensor.shape != shapes[name] or tensor.dtype != torch.float32:
             raise BadMessage(
-                RejectCode.BAD_SHAPE, "a snapshot of other shapes", name=name, shape=tuple(tensor.shape),
-                dtype=str(tensor.dtype), expected=tuple(shapes[name]),
+                RejectCode.BAD_SHAPE,
+                "a snapshot of other shapes",
+                name=name,
+                shape=tuple(tensor.shape),
+                dtype=str(tensor.dtype),
+                expected=tuple(shapes[name]),
             )
         if not math.isfinite(largest_magnitude([tensor])):
             raise BadMessage(RejectCode.NON_FINITE, "NaN or infinity in a snapshot", name=name)

@@ -48,16 +48,16 @@ class StepSum:
         self._state, self._canonical, self._accumulators = state, state.canonical, accumulators
         self._accumulator = accumulators[0]  # of the oldest open step
         self._revoked_then = self._forgotten_before = 0
-        self._voids: int | None = None       # of the accumulator, as the round began that I take part in
+        self._voids: int | None = None  # of the accumulator, as the round began that I take part in
         self._fixed_point = manifest.numerics.mode == "deterministic"
         self._num_microbatches = manifest.training.microbatches
         self._sum = SumBuffer.over(memory)
-        self._version = -1                   # the version the finished sum leads on from
+        self._version = -1  # the version the finished sum leads on from
         self._codec = codec_of(manifest.averaging.codec, self._canonical, memory.device)
         self._arriving = self._codec.buffer(self._sum)
         self._reducer = PartReducer(manifest)
-        self._center: Tensor | None = None   # what the last step's mean was, where the reducer asks for it
-        self._center_version = -1            # the version it led to
+        self._center: Tensor | None = None  # what the last step's mean was, where the reducer asks for it
+        self._center_version = -1  # the version it led to
 
     @property
     def phases(self) -> tuple[int, ...]:
@@ -88,9 +88,7 @@ class StepSum:
 
     # ------------------------------------------------------------ taking part in a round
 
-    def begin(
-        self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
-    ) -> None:
+    def begin(self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()) -> None:
         """What is contributed and reduced from now on is so in that round; and what stands of the last one."""
         self._voids = self._accumulator.voids
         self._codec.begin(round_id, voids=self._forgotten, resent=resent, kept=kept)
@@ -166,7 +164,7 @@ class StepSum:
     def finished(self, start: int, stop: int) -> Packed:
         """Elements [start, stop) of the sum buffer, losslessly."""
         check_part(start, stop, self._canonical.num_elements)
-        return codecs.encode(self._lossless, self._sum.flat[start:stop].clone())     # a Packed may view its tensor
+        return codecs.encode(self._lossless, self._sum.flat[start:stop].clone())  # a Packed may view its tensor
 
     def apply(self, commits: Sequence[Commit]) -> None:
         """One optimizer step on the finished sum: `state` is a version further."""
@@ -174,7 +172,7 @@ class StepSum:
         mine = commits[self._canonical.stage]
         self._codec.applied(mine.id, voids=self._forgotten)
         self._turn()
-        if self._reducer.needs_center:       # for the next step's reducer: this one's mean per microbatch
+        if self._reducer.needs_center:  # for the next step's reducer: this one's mean per microbatch
             if self._center is None:
                 self._center = torch.empty(self._canonical.num_elements, dtype=torch.float32)
             self._center.copy_(self._sum.flat).div_(self._num_microbatches - len(mine.voided))
@@ -227,7 +225,7 @@ class StepSum:
         return digest, self._canonical.square_norm(self._sum.flat)
 
     def _check_range(self, piece: Tensor) -> None:
-        if self._fixed_point:                # in fp32 mode decoding has checked enough
+        if self._fixed_point:  # in fp32 mode decoding has checked enough
             check_fixed_point(piece)
 
 

@@ -56,7 +56,7 @@ class SumCodec:
         """Elements [start, stop) of the accumulator `total`, and what is still owed of them. Raises NON_FINITE."""
         piece = total[start:stop].to(self._device)
         if self.feedback is None:
-            return self._encode(self.contributed, piece, start, apart=True)      # the accumulator moves on
+            return self._encode(self.contributed, piece, start, apart=True)  # the accumulator moves on
         self.feedback.at(voids)
         corrected = self.feedback.corrected(piece, start)
         packed = self._encode(self.contributed, corrected, start)

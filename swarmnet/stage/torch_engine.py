@@ -43,11 +43,11 @@ from swarmnet.stage.step_sum import StepSum
 
 T = TypeVar("T")
 
-_LOOK_S = 1.0        # between two looks after idle ranks
+_LOOK_S = 1.0  # between two looks after idle ranks
 _HOST = torch.device("cpu")
 """Where sums are while they travel, also those of a GPU: see `OwnBody.sum_memory`."""
 
-_LARGE = 1 << 20     # bytes whose allocation would hold up the event loop
+_LARGE = 1 << 20  # bytes whose allocation would hold up the event loop
 
 
 @dataclass(slots=True, eq=False)
@@ -72,8 +72,15 @@ class TorchEngine:
     """
 
     def __init__(
-        self, manifest: Manifest, stage: int, compute: ComputeThread, *, device: str | torch.device = "cpu",
-        mesh: MeshLayout | None = None, initial: Initial | None = None, memory: Memory | None = None,
+        self,
+        manifest: Manifest,
+        stage: int,
+        compute: ComputeThread,
+        *,
+        device: str | torch.device = "cpu",
+        mesh: MeshLayout | None = None,
+        initial: Initial | None = None,
+        memory: Memory | None = None,
         patience: Patience | None = None,
     ) -> None:
         self._manifest, self._stage, self._compute = manifest, stage, compute
@@ -89,15 +96,15 @@ class TorchEngine:
         self._state, self._accumulators = self._body.state, self._body.sums
         # A weight pass that only adds what backward has written frees a gradient of the stage, and does not wait.
         self._weights = Work.BACKWARD if memory is not None and memory.writes_at_once else Work.WEIGHTS
-        self._epochs = [0] * (1 + self.delay.most)       # counts changes of the weights
+        self._epochs = [0] * (1 + self.delay.most)  # counts changes of the weights
         self._sum: StepSum | LocalSum
         if manifest.averaging.sync == "local":
             self._sum = LocalSum(manifest, self._state, self._accumulators[0], device=_HOST)
         else:
             self._sum = StepSum(manifest, self._state, self._accumulators, memory=self._body.sum_memory())
-        self._spare: Tensor | None = None    # memory for the next snapshot
+        self._spare: Tensor | None = None  # memory for the next snapshot
         self._sketcher: Sketcher | None = None
-        self._sum_lock = threading.Lock()    # StepSum and what it reads of the state: of one thread at a time
+        self._sum_lock = threading.Lock()  # StepSum and what it reads of the state: of one thread at a time
         try:
             self._reset_to_seed()
         except BaseException:
@@ -179,7 +186,7 @@ class TorchEngine:
 
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
         """Run the stage on one microbatch."""
-        voids = self.voids(step)             # before the job is queued: a void while it waits counts too
+        voids = self.voids(step)  # before the job is queued: a void while it waits counts too
         return await self._run(Work.FORWARD, step, index, lambda: self._forward(step, index, voids, payload, train))
 
     async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
@@ -189,7 +196,7 @@ class TorchEngine:
     async def accumulate(self, stash: Stash) -> bool:
         """The weight pass."""
         added = await self._run(self._weights, stash.step, stash.index, lambda: self._accumulate(stash))
-        return added and stash.voids == self.voids(stash.step)   # in the caller's thread: nothing can void in between
+        return added and stash.voids == self.voids(stash.step)  # in the caller's thread: nothing can void in between
 
     def _forward(self, step: int, index: int, voids: int, payload: Sequence[Packed], train: bool) -> Stash:
         began = time.perf_counter()
@@ -247,9 +254,7 @@ class TorchEngine:
         """Elements [start, stop) of the accumulator under the averaging codec."""
         return await self._round(lambda: self._sum.contribution(start, stop))
 
-    async def reduce(
-        self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0
-    ) -> Reduced:
+    async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
         """Reduce contributions in the order given, on the CPU: they come from the network and return to it."""
         return await self._round(lambda: self._sum.reduce(contributions, start, stop, hop=hop))
 
@@ -329,15 +334,20 @@ class TorchEngine:
 
     async def weights(self) -> dict[str, Tensor]:
         """Copies of the weights by name, on the CPU."""
-        return await self._run(Work.BACKGROUND, self.version, 0, lambda: {
-            name: tensor.detach().to("cpu", copy=True)
-            for name, tensor in zip(self._state.canonical.shapes, self._state.newest, strict=True)
-        })
+        return await self._run(
+            Work.BACKGROUND,
+            self.version,
+            0,
+            lambda: {
+                name: tensor.detach().to("cpu", copy=True)
+                for name, tensor in zip(self._state.canonical.shapes, self._state.newest, strict=True)
+            },
+        )
 
     def _apply(self, commits: Sequence[Commit]) -> OuterStep | None:
         applied = self._place(self.version)
         outer = self._sum.apply(commits)
-        self._epochs[applied] += 1           # its accumulator's content is of that step: for the next it reads as empty
+        self._epochs[applied] += 1  # its accumulator's content is of that step: for the next it reads as empty
         return outer
 
     def _measure(self) -> tuple[int, bytes, tuple[float, ...]]:
@@ -382,7 +392,7 @@ class TorchEngine:
     async def _run(self, work: Work, step: int, index: int, job: Callable[[], T]) -> T:
         def guarded() -> T:
             if self._exact and self._body.device.type == "cpu" and torch.get_num_threads() != 1:
-                torch.set_num_threads(1)                 # sums inside kernels depend on how many threads share them
+                torch.set_num_threads(1)  # sums inside kernels depend on how many threads share them
             with _current(self._body.device):
                 return job()
 

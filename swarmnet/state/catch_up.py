@@ -68,8 +68,16 @@ class CatchUp:
     """
 
     def __init__(
-        self, transport: Transport, engine: Engine, stage: int, num_stages: int, *, collect: Collect, after: After,
-        moved: Callable[[Cut], None], failed: Failed,
+        self,
+        transport: Transport,
+        engine: Engine,
+        stage: int,
+        num_stages: int,
+        *,
+        collect: Collect,
+        after: After,
+        moved: Callable[[Cut], None],
+        failed: Failed,
         refusal: Refusal = lambda commit: None,
     ) -> None:
         self._transport, self._engine = transport, engine
@@ -107,26 +115,29 @@ class CatchUp:
             cut, attempts = arrived, 0
             self._moved(cut)
 
-    def _believed(
-        self, cut: Cut, told: dict[PeerId, TrailStep], failures: Counter[PeerId]
-    ) -> dict[PeerId, TrailStep]:
+    def _believed(self, cut: Cut, told: dict[PeerId, TrailStep], failures: Counter[PeerId]) -> dict[PeerId, TrailStep]:
         """The story that is followed, by who tells it, the one who knows most of it first. One of a step that is over
         comes before one of an open step, unless it has led nowhere more often."""
         over = {peer: step for peer, step in sorted(told.items()) if self._is_over(step)}
         opened = [failures[peer] for peer in told if peer not in over]
         if not over or (opened and min(opened) < min(failures[peer] for peer in over)):
-            best = max(told, key=lambda peer: (
-                -failures[peer], told[peer].finished is not None, len(told[peer].commits),
-            ))
+            best = max(
+                told, key=lambda peer: (-failures[peer], told[peer].finished is not None, len(told[peer].commits))
+            )
             same = {peer: step for peer, step in told.items() if step.finished == told[best].finished}
             return {best: told[best]} | same
         groups: dict[Cut, dict[PeerId, TrailStep]] = {}
         for peer, step in over.items():
             groups.setdefault(self._after(cut, step.commits), {})[peer] = step
-        return max(groups.values(), key=lambda group: (
-            len(group), -min(failures[peer] for peer in group),
-            any(step.finished is not None for step in group.values()), sorted(group),
-        ))
+        return max(
+            groups.values(),
+            key=lambda group: (
+                len(group),
+                -min(failures[peer] for peer in group),
+                any(step.finished is not None for step in group.values()),
+                sorted(group),
+            ),
+        )
 
     async def _follow(self, cut: Cut, stamp: Stamp, story: dict[PeerId, TrailStep]) -> Cut | Level:
         """One step further, or level."""

@@ -58,9 +58,7 @@ class Disk(Protocol):
         """Tidy up after a crash, and say what is there, verified."""
         ...
 
-    async def write(
-        self, stage: int, cut: Cut, data: bytes | memoryview, owed: bytes | memoryview | None
-    ) -> Written:
+    async def write(self, stage: int, cut: Cut, data: bytes | memoryview, owed: bytes | memoryview | None) -> Written:
         """Put a checkpoint on disk, in place of one of the same version. owed: see `Engine.memory`."""
         ...
 
@@ -92,9 +90,7 @@ class DirectoryDisk:
         """See Disk."""
         return await asyncio.to_thread(self._open, stage)
 
-    async def write(
-        self, stage: int, cut: Cut, data: bytes | memoryview, owed: bytes | memoryview | None
-    ) -> Written:
+    async def write(self, stage: int, cut: Cut, data: bytes | memoryview, owed: bytes | memoryview | None) -> Written:
         """See Disk."""
         return await asyncio.to_thread(self._write, stage, cut, data, owed)
 
@@ -115,9 +111,7 @@ class DirectoryDisk:
             self.store.clean(stage)
         return self.store.verified(stage)
 
-    def _write(
-        self, stage: int, cut: Cut, data: bytes | memoryview, owed: bytes | memoryview | None
-    ) -> Written:
+    def _write(self, stage: int, cut: Cut, data: bytes | memoryview, owed: bytes | memoryview | None) -> Written:
         with self._one_writes:
             info = self.store.describe(stage, cut, data, owed)
             try:
@@ -145,8 +139,15 @@ class Checkpointer:
     """
 
     def __init__(
-        self, stage: int, engine: Engine, where: Callable[[], Cut | None], disk: Disk, plan: Plan, *,
-        on_event: OnEvent, common: Callable[[], int | None] = lambda: None,
+        self,
+        stage: int,
+        engine: Engine,
+        where: Callable[[], Cut | None],
+        disk: Disk,
+        plan: Plan,
+        *,
+        on_event: OnEvent,
+        common: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._stage, self._engine, self._where, self._disk, self._keep = stage, engine, where, disk, plan.keep
         self._on_event, self._common_now = on_event, common
@@ -164,11 +165,14 @@ class Checkpointer:
     @property
     def versions(self) -> tuple[int, ...]:
         """The versions to announce: on disk, verified, and not given up by a restart; oldest first."""
-        return tuple(sorted(
-            version for version, info in self._held.items()
-            if not abandoned(version, info.restart, self._restarts)
-            and (self._under is None or info.restart.number <= self._under.number)
-        ))
+        return tuple(
+            sorted(
+                version
+                for version, info in self._held.items()
+                if not abandoned(version, info.restart, self._restarts)
+                and (self._under is None or info.restart.number <= self._under.number)
+            )
+        )
 
     @property
     def on_disk(self) -> tuple[OnDisk, ...]:
@@ -267,10 +271,14 @@ class Checkpointer:
 
     def say_not_owed(self, error: BadCheckpoint) -> None:
         """What was owed cannot be used; the checkpoint can."""
-        self._on_event("checkpoint_bad", {
-            "path": error.path, "reason": error.reason,
-            "then": "the state is used without it: what the averaging codec had yet to send is lost",
-        })
+        self._on_event(
+            "checkpoint_bad",
+            {
+                "path": error.path,
+                "reason": error.reason,
+                "then": "the state is used without it: what the averaging codec had yet to send is lost",
+            },
+        )
 
     def forget(self, version: int, error: BadCheckpoint) -> None:
         """A checkpoint has turned out to be unusable: use an older one."""
@@ -304,19 +312,31 @@ class Checkpointer:
         path, info = self.path(cut.version), written.info
         if not written.on_disk:
             self._held.pop(cut.version, None)
-            self._on_event("checkpoint_failed", {
-                "version": cut.version, "path": path, "reason": written.problem, "bytes_needed": info.num_bytes,
-                "then": "training goes on; the next checkpoint is tried again",
-            })
+            self._on_event(
+                "checkpoint_failed",
+                {
+                    "version": cut.version,
+                    "path": path,
+                    "reason": written.problem,
+                    "bytes_needed": info.num_bytes,
+                    "then": "training goes on; the next checkpoint is tried again",
+                },
+            )
             return written
         self._held[cut.version] = info
         keep = self._to_keep(cut.version)  # by what the others have by now
         self._held = {version: held for version, held in self._held.items() if version in keep}
         problem = await self._disk.retain(self._stage, keep)
-        self._on_event("checkpoint", {
-            "version": cut.version, "path": path, "bytes": info.num_bytes, "seconds": round(self._now() - began, 3),
-            **({"problem": problem} if problem else {}),
-        })
+        self._on_event(
+            "checkpoint",
+            {
+                "version": cut.version,
+                "path": path,
+                "bytes": info.num_bytes,
+                "seconds": round(self._now() - began, 3),
+                **({"problem": problem} if problem else {}),
+            },
+        )
         return written
 
     def _to_keep(self, newest: int) -> frozenset[int]:
@@ -330,9 +350,10 @@ class Checkpointer:
         return keep if newest > self.restart.version else keep | self._held.keys()
 
     def _say_bad(self, error: BadCheckpoint) -> None:
-        self._on_event("checkpoint_bad", {
-            "path": error.path, "reason": error.reason, "then": "it is not used; an older one is, if there is one",
-        })
+        self._on_event(
+            "checkpoint_bad",
+            {"path": error.path, "reason": error.reason, "then": "it is not used; an older one is, if there is one"},
+        )
 
     @staticmethod
     def _now() -> float:

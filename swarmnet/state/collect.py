@@ -62,8 +62,10 @@ class Collection:
             return max(whole)
         held = "; ".join(f"stage {stage}: {_listed(versions)}" for stage, versions in enumerate(self._versions()))
         broken = f"; not used: {self.bad[0]}" if self.bad else ""
-        raise UsageError(f"no version of the weights is here whole ({held}{broken}): name the directories of peers "
-                         "that have the others with --dir")
+        raise UsageError(
+            f"no version of the weights is here whole ({held}{broken}): name the directories of peers "
+            "that have the others with --dir"
+        )
 
     def stages(self, version: int) -> Iterator[dict[str, Tensor]]:
         """Each stage's weights of `version`, by name, verified. Raises UsageError if a stage has none that is sound."""
@@ -90,15 +92,21 @@ class Collection:
                 reasons.append(str(error))
         why = f": {reasons[0]}" if reasons else ""
         others = self._whole() - {version}
-        raise UsageError(f"no sound checkpoint of stage {stage} at step {version} is here{why}; "
-                         f"{f'whole: {_listed(others, 12)}' if others else 'nor is another step here whole'}")
+        raise UsageError(
+            f"no sound checkpoint of stage {stage} at step {version} is here{why}; "
+            f"{f'whole: {_listed(others, 12)}' if others else 'nor is another step here whole'}"
+        )
 
 
 def usable_together(manifest: Manifest, announced: Sequence[Announced], current: Restart) -> list[Holding]:
     """Which of the checkpoints announced by several may be put together; in their order."""
     training = manifest.training
     rules = Restarts(
-        manifest.cut.stages, training.total_steps, settle_s=0.0, lost_s=0.0, allow_drop=training.allow_drop,
+        manifest.cut.stages,
+        training.total_steps,
+        settle_s=0.0,
+        lost_s=0.0,
+        allow_drop=training.allow_drop,
         current=current,
     )
     return of_one_past(announced, current, rules.common)
@@ -121,7 +129,7 @@ def _inside(path: Path) -> list[Path]:
     try:
         return [inner for inner in path.iterdir() if inner.is_dir() and not inner.is_symlink()]
     except OSError:
-        return []                    # not ours to look into
+        return []  # not ours to look into
 
 
 def _listed(versions: set[int], at_most: int = 4) -> str:

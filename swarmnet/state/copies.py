@@ -85,8 +85,16 @@ class Seal:
         """My signed description of a copy."""
         root = root_of(num_bytes, piece_bytes, digests)
         unsigned = Snapshot(
-            stage=stage, version=cut.version, chain=cut.chain, before=cut.before, term_chain=cut.term_chain,
-            restart=cut.restart, num_bytes=num_bytes, piece_bytes=piece_bytes, digests=digests, root=root,
+            stage=stage,
+            version=cut.version,
+            chain=cut.chain,
+            before=cut.before,
+            term_chain=cut.term_chain,
+            restart=cut.restart,
+            num_bytes=num_bytes,
+            piece_bytes=piece_bytes,
+            digests=digests,
+            root=root,
             signature=b"",
         )
         return replace(unsigned, signature=self.signer.sign(self._statement(unsigned)))
@@ -97,8 +105,11 @@ class Seal:
             raise BadMessage(RejectCode.MALFORMED, "a copy of another stage", stage=snapshot.stage, peer=donor)
         if snapshot.num_bytes > max_bytes:
             raise BadMessage(
-                RejectCode.TOO_LARGE, "a copy larger than this stage", num_bytes=snapshot.num_bytes,
-                max_bytes=max_bytes, peer=donor,
+                RejectCode.TOO_LARGE,
+                "a copy larger than this stage",
+                num_bytes=snapshot.num_bytes,
+                max_bytes=max_bytes,
+                peer=donor,
             )
         fits = 0 < snapshot.piece_bytes <= LARGEST_PIECE_BYTES and (
             len(snapshot.digests) == _DIGEST_BYTES * num_pieces(snapshot) <= _DIGEST_BYTES * MAX_PIECES
@@ -112,13 +123,29 @@ class Seal:
 
     def _statement(self, copy: Snapshot) -> bytes:
         numbers = struct.pack(
-            "<iqqqqq", copy.stage, copy.version, copy.restart.number, copy.restart.version, copy.num_bytes,
+            "<iqqqqq",
+            copy.stage,
+            copy.version,
+            copy.restart.number,
+            copy.restart.version,
+            copy.num_bytes,
             copy.piece_bytes,
         )
-        return b"".join((
-            _DOMAIN, self.run.encode(), b"\0", numbers, copy.chain.encode(), b"\0", copy.before.encode(), b"\0",
-            copy.term_chain.encode(), b"\0", copy.root,
-        ))
+        return b"".join(
+            (
+                _DOMAIN,
+                self.run.encode(),
+                b"\0",
+                numbers,
+                copy.chain.encode(),
+                b"\0",
+                copy.before.encode(),
+                b"\0",
+                copy.term_chain.encode(),
+                b"\0",
+                copy.root,
+            )
+        )
 
 
 def same_copy(one: Snapshot, other: Snapshot) -> bool:

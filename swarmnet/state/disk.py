@@ -24,13 +24,7 @@ from pathlib import Path
 
 from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import RunId
-from swarmnet.state.checkpoint_info import (
-    MAX_JSON_BYTES,
-    CheckpointInfo,
-    file_name,
-    parse_info,
-    parse_name,
-)
+from swarmnet.state.checkpoint_info import MAX_JSON_BYTES, CheckpointInfo, file_name, parse_info, parse_name
 from swarmnet.state.cut import Cut
 
 _CHUNK = 4 << 20
@@ -178,18 +172,24 @@ class CheckpointStore:
     ) -> CheckpointInfo:
         """What a checkpoint of `data`, the state at `cut`, has to say of itself, and of what is owed beside it."""
         return CheckpointInfo(
-            run=self._run, stage=stage, version=cut.version, chain=cut.chain, before=cut.before,
+            run=self._run,
+            stage=stage,
+            version=cut.version,
+            chain=cut.chain,
+            before=cut.before,
             term_chain=cut.term_chain,
-            restart_number=cut.restart.number, restart_version=cut.restart.version,
-            num_bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), numerics=self._numerics,
-            written_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), owner=self._owner,
+            restart_number=cut.restart.number,
+            restart_version=cut.restart.version,
+            num_bytes=len(data),
+            sha256=hashlib.sha256(data).hexdigest(),
+            numerics=self._numerics,
+            written_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            owner=self._owner,
             owed_bytes=0 if owed is None else len(owed),
             owed_sha256="" if owed is None else hashlib.sha256(owed).hexdigest(),
         )
 
-    def write(
-        self, info: CheckpointInfo, data: bytes | memoryview, owed: bytes | memoryview | None = None
-    ) -> None:
+    def write(self, info: CheckpointInfo, data: bytes | memoryview, owed: bytes | memoryview | None = None) -> None:
         """Put a checkpoint on disk, in place of one of the same stage and version.
 
         Where the same data lie already, only the JSON is replaced: the state that a run has just gone back to is never
@@ -222,7 +222,9 @@ class CheckpointStore:
         """Delete these checkpoints; the JSON first, so that none is left half. Raises OSError."""
         for version in versions:
             for path in (
-                self.info_path(stage, version), self.owed_path(stage, version), self.data_path(stage, version)
+                self.info_path(stage, version),
+                self.owed_path(stage, version),
+                self.data_path(stage, version),
             ):
                 path.unlink(missing_ok=True)
 

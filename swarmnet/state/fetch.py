@@ -39,6 +39,7 @@ _LONGEST_WAIT_S, _BUSY_S = 10.0, 60.0
 _TICK_S, _LOOK_S = 0.25, 2.0
 """How often progress is judged, and how often further donors are looked for."""
 
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a transfer is. seconds_left: by the rate so far, None before there is one."""
@@ -83,8 +84,15 @@ class Fetcher:
     """
 
     def __init__(
-        self, transport: Transport, stage: int, seal: Seal, *, max_bytes: int, failed: Failed,
-        progress: Callable[[Progress], None] = lambda _: None, unfit: Unfit = lambda snapshot, version: None,
+        self,
+        transport: Transport,
+        stage: int,
+        seal: Seal,
+        *,
+        max_bytes: int,
+        failed: Failed,
+        progress: Callable[[Progress], None] = lambda _: None,
+        unfit: Unfit = lambda snapshot, version: None,
     ) -> None:
         self._transport, self._stage, self._seal = transport, stage, seal
         self._max_bytes, self._progress, self._failed, self._unfit = max_bytes, progress, failed, unfit
@@ -244,9 +252,7 @@ def pause_s(busy: Busy) -> float:
 class _Pull:
     """One copy on its way: performs what the schedule asks for until it is whole or nobody is left."""
 
-    def __init__(
-        self, fetcher: Fetcher, copy: _Copy, sources: Sequence[PeerId], donors: Donors, version: int
-    ) -> None:
+    def __init__(self, fetcher: Fetcher, copy: _Copy, sources: Sequence[PeerId], donors: Donors, version: int) -> None:
         self._fetcher, self._copy, self._donors, self._first = fetcher, copy, donors, sources
         self._version = version
         self._schedule = PieceSchedule(num_pieces(copy.snapshot), done=copy.done)
@@ -284,7 +290,7 @@ class _Pull:
         try:
             await self._fetcher.piece(peer, self._copy, piece)
         except (BadMessage, Refused, PeerGone, PeerTimeout) as error:
-            if peer in self._schedule.sources:           # else it has been said of another piece
+            if peer in self._schedule.sources:  # else it has been said of another piece
                 self._fetcher.failed(peer, error)
             self._perform(self._schedule.remove(peer, now=self._now()))
         else:
@@ -334,9 +340,7 @@ class _Pull:
         done, total = self._copy.done_bytes, self._copy.snapshot.num_bytes
         fetched, took = done - self._had_bytes, self._now() - self._began
         left = (total - done) * took / fetched if fetched > 0 else None
-        self._fetcher.say(
-            Progress(self._copy.snapshot.version, done, total, len(self._schedule.sources), left)
-        )
+        self._fetcher.say(Progress(self._copy.snapshot.version, done, total, len(self._schedule.sources), left))
 
     @staticmethod
     def _now() -> float:

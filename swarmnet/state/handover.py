@@ -77,8 +77,14 @@ class Donor:
     """Serves snapshots of one (peer, stage). `where()` is None while not synced or applying."""
 
     def __init__(
-        self, stage: int, engine: Engine, where: Callable[[], Cut | None], seal: Seal, *,
-        stored: Stored = nothing_stored, piece_bytes: int = PIECE_BYTES,
+        self,
+        stage: int,
+        engine: Engine,
+        where: Callable[[], Cut | None],
+        seal: Seal,
+        *,
+        stored: Stored = nothing_stored,
+        piece_bytes: int = PIECE_BYTES,
     ) -> None:
         self._stage, self._engine, self._where, self._seal = stage, engine, where, seal
         self._stored, self._piece_bytes = stored, piece_bytes
@@ -153,8 +159,10 @@ class Donor:
             if where is not None and where.version > version:
                 return Rejected(RejectCode.NOT_FOUND, "that version is past", where.version)
             if where is not None and where.version < version:
-                return None if version - where.version <= _NEARLY else Rejected(
-                    RejectCode.NOT_READY, "that version is far ahead", where.version
+                return (
+                    None
+                    if version - where.version <= _NEARLY
+                    else Rejected(RejectCode.NOT_READY, "that version is far ahead", where.version)
                 )
         if where is None:
             return None
@@ -184,9 +192,7 @@ class Donor:
             digests = await asyncio.to_thread(piece_digests, data, size)
         if past != self._pasts:
             return None
-        snapshot = self._seal.describe(
-            cut, self._stage, num_bytes=len(data), piece_bytes=size, digests=digests
-        )
+        snapshot = self._seal.describe(cut, self._stage, num_bytes=len(data), piece_bytes=size, digests=digests)
         copy = self._copies.setdefault(snapshot.root, _Copy(cut, memoryview(data), snapshot, self._now()))
         self._forget_later(KEEP_S)
         return copy

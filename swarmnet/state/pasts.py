@@ -51,10 +51,14 @@ def _filtered(
         held.stage for held, disk in announced for kept in disk if kept.version == current.version and sound(kept)
     }
     return [
-        replace(held, disk=tuple(
-            kept.version for kept in disk
-            if sound(kept) or (current.number and kept.version == current.version and held.stage not in decided)
-        ))
+        replace(
+            held,
+            disk=tuple(
+                kept.version
+                for kept in disk
+                if sound(kept) or (current.number and kept.version == current.version and held.stage not in decided)
+            ),
+        )
         for held, disk in announced
     ]
 

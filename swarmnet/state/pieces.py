@@ -134,7 +134,9 @@ class PieceSchedule:
                 continue
             waiting = [
                 (other.asked_at[piece], piece)
-                for other in self._sources.values() for piece in other.asked_at if len(self._askers(piece)) == 1
+                for other in self._sources.values()
+                for piece in other.asked_at
+                if len(self._askers(piece)) == 1
             ]
             since, piece = min(waiting, default=(now, -1))
             if now - since > _TOO_LONG * source.usual_s:

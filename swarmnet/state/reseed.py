@@ -29,8 +29,13 @@ _LAYER = re.compile(r"model\.layers\.([0-9]+)\.(.+)")
 
 
 def reseed(
-    manifest: Manifest, stage: int, *, version: int, before: bytes | memoryview | None,
-    after: bytes | memoryview | None, initial: Mapping[str, Tensor] | None = None,
+    manifest: Manifest,
+    stage: int,
+    *,
+    version: int,
+    before: bytes | memoryview | None,
+    after: bytes | memoryview | None,
+    initial: Mapping[str, Tensor] | None = None,
 ) -> memoryview:
     """A snapshot of (stage, version) made from the snapshots of stage - 1 and stage + 1 at the same version.
 
@@ -40,7 +45,8 @@ def reseed(
     """
     beside = [
         _layers(manifest, near, data, version)
-        for near, data in ((stage - 1, before), (stage + 1, after)) if data is not None
+        for near, data in ((stage - 1, before), (stage + 1, after))
+        if data is not None
     ]
     shapes = _shapes(manifest, stage)
     own = sorted({int(match[1]) for match in map(_LAYER.fullmatch, shapes) if match})
@@ -74,15 +80,15 @@ def _mean(near: list[Tensor]) -> Tensor:
     return near[0] if len(near) == 1 else (near[0] + near[1]) / 2
 
 
-def _layers(
-    manifest: Manifest, stage: int, data: bytes | memoryview, version: int
-) -> list[Mapping[str, Tensor]]:
+def _layers(manifest: Manifest, stage: int, data: bytes | memoryview, version: int) -> list[Mapping[str, Tensor]]:
     """The layers of a neighbour's snapshot, in order, each as its parameters by their names inside the layer."""
     shapes = _shapes(manifest, stage)
     moments = {snapshot.moment_name(moment, name): shape for name, shape in shapes.items() for moment in MOMENTS}
     earlier = {snapshot.previous_name(name): shape for name, shape in shapes.items() if manifest.averaging.delay.most}
     outer = {
-        of(name): shape for name, shape in shapes.items() for of in (snapshot.slow_name, snapshot.outer_momentum_name)
+        of(name): shape
+        for name, shape in shapes.items()
+        for of in (snapshot.slow_name, snapshot.outer_momentum_name)
         if manifest.averaging.sync == "local"
     }
     tensors = snapshot.unpack(data, shapes | moments | earlier | outer, stage=stage, version=version)

@@ -142,9 +142,7 @@ class Restarts:
     _since: float | None = field(default=None)
     _alone_since: float | None = field(default=None)
 
-    def decide(
-        self, holdings: Sequence[Holding], words: Collection[Word], *, serving: bool, now: float
-    ) -> Move | None:
+    def decide(self, holdings: Sequence[Holding], words: Collection[Word], *, serving: bool, now: float) -> Move | None:
         """Look at who holds and says what. If that moves me, `current` is where to. serving: have I state?"""
         self.want(holdings, now=now)
         mine = [self.current] if serving or self.current.number else []
@@ -203,7 +201,8 @@ class Restarts:
         """The newest version that every stage can begin from."""
         candidates = {0} | {v for h in holdings for v in h.disk} | {h.version for h in self._serving(holdings)}
         fit = [
-            v for v in candidates
+            v
+            for v in candidates
             if v is not None and all(self._available(stage, v, holdings) for stage in range(self.num_stages))
         ]
         if self.num_stages > 1:  # what one peer alone claims to have of all stages, while several have less, is a word
@@ -216,15 +215,19 @@ class Restarts:
         without = [s for s in self.uncovered(holdings) if not self._has_any(s, holdings)]
         if without:
             stages = _stages(without)
-            return (f"the run has started, and nobody has the state of {stages}: start a peer that has its checkpoint "
-                    f"(--stage {','.join(map(str, without))} with its --dir), or as a last resort any peer with "
-                    "--reseed-from-neighbours")
+            return (
+                f"the run has started, and nobody has the state of {stages}: start a peer that has its checkpoint "
+                f"(--stage {','.join(map(str, without))} with its --dir), or as a last resort any peer with "
+                "--reseed-from-neighbours"
+            )
         if self.common(holdings) is not None:
             return "the run is about to go on from its newest common checkpoint"
         lines = "; ".join(f"stage {s}: {self._held(s, holdings)}" for s in range(self.num_stages))
-        return (f"no version of the weights exists in every stage ({lines}): start a peer with its --dir that has a "
-                "checkpoint, older or newer, of a version that the other stages have, too, or start the peers of the "
-                "stage that has none with --reseed-from-neighbours")
+        return (
+            f"no version of the weights exists in every stage ({lines}): start a peer with its --dir that has a "
+            "checkpoint, older or newer, of a version that the other stages have, too, or start the peers of the "
+            "stage that has none with --reseed-from-neighbours"
+        )
 
     def source(
         self, mine: Holding, others: Iterable[Holding], *, held: int | None = None, beyond: int | None = None
@@ -276,8 +279,9 @@ class Restarts:
         if not mine.reseed:
             return None
         beside = {
-            near: tuple(sorted(h.peer for h in others if h.stage == near and h.version == version
-                               and h.restart == self.current))
+            near: tuple(
+                sorted(h.peer for h in others if h.stage == near and h.version == version and h.restart == self.current)
+            )
             for near in (mine.stage - 1, mine.stage + 1)
         }
         ready = all(beside[near] for near in beside if 0 <= near < self.num_stages)
@@ -317,8 +321,10 @@ class Restarts:
         held = max(mine.disk, default=0)
         if held <= newest + 1:
             return "the run is about to go on from its newest common checkpoint"
-        return (f"the others have begun again at an earlier step, and here is step {held} on disk: waiting for peers "
-                "that have the other stages of it, or until the others have got as far")
+        return (
+            f"the others have begun again at an earlier step, and here is step {held} on disk: waiting for peers "
+            "that have the other stages of it, or until the others have got as far"
+        )
 
     def _go(self, restart: Restart, move: Move) -> Move:
         self.current, self.wanted, self._since, self._alone_since = restart, None, None, None

@@ -75,13 +75,28 @@ class Account:
         return [Send(ballot.peer, Release(stamp, ballot, self.generation, indexes))] if ballot is not None else []
 
     def report(
-        self, stamp: Stamp, ballot: Ballot, finished: Finished | None, commit: Commit | None, progress: int,
-        line: Line, trouble: Trouble | None, vote: bytes,
+        self,
+        stamp: Stamp,
+        ballot: Ballot,
+        finished: Finished | None,
+        commit: Commit | None,
+        progress: int,
+        line: Line,
+        trouble: Trouble | None,
+        vote: bytes,
     ) -> Report:
         """Everything a keeper must know of this replica (rule 9)."""
         return Report(
-            stamp=stamp, ballot=ballot, generation=self.generation, owned=self.owned, summed=frozenset(self.summed),
-            finished=finished, commit=commit, progress=progress,
-            non_finite=frozenset(self.non_finite) if self.non_finite else NONE, line=line, trouble=trouble,
+            stamp=stamp,
+            ballot=ballot,
+            generation=self.generation,
+            owned=self.owned,
+            summed=frozenset(self.summed),
+            finished=finished,
+            commit=commit,
+            progress=progress,
+            non_finite=frozenset(self.non_finite) if self.non_finite else NONE,
+            line=line,
+            trouble=trouble,
             vote=vote,
         )

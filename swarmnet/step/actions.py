@@ -117,6 +117,18 @@ class Note:
 
 
 Action = (
-    Send | Broadcast | Granted | Owned | Void | Sum | CollectSum | StopSum | Execute | Apply | Resync
-    | Measure | Orphaned | Note
+    Send
+    | Broadcast
+    | Granted
+    | Owned
+    | Void
+    | Sum
+    | CollectSum
+    | StopSum
+    | Execute
+    | Apply
+    | Resync
+    | Measure
+    | Orphaned
+    | Note
 )

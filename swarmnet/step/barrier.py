@@ -51,9 +51,9 @@ def evidence(commits: Iterable[Commit]) -> bytes:
     """
     digest = hashlib.sha256()
     for commit in sorted(commits, key=lambda c: c.stage):
-        digest.update(struct.pack("<qqqdd", commit.stage, commit.step, commit.num_tokens, commit.loss_sum,
-                                  commit.grad_sq_norm))
+        digest.update(
+            struct.pack("<qqqdd", commit.stage, commit.step, commit.num_tokens, commit.loss_sum, commit.grad_sq_norm)
+        )
         digest.update(commit.digest)
         digest.update(",".join(map(str, sorted(commit.voided))).encode())
     return digest.digest()
-

@@ -51,12 +51,12 @@ class Dispute:
         self._known: set[PeerId] = set()
         self._ready: dict[PeerId, float] = {}
         self._late: dict[PeerId, tuple[Late, ...]] = {}
-        self._refused: dict[PeerId, set[PeerId]] = {}     # accused -> accusers, in all rounds of the step
-        self._fresh: dict[PeerId, set[PeerId]] = {}       # those of this round
+        self._refused: dict[PeerId, set[PeerId]] = {}  # accused -> accusers, in all rounds of the step
+        self._fresh: dict[PeerId, set[PeerId]] = {}  # those of this round
         self._late_since: float | None = None
         self._alone_since: float | None = None
         self._again = False
-        self._heard: set[tuple[PeerId, PeerId]] = set()   # (accused, accuser) of refusals, when the round was cut again
+        self._heard: set[tuple[PeerId, PeerId]] = set()  # (accused, accuser) of refusals, when the round was cut again
 
     def opened(self, round_id: RoundId, *, now: float) -> None:
         """Another round: who is late in it is yet to be seen."""
@@ -105,16 +105,21 @@ class Dispute:
         for accused in sorted(members & self._refused.keys()):
             if accused in self._refused[accused] or self._is_refused(accused, circles, members, odd):
                 return Leave(accused, "refused")
-        most = [accused for accused in sorted(late, key=lambda peer: (peer == self._me, peer)) if any(
-            _most(late[accused] - odd, circle - {accused}) for circle in _of(accused, circles)
-        )]
+        most = [
+            accused
+            for accused in sorted(late, key=lambda peer: (peer == self._me, peer))
+            if any(_most(late[accused] - odd, circle - {accused}) for circle in _of(accused, circles))
+        ]
         # Whoever waits itself for one that most wait for is excused; for one that owes it alone, it is alone with that.
         waits = {accused: self._owing(accused) for accused in late}
         owing = Counter(of for accused in late.keys() - odd for of in waits[accused])
         alone = {
-            accused for accused in most
-            if len(members) > 2 and accused not in odd
-            and waits[accused] and all(owing[of] == 1 for of in waits[accused])
+            accused
+            for accused in most
+            if len(members) > 2
+            and accused not in odd
+            and waits[accused]
+            and all(owing[of] == 1 for of in waits[accused])
         }
         for accused in sorted(most, key=lambda peer: bool(waits[peer].intersection(most)) and peer not in alone):
             return Leave(accused, "alone", waits[accused]) if accused in alone else Leave(accused, "late")
@@ -150,7 +155,8 @@ class Dispute:
                 for voice in accusers - {accused}:
                     names.setdefault(voice, set()).add(accused)
         return frozenset(
-            voice for voice, named in names.items()
+            voice
+            for voice, named in names.items()
             if any(2 * len(named & circle) > len(circle) for circle in _of(voice, circles))
         )
 
@@ -185,7 +191,9 @@ class Dispute:
         if now - self._alone_since <= self._patience_s:
             return None
         pairs = {
-            (accused, voice) for accused, voices in self._refused.items() if accused in members
+            (accused, voice)
+            for accused, voices in self._refused.items()
+            if accused in members
             for voice in (voices & members) - odd
         }
         known = {accused for accused, _ in self._heard}

@@ -114,7 +114,7 @@ def may_go(strays: frozenset[PeerId], order: Sequence[PeerId], *, away: int) -> 
     of the stage would be without state. order: everybody who has some."""
     room = _room(len(order) + away) - away
     going = [peer for peer in order if peer in strays]
-    return tuple(going[max(len(going) - room, 0):]) if room > 0 and len(going) < len(order) else ()
+    return tuple(going[max(len(going) - room, 0) :]) if room > 0 and len(going) < len(order) else ()
 
 
 def resyncs(me: PeerId, classes: Mapping[PeerId, str], version: int, every: int) -> bool:
@@ -174,10 +174,20 @@ class Drift:
         named = set(verdict.strays) if me == verdict.first else {me} & verdict.strays
         if verdict.distances.get(me, 0.0) > 0.0:
             named.add(me)
-        return [Note("drift" if peer in verdict.strays else "apart", {
-            "version": verdict.version, "peer": peer, "distance": verdict.distances.get(peer), "to": verdict.first,
-            "strays": len(verdict.strays), "measured": len(readings),
-        }) for peer in sorted(named)]
+        return [
+            Note(
+                "drift" if peer in verdict.strays else "apart",
+                {
+                    "version": verdict.version,
+                    "peer": peer,
+                    "distance": verdict.distances.get(peer),
+                    "to": verdict.first,
+                    "strays": len(verdict.strays),
+                    "measured": len(readings),
+                },
+            )
+            for peer in sorted(named)
+        ]
 
     def donors(self, *, now: float) -> tuple[PeerId, ...]:
         """Whose state I should take now, if I am off and it is my turn; () otherwise."""
@@ -190,7 +200,8 @@ class Drift:
         if me not in may_go(strays, order, away=away):
             return ()
         return tuple(
-            peer for peer in order
+            peer
+            for peer in order
             if peer in verdict.judged and peer not in strays and self._numerics(peer) == self.numerics
         )
 
@@ -214,7 +225,9 @@ class Drift:
         seen, verdict = self._view.get(peer), self.verdict
         measure = self.mine if peer == self._view.me else seen.measure if seen is not None else None
         return (
-            verdict is not None and peer in verdict.strays and measure is not None
+            verdict is not None
+            and peer in verdict.strays
+            and measure is not None
             and measure.version == verdict.version
         )
 

@@ -60,7 +60,13 @@ class StepDriver:
     """Binds a Member to transport, engine, pipeline and averaging."""
 
     def __init__(
-        self, member: Member, *, transport: Transport, engine: Engine, exchange: Exchange, listener: Listener,
+        self,
+        member: Member,
+        *,
+        transport: Transport,
+        engine: Engine,
+        exchange: Exchange,
+        listener: Listener,
         spawn: Spawn,
     ) -> None:
         self.member = member
@@ -74,7 +80,7 @@ class StepDriver:
         self._measuring: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
         self._settled.set()
-        self._failed: tuple[tuple[Stamp, RoundId] | None, set[str]] = (None, set())   # of a round: why its sum failed
+        self._failed: tuple[tuple[Stamp, RoundId] | None, set[str]] = (None, set())  # of a round: why its sum failed
         engine.subscribe(self)
 
     def attach(self, execution: Execution) -> None:
@@ -253,7 +259,7 @@ class StepDriver:
         await self._whole(current.id, self._take_part(current))
 
     async def _take_part(self, current: Round) -> Finished:
-        step, began, event = current.stamp.step, self._now(), "sum_left"     # unless it comes to its end
+        step, began, event = current.stamp.step, self._now(), "sum_left"  # unless it comes to its end
         try:
             finished = await self._exchange.sum(current, self._pipeline.losses(step))
             event = "averaged"
@@ -300,14 +306,18 @@ class StepDriver:
             self._cannot_apply(step, "the sum is in the buffer no more")
             return
         commit = apply.commits[member.stage]
-        self._listener.on_event(member.stage, "committed", {
-            "step": step,
-            "loss_sum": commit.loss_sum,
-            "num_tokens": commit.num_tokens,
-            "digest": commit.digest.hex(),
-            "contributions": [[peer, sorted(indexes)] for peer, _, indexes in finished.contributions],
-            "voided": sorted(commit.voided),
-        })
+        self._listener.on_event(
+            member.stage,
+            "committed",
+            {
+                "step": step,
+                "loss_sum": commit.loss_sum,
+                "num_tokens": commit.num_tokens,
+                "digest": commit.digest.hex(),
+                "contributions": [[peer, sorted(indexes)] for peer, _, indexes in finished.contributions],
+                "voided": sorted(commit.voided),
+            },
+        )
         try:
             outer = await self._engine.apply(apply.commits)
         except SwarmError as error:  # what is known of this step cannot be: a mate's state tells better
@@ -316,15 +326,28 @@ class StepDriver:
         self._exchange.applied(member.stamp, finished, apply.commits)
         actions = member.applied(now=self._now(), missed=outer is not None and not outer.taken)
         self._settled.set()
-        self._listener.on_event(member.stage, "applied", {
-            "step": step, "version": member.version, "chain": member.chain, **_measures(apply.commits),
-            "averaging_bytes": self._exchange.take_sent(),
-        })
+        self._listener.on_event(
+            member.stage,
+            "applied",
+            {
+                "step": step,
+                "version": member.version,
+                "chain": member.chain,
+                **_measures(apply.commits),
+                "averaging_bytes": self._exchange.take_sent(),
+            },
+        )
         if outer is not None:
-            self._listener.on_event(member.stage, "outer_step" if outer.taken else "outer_missed", {
-                "step": step, "elements": outer.elements, "moved": outer.moved,
-                **({} if outer.taken else {"reason": outer.missed}),
-            })
+            self._listener.on_event(
+                member.stage,
+                "outer_step" if outer.taken else "outer_missed",
+                {
+                    "step": step,
+                    "elements": outer.elements,
+                    "moved": outer.moved,
+                    **({} if outer.taken else {"reason": outer.missed}),
+                },
+            )
         self._begin()
         self._perform(actions)
 
@@ -333,9 +356,9 @@ class StepDriver:
         self._settled.set()
         self._listener.on_event(member.stage, "apply_failed", {"step": step, "reason": reason})
         self.suspend()
-        self._listener.on_resync(member.stage, tuple(sorted(
-            peer for peer, seen in member.view.mates() if seen.synced and not seen.dead
-        )))
+        self._listener.on_resync(
+            member.stage, tuple(sorted(peer for peer, seen in member.view.mates() if seen.synced and not seen.dead))
+        )
 
     async def _measure(self, wanted: act.Measure) -> None:
         version, digest, sketch = await self._engine.measure()

@@ -24,18 +24,26 @@ class Election:
     """
 
     def __init__(
-        self, view: View, strikes: Strikes, vain: Strikes, membership: Membership, pace: Pace, *, step: int,
-        term_chain: Chain, now: float,
+        self,
+        view: View,
+        strikes: Strikes,
+        vain: Strikes,
+        membership: Membership,
+        pace: Pace,
+        *,
+        step: int,
+        term_chain: Chain,
+        now: float,
     ) -> None:
         self._view, self._strikes, self._vain = view, strikes, vain
         self._membership, self._pace = membership, pace
         self._step = step
-        self.notes: list[Note] = []          # for the log, until they are taken
+        self.notes: list[Note] = []  # for the log, until they are taken
         self.promised: Ballot | None = None
         self._began_at = self._promised_at = self._kept_at = now
-        self._kept_s: dict[PeerId, float] = {}     # before that, of those who have kept in turns
-        self._stood = 0                            # against who keeps though I pass it over
-        self._smallest = math.inf                  # round that it has opened
+        self._kept_s: dict[PeerId, float] = {}  # before that, of those who have kept in turns
+        self._stood = 0  # against who keeps though I pass it over
+        self._smallest = math.inf  # round that it has opened
         self.given: Indexes = NONE
         self._term_chain = term_chain
 
@@ -72,11 +80,15 @@ class Election:
             refused = lower or self.sits(peer, now=now) or (not left and self._usurps(ballot, now))
             if refused and not self._followed(ballot, now):
                 return False
-        elif self.promised is not None and (ballot < self.promised or (
-            told_by not in (None, peer, self.promised.peer) and self.promised.peer != peer
-            and self._followed(self.promised, now)
-        )):
-            return False     # I have given up that ballot of mine, for the keeper whom most follow
+        elif self.promised is not None and (
+            ballot < self.promised
+            or (
+                told_by not in (None, peer, self.promised.peer)
+                and self.promised.peer != peer
+                and self._followed(self.promised, now)
+            )
+        ):
+            return False  # I have given up that ballot of mine, for the keeper whom most follow
         if self.promised is None or self.promised.peer != peer:
             if self.promised is not None:
                 self._kept_s[self.promised.peer] = self._kept_for_s(now)
@@ -169,7 +181,7 @@ class Election:
             self._stood += 1
             return higher
         if view.alive(keeper, now=now) and not view.answers(keeper, now=now):
-            return higher if place == 0 else None    # heard, and nobody here can report to it
+            return higher if place == 0 else None  # heard, and nobody here can report to it
         if not view.alive(keeper, now=now):
             silent_since = seen.heard_at if seen is not None else self._promised_at
             if now - silent_since > (1 + place) * limit:

@@ -40,10 +40,15 @@ class Findings:
                 actions.append(Note("voided", {"step": self._step, "index": index}))
         if len(ledger.voided) > self._max_void and not self.halted:
             self.halted = True
-            actions.append(Note("halted", {
-                "step": self._step,
-                "reason": f"{len(ledger.voided)} microbatches of step {self._step} gave no gradient that can be "
-                          f"counted (not finite, or too large for the grid; training.max_void = {self._max_void}): "
-                          "lower the learning rate or numerics.grid_bits and start again",
-            }))
+            actions.append(
+                Note(
+                    "halted",
+                    {
+                        "step": self._step,
+                        "reason": f"{len(ledger.voided)} microbatches of step {self._step} gave no gradient that can "
+                        f"be counted (not finite, or too large for the grid; training.max_void = {self._max_void}): "
+                        "lower the learning rate or numerics.grid_bits and start again",
+                    },
+                )
+            )
         return actions

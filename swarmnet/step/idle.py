@@ -48,8 +48,13 @@ class Orders:
         return peer, [Send(peer, Execute(self._stamp, self._ballot, index))]
 
     def give(
-        self, ledger: Ledger, members: Sequence[PeerId], failed: Mapping[int, set[PeerId]],
-        spares: Callable[[PeerId, int], bool], *, now: float,
+        self,
+        ledger: Ledger,
+        members: Sequence[PeerId],
+        failed: Mapping[int, set[PeerId]],
+        spares: Callable[[PeerId, int], bool],
+        *,
+        now: float,
     ) -> list[Action]:
         """Orders that are due.
 
@@ -76,13 +81,22 @@ class Orders:
             tried = self._tried.setdefault(index, set())
             if len(tried) >= len(members):
                 tried.clear()
-            peer = min(members, key=lambda p: (
-                self._view.leaves(p), p in found, p in tried, not spares(p, index), load[p], len(ledger.of(p)), p
-            ))
+            peer = min(
+                members,
+                key=lambda p: (
+                    self._view.leaves(p),
+                    p in found,
+                    p in tried,
+                    not spares(p, index),
+                    load[p],
+                    len(ledger.of(p)),
+                    p,
+                ),
+            )
             tried.add(peer)
             load[peer] += 1
             actions.append(Send(peer, Execute(self._stamp, self._ballot, index)))
-            actions.append(Note("ordered" if first else "ordered_again", {
-                "index": index, "peer": peer, "step": self._stamp.step,
-            }))
+            actions.append(
+                Note("ordered" if first else "ordered_again", {"index": index, "peer": peer, "step": self._stamp.step})
+            )
         return actions

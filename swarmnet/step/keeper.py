@@ -63,10 +63,25 @@ class Keeper:
     """
 
     def __init__(
-        self, stamp: Stamp, ballot: Ballot, num_indexes: int, view: View, *, idle_s: float, max_void: int,
-        delay: int = 0, group_size: int = 16, numbers: Iterator[int], oldest: bool = True, now: float,
-        given: Indexes = NONE, lines: Lines | None = None, strikes: Strikes | None = None, membership: Membership,
-        pace: Pace | None = None, absent: frozenset[PeerId] = frozenset(),
+        self,
+        stamp: Stamp,
+        ballot: Ballot,
+        num_indexes: int,
+        view: View,
+        *,
+        idle_s: float,
+        max_void: int,
+        delay: int = 0,
+        group_size: int = 16,
+        numbers: Iterator[int],
+        oldest: bool = True,
+        now: float,
+        given: Indexes = NONE,
+        lines: Lines | None = None,
+        strikes: Strikes | None = None,
+        membership: Membership,
+        pace: Pace | None = None,
+        absent: frozenset[PeerId] = frozenset(),
     ) -> None:
         self.stamp, self.ballot, self.view = stamp, ballot, view
         self._delay, self.oldest, self._lines = delay, oldest, lines or Lines()
@@ -75,30 +90,30 @@ class Keeper:
         self.ledger = Ledger(num_indexes, given)
         self.members: dict[PeerId, Generation] = {}
         self.round: Round | None = None
-        self.acks: dict[PeerId, Commit] = {}       # what members have signed, whichever round it is of
+        self.acks: dict[PeerId, Commit] = {}  # what members have signed, whichever round it is of
         self._told_sums: dict[PeerId, tuple[Finished, Commit]] = {}
-        self._held_at = now                        # the last one of them
+        self._held_at = now  # the last one of them
         self._began_at, self._absent = now, absent
-        self.awaited: frozenset[PeerId] = frozenset()    # whose streams my replica waits for, said on every tick
+        self.awaited: frozenset[PeerId] = frozenset()  # whose streams my replica waits for, said on every tick
         self._delays = Delays(view.timers, now)
-        self._offences = Counter[PeerId]()         # reports that could not be
-        self._reopened: dict[PeerId, float] = {}   # who gave back what an open round names, and when
-        self._spoilt = False                       # has the round lost a member that may still owe others something?
+        self._offences = Counter[PeerId]()  # reports that could not be
+        self._reopened: dict[PeerId, float] = {}  # who gave back what an open round names, and when
+        self._spoilt = False  # has the round lost a member that may still owe others something?
         self.commit: Commit | None = None
         self._opening = Opening(stamp, ballot, group_size, numbers)
         self._orders = Orders(stamp, ballot, view, idle_s=idle_s, now=now)
         self._progress = Progress()
         self._level_at = now
         self._dispute = Dispute(view.me, patience_s=view.timers.suspect_s, lines=self._lines)
-        self._left_out: set[PeerId] = set()    # of this step, see step.dispute
+        self._left_out: set[PeerId] = set()  # of this step, see step.dispute
         self._opened_at = now
         self._first_ack_at: float | None = None
         self._told: dict[PeerId, Round] = {}
         self._prepared: set[PeerId] = set()
         self._early: dict[tuple[PeerId, int], Claim] = {}
-        self._waited_s: dict[PeerId, float] = {}        # for the report of a mate that I hear, in all
-        self._waiting_at: dict[PeerId, float] = {}      # when I last found that I wait for it
-        self._level = False                    # had everybody reported when that was last looked at?
+        self._waited_s: dict[PeerId, float] = {}  # for the report of a mate that I hear, in all
+        self._waiting_at: dict[PeerId, float] = {}  # when I last found that I wait for it
+        self._level = False  # had everybody reported when that was last looked at?
         self.sitting = self._excused(now)
         self._last_since: dict[PeerId, float] = {}
         self._findings = Findings(stamp.step, max_void=max_void)
@@ -169,7 +184,7 @@ class Keeper:
             self.members[peer] = report.generation
             return []
         if self.ledger.overlaps(peer, report.owned):
-            self._offences[peer] += owner not in self.ledger.closed      # once for all reports under way
+            self._offences[peer] += owner not in self.ledger.closed  # once for all reports under way
             self._evict(peer, report.generation)
             return [self._void(peer, report.generation), *self._leave_offender(peer, now)]
         if owner not in self.ledger.closed:
@@ -295,7 +310,8 @@ class Keeper:
     def _waited_for(self, now: float) -> list[PeerId]:
         """Live mates whose report I wait for, or have: of those who count, or anybody while nobody does."""
         return [
-            peer for peer in self._live(now)
+            peer
+            for peer in self._live(now)
             if peer in self.members or not (peer in self.sitting or self._membership.is_new(peer))
         ]
 
@@ -338,7 +354,8 @@ class Keeper:
     def _live(self, now: float) -> list[PeerId]:
         version = self.stamp.step
         return [
-            peer for peer, seen in self.view.mates()
+            peer
+            for peer, seen in self.view.mates()
             if seen.synced and self._is_open_at(seen) and not self.view.lost(peer, version, now=now)
         ]
 
@@ -378,9 +395,9 @@ class Keeper:
         if not took_part:
             return
         if self.acks:
-            self._spoilt = True     # others may hold the whole sum by now, and who has signed it joins no other yet
+            self._spoilt = True  # others may hold the whole sum by now, and who has signed it joins no other yet
         else:
-            self.round = None       # below a certificate nothing is lost by that (rule 16)
+            self.round = None  # below a certificate nothing is lost by that (rule 16)
 
     def _evict_lost(self, live: set[PeerId], now: float) -> list[Action]:
         self._note_last(now)
@@ -461,8 +478,10 @@ class Keeper:
         """There is a certificate: who lacks the sum may fetch it in its own time."""
         whole_at = self._first_ack_at = self._first_ack_at or now
         late = sorted(self.members.keys() - self.acks.keys())
-        if self.round is not None and not self._spoilt and now - whole_at <= max(
-            self.view.timers.suspect_s, _LATE * (whole_at - self._opened_at)
+        if (
+            self.round is not None
+            and not self._spoilt
+            and now - whole_at <= max(self.view.timers.suspect_s, _LATE * (whole_at - self._opened_at))
         ):
             return []
         self._left_out.update(late)
@@ -471,7 +490,9 @@ class Keeper:
             return []
         cost_s = now - whole_at
         strikes = [
-            note for peer in late if not self._spoilt and peer != self.view.me
+            note
+            for peer in late
+            if not self._spoilt and peer != self.view.me
             for note in self._strikes.strike(peer, "does not end up with the sum", cost_s=cost_s, now=now)
         ]
         return [*strikes, *(self._left(peer, "late") for peer in late)]
@@ -543,9 +564,11 @@ class Keeper:
         holders: dict[Commit, set[PeerId]] = {}
         for peer, held in self.acks.items():
             holders.setdefault(held, set()).add(peer)
-        found = [commit for commit, by in holders.items() if self._membership.certified(
-            commit, without=self.members.keys() - by, now=now
-        )]
+        found = [
+            commit
+            for commit, by in holders.items()
+            if self._membership.certified(commit, without=self.members.keys() - by, now=now)
+        ]
         return max(found, key=lambda commit: (commit.id == self.current_id, commit.id, commit.digest), default=None)
 
     def _sure(self, now: float) -> bool:
@@ -562,18 +585,24 @@ class Keeper:
     def _open_round(self, now: float) -> list[Action]:
         gave_back, self._reopened = self._reopened, {}
         least_s = 2 * self.view.timers.heartbeat_s
-        notes = [note for peer, since in gave_back.items() if peer != self.view.me for note in self._strikes.charge(
-            peer, "gives back what it was granted", cost_s=max(now - since, least_s), now=now
-        )]
+        notes = [
+            note
+            for peer, since in gave_back.items()
+            if peer != self.view.me
+            for note in self._strikes.charge(
+                peer, "gives back what it was granted", cost_s=max(now - since, least_s), now=now
+            )
+        ]
         apart = self._lines.apart(self.members, step=self.stamp.step)
         self._first_ack_at = None
         self.round, self._spoilt = self._opening.open(self.members, self.ledger, apart), False
         self._told, self._opened_at = {}, now
         self._dispute.opened(self.round.id, now=now)
         reason = left_alone(self.view, self.stamp, self.members, now=now)
-        return [*notes, *([] if reason is None else [
-            Note("averaged_alone", {"step": self.stamp.step, "reason": reason})
-        ])]
+        return [
+            *notes,
+            *([] if reason is None else [Note("averaged_alone", {"step": self.stamp.step, "reason": reason})]),
+        ]
 
     def _say_round(self, resend: bool) -> list[Action]:
         assert self.round is not None
@@ -594,7 +623,8 @@ class Keeper:
             return []
         self.commit = self._membership.with_votes(commit)
         notes: list[Action] = [
-            *self._delays.charge(self._strikes, self.view.me, now=now), *self._findings.alone(self.ledger),
+            *self._delays.charge(self._strikes, self.view.me, now=now),
+            *self._findings.alone(self.ledger),
         ]
         differing = sorted(
             peer for peer, held in self.acks.items() if held.id == commit.id and held.digest != commit.digest

@@ -19,7 +19,7 @@ class Lag:
     def __init__(self, view: View, membership: Membership) -> None:
         self._view, self._membership = view, membership
         self._asked_at = -1e9
-        self._alone: set[PeerId] = set()        # who says that it is far ahead, and is not believed
+        self._alone: set[PeerId] = set()  # who says that it is far ahead, and is not believed
         self._behind_since: float | None = None
         self._orphaned_since: float | None = None
 
@@ -36,8 +36,11 @@ class Lag:
         """
         if self._behind_since is None:
             self._behind_since = now
-        ahead = {peer: seen.version for peer, seen in self._view.mates()
-                 if seen.version > version and seen.synced and not seen.dead}
+        ahead = {
+            peer: seen.version
+            for peer, seen in self._view.mates()
+            if seen.version > version and seen.synced and not seen.dead
+        }
         timers = self._view.timers
         since_s = now - self._behind_since
         if not self._most_are_ahead(version, now=now) and since_s <= 2 * timers.long_silence_s:

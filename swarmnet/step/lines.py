@@ -24,7 +24,7 @@ class Lines:
 
     def __init__(self) -> None:
         self.allowed: Mapping[PeerId, float] = {}
-        self._broken: dict[frozenset[PeerId], int] = {}      # the latest last -> step
+        self._broken: dict[frozenset[PeerId], int] = {}  # the latest last -> step
 
     def least_s(self, peer: PeerId) -> float:
         """So long a member's stream may stand still, whatever others allow it."""

@@ -44,15 +44,30 @@ class Member:
     """The step machine of one replica of one stage."""
 
     def __init__(
-        self, me: PeerId, stage: int, shape: Shape, timers: Timers, *, incarnation: int, chain: Chain, now: float,
-        signer: Signer, drift: DriftRules = NO_DRIFT, numerics: str = "",
+        self,
+        me: PeerId,
+        stage: int,
+        shape: Shape,
+        timers: Timers,
+        *,
+        incarnation: int,
+        chain: Chain,
+        now: float,
+        signer: Signer,
+        drift: DriftRules = NO_DRIFT,
+        numerics: str = "",
     ) -> None:
         self.me, self.stage, self.shape, self.timers = me, stage, shape, timers
         self.view = View(me, stage, timers)
         self.drift = Drift(self.view, drift, numerics)
         self.membership = Membership(me, stage, self.view, signer)
         self._shared = Shared(
-            me, shape, self.view, self.membership, Generations(incarnation), round_numbers(incarnation),
+            me,
+            shape,
+            self.view,
+            self.membership,
+            Generations(incarnation),
+            round_numbers(incarnation),
             term_chain=chain,
         )
         self.version, self.chain, self.before = 0, chain, chain
@@ -61,7 +76,7 @@ class Member:
         self.last_commits: tuple[Commit, ...] = ()
         self.last_finished: Finished | None = None
         self._last_stamp: Stamp | None = None
-        self._kept_last: Ballot | None = None    # under which ballot, until somebody keeps the next step
+        self._kept_last: Ballot | None = None  # under which ballot, until somebody keeps the next step
         self._lag = Lag(self.view, self.membership)
         self._bad_voters: set[PeerId] = set()
         self._begin(now, None)
@@ -210,8 +225,16 @@ class Member:
     # ------------------------------------------------------------ events from my own replica
 
     def restored(
-        self, version: int, chain: Chain, before: Chain, term_chain: Chain, finished: Finished | None,
-        commits: tuple[Commit, ...], last_commits: tuple[Commit, ...] = (), *, now: float,
+        self,
+        version: int,
+        chain: Chain,
+        before: Chain,
+        term_chain: Chain,
+        finished: Finished | None,
+        commits: tuple[Commit, ...],
+        last_commits: tuple[Commit, ...] = (),
+        *,
+        now: float,
     ) -> list[Action]:
         """State of `version` is in place (seed or snapshot), with the oldest step's finished sum if there is one.
 
@@ -225,9 +248,9 @@ class Member:
         for commit in (*commits, *last_commits):
             self.membership.hear(commit, now=now)
         if not self.membership.roster(self.stage):
-            self.membership.applied(last_commits)    # a newcomer learns who counts, and that it does not yet
+            self.membership.applied(last_commits)  # a newcomer learns who counts, and that it does not yet
         for commit in last_commits:
-            if commit.stage == self.stage:       # who has taken over what followed from it stands by it, too
+            if commit.stage == self.stage:  # who has taken over what followed from it stands by it, too
                 self.membership.hear_vote(commit, self.me, self.membership.sign(commit), now=now)
         self.drift.forget()
         self._lag.caught_up()
@@ -258,7 +281,7 @@ class Member:
         of = self.step(step)
         if of is None:
             return []
-        for behind in self.steps[self.steps.index(of):]:
+        for behind in self.steps[self.steps.index(of) :]:
             behind.progress += 1  # compute goes to the older step first, so it is progress of the newer one too
         return of.add(index)
 
@@ -272,7 +295,11 @@ class Member:
         return [action for step in self.steps for action in step.sum_lost()]
 
     def feel(
-        self, line: Line, trouble: Trouble | None, allowed: Mapping[PeerId, float], waits: Mapping[PeerId, bool],
+        self,
+        line: Line,
+        trouble: Trouble | None,
+        allowed: Mapping[PeerId, float],
+        waits: Mapping[PeerId, bool],
         awaited: frozenset[PeerId] = frozenset(),
     ) -> None:
         """What the exchange has noticed: of my line, and of what holds me up in the round. Reports tell it.
@@ -432,7 +459,7 @@ class Member:
             return []
         if not self.membership.hear(commit, now=now):
             if peer in self._bad_voters:
-                return []        # said once a version: it is said again with every message that carries it
+                return []  # said once a version: it is said again with every message that carries it
             self._bad_voters.add(peer)
             return [Note("bad_vote", {"peer": peer, "stage": commit.stage, "step": commit.step})]
         of = self.step(commit.step)
@@ -447,7 +474,7 @@ class Member:
         others = [self.view.get(mate) for mate in live - {self.me}]
         chains = Counter(seen.chain for seen in others if seen is not None and seen.version == self.version)
         with_them, with_me = chains[beat.stamp.chain], chains[self.chain] + 1
-        tied = with_them == with_me and 2 * (chains.total() + 1) > len(live)     # by most, not by who speaks first
+        tied = with_them == with_me and 2 * (chains.total() + 1) > len(live)  # by most, not by who speaks first
         if 2 * with_them <= len(live) and not (
             tied and yields(mine=(mine, self.chain), theirs=(theirs, beat.stamp.chain))
         ):

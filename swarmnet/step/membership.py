@@ -42,8 +42,14 @@ _ALIKE = 0.02
 def commit_of(stamp: Stamp, finished: Finished) -> Commit:
     """What the holder of that sum would have its stage commit."""
     return Commit(
-        stage=stamp.stage, step=stamp.step, chain=stamp.chain, id=finished.id, digest=finished.digest,
-        num_tokens=finished.num_tokens, loss_sum=finished.loss_sum, grad_sq_norm=finished.grad_sq_norm,
+        stage=stamp.stage,
+        step=stamp.step,
+        chain=stamp.chain,
+        id=finished.id,
+        digest=finished.digest,
+        num_tokens=finished.num_tokens,
+        loss_sum=finished.loss_sum,
+        grad_sq_norm=finished.grad_sq_norm,
         voided=finished.voided,
         contributors=tuple(sorted({peer for peer, _, indexes in finished.contributions if indexes})),
     )
@@ -52,12 +58,27 @@ def commit_of(stamp: Stamp, finished: Finished) -> Commit:
 def statement(commit: Commit, restart: Restart) -> bytes:
     """What a vote signs: everything of the commit but the votes. The chain stands for run, stage and past."""
     of = hashlib.sha256(_DOMAIN)
-    of.update(struct.pack(
-        "<qqqqqqqdd", restart.number, restart.version, commit.stage, commit.step, commit.id.ballot.number,
-        commit.id.number, commit.num_tokens, commit.loss_sum, commit.grad_sq_norm,
-    ))
-    words = (commit.chain, commit.id.ballot.peer, commit.digest.hex(), ",".join(map(str, sorted(commit.voided))),
-             *commit.contributors)
+    of.update(
+        struct.pack(
+            "<qqqqqqqdd",
+            restart.number,
+            restart.version,
+            commit.stage,
+            commit.step,
+            commit.id.ballot.number,
+            commit.id.number,
+            commit.num_tokens,
+            commit.loss_sum,
+            commit.grad_sq_norm,
+        )
+    )
+    words = (
+        commit.chain,
+        commit.id.ballot.peer,
+        commit.digest.hex(),
+        ",".join(map(str, sorted(commit.voided))),
+        *commit.contributors,
+    )
     of.update("\0".join(words).encode())
     return of.digest()
 
@@ -67,16 +88,16 @@ class Membership:
 
     def __init__(self, me: PeerId, stage: int, view: View, signer: Signer) -> None:
         self.me, self.stage, self._view, self._signer = me, stage, view, signer
-        self.patience_s = 0.0                                              # what is long here: several usual steps
-        self.notes: list[Note] = []                                        # for the log, until they are taken
+        self.patience_s = 0.0  # what is long here: several usual steps
+        self.notes: list[Note] = []  # for the log, until they are taken
         self._restart = NO_RESTART
-        self._counting: dict[int, dict[PeerId, int]] = {}                  # stage -> who counts -> its last step
+        self._counting: dict[int, dict[PeerId, int]] = {}  # stage -> who counts -> its last step
         self._votes: dict[tuple[int, int], dict[Commit, dict[PeerId, bytes]]] = {}
-        self._heard_at: dict[Commit, float] = {}                           # its first vote
-        self._listed: dict[int, dict[PeerId, frozenset[Commit]]] = {}      # stage -> replica -> what it goes by
-        self._given_up: set[Commit] = set()                                # sums of the open step
+        self._heard_at: dict[Commit, float] = {}  # its first vote
+        self._listed: dict[int, dict[PeerId, frozenset[Commit]]] = {}  # stage -> replica -> what it goes by
+        self._given_up: set[Commit] = set()  # sums of the open step
         self._convicted: set[PeerId] = set()
-        self._alone: set[PeerId] = set()                                   # who has gone by what nobody committed
+        self._alone: set[PeerId] = set()  # who has gone by what nobody committed
 
     # ------------------------------------------------------------ who counts
 
@@ -88,7 +109,8 @@ class Membership:
         """Those of them who are not lost to me; if there is nobody, all whom I hear and can call."""
         view = self._view
         found = frozenset(
-            peer for peer in self.roster(stage)
+            peer
+            for peer in self.roster(stage)
             if (stage, peer) == (self.stage, self.me) or not view.unreachable(peer, stage, now=now)
         )
         if found:
@@ -105,7 +127,7 @@ class Membership:
         """A step is over: who has contributed counts, and who has been silent for long does not."""
         for commit in commits:
             of = self._counting.setdefault(commit.stage, {})
-            signed = self._votes_of(commit).keys()          # those that I have checked
+            signed = self._votes_of(commit).keys()  # those that I have checked
             known = of.keys() | set(commit.contributors)
             for peer in set(commit.contributors) | (signed & known if of else signed):
                 of[peer] = commit.step
@@ -131,9 +153,12 @@ class Membership:
                     of = made.get((commit.stage, commit.step))
                     if of is not None and commit != of and peer not in self._alone and len(self._alone) < _MOST_ODD:
                         self._alone.add(peer)
-                        self.notes.append(Note("other_commit", {
-                            "peer": peer, "step": commit.step, "of": commit.stage, "digest": commit.digest.hex(),
-                        }))
+                        self.notes.append(
+                            Note(
+                                "other_commit",
+                                {"peer": peer, "step": commit.step, "of": commit.stage, "digest": commit.digest.hex()},
+                            )
+                        )
 
     def follow(self, restart: Restart) -> None:
         """The run goes on from another version: nothing said before counts."""
@@ -161,15 +186,15 @@ class Membership:
         if found.get(commit, {}).get(peer) == signature:
             return True
         if peer not in self.roster(commit.stage) and peer not in self.live(commit.stage, now=now):
-            return peer not in self._convicted         # it has no say, so what it signs need not be looked at
+            return peer not in self._convicted  # it has no say, so what it signs need not be looked at
         if not self._signer.verify(peer, statement(commit, self._restart), signature):
             return False
         others = [other for other, votes in found.items() if peer in votes and other != commit]
         if any(other.id == commit.id for other in others):
             self._convicted.add(peer)
-            self.notes.append(Note("convicted", {
-                "peer": peer, "step": commit.step, "reason": "has signed two sums of one round",
-            }))
+            self.notes.append(
+                Note("convicted", {"peer": peer, "step": commit.step, "reason": "has signed two sums of one round"})
+            )
             return False
         for other in others[: max(len(others) + 1 - _MOST_SUMS, 0)]:
             del found[other][peer]
@@ -197,7 +222,10 @@ class Membership:
     def candidates(self, stage: int, step: int) -> list[Commit]:
         """What may have been committed, in no order that a voter could choose."""
         listed = {
-            commit for replicas in self._listed.values() for commits in replicas.values() for commit in commits
+            commit
+            for replicas in self._listed.values()
+            for commits in replicas.values()
+            for commit in commits
             if (commit.stage, commit.step) == (stage, step)
         }
         return sorted(listed | self._votes.get((stage, step), {}).keys(), key=lambda c: (c.id, c.digest))
@@ -229,11 +257,12 @@ class Membership:
         if rivals:
             return self._is_preferred(commit, rivals)
         if self.me in live and commit.stage == self.stage and self.me not in signed:
-            return False                                # I live, and will sign what I hold myself
+            return False  # I live, and will sign what I hold myself
         return now - self._heard_at[commit] > max(self.patience_s, self._view.timers.long_silence_s)
 
     def _is_preferred(self, commit: Commit, rivals: Iterable[Commit]) -> bool:
         """Two who live have signed sums that differ in the last digits: neighbours take the one of the lower round."""
+
         def alike(other: Commit) -> bool:
             return (commit.num_tokens, commit.voided) == (other.num_tokens, other.voided) and math.isclose(
                 commit.grad_sq_norm, other.grad_sq_norm, rel_tol=_ALIKE

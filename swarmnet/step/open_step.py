@@ -97,8 +97,14 @@ class OpenStep:
         self._shared = shared
         self.account = Account(shared.generations)
         self.election = Election(
-            shared.view, shared.strikes, shared.vain, shared.membership, shared.pace, step=stamp.step,
-            term_chain=shared.term_chain, now=now,
+            shared.view,
+            shared.strikes,
+            shared.vain,
+            shared.membership,
+            shared.pace,
+            step=stamp.step,
+            term_chain=shared.term_chain,
+            now=now,
         )
         self.keeper: Keeper | None = None
         self.part = Part(shared.me, finished)
@@ -107,8 +113,8 @@ class OpenStep:
         self.progress = 0
         self._vote = b""
         self._signed_at = -math.inf
-        self._refused: set[PeerId] = set()       # who has asked in vain to be, or to have somebody, promised
-        self._fed = False                        # has work of this step come here?
+        self._refused: set[PeerId] = set()  # who has asked in vain to be, or to have somebody, promised
+        self._fed = False  # has work of this step come here?
         self._delays = Delays(shared.view.timers, now)
         if finished is not None:
             self._sign(finished, now)
@@ -243,7 +249,7 @@ class OpenStep:
             return False
         if not self._shared.membership.believed(commit, now=now):
             return False
-        self.barrier.replace(self._shared.membership.with_votes(commit))    # of two forks the one whose sum I hold (A4)
+        self.barrier.replace(self._shared.membership.with_votes(commit))  # of two forks the one whose sum I hold (A4)
         if not mine:
             return True
         finished = self.finished
@@ -363,8 +369,14 @@ class OpenStep:
 
     def _make_report(self, ballot: Ballot) -> Report:
         return self.account.report(
-            self.stamp, ballot, self.finished, self._own_commit, self.progress, self._shared.line,
-            self._shared.trouble if self.oldest else None, self._vote if self.finished is not None else b"",
+            self.stamp,
+            ballot,
+            self.finished,
+            self._own_commit,
+            self.progress,
+            self._shared.line,
+            self._shared.trouble if self.oldest else None,
+            self._vote if self.finished is not None else b"",
         )
 
     def _report(self) -> list[Action]:
@@ -432,11 +444,23 @@ class OpenStep:
         self._lock_again(now)
         actions = self.part.drop()
         self.keeper = Keeper(
-            self.stamp, ballot, shared.shape.num_microbatches, shared.view, idle_s=shared.pace.idle_s,
+            self.stamp,
+            ballot,
+            shared.shape.num_microbatches,
+            shared.view,
+            idle_s=shared.pace.idle_s,
             max_void=shared.shape.max_void,
-            delay=shared.shape.delay.behind(self.stamp.step), group_size=shared.shape.group_size,
-            numbers=shared.numbers, oldest=self.oldest, now=now, given=self.election.given, lines=shared.lines,
-            strikes=shared.strikes, membership=shared.membership, pace=shared.pace, absent=shared.absent,
+            delay=shared.shape.delay.behind(self.stamp.step),
+            group_size=shared.shape.group_size,
+            numbers=shared.numbers,
+            oldest=self.oldest,
+            now=now,
+            given=self.election.given,
+            lines=shared.lines,
+            strikes=shared.strikes,
+            membership=shared.membership,
+            pace=shared.pace,
+            absent=shared.absent,
         )
         actions.append(Note("keeper", {"step": self.stamp.step, "ballot": ballot.number}))
         actions += self._report() + self.account.ask(self.stamp, ballot)

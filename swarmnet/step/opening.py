@@ -54,19 +54,19 @@ class Opening:
         home = self._home.get(index)
         return home is None or peer in home
 
-    def open(
-        self, members: Collection[PeerId], ledger: Ledger, apart: frozenset[PeerId] = frozenset()
-    ) -> Round:
+    def open(self, members: Collection[PeerId], ledger: Ledger, apart: frozenset[PeerId] = frozenset()) -> Round:
         """The next round, of all that the ledger holds. apart: some members, not all, that should reduce nothing."""
         bandwidths = self._bandwidths(members)
         if bandwidths and (self._turns or self.stamp.step % _SURVEY == 0):
             # Even parts. None would mean that no line is known, and members would wait for a hung one much longer.
             bandwidths = dict.fromkeys(bandwidths, min(bandwidths.values()))
-        if apart and not self._turns:                # in a dispute everybody may have to judge
+        if apart and not self._turns:  # in a dispute everybody may have to judge
             bandwidths = _without_parts(bandwidths or dict.fromkeys(members, _ANY), apart)
         trips = {
-            (peer, other): float(microseconds) for peer in members
-            for other, microseconds in self._lines.get(peer, UNMEASURED).round_trips if other in members
+            (peer, other): float(microseconds)
+            for peer in members
+            for other, microseconds in self._lines.get(peer, UNMEASURED).round_trips
+            if other in members
         }
         self._grid = rearranged(self._grid, members, trips, self._group_size, bandwidths)
         rows = [_turned(row, self._turns) for row in self._grid.rows]

@@ -23,8 +23,8 @@ class Pace:
         self._at: float | None = None
         self._gap_s: float | None = None
         self._applied_at: float | None = None
-        self._steps_s: dict[PeerId | None, deque[float]] = {}      # by keeper, the latest last
-        self._slow_s: list[float] = []                             # the slow steps in a row under the last keeper
+        self._steps_s: dict[PeerId | None, deque[float]] = {}  # by keeper, the latest last
+        self._slow_s: list[float] = []  # the slow steps in a row under the last keeper
 
     def applied(self, keeper: PeerId | None = None, *, now: float) -> float:
         """A step is over. Returns the seconds of slow steps in a row under its keeper, if it is not the first one."""

@@ -67,8 +67,11 @@ class Part:
             return []
         if self.exchange == current.id or not current.contributions or (self.finished is not None and self.locked):
             return []
-        mine = [indexes for peer, generation, indexes in current.contributions
-                if (peer, generation) == (self.me, account.generation)]
+        mine = [
+            indexes
+            for peer, generation, indexes in current.contributions
+            if (peer, generation) == (self.me, account.generation)
+        ]
         named = any(peer == self.me for peer, _, _ in current.contributions)
         if named and not mine:
             return []  # under a generation I have left: the keeper learns it from my report
@@ -105,7 +108,7 @@ class Part:
     def _start(self, round_id: RoundId, action: act.Sum | act.CollectSum) -> list[Action]:
         stop: list[Action] = [act.StopSum()] if self.exchange is not None else []
         if isinstance(action, act.Sum) and self.finished is not None:
-            self.aside.add(self.finished.id)         # what is summed now takes its place
+            self.aside.add(self.finished.id)  # what is summed now takes its place
             self.finished = None
         self.exchange, self.stuck = round_id, False
         self.collecting = frozenset(action.round.holders) if isinstance(action, act.CollectSum) else frozenset()

@@ -32,12 +32,10 @@ class Strikes:
     def __init__(self, timers: Timers) -> None:
         self._longest_s, self._worth_s = _LONGEST * timers.long_silence_s, 1.5 * timers.suspect_s
         self._now = 0.0
-        self._owed: dict[PeerId, tuple[float, float]] = {}             # seconds, when they were counted
-        self._struck: dict[PeerId, tuple[int, float, float]] = {}      # level, since, until; the latest last
+        self._owed: dict[PeerId, tuple[float, float]] = {}  # seconds, when they were counted
+        self._struck: dict[PeerId, tuple[int, float, float]] = {}  # level, since, until; the latest last
 
-    def strike(
-        self, peer: PeerId, reason: str, *, cost_s: float, pardon: bool = False, now: float
-    ) -> list[Note]:
+    def strike(self, peer: PeerId, reason: str, *, cost_s: float, pardon: bool = False, now: float) -> list[Note]:
         """Its stage waited for this peer in vain, for so many seconds. Once for one wait. pardon: the first time."""
         if self.sits(peer, now=now):
             return []
@@ -50,10 +48,18 @@ class Strikes:
         self._struck[peer] = level, now, now + sits_s
         while len(self._struck) > _MOST_PEERS:
             del self._struck[next(iter(self._struck))]
-        return [Note("strike", {
-            "peer": peer, "reason": reason, "cost_s": round(cost_s, 3), "sits_out_s": round(sits_s, 3),
-            "strikes": level,
-        })]
+        return [
+            Note(
+                "strike",
+                {
+                    "peer": peer,
+                    "reason": reason,
+                    "cost_s": round(cost_s, 3),
+                    "sits_out_s": round(sits_s, 3),
+                    "strikes": level,
+                },
+            )
+        ]
 
     def charge(self, peer: PeerId, reason: str, *, cost_s: float, now: float) -> list[Note]:
         """It came late, and cost so many seconds. More than a share of all time makes a strike."""
@@ -90,7 +96,12 @@ class Strikes:
 
 
 def sitting(
-    mates: Set[PeerId], strikes: Strikes, shunned: Set[PeerId], live: Set[PeerId], *, vain: Strikes | None = None,
+    mates: Set[PeerId],
+    strikes: Strikes,
+    shunned: Set[PeerId],
+    live: Set[PeerId],
+    *,
+    vain: Strikes | None = None,
     now: float,
 ) -> frozenset[PeerId]:
     """Which of these mates sit out: whoever was struck, or is shunned by most others.
@@ -98,6 +109,7 @@ def sitting(
     Of those who live and count less than half: those who have kept in vain, where keepers are chosen (`vain`); then
     those that most shun; then those that sit longest.
     """
+
     def until(book: Strikes | None, peer: PeerId) -> float:
         return book.until(peer) if book is not None and book.sits(peer, now=now) else -math.inf
 
@@ -128,6 +140,8 @@ class Delays:
         alone_s = now - self._began_at - max(self._late_s.values(), default=0.0)
         free_s = max(alone_s, 0.0) / 2 + 2 * self._timers.heartbeat_s
         return [
-            note for peer, late_s in sorted(self._late_s.items()) if peer != me and late_s > free_s
+            note
+            for peer, late_s in sorted(self._late_s.items())
+            if peer != me and late_s > free_s
             for note in strikes.charge(peer, "slows the steps down", cost_s=late_s - free_s, now=now)
         ]

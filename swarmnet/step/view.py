@@ -173,9 +173,12 @@ class View:
         """Synced live replicas of a stage that I can call, sorted; in my own stage without me."""
         seen = self._seen.get(stage, {})
         return sorted(
-            peer for peer, s in seen.items()
-            if s.synced and (stage, peer) != (self.stage, self.me)
-            and self.alive(peer, now=now, stage=stage) and self.answers(peer, now=now)
+            peer
+            for peer, s in seen.items()
+            if s.synced
+            and (stage, peer) != (self.stage, self.me)
+            and self.alive(peer, now=now, stage=stage)
+            and self.answers(peer, now=now)
         )
 
     def mates(self) -> Iterator[tuple[PeerId, Seen]]:

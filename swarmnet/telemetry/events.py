@@ -32,7 +32,7 @@ class EventLog:
         """Open `path` for appending, with its directories. Raises UsageError if that is impossible."""
         self._clock, self._path = clock, path
         self._file = -1
-        self._lost, self._torn = 0, False            # events since writing failed; does the file end within a line?
+        self._lost, self._torn = 0, False  # events since writing failed; does the file end within a line?
         if path is None:
             return
         try:
@@ -67,15 +67,17 @@ class EventLog:
 
     def _write(self, text: str) -> None:
         line = (("\n" if self._torn else "") + text + "\n").encode()
-        while line:                                  # the kernel takes it whole, unless the disk is full
-            line = line[os.write(self._file, line):]
+        while line:  # the kernel takes it whole, unless the disk is full
+            line = line[os.write(self._file, line) :]
             self._torn = bool(line)
 
     def _failed(self, error: OSError) -> None:
         self._lost += 1
         if self._lost == 1:
             log.warning(
-                "events_not_written", path=str(self._path), reason=error.strerror or str(error),
+                "events_not_written",
+                path=str(self._path),
+                reason=error.strerror or str(error),
                 then="events are lost until it can be written again; all else goes on",
             )
 

@@ -109,8 +109,12 @@ class Json(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One line, the traceback inside."""
-        head = {"t": record.created, "level": record.levelname.lower(), "logger": record.name,
-                "event": record.getMessage()}
+        head = {
+            "t": record.created,
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
         if record.exc_info:
             head["traceback"] = self.formatException(record.exc_info)
         fields = getattr(record, _FIELDS, {})

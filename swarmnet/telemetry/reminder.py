@@ -27,7 +27,7 @@ class Reminder:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._waits: dict[object, _Wait] = {}           # by stage; None: all of the process
+        self._waits: dict[object, _Wait] = {}  # by stage; None: all of the process
 
     def __call__(self, event: str, fields: Mapping[str, object]) -> None:
         """Take in one event that was told already."""
@@ -51,5 +51,6 @@ class Reminder:
             for wait in self._waits.values():
                 if now - wait.said_at >= EVERY_S:
                     wait.said_at = now
-                    self._log.at(logging.WARNING, "waiting",
-                                 {**wait.fields, "since": f"{(now - wait.since) / 60:.0f} min"})
+                    self._log.at(
+                        logging.WARNING, "waiting", {**wait.fields, "since": f"{(now - wait.since) / 60:.0f} min"}
+                    )

@@ -45,13 +45,18 @@ class Evaluation:
     """
 
     def __init__(
-        self, stage: FirstStage, piece: Callable[[int], Piece], count: int, *, tally: Tally,
+        self,
+        stage: FirstStage,
+        piece: Callable[[int], Piece],
+        count: int,
+        *,
+        tally: Tally,
         heard: Callable[[], None] = lambda: None,
     ) -> None:
         self._stage, self._piece, self._count = stage, piece, count
         self._tally, self._heard = tally, heard
         self._moved = asyncio.Event()
-        self._reached = 0                # the version by which a microbatch was scored last, of this restart
+        self._reached = 0  # the version by which a microbatch was scored last, of this restart
 
     async def run(self) -> None:
         """Score all. Cancel to stop with what there is.
@@ -114,8 +119,11 @@ class Evaluation:
             scored = self._tally.num_microbatches
             await asyncio.sleep(GIVE_UP_S)
         stands = (
-            "nobody announces the run any more" if not self._stage.records
-            else "nobody serves stage 0" if not self._stage.candidates() else "a stage may lack replicas"
+            "nobody announces the run any more"
+            if not self._stage.records
+            else "nobody serves stage 0"
+            if not self._stage.candidates()
+            else "a stage may lack replicas"
         )
         raise NoReplica(f"no microbatch was scored for {GIVE_UP_S:g} s: {stands}; `swarmnet status` says more")
 

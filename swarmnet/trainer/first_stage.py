@@ -41,8 +41,12 @@ class FirstStage:
         self.restart = NO_RESTART
         self._dead: dict[PeerId, int] = {}  # peer -> the incarnation that is gone
         self._caller = Caller(
-            transport, Router(Patience.of(manifest.protocol, stages=manifest.cut.stages)), self.candidates,
-            AnswerCheck.of(manifest, 0), self._left, leaving=self._leaving,
+            transport,
+            Router(Patience.of(manifest.protocol, stages=manifest.cut.stages)),
+            self.candidates,
+            AnswerCheck.of(manifest, 0),
+            self._left,
+            leaving=self._leaving,
         )
 
     async def process(self, request: Process, tokens: tuple[Packed, ...]) -> Gradient:
@@ -94,8 +98,11 @@ class FirstStage:
     def newest_version(self) -> int:
         """Of the weights, as half of those who serve the stage say: what one says is a word."""
         versions = [
-            s.version for record in self.records.values() if record.restart == self.restart
-            for s in record.stages if s.stage == 0 and s.synced
+            s.version
+            for record in self.records.values()
+            if record.restart == self.restart
+            for s in record.stages
+            if s.stage == 0 and s.synced
         ]
         return sorted(versions, reverse=True)[(len(versions) - 1) // 2] if versions else self.restart.version
 
@@ -115,17 +122,24 @@ class FirstStage:
 
     def _leaving(self) -> frozenset[PeerId]:
         return frozenset(
-            peer for peer, record in self.records.items() for status in record.stages
+            peer
+            for peer, record in self.records.items()
+            for status in record.stages
             if status.stage == 0 and status.draining
         )
 
     def _newest_restart(self, stage: int) -> Restart:
         """The highest restart that most of this stage are under, or beyond. What one says moves no trainer."""
-        restarts = sorted((
-            record.restart for record in self.records.values() if any(s.stage == stage for s in record.stages)
-            and record.restart.version <= self._manifest.training.total_steps
-            and record.restart.number <= self.restart.number + MAX_RESTARTS_AHEAD
-        ), reverse=True)
+        restarts = sorted(
+            (
+                record.restart
+                for record in self.records.values()
+                if any(s.stage == stage for s in record.stages)
+                and record.restart.version <= self._manifest.training.total_steps
+                and record.restart.number <= self.restart.number + MAX_RESTARTS_AHEAD
+            ),
+            reverse=True,
+        )
         return restarts[len(restarts) // 2] if restarts else NO_RESTART
 
     def _left(self, request: Process, peer: PeerId, reason: str) -> None:

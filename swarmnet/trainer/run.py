@@ -49,16 +49,23 @@ async def _feed(config: PeerConfig, manifest: Manifest, own: OwnTokens, events: 
 
     async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(stopped_by_signal())
-        endpoint = await unless_stopped(stop, stack.enter_async_context(
-            open_endpoint(config, manifest, run_id(manifest), numerics="trainer", role="trainer")
-        ))
+        endpoint = await unless_stopped(
+            stop,
+            stack.enter_async_context(
+                open_endpoint(config, manifest, run_id(manifest), numerics="trainer", role="trainer")
+            ),
+        )
         if endpoint is None:
             on_event("stopped", {"reason": "asked to stop before it had joined"})
             return 0
         trainer = Trainer(
-            endpoint.me, manifest, transport=wrap.transport(endpoint.transport), directory=endpoint.directory,
+            endpoint.me,
+            manifest,
+            transport=wrap.transport(endpoint.transport),
+            directory=endpoint.directory,
             record=endpoint.record,
-            tokens=own.training, eval_tokens=own.evaluation,
+            tokens=own.training,
+            eval_tokens=own.evaluation,
             on_event=on_event,
             admissions=endpoint.admissions,
         )

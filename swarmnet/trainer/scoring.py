@@ -34,21 +34,35 @@ class Ending:
 
 
 async def score(
-    identity: Identity, run: RunId, manifest: Manifest, directory: Directory, piece: Callable[[int], Piece], count: int,
-    *, tally: Tally, heard: Callable[[bool], None], greeter: Greeter,
+    identity: Identity,
+    run: RunId,
+    manifest: Manifest,
+    directory: Directory,
+    piece: Callable[[int], Piece],
+    count: int,
+    *,
+    tally: Tally,
+    heard: Callable[[bool], None],
+    greeter: Greeter,
 ) -> Ending:
     """Have the run's peers score `count` microbatches; see Evaluation. What came of it is added to `tally`.
 
     greeter: as whom we greet. heard(served) after each that was scored, and now and then; served: somebody serves stage
     0. A first Ctrl+C ends it with what there is. Main thread only. A bug is raised.
     """
+
     def addresses(peer: PeerId) -> tuple[str, ...]:
         record = stage.records.get(peer)
         return record.addresses if record else ()
 
     transport = GrpcTransport(
-        identity, run, admission=open_authority().admit(identity.peer), addresses=addresses, listens=False,
-        config=GrpcConfig.of(manifest), greeter=greeter,
+        identity,
+        run,
+        admission=open_authority().admit(identity.peer),
+        addresses=addresses,
+        listens=False,
+        config=GrpcConfig.of(manifest),
+        greeter=greeter,
     )
     stage = FirstStage(identity.peer, manifest, transport=transport, directory=directory, rerouted=lambda fields: None)
     evaluation = Evaluation(stage, piece, count, tally=tally, heard=lambda: heard(bool(stage.candidates())))

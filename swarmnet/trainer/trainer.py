@@ -182,8 +182,9 @@ class Trainer:
             await self._stage.process(Process(step, 0, index), tokens)
         except Refused as refused:
             if refused.code is not RejectCode.STALE:
-                self._on_event("refused", {"step": step, "index": index, "code": refused.code.value,
-                                           "reason": refused.reason})
+                self._on_event(
+                    "refused", {"step": step, "index": index, "code": refused.code.value, "reason": refused.reason}
+                )
         self._away[step] -= 1
         self._answered = max(self._answered, step)
         window.give()

@@ -80,7 +80,7 @@ def num_elements(shape: Sequence[int]) -> int:
     for size in shape:
         if type(size) is not int or size < 0:
             raise BadMessage(RejectCode.BAD_SHAPE, "dimensions must be integers >= 0", shape=tuple(shape))
-        extent *= max(size, 1)          # (0, 2^60) holds nothing, yet its strides overflow
+        extent *= max(size, 1)  # (0, 2^60) holds nothing, yet its strides overflow
         if extent > MAX_ELEMENTS:
             raise BadMessage(RejectCode.TOO_LARGE, "too many elements", max_elements=MAX_ELEMENTS)
     return math.prod(shape)
@@ -92,7 +92,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
     if math.isfinite(tensor.sum().item()):
         return True
-    return bool(torch.isfinite(tensor).all())      # or finite terms overflowed
+    return bool(torch.isfinite(tensor).all())  # or finite terms overflowed
 
 
 def check_finite(tensor: torch.Tensor) -> None:
@@ -122,7 +122,7 @@ def memory(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a contiguous tensor: uint8, on the CPU. Copies only from a device."""
     import torch
 
-    return tensor.cpu().as_strided((tensor.numel(),), (1,)).view(torch.uint8)    # stride 1 also for 0 or 1 elements
+    return tensor.cpu().as_strided((tensor.numel(),), (1,)).view(torch.uint8)  # stride 1 also for 0 or 1 elements
 
 
 def blocks(x_N: torch.Tensor, block: int) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Codecs that are a dtype's own memory: fp32, bf16, and the exact integers.
 
-    fp32                  exact
-    bf16                  round to nearest even: |x' - x| <= 2^-8 |x| + 2^-134; beyond its range its largest value
-    int64, int32, uint8   exact
+fp32                  exact
+bf16                  round to nearest even: |x' - x| <= 2^-8 |x| + 2^-134; beyond its range its largest value
+int64, int32, uint8   exact
 """
 
 from __future__ import annotations

@@ -89,7 +89,9 @@ def encode(x_N: torch.Tensor) -> torch.Tensor:
         stop = min(start + _chunk(x_N), whole)
         blocks = slice(start // BLOCK, stop // BLOCK)
         _encode_blocks(
-            x_N[start:stop].view(-1, BLOCK), scales[blocks], codes[start:stop].view(-1, BLOCK),
+            x_N[start:stop].view(-1, BLOCK),
+            scales[blocks],
+            codes[start:stop].view(-1, BLOCK),
             scratch[:, : stop - start].view(2, -1, BLOCK),
         )
     if whole < total:
@@ -104,7 +106,7 @@ def _encode_blocks(x: torch.Tensor, scales: torch.Tensor, codes: torch.Tensor, s
     size, sign = scratch[0], scratch[1].view(torch.int32)
     torch.abs(x, out=size)
     torch.amax(size, dim=1, out=scales)
-    if not math.isfinite(scales.max().item()):           # the maximum of a NaN is NaN
+    if not math.isfinite(scales.max().item()):  # the maximum of a NaN is NaN
         raise BadMessage(RejectCode.NON_FINITE, "NaN or infinity in a tensor")
     scales.mul_(scales > _TINY)
     stretch = 127.0**2 / torch.where(scales == 0, 1.0, scales)
@@ -126,7 +128,7 @@ def decode(data: torch.Tensor, out: torch.Tensor, *, add: bool) -> None:
     num_blocks = -(-total // BLOCK)
     scales, codes = data[: 4 * num_blocks].view(torch.float32), data[4 * num_blocks :].view(torch.int8)
     low, high = (float(bound) for bound in torch.aminmax(scales))
-    if not (low >= 0.0 and high < math.inf):             # aminmax of a NaN is NaN
+    if not (low >= 0.0 and high < math.inf):  # aminmax of a NaN is NaN
         raise BadMessage(RejectCode.NON_FINITE, "a block's scale is not a finite number >= 0")
     if codes.min().item() < -127:
         raise BadMessage(RejectCode.MALFORMED, "-128 is no int8 code")
@@ -136,8 +138,11 @@ def decode(data: torch.Tensor, out: torch.Tensor, *, add: bool) -> None:
         stop = min(start + _chunk(out), whole)
         blocks = slice(start // BLOCK, stop // BLOCK)
         _decode_blocks(
-            scales[blocks], codes[start:stop].view(-1, BLOCK), out[start:stop].view(-1, BLOCK),
-            scratch[:, : stop - start].view(2, -1, BLOCK), add=add,
+            scales[blocks],
+            codes[start:stop].view(-1, BLOCK),
+            out[start:stop].view(-1, BLOCK),
+            scratch[:, : stop - start].view(2, -1, BLOCK),
+            add=add,
         )
     if whole < total:
         short = codes[whole:].view(1, -1)

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 GROUP = "swarmnet.codecs"
 
-_PLAIN: dict[str, Codec] = {
-    codec.name: codec for codec in (*CASTS, Fp16(), Int8(), BNB8, NF4, Sparse(), Mixed())
-}
+_PLAIN: dict[str, Codec] = {codec.name: codec for codec in (*CASTS, Fp16(), Int8(), BNB8, NF4, Sparse(), Mixed())}
 _MAX_CHARACTERS = 32
 _used: dict[str, Codec] = {}
 
@@ -69,7 +67,8 @@ def use_all(manifest: Manifest) -> None:
     """
     for field, name in (
         ("averaging.codec", travels_as(manifest.averaging.codec)),
-        ("wire.activations", manifest.wire.activations), ("wire.gradients", manifest.wire.gradients),
+        ("wire.activations", manifest.wire.activations),
+        ("wire.gradients", manifest.wire.gradients),
     ):
         try:
             use(name)
@@ -92,15 +91,17 @@ def _load(name: str) -> Codec:
     family, parameter = split(name)
     found = list(importlib.metadata.entry_points(group=GROUP, name=family))
     if not found:
-        raise UsageError(f"codec {name}: no installed distribution has an entry point {family!r} in group {GROUP!r}; "
-                         "install the one that brings it")
+        raise UsageError(
+            f"codec {name}: no installed distribution has an entry point {family!r} in group {GROUP!r}; "
+            "install the one that brings it"
+        )
     brought = sorted({entry.dist.name if entry.dist else entry.value for entry in found})
     if len(found) > 1:
         raise UsageError(f"codec {name}: brought by {' and by '.join(brought)}; uninstall all but one")
     where = f"codec {name} of distribution {brought[0]}"
     try:
         codec: Codec = found[0].load()(parameter)
-    except Exception as error:                   # foreign code: whatever it raises, its distribution is to blame
+    except Exception as error:  # foreign code: whatever it raises, its distribution is to blame
         raise UsageError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
     _check(codec, name, where)
     return codec
@@ -108,8 +109,11 @@ def _load(name: str) -> Codec:
 
 def _check(codec: Codec, name: str, where: str) -> None:
     """Raise UsageError unless `codec` has all a codec must have."""
-    lacking = [each for each in ("name", "dtype", "reduced", "feedback", "block", "sizes", "check", "encode",
-                             "decode", "bound") if not hasattr(codec, each)]
+    lacking = [
+        each
+        for each in ("name", "dtype", "reduced", "feedback", "block", "sizes", "check", "encode", "decode", "bound")
+        if not hasattr(codec, each)
+    ]
     if lacking:
         raise UsageError(f"{where} is no codec: it has no {', no '.join(lacking)}")
     if codec.name != name or codec.dtype != "float32":

@@ -29,15 +29,7 @@ from typing import TYPE_CHECKING
 
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.messages import Packed
-from swarmnet.wire.codec import (
-    MAX_ELEMENTS,
-    MAX_RANK,
-    Codec,
-    check_finite,
-    is_finite,
-    memory,
-    num_elements,
-)
+from swarmnet.wire.codec import MAX_ELEMENTS, MAX_RANK, Codec, check_finite, is_finite, memory, num_elements
 from swarmnet.wire.codec_int8 import BLOCK as INT8_BLOCK
 from swarmnet.wire.codec_mixed import Mixed, Run
 from swarmnet.wire.codec_registry import NAMES, find, use, use_all
@@ -49,9 +41,25 @@ if sys.byteorder != "little":
     raise ImportError("swarmnet sends little-endian memory as it is and does not run on big-endian machines")
 
 __all__ = [
-    "FLOATS", "INT8_BLOCK", "MAX_ELEMENTS", "MAX_RANK", "NAMES", "add_decoded", "check_finite", "check_packed",
-    "decode", "decode_into", "encode", "encode_runs", "encoded_bytes", "encoded_sizes", "find", "is_finite",
-    "num_elements", "use", "use_all",
+    "FLOATS",
+    "INT8_BLOCK",
+    "MAX_ELEMENTS",
+    "MAX_RANK",
+    "NAMES",
+    "add_decoded",
+    "check_finite",
+    "check_packed",
+    "decode",
+    "decode_into",
+    "encode",
+    "encode_runs",
+    "encoded_bytes",
+    "encoded_sizes",
+    "find",
+    "is_finite",
+    "num_elements",
+    "use",
+    "use_all",
 ]
 
 FLOATS = tuple(name for name in NAMES if find(name).dtype == "float32" and name != "mixed")
@@ -75,9 +83,7 @@ def encoded_bytes(name: str, shape: Sequence[int]) -> int:
     return encoded_sizes(name, shape)[1]
 
 
-def check_packed(
-    packed: Packed, *, expect_shape: Sequence[int] | None = None, expect_codec: str | None = None
-) -> None:
+def check_packed(packed: Packed, *, expect_shape: Sequence[int] | None = None, expect_codec: str | None = None) -> None:
     """Raise BadMessage unless codec, shape and length fit together and are the expected ones, where any are."""
     shortest, longest = encoded_sizes(packed.codec, packed.shape)
     if expect_codec is not None and packed.codec != expect_codec:
@@ -86,8 +92,13 @@ def check_packed(
         raise BadMessage(RejectCode.BAD_SHAPE, "unexpected shape", shape=packed.shape, expected=tuple(expect_shape))
     if not shortest <= packed.num_bytes <= longest:
         raise BadMessage(
-            RejectCode.MALFORMED, "wrong length", codec=packed.codec, shape=packed.shape, num_bytes=packed.num_bytes,
-            shortest=shortest, longest=longest,
+            RejectCode.MALFORMED,
+            "wrong length",
+            codec=packed.codec,
+            shape=packed.shape,
+            num_bytes=packed.num_bytes,
+            shortest=shortest,
+            longest=longest,
         )
 
 

@@ -192,9 +192,7 @@ HELLO = Value(
         "invitation": Text(MAX_INVITATION_CHARS),
     },
 )
-REJECTED = Value(
-    Rejected, pb.Rejected, {"code": Member(RejectCode), "reason": Reason(1000), "version": VERSION}
-)
+REJECTED = Value(Rejected, pb.Rejected, {"code": Member(RejectCode), "reason": Reason(1000), "version": VERSION})
 
 REQUESTS: dict[str, Value] = {
     "process": Value(
@@ -251,9 +249,7 @@ ANSWERS: dict[str, Value] = {
     "busy": Value(Busy, pb.Busy, {"retry_after_s": Real(0.0, 3600.0), "version": VERSION}),
     "moved_to": Value(MovedTo, pb.MovedTo, {"owner": PEER}),
     "rejected": REJECTED,
-    "gradient": Value(
-        Gradient, pb.Gradient, {"loss_sum": FINITE, "num_tokens": COUNT, "compute_s": NOT_NEGATIVE}
-    ),
+    "gradient": Value(Gradient, pb.Gradient, {"loss_sum": FINITE, "num_tokens": COUNT, "compute_s": NOT_NEGATIVE}),
     "fetched": Value(Fetched, pb.Fetched, {"loss_sum": FINITE, "num_tokens": COUNT}),
     "part": Value(
         lambda losses, finished: PartData(payload=(), losses=losses, finished=finished),
@@ -294,4 +290,3 @@ ANSWERS: dict[str, Value] = {
 
 PAYLOAD_ANSWERS = (Gradient, Fetched, PartData, SnapshotPiece)
 """The answers that carry tensors, in `payload`."""
-

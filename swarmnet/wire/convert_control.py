@@ -55,17 +55,12 @@ from swarmnet.wire.pb import control_pb2 as pb
 MAX_SKETCH, MAX_NUMERICS = 256, 256
 """Numbers of a sketch, and characters of a numerics class, at most."""
 
-_LARGEST = 3e38                     # as fp32 it is finite
+_LARGEST = 3e38  # as fp32 it is finite
 
 _MEASURE = Value(
     Measure,
     pb.Measure,
-    {
-        "version": STEP,
-        "chain": CHAIN,
-        "digest": Blob(0, 32),
-        "sketch": Items(Real(-_LARGEST, _LARGEST), MAX_SKETCH),
-    },
+    {"version": STEP, "chain": CHAIN, "digest": Blob(0, 32), "sketch": Items(Real(-_LARGEST, _LARGEST), MAX_SKETCH)},
 )
 
 MAX_BYTES_PER_S = 10**12
@@ -73,7 +68,6 @@ MAX_ALLOWED_S = 1e6
 _MICROSECONDS = Int(1, 3600 * 10**6)
 _KEPT = {"stamp": One(STAMP), "ballot": One(BALLOT)}
 _FENCED = {**_KEPT, "generation": One(GENERATION)}
-
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,7 @@ class _Contributions:
 
     def most_bytes(self) -> int:
         entry = TAG_BYTES + LENGTH_BYTES + PEER.most_bytes() + GENERATION.most_bytes()
-        with_indexes = min(most(self.limit), self.indexes.below)       # the sets are disjoint
+        with_indexes = min(most(self.limit), self.indexes.below)  # the sets are disjoint
         return most(self.limit) * entry + with_indexes * self.indexes.most_bytes()
 
 
@@ -237,4 +237,3 @@ COMMIT = Value(
         "votes": Many(VOTE, MAX_VOTES),
     },
 )
-

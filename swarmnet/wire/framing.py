@@ -44,8 +44,11 @@ def check_declared(declared: Sequence[TensorHeader], *, max_bytes: int) -> int:
         shortest, longest = encoded_sizes(tensor.codec, tensor.shape)
         if not shortest <= tensor.length <= longest:
             raise BadMessage(
-                RejectCode.BAD_SHAPE, "length does not fit codec and shape",
-                codec=tensor.codec, shape=tensor.shape, length=tensor.length,
+                RejectCode.BAD_SHAPE,
+                "length does not fit codec and shape",
+                codec=tensor.codec,
+                shape=tensor.shape,
+                length=tensor.length,
             )
     total = sum(tensor.length for tensor in declared)
     if total > max_bytes:
@@ -103,7 +106,7 @@ class Assembly:
         check_declared(declared, max_bytes=max_bytes)
         self._declared = declared
         self._tensors: list[memoryview] = []
-        self._filled = 0                     # bytes of the last one
+        self._filled = 0  # bytes of the last one
         self._skip_empty()
 
     @property

@@ -70,7 +70,11 @@ def what_cannot_be_shared_is_refused_before_anything_is_sent(comm: Comm) -> None
 
 
 CHECKS: tuple[Callable[[Comm], None], ...] = (
-    ranks_are_numbered_from_zero, sums_and_maxima_of_every_dtype, gathers_along_any_dimension,
-    scatters_sums_along_any_dimension, arguments_stay_and_results_are_new, what_requires_a_gradient_gives_none,
+    ranks_are_numbered_from_zero,
+    sums_and_maxima_of_every_dtype,
+    gathers_along_any_dimension,
+    scatters_sums_along_any_dimension,
+    arguments_stay_and_results_are_new,
+    what_requires_a_gradient_gives_none,
     what_cannot_be_shared_is_refused_before_anything_is_sent,
 )

@@ -45,8 +45,14 @@ NUMBERS = words(
     " eighteen"
 )
 DEEDS = {
-    "carried": "carry", "painted": "paint", "mended": "mend", "borrowed": "borrow", "polished": "polish",
-    "hid": "hide", "found": "find", "sold": "sell",
+    "carried": "carry",
+    "painted": "paint",
+    "mended": "mend",
+    "borrowed": "borrow",
+    "polished": "polish",
+    "hid": "hide",
+    "found": "find",
+    "sold": "sell",
 }
 
 
@@ -75,30 +81,37 @@ def a(noun: str) -> str:
 def opening(dice: Dice, number: int, day: str, place: str, weather: str) -> str:
     feel, effect = WEATHER[weather]
     sights = PLACES[place]
-    return dice.one([
-        f"On {day} {weather}, and at the {place} {effect}. You could see the {sights[0]} and smell the {sights[1]}.",
-        f"{day} began {feel}, for {weather} since dawn. The {place} was full of {sights[2]}, and {effect}.",
-        f"Nobody at the {place} minded that {weather}. It was {day}, a {feel} day of {sights[1]} and {sights[2]}.",
-        f"When {weather}, {effect}; so it was on {day}, day {number} of the story, among the {sights[0]}.",
-    ])
+    return dice.one(
+        [
+            f"On {day} {weather}, and at the {place} {effect}. "
+            f"You could see the {sights[0]} and smell the {sights[1]}.",
+            f"{day} began {feel}, for {weather} since dawn. The {place} was full of {sights[2]}, and {effect}.",
+            f"Nobody at the {place} minded that {weather}. It was {day}, a {feel} day of {sights[1]} and {sights[2]}.",
+            f"When {weather}, {effect}; so it was on {day}, day {number} of the story, among the {sights[0]}.",
+        ]
+    )
 
 
 def meeting(dice: Dice, first: str, second: str, trades: dict[str, str], place: str) -> str:
-    return dice.one([
-        f"{first} the {trades[first]} met {second} the {trades[second]} by the {PLACES[place][0]}.",
-        f"There {first}, who was {a(trades[first])}, waited for {second}, who was {a(trades[second])}.",
-        f'"Good morning, {second}," said {first}. "Good morning," said the {trades[second]}.',
-        f"The {trades[first]}, whose name was {first}, walked beside {second} the {trades[second]}.",
-    ])
+    return dice.one(
+        [
+            f"{first} the {trades[first]} met {second} the {trades[second]} by the {PLACES[place][0]}.",
+            f"There {first}, who was {a(trades[first])}, waited for {second}, who was {a(trades[second])}.",
+            f'"Good morning, {second}," said {first}. "Good morning," said the {trades[second]}.',
+            f"The {trades[first]}, whose name was {first}, walked beside {second} the {trades[second]}.",
+        ]
+    )
 
 
 def event(dice: Dice, who: str, deed: str, colour: str, thing: str) -> str:
     again = dice.one(["before noon", "in the evening", "twice", "without a word", "with great care", "as promised"])
-    return dice.one([
-        f"{who} {deed} a {colour} {thing} {again}.",
-        f"Then {who} {deed} the {colour} {thing}, {again}.",
-        f"It was {who} who {deed} the {colour} {thing} {again}.",
-    ])
+    return dice.one(
+        [
+            f"{who} {deed} a {colour} {thing} {again}.",
+            f"Then {who} {deed} the {colour} {thing}, {again}.",
+            f"It was {who} who {deed} the {colour} {thing} {again}.",
+        ]
+    )
 
 
 def arithmetic(dice: Dice, who: str, other: str, place: str) -> str:
@@ -106,22 +119,26 @@ def arithmetic(dice: Dice, who: str, other: str, place: str) -> str:
     goods = dice.one(["apples", "coins", "loaves", "nails", "candles", "eggs"])
     total = NUMBERS[left + right]
     many = [f"{NUMBERS[n]} {goods if n > 1 else 'loaf' if goods == 'loaves' else goods[:-1]}" for n in (left, right)]
-    return dice.one([
-        f"{who} had {many[0]} and {other} gave {many[1]} more, so now there were {total}.",
-        f"{many[0].capitalize()} from {who} and {many[1]} from {other} make {total}.",
-        f'"How many {goods}?" "{many[0].capitalize()} here, {many[1]} there, so {total}," said {who} to {other}.',
-        f"At the {place} they counted {many[0]}, then {many[1]}, and wrote down {total}.",
-    ])
+    return dice.one(
+        [
+            f"{who} had {many[0]} and {other} gave {many[1]} more, so now there were {total}.",
+            f"{many[0].capitalize()} from {who} and {many[1]} from {other} make {total}.",
+            f'"How many {goods}?" "{many[0].capitalize()} here, {many[1]} there, so {total}," said {who} to {other}.',
+            f"At the {place} they counted {many[0]}, then {many[1]}, and wrote down {total}.",
+        ]
+    )
 
 
 def question(dice: Dice, fact: tuple[str, str, str, str], trades: dict[str, str]) -> str:
     who, deed, colour, thing = fact
-    return dice.one([
-        f'"Who {deed} the {thing}?" "That was {who}."',
-        f'"What did {who} {DEEDS[deed]}?" "The {colour} {thing}."',
-        f'"What colour was the {thing}?" "It was {colour}."',
-        f'"What is the trade of {who}?" "{who} is {a(trades[who])}."',
-    ])
+    return dice.one(
+        [
+            f'"Who {deed} the {thing}?" "That was {who}."',
+            f'"What did {who} {DEEDS[deed]}?" "The {colour} {thing}."',
+            f'"What colour was the {thing}?" "It was {colour}."',
+            f'"What is the trade of {who}?" "{who} is {a(trades[who])}."',
+        ]
+    )
 
 
 def chapter(dice: Dice, number: int) -> str:

@@ -46,7 +46,7 @@ class Keeper:
         """Enter what a member holds; close its generation where that cannot be."""
         of = self.of
         if peer in self.left_out - self.guilty and peer not in of.opinions.convicted and not self._majority():
-            self.left_out.discard(peer)              # below a majority nobody is left out for being late
+            self.left_out.discard(peer)  # below a majority nobody is left out for being late
         if peer in self.left_out or peer in of.opinions.convicted:
             if report.granted:
                 self.closed[peer].add(report.generation)
@@ -132,13 +132,18 @@ class Keeper:
         of = self.of
         if of.rules.leave_out:
             return {
-                peer for peer, beat in of.opinions.beats.items()
+                peer
+                for peer, beat in of.opinions.beats.items()
                 if of.opinions.vouch(peer) and (beat.version, beat.chain) == (of.version, of.chain)
             }
         return {
-            peer for peer, beat in of.opinions.beats.items()
-            if beat.stage == of.stage and beat.synced and beat.version == of.version
-            and of.opinions.recently(peer) and peer not in of.opinions.refused
+            peer
+            for peer, beat in of.opinions.beats.items()
+            if beat.stage == of.stage
+            and beat.synced
+            and beat.version == of.version
+            and of.opinions.recently(peer)
+            and peer not in of.opinions.refused
         }
 
     def _drop_lost(self) -> None:
@@ -158,8 +163,7 @@ class Keeper:
         for peer in mates:
             self.expected_since.setdefault(peer, now)
         waited_for = {
-            peer for peer in mates
-            if peer not in self.left_out and peer not in self.members and not self.newcomer(peer)
+            peer for peer in mates if peer not in self.left_out and peer not in self.members and not self.newcomer(peer)
         }
         if not of.rules.leave_out:
             return waited_for
@@ -197,13 +201,14 @@ class Keeper:
         closed = of.rules.trials and of.opinions.sits_out("newcomers", of.version)
         found = [peer for peer in newcomers if earned[peer] or not closed]
         found.sort(key=lambda peer: (not earned[peer], of.opinions.first_heard[peer]))
-        return found[:max(1, of.world.microbatches // 4)]
+        return found[: max(1, of.world.microbatches // 4)]
 
     def _take_back(self) -> None:
         """Who is granted and idle, and is what all wait for. A newcomer's is taken back at once (M16)."""
         of, now = self.of, self.of.world.now
         behind = [
-            peer for peer, report in self.reports.items()
+            peer
+            for peer, report in self.reports.items()
             if any(owner[0] == peer and index not in report.summed for index, owner in self.ledger.items())
         ]
         known = [peer for peer in behind if not self.newcomer(peer)]
@@ -225,9 +230,10 @@ class Keeper:
             self.alone = known[0], now
         patience = of.patience()
         for peer in known:
-            since = max(self.moved_at.get(peer, now), *(
-                at for index, at in self.granted_at.items() if self.ledger.get(index, ("", 0))[0] == peer
-            ))
+            since = max(
+                self.moved_at.get(peer, now),
+                *(at for index, at in self.granted_at.items() if self.ledger.get(index, ("", 0))[0] == peer),
+            )
             if peer != of.id and now - since > min(patience, of.median() / 4 + of.credit(peer)):
                 self._leave_out(peer, now - since)
                 self.alone = None
@@ -241,7 +247,7 @@ class Keeper:
             of.opinions.sitting.charge(
                 "newcomers", cost, others=of.others(), step=of.version, now=of.world.now, limit=of.rules.sit_most
             )
-            of.opinions.sitting.times["newcomers"] = 0      # one that fails says nothing of the next
+            of.opinions.sitting.times["newcomers"] = 0  # one that fails says nothing of the next
         of.charge(peer, cost)
 
     def _open(self) -> None:
@@ -261,9 +267,11 @@ class Keeper:
             peer for peer in self.members if not (self.newcomer(peer) or of.opinions.sits_out(peer, of.version))
         )
         self.round = Round(
-            Sum(of.incarnation * 1000 + self.rounds, self.ballot), self.ballot,
+            Sum(of.incarnation * 1000 + self.rounds, self.ballot),
+            self.ballot,
             {peer: (generation, frozenset(indexes)) for peer, (generation, indexes) in sets.items()},
-            frozenset(self.members), reducers | {of.id},
+            frozenset(self.members),
+            reducers | {of.id},
         )
         self.opened_at, self.acked_at = world.now, None
 
@@ -276,7 +284,8 @@ class Keeper:
         if of.opinions.enough(have, of.stage, of.dormant(of.stage)) and self.acked_at is None:
             self.acked_at = now
         late = [
-            peer for peer in self.members
+            peer
+            for peer in self.members
             if peer not in have and not self.newcomer(peer) and not of.opinions.sits_out(peer, of.version)
         ]
         others_late = [peer for peer in late if peer != of.id]
@@ -311,7 +320,8 @@ class Keeper:
         assert round_ is not None
         usual = of.clock.exchange + 3 * max(of.clock.delays) + 1
         doubtful = {
-            peer for peer in round_.sets
+            peer
+            for peer in round_.sets
             if peer not in have and waited > usual + (0 if self.newcomer(peer) else of.credit(peer))
         }
         named = {x for peer, report in self.reports.items() if not self.newcomer(peer) for x in report.missing}
@@ -339,7 +349,7 @@ class Keeper:
             if by_most:
                 suspect = top
             elif len(reports[loudest].missing) == 1:
-                suspect = self.of.disputed(loudest, top)     # one's word against one's
+                suspect = self.of.disputed(loudest, top)  # one's word against one's
             else:
                 suspect = loudest
         elif idle:
@@ -360,10 +370,16 @@ class Keeper:
             mine = frozenset(i for i, owner in self.ledger.items() if owner == (peer, generation))
             joins = self.round is not None and peer in self.members and peer in self.round.receivers
             order: Order | None = Order(
-                version=of.version, chain=of.chain, ballot=self.ballot,
-                heard=peer in self.members or peer in self.left_out, closed=frozenset(self.closed[peer]),
-                generation=generation, grants=mine if may_grant else frozenset(),
-                round=self.round if joins else None, deny=deny, restart=of.restart,
+                version=of.version,
+                chain=of.chain,
+                ballot=self.ballot,
+                heard=peer in self.members or peer in self.left_out,
+                closed=frozenset(self.closed[peer]),
+                generation=generation,
+                grants=mine if may_grant else frozenset(),
+                round=self.round if joins else None,
+                deny=deny,
+                restart=of.restart,
             )
             if of.lie:
                 order = of.lie.order(of, peer, order)

@@ -17,7 +17,7 @@ class Lag:
     def __init__(self, of: Member) -> None:
         self.of = of
         self.source: tuple[Peer, int] | None = None
-        self.keeps_old = False         # the old state serves until the new one is whole
+        self.keeps_old = False  # the old state serves until the new one is whole
         self.wakes_at: int | None = None
         self.behind_at: int | None = None
         self.empty_at: dict[int, int] = {}
@@ -62,8 +62,11 @@ class Lag:
     def _mates(self) -> list[Peer]:
         of = self.of
         return [
-            peer for peer in of.world.of_stage(of.stage)
-            if peer != of.id and peer in of.opinions.beats and of.opinions.beats[peer].synced
+            peer
+            for peer in of.world.of_stage(of.stage)
+            if peer != of.id
+            and peer in of.opinions.beats
+            and of.opinions.beats[peer].synced
             and peer not in of.convicted
         ]
 
@@ -130,9 +133,12 @@ class Lag:
         others = of.opinions.live(of.stage) - {of.id}
         ahead = {x for x in others if self._speaks(x) and of.opinions.version(x) > of.version}
         good = [x for x in ahead if of.world.linked(of.id, x) and self._believed(x, ahead, others)]
-        if not good and self._stages_ahead():          # my roster may know nobody who went on: others of my stage did
-            good = [x for x in self._mates() if self._speaks(x) and of.opinions.version(x) > of.version
-                    and of.world.linked(of.id, x)]
+        if not good and self._stages_ahead():  # my roster may know nobody who went on: others of my stage did
+            good = [
+                x
+                for x in self._mates()
+                if self._speaks(x) and of.opinions.version(x) > of.version and of.world.linked(of.id, x)
+            ]
         if good:
             now = of.world.now
             self.behind_at = now if self.behind_at is None else self.behind_at
@@ -152,7 +158,8 @@ class Lag:
         of = self.of
         return any(
             2 * sum(of.opinions.version(x) > of.version for x in of.opinions.live(k)) > len(of.opinions.live(k))
-            for k in range(of.world.stages) if k != of.stage
+            for k in range(of.world.stages)
+            if k != of.stage
         )
 
     def _believed(self, peer: Peer, ahead: set[Peer], others: set[Peer] | frozenset[Peer]) -> bool:
@@ -167,7 +174,9 @@ class Lag:
         else:
             seen = any(
                 version(x) > of.version and of.opinions.alive(x)
-                for k in range(of.world.stages) if k != of.stage for x in of.opinions.live(k)
+                for k in range(of.world.stages)
+                if k != of.stage
+                for x in of.opinions.live(k)
             )
             enough = len(as_far) == 1 and (seen or of.world.stages == 1)
         if enough or self._stages_ahead():
@@ -200,7 +209,7 @@ class Lag:
         opinions = self.of.opinions
         if not self.of.rules.records_hold:
             return opinions.recently(peer) and opinions.beats[peer].synced
-        lasts = self.of.world.now - opinions.heard.get(peer, -10**9) <= self.of.world.record_ticks
+        lasts = self.of.world.now - opinions.heard.get(peer, -(10**9)) <= self.of.world.record_ticks
         return lasts and peer not in opinions.refused
 
     def _go_back(self) -> None:

@@ -86,7 +86,7 @@ class Lie:
             sum_ = Sum(0, (0, 0, member.id), number, forged=member.id)
             return Ack(member.id, stage, other.version, sum_, frozenset(world.of_stage(stage)))
 
-        if beat.ack is not None:      # whoever it likes is vouched for
+        if beat.ack is not None:  # whoever it likes is vouched for
             beat.ack = beat.ack._replace(vouched=frozenset(world.of_stage(member.stage)) & world.liars)
         if "noack" in self.modes:
             beat.ack = beat.last_ack = None
@@ -107,8 +107,17 @@ class Lie:
         if "ballot" in self.modes:
             beat.view += 1000
             if other.stage == member.stage and member.synced:
-                order = Order(other.version, other.chain, (world.now + 9, 0, member.id), True, frozenset(), 0,
-                              frozenset(), None, restart=other.restart)
+                order = Order(
+                    other.version,
+                    other.chain,
+                    (world.now + 9, 0, member.id),
+                    True,
+                    frozenset(),
+                    0,
+                    frozenset(),
+                    None,
+                    restart=other.restart,
+                )
                 world.send(member.id, to, order)
         return beat
 

@@ -63,7 +63,7 @@ class Member:
         self.kept_by: tuple[Peer, int] = ("", -1)
         self.lost_here = 0.0
         self._said: dict[Peer, tuple[Message, int]] = {}
-        self._beat_said: tuple[object, int] = (None, -10**9)
+        self._beat_said: tuple[object, int] = (None, -(10**9))
         self.begin()
 
     def begin(self) -> None:
@@ -150,9 +150,8 @@ class Member:
             return
         sitting = self.keeper_sitting if kept else self.sitting
         limit = self.rules.sit_keeper_most if kept else self.rules.sit_most
-        others = 1 if kept else self.others()          # that it kept in vain everybody saw
-        sitting.charge(peer, cost, others=others, step=self.version, now=self.world.now, limit=limit,
-                       offence=offence)
+        others = 1 if kept else self.others()  # that it kept in vain everybody saw
+        sitting.charge(peer, cost, others=others, step=self.version, now=self.world.now, limit=limit, offence=offence)
         self.world.charged(self, peer, cost)
 
     # ------------------------------------------------------------ time
@@ -175,8 +174,16 @@ class Member:
         self._send_beats()
 
     def _send_beats(self) -> None:
-        news = (self.version, self.chain, self.synced, self.sum, frozenset(self.commits), self.view,
-                len(self.convicted), self.passes_over())
+        news = (
+            self.version,
+            self.chain,
+            self.synced,
+            self.sum,
+            frozenset(self.commits),
+            self.view,
+            len(self.convicted),
+            self.passes_over(),
+        )
         said, at = self._beat_said
         if news == said and self.world.now - at < self.clock.beat:
             return
@@ -204,11 +211,22 @@ class Member:
     def beat(self) -> Beat:
         """My heartbeat."""
         return Beat(
-            stage=self.stage, version=self.version, chain=self.chain, synced=self.synced, view=self.view,
-            incarnation=self.incarnation, ack=self.my_ack(), last_ack=self.last_ack, commits=dict(self.commits),
-            last_commits=dict(self.last_commits), convicted=frozenset(self.convicted), restart=self.restart,
-            disk=self.disk, wants_back=self.lag.wants_back,
-            passes_over=self.passes_over(), serves=self.synced or self.lag.keeps_old,
+            stage=self.stage,
+            version=self.version,
+            chain=self.chain,
+            synced=self.synced,
+            view=self.view,
+            incarnation=self.incarnation,
+            ack=self.my_ack(),
+            last_ack=self.last_ack,
+            commits=dict(self.commits),
+            last_commits=dict(self.last_commits),
+            convicted=frozenset(self.convicted),
+            restart=self.restart,
+            disk=self.disk,
+            wants_back=self.lag.wants_back,
+            passes_over=self.passes_over(),
+            serves=self.synced or self.lag.keeps_old,
         )
 
     # ------------------------------------------------------------ messages
@@ -223,8 +241,10 @@ class Member:
             return
         if isinstance(message, Order):
             self.obey(peer, message)
-        elif self.keeper and message.ballot == self.keeper.ballot and (
-            (message.version, message.chain) == (self.version, self.chain)
+        elif (
+            self.keeper
+            and message.ballot == self.keeper.ballot
+            and ((message.version, message.chain) == (self.version, self.chain))
         ):
             self.keeper.hear(peer, message)
 
@@ -233,7 +253,7 @@ class Member:
         if before is not None and before.incarnation != beat.incarnation and self.keeper:
             self.keeper.drop(peer)
         self.opinions.beats[peer] = beat
-        self.convicted |= beat.convicted & self.world.liars        # the proof comes along: only the guilty sign twice
+        self.convicted |= beat.convicted & self.world.liars  # the proof comes along: only the guilty sign twice
         if beat.restart != self.restart:
             return
         for ack in (beat.ack, beat.last_ack):
@@ -365,8 +385,16 @@ class Member:
         """To my keeper."""
         assert self.promised is not None
         return Report(
-            self.version, self.chain, self.promised, self.generation, frozenset(self.granted), frozenset(self.summed),
-            self.sum, self.missing, self.round.sum if self.round else None, self.restart,
+            self.version,
+            self.chain,
+            self.promised,
+            self.generation,
+            frozenset(self.granted),
+            frozenset(self.summed),
+            self.sum,
+            self.missing,
+            self.round.sum if self.round else None,
+            self.restart,
         )
 
     def _exchange(self) -> None:
@@ -404,13 +432,13 @@ class Member:
         since = self.certified_at.setdefault((stage, sum_), now)
         wait = (2 if not self.rules.short_patience else 1) * self.clock.suspect
         if self.rules.short_patience:
-            wait += self.clock.suspect // 2            # longer than a keeper waits for late acks
+            wait += self.clock.suspect // 2  # longer than a keeper waits for late acks
         if not self.rules.wait_for_all:
             wait = -1
         if now - since > wait:
             self.commits[stage] = (sum_, acks)
             if stage == self.stage and self.promised:
-                self.charge(self.promised[2], now - since, kept=True)      # it kept, and published nothing
+                self.charge(self.promised[2], now - since, kept=True)  # it kept, and published nothing
 
     def _pair(self, stage: int, by_sum: dict[Sum, set[Ack]]) -> None:
         """M8: of a live roster of two one ack suffices after TL, if the other is not heard at this step."""
@@ -427,7 +455,7 @@ class Member:
         if now - since <= self.clock.long_silence:
             return
         if len(sums) > 1 and (self.world.liars or any(sum_.forged for sum_ in sums)):
-            return                                    # two that differ: tokens and norms do not agree
+            return  # two that differ: tokens and norms do not agree
         chosen = self.sum if stage == self.stage and self.sum in sums else sums[0]
         assert chosen is not None
         self.commits[stage] = (chosen, frozenset(by_sum[chosen]))
@@ -439,7 +467,8 @@ class Member:
         now, sum_ = self.world.now, self.commits[self.stage][0]
         if self.sum != sum_:
             holders = [
-                peer for peer in self.world.of_stage(self.stage)
+                peer
+                for peer in self.world.of_stage(self.stage)
                 if peer != self.id and self.world.linked(self.id, peer) and self.world.serves(peer, self.version, sum_)
             ]
             if holders:
@@ -503,7 +532,7 @@ class Member:
             roster = set(self.opinions.live(self.stage))
         term = self.version // self.clock.term_steps
         order = sorted(roster or {self.id}, key=lambda peer: self.world.shuffled(term, peer))
-        turn = self.view % len(order)                # each view has another first: nobody keeps twice in vain
+        turn = self.view % len(order)  # each view has another first: nobody keeps twice in vain
         return order[turn:] + order[:turn]
 
     def _may_keep(self, peer: Peer, *, strict: bool) -> bool:
@@ -513,13 +542,14 @@ class Member:
             return True
         now = self.world.now
         if peer not in self.opinions.beats and now - self.opinions.born <= self.clock.suspect:
-            return True                                # I have just started: it may well be there
+            return True  # I have just started: it may well be there
         return self.opinions.vouch(peer) and abs(self.opinions.version(peer) - self.version) <= 1
 
     def passes_over(self) -> frozenset[Peer]:
         """Who has kept in vain, by what I saw; and of the live roster, whom I do not vouch for."""
-        vain = {x for x in self.keeper_sitting.until
-                if self.keeper_sitting.out(x, step=self.version, now=self.world.now)}
+        vain = {
+            x for x in self.keeper_sitting.until if self.keeper_sitting.out(x, step=self.version, now=self.world.now)
+        }
         if self.rules.reach_together:
             vain |= {x for x in self.opinions.live(self.stage) if not self.opinions.vouch(x)}
         return frozenset(vain)
@@ -536,7 +566,7 @@ class Member:
     def first(self) -> Peer:
         """Whom I promise in my view (M13)."""
         order = self.order()
-        for strict in ((True, False) if self.view == 0 or not self.rules.sitting_ends else (False,)):
+        for strict in (True, False) if self.view == 0 or not self.rules.sitting_ends else (False,):
             for peer in order:
                 if self._may_keep(peer, strict=strict):
                     return peer

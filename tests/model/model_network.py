@@ -171,7 +171,7 @@ class World:
     def went_back(self, member: Member) -> None:
         """M20: a replica gives its version up. Was there a majority of each stage that had it, and could go on?"""
         known = max(other.restart for other in self.members.values())
-        follows = known > member.restart                 # somebody has gone back already: a hint that I agree with
+        follows = known > member.restart  # somebody has gone back already: a hint that I agree with
         number = known if follows else known + 1
         disks = min(other.disk for other in self.members.values() if other.up and not other.lie)
         to = self._restarts.setdefault(number, disks)
@@ -229,7 +229,7 @@ class World:
         if member is None or origin is None or not member.up or not self.reaches(sender, to):
             return
         if not origin.up and self.rng.random() < 0.5:
-            return                                        # it died with the message half out
+            return  # it died with the message half out
         if member.paused_until > self.now:
             self._due[member.paused_until + 1].append((sender, to, message))
         elif not (member.lie and member.lie.only_beats):

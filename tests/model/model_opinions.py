@@ -19,7 +19,7 @@ class Opinions:
 
     def __init__(self, world: World, me: Peer, stage: int, sitting: Sitting, convicted: set[Peer]) -> None:
         self.world, self.me, self.stage = world, me, stage
-        self.sitting, self.convicted = sitting, convicted      # outlive a start: they are on disk
+        self.sitting, self.convicted = sitting, convicted  # outlive a start: they are on disk
         self.born = world.now
         self.heard: dict[Peer, int] = {}
         self.first_heard: dict[Peer, int] = {}
@@ -58,7 +58,7 @@ class Opinions:
 
     def recently(self, peer: Peer) -> bool:
         """Heard within T?"""
-        return self.world.now - self.heard.get(peer, -10**9) <= self.world.clock.suspect
+        return self.world.now - self.heard.get(peer, -(10**9)) <= self.world.clock.suspect
 
     def lost(self, peer: Peer, limit: int | None = None) -> bool:
         """M3: refused, no nonce answered for that long (TL), or it says itself that it is not synced."""
@@ -124,7 +124,8 @@ class Opinions:
         if found:
             return found
         heard = {
-            peer for peer, beat in self.beats.items()
+            peer
+            for peer, beat in self.beats.items()
             if beat.stage == stage and beat.synced and peer not in self.convicted and self.alive(peer)
         }
         if self.world.rules.contributors:

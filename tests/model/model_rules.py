@@ -36,8 +36,15 @@ COARSE = Clock()
 """Half a second a tick: everything is slow beside the timers. For random faults."""
 
 FINE = Clock(
-    suspect=30, long_silence=150, view_limit=180, beat=5, term_steps=16, delays=(1, 1, 1, 1, 2), work=(1, 3),
-    exchange=1, snapshot=10,
+    suspect=30,
+    long_silence=150,
+    view_limit=180,
+    beat=5,
+    term_steps=16,
+    delays=(1, 1, 1, 1, 2),
+    work=(1, 3),
+    exchange=1,
+    snapshot=10,
 )
 """A tenth of a second a tick, the default timers: for what a lie costs."""
 
@@ -51,40 +58,40 @@ class Rules:
     else; who has held up a step is granted last, and may keep.
     """
 
-    contributors: bool = True         # a roster's members have contributed; nobody waits for others
-    trials: bool = True               # what newcomers cost is bounded as what one member costs
-    join_share: float = 0.25          # of an equal share of the work of the last `leave_steps`, to join
-    few_young: bool = True            # of seats younger than `leave_steps`, one, or a third of the older
-    cut_off_waits: bool = True        # who hears no other stage certifies nothing against a live roster
-    dormant: bool = False             # who takes no part in a step for TL does not count in it: forks
-    leave_steps: int = 32             # without a contribution
-    credit: bool = True               # who has contributed for a short time is waited for a short time
-    leave_guard: bool = True          # ... and nobody leaves while fewer than half of the roster contribute
+    contributors: bool = True  # a roster's members have contributed; nobody waits for others
+    trials: bool = True  # what newcomers cost is bounded as what one member costs
+    join_share: float = 0.25  # of an equal share of the work of the last `leave_steps`, to join
+    few_young: bool = True  # of seats younger than `leave_steps`, one, or a third of the older
+    cut_off_waits: bool = True  # who hears no other stage certifies nothing against a live roster
+    dormant: bool = False  # who takes no part in a step for TL does not count in it: forks
+    leave_steps: int = 32  # without a contribution
+    credit: bool = True  # who has contributed for a short time is waited for a short time
+    leave_guard: bool = True  # ... and nobody leaves while fewer than half of the roster contribute
     sit_by_cost: bool = True
     sit_factor: float = 16.0
-    sit_each: bool = True             # ... times the other members of the live roster: each of them keeps at times
-    sit_most: float = 64.0            # long silences
-    sit_keeper_most: float = 64.0     # long silences
+    sit_each: bool = True  # ... times the other members of the live roster: each of them keeps at times
+    sit_most: float = 64.0  # long silences
+    sit_keeper_most: float = 64.0  # long silences
     keeper_sit_apart: bool = True
-    pass_over_together: bool = True   # in view 0, whom most of the live roster pass over
-    reach_together: bool = True       # ... and whom most of it cannot reach
-    own_pace: bool = True             # patience follows my own pace, not that of steps a liar can stretch
-    slow_keepers: bool = True         # a keeper whose term loses time is charged
-    short_patience: bool = True       # a stalled owner: max(2 T, 4 median steps) instead of 6 T
+    pass_over_together: bool = True  # in view 0, whom most of the live roster pass over
+    reach_together: bool = True  # ... and whom most of it cannot reach
+    own_pace: bool = True  # patience follows my own pace, not that of steps a liar can stretch
+    slow_keepers: bool = True  # a keeper whose term loses time is charged
+    short_patience: bool = True  # a stalled owner: max(2 T, 4 median steps) instead of 6 T
     going_back: bool = True
-    records_hold: bool = True         # a silent holder of the newest state holds a stage's place while its record lasts
+    records_hold: bool = True  # a silent holder of the newest state holds a stage's place while its record lasts
     # Taken away by mutations:
-    live_roster: bool = True          # M4
+    live_roster: bool = True  # M4
     only_my_views_first: bool = True  # M13
-    leave_out: bool = True            # M11
-    certified: bool = True            # M9
-    locks: bool = True                # M10
-    nonces: bool = True               # M2
-    most_ahead: bool = True           # M17
-    pairs: bool = True                # M8
-    wait_for_all: bool = True         # M7
-    silence_is_no_loss: bool = True   # M3
-    sitting_ends: bool = True         # M16
+    leave_out: bool = True  # M11
+    certified: bool = True  # M9
+    locks: bool = True  # M10
+    nonces: bool = True  # M2
+    most_ahead: bool = True  # M17
+    pairs: bool = True  # M8
+    wait_for_all: bool = True  # M7
+    silence_is_no_loss: bool = True  # M3
+    sitting_ends: bool = True  # M16
 
 
 ALL_RULES = Rules()
@@ -137,7 +144,7 @@ class Beat:
     disk: int = 0
     wants_back: bool = False
     passes_over: frozenset[Peer] = frozenset()
-    serves: bool = True               # its state is whole, though it may be fetching a newer one
+    serves: bool = True  # its state is whole, though it may be fetching a newer one
 
 
 @dataclass(slots=True)
@@ -212,8 +219,9 @@ class Sitting:
     until_step: dict[Peer, int] = field(default_factory=dict)
     times: dict[Peer, int] = field(default_factory=dict)
 
-    def charge(self, peer: Peer, cost: float, *, others: int, step: int, now: int, limit: float,
-               offence: bool = True) -> None:
+    def charge(
+        self, peer: Peer, cost: float, *, others: int, step: int, now: int, limit: float, offence: bool = True
+    ) -> None:
         """It has held me up for that long. others: members beside it. limit: in long silences."""
         times = min(self.times.get(peer, 0), 5)
         if offence:
@@ -225,7 +233,7 @@ class Sitting:
         cap = limit * self.clock.long_silence
         if self.rules.sit_by_cost:
             factor = self.rules.sit_factor * (max(others, 1) if self.rules.sit_each else 1)
-            length = min(factor * max(cost, 1.0) * 2 ** times, cap)
+            length = min(factor * max(cost, 1.0) * 2**times, cap)
         else:
             self.until_step[peer] = step + 2 ** (times + 1)
             length = 4 * self.clock.long_silence

@@ -1,6 +1,6 @@
 """Runs of the membership model, and their figures.
 
-    python tests/model/model_runs.py calm|lies|strangers|faults|... [--seeds N]
+python tests/model/model_runs.py calm|lies|strangers|faults|... [--seeds N]
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from model_liars import LIES
 from model_network import Setup, World
 from model_rules import FINE, Rules
 
-LYING_TICKS = 3000     # of FINE: 300 seconds
+LYING_TICKS = 3000  # of FINE: 300 seconds
 SIZES = ((3, 1), (4, 1), (5, 2))
 
 
@@ -41,13 +41,20 @@ def throughput(setup: Setup, seed: int, ticks: int = LYING_TICKS) -> Kept:
     longest = max(b - a for a, b in itertools.pairwise(at))
     rosters = [len(m.opinions.roster(world.lying_stage)) for m in world.honest(world.lying_stage)]
     return Kept(
-        len(world.committed_at), longest, dict(world.bad), world.charges[True, True], world.charges[True, False],
+        len(world.committed_at),
+        longest,
+        dict(world.bad),
+        world.charges[True, True],
+        world.charges[True, False],
         max(rosters),
     )
 
 
 def lies(
-    rules: Rules, seeds: int, which: Iterable[str] = tuple(LIES), sizes: Iterable[tuple[int, int]] = SIZES,
+    rules: Rules,
+    seeds: int,
+    which: Iterable[str] = tuple(LIES),
+    sizes: Iterable[tuple[int, int]] = SIZES,
     stages: int = 1,
 ) -> None:
     """A table: per lie, steps kept of the undisturbed."""
@@ -60,11 +67,14 @@ def lies(
             got = [throughput(replace(calm, liars=liars, modes=(lie,)), seed) for seed in range(seeds)]
             share = [one.steps / of for one, of in zip(got, base, strict=True)]
             bad = sum((Counter(one.bad) for one in got), Counter())
-            print(f"  {lie:10s} kept {sum(share) / seeds:.2f} least {min(share):.2f}"
-                  f" longest {max(o.longest for o in got):4d}"
-                  f" charged honest {sum(o.honest_charged for o in got) / seeds:.1f}"
-                  f" liars {sum(o.liars_charged for o in got) / seeds:.1f} roster {max(o.roster for o in got)}"
-                  f" bad {dict(bad)} {time.time() - began:.0f}s", flush=True)
+            print(
+                f"  {lie:10s} kept {sum(share) / seeds:.2f} least {min(share):.2f}"
+                f" longest {max(o.longest for o in got):4d}"
+                f" charged honest {sum(o.honest_charged for o in got) / seeds:.1f}"
+                f" liars {sum(o.liars_charged for o in got) / seeds:.1f} roster {max(o.roster for o in got)}"
+                f" bad {dict(bad)} {time.time() - began:.0f}s",
+                flush=True,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +140,8 @@ def recoveries(name: str, setup: Setup, seeds: range, keep_cut: str = "") -> lis
         f" stuck {[seed for seed, one in zip(seeds, found, strict=True) if one.stuck]}"
         f" away {[(seed, one.away) for seed, one in zip(seeds, found, strict=True) if one.away and not one.stuck]}"
         f" longest {max(one.longest for one in found)} back {sum(one.back for one in found)} bad {dict(bad)}"
-        f" {time.time() - began:.0f}s", flush=True,
+        f" {time.time() - began:.0f}s",
+        flush=True,
     )
     return found
 
@@ -157,8 +168,11 @@ def faults(rules: Rules, seeds: range) -> None:
     recoveries("liar", Setup(2, 3, rules=rules, liars=1), seeds)
     recoveries("liar", Setup(2, 4, rules=rules, liars=1), seeds)
     recoveries("two liars", Setup(2, 5, rules=rules, liars=2), seeds)
-    recoveries("liar, faults", Setup(2, 4, rules=rules, liars=1, faults=("crash", "uncallable", "pause", "slow"),
-                                     fault_every=30), seeds)
+    recoveries(
+        "liar, faults",
+        Setup(2, 4, rules=rules, liars=1, faults=("crash", "uncallable", "pause", "slow"), fault_every=30),
+        seeds,
+    )
 
 
 if __name__ == "__main__":

@@ -202,11 +202,18 @@ class Setup:
             for place in range(self.replicas):
                 peer = PeerId(f"{stage}{'ABCD'[place]}")
                 members[peer] = Member(
-                    peer, stage, self.shape, TIMERS, incarnation=1, chain=CHAINS[stage], now=0.0,
+                    peer,
+                    stage,
+                    self.shape,
+                    TIMERS,
+                    incarnation=1,
+                    chain=CHAINS[stage],
+                    now=0.0,
                     signer=SimulatedSigner(peer),
                 )
-        state = State(0.0, {peer: Node(member) for peer, member in members.items()}, {}, frozenset(), self.crashes,
-                      self.silences)
+        state = State(
+            0.0, {peer: Node(member) for peer, member in members.items()}, {}, frozenset(), self.crashes, self.silences
+        )
         if self.together:
             for peer, member in members.items():
                 beat = replace(member.heartbeat(), synced=True)
@@ -428,8 +435,10 @@ class Searched:
 
     def __str__(self) -> str:
         whole = "all" if not self.open else f"{self.open} left open by the cap"
-        return (f"{self.states} states ({whole}), {self.ends} ends, {self.forks} with a fork after a fault, "
-                f"{self.stuck} stuck, {self.followed} followed to the end")
+        return (
+            f"{self.states} states ({whole}), {self.ends} ends, {self.forks} with a fork after a fault, "
+            f"{self.stuck} stuck, {self.followed} followed to the end"
+        )
 
 
 def search(setup: Setup, *, cap: int, follow: int = 50) -> Searched:

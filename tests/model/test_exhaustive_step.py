@@ -42,8 +42,14 @@ def test_the_first_states(setup: Setup):
 @pytest.mark.parametrize(
     "setup",
     [
-        Setup(silences=1), Setup(silences=1, crashes=1), Setup(replicas=3), Setup(replicas=3, crashes=1),
-        Setup(stages=2), Setup(stages=2, crashes=1), Setup(stages=2, silences=1), Setup(together=False),
+        Setup(silences=1),
+        Setup(silences=1, crashes=1),
+        Setup(replicas=3),
+        Setup(replicas=3, crashes=1),
+        Setup(stages=2),
+        Setup(stages=2, crashes=1),
+        Setup(stages=2, silences=1),
+        Setup(together=False),
         Setup(together=False, crashes=1),
     ],
     ids=repr,
@@ -69,4 +75,3 @@ def test_a_contribution_that_is_not_checked_makes_a_wrong_sum(monkeypatch: pytes
     monkeypatch.setattr(Keeper, "_evict_lost", lambda keeper, live, now: [])
     with pytest.raises(Broken, match="a sum of"):
         search(Setup(), cap=20_000)
-

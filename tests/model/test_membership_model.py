@@ -31,7 +31,7 @@ def undisturbed() -> int:
 def test_a_lie_costs_little(lie: str, undisturbed: int):
     kept = throughput(replace(CALM, liars=1, modes=(lie,)), SEED, SHORT)
     assert kept.bad == {}
-    assert kept.steps >= 0.7 * undisturbed          # within two minutes; what it costs falls with time
+    assert kept.steps >= 0.7 * undisturbed  # within two minutes; what it costs falls with time
 
 
 @pytest.mark.long

@@ -51,13 +51,13 @@ class Network:
     def start(self, name: str, place: int, *words: str) -> Running:
         """`swarmnet WORDS` at that place. name: of its directory."""
         namespace, address = self._places[place]
-        return self._open.enter_context(
-            Running(self._directory / name, *words, namespace=namespace, host=address))
+        return self._open.enter_context(Running(self._directory / name, *words, namespace=namespace, host=address))
 
     def peer(self, place: int, stage: int, manifest: Path, *known: str) -> Running:
         """A supervised peer of one stage, known to be at that place."""
-        return self.start(f"p{place}", place, "peer", "--manifest", str(manifest), "--stage", str(stage),
-                          "--device", "cpu", *known)
+        return self.start(
+            f"p{place}", place, "peer", "--manifest", str(manifest), "--stage", str(stage), "--device", "cpu", *known
+        )
 
     def run(self, manifest: Path, *stages: int) -> tuple[list[Running], tuple[str, str]]:
         """Peers of these stages at the first places, and a trainer beside the first.
@@ -83,16 +83,26 @@ def go_on(*peers: Running, steps: int, until: float = 0.0) -> dict[str, Any]:
     """Wait until each has made so many more steps, and one after the time `until`; the last of them."""
     made = [peer.so_far("applied")[-1]["version"] for peer in peers]
     for peer, before in zip(peers, made, strict=True):
-        last = peer.until(lambda event: event["event"] == "applied" and event["version"] >= before + steps  # noqa: B023
-                          and event["t"] > until)
+        last = peer.until(
+            lambda event: (
+                event["event"] == "applied"
+                and event["version"] >= before + steps  # noqa: B023
+                and event["t"] > until
+            )
+        )
     return last
 
 
 def contributes(peer: Running, seen_by: Running, since: float) -> None:
     """Wait until a step to which `peer` contributed is committed after that time."""
     me = peer.says("listening")["peer"]
-    seen_by.until(lambda event: event["event"] == "committed" and event["t"] > since
-                  and me in (other for other, _ in event["contributions"]))
+    seen_by.until(
+        lambda event: (
+            event["event"] == "committed"
+            and event["t"] > since
+            and me in (other for other, _ in event["contributions"])
+        )
+    )
 
 
 def no_long_pause(*peers: Running, since: float, limit_s: float = LONGEST_PAUSE_S) -> float:

@@ -26,7 +26,7 @@ def test_a_firewalled_volunteer_stops_with_advice_and_the_run_goes_on(tmp_path: 
         assert "open TCP ports" in said and "--announce" in said and "Traceback" not in said, said
         assert f"nobody can connect to this peer at /ip4/{network.address(JOINER)}/tcp/" in said
         assert joiner.so_far("unreachable") and not joiner.so_far("synced")
-        (came,) = joiner.so_far("listening")                     # it was not started again
+        (came,) = joiner.so_far("listening")  # it was not started again
 
         go_on(first, steps=6)
         no_long_pause(first, since=came["t"])

@@ -26,7 +26,9 @@ def make(context: RankContext) -> Handler:
         here = numbers[fields["start"] : fields["stop"]].to(context.device, copy=True)
         total = comm.all_reduce(here.double().square_().sum())
         numbers[fields["start"] + context.rank] = total.cpu()
-        return {"pinned": memory.is_pinned() if context.device.type == "cuda" else None,
-                "current": torch.cuda.current_device() if context.device.type == "cuda" else None}
+        return {
+            "pinned": memory.is_pinned() if context.device.type == "cuda" else None,
+            "current": torch.cuda.current_device() if context.device.type == "cuda" else None,
+        }
 
     return handle

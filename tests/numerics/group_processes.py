@@ -15,17 +15,22 @@ ROOT = Path(__file__).parents[2]
 def run_group(script: str, backend: str, size: int, store: Path) -> list[dict[str, Any]]:
     """What each of `size` ranks reports, in order: `SCRIPT BACKEND RANK SIZE STORE FD` writes JSON to the pipe FD."""
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]), "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
+        "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
     readers, processes = [], []
     for rank in range(size):
         reader, writer = os.pipe()
         arguments = [backend, str(rank), str(size), str(store), str(writer)]
-        processes.append(subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name(script)), *arguments],
-            pass_fds=[writer], env=environment, stderr=subprocess.PIPE,
-        ))
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name(script)), *arguments],
+                pass_fds=[writer],
+                env=environment,
+                stderr=subprocess.PIPE,
+            )
+        )
         os.close(writer)
         readers.append(reader)
     try:

@@ -21,15 +21,29 @@ logging.disable_progress_bar()
 logging.set_verbosity_error()
 
 _CLASSES = {
-    "llama": (LlamaConfig, LlamaForCausalLM), "mistral": (MistralConfig, MistralForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
 }
 _SIZES: dict[str, Any] = {
-    "vocab_size": 61, "hidden_size": 30, "intermediate_size": 44, "num_hidden_layers": 3, "num_attention_heads": 3,
-    "num_key_value_heads": 1, "head_dim": 10, "max_position_embeddings": 64,
+    "vocab_size": 61,
+    "hidden_size": 30,
+    "intermediate_size": 44,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 10,
+    "max_position_embeddings": 64,
 }
-_LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-           "original_max_position_embeddings": 16}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -37,11 +51,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
     "llama-biased": ("llama", {"attention_bias": True}),
     "llama-linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
-    "llama-llama3": ("llama", {"rope_parameters": _LLAMA3, "num_attention_heads": 5, "num_key_value_heads": 5,
-                               "head_dim": 8}),
+    "llama-llama3": (
+        "llama",
+        {"rope_parameters": _LLAMA3, "num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 8},
+    ),
     "mistral-odd": ("mistral", {"num_attention_heads": 7, "num_key_value_heads": 7, "sliding_window": None}),
-    "mistral": ("mistral", {"num_attention_heads": 10, "num_key_value_heads": 5, "head_dim": 8,
-                            "sliding_window": None}),
+    "mistral": (
+        "mistral",
+        {"num_attention_heads": 10, "num_key_value_heads": 5, "head_dim": 8, "sliding_window": None},
+    ),
     "mistral-window": ("mistral", {"sliding_window": 48}),
     "qwen2": ("qwen2", {}),
     "qwen2-narrow": ("qwen2", {"head_dim": 8}),

@@ -25,21 +25,34 @@ ROWS, LENGTH, MICROBATCHES, STEPS = 4, 8, 3, 5
 BACKWARDS, ADDITIONS = (1, 2, 0), (2, 0, 1)
 ROUND = RoundId(Ballot(0, PeerId("peer")), 0)
 CPU = torch.device("cpu")
-MODEL = Model(   # 35 rows divide by no axis, 9 channels leave the last of 4 ranks nothing, 2 key heads are less than 4
-    vocab_size=35, hidden_size=9, intermediate_size=12, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4,
-    init_std=0.3, qk_norm=True,
+MODEL = Model(  # 35 rows divide by no axis, 9 channels leave the last of 4 ranks nothing, 2 key heads are less than 4
+    vocab_size=35,
+    hidden_size=9,
+    intermediate_size=12,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=4,
+    init_std=0.3,
+    qk_norm=True,
 )
 
 
 def run_of(
-    mode: str = "fp32", *, stages: int = 1, model: Model = MODEL, sync: str = "exact", compute: str = "fp32",
+    mode: str = "fp32",
+    *,
+    stages: int = 1,
+    model: Model = MODEL,
+    sync: str = "exact",
+    compute: str = "fp32",
     **optimizer: object,
 ) -> Manifest:
     """A run whose gradients are clipped. eps is large: under Adam a gradient of nothing but rounding moves a weight as
     far as any other, and rounding is what meshes differ by."""
     codec = "int64" if mode == "deterministic" else "fp32"
     return Manifest(
-        model=model, cut=Cut(stages=stages, layers=(1, 1, 0) if stages == 3 else "auto"),
+        model=model,
+        cut=Cut(stages=stages, layers=(1, 1, 0) if stages == 3 else "auto"),
         training=Training(seed=4, microbatches=MICROBATCHES, microbatch_size=ROWS, sequence_length=LENGTH),
         optimizer=Optimizer(**{"learning_rate": 3e-3, "warmup_steps": 2, "clip_norm": 0.2, "eps": 1e-3} | optimizer),
         numerics=Numerics(mode=mode, compute=compute),
@@ -57,10 +70,10 @@ def layout_of(tensor: int = 1, data: int = 1, shard: Shard = "none", *, sequence
 class Trained:
     """What came of it. Of a rank: outputs and input gradients of its rows, the rest of the whole stage."""
 
-    losses: list[float] = field(default_factory=list)           # of each step, if last
-    outputs: list[Tensor] = field(default_factory=list)         # of each microbatch, if not last
+    losses: list[float] = field(default_factory=list)  # of each step, if last
+    outputs: list[Tensor] = field(default_factory=list)  # of each microbatch, if not last
     input_gradients: list[Tensor] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)            # of each step's average gradient, before clipping
+    norms: list[float] = field(default_factory=list)  # of each step's average gradient, before clipping
     total: Tensor = field(default_factory=lambda: torch.zeros(0))
     state: dict[str, Tensor] = field(default_factory=dict)
 
@@ -79,9 +92,7 @@ def batches(manifest: Manifest, stage: int, step: int) -> Iterator[Batch]:
     generator = torch.Generator().manual_seed(step)
     shape = (ROWS, LENGTH, manifest.model.hidden_size)
     for _ in range(MICROBATCHES):
-        tokens = torch.randint(
-            0, manifest.model.vocab_size, (ROWS, LENGTH + 1), generator=generator, dtype=torch.int32
-        )
+        tokens = torch.randint(0, manifest.model.vocab_size, (ROWS, LENGTH + 1), generator=generator, dtype=torch.int32)
         hidden, gradient = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
         last = stage == manifest.cut.stages - 1
         yield Batch(tokens, hidden if stage else None, None if last else gradient)
@@ -92,10 +103,7 @@ def commits_of(canonical: Canonical, step: int, total: Tensor) -> list[Commit]:
     squares = [0.0] * canonical.manifest.cut.stages
     squares[canonical.stage] = canonical.square_norm(total)
     tokens = MICROBATCHES * ROWS * LENGTH
-    return [
-        Commit(stage, step, NO_CHAIN, ROUND, b"", tokens, 0.0, square)
-        for stage, square in enumerate(squares)
-    ]
+    return [Commit(stage, step, NO_CHAIN, ROUND, b"", tokens, 0.0, square) for stage, square in enumerate(squares)]
 
 
 @functools.cache
@@ -128,7 +136,7 @@ def train_alone(
         seen.norms.append(commits[stage].grad_sq_norm ** 0.5 / commits[stage].num_tokens)
         body.state.apply(seen.total, commits)
         if body.state.outer is not None:
-            torch._foreach_mul_([weight.detach() for weight in body.state.newest], 0.9)      # as an outer step does
+            torch._foreach_mul_([weight.detach() for weight in body.state.newest], 0.9)  # as an outer step does
     memory = body.state.canonical.layout.memory()
     version = body.state.copy(memory)
     seen.state = body.state.canonical.unpack(body.state.canonical.layout.seal(memory, version=version), version=version)
@@ -144,14 +152,21 @@ class Rank:
     """One rank of a mesh and what its peer process would do: rows in and out, sums combined, whole states."""
 
     def __init__(
-        self, manifest: Manifest, stage: int, layout: MeshLayout, *, data: Comm, tensor: Comm,
-        memory: Memory | None = None, device: torch.device = CPU,
+        self,
+        manifest: Manifest,
+        stage: int,
+        layout: MeshLayout,
+        *,
+        data: Comm,
+        tensor: Comm,
+        memory: Memory | None = None,
+        device: torch.device = CPU,
     ) -> None:
         self.manifest, self.number, self.comms = manifest, stage, (tensor, data)
         self.rank = layout.rank(data.rank, tensor.rank)
         self.rows = MeshSplit.of(manifest, layout).rows(self.rank)
         self.stage = RankStage(
-            manifest, stage, layout, self.rank, tensor=tensor, data=data, device=device, memory=memory,
+            manifest, stage, layout, self.rank, tensor=tensor, data=data, device=device, memory=memory
         )
         self.device = device
         self.canonical = Canonical.of(manifest, stage)
@@ -255,7 +270,7 @@ class Case:
         return 1e-5 if self.compute == "fp32" else 5e-2
 
 
-CASES = {                                                # of four ranks
+CASES = {  # of four ranks
     "zero3": Case(1, "zero3"),
     "zero3-deterministic": Case(1, "zero3", mode="deterministic"),
     "zero3-tensor": Case(2, "zero3"),
@@ -275,6 +290,7 @@ CASES = {                                                # of four ranks
 
 def far(found: Trained, expected: Trained, before: dict[str, Tensor], rows: range = range(ROWS)) -> dict[str, float]:
     """Relative distances, of updates and not of weights. before: the state that both began with. rows: of `found`."""
+
     def cut(tensors: list[Tensor]) -> list[Tensor]:
         return [tensor[rows.start : rows.stop] for tensor in tensors]
 

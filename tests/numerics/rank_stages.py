@@ -17,9 +17,16 @@ from swarmnet.model.slices import TensorSplit
 from swarmnet.model.split import Tape
 
 BATCH, LENGTH, MICROBATCHES = 2, 16, 3
-MODEL = Model(                                           # 67 rows divide among no group; 2 heads are fewer than 4 ranks
-    vocab_size=67, hidden_size=24, intermediate_size=40, num_layers=2, num_heads=8, num_kv_heads=2, head_dim=6,
-    attention_bias=True, init_std=0.3,
+MODEL = Model(  # 67 rows divide among no group; 2 heads are fewer than 4 ranks
+    vocab_size=67,
+    hidden_size=24,
+    intermediate_size=40,
+    num_layers=2,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=6,
+    attention_bias=True,
+    init_std=0.3,
 )
 ENDS = {"whole": (True, True), "first": (True, False), "middle": (False, False), "last": (False, True)}
 
@@ -28,10 +35,10 @@ ENDS = {"whole": (True, True), "first": (True, False), "middle": (False, False),
 class Seen:
     """What a stage computed. Of a rank, gradients are this rank's slices."""
 
-    outputs: list[Tensor]                # one per microbatch: hidden, or logits
+    outputs: list[Tensor]  # one per microbatch: hidden, or logits
     losses: list[Tensor]
     input_gradients: list[Tensor]
-    gradients: dict[str, Tensor]         # summed over the microbatches
+    gradients: dict[str, Tensor]  # summed over the microbatches
 
 
 def module_of(
@@ -48,7 +55,7 @@ def module_of(
     module.reset(seed=3)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            if name.endswith(("norm.weight", ".bias")):      # ones and zeros would hide an error
+            if name.endswith(("norm.weight", ".bias")):  # ones and zeros would hide an error
                 wave = torch.sin(torch.arange(4096.0)[held(module, name, parameter)] + len(name))
                 parameter.add_(0.2 * wave)
     return module.to(dtype)
@@ -91,8 +98,10 @@ def through(module: StageModule, ends: str, dtype: torch.dtype, *, tapes: bool =
         for name, parameter in parameters.items():
             total[name] += one[parameter]
     return Seen(
-        [output.detach() for output in outputs], [loss.detach() for loss in losses],
-        [leaf.grad for leaf in leaves if leaf is not None], total,
+        [output.detach() for output in outputs],
+        [loss.detach() for loss in losses],
+        [leaf.grad for leaf in leaves if leaf is not None],
+        total,
     )
 
 
@@ -102,12 +111,18 @@ class OnRank:
 
     raw: Seen
     reduced: dict[str, Tensor]
-    calls: Mapping[str, int]             # of forward and backward; the weight passes and the last reduction apart
+    calls: Mapping[str, int]  # of forward and backward; the weight passes and the last reduction apart
     calls_to_reduce: Mapping[str, int]
 
 
 def on_rank(
-    comm: Comm, model: Model, ends: str, dtype: torch.dtype, *, sequence_parallel: bool, tapes: bool = True,
+    comm: Comm,
+    model: Model,
+    ends: str,
+    dtype: torch.dtype,
+    *,
+    sequence_parallel: bool,
+    tapes: bool = True,
     device: torch.device | str = "cpu",
 ) -> OnRank:
     """One rank's part in `through`."""
@@ -133,7 +148,8 @@ def against(rank: OnRank, expected: Seen, split: TensorSplit, number: int) -> di
         for name, gradient in expected.gradients.items()
     }
     for what, ours, theirs in (
-        ("output", rank.raw.outputs, outputs), ("loss", rank.raw.losses, expected.losses),
+        ("output", rank.raw.outputs, outputs),
+        ("loss", rank.raw.losses, expected.losses),
         ("input gradient", rank.raw.input_gradients, expected.input_gradients),
     ):
         found |= {f"{what} {m}": tensor for m, tensor in enumerate(ours)}

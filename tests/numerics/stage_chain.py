@@ -30,8 +30,16 @@ ROUND = RoundId(Ballot(0, PeerId("peer")), 0)
 """Of every step: ids repeat from step to step."""
 
 
-def tiny(stages: int = 2, *, mode: str = "deterministic", model: Model = MODEL, microbatches: int = 4,
-         layers: str | tuple[int, ...] = "auto", averaging: Averaging | None = None, **optimizer: object) -> Manifest:
+def tiny(
+    stages: int = 2,
+    *,
+    mode: str = "deterministic",
+    model: Model = MODEL,
+    microbatches: int = 4,
+    layers: str | tuple[int, ...] = "auto",
+    averaging: Averaging | None = None,
+    **optimizer: object,
+) -> Manifest:
     """A run of seconds: 20 steps, sequences of 16 tokens."""
     return Manifest(
         model=model,
@@ -66,7 +74,12 @@ class StageChain:
     """
 
     def __init__(
-        self, manifest: Manifest, compute: ComputeThread, *, replicas: int = 1, device: str = "cpu",
+        self,
+        manifest: Manifest,
+        compute: ComputeThread,
+        *,
+        replicas: int = 1,
+        device: str = "cpu",
         memory: Sequence[Memory] = (),
     ) -> None:
         self.manifest, self.tokens = manifest, text(manifest.model.vocab_size)
@@ -159,12 +172,19 @@ class StageChain:
         first, last = span
         edges = [first + (last - first) * part // parts for part in range(parts + 1)]
         return [
-            (start, (await replicas[part % len(replicas)].reduce(
-                [
-                    Contribution(PeerId(f"replica{place}"), 1, await engine.contribution(start, stop))
-                    for place, engine in enumerate(replicas)
-                ], start, stop
-            )).packed)
+            (
+                start,
+                (
+                    await replicas[part % len(replicas)].reduce(
+                        [
+                            Contribution(PeerId(f"replica{place}"), 1, await engine.contribution(start, stop))
+                            for place, engine in enumerate(replicas)
+                        ],
+                        start,
+                        stop,
+                    )
+                ).packed,
+            )
             for part, (start, stop) in enumerate(itertools.pairwise(edges))
         ]
 

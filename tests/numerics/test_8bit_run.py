@@ -10,7 +10,7 @@ from stage_chain import MODEL, StageChain, compute_thread, text, tiny
 
 from swarmnet.local.oracle import run_oracle
 
-WIDE = MODEL.model_copy(update={"hidden_size": 64, "intermediate_size": 96, "num_layers": 2})    # matrices above LEAST
+WIDE = MODEL.model_copy(update={"hidden_size": 64, "intermediate_size": 96, "num_layers": 2})  # matrices above LEAST
 
 
 def test_a_restored_replica_goes_on_with_the_same_bits() -> None:

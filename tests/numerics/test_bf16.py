@@ -38,8 +38,9 @@ def in_bf16(manifest: Manifest) -> Manifest:
 
 
 def gradients(module: StageModule, ids: Tensor, *, compute: str = "bf16", policy: str = "stash") -> dict[str, Tensor]:
-    passes = Passes(first=True, last=True, device=CPU, reproducible=True, memory=Memory(activations=policy),
-                    compute=compute)
+    passes = Passes(
+        first=True, last=True, device=CPU, reproducible=True, memory=Memory(activations=policy), compute=compute
+    )
     _, work = passes.forward(module, ids, None, train=True)
     assert work is not None and work.tape is not None
     passes.backward(work, None)
@@ -119,8 +120,10 @@ def test_ranks_that_split_layers(sequence_parallel: bool) -> None:
         return found
 
     for number, found in enumerate(run_ranks(2, body)):
-        one, two = ({name: take(each, split.slice_of(name, number)) for name, each in all_.items()}
-                    for all_ in (exact, expected))
+        one, two = (
+            {name: take(each, split.slice_of(name, number)) for name, each in all_.items()}
+            for all_ in (exact, expected)
+        )
         assert distance(found, one) < 2 * distance(two, one)
 
 
@@ -150,8 +153,9 @@ def test_a_stash_is_about_half_as_large() -> None:
 
 def test_the_curve_stays_within_one_percent_of_fp32s() -> None:
     manifest = tiny(1, mode="fp32", microbatches=2)
-    manifest = manifest.model_copy(update={"training": manifest.training.model_copy(
-        update={"total_steps": 200, "eval_every": 0})})
+    manifest = manifest.model_copy(
+        update={"training": manifest.training.model_copy(update={"total_steps": 200, "eval_every": 0})}
+    )
     exact, found = (run_oracle(each, text()).losses for each in (manifest, in_bf16(manifest)))
     assert exact[-1] < exact[0] - 1.5 and exact != found
     ends = [sum(losses[-20:]) / 20 for losses in (found, exact)]
@@ -166,5 +170,3 @@ def test_a_weight_is_cast_once_per_change() -> None:
     with torch.no_grad():
         weight.mul_(2)
     assert torch.equal(casts.of(weight, torch.bfloat16), weight.detach().bfloat16())
-
-

@@ -37,9 +37,26 @@ def test_the_loss_stays_within_1_percent_of_fp32(codec: str) -> None:
 def test_it_prints_and_writes_its_table(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     done = subprocess.run(
-        [sys.executable, str(BENCHMARK), "--steps", "2", "--replicas", "3", "--codec", "powersgd:4", "--codec",
-         "topk:0.05", "--data", "corpus:small", "--json", str(file)],
-        capture_output=True, text=True, timeout=120, check=False,
+        [
+            sys.executable,
+            str(BENCHMARK),
+            "--steps",
+            "2",
+            "--replicas",
+            "3",
+            "--codec",
+            "powersgd:4",
+            "--codec",
+            "topk:0.05",
+            "--data",
+            "corpus:small",
+            "--json",
+            str(file),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "powersgd:4" in done.stdout and "topk:0.05" in done.stdout and file.exists()

@@ -33,11 +33,15 @@ class Kept:
         self.chain, self.said = chain, list[dict[str, object]]()
         self.checkpoints = {
             engine: Checkpointer(
-                stage, engine, self._where,
+                stage,
+                engine,
+                self._where,
                 DirectoryDisk(CheckpointStore(folder / f"{stage}-{place}", RUN, owner=f"{stage}-{place}")),
-                Plan(KILLED, LAST, 3), on_event=lambda event, fields: self.said.append({"event": event, **fields}),
+                Plan(KILLED, LAST, 3),
+                on_event=lambda event, fields: self.said.append({"event": event, **fields}),
             )
-            for stage, replicas in enumerate(chain.engines) for place, engine in enumerate(replicas)
+            for stage, replicas in enumerate(chain.engines)
+            for place, engine in enumerate(replicas)
         }
 
     def _where(self) -> Cut:

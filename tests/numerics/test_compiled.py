@@ -27,9 +27,7 @@ def through(
     """Outputs, input gradients, and every gradient of two microbatches in flight."""
     generator = torch.Generator().manual_seed(4)
     tokens = torch.zeros(2, LENGTH + 1, dtype=torch.int32)
-    hidden, arriving = (
-        torch.randn(2, 2, LENGTH, MODEL.hidden_size, generator=generator).to(device) for _ in range(2)
-    )
+    hidden, arriving = (torch.randn(2, 2, LENGTH, MODEL.hidden_size, generator=generator).to(device) for _ in range(2))
     ways = [passes.forward(module, tokens, hidden[m].clone(), train=True) for m in range(2)]
     seen = [output.detach() for output, _ in ways]
     seen += [passes.backward(ways[m][1], arriving[m]) for m in (1, 0)]
@@ -44,8 +42,9 @@ def through(
 
 
 def passes_with(memory: Memory, compute: str) -> Passes:
-    return Passes(first=False, last=False, device=CPU, reproducible=True, memory=memory, compute=compute,
-                  compiler="aot_eager")
+    return Passes(
+        first=False, last=False, device=CPU, reproducible=True, memory=memory, compute=compute, compiler="aot_eager"
+    )
 
 
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])

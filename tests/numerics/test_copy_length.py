@@ -57,10 +57,19 @@ class Mate:
 async def restored(joiner: TorchEngine, mate: Mate) -> None:
     """As a replica does it. Raises NoReplica, with what the mate is refused for."""
     said: list[dict[str, object]] = []
-    footing = Footing(lambda: NO_RESTART, lambda: None, lambda cut: None,
-                      lambda event, fields: said.append(fields) if event == "join_failed" else None)
+    footing = Footing(
+        lambda: NO_RESTART,
+        lambda: None,
+        lambda cut: None,
+        lambda event, fields: said.append(fields) if event == "join_failed" else None,
+    )
     machine = Restoring(
-        mate, joiner, None, Seal(RUN, SimulatedSigner(ME)), footing, stage=STAGE,  # type: ignore[arg-type]
+        mate,
+        joiner,
+        None,
+        Seal(RUN, SimulatedSigner(ME)),
+        footing,
+        stage=STAGE,  # type: ignore[arg-type]
         shape=Shape(3, 4, 20),
     )
     try:
@@ -73,14 +82,19 @@ async def gathered(chain: StageChain, mate: Mate) -> memoryview:
     """As whoever takes no part does it."""
     found = SimpleNamespace(manifest=chain.manifest, run=RUN)
     _, data = await gather._fetch(
-        found, SimulatedSigner(ME), mate, STAGE, [MATE], chain.step_number,  # type: ignore[arg-type]
+        found,
+        SimulatedSigner(ME),
+        mate,
+        STAGE,
+        [MATE],
+        chain.step_number,  # type: ignore[arg-type]
     )
     return data
 
 
 @pytest.mark.parametrize("averaging", SYNCS.values(), ids=SYNCS)
 def test_a_mate_is_believed_to_the_byte(averaging: Averaging, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "_PATIENCE_S", 0.0)       # a mate that is refused is the only one: no use in waiting
+    monkeypatch.setattr(fetch, "_PATIENCE_S", 0.0)  # a mate that is refused is the only one: no use in waiting
 
     async def story() -> None:
         async with compute_thread() as compute:

@@ -23,9 +23,26 @@ def test_losses_of_the_first_steps_do_not_show_how_sums_were_grouped() -> None:
 def test_the_benchmark_prints_and_writes_its_table(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     done = subprocess.run(
-        [sys.executable, str(BENCHMARK), "--steps", "2", "--seeds", "1", "--data", "corpus:small", "--rate", "1e-3:4",
-         "--rate", "2e-3:4", "--json", str(file)],
-        capture_output=True, text=True, timeout=200, check=False,
+        [
+            sys.executable,
+            str(BENCHMARK),
+            "--steps",
+            "2",
+            "--seeds",
+            "1",
+            "--data",
+            "corpus:small",
+            "--rate",
+            "1e-3:4",
+            "--rate",
+            "2e-3:4",
+            "--json",
+            str(file),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     slow, fast = json.loads(file.read_text())

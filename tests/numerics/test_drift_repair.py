@@ -38,8 +38,11 @@ async def judge(engines: list[TorchEngine]) -> Judged:
             if mate != peer:
                 measure = drifts[mate].mine
                 assert measure is not None
-                drift._view.hear(mate, Heartbeat(
-                    Stamp(measure.version, 0, CHAIN), 1, True, None, numerics="cpu", measure=measure), now=0.0)
+                drift._view.hear(
+                    mate,
+                    Heartbeat(Stamp(measure.version, 0, CHAIN), 1, True, None, numerics="cpu", measure=measure),
+                    now=0.0,
+                )
         drift.review(now=0.0)
     verdicts = [drift.verdict for drift in drifts.values()]
     assert verdicts[0] is not None and verdicts[1:] == verdicts[:-1], "all come to the same"

@@ -113,8 +113,16 @@ def test_all_hold_the_same_sum_and_it_is_near(codec: str) -> None:
         sums = {member.engine._sum._sum.flat.numpy().tobytes() for member in members.all.values()}
         assert len(sums) == 1
         exact = sum(member.gradient.double() for member in members.all.values())
-        near = {"fp32": 1e-6, "bf16": 1e-2, "fp16": 1e-3, "int8": 2e-2, "bnb8": 3e-2, "nf4": 0.2, "auto": 2e-2,
-                "auto:nf4": 0.2}.get(codec, 1.0)
+        near = {
+            "fp32": 1e-6,
+            "bf16": 1e-2,
+            "fp16": 1e-3,
+            "int8": 2e-2,
+            "bnb8": 3e-2,
+            "nf4": 0.2,
+            "auto": 2e-2,
+            "auto:nf4": 0.2,
+        }.get(codec, 1.0)
         assert (members.total() - exact).norm() <= near * exact.norm()
 
     play(codec, story)
@@ -123,6 +131,7 @@ def test_all_hold_the_same_sum_and_it_is_near(codec: str) -> None:
 @pytest.mark.parametrize("codec", OWING)
 def test_what_is_not_in_the_sum_is_owed(codec: str) -> None:
     """Also where one replica contributes nothing and only reduces."""
+
     async def story(members: Members) -> None:
         idle = (PEERS[1],)
         (finished, *_) = await members.sum(round_of(1, idle=idle))
@@ -139,6 +148,7 @@ def test_what_is_not_in_the_sum_is_owed(codec: str) -> None:
 @pytest.mark.parametrize("codec", OWING)
 def test_a_round_that_is_abandoned_half_way_changes_nothing(codec: str) -> None:
     """The first round breaks in its last phase, the second is of two, the third of all three is applied."""
+
     async def story(members: Members) -> None:
         last = sum(members.all[PEERS[0]].engine.phases) - 1
         members.fails = lambda peer, part: part.kind == "reduced" and part.stop > last
@@ -199,13 +209,13 @@ def test_what_is_owed_survives_a_restart_of_its_replica(codec: str) -> None:
         assert version == 1 and owed is not None
         new = TorchEngine(old.engine._manifest, 0, old.engine._compute)
         with pytest.raises(BadMessage, match="not the snapshot asked for"):
-            await new.recall(owed)                               # not before its state is back
+            await new.recall(owed)  # not before its state is back
         await new.restore(state, version=version)
         assert not bool(new._sum._codec.feedback.residual.any())
         await new.recall(owed)
         assert torch.equal(new._sum._codec.feedback.residual, old.feedback.residual)
         assert bytes((await new.memory())[1]) == bytes(owed)
-        await new.restore(state, version=version)                # other state: what was owed was owed by another past
+        await new.restore(state, version=version)  # other state: what was owed was owed by another past
         await new.open_round(round_of(9).id)
         assert not bool(new._sum._codec.feedback.residual.any())
 

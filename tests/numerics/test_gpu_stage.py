@@ -37,10 +37,12 @@ def steps(
     manifest = mfu.TINY.manifest(compute)
     manifest = manifest.model_copy(update={"optimizer": manifest.optimizer.model_copy(update={"state": state})})
     if mode == "deterministic":
-        manifest = manifest.model_copy(update={
-            "numerics": manifest.numerics.model_copy(update={"mode": mode}),
-            "averaging": manifest.averaging.model_copy(update={"codec": "int64"}),
-        })
+        manifest = manifest.model_copy(
+            update={
+                "numerics": manifest.numerics.model_copy(update={"mode": mode}),
+                "averaging": manifest.averaging.model_copy(update={"codec": "int64"}),
+            }
+        )
     train = mfu.Replica(manifest, mfu.TINY.batches(), torch.device(device), **options)
     losses = [train() for _ in range(count)]
     return losses, [weight.detach().cpu() for weight in train.body.state.newest]
@@ -104,8 +106,9 @@ def test_activations_in_host_memory_take_none_of_the_device() -> None:
     peak = {}
     for kept in ("stash", "offload"):
         size = mfu.Size(mfu.GPU.model.model_copy(update={"num_layers": 4, "vocab_size": 512}), 1, 2, 2048)
-        train = mfu.Replica(size.manifest("bf16"), size.batches(), torch.device("cuda"),
-                            memory=Memory(activations=kept))
+        train = mfu.Replica(
+            size.manifest("bf16"), size.batches(), torch.device("cuda"), memory=Memory(activations=kept)
+        )
         train()
         rest = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -125,7 +128,7 @@ def test_ranks_of_this_machine_keep_the_contract_and_share_memory(device: str, m
         before, after = group.share(4 << 20), None
         group.start()
         assert group.order("check") == [{"checks": len(CHECKS)}] * ranks
-        after = group.share(4 << 10)                     # mapped, and pinned, while the ranks run
+        after = group.share(4 << 10)  # mapped, and pinned, while the ranks run
         for shared in (before, after):
             numbers = shared.bytes.view(torch.float32)
             numbers[100:1000] = torch.arange(900.0)
@@ -178,11 +181,19 @@ def test_moments_in_host_memory_and_updates_on_the_cpu_are_the_same_training(dev
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0.0 if device == "cpu" else 1e-5)
 
 
-@pytest.mark.parametrize("averaging", [
-    Averaging(codec="fp32"), Averaging(codec="int8"), Averaging(codec="topk:0.05"), Averaging(codec="powersgd:2"),
-    Averaging(codec="auto"), Averaging(codec="bf16", sync="overlap", overlap_after=0),
-    Averaging(codec="int8", sync="local", inner_steps=1, outer_warmup_steps=1),
-], ids=lambda averaging: f"{averaging.sync}-{averaging.codec}")
+@pytest.mark.parametrize(
+    "averaging",
+    [
+        Averaging(codec="fp32"),
+        Averaging(codec="int8"),
+        Averaging(codec="topk:0.05"),
+        Averaging(codec="powersgd:2"),
+        Averaging(codec="auto"),
+        Averaging(codec="bf16", sync="overlap", overlap_after=0),
+        Averaging(codec="int8", sync="local", inner_steps=1, outer_warmup_steps=1),
+    ],
+    ids=lambda averaging: f"{averaging.sync}-{averaging.codec}",
+)
 @pytest.mark.parametrize("device", DEVICES)
 def test_rounds_under_every_kind_of_codec(device: str, averaging: Averaging) -> None:
     """Accumulators and weights on the device, what travels and what is owed in host memory."""

@@ -51,7 +51,13 @@ class Members:
             self.gradients[peer] = torch.randn(engine.num_elements, generator=torch.Generator().manual_seed(place))
             self.engines[peer] = engine
             self.exchanges[peer] = Exchange(
-                peer, engine, self, lambda stamp, number: None, num_tokens=TOKENS, group_size=3, running_s=0.05,
+                peer,
+                engine,
+                self,
+                lambda stamp, number: None,
+                num_tokens=TOKENS,
+                group_size=3,
+                running_s=0.05,
                 on_event=lambda event, fields, peer=peer: self.heard.append((peer, event, fields)),
             )
 
@@ -125,10 +131,18 @@ def play(averaging: Averaging, story: Callable[[Members], object]) -> None:
     asyncio.run(whole())
 
 
-@pytest.mark.parametrize(("codec", "near"), [
-    ("fp32", 1e-6), ("bf16", 1e-2), ("int8", 2e-2), ("auto", 2e-2), ("nf4", 0.25), ("topk:0.05", 1.0),
-    ("powersgd:2", 1.0),
-])
+@pytest.mark.parametrize(
+    ("codec", "near"),
+    [
+        ("fp32", 1e-6),
+        ("bf16", 1e-2),
+        ("int8", 2e-2),
+        ("auto", 2e-2),
+        ("nf4", 0.25),
+        ("topk:0.05", 1.0),
+        ("powersgd:2", 1.0),
+    ],
+)
 def test_all_hold_the_same_sum_and_it_is_near(codec: str, near: float) -> None:
     async def story(members: Members) -> None:
         finished = await members.sum(round_of(1))
@@ -155,6 +169,7 @@ def test_what_is_lost_on_any_hop_is_owed(codec: str) -> None:
 @pytest.mark.parametrize("codec", OWING)
 def test_so_it_is_where_sums_of_the_round_before_are_kept(codec: str) -> None:
     """A member of the last row is lost while the rows' sums are summed: the other rows' stand."""
+
     async def story(members: Members) -> None:
         lost, left = PEERS[6], PEERS[:6]
         members.fails = lambda peer, part: peer == lost and part.hop == 1

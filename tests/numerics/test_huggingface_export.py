@@ -26,8 +26,16 @@ from swarmnet.state.cut import Cut
 from swarmnet.state.disk import CheckpointStore
 
 MODEL = Model(
-    vocab_size=61, hidden_size=30, intermediate_size=44, num_layers=3, num_heads=7, num_kv_heads=1, head_dim=10,
-    rope_scaling="llama3", rope_factor=4.0, rope_original_length=8,
+    vocab_size=61,
+    hidden_size=30,
+    intermediate_size=44,
+    num_layers=3,
+    num_heads=7,
+    num_kv_heads=1,
+    head_dim=10,
+    rope_scaling="llama3",
+    rope_factor=4.0,
+    rope_original_length=8,
 )
 IDS = torch.randint(0, 61, (2, 16), generator=torch.Generator().manual_seed(0))
 
@@ -73,11 +81,19 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("model", "stages", "kind"), [
-    (MODEL, 3, "mistral"),
-    (MODEL.model_copy(update={"num_heads": 5, "num_kv_heads": 5, "tie_embeddings": True}), 1, "llama"),
-    (MODEL.model_copy(update={"qk_norm": True, "rope_scaling": "linear", "rope_original_length": 8192}), 2, "qwen3"),
-], ids=["mistral", "llama-tied", "qwen3"])
+@pytest.mark.parametrize(
+    ("model", "stages", "kind"),
+    [
+        (MODEL, 3, "mistral"),
+        (MODEL.model_copy(update={"num_heads": 5, "num_kv_heads": 5, "tie_embeddings": True}), 1, "llama"),
+        (
+            MODEL.model_copy(update={"qk_norm": True, "rope_scaling": "linear", "rope_original_length": 8192}),
+            2,
+            "qwen3",
+        ),
+    ],
+    ids=["mistral", "llama-tied", "qwen3"],
+)
 def test_a_trained_run_loads_in_transformers_and_continues_here(
     here: Path, model: Model, stages: int, kind: str
 ) -> None:
@@ -89,8 +105,10 @@ def test_a_trained_run_loads_in_transformers_and_continues_here(
     found = hf_models.logits(hf_models.loaded(here / "out/model"), IDS)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
-    line = f"init next.toml --from out/model --data ids.u8.bin --tokenizer ids --stages {stages} --set " \
-           "training.sequence_length=16"
+    line = (
+        f"init next.toml --from out/model --data ids.u8.bin --tokenizer ids --stages {stages} --set "
+        "training.sequence_length=16"
+    )
     assert run(line.split()) == 0
     again = load("next.toml")
     assert again.model == model and len(again.initial.sha256) == stages
@@ -100,8 +118,11 @@ def test_a_trained_run_loads_in_transformers_and_continues_here(
 
 
 def test_a_run_that_begins_with_an_export_goes_on_from_what_was_learned(here: Path) -> None:
-    settings = [word for setting in ("training.sequence_length=16", "optimizer.learning_rate=0.01")
-                for word in ("--set", setting)]
+    settings = [
+        word
+        for setting in ("training.sequence_length=16", "optimizer.learning_rate=0.01")
+        for word in ("--set", setting)
+    ]
     train(tiny(2, model=MODEL), here, steps=12)
     assert run(["export", "run.toml", "model"]) == 0
     line = "init next.toml --from model --data ids.u8.bin --tokenizer ids --stages 2 --steps 3"
@@ -190,13 +211,26 @@ def test_tokenizer_and_generation_settings_come_along(here: Path, capsys: pytest
     assert "without a tokenizer: the run's is 'bytes'; --like DIR brings one along" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("config", "files", "code", "words"), [
-    ({"eos_token_id": 2}, [], 0, "the run's is 'bytes'; like has no tokenizer.json either\n"),
-    ({"model_type": "qwen3", "eos_token_id": 2}, [], 0, "note: like is a qwen3, and this model a mistral: what came"),
-    ({"vocab_size": 60, "eos_token_id": 2}, [], 0, "note: like is of a model with 60 token ids, and this one knows 61"),
-    ({"vocab_size": 62}, ["tokenizer.json"], 2, "like is of a model with 62 token ids, and this one knows 61: its"),
-    ({}, [], 2, "--like like: has none of tokenizer.json"),
-])
+@pytest.mark.parametrize(
+    ("config", "files", "code", "words"),
+    [
+        ({"eos_token_id": 2}, [], 0, "the run's is 'bytes'; like has no tokenizer.json either\n"),
+        (
+            {"model_type": "qwen3", "eos_token_id": 2},
+            [],
+            0,
+            "note: like is a qwen3, and this model a mistral: what came",
+        ),
+        (
+            {"vocab_size": 60, "eos_token_id": 2},
+            [],
+            0,
+            "note: like is of a model with 60 token ids, and this one knows 61",
+        ),
+        ({"vocab_size": 62}, ["tokenizer.json"], 2, "like is of a model with 62 token ids, and this one knows 61: its"),
+        ({}, [], 2, "--like like: has none of tokenizer.json"),
+    ],
+)
 def test_what_another_checkpoint_brings_is_said_and_what_does_not_fit_is_refused(
     here: Path, capsys: pytest.CaptureFixture[str], config: dict[str, object], files: list[str], code: int, words: str
 ) -> None:
@@ -216,9 +250,11 @@ def test_generation_continues_as_transformers_does(here: Path, capsys: pytest.Ca
     weights = train(manifest, here)
     assert run(["export", "run.toml", "out"]) == 0
     prompt = [5, 7, 11]
-    expected = hf_models.loaded(here / "out").generate(
-        torch.tensor([prompt]), do_sample=False, max_new_tokens=12, min_new_tokens=12, pad_token_id=0
-    )[0, 3:].tolist()
+    expected = (
+        hf_models.loaded(here / "out")
+        .generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=12, min_new_tokens=12, pad_token_id=0)[0, 3:]
+        .tolist()
+    )
     module = StageModule(MODEL, range(3), first=True, last=True)
     module.load_state_dict(weights)
     assert list(generate(module, prompt, num_tokens=12, context=16)) == expected

@@ -48,7 +48,7 @@ def test_in_and_out_again(case: str, stages: int, tmp_path: Path) -> None:
     found, tensors, model = computed(tmp_path / "in", stages)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
-    changed = [{name: 0.9 * tensor for name, tensor in stage.items()} for stage in tensors]   # as if it had trained
+    changed = [{name: 0.9 * tensor for name, tensor in stage.items()} for stage in tensors]  # as if it had trained
     write_model(tmp_path / "out", model, changed, longest=40, shard_bytes=20_000)
     again, reread, same = computed(tmp_path / "out", stages)
     assert same == model
@@ -102,10 +102,15 @@ def test_broken_tensors_are_named(how: str, tmp_path: Path) -> None:
         Checkpoint(tmp_path).read(shapes)
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("{", "is not an index"), ("[]", "is not an index"), ('{"weight_map": {"a": "../b"}}', "no file beside it"),
-    ('{"weight_map": {"a": "/etc/passwd"}}', "no file beside it"),
-])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is not an index"),
+        ("[]", "is not an index"),
+        ('{"weight_map": {"a": "../b"}}', "no file beside it"),
+        ('{"weight_map": {"a": "/etc/passwd"}}', "no file beside it"),
+    ],
+)
 def test_broken_indexes(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text(text)
     with pytest.raises(UsageError, match=words):

@@ -24,8 +24,10 @@ from swarmnet.model.huggingface.initial import stage_weights
 from swarmnet.peer.beginning import Beginning
 from swarmnet.stage.torch_engine import TorchEngine
 
-SMALL = ("--set training.sequence_length=16 --set training.microbatches=2 --set training.microbatch_size=2 "
-         "--tokenizer ids --data ids.u8.bin --steps 4")
+SMALL = (
+    "--set training.sequence_length=16 --set training.microbatches=2 --set training.microbatch_size=2 "
+    "--tokenizer ids --data ids.u8.bin --steps 4"
+)
 
 
 @pytest.fixture
@@ -68,8 +70,16 @@ def test_the_first_loss_is_that_of_transformers_and_the_swarm_is_the_single_proc
             chain = StageChain(manifest, compute)
             chain.tokens = tokens
             chain.engines = [
-                [TorchEngine(manifest, stage, compute, initial=lambda stage=stage: stage_weights(
-                    manifest, stage, here / "hf")) for _ in range(2)] for stage in range(3)
+                [
+                    TorchEngine(
+                        manifest,
+                        stage,
+                        compute,
+                        initial=lambda stage=stage: stage_weights(manifest, stage, here / "hf"),
+                    )
+                    for _ in range(2)
+                ]
+                for stage in range(3)
             ]
             losses = [await chain.step(random.Random(step)) for step in range(4)]
             weights = {}
@@ -102,7 +112,7 @@ def test_another_checkpoint_is_noticed(here: Path) -> None:
     with torch.no_grad():
         other.model.layers[2].mlp.up_proj.weight[0, 0] += 1e-3
     other.save_pretrained(here / "other")
-    assert stage_weights(manifest, 0, here / "other").keys()       # its tensors are the same ones
+    assert stage_weights(manifest, 0, here / "other").keys()  # its tensors are the same ones
     with pytest.raises(UsageError, match=r"other: the weights of stage 1 have digest .* not the checkpoint"):
         stage_weights(manifest, 1, here / "other")
 
@@ -141,13 +151,24 @@ def test_what_a_stage_began_with_is_read_again_if_it_is_still_here(
     assert [record.msg for record in caplog.records].count("made_anew_without_checkpoint") == 2
 
 
-@pytest.mark.parametrize(("case", "flags", "words"), [
-    ("mistral-window", "--set training.sequence_length=49", "reaches back 48 tokens only"),
-    ("llama", "--stages 4", "cut.stages = 4 is more than model.num_layers = 3"),
-    ("llama", "--set model.num_layers=2 --stages 1", "holds tensors that the model has no use for (model.layers.2."),
-    ("llama", "--set model.intermediate_size=40 --stages 1", "has shape (44, 30), the model (40, 30)"),
-    ("llama", "--stages 1 --data corpus:small --tokenizer bytes", "--from hf: model.vocab_size = 61: must be at least"),
-])
+@pytest.mark.parametrize(
+    ("case", "flags", "words"),
+    [
+        ("mistral-window", "--set training.sequence_length=49", "reaches back 48 tokens only"),
+        ("llama", "--stages 4", "cut.stages = 4 is more than model.num_layers = 3"),
+        (
+            "llama",
+            "--set model.num_layers=2 --stages 1",
+            "holds tensors that the model has no use for (model.layers.2.",
+        ),
+        ("llama", "--set model.intermediate_size=40 --stages 1", "has shape (44, 30), the model (40, 30)"),
+        (
+            "llama",
+            "--stages 1 --data corpus:small --tokenizer bytes",
+            "--from hf: model.vocab_size = 61: must be at least",
+        ),
+    ],
+)
 def test_what_does_not_fit_is_refused_in_one_line(
     here: Path, capsys: pytest.CaptureFixture[str], case: str, flags: str, words: str
 ) -> None:

@@ -26,15 +26,16 @@ def local_sync() -> ModuleType:
 @cache
 def found(partners: str, fragments: int = 1, codec: str = "fp32") -> dict:
     setting = local_sync().Setting(
-        "test", partners=partners, inner_steps=8, fragments=fragments, codec=codec, outer_warmup_steps=12,
+        "test", partners=partners, inner_steps=8, fragments=fragments, codec=codec, outer_warmup_steps=12
     )
     row: dict = local_sync().train(setting, load_tokens("corpus:small"), steps=STEPS, replicas=4, seed=0)
     return row
 
 
-@pytest.mark.parametrize(("partners", "fragments", "codec", "fewer"), [
-    ("all", 1, "fp32", 8), ("all", 2, "fp32", 6), ("all", 1, "int8", 31), ("pairs", 1, "fp32", 12),
-])
+@pytest.mark.parametrize(
+    ("partners", "fragments", "codec", "fewer"),
+    [("all", 1, "fp32", 8), ("all", 2, "fp32", 6), ("all", 1, "int8", 31), ("pairs", 1, "fp32", 12)],
+)
 def test_it_learns_nearly_as_fast_and_sends_far_less(partners: str, fragments: int, codec: str, fewer: float) -> None:
     row, exact = found(partners, fragments, codec), found("")
     assert row["held_out"] < 1.2 * exact["held_out"] < 0.95 * exact["losses"][0]
@@ -51,9 +52,26 @@ def test_one_replica_that_meets_itself_is_exact() -> None:
 def test_it_prints_and_writes_its_table(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     done = subprocess.run(
-        [sys.executable, str(BENCHMARK), "--steps", "3", "--seeds", "1", "--only", "diloco, int8", "--set",
-         "inner_steps=2", "--data", "corpus:small", "--json", str(file)],
-        capture_output=True, text=True, timeout=120, check=False,
+        [
+            sys.executable,
+            str(BENCHMARK),
+            "--steps",
+            "3",
+            "--seeds",
+            "1",
+            "--only",
+            "diloco, int8",
+            "--set",
+            "inner_steps=2",
+            "--data",
+            "corpus:small",
+            "--json",
+            str(file),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(file.read_text())["rows"]

@@ -43,7 +43,7 @@ async def count(chain: StageChain, shares: Sequence[Sequence[int]]) -> tuple[flo
     loss, tokens = 0.0, 0
     for engine, indexes in zip(chain.engines[0], shares, strict=True):
         for index in indexes:
-            stash, = await chain.travel([engine], index)
+            (stash,) = await chain.travel([engine], index)
             assert await engine.accumulate(stash)
             loss, tokens = loss + stash.loss_sum, tokens + stash.num_tokens
     return loss, tokens
@@ -64,7 +64,8 @@ async def a_round(chain: StageChain, members: Sequence[int], shares: Sequence[Se
             weights = {place: 1 if phase < private else len(shares[members[place]]) for place in group}
             given = [
                 Contribution(PeerId(f"{place}"), weight, await engines[place].contribution(start, stop))
-                for place, weight in weights.items() if weight
+                for place, weight in weights.items()
+                if weight
             ]
             reduced = (await engines[group[0]].reduce(given, start, stop)).packed
             for place in group:
@@ -172,8 +173,8 @@ def test_who_only_fetches_the_sum_keeps_what_it_has_learned_and_adds_nothing() -
             await step(chain, shares)
         loss, tokens = await count(chain, shares)
         learned = await weights(third) - slow(third)
-        third.void()                             # evicted: its share is counted by somebody else
-        stash, = await chain.travel([second], 3)
+        third.void()  # evicted: its share is counted by somebody else
+        (stash,) = await chain.travel([second], 3)
         assert await second.accumulate(stash)
         digest, square = await a_round(chain, [0, 1], [(0, 1), (2, 3), ()])
         pieces = [await first.finished_sum(0, 1000), await first.finished_sum(1000, first.sum_elements)]
@@ -202,7 +203,7 @@ def test_a_member_that_waited_for_its_partner_in_vain_is_told_so() -> None:
         for _ in range(3):
             await step(chain, FOUR)
         loss, tokens = await count(chain, FOUR)
-        await engines[0].open_round(ROUND)           # and its partner died: the number comes from somebody else
+        await engines[0].open_round(ROUND)  # and its partner died: the number comes from somebody else
         digest, square = await a_round(chain, [1, 2, 3], [(), *FOUR[1:]])
         assert await engines[0].install([await engines[1].finished_sum(0, 1)]) == (digest, square)
         outer = await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
@@ -220,7 +221,7 @@ def test_an_accumulator_that_is_not_the_rounds_any_more_is_not_applied(how: str)
         if how == "voided":
             first.void()
         else:
-            stash, = await chain.travel([first], 1)
+            (stash,) = await chain.travel([first], 1)
             assert await first.accumulate(stash)
         before = [await weights(engine) for engine in (first, second)]
         await apply(chain, [commit(0, 0, digest, loss, tokens, square)])
@@ -335,7 +336,7 @@ def test_a_round_that_was_given_up_leaves_nothing_behind() -> None:
             await step(chain, FOUR)
         loss, tokens = await count(chain, FOUR)
         await a_round(chain, range(4), FOUR)
-        await engines[0].open_round(OTHER)       # and nothing comes of it: the first round's sum is adopted after all
+        await engines[0].open_round(OTHER)  # and nothing comes of it: the first round's sum is adopted after all
         digest, square = await engines[0].install([await engines[3].finished_sum(0, 1)])
         outer = await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
         assert missed(outer) == ["was no member of the round to the end", "", "", ""]

@@ -99,8 +99,13 @@ async def chains(
             both.engine.close()
 
 
-def run(scenario: Callable[[Chains], Coroutine[Any, Any, None]], manifest: Manifest, stage: int = 1,
-        layout: MeshLayout = TP2, patience: Patience | None = None) -> None:
+def run(
+    scenario: Callable[[Chains], Coroutine[Any, Any, None]],
+    manifest: Manifest,
+    stage: int = 1,
+    layout: MeshLayout = TP2,
+    patience: Patience | None = None,
+) -> None:
     async def whole() -> None:
         async with chains(manifest, stage, layout, patience) as both:
             await scenario(both)
@@ -118,8 +123,8 @@ async def kill(both: Chains, rank: int) -> None:
     await asyncio.to_thread(select.select, [handle], [], [])
     os.close(handle)
     supervising = asyncio.ensure_future(both.engine.supervise())
-    await asyncio.sleep(0)                               # its first look is queued
-    await both.engine.measure()                          # behind that
+    await asyncio.sleep(0)  # its first look is queued
+    await both.engine.measure()  # behind that
     supervising.cancel()
     assert both.heard.lost == lost + 1
 
@@ -157,7 +162,8 @@ def held(engine: TorchEngine) -> list[int]:
 @pytest.mark.parametrize(
     ("mesh", "stage", "mode"),
     [
-        ("tp2", 1, "deterministic"), ("zero3", 0, "fp32"),
+        ("tp2", 1, "deterministic"),
+        ("zero3", 0, "fp32"),
         pytest.param("tp2sp", 2, "fp32", marks=pytest.mark.long),
         pytest.param("zero1", 1, "deterministic", marks=pytest.mark.long),
     ],
@@ -168,7 +174,7 @@ def test_steps_are_those_of_one_process_and_state_passes_between_meshes(mesh: st
             await both.step()
         version, state = both.engine.version, bytes(await both.engine.snapshot())
         assert len(state) == len(await both.one_rank.snapshot())
-        await both.one_rank.restore(state, version=version)      # each goes on from the other's
+        await both.one_rank.restore(state, version=version)  # each goes on from the other's
         assert bytes(await both.one_rank.snapshot()) == state
         assert await both.one_rank.measure() == await both.engine.measure()
         await both.step()
@@ -275,7 +281,7 @@ def test_a_void_empties_the_sum_and_work_that_is_given_up_leaves_nothing_on_rank
         total = await the_sum(engine)
         (again,) = (await chain.travel(route, 0))[1:]
         again.voids = engine.voids(0)
-        assert not await engine.accumulate(again)                    # counted already
+        assert not await engine.accumulate(again)  # counted already
         assert torch.equal(await the_sum(engine), total)
         late = (await chain.travel(route, 1))[1]
         engine.void(0)
@@ -292,7 +298,7 @@ def test_a_void_empties_the_sum_and_work_that_is_given_up_leaves_nothing_on_rank
             for replicas in each.engines:
                 replicas[0].void()
         await both.step()
-        assert held(engine) == []                                    # of an applied step
+        assert held(engine) == []  # of an applied step
         with pytest.raises(Refused, match=r"other weights|have changed"):
             await engine.backward(stale, ())
         await both.check_weights()
@@ -303,8 +309,13 @@ def test_a_void_empties_the_sum_and_work_that_is_given_up_leaves_nothing_on_rank
 # ---------------------------------------------------------------- ranks that die
 
 FAULTS = [
-    ("forward", 0, "before"), ("backward", 1, "after"), ("accumulate", 1, "before"), ("accumulate", 0, "after"),
-    ("write_sum", 1, "before"), ("update", 1, "before"), ("update", 0, "after"),
+    ("forward", 0, "before"),
+    ("backward", 1, "after"),
+    ("accumulate", 1, "before"),
+    ("accumulate", 0, "after"),
+    ("write_sum", 1, "before"),
+    ("update", 1, "before"),
+    ("update", 0, "after"),
 ]
 
 
@@ -368,7 +379,7 @@ def test_a_rank_that_hangs_is_lost_at_the_deadline(monkeypatch: pytest.MonkeyPat
     async def scenario(both: Chains) -> None:
         killing, body = Killing(both.engine), both.engine._body
         assert isinstance(body, mesh_body.MeshBody)
-        await both.step()                                # the pace of orders is known from now on
+        await both.step()  # the pace of orders is known from now on
         killing.arm("forward", 1, "hangs")
         handles = [os.pidfd_open(pid) for pid in body.pids]
         seed = both.own.step_number
@@ -421,7 +432,7 @@ async def until_done(both: Chains, seed: int) -> float:
         lost, step = both.heard.lost, both.mixed.step_number
         try:
             return await both.mixed.step(random.Random(seed))
-        except (Refused, AssertionError):                # not added: the assertion of `compute`
+        except (Refused, AssertionError):  # not added: the assertion of `compute`
             await asyncio.sleep(0)
             assert both.heard.lost > lost
             assert both.engine.version == step
@@ -456,7 +467,7 @@ def test_ranks_die_at_any_moment(sync: str) -> None:
             seed = both.own.step_number
             expected = await both.own.step(random.Random(seed))
             assert await until_done(both, seed) == pytest.approx(expected, rel=1e-5)
-        assert both.heard.lost > 5                           # in most of them something had been summed
+        assert both.heard.lost > 5  # in most of them something had been summed
         assert not [lost for lost in both.heard.of("rank_lost") if "SIGKILL" not in str(lost["reason"])]
         await both.check_weights()
         seen = await both.engine.measure()
@@ -488,7 +499,7 @@ def test_a_lost_sum_is_refused_until_it_is_voided() -> None:
         assert refused.value.code is RejectCode.NOT_READY
         engine.void(0, lost=True)
         with pytest.raises(Refused):
-            await engine.contribution(0, engine.num_elements)    # of the round that it was to be in
+            await engine.contribution(0, engine.num_elements)  # of the round that it was to be in
         await engine.open_round(RoundId(ROUND.ballot, 1))
         assert not any(await the_sum(engine))
 
@@ -504,7 +515,7 @@ def test_what_is_owed_from_earlier_steps_is_not_lost_with_ranks(codec: str) -> N
         apply = engine.apply
 
         async def owed() -> torch.Tensor:
-            _, saved = await engine.memory()             # what a checkpoint would hold
+            _, saved = await engine.memory()  # what a checkpoint would hold
             assert saved is not None
             return load(bytes(saved))[RESIDUAL]
 
@@ -560,7 +571,7 @@ def test_ranks_that_finish_nothing_are_given_up(monkeypatch: pytest.MonkeyPatch)
                 with pytest.raises(Refused) as refused:
                     await StageChain(manifest, compute).forward([engine], 0)
                 assert refused.value.code is RejectCode.NOT_READY
-                assert len(await engine.snapshot()) > 0      # the state is still here
+                assert len(await engine.snapshot()) > 0  # the state is still here
             finally:
                 engine.close()
                 engine.close()

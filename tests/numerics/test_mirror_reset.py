@@ -22,7 +22,10 @@ def test_nothing_changes_if_the_checkpoint_cannot_be_read_any_more() -> None:
 
     layout = mirrored(canonical)
     state = MirrorState(
-        canonical, [layout.memory(), layout.memory()], initial=initial, update=lambda total, update: None,
+        canonical,
+        [layout.memory(), layout.memory()],
+        initial=initial,
+        update=lambda total, update: None,
         changed=lambda: None,
     )
     state.reset_to_seed()

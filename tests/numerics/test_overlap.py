@@ -26,8 +26,9 @@ STEPS = 12
 Scenario = Callable[[StageChain], Coroutine[Any, Any, None]]
 
 
-def overlapping(stages: int = 2, *, codec: str = "int64", reducer: str = "sum", lead: float = 0.0,
-                after: int = 0) -> Manifest:
+def overlapping(
+    stages: int = 2, *, codec: str = "int64", reducer: str = "sum", lead: float = 0.0, after: int = 0
+) -> Manifest:
     averaging = Averaging(sync="overlap", overlap_after=after, codec=codec, reducer=reducer)
     return tiny(stages, mode="deterministic" if codec == "int64" else "fp32", averaging=averaging, lead=lead)
 
@@ -84,9 +85,10 @@ async def the_sum(engine: TorchEngine) -> torch.Tensor:
 # ---------------------------------------------------------------- the oracle
 
 
-@pytest.mark.parametrize(("stages", "replicas", "parts", "ahead", "lead", "after"), [
-    (2, 2, 3, True, 0.0, 0), (3, 2, 1, True, 2.5, 4), (1, 1, 1, True, 0.0, 5), (1, 1, 1, False, 0.0, 0),
-])
+@pytest.mark.parametrize(
+    ("stages", "replicas", "parts", "ahead", "lead", "after"),
+    [(2, 2, 3, True, 0.0, 0), (3, 2, 1, True, 2.5, 4), (1, 1, 1, True, 0.0, 5), (1, 1, 1, False, 0.0, 0)],
+)
 def test_deterministic_mode_has_the_oracles_bits(
     stages: int, replicas: int, parts: int, ahead: bool, lead: float, after: int
 ) -> None:
@@ -121,9 +123,10 @@ def test_fp32_mode_stays_within_rounding_of_plain_torch(lead: float) -> None:
     assert max(abs(a - b) for a, b in zip(found.losses, expected.losses, strict=True)) <= 1e-5
 
 
-@pytest.mark.parametrize("averaging", [
-    ("int8", "sum"), ("topk:0.2", "sum"), ("powersgd:8", "sum"), ("fp32", "centered_clip"), ("fp32", "norm_clip"),
-])
+@pytest.mark.parametrize(
+    "averaging",
+    [("int8", "sum"), ("topk:0.2", "sum"), ("powersgd:8", "sum"), ("fp32", "centered_clip"), ("fp32", "norm_clip")],
+)
 def test_lossy_and_robust_averaging_keep_replicas_equal_and_learn(averaging: tuple[str, str]) -> None:
     manifest = overlapping(1, codec=averaging[0], reducer=averaging[1])
     found = trained(manifest, replicas=2, parts=2)
@@ -251,6 +254,7 @@ def test_a_restored_engine_continues_with_the_same_bits(version: int) -> None:
 
 def test_a_snapshot_becomes_a_version_of_other_parity() -> None:
     """As a run that goes on from an older state: weights and those before them keep their meaning."""
+
     async def scenario(chain: StageChain) -> None:
         for _ in range(3):
             await chain.step(random.Random(0))

@@ -33,8 +33,9 @@ from swarmnet.stage.rank_stage import RankStage
 from swarmnet.stage.step_sum import StepSum
 
 CPU = torch.device("cpu")
-MODEL = Model(vocab_size=384, hidden_size=64, intermediate_size=176, num_layers=6, num_heads=4, num_kv_heads=2,
-              head_dim=16)
+MODEL = Model(
+    vocab_size=384, hidden_size=64, intermediate_size=176, num_layers=6, num_heads=4, num_kv_heads=2, head_dim=16
+)
 RUN = Manifest(model=MODEL, cut=Cut(stages=3), training=Training(microbatch_size=2, sequence_length=128))
 POLICIES = ("stash", "selective", "recompute_layers", "recompute", "offload")
 STAGES = ("first", "middle", "last")
@@ -80,7 +81,7 @@ def measured(manifest: Manifest, stage: int, policy: str, count: int) -> tuple[i
 
     (body, _sums), state, _ = allocated(make)
     body.state.reset_to_seed()
-    if manifest.numerics.compute == "bf16":              # the first microbatch leaves casts to the others
+    if manifest.numerics.compute == "bf16":  # the first microbatch leaves casts to the others
         passes(body, manifest, 1, last=last)
     _, _, most = allocated(lambda: passes(body, manifest, count, last=last))
     return state, state + most
@@ -113,16 +114,20 @@ def test_a_stage_takes_what_was_planned(policy: str, stage: int, count: int) -> 
     (rank,) = plan_stage(setup, stage).ranks
     state, peak = measured(RUN, stage, policy, count)
     assert rank.state == pytest.approx(state, rel=0.01)
-    planned = rank.peak(count) + rank.beside.several(count) - rank.state     # on the CPU both are one memory
+    planned = rank.peak(count) + rank.beside.several(count) - rank.state  # on the CPU both are one memory
     assert planned == pytest.approx(peak - state, rel=0.1)
 
 
-@pytest.mark.parametrize("change", [
-    {"numerics": Numerics(compute="bf16")},
-    {"numerics": Numerics(mode="fp32"), "averaging": Averaging(codec="int8")},
-    {"averaging": Averaging(sync="overlap")},
-    {"optimizer": Optimizer(state="8bit")},
-], ids=["bf16", "fp32-sums", "overlap", "8-bit"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"numerics": Numerics(compute="bf16")},
+        {"numerics": Numerics(mode="fp32"), "averaging": Averaging(codec="int8")},
+        {"averaging": Averaging(sync="overlap")},
+        {"optimizer": Optimizer(state="8bit")},
+    ],
+    ids=["bf16", "fp32-sums", "overlap", "8-bit"],
+)
 def test_so_does_every_kind_of_run(change: dict[str, Any]) -> None:
     manifest = RUN.model_copy(update=change)
     setup = Setup(manifest, MeshLayout(), slots=2)
@@ -158,13 +163,11 @@ def test_stages_of_one_peer_take_what_was_planned_for_both_together(policy: str)
     assert planned < sum(rank.peak(2) for plan in plans for rank in plan.ranks), "one computes at a time"
 
 
-MODEL_BF16 = 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 176)      # casts of a layer's matrices
+MODEL_BF16 = 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 176)  # casts of a layer's matrices
 
 
 def test_a_stage_of_many_layers_is_planned_from_few() -> None:
-    manifest = RUN.model_copy(update={
-        "model": MODEL.model_copy(update={"num_layers": 11}), "cut": Cut(stages=1),
-    })
+    manifest = RUN.model_copy(update={"model": MODEL.model_copy(update={"num_layers": 11}), "cut": Cut(stages=1)})
     (rank,) = plan_stage(Setup(manifest, MeshLayout(), slots=2), 0).ranks
     state, peak = measured(manifest, 0, "stash", 2)
     assert rank.state == pytest.approx(state, rel=0.01)
@@ -196,7 +199,7 @@ def test_so_does_a_rank_of_two(sequence_parallel: bool, policy: str) -> None:
     for (state, seen), rank in zip(run_ranks(2, body), plan.ranks, strict=True):
         assert rank.state == pytest.approx(state, rel=0.01)
         assert rank.passing.peak == pytest.approx(seen.peak, rel=0.1)
-        table = boundary(RUN).nbytes                     # where threads lay down tensors for each other, one still lies
+        table = boundary(RUN).nbytes  # where threads lay down tensors for each other, one still lies
         assert rank.passing.held == pytest.approx(seen.held, rel=0.1, abs=table)
 
 
@@ -205,10 +208,21 @@ def test_an_update_takes_what_was_planned() -> None:
     assert rank.update < 2 * 2**20 < rank.peak(4)
 
 
-LARGE = RUN.model_copy(update={"model": MODEL.model_copy(update={
-    "vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672, "num_layers": 80, "num_heads": 64,
-    "num_kv_heads": 8, "head_dim": 128,
-})})
+LARGE = RUN.model_copy(
+    update={
+        "model": MODEL.model_copy(
+            update={
+                "vocab_size": 128256,
+                "hidden_size": 8192,
+                "intermediate_size": 28672,
+                "num_layers": 80,
+                "num_heads": 64,
+                "num_kv_heads": 8,
+                "head_dim": 128,
+            }
+        )
+    }
+)
 
 
 def test_planning_allocates_nothing() -> None:
@@ -262,9 +276,9 @@ def test_also_beside_another_change() -> None:
         "--activations recompute_layers": {"memory": Memory("recompute_layers")},
         "--activations recompute": {"memory": Memory("recompute")},
         'numerics.compute = "bf16"': {"manifest": RUN.model_copy(update={"numerics": Numerics(compute="bf16")})},
-        'numerics.mode = "fp32"': {"manifest": RUN.model_copy(update={
-            "numerics": Numerics(mode="fp32"), "averaging": Averaging(codec="fp32"),
-        })},
+        'numerics.mode = "fp32"': {
+            "manifest": RUN.model_copy(update={"numerics": Numerics(mode="fp32"), "averaging": Averaging(codec="fp32")})
+        },
         'optimizer.state = "8bit"': {"manifest": RUN.model_copy(update={"optimizer": Optimizer(state="8bit")})},
     }
     for each in found.advice:
@@ -287,10 +301,18 @@ def test_a_peer_of_several_stages_is_advised_to_serve_those_that_fit() -> None:
 
 
 @pytest.mark.parametrize("memory", [Memory(), Memory("recompute"), Memory("stash", True)])
-@pytest.mark.parametrize("layout", [
-    MeshLayout(), GPU, MeshLayout(2, devices=("cpu",) * 2), MeshLayout(2, devices=("cuda:0",) * 2),
-    MeshLayout(1, 2, "zero2", devices=("cuda:0",) * 2), MeshLayout(1, 2, "zero3", devices=("cuda:0",) * 2),
-], ids=lambda layout: f"{layout.kind}-{layout.label}")
+@pytest.mark.parametrize(
+    "layout",
+    [
+        MeshLayout(),
+        GPU,
+        MeshLayout(2, devices=("cpu",) * 2),
+        MeshLayout(2, devices=("cuda:0",) * 2),
+        MeshLayout(1, 2, "zero2", devices=("cuda:0",) * 2),
+        MeshLayout(1, 2, "zero3", devices=("cuda:0",) * 2),
+    ],
+    ids=lambda layout: f"{layout.kind}-{layout.label}",
+)
 def test_what_shapes_alone_say_is_never_too_much(layout: MeshLayout, memory: Memory) -> None:
     memory = replace(memory, offload_optimizer=memory.offload_optimizer and layout.kind == "cuda")
     for stage in range(3):
@@ -299,13 +321,20 @@ def test_what_shapes_alone_say_is_never_too_much(layout: MeshLayout, memory: Mem
         assert peak / 20 < least(setup, stage) <= peak
 
 
-@pytest.mark.parametrize(("setup", "room", "hint"), [
-    (Setup(RUN, MeshLayout()), 10 * MIB, "no change makes it fit: the reserve for torch itself, 256 MiB, alone"),
-    (Setup(RUN, MeshLayout(), memo_bytes=GIB), 300 * MIB, "256 MiB, and a memo of 64.0 MiB (caps.memo_bytes) are more"),
-    (Setup(RUN, GPU), 10 * MIB, "no change makes it fit: the reserve for torch itself, 1.00 GiB, alone"),
-    (Setup(LARGE, GPU), GIB + 100 * MIB, "three changes at once included: it takes a machine with more memory"),
-    (Setup(LARGE, MeshLayout()), 90 * GIB, "three changes at once included: cut the run into more stages"),
-])
+@pytest.mark.parametrize(
+    ("setup", "room", "hint"),
+    [
+        (Setup(RUN, MeshLayout()), 10 * MIB, "no change makes it fit: the reserve for torch itself, 256 MiB, alone"),
+        (
+            Setup(RUN, MeshLayout(), memo_bytes=GIB),
+            300 * MIB,
+            "256 MiB, and a memo of 64.0 MiB (caps.memo_bytes) are more",
+        ),
+        (Setup(RUN, GPU), 10 * MIB, "no change makes it fit: the reserve for torch itself, 1.00 GiB, alone"),
+        (Setup(LARGE, GPU), GIB + 100 * MIB, "three changes at once included: it takes a machine with more memory"),
+        (Setup(LARGE, MeshLayout()), 90 * GIB, "three changes at once included: cut the run into more stages"),
+    ],
+)
 def test_what_nothing_helps_is_said_at_once(setup: Setup, room: int, hint: str) -> None:
     plan_stage(setup, 1)
     before = rehearsals()

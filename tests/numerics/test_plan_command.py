@@ -37,14 +37,17 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return call
 
 
-@pytest.mark.parametrize(("line", "words"), [
-    ("--memory 2GiB", "of the machine's 2.00 GiB"),
-    ("--ranks 2 --memory 2GiB", "of the machine's 2.00 GiB"),
-    ("--device cpu --memory 2GiB", "of the machine's 2.00 GiB"),
-    ("--gpus 1 --memory 2GiB", "of each device's 2.00 GiB"),
-    ("--device cuda --memory 2GiB", "of each device's 2.00 GiB"),
-    ("--gpus 1 --memory 2GiB --compile", "what the compiler takes and saves is not modelled"),
-])
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--memory 2GiB", "of the machine's 2.00 GiB"),
+        ("--ranks 2 --memory 2GiB", "of the machine's 2.00 GiB"),
+        ("--device cpu --memory 2GiB", "of the machine's 2.00 GiB"),
+        ("--gpus 1 --memory 2GiB", "of each device's 2.00 GiB"),
+        ("--device cuda --memory 2GiB", "of each device's 2.00 GiB"),
+        ("--gpus 1 --memory 2GiB --compile", "what the compiler takes and saves is not modelled"),
+    ],
+)
 def test_whose_memory_it_is(line: str, words: str, plan: Plan) -> None:
     code, out, _ = plan(f"--stage 1 {line}")
     assert code == 0 and words in out and ("not modelled" in out) == ("--compile" in line)
@@ -71,9 +74,7 @@ def test_stages_of_one_peer_have_to_fit_together(plan: Plan) -> None:
         assert "one peer with stages" not in out and json.loads(plan(f"{every}{room} --json")[1])["peer"] is None
 
 
-def test_the_stages_of_the_config_are_planned(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_stages_of_the_config_are_planned(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "peer.toml").write_text("stages = [1, 2]\n", encoding="utf-8")
 
     def stages(line: str) -> list[int]:

@@ -24,12 +24,15 @@ from swarmnet.stage.plan import Setup, plan_stage
 from swarmnet.stage.step_sum import StepSum
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-WIDE = RUN.model_copy(update={
-    "model": MODEL.model_copy(update={"hidden_size": 128, "intermediate_size": 352}),
-    "training": Training(total_steps=3, microbatches=1), "numerics": Numerics(mode="fp32"),
-})
-PIECE = 8192                             # elements that travel together: little beside the whole
-CACHED = 12 << 16                        # bytes: what is gone through at once, as it was and in fp64
+WIDE = RUN.model_copy(
+    update={
+        "model": MODEL.model_copy(update={"hidden_size": 128, "intermediate_size": 352}),
+        "training": Training(total_steps=3, microbatches=1),
+        "numerics": Numerics(mode="fp32"),
+    }
+)
+PIECE = 8192  # elements that travel together: little beside the whole
+CACHED = 12 << 16  # bytes: what is gone through at once, as it was and in fp64
 ROUNDS = [RoundId(Ballot(ballot, PeerId("me")), 0) for ballot in range(2)]
 LOCAL: dict[str, Any] = {"sync": "local", "inner_steps": 1, "outer_warmup_steps": 0}
 
@@ -55,10 +58,12 @@ def train(manifest: Manifest, sums: StepSum | LocalSum) -> None:
         for each in ROUNDS:
             sums.begin(each)
             digest, square = sum_up(sums)
-        sums.apply([
-            Commit(stage, step, Chain(""), each, digest, num_tokens=1, loss_sum=0.0, grad_sq_norm=square)
-            for stage in range(manifest.cut.stages)
-        ])
+        sums.apply(
+            [
+                Commit(stage, step, Chain(""), each, digest, num_tokens=1, loss_sum=0.0, grad_sq_norm=square)
+                for stage in range(manifest.cut.stages)
+            ]
+        )
 
 
 def sum_up(sums: StepSum | LocalSum) -> tuple[bytes, float]:
@@ -75,17 +80,29 @@ def sum_up(sums: StepSum | LocalSum) -> tuple[bytes, float]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("averaging", [
-    Averaging(codec="fp32"), Averaging(codec="auto"), Averaging(codec="topk:0.01"),
-    Averaging(codec="nf4"), Averaging(codec="auto:nf4"), Averaging(codec="powersgd:4"),
-    Averaging(codec="topk:0.01", reducer="centered_clip"), Averaging(codec="topk:0.01", sync="overlap"),
-    Averaging(codec="fp32", **LOCAL), Averaging(codec="topk:0.01", **LOCAL),
-    Averaging(codec="nf4", **LOCAL), Averaging(codec="powersgd:4", **LOCAL),
-    Averaging(codec="fp32", reducer="centered_clip", **LOCAL), Averaging(codec="fp32", partners="pairs", **LOCAL),
-    Averaging(codec="fp32", **LOCAL | {"inner_steps": 2, "fragments": 2}),
-], ids=lambda averaging: "-".join(
-    str(value) for name, value in averaging.model_dump(exclude_defaults=True).items() if "step" not in name
-))
+@pytest.mark.parametrize(
+    "averaging",
+    [
+        Averaging(codec="fp32"),
+        Averaging(codec="auto"),
+        Averaging(codec="topk:0.01"),
+        Averaging(codec="nf4"),
+        Averaging(codec="auto:nf4"),
+        Averaging(codec="powersgd:4"),
+        Averaging(codec="topk:0.01", reducer="centered_clip"),
+        Averaging(codec="topk:0.01", sync="overlap"),
+        Averaging(codec="fp32", **LOCAL),
+        Averaging(codec="topk:0.01", **LOCAL),
+        Averaging(codec="nf4", **LOCAL),
+        Averaging(codec="powersgd:4", **LOCAL),
+        Averaging(codec="fp32", reducer="centered_clip", **LOCAL),
+        Averaging(codec="fp32", partners="pairs", **LOCAL),
+        Averaging(codec="fp32", **LOCAL | {"inner_steps": 2, "fragments": 2}),
+    ],
+    ids=lambda averaging: "-".join(
+        str(value) for name, value in averaging.model_dump(exclude_defaults=True).items() if "step" not in name
+    ),
+)
 def test_rounds_take_what_was_planned(averaging: Averaging, ranks: int) -> None:
     manifest = WIDE.model_copy(update={"averaging": averaging})
     canonical = Canonical.of(manifest, 1)
@@ -97,11 +114,13 @@ def test_rounds_take_what_was_planned(averaging: Averaging, ranks: int) -> None:
     finished = torch.zeros_like(flat)
 
     def run() -> StepSum | LocalSum:
-        state = own if ranks == 1 else MirrorState(
-            canonical, memory, update=lambda total, how: None, changed=lambda: None
+        state = (
+            own if ranks == 1 else MirrorState(canonical, memory, update=lambda total, how: None, changed=lambda: None)
         )
-        sums = LocalSum(manifest, state, counted, device=CPU) if averaging.sync == "local" else StepSum(
-            manifest, state, [counted] * (1 + averaging.delay.most), memory=finished
+        sums = (
+            LocalSum(manifest, state, counted, device=CPU)
+            if averaging.sync == "local"
+            else StepSum(manifest, state, [counted] * (1 + averaging.delay.most), memory=finished)
         )
         train(manifest, sums)
         return sums

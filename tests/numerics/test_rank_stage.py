@@ -48,8 +48,7 @@ BY_LABEL = pytest.mark.parametrize("layout", MESHES, ids=lambda layout: layout.l
 
 
 def on_ranks(
-    manifest: Manifest, layout: MeshLayout, body: Callable[[Rank], T], *, stage: int = 0, start: int = 0,
-    **options: Any,
+    manifest: Manifest, layout: MeshLayout, body: Callable[[Rank], T], *, stage: int = 0, start: int = 0, **options: Any
 ) -> list[T]:
     """`body` on every rank, threads of this process, with the state that one process has at version `start`."""
     begin = train_alone(manifest, stage, steps=start).state
@@ -62,14 +61,16 @@ def on_ranks(
     return run_mesh(layout.data, layout.tensor, own)
 
 
-def check(found: Trained, manifest: Manifest, *, stage: int = 0, start: int = 0, steps: int = STEPS,
-          rows: range = range(ROWS)) -> None:
+def check(
+    found: Trained, manifest: Manifest, *, stage: int = 0, start: int = 0, steps: int = STEPS, rows: range = range(ROWS)
+) -> None:
     expected = train_alone(manifest, stage, start=start, steps=steps)
     differences = far(found, expected, train_alone(manifest, stage, steps=start).state, rows)
     assert max(differences.values()) <= 1e-5, differences
 
 
 # ------------------------------------------------------------ the same as one process
+
 
 @pytest.mark.parametrize("mode", ["fp32", "deterministic"])
 @BY_LABEL
@@ -134,6 +135,7 @@ def test_replicas_of_other_meshes_go_on_from_each_others_state() -> None:
 
 # ------------------------------------------------------------ the same bits
 
+
 @pytest.mark.parametrize("mode", ["fp32", "deterministic"])
 @BY_LABEL
 def test_every_mesh_makes_the_same_bits_of_the_same_sum(layout: MeshLayout, mode: str) -> None:
@@ -147,7 +149,7 @@ def test_every_mesh_makes_the_same_bits_of_the_same_sum(layout: MeshLayout, mode
 @BY_LABEL
 def test_moments_in_8_bits_are_the_same_ones_on_every_mesh_and_agree_up_to_rounding(layout: MeshLayout) -> None:
     """One update from nothing: weights have the same bits, moments are off by what a block of 256 rounds."""
-    manifest = run_of(model=MODEL.model_copy(update={"vocab_size": 600}), state="8bit")      # two matrices of 600 x 9
+    manifest = run_of(model=MODEL.model_copy(update={"vocab_size": 600}), state="8bit")  # two matrices of 600 x 9
     split, expected = MeshSplit.of(manifest, layout), train_alone(manifest, steps=1)
     shapes = {name: tuple(tensor.shape) for name, tensor in expected.state.items() if "optimizer." not in name}
     packed = {name for name, shape in shapes.items() if math.prod(shape) >= LEAST}
@@ -159,7 +161,8 @@ def test_moments_in_8_bits_are_the_same_ones_on_every_mesh_and_agree_up_to_round
     for number, held, state in on_ranks(manifest, layout, body):
         sizes = {name: split.held("moments", name, shape, number).num_elements for name, shape in shapes.items()}
         assert held == sum(
-            2 * size + 8 * -(-size // BLOCK) if name in packed else 8 * size for name, size in sizes.items())
+            2 * size + 8 * -(-size // BLOCK) if name in packed else 8 * size for name, size in sizes.items()
+        )
         for name, tensor in state.items():
             if any(name.endswith(each) for each in packed) and "optimizer." in name:
                 torch.testing.assert_close(tensor, expected.state[name], rtol=0, atol=0.01 * float(tensor.abs().max()))
@@ -224,6 +227,7 @@ STATE = {name: tensor for name, tensor in train_alone(run_of(), steps=0).state.i
 
 # ------------------------------------------------------------ collectives
 
+
 def calls(shard: str) -> dict[str, dict[str, int]]:
     """Collectives along the data axis, of a stage of two layers and both ends, by what was asked of it."""
     manifest, layout = run_of(), layout_of(1, 2, shard)
@@ -253,22 +257,24 @@ def calls(shard: str) -> dict[str, dict[str, int]]:
     return {name: counts for name, counts in one.items() if counts}
 
 
-CHECK = {"all_reduce": 1}                # of one number
-BUCKETS = 2 + 1                          # layers, and what is beside them
+CHECK = {"all_reduce": 1}  # of one number
+BUCKETS = 2 + 1  # layers, and what is beside them
 
 
-@pytest.mark.parametrize(("shard", "expected"), [
-    ("dp", {"accumulate": CHECK, "write_sum": {"reduce_scatter": BUCKETS}}),
-    ("zero1", {
-        "accumulate": CHECK, "write_sum": {"reduce_scatter": BUCKETS}, "update": {"all_gather": BUCKETS},
-    }),
-    ("zero2", {"accumulate": CHECK | {"reduce_scatter": BUCKETS}, "update": {"all_gather": BUCKETS}}),
-])
+@pytest.mark.parametrize(
+    ("shard", "expected"),
+    [
+        ("dp", {"accumulate": CHECK, "write_sum": {"reduce_scatter": BUCKETS}}),
+        ("zero1", {"accumulate": CHECK, "write_sum": {"reduce_scatter": BUCKETS}, "update": {"all_gather": BUCKETS}}),
+        ("zero2", {"accumulate": CHECK | {"reduce_scatter": BUCKETS}, "update": {"all_gather": BUCKETS}}),
+    ],
+)
 def test_what_each_kind_costs(shard: str, expected: dict[str, dict[str, int]]) -> None:
     assert calls(shard) == expected
 
 
 # ------------------------------------------------------------ what may go wrong
+
 
 def prepared(rank: Rank, *, key: int = 0) -> None:
     """Forward and backward of the first microbatch."""
@@ -277,12 +283,18 @@ def prepared(rank: Rank, *, key: int = 0) -> None:
     rank.stage.backward(key, None)
 
 
-@pytest.mark.parametrize(("mode", "value", "error"), [
-    ("fp32", math.nan, BadMessage), ("fp32", 2.0**100, BadMessage), ("deterministic", math.inf, BadMessage),
-    ("deterministic", 2.0**40, Overflow),
-])
-@pytest.mark.parametrize("layout", [layout_of(2), layout_of(1, 2, "zero1"), layout_of(2, 2, "zero2")],
-                         ids=lambda layout: layout.label)
+@pytest.mark.parametrize(
+    ("mode", "value", "error"),
+    [
+        ("fp32", math.nan, BadMessage),
+        ("fp32", 2.0**100, BadMessage),
+        ("deterministic", math.inf, BadMessage),
+        ("deterministic", 2.0**40, Overflow),
+    ],
+)
+@pytest.mark.parametrize(
+    "layout", [layout_of(2), layout_of(1, 2, "zero1"), layout_of(2, 2, "zero2")], ids=lambda layout: layout.label
+)
 def test_what_one_rank_finds_in_a_gradient_all_raise(
     layout: MeshLayout, mode: str, value: float, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,6 +420,7 @@ def test_ranks_that_cannot_are_refused_up_front() -> None:
 
 # ------------------------------------------------------------ real processes
 
+
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What four ranks over gloo report; see zero_rank.py."""
@@ -421,7 +434,8 @@ def test_four_processes_over_gloo(processes: list[dict[str, Any]], name: str, ca
     layout = layout_of(case.tensor, 4 // case.tensor, case.shard, sequence_parallel=case.sequence_parallel)
     split = MeshSplit.of(manifest, layout)
     shapes = {
-        weight: tuple(tensor.shape) for weight, tensor in train_alone(manifest, case.stage, steps=0).state.items()
+        weight: tuple(tensor.shape)
+        for weight, tensor in train_alone(manifest, case.stage, steps=0).state.items()
         if not weight.startswith(("optimizer.", "previous."))
     }
     for number, report in enumerate(report[name] for report in processes):

@@ -26,8 +26,17 @@ from swarmnet.state.reseed import counterpart, reseed
 
 FIVE = MODEL.model_copy(update={"num_layers": 5})
 CUTS: list[tuple[int, str | tuple[int, ...]]] = [
-    (1, "auto"), (2, "auto"), (3, "auto"), (4, "auto"), (5, "auto"), (2, (4, 1)), (3, (1, 3, 1)), (3, (3, 1, 1)),
-    (3, (2, 0, 3)), (3, (0, 5, 0)), (5, (1, 2, 1, 1, 0)),
+    (1, "auto"),
+    (2, "auto"),
+    (3, "auto"),
+    (4, "auto"),
+    (5, "auto"),
+    (2, (4, 1)),
+    (3, (1, 3, 1)),
+    (3, (3, 1, 1)),
+    (3, (2, 0, 3)),
+    (3, (0, 5, 0)),
+    (5, (1, 2, 1, 1, 0)),
 ]
 
 
@@ -132,6 +141,7 @@ def test_in_a_run_that_began_with_a_checkpoint_what_no_neighbour_has_comes_from_
 
 def drawn(manifest: Manifest, like: memoryview, *, seed: int, alike: bool) -> dict[str, Tensor]:
     """Weights anew for a stage, without moments; `alike`: every layer gets the same ones."""
+
     def draw_one(name: str, tensor: Tensor) -> Tensor:
         if name.startswith("optimizer."):
             return torch.zeros_like(tensor)
@@ -144,6 +154,7 @@ def drawn(manifest: Manifest, like: memoryview, *, seed: int, alike: bool) -> di
 @pytest.mark.parametrize("lost", [1, 2])
 def test_where_layers_resemble_each_other_a_stage_inside_is_better_made_than_drawn(lost: int) -> None:
     """The premise of the method. Long training brings it about; here all layers begin alike, and are then trained."""
+
     async def story(chain: StageChain) -> None:
         for stage, empty in enumerate(await snapshots(chain)):
             alike = drawn(chain.manifest, empty, seed=3, alike=True)
@@ -169,7 +180,10 @@ def test_neighbours_that_do_not_fit_are_refused() -> None:
     async def story(chain: StageChain) -> None:
         manifest, whole = chain.manifest, await snapshots(chain)
         for before, after, version in [
-            (whole[1], whole[2], 0), (whole[0], whole[0], 0), (whole[0], whole[2], 1), (b"", whole[2], 0),
+            (whole[1], whole[2], 0),
+            (whole[0], whole[0], 0),
+            (whole[0], whole[2], 1),
+            (b"", whole[2], 0),
             (whole[0][:-4], whole[2], 0),
         ]:
             with pytest.raises(BadMessage):

@@ -24,7 +24,7 @@ from swarmnet.wire import codecs
 
 PEERS = tuple(PeerId(name) for name in "abcde")
 LIAR = PEERS[0]
-TOKENS = 32                                      # of a microbatch of `tiny`
+TOKENS = 32  # of a microbatch of `tiny`
 Lie = Callable[[Tensor], Packed]
 
 
@@ -54,16 +54,24 @@ class Group:
         self.shared = torch.randn(size, generator=noise)
         self.gradients = [self.shared + 0.1 * torch.randn(size, generator=noise) for _ in PEERS]
         self.engines = {
-            peer: Member(manifest, compute, gradient, lie if lie is not None and peer == LIAR else (
-                lambda piece: codecs.encode(codec, piece.clone())
-            ))
+            peer: Member(
+                manifest,
+                compute,
+                gradient,
+                lie if lie is not None and peer == LIAR else (lambda piece: codecs.encode(codec, piece.clone())),
+            )
             for peer, gradient in zip(PEERS, self.gradients, strict=True)
         }
         self.heard: list[tuple[PeerId, dict[str, object]]] = []
         self.exchanges = {
-            peer: Exchange(peer, engine, self, lambda stamp, round_id: None, num_tokens=TOKENS, on_event=(
-                lambda event, fields, peer=peer: self.heard.append((peer, {"event": event, **fields}))
-            ))
+            peer: Exchange(
+                peer,
+                engine,
+                self,
+                lambda stamp, round_id: None,
+                num_tokens=TOKENS,
+                on_event=(lambda event, fields, peer=peer: self.heard.append((peer, {"event": event, **fields}))),
+            )
             for peer, engine in self.engines.items()
         }
 
@@ -119,7 +127,7 @@ LIES: dict[str, Lie] = {
 def test_everybody_ends_up_with_the_same_sum_and_every_reducer_names_the_liar(reducer: str, lie: Lie) -> None:
     group, found = play(reducer, lie)
     honest = float(group.shared.norm()) * len(PEERS)
-    assert found[0].grad_sq_norm**0.5 < 1.1 * honest
+    assert found[0].grad_sq_norm ** 0.5 < 1.1 * honest
     assert found[0].num_tokens == TOKENS * len(PEERS)
     named = [(at, fields["step"]) for at, fields in group.heard if fields["peer"] == LIAR]
     assert set(named) == {(peer, step) for peer in PEERS for step in (0, 1)}
@@ -135,16 +143,18 @@ def test_coarse_codecs_leave_replicas_equal(codec: str) -> None:
 
 def test_the_plain_sum_believes_a_flip_and_refuses_a_nan() -> None:
     group, found = play("sum", LIES["flip"])
-    assert not group.heard and found[0].grad_sq_norm**0.5 > 9 * float(group.shared.norm())
+    assert not group.heard and found[0].grad_sq_norm ** 0.5 > 9 * float(group.shared.norm())
     with pytest.raises(ExceptionGroup) as caught:
         play("sum", LIES["NaN"])
     named, others = caught.value.split(SwarmError)
     assert named is not None and others is None and "peer='a'" in str(_first(named))
 
 
-@pytest.mark.parametrize("lie", [
-    LIES["NaN"], lambda piece: codecs.encode("bf16", piece), lambda piece: Packed("fp32", tuple(piece.shape), b""),
-], ids=["NaN", "another codec", "too short"])
+@pytest.mark.parametrize(
+    "lie",
+    [LIES["NaN"], lambda piece: codecs.encode("bf16", piece), lambda piece: Packed("fp32", tuple(piece.shape), b"")],
+    ids=["NaN", "another codec", "too short"],
+)
 def test_who_is_refused_under_the_plain_sum_is_named_and_the_others_sum_without_it(lie: Lie) -> None:
     async def whole() -> None:
         async with compute_thread() as compute:
@@ -191,8 +201,10 @@ def test_the_centre_is_the_last_mean_and_who_has_just_arrived_has_none() -> None
                 for peer, gradient in zip(PEERS, group.gradients, strict=True)
             ]
             reducer, (start, stop) = PartReducer(manifest_of("centered_clip")), (5, size - 7)
-            part = [replace(each, packed=codecs.encode("fp32", codecs.decode(each.packed)[start:stop].clone()))
-                    for each in contributions]
+            part = [
+                replace(each, packed=codecs.encode("fp32", codecs.decode(each.packed)[start:stop].clone()))
+                for each in contributions
+            ]
             for engine, centre in ((old, last[start:stop]), (new, None)):
                 found = codecs.decode((await engine.reduce(part, start, stop)).packed)
                 assert torch.equal(found, reducer(part, stop - start, centre)[0])

@@ -55,8 +55,24 @@ def test_without_it_the_loss_does_not_stay(attack: str) -> None:
 def test_the_benchmark_prints_its_table(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     done = subprocess.run(
-        [sys.executable, str(BENCHMARK), "--steps", "3", "--seeds", "1", "--reducer", "median", "--attack", "collude",
-         "--json", str(file)], capture_output=True, text=True, timeout=120, check=False,
+        [
+            sys.executable,
+            str(BENCHMARK),
+            "--steps",
+            "3",
+            "--seeds",
+            "1",
+            "--reducer",
+            "median",
+            "--attack",
+            "collude",
+            "--json",
+            str(file),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "collude" in done.stdout and "median" in done.stdout and file.exists()

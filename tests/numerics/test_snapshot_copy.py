@@ -107,9 +107,7 @@ async def test_a_snapshot_goes_before_everything_that_is_queued() -> None:
 
 
 @in_a_loop
-async def test_training_goes_on_while_a_checkpoint_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The write is held up for as long as two steps take, and holds the state of before them."""
     writing, go_on, written = threading.Event(), threading.Event(), asyncio.Event()
     write = CheckpointStore.write
@@ -125,8 +123,12 @@ async def test_training_goes_on_while_a_checkpoint_is_written(
         engine, rng = chain.engines[0][0], random.Random(0)
         store = CheckpointStore(tmp_path, RUN)
         checkpointer = Checkpointer(
-            0, engine, lambda: Cut(engine.version, *[Chain("00" * 32)] * 3), DirectoryDisk(store),
-            Plan(every=1, last=20, keep=3), on_event=lambda event, fields: written.set(),
+            0,
+            engine,
+            lambda: Cut(engine.version, *[Chain("00" * 32)] * 3),
+            DirectoryDisk(store),
+            Plan(every=1, last=20, keep=3),
+            on_event=lambda event, fields: written.set(),
         )
         async with asyncio.TaskGroup() as group:
             task = group.create_task(checkpointer.run())

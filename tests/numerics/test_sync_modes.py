@@ -14,9 +14,24 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "sync_modes.py"
 def test_it_prints_and_writes_its_table(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     done = subprocess.run(
-        [sys.executable, str(BENCHMARK), "--steps", "2", "--seeds", "1", "--data", "corpus:small",
-         "--variant", "overlap overlap_after=0", "--json", str(file)],
-        capture_output=True, text=True, timeout=120, check=False,
+        [
+            sys.executable,
+            str(BENCHMARK),
+            "--steps",
+            "2",
+            "--seeds",
+            "1",
+            "--data",
+            "corpus:small",
+            "--variant",
+            "overlap overlap_after=0",
+            "--json",
+            str(file),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     exact, late = json.loads(file.read_text())["rows"]

@@ -74,9 +74,7 @@ def test_a_whole_model(size: int, sequence_parallel: bool, keys: int, tied: bool
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["whole-tokens", "sequence-parallel"])
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_stage_of_several(size: int, sequence_parallel: bool, ends: str) -> None:
-    ranks = run_ranks(
-        size, lambda comm: on_rank(comm, MODEL, ends, torch.float64, sequence_parallel=sequence_parallel)
-    )
+    ranks = run_ranks(size, lambda comm: on_rank(comm, MODEL, ends, torch.float64, sequence_parallel=sequence_parallel))
     split = TensorSplit(MODEL, size, LENGTH, sequence_parallel=sequence_parallel)
     check(ranks, whole(2, False, ends, torch.float64), split, 1e-12)
 
@@ -102,9 +100,9 @@ def test_norms_over_heads(size: int, sequence_parallel: bool) -> None:
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["whole-tokens", "sequence-parallel"])
 def test_without_tapes_autograd_computes_the_same(sequence_parallel: bool) -> None:
-    ranks = run_ranks(4, lambda comm: on_rank(
-        comm, MODEL, "whole", torch.float64, sequence_parallel=sequence_parallel, tapes=False
-    ))
+    ranks = run_ranks(
+        4, lambda comm: on_rank(comm, MODEL, "whole", torch.float64, sequence_parallel=sequence_parallel, tapes=False)
+    )
     split = TensorSplit(MODEL, 4, LENGTH, sequence_parallel=sequence_parallel)
     check(ranks, whole(2, False, "whole", torch.float64), split, 1e-12)
 
@@ -117,8 +115,10 @@ def test_what_several_ranks_hold_has_the_same_bits_on_each(sequence_parallel: bo
     )
     split = TensorSplit(MODEL, 4, LENGTH, sequence_parallel=sequence_parallel)
     for number, other in enumerate(others, start=1):
-        for ours, theirs in ((first.raw.outputs, other.raw.outputs),
-                             (first.raw.input_gradients, other.raw.input_gradients)):
+        for ours, theirs in (
+            (first.raw.outputs, other.raw.outputs),
+            (first.raw.input_gradients, other.raw.input_gradients),
+        ):
             assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
         for name, gradient in first.reduced.items():
             mine, yours = split.slice_of(name, 0), split.slice_of(name, number)
@@ -170,28 +170,34 @@ def test_a_layer_costs_two_all_reduces_each_way() -> None:
 
 def test_with_sequence_parallelism_each_becomes_a_gather_and_a_scatter() -> None:
     one, two = (calls_of("middle", layers, sequence_parallel=True) for layers in (1, 2))
-    assert one == [{GATHER: 2 + 1, SCATTER: 2}, {GATHER: 2 + 1, SCATTER: 2}, {}]       # 1: the stage's input, output
+    assert one == [{GATHER: 2 + 1, SCATTER: 2}, {GATHER: 2 + 1, SCATTER: 2}, {}]  # 1: the stage's input, output
     assert two == [{GATHER: 4 + 1, SCATTER: 4}, {GATHER: 4 + 1, SCATTER: 4}, {}]
 
 
-@pytest.mark.parametrize(("ends", "sequence_parallel", "expected"), [
-    ("first", False, [{REDUCE: 1}, {}, {}]),
-    ("last", False, [{REDUCE: 2}, {REDUCE: 1}, {}]),
-    ("whole", False, [{REDUCE: 1 + 2}, {REDUCE: 1}, {}]),
-    ("first", True, [{SCATTER: 1, GATHER: 1}, {GATHER: 1}, {}]),
-    ("last", True, [{GATHER: 1, REDUCE: 2}, {SCATTER: 1, GATHER: 1}, {}]),
-    ("whole", True, [{SCATTER: 1, GATHER: 1, REDUCE: 2}, {SCATTER: 1, GATHER: 1}, {}]),
-])
+@pytest.mark.parametrize(
+    ("ends", "sequence_parallel", "expected"),
+    [
+        ("first", False, [{REDUCE: 1}, {}, {}]),
+        ("last", False, [{REDUCE: 2}, {REDUCE: 1}, {}]),
+        ("whole", False, [{REDUCE: 1 + 2}, {REDUCE: 1}, {}]),
+        ("first", True, [{SCATTER: 1, GATHER: 1}, {GATHER: 1}, {}]),
+        ("last", True, [{GATHER: 1, REDUCE: 2}, {SCATTER: 1, GATHER: 1}, {}]),
+        ("whole", True, [{SCATTER: 1, GATHER: 1, REDUCE: 2}, {SCATTER: 1, GATHER: 1}, {}]),
+    ],
+)
 def test_what_the_ends_cost(ends: str, sequence_parallel: bool, expected: list[dict[str, int]]) -> None:
     assert calls_of(ends, 0, sequence_parallel=sequence_parallel) == expected
 
 
-@pytest.mark.parametrize(("size", "sequence_parallel", "expected"), [
-    (2, False, {}),                      # a key head each, norms replicated: nothing is partial
-    (2, True, {REDUCE: 1}),              # norms
-    (4, False, {REDUCE: 1}),             # key heads on two ranks each
-    (4, True, {REDUCE: 1}),              # both, together
-])
+@pytest.mark.parametrize(
+    ("size", "sequence_parallel", "expected"),
+    [
+        (2, False, {}),  # a key head each, norms replicated: nothing is partial
+        (2, True, {REDUCE: 1}),  # norms
+        (4, False, {REDUCE: 1}),  # key heads on two ranks each
+        (4, True, {REDUCE: 1}),  # both, together
+    ],
+)
 def test_what_is_partial_is_reduced_once(size: int, sequence_parallel: bool, expected: dict[str, int]) -> None:
     ranks = run_ranks(
         size, lambda comm: on_rank(comm, MODEL, "middle", torch.float64, sequence_parallel=sequence_parallel)
@@ -225,7 +231,7 @@ def test_sums_on_a_grid_of_integers_are_reduced_too() -> None:
 
 def test_tokens_that_ranks_cannot_share_are_refused_before_a_collective() -> None:
     def body(comm: Comm) -> float:
-        for ends in ("first", "middle") if comm.rank == 0 else ():     # the other rank is not there to be waited for
+        for ends in ("first", "middle") if comm.rank == 0 else ():  # the other rank is not there to be waited for
             stage = module_of(MODEL, ends, torch.float32, comm=comm, sequence_parallel=True)
             shape = (1, 15) if ends == "first" else (1, 15, MODEL.hidden_size)
             with pytest.raises(ValueError, match="2 ranks cannot share a dimension of 15 equally"):
@@ -237,6 +243,7 @@ def test_tokens_that_ranks_cannot_share_are_refused_before_a_collective() -> Non
 
 def test_a_second_backward_of_the_loss_raises() -> None:
     """It works in the memory of the probabilities; silently it would be wrong."""
+
     def body(comm: Comm) -> None:
         stage = module_of(MODEL, "last", torch.float32, comm=comm)
         labels = torch.zeros(1, LENGTH, dtype=torch.int64)
@@ -281,21 +288,31 @@ def test_the_loss_bears_logits_that_exponentials_do_not() -> None:
 # ------------------------------------------------------------ without the hardware
 
 LLAMA_8B = Model(
-    vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32, num_kv_heads=8,
-    head_dim=128, rope_theta=500000.0,
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    rope_theta=500000.0,
 )
-LLAMA_70B = LLAMA_8B.model_copy(update={
-    "hidden_size": 8192, "intermediate_size": 28672, "num_layers": 80, "num_heads": 64,
-})
+LLAMA_70B = LLAMA_8B.model_copy(
+    update={"hidden_size": 8192, "intermediate_size": 28672, "num_layers": 80, "num_heads": 64}
+)
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["whole-tokens", "sequence-parallel"])
-@pytest.mark.parametrize(("model", "layers", "ends", "size", "millions"), [
-    (LLAMA_8B, range(24, 32), "last", 8, 283.8),         # of 2270
-    (LLAMA_70B, range(10), "first", 8, 1201.0),          # of 9608
-    (LLAMA_70B, range(40, 50), "middle", 8, 1069.7),     # of 8556
-    (LLAMA_70B, range(40, 50), "middle", 16, 545.4),     # key heads are on two ranks each
-], ids=["8B-last", "70B-first", "70B-middle", "70B-16-ranks"])
+@pytest.mark.parametrize(
+    ("model", "layers", "ends", "size", "millions"),
+    [
+        (LLAMA_8B, range(24, 32), "last", 8, 283.8),  # of 2270
+        (LLAMA_70B, range(10), "first", 8, 1201.0),  # of 9608
+        (LLAMA_70B, range(40, 50), "middle", 8, 1069.7),  # of 8556
+        (LLAMA_70B, range(40, 50), "middle", 16, 545.4),  # key heads are on two ranks each
+    ],
+    ids=["8B-last", "70B-first", "70B-middle", "70B-16-ranks"],
+)
 def test_shapes_of_large_stages(
     model: Model, layers: range, ends: str, size: int, millions: float, sequence_parallel: bool
 ) -> None:
@@ -312,8 +329,10 @@ def test_shapes_of_large_stages(
     assert held["self_attn.q_proj.weight"] == (model.num_heads // size * 128, model.hidden_size)
     assert held["self_attn.k_proj.weight"] == held["self_attn.v_proj.weight"] == (keys, model.hidden_size)
     assert held["self_attn.o_proj.weight"] == (model.hidden_size, model.num_heads // size * 128)
-    assert held["mlp.gate_proj.weight"] == held["mlp.up_proj.weight"] == (
-        model.intermediate_size // size, model.hidden_size
+    assert (
+        held["mlp.gate_proj.weight"]
+        == held["mlp.up_proj.weight"]
+        == (model.intermediate_size // size, model.hidden_size)
     )
     assert held["mlp.down_proj.weight"] == (model.hidden_size, model.intermediate_size // size)
     assert sum(p.numel() for p in stage.parameters()) / 1e6 == pytest.approx(millions, abs=0.05)
@@ -328,6 +347,7 @@ def test_shapes_of_large_stages(
 
 
 # ------------------------------------------------------------ real processes
+
 
 def check_reports(reports: list[dict[str, Any]], *, size: int) -> None:
     assert len(reports) == size

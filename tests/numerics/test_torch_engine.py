@@ -218,9 +218,7 @@ def test_a_void_while_a_forward_is_queued_fences_that_forward() -> None:
 
 def test_overflow_is_refused_and_counts_nothing() -> None:
     manifest = tiny(1).model_copy(update={"numerics": Numerics(mode="deterministic", grid_bits=48)})
-    manifest = manifest.model_copy(
-        update={"training": manifest.training.model_copy(update={"microbatches": 1 << 20})}
-    )
+    manifest = manifest.model_copy(update={"training": manifest.training.model_copy(update={"microbatches": 1 << 20})})
 
     async def scenario(chain: StageChain) -> None:
         engine, stash = await one_stash(chain)
@@ -233,6 +231,7 @@ def test_overflow_is_refused_and_counts_nothing() -> None:
 
 def test_a_gradient_that_is_not_finite_counts_nothing() -> None:
     """A stage-0 output gradient so large that its weight gradient leaves fp32."""
+
     async def scenario(chain: StageChain) -> None:
         engine = chain.engines[0][0]
         stash = (await chain.forward([engine], 0))[0]
@@ -478,11 +477,16 @@ def test_snapshots_that_do_not_fit_are_refused_and_change_nothing() -> None:
 
         weight = load(good)[name]
         cases = [
-            (b"", RejectCode.MALFORMED), (good[:100], RejectCode.MALFORMED), (good[:-4], RejectCode.MALFORMED),
-            (b"\xff" * 64, RejectCode.MALFORMED), (b"\x02" + bytes(7) + b"[]", RejectCode.MALFORMED),
-            (other, RejectCode.MALFORMED), (save(load(good), metadata={}), RejectCode.MALFORMED),
+            (b"", RejectCode.MALFORMED),
+            (good[:100], RejectCode.MALFORMED),
+            (good[:-4], RejectCode.MALFORMED),
+            (b"\xff" * 64, RejectCode.MALFORMED),
+            (b"\x02" + bytes(7) + b"[]", RejectCode.MALFORMED),
+            (other, RejectCode.MALFORMED),
+            (save(load(good), metadata={}), RejectCode.MALFORMED),
             (save(load(good), metadata=metadata(stage=0, version=1)), RejectCode.MALFORMED),
-            (changed(**{name: None}), RejectCode.BAD_SHAPE), (changed(extra=weight), RejectCode.BAD_SHAPE),
+            (changed(**{name: None}), RejectCode.BAD_SHAPE),
+            (changed(extra=weight), RejectCode.BAD_SHAPE),
             (changed(**{name: weight[:-1]}), RejectCode.BAD_SHAPE),
             (changed(**{name: weight.double()}), RejectCode.BAD_SHAPE),
             (changed(**{name: weight * torch.nan}), RejectCode.NON_FINITE),

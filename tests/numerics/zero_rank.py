@@ -24,9 +24,7 @@ def main(backend: str, rank: int, size: int, store: str, fd: int) -> None:
     torch.set_num_threads(1)
     limit = timedelta(seconds=60)
     dist.init_process_group(backend, store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=limit)
-    comms = {
-        tensor: axes(rank, tensor, size // tensor) for tensor in {case.tensor for case in CASES.values()}
-    }
+    comms = {tensor: axes(rank, tensor, size // tensor) for tensor in {case.tensor for case in CASES.values()}}
     found = {name: run(case, *comms[case.tensor]) for name, case in CASES.items()}
     with os.fdopen(fd, "w") as pipe:
         json.dump(found, pipe)
@@ -55,7 +53,8 @@ def run(case: Case, data: ProcessComm, tensor: ProcessComm) -> dict[str, object]
     stepped = train_alone(manifest, case.stage, start=case.start, steps=1)
     state = rank.one_update(case.start, stepped.total)
     return {
-        "far": far(found, expected, begin, rank.rows), "held": held,
+        "far": far(found, expected, begin, rank.rows),
+        "held": held,
         "writers": rank.writers_of(case.start + 1).unique().tolist(),
         "other bits": [name for name, tensor in state.items() if not torch.equal(tensor, stepped.state[name])],
     }

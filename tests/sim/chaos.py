@@ -48,9 +48,9 @@ class Chaos:
     longest_stop_s: float = 20.0
     longest_cut_s: float = 20.0
     longest_away_s: float = 40.0
-    most_replicas: int = 4      # of a stage; newcomers beyond it stay away
-    new_name: float = 0.2       # share of restarts under a new identity
-    new_disk: float = 0.4       # share of those killed together who come back with an empty disk
+    most_replicas: int = 4  # of a stage; newcomers beyond it stay away
+    new_name: float = 0.2  # share of restarts under a new identity
+    new_disk: float = 0.4  # share of those killed together who come back with an empty disk
 
     def schedule(self, seed: int) -> tuple[Fault, ...]:
         """What happens when, in order."""
@@ -229,8 +229,15 @@ async def _ranks(swarm: Swarm, fault: Fault, chaos: Chaos, away: _Away) -> None:
 
 
 _STRIKES = {
-    "crash": _crash, "stop": _stop, "trainer": _trainer, "cut": _cut, "deafen": _deafen, "join": _join,
-    "kill_stage": _kill_stage, "kill_all": _kill_all, "ranks": _ranks,
+    "crash": _crash,
+    "stop": _stop,
+    "trainer": _trainer,
+    "cut": _cut,
+    "deafen": _deafen,
+    "join": _join,
+    "kill_stage": _kill_stage,
+    "kill_all": _kill_all,
+    "ranks": _ranks,
 }
 
 
@@ -255,7 +262,7 @@ def shrink(faults: Sequence[Fault], fails: Callable[[Sequence[Fault]], bool]) ->
     while left:
         spared = False
         for start in range(0, len(left), size):
-            fewer = left[:start] + left[start + size:]
+            fewer = left[:start] + left[start + size :]
             if fails(fewer):
                 left, spared = fewer, True
                 break

@@ -51,7 +51,8 @@ class GoingBack:
         """(stage, step) that one of these peers committed more than once."""
         seen = Counter(
             (peer, fields["stage"], fields["step"])
-            for _, peer, event, fields in self._swarm.events if event == "committed" and peer in peers
+            for _, peer, event, fields in self._swarm.events
+            if event == "committed" and peer in peers
         )
         return {(int(str(stage)), int(str(step))) for (_, stage, step), times in seen.items() if times > 1}
 
@@ -83,5 +84,7 @@ class GoingBack:
     def _check(self, peer: PeerId, restart: Restart, stage: int, version: int) -> None:
         reach = self._reach.get((restart, stage), restart.version)
         if restart.number and version > reach:
-            raise Broken(f"{peer} serves version {version} of stage {stage}: under {restart} nobody has executed more "
-                         f"than {reach}")
+            raise Broken(
+                f"{peer} serves version {version} of stage {stage}: under {restart} nobody has executed more "
+                f"than {reach}"
+            )

@@ -89,7 +89,8 @@ async def reached(swarm: Swarm, step: int) -> None:
 
 def versions(swarm: Swarm, event: str, how: str | None = None) -> list[int]:
     return [
-        fields["version"] for _, _, name, fields in swarm.events
+        fields["version"]
+        for _, _, name, fields in swarm.events
         if name == event and (how is None or fields.get("how") == how)
     ]
 

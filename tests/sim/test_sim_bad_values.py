@@ -114,8 +114,11 @@ def test_somebody_uploads_what_is_wrong_to_everybody(
     code = RejectCode.NON_FINITE if wrong is not_finite and stage else RejectCode.MALFORMED
     assert any(answer.code is code for answer in refused)
     assert not any(answer.code is RejectCode.VOID for answer in refused)
-    named = {(fields["peer"], fields["stage"], fields["code"]) for _, _, event, fields in swarm.events
-             if event == "bad_input"}
+    named = {
+        (fields["peer"], fields["stage"], fields["code"])
+        for _, _, event, fields in swarm.events
+        if event == "bad_input"
+    }
     assert named == {(liar, stage, code.value)}
 
 

@@ -101,8 +101,15 @@ class Members:
         ballot = Ballot(1, self.peers[0])
         contributions = tuple((peer, Generation(1, 0), frozenset({at})) for at, peer in enumerate(self.peers))
         current = Round(
-            replace(STAMP, step=number), ballot, RoundId(ballot, number), contributions, self.peers, (),
-            bandwidths=bandwidths, rows=rows, columns=len(rows),
+            replace(STAMP, step=number),
+            ballot,
+            RoundId(ballot, number),
+            contributions,
+            self.peers,
+            (),
+            bandwidths=bandwidths,
+            rows=rows,
+            columns=len(rows),
         )
         return [
             self.loop.start(self.processes[peer], exchange.sum(current, {at: (1.0, TOKENS)}))
@@ -220,6 +227,7 @@ def test_in_a_first_round_slow_lines_are_waited_for_and_a_stream_that_hangs_is_f
 
     async def story(members: Members) -> tuple[list[float], float]:
         if hung:
+
             async def contribution(start: int, stop: int) -> Packed:
                 await asyncio.sleep(1e6)
                 raise AssertionError

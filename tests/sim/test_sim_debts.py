@@ -42,5 +42,6 @@ def test_who_comes_back_owes_what_it_owed_and_a_joiner_nothing() -> None:
     without, *others = sorted(peer for peer in recalled if peer != "joiner")
     assert recalled == {
         **{peer: ("checkpoint", f"of {peer}".encode()) for peer in others},
-        without: ("snapshot", None), PeerId("joiner"): ("snapshot", None),
+        without: ("snapshot", None),
+        PeerId("joiner"): ("snapshot", None),
     }

@@ -27,7 +27,7 @@ def joined(firewall: Callable[[Swarm], list[Node]], *, seed: int = 1) -> Swarm:
             swarm.network.lines.block_dial(node.peer_id, JOINER)
         swarm.add((1,), JOINER)
         await happened(swarm, "unreachable", "synced", peer=JOINER)
-        swarm.heal()                       # what a run makes of a member that only some can call is not this test's
+        swarm.heal()  # what a run makes of a member that only some can call is not this test's
 
     swarm.run(until_s=120.0, script=script)
     return swarm
@@ -55,11 +55,13 @@ def test_a_firewalled_newcomer_stops_and_the_run_does_not_notice() -> None:
     assert swarm.counts["given_up"] == 1 and not said(swarm, "synced") and not said(swarm, "dialled_back")
     [unreachable] = said(swarm, "unreachable")
     could_not = unreachable["could_not"]
-    assert isinstance(could_not, dict) and set(could_not) == {f"s{stage}.{number}" for number, stage in
-                                                              enumerate((0, 0, 1, 1))}
+    assert isinstance(could_not, dict) and set(could_not) == {
+        f"s{stage}.{number}" for number, stage in enumerate((0, 0, 1, 1))
+    }
     assert unreachable["addresses"] == ["memory/joiner"]
-    contributors = {peer for *_, event, fields in swarm.events if event == "committed"
-                    for peer, _ in fields["contributions"]}  # type: ignore[attr-defined]
+    contributors = {
+        peer for *_, event, fields in swarm.events if event == "committed" for peer, _ in fields["contributions"]
+    }  # type: ignore[attr-defined]
     assert JOINER not in contributors
     alone = Swarm(PLAN, 1)
     alone.run(until_s=120.0)
@@ -102,5 +104,3 @@ def test_members_that_cannot_be_asked_keep_nobody_out() -> None:
 
     swarm.run(until_s=200.0, script=script)
     assert said(swarm, "synced") and not swarm.counts["given_up"]
-
-

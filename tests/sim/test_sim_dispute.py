@@ -70,7 +70,8 @@ def play(fault: Fault, *, keeper: bool, replicas: int, steps: int = 4) -> tuple[
 
 def left_out(swarm: Swarm) -> list[tuple[object, object, object]]:
     return [
-        (fields["peer"], fields["reason"], fields["step"]) for _, _, event, fields in swarm.events
+        (fields["peer"], fields["reason"], fields["step"])
+        for _, _, event, fields in swarm.events
         if event == "evicted" and fields["stage"] == STAGE
     ]
 
@@ -85,12 +86,18 @@ def test_a_step_ends_without_who_holds_up_its_round(fault: Fault, keeper: bool, 
     found = left_out(swarm)
     assert found == [(node.peer_id, reason, STEP)], "two of them refuse it, or its own reducer does"
     took_part = {
-        fields["step"] for _, peer, event, fields in swarm.events if event == "committed" and peer == node.peer_id
+        fields["step"]
+        for _, peer, event, fields in swarm.events
+        if event == "committed"
+        and peer == node.peer_id
         and any(peer == node.peer_id and indexes for peer, indexes in fields["contributions"])  # type: ignore[attr-defined]
     }
     struck = [
-        fields for _, peer, event, fields in swarm.events
-        if event == "strike" and fields["stage"] == STAGE and fields["peer"] == node.peer_id
+        fields
+        for _, peer, event, fields in swarm.events
+        if event == "strike"
+        and fields["stage"] == STAGE
+        and fields["peer"] == node.peer_id
         and fields["reason"] == f"holds up the round ({reason})"
     ]
     assert len(struck) == 1 and struck[0]["sits_out_s"] == pytest.approx(16 * struck[0]["cost_s"], abs=0.02)
@@ -98,7 +105,7 @@ def test_a_step_ends_without_who_holds_up_its_round(fault: Fault, keeper: bool, 
     if replicas == 2 or (keeper and fault is not stands_still):
         # Of two nobody sits out, and what a keeper holds against itself is its own affair.
         assert took_part & {2, 3}, "it is back in the next steps"
-    elif not keeper:   # else all have waited for its stream, and it may keep the next step before they know how long
+    elif not keeper:  # else all have waited for its stream, and it may keep the next step before they know how long
         assert not took_part & {2, 3}, "it sits out"
         if fault is not stands_still:
             assert took_part & set(range(4, steps)), "it is back once it has sat that out"
@@ -106,9 +113,7 @@ def test_a_step_ends_without_who_holds_up_its_round(fault: Fault, keeper: bool, 
 
 def test_why_a_sum_failed_is_said_once_in_a_round_however_often_it_is_tried_again() -> None:
     swarm, _ = play(is_refused_in_one_place, keeper=False, replicas=3)
-    said = Counter(
-        (peer, fields["reason"]) for _, peer, event, fields in swarm.events if event == "sum_failed"
-    )
+    said = Counter((peer, fields["reason"]) for _, peer, event, fields in swarm.events if event == "sum_failed")
     cuts = sum(event == "cut_again" for _, _, event, _ in swarm.events)
     assert said and max(said.values()) <= 1 + cuts, said
 

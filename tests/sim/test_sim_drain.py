@@ -44,8 +44,11 @@ class Farewells:
         return self.gone[node.peer_id][0] - self.asked[node.peer_id]
 
     def said(self, node: Node) -> list[str]:
-        return [str(fields["left"]) for _, peer, event, fields in self.swarm.events
-                if event == "draining" and peer == node.peer_id]
+        return [
+            str(fields["left"])
+            for _, peer, event, fields in self.swarm.events
+            if event == "draining" and peer == node.peer_id
+        ]
 
 
 def executions(swarm: Swarm) -> int:
@@ -134,11 +137,9 @@ def test_the_only_replica_serves_on_until_another_has_its_state() -> None:
         node = swarm.replicas(1)[0]
         await at_step(swarm, 2)
         farewells.ask(node, drain_s=500.0)
-        await at_step(swarm, 4)                              # the run goes on meanwhile
+        await at_step(swarm, 4)  # the run goes on meanwhile
         assert node.up
-        assert farewells.said(node) == [
-            "no other replica has the state of stage 1: waiting for one, 500 s at most"
-        ]
+        assert farewells.said(node) == ["no other replica has the state of stage 1: waiting for one, 500 s at most"]
         newcomer = swarm.add([1])
         while node.up:
             await asyncio.sleep(0.01)
@@ -189,8 +190,10 @@ def test_when_everybody_leaves_nobody_waits_and_all_stages_stand_at_the_same_ver
         while any(node.up for node in everybody):
             await asyncio.sleep(0.01)
         assert max(farewells.seconds(node) for node in everybody) < 1.5
-        newest = [max(node.peer.replicas[stage].member.version for node in everybody if stage in node.stages)
-                  for stage in range(stages)]
+        newest = [
+            max(node.peer.replicas[stage].member.version for node in everybody if stage in node.stages)
+            for stage in range(stages)
+        ]
         assert len(set(newest)) == 1, newest
         raise Over
 
@@ -232,7 +235,7 @@ def test_a_newcomer_without_state_leaves_at_once() -> None:
         farewells.ask(node)
         while node.up:
             await asyncio.sleep(0.001)
-        assert farewells.seconds(node) < 0.2                 # one look at what it holds
+        assert farewells.seconds(node) < 0.2  # one look at what it holds
         await check_always(swarm)
 
     swarm.run(until_s=60.0, script=script)
@@ -243,7 +246,11 @@ def test_a_newcomer_without_state_leaves_at_once() -> None:
 def test_peers_that_come_and_leave_all_the_time_on_a_bad_network(seed: int) -> None:
     """Whoever leaves is followed by a newcomer of another name. No crash: each index is executed about once."""
     plan = Plan(
-        stages=3, replicas=2, microbatches=8, steps=12, trainers=1 + seed % 2,
+        stages=3,
+        replicas=2,
+        microbatches=8,
+        steps=12,
+        trainers=1 + seed % 2,
         links=Links(loss=0.05, double=0.05, late=0.05) if seed % 4 else Links(),
     )
     swarm = watched(plan, seed)

@@ -24,8 +24,17 @@ EVERY = 4
 
 def plan(*, replicas: int = 3, steps: int = 16, drift_every: int = EVERY, resync_every: int = 0) -> Plan:
     """With last digits that may differ while everything that counts is exact."""
-    return Plan(stages=2, replicas=replicas, microbatches=6, steps=steps, rounding=True, forward_s=0.02,
-                drift_every=drift_every, resync_every=resync_every, checkpoint_every=50)
+    return Plan(
+        stages=2,
+        replicas=replicas,
+        microbatches=6,
+        steps=steps,
+        rounding=True,
+        forward_s=0.02,
+        drift_every=drift_every,
+        resync_every=resync_every,
+        checkpoint_every=50,
+    )
 
 
 def spared(swarm: Swarm, *victims: PeerId) -> None:
@@ -63,8 +72,11 @@ def order(swarm: Swarm) -> list[Node]:
 
 
 def said(swarm: Swarm, event: str, **wanted: object) -> list[tuple[float, PeerId, dict[str, object]]]:
-    return [(at, who, fields) for at, who, name, fields in swarm.events
-            if name == event and wanted.items() <= fields.items()]
+    return [
+        (at, who, fields)
+        for at, who, name, fields in swarm.events
+        if name == event and wanted.items() <= fields.items()
+    ]
 
 
 @pytest.mark.parametrize(("place", "sync"), [(0, "exact"), (2, "exact"), (2, "overlap")])

@@ -1,7 +1,5 @@
 """Who goes back and who does not: a peer that was away, one that makes things up, one that went alone."""
 
-
-
 from __future__ import annotations
 
 import asyncio
@@ -49,13 +47,16 @@ def test_one_peer_whose_cable_is_out_takes_nobody_back(replicas: int, away_s: fl
     assert not back.twice(*[node.peer_id for node in swarm.nodes])
 
 
-@pytest.mark.parametrize(("restart", "wants", "disk", "version"), [
-    (Restart(1, 0), Restart(1, 0), (), None),
-    (Restart(1000, 4), Restart(1000, 4), (4,), 4),
-    (NO_RESTART, Restart(1, 4), (4,), None),
-    (NO_RESTART, NO_RESTART, (30,), None),
-    (Restart(1, 30), Restart(2, 30), (30,), 30),
-])
+@pytest.mark.parametrize(
+    ("restart", "wants", "disk", "version"),
+    [
+        (Restart(1, 0), Restart(1, 0), (), None),
+        (Restart(1000, 4), Restart(1000, 4), (4,), 4),
+        (NO_RESTART, Restart(1, 4), (4,), None),
+        (NO_RESTART, NO_RESTART, (30,), None),
+        (Restart(1, 30), Restart(2, 30), (30,), 30),
+    ],
+)
 def test_what_one_identity_says_moves_nobody(
     restart: Restart, wants: Restart, disk: tuple[int, ...], version: int | None
 ) -> None:
@@ -63,8 +64,13 @@ def test_what_one_identity_says_moves_nobody(
     swarm = watched(Plan(stages=2, replicas=2, steps=30, checkpoint_every=2))
     back = GoingBack(swarm)
     statuses = tuple(
-        StageStatus(stage, version or 0, first_chain(RUN, stage), version is not None,
-                    disk=tuple(OnDisk(v, restart) for v in disk))
+        StageStatus(
+            stage,
+            version or 0,
+            first_chain(RUN, stage),
+            version is not None,
+            disk=tuple(OnDisk(v, restart) for v in disk),
+        )
         for stage in range(2)
     )
 

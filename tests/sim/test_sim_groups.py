@@ -40,13 +40,19 @@ def watch_sums(engine: SimulatedEngine, over_rows: asyncio.Event) -> None:
     engine.reduce = watched  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize(("members", "num_rows", "num_lost", "protocol"), [
-    (64, 8, 10, Protocol(heartbeat_s=2.0, suspect_s=5.0)),            # 64 times 63 heartbeats
-    pytest.param(
-        256, 16, 38, Protocol(heartbeat_s=8.0, suspect_s=20.0, long_silence_s=40.0, idle_index_s=60.0),
-        marks=pytest.mark.long,
-    ),
-])
+@pytest.mark.parametrize(
+    ("members", "num_rows", "num_lost", "protocol"),
+    [
+        (64, 8, 10, Protocol(heartbeat_s=2.0, suspect_s=5.0)),  # 64 times 63 heartbeats
+        pytest.param(
+            256,
+            16,
+            38,
+            Protocol(heartbeat_s=8.0, suspect_s=20.0, long_silence_s=40.0, idle_index_s=60.0),
+            marks=pytest.mark.long,
+        ),
+    ],
+)
 def test_replicas_are_lost_in_the_middle_of_a_round(
     members: int, num_rows: int, num_lost: int, protocol: Protocol
 ) -> None:
@@ -127,7 +133,7 @@ def test_a_replica_that_sums_alone_says_why() -> None:
         gone = swarm.nodes[1]
         swarm.kill(gone)
         await asyncio.sleep(0.2)
-        swarm.add(gone.stages, gone.peer_id)     # it is alive, and its copy of the state takes a while
+        swarm.add(gone.stages, gone.peer_id)  # it is alive, and its copy of the state takes a while
 
     swarm.run(until_s=120.0, script=script)
     alone = [(peer, fields["reason"]) for _, peer, event, fields in swarm.events if event == "averaged_alone"]

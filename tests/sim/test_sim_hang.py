@@ -89,8 +89,9 @@ def test_it_is_routed_around_and_rejoins_with_equal_weights() -> None:
     calls: list[tuple[float, str]] = []
     watch_calls(
         swarm,
-        lambda caller, callee, request: calls.append((swarm.loop.time(), callee))
-        if isinstance(request, Process) else None,
+        lambda caller, callee, request: (
+            calls.append((swarm.loop.time(), callee)) if isinstance(request, Process) else None
+        ),
     )
     stopped: list[Node] = []
 

@@ -70,7 +70,7 @@ def test_real_windows_go_through_all_stages(data_at_peers: bool, monkeypatch: py
         here.kill(here.replicas(0)[0])
         here.kill(here.replicas(1)[0])
 
-    here.run(until_s=200.0, script=script)          # holds all sums and weights against one process
+    here.run(until_s=200.0, script=script)  # holds all sums and weights against one process
     assert not here.counts["bad_input"] and not here.counts["turned_away"]
 
 
@@ -92,17 +92,22 @@ def test_a_stranger_with_other_tokens_changes_nothing_and_is_named(lie: str, mon
         for step in range(PLAN.steps):
             for node in here.replicas(0):
                 for index in range(PLAN.microbatches):
-                    answers.append(await ask(
-                        transport, node.peer_id, Process(step, 0, index), wrong(step * PLAN.microbatches + index),
-                        patience=lambda: 5.0,
-                    ))
+                    answers.append(
+                        await ask(
+                            transport,
+                            node.peer_id,
+                            Process(step, 0, index),
+                            wrong(step * PLAN.microbatches + index),
+                            patience=lambda: 5.0,
+                        )
+                    )
 
     here.run(until_s=200.0, script=script)
     refused = [answer for answer in answers if isinstance(answer, Rejected) and answer.code is RejectCode.MALFORMED]
     assert refused and "is not proven to be window" in refused[0].reason
     named = [fields for _, _, event, fields in here.events if event == "bad_input"]
     assert {(fields["peer"], fields["stage"]) for fields in named} == {(STRANGER, 0)}
-    assert len(named) <= 2 * (PLAN.steps + 1)       # once a replica and version, however often it tries
+    assert len(named) <= 2 * (PLAN.steps + 1)  # once a replica and version, however often it tries
 
 
 def test_a_holder_that_hands_out_other_tokens_is_named_and_another_one_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,9 +154,9 @@ def test_a_stranger_may_not_feed_later_stages(stage: int, purpose: str, monkeypa
             for node in here.replicas(stage):
                 tokens, proof = proven_tokens_of(6 * step)
                 payload = (tokens, HIDDEN, proof) if purpose == "train" else (tokens, HIDDEN)
-                answers.append(await ask(
-                    transport, node.peer_id, Process(step, stage, 0, purpose), payload, patience=lambda: 5.0
-                ))
+                answers.append(
+                    await ask(transport, node.peer_id, Process(step, stage, 0, purpose), payload, patience=lambda: 5.0)
+                )
 
     here.run(until_s=200.0, script=script)
     assert len(answers) == 12

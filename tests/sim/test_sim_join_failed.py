@@ -26,8 +26,11 @@ def test_a_failed_join_is_said_and_tried_again(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(Seal, "check", refuse)
         node = swarm.add([0])
         await asyncio.sleep(15.0)
-        failed = [(fields["donor"], fields["reason"]) for _, peer, event, fields in swarm.events
-                  if peer == node.peer_id and event == "join_failed" and "donor" in fields]
+        failed = [
+            (fields["donor"], fields["reason"])
+            for _, peer, event, fields in swarm.events
+            if peer == node.peer_id and event == "join_failed" and "donor" in fields
+        ]
         assert failed and len({donor for donor, _ in failed}) == len(failed), "once per donor"
         assert all("too_large" in str(reason) for _, reason in failed)
         assert node.peer.replicas[0].member.version == 0

@@ -26,9 +26,9 @@ def executions_per_index(swarm: Swarm) -> float:
 @pytest.mark.parametrize("data_at_peers", [True, False], ids=["data_at_peers", "data_at_trainers"])
 @pytest.mark.parametrize("memo_bytes", SIZES)
 def test_without_faults_each_index_is_executed_once_in_each_stage(memo_bytes: int, data_at_peers: bool) -> None:
-    swarm = watched(Plan(
-        stages=3, replicas=3, microbatches=12, steps=6, memo_bytes=memo_bytes, data_at_peers=data_at_peers
-    ))
+    swarm = watched(
+        Plan(stages=3, replicas=3, microbatches=12, steps=6, memo_bytes=memo_bytes, data_at_peers=data_at_peers)
+    )
     swarm.run(until_s=120.0, script=check_always)
     assert executions_per_index(swarm) == 1.0
 

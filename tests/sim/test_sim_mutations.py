@@ -72,7 +72,7 @@ def owners_die_in_full_replicas(seed: int) -> None:
             kill_and_restart(swarm, node)
         await check_always(swarm)
 
-    swarm.run(until_s=20.0, script=script)   # after half a minute callers give up calls that never end
+    swarm.run(until_s=20.0, script=script)  # after half a minute callers give up calls that never end
 
 
 def test_without_the_reserved_slot_repairs_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

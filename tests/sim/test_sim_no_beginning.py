@@ -44,8 +44,7 @@ def test_who_has_it_no_longer_goes_back_to_version_0_with_a_mate() -> None:
 
 
 def test_a_stage_that_nobody_can_begin_waits_in_words() -> None:
-    plan = Plan(stages=2, replicas=1, microbatches=4, steps=6, no_beginning=frozenset(["lacking"]),
-                served=((0,),))
+    plan = Plan(stages=2, replicas=1, microbatches=4, steps=6, no_beginning=frozenset(["lacking"]), served=((0,),))
     swarm = watched(plan)
     lacking = swarm.add([1], name="lacking")
 

@@ -35,8 +35,9 @@ def newest(node: Node, stage: int):
 EARLY = {
     "newest_claimed": lambda swarm, node, stage: bool(newest(node, stage).asked or newest(node, stage).granted),
     "newest_summed": lambda swarm, node, stage: bool(newest(node, stage).summed),
-    "newest_summed_and_oldest_in_round": lambda swarm, node, stage: bool(newest(node, stage).summed)
-    and state(node, stage).part.exchange is not None,
+    "newest_summed_and_oldest_in_round": lambda swarm, node, stage: (
+        bool(newest(node, stage).summed) and state(node, stage).part.exchange is not None
+    ),
 }
 
 
@@ -102,10 +103,17 @@ def test_stopped_and_continued(point: str, keeper: bool, for_s: float) -> None:
 
     def found() -> Node | None:
         keeps = keeper_of(swarm, 0)
-        return next((
-            node for node in swarm.replicas(0) if (node is keeps) == keeper and 0 in node.peer.replicas
-            and state(node, 0).version >= STEP and POINTS[point](swarm, node, 0)
-        ), None)
+        return next(
+            (
+                node
+                for node in swarm.replicas(0)
+                if (node is keeps) == keeper
+                and 0 in node.peer.replicas
+                and state(node, 0).version >= STEP
+                and POINTS[point](swarm, node, 0)
+            ),
+            None,
+        )
 
     async def script(swarm: Swarm) -> None:
         while (zombie := found()) is None:
@@ -155,8 +163,16 @@ def test_owners_of_the_oldest_step_die_while_the_newest_has_taken_all_its_slots(
         victims: list[Node] = []
         while len(victims) < 3:
             victims = [
-                next((node for node in swarm.replicas(stage) if state(node, stage).version == STEP
-                      and held(node, stage).summed and lanes(node, stage)[STEP + 1].queue == slots), None)
+                next(
+                    (
+                        node
+                        for node in swarm.replicas(stage)
+                        if state(node, stage).version == STEP
+                        and held(node, stage).summed
+                        and lanes(node, stage)[STEP + 1].queue == slots
+                    ),
+                    None,
+                )
                 for stage in range(3)
             ]
             victims = [node for node in victims if node is not None]
@@ -178,8 +194,9 @@ def test_a_cut_through_all_stages_heals(for_s: float) -> None:
     async def script(swarm: Swarm) -> None:
         while not any(newest(node, 0).summed and state(node, 0).version == STEP for node in swarm.replicas(0)):
             await asyncio.sleep(0.002)
-        swarm.partition([swarm.replicas(0)[0], swarm.replicas(1)[0], "trainer.0"],
-                        [swarm.replicas(0)[1], swarm.replicas(1)[1]])
+        swarm.partition(
+            [swarm.replicas(0)[0], swarm.replicas(1)[0], "trainer.0"], [swarm.replicas(0)[1], swarm.replicas(1)[1]]
+        )
         await asyncio.sleep(for_s)
         swarm.heal()
         await check_always(swarm)
@@ -191,8 +208,18 @@ def test_everybody_dies_and_goes_on_from_disks_with_the_weights_of_both_versions
     swarm = watched(replace(PLAN, steps=8, checkpoint_every=2))
 
     async def script(swarm: Swarm) -> None:
-        while min((state(node, stage).version for stage in range(2) for node in swarm.replicas(stage)
-                   if stage in node.peer.replicas), default=0) < 5:
+        while (
+            min(
+                (
+                    state(node, stage).version
+                    for stage in range(2)
+                    for node in swarm.replicas(stage)
+                    if stage in node.peer.replicas
+                ),
+                default=0,
+            )
+            < 5
+        ):
             await asyncio.sleep(0.01)
         for node in [node for node in swarm.nodes if node.up]:
             kill_and_restart(swarm, node)
@@ -232,7 +259,12 @@ def test_no_device_waits_for_averaging() -> None:
 
 
 FEW = {
-    "crashes_3x2": 1, "tangle_2x3": 1, "one_slot_no_memo_3x2": 1, "cuts_2x2": 1, "everything_2x2": 1, "restarts_2x2": 1,
+    "crashes_3x2": 1,
+    "tangle_2x3": 1,
+    "one_slot_no_memo_3x2": 1,
+    "cuts_2x2": 1,
+    "everything_2x2": 1,
+    "restarts_2x2": 1,
 }
 """Kind -> seeds in every run of the suite, from 3000 on."""
 

@@ -29,7 +29,7 @@ def test_it_is_the_single_process_that_is_late_from_that_step_on(after: int) -> 
     swarm.run(until_s=60.0, script=script)
     assert swarm.counts["executed"] == swarm.counts["applied"] == 2 * 2 * 6
     exact = Oracle(replace(PLAN, sync="exact")).history
-    same = min(after, 6)                         # step `after` is the first that is late
+    same = min(after, 6)  # step `after` is the first that is late
     assert swarm.oracle.history[: same + 1] == exact[: same + 1]
     assert all(ours != other for ours, other in zip(swarm.oracle.history[same + 1 :], exact[same + 1 :], strict=True))
     evaluated = [fields["step"] for _, _, event, fields in swarm.events if event == "evaluated"]

@@ -104,11 +104,18 @@ def owner_of_the_oldest_dies() -> None:
 
     async def script(swarm: Swarm) -> None:
         def victim() -> Node | None:
-            return next((
-                node for node in swarm.replicas(0) if 0 in node.peer.replicas and node is not keeper_of(swarm, 0)
-                and (member := node.peer.replicas[0].member).version == 2
-                and member.account.summed and member.steps[1].account.summed
-            ), None)
+            return next(
+                (
+                    node
+                    for node in swarm.replicas(0)
+                    if 0 in node.peer.replicas
+                    and node is not keeper_of(swarm, 0)
+                    and (member := node.peer.replicas[0].member).version == 2
+                    and member.account.summed
+                    and member.steps[1].account.summed
+                ),
+                None,
+            )
 
         while (node := victim()) is None:
             await asyncio.sleep(0.002)
@@ -212,8 +219,16 @@ KINDS: dict[str, tuple[Plan, Chaos]] = {
     ),
     "restarts_everything_3x2": (
         replace(ROUGH, stages=3, microbatches=4, steps=16, checkpoint_every=3, trainers=2, links=NOISY),
-        Chaos(until_s=80.0, kill_stage_s=9.0, kill_all_s=25.0, join_s=15.0, cut_s=10.0, crash_s=9.0, trainer_s=15.0,
-              longest_cut_s=30.0),
+        Chaos(
+            until_s=80.0,
+            kill_stage_s=9.0,
+            kill_all_s=25.0,
+            join_s=15.0,
+            cut_s=10.0,
+            crash_s=9.0,
+            trainer_s=15.0,
+            longest_cut_s=30.0,
+        ),
     ),
 }
 

@@ -52,7 +52,9 @@ def last_stage_on_one_side(swarm: Swarm) -> tuple[list[Node], list[Node]]:
 
 
 CUTS = {
-    "inside_one_stage": inside_one_stage, "whole_swarm": whole_swarm, "last_stage_on_one_side": last_stage_on_one_side,
+    "inside_one_stage": inside_one_stage,
+    "whole_swarm": whole_swarm,
+    "last_stage_on_one_side": last_stage_on_one_side,
 }
 
 
@@ -95,7 +97,12 @@ def test_cut_and_heal(cut: str, cut_at: str, heal_at: str, replicas: int, direct
 
 
 def cut_and_heal(
-    cut: Callable[[Swarm], tuple[list[Node], list[Node]]], cut_at: str, heal_at: str, *, replicas: int, directory: bool,
+    cut: Callable[[Swarm], tuple[list[Node], list[Node]]],
+    cut_at: str,
+    heal_at: str,
+    *,
+    replicas: int,
+    directory: bool,
     seed: int = 1,
 ) -> Swarm:
     swarm = watched(plan(replicas), seed)
@@ -106,9 +113,11 @@ def cut_and_heal(
         swarm.partition(one, other, directory=directory)
         sides = [side for side in (one, other) if members(side)]
         await until(
-            swarm, lambda: forked(one, other) if heal_at == "forked" else all(
-                REACHED[heal_at](members(side)) for side in sides
-            ), within_s=3 * LONG_S,
+            swarm,
+            lambda: (
+                forked(one, other) if heal_at == "forked" else all(REACHED[heal_at](members(side)) for side in sides)
+            ),
+            within_s=3 * LONG_S,
         )
         swarm.heal()
         await until(swarm, lambda: swarm.done and not forked(one, other), within_s=200.0)

@@ -27,8 +27,16 @@ STATE_BYTES = 200_000
 
 
 def plan(*, replicas: int = 1, steps: int = 22) -> Plan:
-    return Plan(stages=2, replicas=replicas, microbatches=4, steps=steps, checkpoint_every=4, forward_s=0.05,
-                state_bytes=STATE_BYTES, piece_bytes=5000)
+    return Plan(
+        stages=2,
+        replicas=replicas,
+        microbatches=4,
+        steps=steps,
+        checkpoint_every=4,
+        forward_s=0.05,
+        state_bytes=STATE_BYTES,
+        piece_bytes=5000,
+    )
 
 
 def member(node: Node) -> Member:
@@ -48,8 +56,9 @@ def lose_checkpoints(swarm: Swarm, node: Node, *, after: int) -> None:
 
 def synced(swarm: Swarm, peer: PeerId, *, under: Restart) -> list[float]:
     """When a peer came to serve under that restart."""
-    began = next(at for at, who, event, f in swarm.events
-                 if event == "restart" and who == peer and f["number"] == under.number)
+    began = next(
+        at for at, who, event, f in swarm.events if event == "restart" and who == peer and f["number"] == under.number
+    )
     return [at for at, who, event, _ in swarm.events if event == "synced" and who == peer and at >= began]
 
 
@@ -71,11 +80,16 @@ def test_half_a_copy_of_a_past_that_was_given_up_is_not_completed(transfer_s: in
 
     swarm.run(script=script, until_s=150.0)
     assert swarm.counts["restart"] and swarm.counts["fetching_again"] == 0
-    arrived = next(at for at, who, event, f in swarm.events
-                   if event == "restart" and who == JOINER and f["number"] == 1)
+    arrived = next(
+        at for at, who, event, f in swarm.events if event == "restart" and who == JOINER and f["number"] == 1
+    )
     before, since = (
-        [f["version"] for at, who, event, f in swarm.events
-         if event == "fetching" and who == JOINER and (at > arrived + 0.1) is later] for later in (False, True)
+        [
+            f["version"]
+            for at, who, event, f in swarm.events
+            if event == "fetching" and who == JOINER and (at > arrived + 0.1) is later
+        ]
+        for later in (False, True)
     )
     assert set(before) == {19} and since and since[0] in (12, 13), "what came by halves before is thrown away"
     first = synced(swarm, JOINER, under=Restart(1, 12))[0]
@@ -246,8 +260,11 @@ def test_why_nobody_hands_over_state_is_said_once() -> None:
         await until(lambda: 0 in joiner.peer.replicas and member(joiner).synced)
 
     swarm.run(script=script, until_s=300.0)
-    given_up = [f["reason"] for _, peer, event, f in swarm.events
-                if event == "join_failed" and peer == JOINER and "donor" not in f]
+    given_up = [
+        f["reason"]
+        for _, peer, event, f in swarm.events
+        if event == "join_failed" and peer == JOINER and "donor" not in f
+    ]
     assert len(given_up) == len({str(reason).split(" stage=")[0] for reason in given_up}) <= 2, given_up
 
 

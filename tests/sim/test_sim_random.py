@@ -26,7 +26,8 @@ TANGLED = Links(loss=0.1, double=0.1, late=0.3, broken=0.05)
 
 KINDS: dict[str, tuple[Plan, Chaos]] = {
     "crashes_3x2": (
-        Plan(stages=3, replicas=2, microbatches=16, steps=10, rounding=True), Chaos(until_s=25.0, crash_s=0.8)
+        Plan(stages=3, replicas=2, microbatches=16, steps=10, rounding=True),
+        Chaos(until_s=25.0, crash_s=0.8),
     ),
     "crashes_2x3": (
         Plan(stages=2, replicas=3, microbatches=16, steps=10, trainers=2, rounding=True),
@@ -69,8 +70,9 @@ KINDS: dict[str, tuple[Plan, Chaos]] = {
         Chaos(until_s=40.0, crash_s=4.0, stop_s=6.0, cut_s=8.0, deafen_s=10.0, trainer_s=15.0, longest_stop_s=10.0),
     ),
     "ranks_2x2": (
-        Plan(stages=2, replicas=2, microbatches=8, steps=8, forward_s=0.05, averaging_s=0.2, links=NOISY,
-             rounding=True),
+        Plan(
+            stages=2, replicas=2, microbatches=8, steps=8, forward_s=0.05, averaging_s=0.2, links=NOISY, rounding=True
+        ),
         Chaos(until_s=30.0, ranks_s=0.7),
     ),
     "ranks_everything_2x3": (
@@ -86,17 +88,47 @@ KINDS: dict[str, tuple[Plan, Chaos]] = {
         Chaos(until_s=80.0, kill_stage_s=8.0, kill_all_s=20.0, join_s=15.0, cut_s=10.0, longest_cut_s=30.0),
     ),
     "restarts_everything_2x3": (
-        Plan(stages=2, replicas=3, microbatches=4, steps=16, checkpoint_every=2, forward_s=0.1, links=NOISY,
-             rounding=True),
-        Chaos(until_s=80.0, kill_stage_s=12.0, kill_all_s=30.0, crash_s=8.0, stop_s=10.0, cut_s=12.0, deafen_s=15.0,
-              join_s=20.0, trainer_s=25.0, longest_stop_s=15.0),
+        Plan(
+            stages=2,
+            replicas=3,
+            microbatches=4,
+            steps=16,
+            checkpoint_every=2,
+            forward_s=0.1,
+            links=NOISY,
+            rounding=True,
+        ),
+        Chaos(
+            until_s=80.0,
+            kill_stage_s=12.0,
+            kill_all_s=30.0,
+            crash_s=8.0,
+            stop_s=10.0,
+            cut_s=12.0,
+            deafen_s=15.0,
+            join_s=20.0,
+            trainer_s=25.0,
+            longest_stop_s=15.0,
+        ),
     ),
 }
 
 SEEDS = {
-    "crashes_3x2": 11, "crashes_2x3": 11, "noise_3x2": 9, "tangle_2x3": 16, "grid_1x7": 3,
-    "one_slot_no_memo_3x2": 11, "stops_2x3": 13, "cuts_2x2": 18, "cuts_3x3": 7, "everything_2x2": 18,
-    "everything_3x3": 5, "ranks_2x2": 8, "ranks_everything_2x3": 6, "restarts_2x2": 8, "restarts_3x2": 4,
+    "crashes_3x2": 11,
+    "crashes_2x3": 11,
+    "noise_3x2": 9,
+    "tangle_2x3": 16,
+    "grid_1x7": 3,
+    "one_slot_no_memo_3x2": 11,
+    "stops_2x3": 13,
+    "cuts_2x2": 18,
+    "cuts_3x3": 7,
+    "everything_2x2": 18,
+    "everything_3x3": 5,
+    "ranks_2x2": 8,
+    "ranks_everything_2x3": 6,
+    "restarts_2x2": 8,
+    "restarts_3x2": 4,
     "restarts_everything_2x3": 3,
 }
 """Kind -> seeds in every run of the suite, from 1000 on."""
@@ -154,7 +186,9 @@ def test_the_sets_are_large_enough() -> None:
     assert sum(SEEDS.values()) >= 100
     assert counted(SEEDS) >= 10_000 and LONG * counted(SEEDS) >= 100_000
     assert {"cut", "stop", "crash", "deafen", "trainer", "join", "kill_stage", "kill_all", "ranks"} <= {
-        fault.kind for kind, number in SEEDS.items() for seed in range(number)
+        fault.kind
+        for kind, number in SEEDS.items()
+        for seed in range(number)
         for fault in KINDS[kind][1].schedule(1000 + seed)
     }
 

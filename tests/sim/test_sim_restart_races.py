@@ -50,9 +50,10 @@ def committed_after(swarm: Swarm, began: float) -> list[int]:
 BEYOND = 1 << 53
 
 
-@pytest.mark.parametrize(("number", "version"), [
-    (BEYOND, BEYOND), (1, BEYOND), (1, 31), (BEYOND, 4), (BEYOND, 0), (1, 30), (1, 0), (1, 4), (1000, 2),
-])
+@pytest.mark.parametrize(
+    ("number", "version"),
+    [(BEYOND, BEYOND), (1, BEYOND), (1, 31), (BEYOND, 4), (BEYOND, 0), (1, 30), (1, 0), (1, 4), (1000, 2)],
+)
 @pytest.mark.parametrize("data_at_peers", [True, False])
 def test_a_strangers_word_moves_nobody(number: int, version: int, data_at_peers: bool) -> None:
     """Whatever restart a record names: a run that lacks nothing executes every step once, and in its time."""
@@ -334,7 +335,10 @@ def test_the_sum_of_a_step_that_is_done_a_second_time_is_handed_over() -> None:
 
     swarm.run(script=script, until_s=120.0)
     [(late_peer, resumed)] = frozen
-    applied = [at for at, peer, event, fields in swarm.events
-               if event == "applied" and peer == late_peer and fields["version"] == 5 and at > resumed]
+    applied = [
+        at
+        for at, peer, event, fields in swarm.events
+        if event == "applied" and peer == late_peer and fields["version"] == 5 and at > resumed
+    ]
     assert applied and applied[0] < resumed + 10.0
     assert back.restarts == {Restart(1, 4)}

@@ -58,12 +58,11 @@ POINTS: dict[str, Predicate] = {
     "after_forward": lambda swarm, node, stage: any(
         work.computing and work.voids is not None for work in works_of(node, stage)
     ),
-    "after_gradient": lambda swarm, node, stage: bool(
-        answered(node, stage) - held(node, stage).summed
-    ),
+    "after_gradient": lambda swarm, node, stage: bool(answered(node, stage) - held(node, stage).summed),
     "after_summed": lambda swarm, node, stage: bool(held(node, stage).summed),
-    "in_round_before_ack": lambda swarm, node, stage: state(node, stage).part.exchange is not None
-    and not holds_sum(swarm, stage),
+    "in_round_before_ack": lambda swarm, node, stage: (
+        state(node, stage).part.exchange is not None and not holds_sum(swarm, stage)
+    ),
     "in_round_after_ack": lambda swarm, node, stage: holds_sum(swarm, stage),
     "after_commit": lambda swarm, node, stage: state(node, stage).barrier.of(stage) is not None,
 }
@@ -72,9 +71,7 @@ POINTS: dict[str, Predicate] = {
 class Trap:
     """Springs once, on the first replica of the stage that is at the point, not before step STEP."""
 
-    def __init__(
-        self, swarm: Swarm, stage: int, point: str, *, keeper: bool, strike: Callable[[Node], None]
-    ) -> None:
+    def __init__(self, swarm: Swarm, stage: int, point: str, *, keeper: bool, strike: Callable[[Node], None]) -> None:
         self.swarm, self.stage, self.reached, self.keeper = swarm, stage, POINTS[point], keeper
         self.strike, self.sprung = strike, False
         watch_messages(swarm, lambda sender, receiver, message: self.look())
@@ -147,9 +144,7 @@ def test_keeper_dies_after_it_told_exactly_one_member_of_the_commit() -> None:
 
 def test_the_same_identity_restarts_within_the_step() -> None:
     swarm = watched(PLAN)
-    trap = Trap(
-        swarm, 1, "after_summed", keeper=False, strike=lambda node: kill_and_restart(swarm, node, after_s=0.05)
-    )
+    trap = Trap(swarm, 1, "after_summed", keeper=False, strike=lambda node: kill_and_restart(swarm, node, after_s=0.05))
     swarm.run(until_s=60.0, script=trap.watch)
     assert trap.sprung and swarm.counts["kills"] == 1
 
@@ -275,8 +270,11 @@ def test_two_trainers_on_the_same_split_count_nothing_twice() -> None:
 
     watch_calls(swarm, on_open)
     swarm.run(until_s=60.0, script=check_always)
-    twice = [entry for entry in {(step, index) for step, index, _ in fed}
-             if {(*entry, "trainer.0"), (*entry, "trainer.1")} <= set(fed)]
+    twice = [
+        entry
+        for entry in {(step, index) for step, index, _ in fed}
+        if {(*entry, "trainer.0"), (*entry, "trainer.1")} <= set(fed)
+    ]
     assert len(twice) > 6
 
 

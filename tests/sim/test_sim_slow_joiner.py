@@ -34,8 +34,11 @@ async def version(swarm: Swarm, least: int, stage: int = 1) -> None:
 
 
 def newest(swarm: Swarm, stage: int = 1) -> int:
-    return max(int(str(facts["version"])) for *_, event, facts in swarm.events
-               if event == "applied" and facts["stage"] == stage)
+    return max(
+        int(str(facts["version"]))
+        for *_, event, facts in swarm.events
+        if event == "applied" and facts["stage"] == stage
+    )
 
 
 def fields(swarm: Swarm, event: str, peer: PeerId = JOINER) -> list[tuple[float, dict[str, object]]]:
@@ -54,12 +57,18 @@ def check_joined(swarm: Swarm) -> tuple[dict[str, object], int]:
     applied = [facts["step"] for _, facts in fields(swarm, "applied")]
     first = int(str(synced["version"]))
     assert applied == list(range(first, PLAN.steps)), "it applies from the version it came to stand at"
-    passed = {facts["version"] for when, who, name, facts in swarm.events
-              if name == "applied" and facts["stage"] == 1 and began <= when <= at and who != JOINER}
+    passed = {
+        facts["version"]
+        for when, who, name, facts in swarm.events
+        if name == "applied" and facts["stage"] == 1 and began <= when <= at and who != JOINER
+    }
     counted = [
-        step for when, _, name, facts in swarm.events if name == "committed" and facts["stage"] == 1 and when > at
+        step
+        for when, _, name, facts in swarm.events
+        if name == "committed" and facts["stage"] == 1 and when > at
         for step in [facts["step"]]
-        for peer, indexes in facts["contributions"] if peer == JOINER and indexes  # type: ignore[attr-defined]
+        for peer, indexes in facts["contributions"]
+        if peer == JOINER and indexes  # type: ignore[attr-defined]
     ]
     assert counted and min(counted) <= first + 4, "it counts from the next steps on"
     return synced, len(passed)
@@ -189,6 +198,7 @@ def test_a_lying_donor_is_named_and_does_no_harm(change: Callable[[Answer], Answ
 
 def test_joiners_slow_nobody_while_there_is_bandwidth() -> None:
     """Copies, digests and kept sums cost no steps; what bandwidth costs is measured in benchmarks/join.py."""
+
     def steps_in(joiners: int) -> int:
         swarm = Swarm(PLAN, 6)
 

@@ -56,27 +56,51 @@ class Stranger:
         node = rng.choice([node for node in self.swarm.nodes if node.up])
         stage = rng.choice(node.stages)
         member = node.peer.replicas[stage].member
-        stamp = rng.choice([member.stamp, member.stamp, Stamp(member.version + 1, stage, member.chain),
-                            Stamp(rng.randrange(9), rng.randrange(60), Chain("0" * 64))])
+        stamp = rng.choice(
+            [
+                member.stamp,
+                member.stamp,
+                Stamp(member.version + 1, stage, member.chain),
+                Stamp(rng.randrange(9), rng.randrange(60), Chain("0" * 64)),
+            ]
+        )
         ballot = rng.choice([member.promised or Ballot(0, self.peer), Ballot(rng.choice([0, 5, 1 << 53]), self.peer)])
         generation = rng.choice([member.account.generation, Generation(rng.getrandbits(60), rng.choice([0, 1 << 53]))])
         index = rng.choice([0, 1, 2, 3, 65535])
         some = frozenset(rng.sample([0, 1, 2, 3, 60000], 2))
         peers = tuple(rng.sample([self.peer, node.peer_id, PeerId("nobody")], rng.randrange(4)))
         number = RoundId(ballot, rng.randrange(3))
-        commit = Commit(rng.choice([stage, 1 - stage, 40]), stamp.step, stamp.chain, number, b"x",
-                        rng.choice([0, 4]), rng.choice([0.0, 1e300]), rng.choice([1.0, 1e308]), some)
+        commit = Commit(
+            rng.choice([stage, 1 - stage, 40]),
+            stamp.step,
+            stamp.chain,
+            number,
+            b"x",
+            rng.choice([0, 4]),
+            rng.choice([0.0, 1e300]),
+            rng.choice([1.0, 1e308]),
+            some,
+        )
         finished = Finished(number, b"x", 4, 0.0, 1.0, ((self.peer, generation, some),))
         parts = tuple((peer, generation, frozenset({place})) for place, peer in enumerate(peers))
-        return node.peer_id, rng.choice([
-            Prepare(stamp, ballot), Claim(stamp, ballot, generation, index), Granted(stamp, ballot, generation, index),
-            Moved(stamp, ballot, generation, index, self.peer), Evicted(stamp, ballot, generation, True),
-            Release(stamp, ballot, generation, some), Execute(stamp, ballot, index),
-            Report(stamp, ballot, generation, some, some, rng.choice([None, finished]), None, 0, some),
-            Round(stamp, ballot, number, parts, tuple(rng.sample(peers, len(peers))), (), some),
-            Round(stamp, ballot, number, (), (), peers), Committed(commit),
-            Heartbeat(Stamp(stamp.step, rng.choice([50, 3000]), stamp.chain), 1, True, ballot, (commit,), (commit,)),
-        ])
+        return node.peer_id, rng.choice(
+            [
+                Prepare(stamp, ballot),
+                Claim(stamp, ballot, generation, index),
+                Granted(stamp, ballot, generation, index),
+                Moved(stamp, ballot, generation, index, self.peer),
+                Evicted(stamp, ballot, generation, True),
+                Release(stamp, ballot, generation, some),
+                Execute(stamp, ballot, index),
+                Report(stamp, ballot, generation, some, some, rng.choice([None, finished]), None, 0, some),
+                Round(stamp, ballot, number, parts, tuple(rng.sample(peers, len(peers))), (), some),
+                Round(stamp, ballot, number, (), (), peers),
+                Committed(commit),
+                Heartbeat(
+                    Stamp(stamp.step, rng.choice([50, 3000]), stamp.chain), 1, True, ballot, (commit,), (commit,)
+                ),
+            ]
+        )
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -93,7 +117,7 @@ def test_strangers_cost_only_themselves(seed: int) -> None:
                 swarm.network.tell(stranger.peer, to, message)
             await asyncio.sleep(0.01)
 
-    swarm.run(until_s=300, script=script)          # checks every commit and the final weights against the oracle
+    swarm.run(until_s=300, script=script)  # checks every commit and the final weights against the oracle
     assert swarm.counts["evicted_me"] == swarm.counts["resync"] == 0
     for node in swarm.nodes:
         for replica in node.peer.replicas.values():

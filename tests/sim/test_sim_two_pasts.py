@@ -15,8 +15,9 @@ from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
 
 AWAY, STAYS = PeerId("s0.0"), PeerId("s0.1")
-PLAN = Plan(stages=2, microbatches=4, steps=20, checkpoint_every=4, forward_s=0.05, rounding=True,
-            served=((0,), (0,), (1,)))
+PLAN = Plan(
+    stages=2, microbatches=4, steps=20, checkpoint_every=4, forward_s=0.05, rounding=True, served=((0,), (0,), (1,))
+)
 
 
 def on_disk(swarm: Swarm, peer: PeerId) -> list[OnDisk]:

@@ -43,9 +43,9 @@ def test_a_member_that_nobody_can_call_any_more_holds_the_run_up_once(seed: int)
         await asyncio.sleep(40.0)
         swarm.heal()
 
-    swarm.run(until_s=300, script=script)          # checks every commit and the final weights against the oracle
+    swarm.run(until_s=300, script=script)  # checks every commit and the final weights against the oracle
     waited = gaps(swarm, 0.0)
-    assert max(waited) <= 20.0                     # protocol.long_silence_s, and a step
+    assert max(waited) <= 20.0  # protocol.long_silence_s, and a step
     assert sum(gap > 2.0 for gap in waited) == 1, "it was waited for again"
     left_out = [(fields["peer"], fields["reason"]) for _, _, event, fields in swarm.events if event == "evicted"]
     assert left_out == [(behind[0], "late")], "it held up the round that was under way, and no other"

@@ -38,7 +38,8 @@ def play(*, steps: int, slow_up: float = SLOW, hook: object = None) -> Swarm:
 
 def exchanges(swarm: Swarm) -> list[tuple[PeerId, str, float]]:
     return [
-        (peer, event, float(str(fields["seconds"]))) for _, peer, event, fields in swarm.events
+        (peer, event, float(str(fields["seconds"])))
+        for _, peer, event, fields in swarm.events
         if event in ("averaged", "sum_left")
     ]
 
@@ -82,7 +83,8 @@ def test_who_waits_for_a_member_that_is_gone_collects_from_a_holder_at_once(kill
     noticed_s = 1.0 if kill else 3.0 + 1.0
     assert left_at - blow.struck_at < noticed_s, "refused connections are heard of at once, silence after `suspect_s`"
     whole_at = next(
-        at for at, peer, event, fields in swarm.events
+        at
+        for at, peer, event, fields in swarm.events
         if (peer, event, fields.get("step")) == (NARROW, "committed", MEASURED_STEP)
     )
     assert whole_at - left_at < 2 * VECTOR / SLOW + 2.0, "a vector on its line, summed again if too few hold it"

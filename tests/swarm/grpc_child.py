@@ -40,8 +40,13 @@ class Silent:
 async def main(run: str, key: str, port: str, stall_s: str, handshake_s: str = "10.0") -> None:
     identity = Identity.load_or_create(Path(key))
     transport = GrpcTransport(
-        identity, RunId(run), admission=open_authority().admit(identity.peer), addresses=lambda _: (),
-        service=Silent(), port=int(port), config=GrpcConfig(stall_s=float(stall_s), handshake_s=float(handshake_s)),
+        identity,
+        RunId(run),
+        admission=open_authority().admit(identity.peer),
+        addresses=lambda _: (),
+        service=Silent(),
+        port=int(port),
+        config=GrpcConfig(stall_s=float(stall_s), handshake_s=float(handshake_s)),
     )
     async with transport:
         print(transport.peer, *transport.addresses, flush=True)

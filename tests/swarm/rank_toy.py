@@ -53,7 +53,7 @@ class Toy:
     def __init__(self, context: RankContext) -> None:
         self.context, self.all = context, ProcessComm()
         half = max(context.ranks // 2, 1)
-        rows = [list(range(context.ranks))[at:at + half] for at in range(0, context.ranks, half)]
+        rows = [list(range(context.ranks))[at : at + half] for at in range(0, context.ranks, half)]
         self.row = context.new_group(rows)
         self.column = context.new_group([list(column) for column in zip(*rows, strict=True)])
 
@@ -73,7 +73,7 @@ class Toy:
                 memory = self.context.memory(fields["memory"]).view(torch.float32)
                 memory[rank] = torch.tensor(fields["value"], device=device) + rank
                 return {"pinned": memory.is_pinned() if device.type == "cuda" else None}
-            case "work":                                # collectives and arithmetic in turns
+            case "work":  # collectives and arithmetic in turns
                 x = torch.ones(fields["size"], device=device)
                 for _ in range(fields["times"]):
                     x = self.all.all_reduce(x) / self.context.ranks
@@ -83,12 +83,12 @@ class Toy:
                 fail(fields["how"])
             case "fail" if fields.get("others") == "meet":
                 self.all.all_reduce(torch.zeros(4))
-            case "apart":                               # one computes, one is stopped, the others are in a collective
-                os.write(2, f"rank {rank} is apart\n".encode())      # in one piece, among four who write
+            case "apart":  # one computes, one is stopped, the others are in a collective
+                os.write(2, f"rank {rank} is apart\n".encode())  # in one piece, among four who write
                 if how := {1: "compute", 2: "stop"}.get(rank):
                     fail(how)
                 self.all.all_reduce(torch.zeros(4))
-            case "children":                            # that outlive us, if nobody cares for them
+            case "children":  # that outlive us, if nobody cares for them
                 child = subprocess.Popen(["sleep", str(FOREVER_S)])
                 return {"pid": child.pid}
             case "raise" if mine:

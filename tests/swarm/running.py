@@ -31,9 +31,23 @@ class Running:
         inside = ("ip", "netns", "exec", namespace) if namespace else ()
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*inside, sys.executable, "-m", "swarmnet", *words, "--dir", str(directory), "--host", host,
-                 "--events", str(directory / "events.jsonl")],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=directory,
+                [
+                    *inside,
+                    sys.executable,
+                    "-m",
+                    "swarmnet",
+                    *words,
+                    "--dir",
+                    str(directory),
+                    "--host",
+                    host,
+                    "--events",
+                    str(directory / "events.jsonl"),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=directory,
                 env=child_environment(os.environ) | {"PYTHONPATH": str(Path(__file__).parents[2])},
             )
 

@@ -24,7 +24,10 @@ def run(tmp_path: Path, *arguments: str) -> dict[str, list[dict[str, float]]]:
     result = tmp_path / "averaging.json"
     done = subprocess.run(
         [sys.executable, str(BENCHMARK), "--no-hivemind", "--json", str(result), *arguments],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return dict(json.loads(result.read_text()))
@@ -37,21 +40,27 @@ def test_rounds_are_right_and_send_no_more_than_they_must(tmp_path: Path) -> Non
     assert all(row["bytes_vs_bound"] <= row["bytes_vs_bound_most"] for row in rows)
 
 
-@pytest.mark.parametrize(("arguments", "line"), [
-    ("--codec foo", "argument --codec: foo: codecs are fp32, bf16, fp16, int8, int64"),
-    ("--codec fp32,", "argument --codec: fp32,: codecs are"),
-    ("--peers 1", "argument --peers: 1: write how many peers average, 2 to 64, with commas"),
-    ("--peers 2,x", "argument --peers: 2,x: write how many peers"),
-    ("--parameters 10G", "argument --parameters: 10G: write numbers with commas, such as 250k,10M"),
-    ("--parameters 0", "argument --parameters: 0: vectors have 1000 to 1000000000 parameters"),
-    ("--links 2", "argument --links: 2: write PEERSxMBIT with commas"),
-    ("--links 1x10", "argument --links: 1x10: write how many peers"),
-    ("--uneven 4x0", "argument --uneven: 4x0: write PEERSxRATIO with commas, such as 4x5"),
-    ("--uneven 4x5,", "argument --uneven: 4x5,: write PEERSxRATIO"),
-    ("--turns 0", "argument --turns: 0: must be a whole number above 0"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("--codec foo", "argument --codec: foo: codecs are fp32, bf16, fp16, int8, int64"),
+        ("--codec fp32,", "argument --codec: fp32,: codecs are"),
+        ("--peers 1", "argument --peers: 1: write how many peers average, 2 to 64, with commas"),
+        ("--peers 2,x", "argument --peers: 2,x: write how many peers"),
+        ("--parameters 10G", "argument --parameters: 10G: write numbers with commas, such as 250k,10M"),
+        ("--parameters 0", "argument --parameters: 0: vectors have 1000 to 1000000000 parameters"),
+        ("--links 2", "argument --links: 2: write PEERSxMBIT with commas"),
+        ("--links 1x10", "argument --links: 1x10: write how many peers"),
+        ("--uneven 4x0", "argument --uneven: 4x0: write PEERSxRATIO with commas, such as 4x5"),
+        ("--uneven 4x5,", "argument --uneven: 4x5,: write PEERSxRATIO"),
+        ("--turns 0", "argument --turns: 0: must be a whole number above 0"),
+    ],
+)
 def test_bad_input_is_one_line_and_exit_code_2(
-    benchmark: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: str,
+    benchmark: ModuleType,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: str,
     line: str,
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["averaging.py", *arguments.split()])

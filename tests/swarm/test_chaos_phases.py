@@ -32,12 +32,19 @@ STAGES, REPLICAS = 3, 3
 KINDS = ("kill", "stop", "join")
 PHASES = ("forward", "backward", "averaging", "apply", "snapshot", "fetch")
 SETTINGS = (
-    "training.sequence_length=32", "training.microbatch_size=2", "training.microbatches=6", "training.eval_every=0",
-    "model.hidden_size=64", "model.intermediate_size=128", "model.head_dim=16", "protocol.heartbeat_s=0.3",
-    "protocol.suspect_s=1.0", "protocol.long_silence_s=4.0",
+    "training.sequence_length=32",
+    "training.microbatch_size=2",
+    "training.microbatches=6",
+    "training.eval_every=0",
+    "model.hidden_size=64",
+    "model.intermediate_size=128",
+    "model.head_dim=16",
+    "protocol.heartbeat_s=0.3",
+    "protocol.suspect_s=1.0",
+    "protocol.long_silence_s=4.0",
 )
-SCHEDULE_STEPS = 9                            # one strike every three steps
-TAIL_STEPS = 12                               # on a slow machine strikes come late, and processes back later
+SCHEDULE_STEPS = 9  # one strike every three steps
+TAIL_STEPS = 12  # on a slow machine strikes come late, and processes back later
 
 
 def row(seed: int) -> list[tuple[str, str]]:
@@ -55,7 +62,7 @@ def schedule(seed: int, first: int) -> list[tuple[str, dict[str, object]]]:
     entries: list[tuple[str, dict[str, object]]] = []
     turn = rng.randrange(STAGES)
     for number, (kind, phase) in enumerate(strikes):
-        step, stage = first + 3 * number, (turn + number) % STAGES      # its stage has recovered from the one before
+        step, stage = first + 3 * number, (turn + number) % STAGES  # its stage has recovered from the one before
         if phase in ("snapshot", "fetch"):
             entries.append(("kill", {"stage": stage, "step": step, "back_s": 0.2}))
         entry = {"stage": stage, "step": step, "phase": phase, "moment": rng.choice(("begin", "end"))}
@@ -108,9 +115,26 @@ def run_swarm(directory: Path, *, numerics: str, seeds: list[int]) -> Swarm:
     directory.mkdir(parents=True)
     entries, steps = plan(numerics, seeds)
     write_chaos(directory / "chaos.toml", seeds[0], entries)
-    argv = [sys.executable, "-m", "swarmnet", "local", "--stages", str(STAGES), "--replicas", str(REPLICAS), "--steps",
-            str(steps), "--data", "corpus:small", "--numerics", numerics, "--out", str(directory / "out"),
-            "--chaos", str(directory / "chaos.toml")]
+    argv = [
+        sys.executable,
+        "-m",
+        "swarmnet",
+        "local",
+        "--stages",
+        str(STAGES),
+        "--replicas",
+        str(REPLICAS),
+        "--steps",
+        str(steps),
+        "--data",
+        "corpus:small",
+        "--numerics",
+        numerics,
+        "--out",
+        str(directory / "out"),
+        "--chaos",
+        str(directory / "chaos.toml"),
+    ]
     argv += [word for setting in SETTINGS for word in ("--set", setting)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, (directory / "chaos.toml").read_text() + done.stdout + done.stderr
@@ -119,21 +143,30 @@ def run_swarm(directory: Path, *, numerics: str, seeds: list[int]) -> Swarm:
     with (out / "loss.csv").open() as file:
         losses = [float(row["loss"]) for row in csv.DictReader(file)]
     return Swarm(
-        out, manifest, json.loads((out / "summary.json").read_text()), losses,
+        out,
+        manifest,
+        json.loads((out / "summary.json").read_text()),
+        losses,
         [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()],
-        entries, run_oracle(manifest, load_tokens("corpus:small")),
+        entries,
+        run_oracle(manifest, load_tokens("corpus:small")),
     )
 
 
 CI = [("deterministic", [0, 1]), ("fp32", [4, 5])]
 REST = [("deterministic", [2, 3])]
 """What six schedules still have besides `CI`: every kind strikes in two phases more."""
-LONG = [(numerics, [100 + 6 * number + offset for offset in range(6)])
-        for number, numerics in enumerate(("deterministic", "fp32", "deterministic", "fp32", "deterministic"))]
+LONG = [
+    (numerics, [100 + 6 * number + offset for offset in range(6)])
+    for number, numerics in enumerate(("deterministic", "fp32", "deterministic", "fp32", "deterministic"))
+]
 
 
-@pytest.fixture(scope="module", params=[*CI, *(pytest.param(case, marks=pytest.mark.long) for case in (*REST, *LONG))],
-                ids=lambda case: f"{case[0]}-{'-'.join(map(str, case[1]))}")
+@pytest.fixture(
+    scope="module",
+    params=[*CI, *(pytest.param(case, marks=pytest.mark.long) for case in (*REST, *LONG))],
+    ids=lambda case: f"{case[0]}-{'-'.join(map(str, case[1]))}",
+)
 def swarm(request, tmp_path_factory) -> Swarm:
     numerics, seeds = request.param
     return run_swarm(tmp_path_factory.mktemp("chaos") / "run", numerics=numerics, seeds=seeds)

@@ -25,8 +25,14 @@ from swarmnet.manifest.file import load
 
 STEPS, EVERY, KILL_ALL, KILL_LOCAL = 24, 4, 7, 14
 SETTINGS = (
-    "training.sequence_length=32", "training.microbatch_size=2", "training.eval_every=0", "model.hidden_size=64",
-    "model.intermediate_size=128", "model.head_dim=16", "protocol.heartbeat_s=0.2", "protocol.suspect_s=1.0",
+    "training.sequence_length=32",
+    "training.microbatch_size=2",
+    "training.eval_every=0",
+    "model.hidden_size=64",
+    "model.intermediate_size=128",
+    "model.head_dim=16",
+    "protocol.heartbeat_s=0.2",
+    "protocol.suspect_s=1.0",
     "protocol.long_silence_s=4.0",
 )
 
@@ -55,9 +61,27 @@ def out(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("dark") / "out"
     settings = [word for setting in SETTINGS for word in ("--set", setting)]
     first = subprocess.run(
-        local("--stages", "3", "--replicas", "2", "--steps", str(STEPS), "--data", "corpus:small", "--out", str(out),
-              "--checkpoint-every", str(EVERY), "--kill-all", str(KILL_ALL), *settings),
-        capture_output=True, text=True, timeout=280)
+        local(
+            "--stages",
+            "3",
+            "--replicas",
+            "2",
+            "--steps",
+            str(STEPS),
+            "--data",
+            "corpus:small",
+            "--out",
+            str(out),
+            "--checkpoint-every",
+            str(EVERY),
+            "--kill-all",
+            str(KILL_ALL),
+            *settings,
+        ),
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
     assert first.returncode == 0, first.stdout + first.stderr
     assert f"swarmnet local --resume --out {out}" in first.stdout
     assert [step for step, _ in rows(out)][-1] in (KILL_ALL - 1, KILL_ALL)
@@ -65,13 +89,14 @@ def out(tmp_path_factory) -> Path:
 
     with subprocess.Popen(local("--resume", "--out", str(out)), stdout=subprocess.DEVNULL) as second:
         deadline = time.monotonic() + 280
-        while max(versions(out)) < KILL_LOCAL:                  # a poll of files: there is no event to wait for
+        while max(versions(out)) < KILL_LOCAL:  # a poll of files: there is no event to wait for
             assert second.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         os.kill(second.pid, signal.SIGKILL)
 
     third = subprocess.run(
-        local("--resume", "--out", str(out), "--oracle"), capture_output=True, text=True, timeout=280)
+        local("--resume", "--out", str(out), "--oracle"), capture_output=True, text=True, timeout=280
+    )
     assert third.returncode == 0, third.stdout + third.stderr
     return out
 
@@ -101,7 +126,7 @@ def test_what_was_done_again_was_done_from_the_newest_common_checkpoint(out: Pat
     for start in began[1:]:
         synced = [event for event in events[start:] if event["event"] == "synced"][:6]
         assert {event["stage"] for event in synced} >= {0, 1, 2}
-        assert all(event["version"] > 0 for event in synced)    # nobody began anew from the seed
+        assert all(event["version"] > 0 for event in synced)  # nobody began anew from the seed
 
 
 def test_identities_are_kept(out: Path) -> None:

@@ -103,12 +103,18 @@ class Child:
             "sys.exit(run_bootstrap(PeerConfig.model_validate_json(sys.argv[1])))\n"
         )
         config = {
-            "dir": str(directory), "host": "127.0.0.1", "events": str(directory / "events.jsonl"),
-            "bootstrap": bootstrap, "roles": ["bootstrap"],
+            "dir": str(directory),
+            "host": "127.0.0.1",
+            "events": str(directory / "events.jsonl"),
+            "bootstrap": bootstrap,
+            "roles": ["bootstrap"],
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-c", program, json.dumps(config)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            [sys.executable, "-c", program, json.dumps(config)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
 
     async def maddrs(self) -> tuple[str, ...]:
@@ -159,7 +165,7 @@ def test_what_is_published_is_read_by_all() -> None:
             for number, (who, directory) in enumerate(peers):
                 await directory.publish(record(who, number % STAGES, trainer=number == 3, loss=(number, 2.5)))
             trainer, its_directory = peers[3]
-            await its_directory.publish(record(trainer, trainer=True, incarnation=7))      # left its stage
+            await its_directory.publish(record(trainer, trainer=True, incarnation=7))  # left its stage
             for _, directory in peers:
                 assert await peers_seen(directory) == {who.peer for who, _ in peers}
                 mine = {found.peer: found for found in await directory.records()}
@@ -193,7 +199,7 @@ def test_a_record_is_renewed_while_its_peer_runs_and_expires_after() -> None:
             started = time.monotonic()
             async with running(writer):
                 await writer.publish(record(who, 1))
-                while time.monotonic() < started + 2.5:                          # well beyond one life
+                while time.monotonic() < started + 2.5:  # well beyond one life
                     assert await peers_seen(reader) == {who.peer}
                     await asyncio.sleep(0.1)
 
@@ -256,9 +262,9 @@ def test_nothing_forged_is_stored_and_an_evil_node_cannot_spoil_a_read() -> None
             answer = await protocol.call_store(
                 target, [DHTID.generate(source=key)], [genuine], [soon_ms / 1000], [mallory.peer]
             )
-            assert answer == [True]                          # the same road is open to what is genuine
+            assert answer == [True]  # the same road is open to what is genuine
 
-            for name, (at, subkey, value, expiry) in attempts.items():      # now it serves them itself
+            for name, (at, subkey, value, expiry) in attempts.items():  # now it serves them itself
                 if expiry != float("inf") and subkey is not None:
                     protocol.storage.store_subkey(DHTID.generate(source=at), f"{subkey}{name}", value, expiry)
             poison = DictionaryDHTValue()
@@ -287,13 +293,17 @@ def test_who_stores_more_than_its_allowance_is_refused_and_nobody_else() -> None
             key, soon_ms = dht_key(RUN, 0), int(time.time() * 1000) + 60_000
             strangers = [Identity.generate() for _ in range(1200)]
             entries = [
-                (DHTID.generate(source=key), seal(Announcement(record(who, 0), 0, soon_ms, STAGES), who.sign),
-                 soon_ms / 1000, who.peer)
+                (
+                    DHTID.generate(source=key),
+                    seal(Announcement(record(who, 0), 0, soon_ms, STAGES), who.sign),
+                    soon_ms / 1000,
+                    who.peer,
+                )
                 for who in strangers
             ]
             kept, protocol = 0, evil._dht.protocol
             for begin in range(0, len(entries), 100):
-                columns = map(list, zip(*entries[begin:begin + 100], strict=True))
+                columns = map(list, zip(*entries[begin : begin + 100], strict=True))
                 kept += sum(map(bool, await protocol.call_store(PeerID.from_base58(victim.peer), *columns) or ()))
             assert 300 <= kept <= 800, "what comes at once, and a second's worth each second"
             await friends.publish(record(friend, 1))
@@ -358,14 +368,14 @@ def test_a_peer_that_lost_everybody_finds_the_swarm_again(tmp_path: Path) -> Non
 
                 await until(alone)
                 port = int(there.maddrs[0].split("/")[4])
-                _, back = await nodes.start(other, bootstrap=(), port=port)      # knows nobody itself
+                _, back = await nodes.start(other, bootstrap=(), port=port)  # knows nobody itself
 
                 async def together() -> bool:
                     return here.peer in back.neighbours and me.peer in await peers_seen(back)
 
                 await until(together)
             await here.close()
-            _, again = await nodes.start(me, bootstrap=(), state_dir=state)     # a restart without being told
+            _, again = await nodes.start(me, bootstrap=(), state_dir=state)  # a restart without being told
             assert again.neighbours == {other.peer}
 
     asyncio.run(story())
@@ -384,12 +394,12 @@ def test_a_silent_neighbour_does_not_stall_reads(tmp_path: Path) -> None:
                 os.kill(daemon, signal.SIGSTOP)
                 started = time.monotonic()
                 assert await peers_seen(second) == {one.peer}
-                assert time.monotonic() - started < READ_DEADLINE_S + 2.0       # slack for a busy machine
+                assert time.monotonic() - started < READ_DEADLINE_S + 2.0  # slack for a busy machine
                 await second.publish(record(two, 1))
                 assert await peers_seen(first) == {one.peer, two.peer}
             os.kill(daemon, signal.SIGCONT)
             silent.process.send_signal(signal.SIGCONT)
-            silent.process.terminate()                   # asked to leave, it goes, and has said no word too many
+            silent.process.terminate()  # asked to leave, it goes, and has said no word too many
             out, _ = silent.process.communicate()
             assert silent.process.returncode == 0 and out.splitlines() == list(maddrs) and gone(daemon)
 

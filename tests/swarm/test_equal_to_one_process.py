@@ -20,10 +20,16 @@ from swarmnet.manifest.file import load
 from swarmnet.manifest.schema import Manifest
 
 STAGES, REPLICAS = 3, 2
-KILLS = ("0@3", "1@8", "2@13")      # first, middle and last stage
+KILLS = ("0@3", "1@8", "2@13")  # first, middle and last stage
 
-SMALL = ("training.sequence_length=32", "training.microbatch_size=2", "model.hidden_size=64",
-         "model.intermediate_size=128", "model.head_dim=16", "training.eval_every=10")
+SMALL = (
+    "training.sequence_length=32",
+    "training.microbatch_size=2",
+    "model.hidden_size=64",
+    "model.intermediate_size=128",
+    "model.head_dim=16",
+    "training.eval_every=10",
+)
 
 OVERLAP = ("averaging.sync=overlap", "averaging.overlap_after=6", "optimizer.lead=2.5")
 """Steps overlap after the first kill and before the second."""
@@ -42,8 +48,24 @@ class Finished:
 
 
 def run_local(directory: Path, *, numerics: str, kills: tuple[str, ...], settings: tuple[str, ...] = ()) -> Finished:
-    argv = [sys.executable, "-m", "swarmnet", "local", "--stages", str(STAGES), "--replicas", str(REPLICAS),
-            "--steps", "20", "--data", "corpus:small", "--numerics", numerics, "--out", str(directory)]
+    argv = [
+        sys.executable,
+        "-m",
+        "swarmnet",
+        "local",
+        "--stages",
+        str(STAGES),
+        "--replicas",
+        str(REPLICAS),
+        "--steps",
+        "20",
+        "--data",
+        "corpus:small",
+        "--numerics",
+        numerics,
+        "--out",
+        str(directory),
+    ]
     argv += [word for setting in (*SMALL, *settings) for word in ("--set", setting)]
     argv += [word for kill in kills for word in ("--kill", kill)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=800)
@@ -60,12 +82,18 @@ def run_local(directory: Path, *, numerics: str, kills: tuple[str, ...], setting
     )
 
 
-@pytest.fixture(scope="module", params=[
-    ("deterministic", KILLS, ()), ("fp32", KILLS, ()), ("deterministic", KILLS, OVERLAP),
-    pytest.param(("deterministic", (), ()), marks=pytest.mark.long),      # undisturbed: less is asked of them
-    pytest.param(("fp32", (), ()), marks=pytest.mark.long),
-    pytest.param(("fp32", KILLS, OVERLAP), marks=pytest.mark.long),
-], ids=["deterministic-killed", "fp32-killed", "overlap-killed", "deterministic", "fp32", "fp32-overlap-killed"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("deterministic", KILLS, ()),
+        ("fp32", KILLS, ()),
+        ("deterministic", KILLS, OVERLAP),
+        pytest.param(("deterministic", (), ()), marks=pytest.mark.long),  # undisturbed: less is asked of them
+        pytest.param(("fp32", (), ()), marks=pytest.mark.long),
+        pytest.param(("fp32", KILLS, OVERLAP), marks=pytest.mark.long),
+    ],
+    ids=["deterministic-killed", "fp32-killed", "overlap-killed", "deterministic", "fp32", "fp32-overlap-killed"],
+)
 def finished(request, tmp_path_factory) -> Finished:
     numerics, kills, settings = request.param
     return run_local(tmp_path_factory.mktemp("swarm") / "out", numerics=numerics, kills=kills, settings=settings)
@@ -75,7 +103,7 @@ def test_the_curve_is_one_process_s_curve(finished: Finished) -> None:
     tokens = load_tokens("corpus:small")
     oracle = run_oracle(finished.manifest, tokens)
     assert len(finished.losses) == 20 == len(oracle.losses)
-    assert finished.losses[-1] < finished.losses[0] - 0.3            # it learns
+    assert finished.losses[-1] < finished.losses[0] - 0.3  # it learns
     if finished.manifest.numerics.mode == "deterministic":
         assert finished.losses == oracle.losses
     else:

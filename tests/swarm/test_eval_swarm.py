@@ -31,14 +31,36 @@ def test_the_swarm_scores_what_its_trainer_and_its_checkpoints_do_and_a_killed_r
     tmp_path: Path, processes: list[Running], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run([
-        "init", "run.toml", "--data", "corpus:small", "--stages", "2", "--steps", str(STEPS),
-        *(word for setting in (
-            "model.num_layers=2", "model.hidden_size=32", "model.intermediate_size=48", "model.num_heads=2",
-            "model.num_kv_heads=1", "model.head_dim=16", "training.sequence_length=16", "training.microbatch_size=2",
-            "training.microbatches=4",
-        ) for word in ("--set", setting)),
-    ]) == 0
+    assert (
+        run(
+            [
+                "init",
+                "run.toml",
+                "--data",
+                "corpus:small",
+                "--stages",
+                "2",
+                "--steps",
+                str(STEPS),
+                *(
+                    word
+                    for setting in (
+                        "model.num_layers=2",
+                        "model.hidden_size=32",
+                        "model.intermediate_size=48",
+                        "model.num_heads=2",
+                        "model.num_kv_heads=1",
+                        "model.head_dim=16",
+                        "training.sequence_length=16",
+                        "training.microbatch_size=2",
+                        "training.microbatches=4",
+                    )
+                    for word in ("--set", setting)
+                ),
+            ]
+        )
+        == 0
+    )
 
     def start(name: str, *words: str) -> Running:
         processes.append(Running(tmp_path / name, *words))
@@ -67,7 +89,8 @@ def test_the_swarm_scores_what_its_trainer_and_its_checkpoints_do_and_a_killed_r
     assert (through["tokens"], through["versions"]) == (measured["num_tokens"], {str(STEPS): measured["num_tokens"]})
     assert not through["partial"] and through["microbatches"] == 2 < through["of_microbatches"]
     assert evaluated("run.toml", "--dir", "first", "--microbatches", "2")["loss"] == pytest.approx(
-        through["loss"], abs=1e-6)
+        through["loss"], abs=1e-6
+    )
 
     Path("text.txt").write_text("Another text, which nobody has trained on.\n" * 40)
     so_far = Scores.so_far
@@ -82,7 +105,7 @@ def test_the_swarm_scores_what_its_trainer_and_its_checkpoints_do_and_a_killed_r
     try:
         assert run(["eval", "run.toml", "--bootstrap", address, "--data", "text.txt", "--json"]) == 130
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)         # the first Ctrl+C leaves the system's own
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # the first Ctrl+C leaves the system's own
     partial = json.loads(capsys.readouterr().out)
     assert partial["partial"] and 3 <= partial["microbatches"] < partial["of_microbatches"]
     assert partial["loss"] > 0.0

@@ -120,7 +120,7 @@ def test_a_liar_is_named_and_another_asked(tmp_path: Path, monkeypatch: pytest.M
 
 def test_newcomers_at_once_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two replicas of two stages and none of the last: five newcomers who see each other make it three each."""
-    monkeypatch.setattr(joining, "SETTLE_S", 4.0)        # until the last of five has started its node
+    monkeypatch.setattr(joining, "SETTLE_S", 4.0)  # until the last of five has started its node
 
     async def story() -> None:
         async with peers(tmp_path, 0, 0, 1, 1) as found:
@@ -166,18 +166,16 @@ def test_a_link_that_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             ):
                 with pytest.raises(UsageError, match=words):
                     await find_place(newcomer(tmp_path / "me"), wanted, lambda name, text: None)
-            (tmp_path / "me" / f"run-{RUN[:12]}.toml").write_text(HONEST)      # it has been in the run before
+            (tmp_path / "me" / f"run-{RUN[:12]}.toml").write_text(HONEST)  # it has been in the run before
             with pytest.raises(UsageError, match="be the first one back with `swarmnet peer --manifest"):
                 await find_place(newcomer(tmp_path / "me"), wanted, lambda name, text: None)
 
     asyncio.run(story())
 
 
-def test_a_dead_address_is_named_where_remembered_peers_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_address_is_named_where_remembered_peers_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its --dir was in a run that is up: its peers answer, of another run they know nothing."""
-    monkeypatch.setattr(joining, "LOOK_S", 3.0)          # longer than one look takes at most
+    monkeypatch.setattr(joining, "LOOK_S", 3.0)  # longer than one look takes at most
     monkeypatch.setattr(joining, "SILENT_S", 0.2)
 
     async def story() -> None:
@@ -187,14 +185,16 @@ def test_a_dead_address_is_named_where_remembered_peers_answer(
             told: list[tuple[str, str]] = []
             for wanted in (SwarmLink("cd" * 6, dead), SwarmLink("cd" * 32, dead)):
                 told.clear()
-                with pytest.raises(UsageError, match=f"(?s)cdcdcdcdcdcd.*nobody answers at {dead}; peers that were met "
-                                                     "before.*ask for a link"):
+                with pytest.raises(
+                    UsageError,
+                    match=f"(?s)cdcdcdcdcdcd.*nobody answers at {dead}; peers that were met before.*ask for a link",
+                ):
                     await find_place(newcomer(tmp_path / "me"), wanted, lambda *words: told.append(words))
                 assert [name for name, _ in told][:4] == ["identity", "asking", "asking", "swarm"]
                 assert told[2][1].startswith(f"nobody answers at {dead}; peers that were met before, in this run or")
                 assert told[3][1].startswith("nobody announces the run so far; looking for ")
             place = await find_place(newcomer(tmp_path / "me"), SwarmLink(RUN[:12], dead), lambda *words: None)
-            assert place.manifest == MANIFEST                  # into the run that it remembers it finds its way
+            assert place.manifest == MANIFEST  # into the run that it remembers it finds its way
 
     asyncio.run(story())
 
@@ -207,7 +207,7 @@ def test_a_manifest_file_is_an_invitation_too(tmp_path: Path, monkeypatch: pytes
             config = newcomer(tmp_path / "me", *found[0].directory.maddrs)
             place = await find_place(config, MANIFEST, lambda name, text: None)
             assert place.config.stages == (2,) and place.manifest == MANIFEST
-            other = override(MANIFEST, ["cut.stages=1"])         # nobody is in that run yet: whoever comes first begins
+            other = override(MANIFEST, ["cut.stages=1"])  # nobody is in that run yet: whoever comes first begins
             place = await find_place(config, other, lambda name, text: None)
             assert place.config.stages == (0,) and place.manifest == other
 

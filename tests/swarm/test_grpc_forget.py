@@ -34,7 +34,7 @@ def test_strangers_are_forgotten_with_what_waited_for_them() -> None:
             a.tell(b.peer, execute(1, a.peer))
             await heard.told.get()
             with_b = kept(a)
-            del book[b.peer]                                 # its record expired; the link stands
+            del book[b.peer]  # its record expired; the link stands
             strangers = [Identity.generate().peer for _ in range(20)]
             for stranger in strangers:
                 for index in range(5):
@@ -46,7 +46,7 @@ def test_strangers_are_forgotten_with_what_waited_for_them() -> None:
             a.tell(b.peer, execute(2, a.peer))
             assert (await heard.told.get())[1].index == 2, "over the link it had"
             assert kept(a) == with_b and with_b != before
-            await b.close()                                  # gone for good
+            await b.close()  # gone for good
             while kept(a) != before:
                 await asyncio.sleep(0.02)
 
@@ -60,7 +60,7 @@ def test_a_peer_that_comes_back_is_reached_again() -> None:
         b, heard = make_transport(book)
         async with asyncio.timeout(LIMIT_S), a, b:
             before = kept(a)
-            a.tell(b.peer, execute(1, a.peer))               # not known yet
+            a.tell(b.peer, execute(1, a.peer))  # not known yet
             while kept(a) != before:
                 await asyncio.sleep(0.02)
             book[b.peer] = b.addresses

@@ -47,7 +47,7 @@ def test_who_sends_too_much_waits_alone(caplog: pytest.LogCaptureFixture) -> Non
                     await link.write(write_control(execute(number, honest.peer)))
             heard = [await service.told.get() for _ in range(BURST)]
             assert {caller for caller, _ in heard} != {honest.peer}
-            few = BURST // 2                  # a ping goes with them, and counts
+            few = BURST // 2  # a ping goes with them, and counts
             for number in range(few):
                 honest.tell(victim.peer, execute(number, honest.peer))
             heard = [await service.told.get() for _ in range(few)]
@@ -70,7 +70,7 @@ def test_a_caller_has_so_many_links_and_no_more() -> None:
             assert isinstance(read_answer(await one_too_many.read())[0], Busy)
             links[0].cancel()
             while isinstance(read_answer(await channel.stream_stream(LINK)(timeout=15).read())[0], Busy):
-                pass                                            # until the victim has noticed
+                pass  # until the victim has noticed
 
     with_victim(scenario, config=GrpcConfig(links=2))
 
@@ -121,7 +121,7 @@ def test_a_caller_has_so_many_open_calls_and_no_more() -> None:
             assert await first(other) == Accepted()
             await calls[0].aclose()
             while isinstance(await first(a), Busy):
-                pass                                            # until b has noticed
+                pass  # until b has noticed
             for call in calls:
                 await call.aclose()
 
@@ -215,13 +215,25 @@ def test_a_peer_that_answered_cannot_send_us_elsewhere_unasked(monkeypatch: pyte
 
 def test_silent_connections_keep_no_caller_out(tmp_path: Path) -> None:
     """Three hundred of them, and the peer may have 256 descriptors in all."""
+
     async def main() -> None:
         book: dict[PeerId, tuple[str, ...]] = {}
         a, _ = make_transport(book)
         child = await asyncio.create_subprocess_exec(
-            "/bin/sh", "-c", 'ulimit -n 256; exec "$@"', "sh", sys.executable,
-            str(Path(__file__).with_name("grpc_child.py")), RUN, str(tmp_path / "key"), "0", "10.0", "2.5",
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2],
+            "/bin/sh",
+            "-c",
+            'ulimit -n 256; exec "$@"',
+            "sh",
+            sys.executable,
+            str(Path(__file__).with_name("grpc_child.py")),
+            RUN,
+            str(tmp_path / "key"),
+            "0",
+            "10.0",
+            "2.5",
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         )
         try:
@@ -233,7 +245,7 @@ def test_silent_connections_keep_no_caller_out(tmp_path: Path) -> None:
             while b"descriptors_run_out" not in (said := await child.stderr.readline()):
                 assert said, "it says so in words"
             while not await reached(a, PeerId(peer)):
-                pass                                            # they are closed after 2.5 s; it looks every second
+                pass  # they are closed after 2.5 s; it looks every second
             for connection in silent:
                 connection.close()
         finally:

@@ -67,8 +67,12 @@ def make_transport(
     identity = identity or Identity.generate()
     service = ScriptedService()
     transport = GrpcTransport(
-        identity, run, admission=open_authority().admit(identity.peer),
-        addresses=lambda peer: book.get(peer, ()), service=service, **options,
+        identity,
+        run,
+        admission=open_authority().admit(identity.peer),
+        addresses=lambda peer: book.get(peer, ()),
+        service=service,
+        **options,
     )
     return transport, service
 
@@ -162,7 +166,7 @@ def test_either_end_refuses() -> None:
     hello = dataclasses.replace(hello, run=RUN)
     assert GREETER.judge(hello, ALICE, sent=time.time()) is None
     late = dataclasses.replace(hello, clock=time.time() - 70)
-    assert GREETER.judge(late, ALICE, sent=time.time() - 20) is None           # 20 s of it may have been the journey
+    assert GREETER.judge(late, ALICE, sent=time.time() - 20) is None  # 20 s of it may have been the journey
     assert GREETER.judge(late, ALICE) is not None
 
 
@@ -340,7 +344,15 @@ BIG = 1 << 40
         ((write_request(PROCESS, (TensorHeader("uint8", (4,), 4),)), b"123"), RejectCode.MALFORMED),
     ],
     ids=[
-        "junk", "empty", "other-method", "huge", "oversize", "microbatch", "length", "codec", "long-chunk",
+        "junk",
+        "empty",
+        "other-method",
+        "huge",
+        "oversize",
+        "microbatch",
+        "length",
+        "codec",
+        "long-chunk",
         "short-chunk",
     ],
 )
@@ -405,7 +417,7 @@ def test_a_caller_that_ends_its_upload_early_is_gone() -> None:
             stream = channel.stream_stream(METHODS[Process])(timeout=5)
             await stream.write(write_request(PROCESS, (TensorHeader("uint8", (2 * CHUNK_BYTES,), 2 * CHUNK_BYTES),)))
             await stream.write(bytes(CHUNK_BYTES))
-            await stream.done_writing()                      # what a dying caller looks like
+            await stream.done_writing()  # what a dying caller looks like
             assert isinstance(await outcome.get(), PeerGone)
 
     with_victim(scenario)
@@ -458,7 +470,7 @@ def test_who_calls_but_cannot_be_called_is_heard_and_not_reached() -> None:
         book: dict[PeerId, tuple[str, ...]] = {}
         a, service_a = make_transport(book, config=GrpcConfig(stall_s=0.3))
         b, service_b = make_transport(book)
-        silence = await asyncio.start_server(_say_nothing, "127.0.0.1", 0)      # as a firewall: no answer, no refusal
+        silence = await asyncio.start_server(_say_nothing, "127.0.0.1", 0)  # as a firewall: no answer, no refusal
         port = silence.sockets[0].getsockname()[1]
         async with asyncio.timeout(LIMIT_S), a, b, silence:
             book |= {a.peer: a.addresses, b.peer: (str(Address.of("127.0.0.1", port)),)}
@@ -534,7 +546,7 @@ def test_bad_answers_are_bad_messages() -> None:
 def test_a_slow_service_is_not_a_stalled_peer() -> None:
     async def slow(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
         yield Accepted()
-        await asyncio.sleep(1.0)                             # more than three stalls long
+        await asyncio.sleep(1.0)  # more than three stalls long
         yield Gradient(0.0, (await payload())[0].num_bytes)
 
     async def scenario(pair: Pair) -> None:
@@ -569,8 +581,13 @@ def test_impostors_and_outsiders_do_not_get_in() -> None:
         alices_pass = open_authority().admit(alice.peer).intermediate
         session = leaf._session
         forged = _certificate(
-            subject=tls.TLS_NAME, subject_key=session.public_key(), issuer=alice.peer, key=mallory.key,
-            is_ca=False, valid=valid, dns_name=tls.TLS_NAME,
+            subject=tls.TLS_NAME,
+            subject_key=session.public_key(),
+            issuer=alice.peer,
+            key=mallory.key,
+            is_ca=False,
+            valid=valid,
+            dns_name=tls.TLS_NAME,
         )
         outsider_authority = Authority("somebody else", session)
         outsider = Leaf(mallory, outsider_authority.admit(mallory.peer))
@@ -581,7 +598,8 @@ def test_impostors_and_outsiders_do_not_get_in() -> None:
         assert await refused(expired.key, expired.chain), "an expired leaf"
         async with grpc.aio.secure_channel(
             Address.parse(victim.addresses[0]).target,
-            grpc.ssl_channel_credentials(trust_anchor(victim.peer)), options=CHANNEL_OPTIONS,
+            grpc.ssl_channel_credentials(trust_anchor(victim.peer)),
+            options=CHANNEL_OPTIONS,
         ) as anonymous:
             with pytest.raises(grpc.aio.AioRpcError):
                 await say_hello(anonymous)
@@ -600,9 +618,9 @@ def test_a_stuffed_chain_names_the_attacker_or_nobody() -> None:
         service.answering = who
         alice, mallory = Identity.generate(), Identity.generate()
         leaf = hostile(mallory)
-        own_leaf, own_pass = (part + b"-----END CERTIFICATE-----\n" for part in leaf.chain.split(
-            b"-----END CERTIFICATE-----\n"
-        )[:2])
+        own_leaf, own_pass = (
+            part + b"-----END CERTIFICATE-----\n" for part in leaf.chain.split(b"-----END CERTIFICATE-----\n")[:2]
+        )
         alices_pass = open_authority().admit(alice.peer).intermediate
         async with raw_channel(victim, leaf.key, own_leaf + alices_pass + own_pass) as channel:
             await say_hello(channel)
@@ -614,8 +632,13 @@ def test_a_stuffed_chain_names_the_attacker_or_nobody() -> None:
             subject=tls.TLS_NAME, subject_key=leaf._session.public_key(), dns_name=tls.TLS_NAME, **as_alice
         )
         evil_pass = _certificate(
-            subject=alice.peer, subject_key=mallory.key.public_key(), issuer=open_authority()._name,
-            key=open_authority()._key, is_ca=True, valid=valid, path_length=0,
+            subject=alice.peer,
+            subject_key=mallory.key.public_key(),
+            issuer=open_authority()._name,
+            key=open_authority()._key,
+            is_ca=True,
+            valid=valid,
+            path_length=0,
         )
         async with raw_channel(victim, leaf.key, evil_leaf + evil_pass + alices_pass) as channel:
             answer = await first_answer(channel, write_request(FETCH), method=METHODS[type(FETCH)])
@@ -649,8 +672,14 @@ def test_another_peer_at_the_address_is_not_talked_to() -> None:
 async def child(tmp_path: Path, *, port: int = 0, stall_s: float = 10.0) -> AsyncIterator[tuple]:
     """A peer in its own process: (process, peer id, addresses)."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(Path(__file__).with_name("grpc_child.py")), RUN, str(tmp_path / "key"), str(port),
-        str(stall_s), stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2],
+        sys.executable,
+        str(Path(__file__).with_name("grpc_child.py")),
+        RUN,
+        str(tmp_path / "key"),
+        str(port),
+        str(stall_s),
+        stdout=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     try:

@@ -68,7 +68,7 @@ OPEN_AT_ONCE = 64
 class Victim:
     """A live peer: its process, and how it is reached."""
 
-    process: Running | None          # None in the process that attacks
+    process: Running | None  # None in the process that attacks
     manifest: Manifest
     run: RunId
     peer: PeerId
@@ -117,8 +117,14 @@ def victim(folder: Path) -> Iterator[Victim]:
         listening = process.says("listening")
         process.says("synced", stage=0)
         read = load(manifest)
-        yield Victim(process, read, run_id(read), PeerId(listening["peer"]), tuple(listening["addresses"]),
-                     tuple(listening["dht"]))
+        yield Victim(
+            process,
+            read,
+            run_id(read),
+            PeerId(listening["peer"]),
+            tuple(listening["addresses"]),
+            tuple(listening["dht"]),
+        )
 
 
 class Nobody:
@@ -141,8 +147,11 @@ async def transport_to(of: Victim) -> AsyncIterator[GrpcTransport]:
     """An honest caller's line to the victim."""
     identity = Identity.generate()
     async with GrpcTransport(
-        identity, of.run, admission=open_authority().admit(identity.peer),
-        addresses=lambda peer: of.addresses if peer == of.peer else (), service=Nobody(),
+        identity,
+        of.run,
+        admission=open_authority().admit(identity.peer),
+        addresses=lambda peer: of.addresses if peer == of.peer else (),
+        service=Nobody(),
     ) as transport:
         yield transport
 
@@ -165,7 +174,8 @@ class Honest:
             evaluates = number % 2
             with contextlib.suppress(SwarmError):
                 wanted = await (
-                    self._last(Process(0, 0, 0, purpose="eval"), self._tokens) if evaluates
+                    self._last(Process(0, 0, 0, purpose="eval"), self._tokens)
+                    if evaluates
                     else self._last(ManifestRequest())
                 )
                 self.answered += isinstance(wanted, Gradient) if evaluates else wanted is not None
@@ -196,8 +206,14 @@ def drawn(strategy: st.SearchStrategy[bytes], number: int) -> list[bytes]:
     """So many examples, the same ones each time."""
     found: list[bytes] = []
 
-    @settings(max_examples=number, phases=[Phase.generate], database=None, derandomize=True, deadline=None,
-              suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=number,
+        phases=[Phase.generate],
+        database=None,
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(strategy)
     def note(data: bytes) -> None:
         found.append(data)
@@ -207,13 +223,12 @@ def drawn(strategy: st.SearchStrategy[bytes], number: int) -> list[bytes]:
 
 
 def corpus(of: Victim, number: int) -> list[tuple[str, bytes]]:
-    """(method, message) of every method in turn: well-formed ones, many of the step that is open; damaged ones; noise.
-    """
+    """(method, message) of every method in turn: well-formed ones, many of the open step; damaged ones; noise."""
     here = Stamp(0, 0, first_chain(of.run, 0))
 
     def placed(message: object) -> object:
         if hasattr(message, "stamp") and message.stamp.step % 2:
-            return replace(message, stamp=here)                                # type: ignore[type-var]
+            return replace(message, stamp=here)  # type: ignore[type-var]
         if isinstance(message, Process) and message.index % 2:
             return replace(message, step=0, stage=0, index=0)
         return message
@@ -265,7 +280,7 @@ class Flood:
                     group.create_task(self._say(channel, method, message, room))
                     due = max(due + 1 / self._rate, loop.time())
                     await asyncio.sleep(due - loop.time())
-                    if method == HELLO:          # what it said last was a bad greeting: be in the run again
+                    if method == HELLO:  # what it said last was a bad greeting: be in the run again
                         group.create_task(self._say(channel, HELLO, greeting, None))
 
     async def _say(
@@ -277,11 +292,11 @@ class Flood:
             else:
                 stream = channel.stream_stream(method)(timeout=2)
                 await stream.write(message)
-                await stream.write(message[::-1])                  # a chunk of what it may have declared
+                await stream.write(message[::-1])  # a chunk of what it may have declared
                 await stream.read()
                 stream.cancel()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            pass                                                   # refused, or ended before all was written
+            pass  # refused, or ended before all was written
         finally:
             if room is not None:
                 room.release()
@@ -317,7 +332,7 @@ async def fill(of: Victim, entries: Sequence[Entry], *, at_once: int = 100) -> i
         assert await evil.join(of.dht)
         protocol, target = evil._dht.protocol, PeerID.from_base58(of.peer)
         for begin in range(0, len(entries), at_once):
-            stored = await protocol.call_store(target, *map(list, zip(*entries[begin:begin + at_once], strict=True)))
+            stored = await protocol.call_store(target, *map(list, zip(*entries[begin : begin + at_once], strict=True)))
             taken += sum(map(bool, stored or ()))
     finally:
         await evil.close()
@@ -382,7 +397,7 @@ def withstand(folder: Path, attack: Attack, *, warm_up: int, quiet_s: float = 3.
                 honest = Honest(target, line)
                 calling = group.create_task(honest.run())
                 with Attack("messages", warm_up).ready(target) as warming:
-                    await warming()                                # what is loaded or cached once is no growth
+                    await warming()  # what is loaded or cached once is no growth
                 before = await honest.rate(asyncio.sleep(quiet_s))
                 resident = target.resident
                 meanwhile = await honest.rate(attacking())

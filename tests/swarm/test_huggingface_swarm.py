@@ -38,13 +38,42 @@ def test_one_peer_has_the_files_and_everybody_trains(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(
-        vocab_size=256, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, tie_word_embeddings=False,
-    )).save_pretrained("hf")
-    assert run(["init", "run.toml", "--from", "hf", "--data", "corpus:small", "--tokenizer", "bytes", "--stages", "2",
-                "--steps", str(STEPS), "--set", "training.sequence_length=16", "--set", "training.eval_every=0",
-                "--set", "protocol.idle_index_s=600"]) == 0          # nothing moves before the trainer comes
+    LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=256,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            tie_word_embeddings=False,
+        )
+    ).save_pretrained("hf")
+    assert (
+        run(
+            [
+                "init",
+                "run.toml",
+                "--from",
+                "hf",
+                "--data",
+                "corpus:small",
+                "--tokenizer",
+                "bytes",
+                "--stages",
+                "2",
+                "--steps",
+                str(STEPS),
+                "--set",
+                "training.sequence_length=16",
+                "--set",
+                "training.eval_every=0",
+                "--set",
+                "protocol.idle_index_s=600",
+            ]
+        )
+        == 0
+    )  # nothing moves before the trainer comes
 
     def start(name: str, *words: str) -> Running:
         processes.append(Running(tmp_path / name, *words))

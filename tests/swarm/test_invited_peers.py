@@ -65,8 +65,11 @@ class Guest:
         self.admissions, self.service, self.asked = doors(), ScriptedService(), 0
         self.service.answering = self._answer
         self.transport = GrpcTransport(
-            self.identity, RUN, admission=open_authority().admit(self.identity.peer),
-            addresses=lambda peer: book.get(peer, ()), service=self.service,
+            self.identity,
+            RUN,
+            admission=open_authority().admit(self.identity.peer),
+            addresses=lambda peer: book.get(peer, ()),
+            service=self.service,
             greeter=Greeter(RUN, "", 60.0, admissions=self.admissions, invitation=lambda: self.text),
         )
 
@@ -120,7 +123,7 @@ def test_a_guest_calls_nobody_who_is_not_admitted() -> None:
 
     async def main() -> None:
         async with pair(shows="") as (guest, stranger):
-            stranger.admissions.owner = None             # it greets everybody
+            stranger.admissions.owner = None  # it greets everybody
             assert not_admitted(await guest.call(stranger), "has shown no invitation") and stranger.asked == 0
 
     asyncio.run(main())
@@ -128,7 +131,7 @@ def test_a_guest_calls_nobody_who_is_not_admitted() -> None:
 
 def test_anothers_pass_admits_nobody() -> None:
     async def main() -> None:
-        stolen = pass_for(Identity.generate()).text      # passes are public: records and greetings show them
+        stolen = pass_for(Identity.generate()).text  # passes are public: records and greetings show them
         async with pair(shows=stolen) as (guest, thief):
             assert not_admitted(await thief.call(guest), "its invitation is made out to") and guest.asked == 0
 
@@ -156,12 +159,18 @@ def record(who: Identity, shows: str) -> Record:
 
 
 @contextlib.asynccontextmanager
-async def node(*others: DhtDirectory, who: Identity | None = None, run: RunId | None = RUN, **options,
-               ) -> AsyncIterator[DhtDirectory]:
+async def node(
+    *others: DhtDirectory, who: Identity | None = None, run: RunId | None = RUN, **options
+) -> AsyncIterator[DhtDirectory]:
     bootstrap = [address for other in others for address in other.maddrs]
     directory = await DhtDirectory.start(
-        who or Identity.generate(), run, num_stages=1, bootstrap=bootstrap,
-        admissions=doors() if run else None, **options)
+        who or Identity.generate(),
+        run,
+        num_stages=1,
+        bootstrap=bootstrap,
+        admissions=doors() if run else None,
+        **options,
+    )
     try:
         yield directory
     finally:
@@ -188,7 +197,8 @@ def test_records_of_the_uninvited_are_not_read_and_not_stored_by_the_runs_own_no
                 key = DHTID.generate(source=dht_key(RUN, 0))
                 stored = [
                     await evil._dht.protocol.call_store(
-                        PeerID.from_base58(directory.peer), [key], [data], [expiry_ms / 1000], [stranger.peer])
+                        PeerID.from_base58(directory.peer), [key], [data], [expiry_ms / 1000], [stranger.peer]
+                    )
                     for directory in (boot, one, two)
                 ]
                 assert stored == [[True], [False], [False]]
@@ -210,12 +220,12 @@ def test_bans_spread_from_peer_to_peer_and_are_remembered(tmp_path: Path) -> Non
             assert one._admissions.bans == newest
             assert not await owner.publish_bans(first), "an old list does not come back"
             async with node(one, state_dir=tmp_path / "two") as two:
-                assert two._admissions.bans == newest    # heard while it joined
+                assert two._admissions.bans == newest  # heard while it joined
         async with node(state_dir=tmp_path / "two") as alone, node(alone, who=banned) as outcast:
             assert alone._admissions.bans == newest and not alone._admissions.admitted(banned.peer, now=time.time())
             await outcast.publish(record(banned, pass_for(banned).text))
             assert await peers_in(alone) == set()
-            await alone._look_for_bans()                 # who remembers tells the DHT again
+            await alone._look_for_bans()  # who remembers tells the DHT again
             await outcast._look_for_bans()
             assert outcast._admissions.bans == newest
 
@@ -233,8 +243,12 @@ def test_only_the_owners_list_is_kept_under_the_runs_key() -> None:
                 own = ban(RUN, mallory.peer, 9, [one.peer], mallory.sign)
                 for bans in (forged, own):
                     answer = await evil._dht.protocol.call_store(
-                        PeerID.from_base58(one.peer), [DHTID.generate(source=bans_key(RUN))], [bans.text.encode()],
-                        [time.time() + 60], [bans.owner])
+                        PeerID.from_base58(one.peer),
+                        [DHTID.generate(source=bans_key(RUN))],
+                        [bans.text.encode()],
+                        [time.time() + 60],
+                        [bans.owner],
+                    )
                     assert answer == [False] and one._admissions.bans is None
             finally:
                 await evil.close()
@@ -247,10 +261,34 @@ def test_only_the_owners_list_is_kept_under_the_runs_key() -> None:
 
 def test_a_local_swarm_by_invitation_trains_as_an_open_one(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    argv = [sys.executable, "-m", "swarmnet", "local", "--admission", "invite", "--stages", "2", "--replicas", "1",
-            "--steps", "3", "--data", "corpus:small", "--oracle", "--out", str(out)]
-    for setting in ("training.sequence_length=16", "training.microbatch_size=1", "model.hidden_size=16",
-                    "model.intermediate_size=32", "model.head_dim=8", "model.num_heads=2", "model.num_layers=2"):
+    argv = [
+        sys.executable,
+        "-m",
+        "swarmnet",
+        "local",
+        "--admission",
+        "invite",
+        "--stages",
+        "2",
+        "--replicas",
+        "1",
+        "--steps",
+        "3",
+        "--data",
+        "corpus:small",
+        "--oracle",
+        "--out",
+        str(out),
+    ]
+    for setting in (
+        "training.sequence_length=16",
+        "training.microbatch_size=1",
+        "model.hidden_size=16",
+        "model.intermediate_size=32",
+        "model.head_dim=8",
+        "model.num_heads=2",
+        "model.num_layers=2",
+    ):
         argv += ["--set", setting]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -288,8 +326,11 @@ async def served(owned: Path) -> AsyncIterator[tuple[Endpoint, Owner]]:
     """A run by invitation with one guest, who serves stage 0."""
     manifest, owner = load(owned), Owner(owned, load(owned))
     config = PeerConfig(
-        dir=owned.parent / "host", host="127.0.0.1", manifest=owned,
-        invitation=owner.invite(None, ["stage"], int(time.time()) + 3600).text)
+        dir=owned.parent / "host",
+        host="127.0.0.1",
+        manifest=owned,
+        invitation=owner.invite(None, ["stage"], int(time.time()) + 3600).text,
+    )
     async with open_endpoint(config, manifest, owner.run, numerics="cpu") as end, end.serve(Gives(to_toml(manifest))):
         status = StageStatus(0, 3, first_chain(owner.run, 0), synced=True, slots=4)
         await end.directory.publish(replace(end.record(), stages=(status,)))

@@ -30,8 +30,15 @@ from swarmnet.net.own_dir import own_identity
 
 STEPS, BEFORE_JOIN = 20, 4
 
-SMALL = ("training.sequence_length=32", "training.microbatch_size=2", "model.hidden_size=64", "training.eval_every=0",
-         "model.intermediate_size=128", "model.head_dim=16", "protocol.idle_index_s=600")
+SMALL = (
+    "training.sequence_length=32",
+    "training.microbatch_size=2",
+    "model.hidden_size=64",
+    "training.eval_every=0",
+    "model.intermediate_size=128",
+    "model.head_dim=16",
+    "protocol.idle_index_s=600",
+)
 
 
 @pytest.fixture
@@ -63,7 +70,7 @@ def test_a_stranger_with_a_link_takes_part_and_changes_nothing(start: Callable[.
     third = start("c", "peer", *known, "--stage", "1", "--device", "cpu")
     trainer = start("trainer", "trainer", *known)
     third.until(lambda event: event["event"] == "applied" and event["version"] >= BEFORE_JOIN)
-    trainer.process.send_signal(signal.SIGSTOP)          # the run waits for the newcomer, however slow it is
+    trainer.process.send_signal(signal.SIGSTOP)  # the run waits for the newcomer, however slow it is
 
     (link,) = listening["links"]
     assert link == f"swarm:{run_id(manifest)}@{listening['dht'][0]}"
@@ -80,7 +87,7 @@ def test_a_stranger_with_a_link_takes_part_and_changes_nothing(start: Callable[.
     assert len({event["weights_sha256"] for event in finished[:2]}) == 1
     assert len({event["weights_sha256"] for event in finished[2:]}) == 1
     assert trainer.process.wait(timeout=PATIENCE_S) == 0
-    last_stage = (*joiner.events, *third.events)         # either may have skipped a commit and fetched what it made
+    last_stage = (*joiner.events, *third.events)  # either may have skipped a commit and fetched what it made
     commits = {event["step"]: event for event in last_stage if event["event"] == "committed"}
     contributed = {
         step for step, event in commits.items() for peer, indexes in event["contributions"] if peer == me and indexes
@@ -96,8 +103,14 @@ def test_a_stranger_with_a_link_takes_part_and_changes_nothing(start: Callable[.
     assert compared and all(torch.equal(weights[name], oracle.weights[name]) for name in compared)
 
     said = joiner.log.read_text()
-    for words in ("identity  12D3Koo", "3 peers", "its hash is the run's id", "1: stage 1 has the fewest replicas, 1",
-                  "serving   stage 1 from step", "Ctrl+C leaves in good order"):
+    for words in (
+        "identity  12D3Koo",
+        "3 peers",
+        "its hash is the run's id",
+        "1: stage 1 has the fewest replicas, 1",
+        "serving   stage 1 from step",
+        "Ctrl+C leaves in good order",
+    ):
         assert words in said, said
     assert (joiner.directory / f"run-{run_id(manifest)[:12]}.toml").is_file()
     assert joiner.stop() == 0
@@ -109,7 +122,10 @@ def test_an_interrupted_join_leaves_nothing_behind_and_says_nothing_more(tmp_pat
         address = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{Identity.generate().peer}"
         process = subprocess.Popen(
             [sys.executable, "-m", "swarmnet", "join", f"swarm:{'ab' * 32}@{address}", "--dir", str(tmp_path / "me")],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
             env=child_environment(os.environ) | {"PYTHONPATH": str(Path(__file__).parents[2])},
         )
         try:
@@ -122,5 +138,5 @@ def test_an_interrupted_join_leaves_nothing_behind_and_says_nothing_more(tmp_pat
             process.kill()
             process.wait()
     assert (process.returncode, rest.strip()) == (130, "")
-    with own_identity(tmp_path / "me"):                      # nobody holds it any more
+    with own_identity(tmp_path / "me"):  # nobody holds it any more
         pass

@@ -16,9 +16,25 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "join.py"
 def test_state_comes_over_throttled_lines_and_is_compared(tmp_path: Path) -> None:
     result = tmp_path / "join.json"
     done = subprocess.run(
-        [sys.executable, str(BENCHMARK), "--relay", "--donors", "1,2", "--megabytes", "5", "--rate-mbit", "40",
-         "--rounds", "1", "--json", str(result)],
-        capture_output=True, text=True, timeout=800, check=False,
+        [
+            sys.executable,
+            str(BENCHMARK),
+            "--relay",
+            "--donors",
+            "1,2",
+            "--megabytes",
+            "5",
+            "--rate-mbit",
+            "40",
+            "--rounds",
+            "1",
+            "--json",
+            str(result),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "one raw TCP stream" in done.stdout and "2 donors" in done.stdout

@@ -73,8 +73,10 @@ def test_two_that_want_the_same_port_at_the_same_moment_get_two() -> None:
 
     async def both() -> tuple[int, ...]:
         async with asyncio.TaskGroup() as group:
-            starts = [group.create_task(DhtDirectory.start(Identity.generate(), None, num_stages=0, first_port=port))
-                      for _ in range(2)]
+            starts = [
+                group.create_task(DhtDirectory.start(Identity.generate(), None, num_stages=0, first_port=port))
+                for _ in range(2)
+            ]
         found = tuple(start.result().port for start in starts)
         for start in starts:
             await start.result().close()
@@ -84,8 +86,9 @@ def test_two_that_want_the_same_port_at_the_same_moment_get_two() -> None:
     assert port in ports and len(set(ports)) == 2
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"port": "80", "dht_port": 0}', '{"port": 65536}',
-                                  '{"port": true, "dht_port": -1}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "7", '{"port": "80", "dht_port": 0}', '{"port": 65536}', '{"port": true, "dht_port": -1}']
+)
 def test_whatever_is_no_port_is_no_hint(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)
     assert LastPorts.read(tmp_path) == LastPorts()

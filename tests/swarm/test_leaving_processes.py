@@ -37,10 +37,25 @@ class Process:
         self._reader, self._events = EventReader(directory / "events.jsonl"), []
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "swarmnet", *role, "--manifest", str(place / "run.toml"),
-                 "--dir", str(directory), "--events", str(directory / "events.jsonl"), "--host", "127.0.0.1",
-                 *(word for address in bootstrap for word in ("--bootstrap", address))],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                [
+                    sys.executable,
+                    "-m",
+                    "swarmnet",
+                    *role,
+                    "--manifest",
+                    str(place / "run.toml"),
+                    "--dir",
+                    str(directory),
+                    "--events",
+                    str(directory / "events.jsonl"),
+                    "--host",
+                    "127.0.0.1",
+                    *(word for address in bootstrap for word in ("--bootstrap", address)),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
 
     def events(self, name: str) -> list[dict[str, Any]]:
@@ -156,7 +171,9 @@ def children_left(process: Process) -> bool:
 def test_what_the_operator_got_wrong_ends_it_at_once(place: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "swarmnet", "peer", "--manifest", str(place / "run.toml"), "--stage", "7"],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 2 and done.stderr.startswith("swarmnet: error: there is no stage 7")
     assert done.stderr.count("\n") == 1

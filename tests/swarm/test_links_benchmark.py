@@ -18,7 +18,7 @@ links, raw_tcp = load("links"), load("raw_tcp")
 
 
 def test_a_lane_carries_no_more_than_its_width_and_drops_what_would_wait_too_long() -> None:
-    lane = links.Lane(8.0)                                   # a megabyte a second
+    lane = links.Lane(8.0)  # a megabyte a second
     assert lane.passes(100_000, 5.0) == pytest.approx(5.1)
     assert lane.passes(100_000, 5.0) == pytest.approx(5.2)
     assert lane.passes(100_000, 5.0) == pytest.approx(5.3)

@@ -62,8 +62,9 @@ def starter(request: pytest.FixtureRequest, place: Path) -> Iterator[Starter]:
 def stay(starter: Starter, place: Path, name: str = "child") -> Process:
     """A child that runs until it is ended, once it does run."""
     os.mkfifo(place / f"{name}.up")
-    process = starter.start(["-m", "child_of_a_test", "stay", str(place / f"{name}.up")], name=name,
-                            log=place / f"{name}.txt")
+    process = starter.start(
+        ["-m", "child_of_a_test", "stay", str(place / f"{name}.up")], name=name, log=place / f"{name}.txt"
+    )
     assert (place / f"{name}.up").read_text() == "ready\n"
     return process
 
@@ -96,9 +97,9 @@ def test_a_signal_meets_the_child_and_nobody_after_it(starter: Starter, place: P
     assert first.returncode() is None and second.returncode() is None
     first.send(signal.SIGKILL)
     assert first.returncode(wait=True) == first.returncode() == -signal.SIGKILL
-    first.send(signal.SIGTERM)                          # gone: nothing happens
+    first.send(signal.SIGTERM)  # gone: nothing happens
     assert second.returncode() is None
-    os.kill(second.pid, signal.SIGTERM)                 # by hand, as an operator would
+    os.kill(second.pid, signal.SIGTERM)  # by hand, as an operator would
     assert second.returncode(wait=True) == -signal.SIGTERM
 
 
@@ -127,10 +128,13 @@ def test_children_of_a_lost_zygote_die_with_it_and_that_is_said(place: Path) -> 
 
 
 @linux
-@pytest.mark.parametrize("module", [
-    "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
-    "import os\nos._exit(1)",
-])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
+        "import os\nos._exit(1)",
+    ],
+)
 def test_what_cannot_be_forked_is_started_afresh(place: Path, module: str) -> None:
     (place / "awkward_for_a_test.py").write_text(module)
     starter = Preloaded(["awkward_for_a_test"])

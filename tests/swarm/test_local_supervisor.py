@@ -126,8 +126,16 @@ with open(events, "a") as file:
 """
 
 
-def kit(board: Path, *, mode: str = "", hold: int = -1, replicas: int = REPLICAS, slope: float = 0.1,
-        console: Console | None = None, timing: Timing = FAST) -> Kit:
+def kit(
+    board: Path,
+    *,
+    mode: str = "",
+    hold: int = -1,
+    replicas: int = REPLICAS,
+    slope: float = 0.1,
+    console: Console | None = None,
+    timing: Timing = FAST,
+) -> Kit:
     board.mkdir(parents=True)
 
     def child(spec: ChildSpec) -> list[str]:
@@ -145,14 +153,25 @@ def kit(board: Path, *, mode: str = "", hold: int = -1, replicas: int = REPLICAS
         manifest = choose(options)
         return Prepared(manifest, run_id(manifest), directory / "run.toml")
 
-    return Kit(child=child, oracle=oracle, starter=FreshInterpreter, prepare=prepare, timing=timing,
-               console=console or Console(file=io.StringIO(), width=500))
+    return Kit(
+        child=child,
+        oracle=oracle,
+        starter=FreshInterpreter,
+        prepare=prepare,
+        timing=timing,
+        console=console or Console(file=io.StringIO(), width=500),
+    )
 
 
 def options(tmp_path: Path, **changes: object) -> LocalOptions:
-    base: dict[str, object] = {"stages": STAGES, "replicas": REPLICAS, "steps": STEPS, "out": tmp_path / "out",
-                               "set": (f"training.microbatches={M}",)}
-    return LocalOptions(**(base | changes))                                    # type: ignore[arg-type]
+    base: dict[str, object] = {
+        "stages": STAGES,
+        "replicas": REPLICAS,
+        "steps": STEPS,
+        "out": tmp_path / "out",
+        "set": (f"training.microbatches={M}",),
+    }
+    return LocalOptions(**(base | changes))  # type: ignore[arg-type]
 
 
 def said(kit: Kit) -> str:
@@ -180,8 +199,11 @@ def test_an_undisturbed_run_leaves_its_files(tmp_path: Path) -> None:
     assert {row["tokens"] for row in rows} == {"8"}
     merged = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
     assert sum(record["event"] == "committed" for record in merged) == STAGES * REPLICAS * STEPS
-    assert {record["name"] for record in merged} == {"local", "trainer-0", *(
-        f"s{stage}-r{number}" for stage in range(STAGES) for number in range(REPLICAS))}
+    assert {record["name"] for record in merged} == {
+        "local",
+        "trainer-0",
+        *(f"s{stage}-r{number}" for stage in range(STAGES) for number in range(REPLICAS)),
+    }
     assert "bit-equal" in said(tools) and "FAILED" not in said(tools)
     assert said(tools).splitlines()[-1] == f'next: swarmnet generate {tmp_path}/out/run.toml "def "'
     pytest.importorskip("matplotlib")
@@ -189,7 +211,7 @@ def test_an_undisturbed_run_leaves_its_files(tmp_path: Path) -> None:
 
 
 def test_a_kill_in_the_middle_and_a_return_by_snapshot(tmp_path: Path) -> None:
-    tools = kit(tmp_path / "board", hold=3)                # nobody gets past step 3 before someone came back
+    tools = kit(tmp_path / "board", hold=3)  # nobody gets past step 3 before someone came back
     assert run_local(options(tmp_path, kill=("1@3",)), tools) == 0
     assert summary(tmp_path)["kills"] == 1
     merged = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
@@ -204,10 +226,19 @@ def test_a_rank_is_killed_and_its_replica_stays(tmp_path: Path) -> None:
     assert run_local(options(tmp_path, replicas=1, ranks=("1=2",), kill_rank=("1@3",), oracle=True), tools) == 0
     found = summary(tmp_path)
     assert (found["ranks"], found["rank_restarts"], found["kills"], found["faults"]) == (
-        {"s1-r0": 2}, 1, 0, {"kill_rank": 1})
-    for words in ("ranks: s1 2 (tp2)", "of s1-r0 was killed (kill_rank 1@3, step 3)", "s1-r0 has lost rank",
-                  "s1-r0 has its 2 ranks (tp2) again, after 0.5 s", "ranks: s1-r0 2; started anew 1 time",
-                  "the first 20 steps equal within 1e-05"):
+        {"s1-r0": 2},
+        1,
+        0,
+        {"kill_rank": 1},
+    )
+    for words in (
+        "ranks: s1 2 (tp2)",
+        "of s1-r0 was killed (kill_rank 1@3, step 3)",
+        "s1-r0 has lost rank",
+        "s1-r0 has its 2 ranks (tp2) again, after 0.5 s",
+        "ranks: s1-r0 2; started anew 1 time",
+        "the first 20 steps equal within 1e-05",
+    ):
         assert words in said(tools)
 
 
@@ -226,11 +257,14 @@ def test_a_kill_of_the_last_replica_is_postponed_and_reported(tmp_path: Path) ->
     assert "not carried out: kill 1@2" in said(tools)
 
 
-@pytest.mark.parametrize(("mode", "problem"), [
-    ("double", "1 microbatches counted twice"),
-    ("lose", "1 microbatches lost"),
-    ("split:s2-r1", "replicas ended with different weights in stage 2"),
-])
+@pytest.mark.parametrize(
+    ("mode", "problem"),
+    [
+        ("double", "1 microbatches counted twice"),
+        ("lose", "1 microbatches lost"),
+        ("split:s2-r1", "replicas ended with different weights in stage 2"),
+    ],
+)
 def test_a_broken_promise_is_a_failure(tmp_path: Path, mode: str, problem: str) -> None:
     tools = kit(tmp_path / "board", mode=mode)
     assert run_local(options(tmp_path), tools) == 1
@@ -278,10 +312,12 @@ class Tired(FreshInterpreter):
         return super().start(*args, **named)
 
 
-@pytest.mark.parametrize(("left", "problem"), [(3, "no more children"),
-                                               (7, "the oracle was not started: no more children")])
+@pytest.mark.parametrize(
+    ("left", "problem"), [(3, "no more children"), (7, "the oracle was not started: no more children")]
+)
 def test_when_nothing_can_be_started_any_more_the_run_ends_with_its_files(
-        tmp_path: Path, left: int, problem: str) -> None:
+    tmp_path: Path, left: int, problem: str
+) -> None:
     tools = replace(kit(tmp_path / "board"), starter=lambda: Tired(left))
     assert run_local(options(tmp_path, oracle=True), tools) == 1
     assert summary(tmp_path)["problem"] == problem and (tmp_path / "out" / "loss.csv").exists()
@@ -324,7 +360,7 @@ class Deaf:
 
 def test_all_are_killed_before_any_is_waited_for() -> None:
     story: list[str] = []
-    assert stop([Deaf("a", story), Deaf("b", story)], grace_s=0.0) == ["a", "b"]       # type: ignore[list-item]
+    assert stop([Deaf("a", story), Deaf("b", story)], grace_s=0.0) == ["a", "b"]  # type: ignore[list-item]
     assert story == ["SIGTERM a", "SIGTERM b", "SIGKILL a", "SIGKILL b", "wait a", "wait b"]
 
 
@@ -338,7 +374,7 @@ def test_a_swarm_too_large_for_the_machine_and_layers_nobody_asked_for_are_remar
 
 def test_a_swarm_that_stands_still_says_what_it_waits_for(tmp_path: Path) -> None:
     timing = Timing(poll_s=0.002, stalled_s=0.3, give_up_s=1.0, grace_s=2.0)
-    tools = kit(tmp_path / "board", hold=4, timing=timing)                     # nobody is killed, so nobody moves on
+    tools = kit(tmp_path / "board", hold=4, timing=timing)  # nobody is killed, so nobody moves on
     assert run_local(options(tmp_path), tools) == 1
     assert "waiting for stage 0, 1, 2 to apply step 4; logs are in" in said(tools)
     assert "FAILED: no progress for 1 s" in said(tools)
@@ -356,25 +392,39 @@ def test_what_children_are_told(tmp_path: Path) -> None:
     assert argv[:5] == ["-m", "swarmnet", "peer", "--stage", "1"]
     assert argv[argv.index("--slots") + 1] == "4" and "--slots" not in swarmnet_command(replace(spec, slots=None))
     assert argv[-4:] == ["--bootstrap", "/a", "--bootstrap", "/b"]
-    assert child_environment({"SWARMNET_PORT": "1", "HOME": "/h", "OMP_NUM_THREADS": "8"}) == \
-        {"HOME": "/h", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
-         "PYTHONFAULTHANDLER": "1"}
+    assert child_environment({"SWARMNET_PORT": "1", "HOME": "/h", "OMP_NUM_THREADS": "8"}) == {
+        "HOME": "/h",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
 
 
 def test_the_real_oracle_child_writes_its_curve(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog " * 500)
-    tiny = ("model.hidden_size=16", "model.intermediate_size=16", "model.head_dim=8", "model.num_heads=2",
-            "model.num_kv_heads=1", "training.microbatches=2", "training.sequence_length=8", "training.eval_every=0")
+    tiny = (
+        "model.hidden_size=16",
+        "model.intermediate_size=16",
+        "model.head_dim=8",
+        "model.num_heads=2",
+        "model.num_kv_heads=1",
+        "training.microbatches=2",
+        "training.sequence_length=8",
+        "training.eval_every=0",
+    )
     options = LocalOptions(steps=3, data=str(tmp_path / "text.txt"), set=tiny)
     prepared = real_prepare(options, tmp_path / "out")
     prepared.write()
     spec = ChildSpec("oracle", None, prepared.path, tmp_path, tmp_path / "events.jsonl", (), None, "warning")
-    done = subprocess.run([sys.executable, *oracle_command(spec)], env=child_environment(os.environ),
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *oracle_command(spec)], env=child_environment(os.environ), capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     records = EventReader(spec.events).read()
-    assert [(record["event"], record["step"], record["tokens"]) for record in records] == \
-        [("oracle_step", step, 2 * 4 * 8) for step in range(3)]
+    assert [(record["event"], record["step"], record["tokens"]) for record in records] == [
+        ("oracle_step", step, 2 * 4 * 8) for step in range(3)
+    ]
     assert all(0 < record["loss"] < 6 for record in records)
 
 
@@ -394,8 +444,14 @@ sys.exit(run_local(options(place, kill=tuple(kills)), tools))
 """
 
 
-def interrupted(tmp_path: Path, end: Callable[[subprocess.Popen[str]], None], *, hold: int = 4,
-                mode: str = "", kill: tuple[str, ...] = ()) -> tuple[int, str, list[int]]:
+def interrupted(
+    tmp_path: Path,
+    end: Callable[[subprocess.Popen[str]], None],
+    *,
+    hold: int = 4,
+    mode: str = "",
+    kill: tuple[str, ...] = (),
+) -> tuple[int, str, list[int]]:
     """Start a swarm that stands still at step `hold`, then do `end` to its supervisor. Returns exit code, output and
     pids of the children, once the supervisor and these children are gone."""
     argv = [sys.executable, "-c", WHOLE, str(Path(__file__).parent), str(tmp_path), str(hold), mode, *kill]
@@ -406,8 +462,11 @@ def interrupted(tmp_path: Path, end: Callable[[subprocess.Popen[str]], None], *,
         output += line
         if f"step    {hold - 1}" in line:
             break
-    started = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()
-               if '"event":"started"' in line]
+    started = [
+        json.loads(line)
+        for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()
+        if '"event":"started"' in line
+    ]
     handles = [os.pidfd_open(record["pid"]) for record in started]
     end(process)
     output += process.stdout.read()
@@ -424,13 +483,14 @@ def test_ctrl_c_ends_everything_and_writes_the_files(tmp_path: Path) -> None:
     found = summary(tmp_path)
     assert (found["steps"], found["problem"]) == (4, "interrupted")
     assert "FAILED: interrupted" in output
-    assert "--resume" not in output                      # no checkpoint: nothing to go on from
+    assert "--resume" not in output  # no checkpoint: nothing to go on from
 
 
 def test_what_children_say_while_they_are_stopped_starts_nothing(tmp_path: Path) -> None:
     """Their last words make a kill due: it must neither be carried out nor counted."""
-    code, _, pids = interrupted(tmp_path, lambda process: process.send_signal(signal.SIGINT), hold=3, mode="farewell",
-                                kill=("1@4",))
+    code, _, pids = interrupted(
+        tmp_path, lambda process: process.send_signal(signal.SIGINT), hold=3, mode="farewell", kill=("1@4",)
+    )
     assert code == 130 and len(pids) == STAGES * REPLICAS + 1
     merged = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
     assert sum(record.get("version") == 5 for record in merged) == STAGES * REPLICAS
@@ -438,17 +498,27 @@ def test_what_children_say_while_they_are_stopped_starts_nothing(tmp_path: Path)
 
 
 def test_a_reader_that_goes_away_ends_the_printing_and_nothing_else(tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", WHOLE.replace(", console=Console()", "").replace(
-        "tools = kit(", "tools = replace(kit(").replace("mode=mode)", "mode=mode), console=None)"),
-        str(Path(__file__).parent), str(tmp_path), "-1", ""]
+    argv = [
+        sys.executable,
+        "-c",
+        WHOLE.replace(", console=Console()", "")
+        .replace("tools = kit(", "tools = replace(kit(")
+        .replace("mode=mode)", "mode=mode), console=None)"),
+        str(Path(__file__).parent),
+        str(tmp_path),
+        "-1",
+        "",
+    ]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline().startswith("swarmnet local: 3 stages")
         process.stdout.close()
         complaint = process.stderr.read()
     assert process.returncode == 0, complaint
-    assert complaint == ("swarmnet: nobody reads the output any more; the run goes on, its files are in "
-                         f"{tmp_path / 'out'} (Ctrl+C ends it)\n")
+    assert complaint == (
+        "swarmnet: nobody reads the output any more; the run goes on, its files are in "
+        f"{tmp_path / 'out'} (Ctrl+C ends it)\n"
+    )
     assert summary(tmp_path)["ok"] and len((tmp_path / "out" / "loss.csv").read_text().splitlines()) == STEPS + 1
 
 
@@ -460,6 +530,7 @@ def test_children_do_not_outlive_a_killed_supervisor(tmp_path: Path) -> None:
 
 def test_a_replica_killed_by_hand_comes_back(tmp_path: Path) -> None:
     """The first one even, by whose address the others had found each other: `kit` checks that it is given another."""
+
     def end(process: subprocess.Popen[str]) -> None:
         records = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
         (pid,) = [record["pid"] for record in records if record.get("child") == "s0-r0"]
@@ -492,8 +563,13 @@ def test_ctrl_c_while_it_is_compared_leaves_a_finished_swarm_that_can_be_compare
     again = kit(tmp_path / "again")
     assert run_local(LocalOptions(out=tmp_path / "out", resume=True, oracle=True), again) == 0
     assert "beside one process: largest loss difference 0 (bit-equal)" in said(again)
-    assert summary(tmp_path) == before | {"ok": True, "problem": "", "oracle_problem": "",
-                                          "oracle_max_difference": 0.0, "oracle_bit_equal": True}
+    assert summary(tmp_path) == before | {
+        "ok": True,
+        "problem": "",
+        "oracle_problem": "",
+        "oracle_max_difference": 0.0,
+        "oracle_bit_equal": True,
+    }
     assert (tmp_path / "out" / "loss.csv").read_bytes() == files
 
     other = kit(tmp_path / "other", slope=0.2)

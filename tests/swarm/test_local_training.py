@@ -11,8 +11,15 @@ from pathlib import Path
 import pytest
 
 STAGES, REPLICAS, STEPS, INNER = 2, 3, 10, 4
-SMALL = ("training.sequence_length=32", "training.microbatch_size=2", "model.hidden_size=32",
-         "model.intermediate_size=64", "model.head_dim=16", "model.num_heads=2", "training.eval_every=5")
+SMALL = (
+    "training.sequence_length=32",
+    "training.microbatch_size=2",
+    "model.hidden_size=32",
+    "model.intermediate_size=64",
+    "model.head_dim=16",
+    "model.num_heads=2",
+    "training.eval_every=5",
+)
 LOCAL = ("averaging.sync=local", f"averaging.inner_steps={INNER}", "averaging.fragments=2", "averaging.codec=int8")
 
 
@@ -26,8 +33,24 @@ class Finished:
 
 
 def train(out: Path, *settings: str, stages: int, replicas: int, kill: str) -> Finished:
-    argv = [sys.executable, "-m", "swarmnet", "local", "--stages", str(stages), "--replicas", str(replicas),
-            "--steps", str(STEPS), "--data", "corpus:small", "--kill", kill, "--out", str(out)]
+    argv = [
+        sys.executable,
+        "-m",
+        "swarmnet",
+        "local",
+        "--stages",
+        str(stages),
+        "--replicas",
+        str(replicas),
+        "--steps",
+        str(STEPS),
+        "--data",
+        "corpus:small",
+        "--kill",
+        kill,
+        "--out",
+        str(out),
+    ]
     argv += [word for setting in (*SMALL, *settings) for word in ("--set", setting)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -56,8 +79,11 @@ def test_fragments_take_outer_steps_by_turns_and_everything_in_the_last_step(fin
     last = [event for event in finished.events if event["event"] == "outer_step" and event["step"] == STEPS - 1]
     half = [event for event in finished.events if event["event"] == "outer_step" and event["step"] == 2]
     assert {event["stage"] for event in last} == {0, 1} and half
-    assert all(("reason" in event) == (event["event"] == "outer_missed") for event in finished.events
-               if event["event"] in ("outer_step", "outer_missed"))
+    assert all(
+        ("reason" in event) == (event["event"] == "outer_missed")
+        for event in finished.events
+        if event["event"] in ("outer_step", "outer_missed")
+    )
     assert min(event["elements"] for event in last) > 1.9 * max(event["elements"] for event in half)
 
 

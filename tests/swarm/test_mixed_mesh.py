@@ -21,14 +21,24 @@ from swarmnet.local.oracle import OracleResult, run_oracle
 from swarmnet.manifest.file import load
 
 STEPS = 20
-KILLS = (                                                  # peer, step, phase, moment
-    ("s1-r0", 4, "backward", "begin"), ("s1-r1", 4, "backward", "begin"), ("s2-r0", 6, "forward", "end"),
-    ("s1-r1", 8, "averaging", "begin"), ("s2-r0", 11, "apply", "begin"), ("s1-r0", 14, "apply", "begin"),
+KILLS = (  # peer, step, phase, moment
+    ("s1-r0", 4, "backward", "begin"),
+    ("s1-r1", 4, "backward", "begin"),
+    ("s2-r0", 6, "forward", "end"),
+    ("s1-r1", 8, "averaging", "begin"),
+    ("s2-r0", 11, "apply", "begin"),
+    ("s1-r0", 14, "apply", "begin"),
 )
 """One replica may do all the work of a stage, so of the phases only `apply` comes to each for certain; and whatever
 step is open, one of stage 1 runs backward in it."""
-SMALL = ("training.sequence_length=32", "training.microbatch_size=2", "training.eval_every=0", "model.hidden_size=64",
-         "model.intermediate_size=128", "model.head_dim=16")
+SMALL = (
+    "training.sequence_length=32",
+    "training.microbatch_size=2",
+    "training.eval_every=0",
+    "model.hidden_size=64",
+    "model.intermediate_size=128",
+    "model.head_dim=16",
+)
 
 
 @dataclass(frozen=True)
@@ -48,12 +58,34 @@ class Finished:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Finished:
     directory, chaos = tmp_path_factory.mktemp("mixed") / "out", tmp_path_factory.mktemp("chaos") / "chaos.toml"
-    chaos.write_text("".join(
-        f'[[kill_rank]]\npeer = "{peer}"\nstep = {step}\nphase = "{phase}"\nmoment = "{moment}"\n'
-        for peer, step, phase, moment in KILLS))
-    argv = [sys.executable, "-m", "swarmnet", "local", "--stages", "3", "--replicas", "2", "--steps", str(STEPS),
-            "--ranks", "1=2,2.0=2", "--data", "corpus:small", "--numerics", "deterministic", "--out", str(directory),
-            "--chaos", str(chaos)]
+    chaos.write_text(
+        "".join(
+            f'[[kill_rank]]\npeer = "{peer}"\nstep = {step}\nphase = "{phase}"\nmoment = "{moment}"\n'
+            for peer, step, phase, moment in KILLS
+        )
+    )
+    argv = [
+        sys.executable,
+        "-m",
+        "swarmnet",
+        "local",
+        "--stages",
+        "3",
+        "--replicas",
+        "2",
+        "--steps",
+        str(STEPS),
+        "--ranks",
+        "1=2,2.0=2",
+        "--data",
+        "corpus:small",
+        "--numerics",
+        "deterministic",
+        "--out",
+        str(directory),
+        "--chaos",
+        str(chaos),
+    ]
     argv += [word for setting in SMALL for word in ("--set", setting)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -104,7 +136,7 @@ def test_ranks_die_and_others_start(finished: Finished) -> None:
         lives = lives_of(peer, finished)
         assert [life.count("rank_lost") for life in lives] == [1] * len(kills) + [0], (kills, lives)
         for order, life in zip(kills, lives, strict=False):
-            if order.endswith(("backward", "forward end")):             # of a step that is open: its sum is gone
+            if order.endswith(("backward", "forward end")):  # of a step that is open: its sum is gone
                 assert life.count("sum_lost") == 1, (order, life)
 
 

@@ -88,10 +88,19 @@ async def peer_and_caller(tmp_path: Path):
 
     async with open_endpoint(config(tmp_path / "peer"), MANIFEST, run, numerics="cpu") as end:
         peer = Peer(
-            end.me, run, MANIFEST, engines, transport=end.transport, directory=end.directory,
-            incarnation=end.incarnation, record=end.record, signer=end.identity,
-            tokens=lambda step, index: None, windows=ProvenWindows.of(MANIFEST),
-            disk=DirectoryDisk(CheckpointStore(tmp_path / "peer", run)), on_event=on_event,
+            end.me,
+            run,
+            MANIFEST,
+            engines,
+            transport=end.transport,
+            directory=end.directory,
+            incarnation=end.incarnation,
+            record=end.record,
+            signer=end.identity,
+            tokens=lambda step, index: None,
+            windows=ProvenWindows.of(MANIFEST),
+            disk=DirectoryDisk(CheckpointStore(tmp_path / "peer", run)),
+            on_event=on_event,
             caps=Caps(slots=4, memo_bytes=1 << 20),
         )
         async with end.serve(peer), asyncio.TaskGroup() as group:
@@ -125,6 +134,7 @@ async def found(endpoint: Endpoint, peer: PeerId) -> None:
 def test_each_bad_call_is_refused_with_its_own_code(tmp_path: Path) -> None:
     async def main() -> None:
         async with peer_and_caller(tmp_path) as (ask, applied):
+
             async def code(request: Request, *payload: Packed) -> RejectCode:
                 answer = await ask(request, *payload)
                 assert isinstance(answer, Rejected), answer

@@ -27,8 +27,9 @@ DEADLINE_S = 60.0
 GONE_MS = 20_000
 
 
-def toy(settings: dict[str, Any] | None = None, program: str = "rank_toy:make", ranks: int = RANKS,
-        **options: Any) -> RankGroup:
+def toy(
+    settings: dict[str, Any] | None = None, program: str = "rank_toy:make", ranks: int = RANKS, **options: Any
+) -> RankGroup:
     """Ranks that have not been started."""
     return RankGroup(program, settings or {}, devices=["cpu"] * ranks, deadline_s=DEADLINE_S, **options)
 
@@ -124,7 +125,7 @@ def test_sums_over_ranks_and_axes(group: RankGroup) -> None:
 
 
 def test_large_fields_cross(group: RankGroup) -> None:
-    values = [random.Random(0).random() for _ in range(30_000)]             # 600 kB of JSON each way, per rank
+    values = [random.Random(0).random() for _ in range(30_000)]  # 600 kB of JSON each way, per rank
     assert all(each["values"] == values for each in group.order("echo", values=values))
 
 
@@ -155,8 +156,12 @@ def test_orders_of_several_threads_take_turns(group: RankGroup) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(each["me"] == me and each["turn"] == turn
-               for me, answers in found.items() for turn, every in enumerate(answers) for each in every)
+    assert all(
+        each["me"] == me and each["turn"] == turn
+        for me, answers in found.items()
+        for turn, every in enumerate(answers)
+        for each in every
+    )
     assert len(found) == 3
 
 
@@ -177,11 +182,14 @@ def test_what_all_ranks_raise_is_raised_here_and_they_live(group: RankGroup) -> 
 # ---------------------------------------------------------------- ends
 
 
-@pytest.mark.parametrize(("fields", "words"), [
-    ({"kinds": ["bad", "refused"]}, r"rank 0 it raised BadMessage.*rank 1 it raised Refused"),
-    ({"kinds": ["bad"], "who": 2}, r"rank 0 it was done; on rank 2 it raised BadMessage"),
-    ({"kinds": ["overflow"], "who": 0}, r"rank 0 it raised Overflow.*; on rank 1 it was done"),
-])
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"kinds": ["bad", "refused"]}, r"rank 0 it raised BadMessage.*rank 1 it raised Refused"),
+        ({"kinds": ["bad"], "who": 2}, r"rank 0 it was done; on rank 2 it raised BadMessage"),
+        ({"kinds": ["overflow"], "who": 0}, r"rank 0 it raised Overflow.*; on rank 1 it was done"),
+    ],
+)
 def test_ranks_that_disagree_are_lost(group: RankGroup, fields: dict[str, Any], words: str) -> None:
     lost = lost_by(lambda: group.order("raise", **fields), group)
     assert lost.rank is None
@@ -190,10 +198,15 @@ def test_ranks_that_disagree_are_lost(group: RankGroup, fields: dict[str, Any], 
 
 
 @pytest.mark.parametrize("others", ["idle", "meet"])
-@pytest.mark.parametrize(("how", "words"), [
-    ("kill", "was ended by SIGKILL"), ("abort", "was ended by SIGABRT"), ("exit", "left with exit code 7"),
-    ("raise", "ValueError: raise"),
-])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("kill", "was ended by SIGKILL"),
+        ("abort", "was ended by SIGABRT"),
+        ("exit", "left with exit code 7"),
+        ("raise", "ValueError: raise"),
+    ],
+)
 def test_a_rank_that_ends_is_named(group: RankGroup, how: str, words: str, others: str) -> None:
     began = time.monotonic()
     lost = lost_by(lambda: group.order("fail", how=how, who=2, others=others), group)
@@ -202,9 +215,9 @@ def test_a_rank_that_ends_is_named(group: RankGroup, how: str, words: str, other
 
 
 def test_a_rank_that_lets_the_deadline_pass_is_named_and_says_where_it_is(capfd: pytest.CaptureFixture[str]) -> None:
-    with toy_group() as group:                          # its ranks write to the stderr of now
+    with toy_group() as group:  # its ranks write to the stderr of now
         for how in ("hang", "compute"):
-            lost = lost_by(lambda: group.order("fail", deadline_s=0.2, how=how, who=1), group)      # noqa: B023
+            lost = lost_by(lambda: group.order("fail", deadline_s=0.2, how=how, who=1), group)  # noqa: B023
             assert lost.rank == 1 and lost.reason == "rank 1 gave no answer to 'fail' within 0.2 s"
             assert "rank_toy.py" in capfd.readouterr().err
 
@@ -221,7 +234,7 @@ def test_a_rank_that_is_stopped_is_told_from_those_that_wait_for_it(group: RankG
 
 def test_an_order_that_a_stopped_rank_does_not_even_read_has_a_deadline(group: RankGroup) -> None:
     os.kill(group.pids[1], signal.SIGSTOP)
-    text = "x" * 4_000_000                              # more than a line takes
+    text = "x" * 4_000_000  # more than a line takes
     lost = lost_by(lambda: group.order("echo", deadline_s=0.2, text=text), group)
     assert lost.rank == 1
 
@@ -330,7 +343,7 @@ def test_a_start_under_way_ends_at_once_when_the_group_is_ended() -> None:
         before_start = len(os.listdir("/proc/self/fd"))
         thread = threading.Thread(target=start)
         thread.start()
-        while len(os.listdir("/proc/self/fd")) < before_start + 3:          # a store, and a rank's line
+        while len(os.listdir("/proc/self/fd")) < before_start + 3:  # a store, and a rank's line
             threading.Event().wait(0.001)
         with all_gone(forks):
             end()
@@ -346,7 +359,7 @@ def test_imports_that_take_longer_than_a_start_may_are_not_begun_again() -> None
         for _ in range(2):
             with pytest.raises(RankLost, match="did not answer in time"):
                 group.start(deadline_s=0.001)
-        forks, = descendants() - others
+        (forks,) = descendants() - others
         group.start()
         assert {parent_of(pid) for pid in group.pids} == {forks}
     finally:
@@ -375,8 +388,11 @@ def test_a_start_that_fails_says_why_and_leaves_nothing() -> None:
     group = toy({"2": (2, "raise"), "3": (1, "abort"), "4": (3, "stop")})
     group.start()
     running = len(os.listdir("/proc/self/fd"))
-    for rank, words in ((2, "ValueError: raise"), (1, "was ended by SIGABRT during 'start'"),
-                        (3, "stopped by a signal, gave no answer to 'start' within 2 s")):
+    for rank, words in (
+        (2, "ValueError: raise"),
+        (1, "was ended by SIGABRT during 'start'"),
+        (3, "stopped by a signal, gave no answer to 'start' within 2 s"),
+    ):
         with all_gone(*group.pids), pytest.raises(RankLost) as lost:
             group.start(deadline_s=2.0 if rank == 3 else None)
         assert lost.value.rank == rank and words in lost.value.reason and not group.pids
@@ -403,7 +419,7 @@ def test_a_rank_killed_while_ranks_start_ends_the_start(group: RankGroup) -> Non
         group.start()
     except RankLost as lost:
         assert lost.rank == 0 and "SIGKILL" in lost.reason
-    else:                                               # it came too late for the start
+    else:  # it came too late for the start
         assert killed.wait(DEADLINE_S)
         with pytest.raises(RankLost):
             group.order("sums")
@@ -476,7 +492,7 @@ def kill_at_random(kills: int, seed: int) -> list[float]:
 
     def kill(victim: int, delay: float, number: signal.Signals, at: list[float], pids: tuple[int, ...]) -> None:
         threading.Event().wait(delay)
-        while len(pids) <= victim:                      # while they start: as soon as it is there
+        while len(pids) <= victim:  # while they start: as soon as it is there
             threading.Event().wait(0.001)
             pids = group.pids
         at.append(time.monotonic())
@@ -490,8 +506,9 @@ def kill_at_random(kills: int, seed: int) -> list[float]:
         at: list[float] = []
         if starting:
             group.stop()
-        thread = threading.Thread(target=kill, args=(
-            rng.randrange(RANKS), rng.uniform(0, 0.05), number, at, () if starting else group.pids))
+        thread = threading.Thread(
+            target=kill, args=(rng.randrange(RANKS), rng.uniform(0, 0.05), number, at, () if starting else group.pids)
+        )
         thread.start()
         try:
             if starting:

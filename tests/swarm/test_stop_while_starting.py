@@ -56,7 +56,7 @@ def test_a_trainer_that_is_joining_leaves(tmp_path: Path, monkeypatch: pytest.Mo
     config = PeerConfig(dir=tmp_path, roles=("trainer",), events=tmp_path / "events.jsonl")
     assert trainer.run_trainer(config, Manifest()) == 0
     assert "asked to stop before it had joined" in (tmp_path / "events.jsonl").read_text()
-    with own_identity(tmp_path) as identity:             # the directory is free again
+    with own_identity(tmp_path) as identity:  # the directory is free again
         assert identity.peer
 
 
@@ -84,8 +84,17 @@ def test_a_peer_that_comes_back_without_a_network_waits_for_it(
         away.remember(tmp_path, run_id(manifest))
     config = PeerConfig(dir=tmp_path, stages=(0,))
     serving = peer_run._serve(
-        config, manifest, {}, [], peer_run.no_tokens, ProvenWindows.of(manifest), EventLog(None),
-        lambda *event: told.append(event), "", NOTHING_BETWEEN, Beginning(config, manifest, at_source=False),
+        config,
+        manifest,
+        {},
+        [],
+        peer_run.no_tokens,
+        ProvenWindows.of(manifest),
+        EventLog(None),
+        lambda *event: told.append(event),
+        "",
+        NOTHING_BETWEEN,
+        Beginning(config, manifest, at_source=False),
     )
     if not was_there:
         with pytest.raises(UsageError, match="nobody answers at X"):
@@ -106,8 +115,9 @@ def test_a_daemon_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: 
     async def story() -> None:
         mute = await asyncio.start_unix_server(lambda reader, writer: None, tmp_path / "control.sock")
         async with mute:
-            await dht_node.Node.open(Identity.load_or_create(tmp_path / "key"), RecordGate(lambda found: None),
-                                     Listen(), own_keys=())
+            await dht_node.Node.open(
+                Identity.load_or_create(tmp_path / "key"), RecordGate(lambda found: None), Listen(), own_keys=()
+            )
 
     monkeypatch.setattr(dht_node.Daemon, "start", start)
     monkeypatch.setattr(dht_node, "OPEN_TIMEOUT_S", 0.2)

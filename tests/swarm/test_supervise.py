@@ -109,8 +109,10 @@ def test_final_codes_are_passed_on_at_once(code: int) -> None:
 
 def test_an_exit_with_an_error_is_a_crash(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    running = Running(f"import pathlib, sys; m = pathlib.Path({str(mark)!r}); first = not m.exists(); m.touch(); "
-                      "sys.exit(1 if first else 0)")
+    running = Running(
+        f"import pathlib, sys; m = pathlib.Path({str(mark)!r}); first = not m.exists(); m.touch(); "
+        "sys.exit(1 if first else 0)"
+    )
     code, lines = running.end()
     assert code == 0 and "ended with exit code 1" in lines[0]["said"] and len(lines) == 2
 

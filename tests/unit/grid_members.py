@@ -105,21 +105,38 @@ class Members:
     makes their rounds. dead: they answer nothing any more."""
 
     def __init__(
-        self, num_members: int, num_elements: int, *, group_size: int = 16, seed: int = 0, breaks: float = 0.0,
-        phases: tuple[int, ...] = (), private_phases: int = 0,
+        self,
+        num_members: int,
+        num_elements: int,
+        *,
+        group_size: int = 16,
+        seed: int = 0,
+        breaks: float = 0.0,
+        phases: tuple[int, ...] = (),
+        private_phases: int = 0,
     ) -> None:
         self.peers = tuple(PeerId(f"p{place:03}") for place in range(num_members))
         self.rng, self.breaks, self.work = random.Random(seed), breaks, Work()
         self.engines = {
-            peer: Vector(peer, [(place + 1) * (element + 1) for element in range(num_elements)],
-                         phases or (num_elements,), private_phases, self.work)
+            peer: Vector(
+                peer,
+                [(place + 1) * (element + 1) for element in range(num_elements)],
+                phases or (num_elements,),
+                private_phases,
+                self.work,
+            )
             for place, peer in enumerate(self.peers)
         }
         self.events: list[tuple[PeerId, str, dict[str, object]]] = []
         engines: dict[PeerId, Any] = dict(self.engines)
         self.exchanges = {
             peer: Exchange(
-                peer, engines[peer], self, lambda stamp, number: None, num_tokens=TOKENS, group_size=group_size,
+                peer,
+                engines[peer],
+                self,
+                lambda stamp, number: None,
+                num_tokens=TOKENS,
+                group_size=group_size,
                 on_event=lambda event, fields, peer=peer: self.events.append((peer, event, fields)),
             )
             for peer in self.peers

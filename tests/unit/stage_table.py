@@ -69,7 +69,7 @@ class Table:
         self.starts += 1
         me = PeerId(name)
         member = Member(
-            me, 0, self.shape, TIMERS, incarnation=self.starts, chain=CHAIN, now=self.now, signer=SimulatedSigner(me),
+            me, 0, self.shape, TIMERS, incarnation=self.starts, chain=CHAIN, now=self.now, signer=SimulatedSigner(me)
         )
         self.members[name], self.sums[name], self.rounds[name], self.collects[name] = member, [], None, None
         self.later[name] = []
@@ -246,10 +246,14 @@ class Table:
                 if all(joined is not None and joined.id == current for _, joined in self._joined()):
                     return
             self.tick()
-        raise AssertionError("no round: " + "; ".join(
-            f"{name}: granted={member.account.granted} summed={member.account.summed} "
-            f"owners={member.keeper and member.keeper.ledger.owners}" for name, member in self.members.items()
-        ))
+        raise AssertionError(
+            "no round: "
+            + "; ".join(
+                f"{name}: granted={member.account.granted} summed={member.account.summed} "
+                f"owners={member.keeper and member.keeper.ledger.owners}"
+                for name, member in self.members.items()
+            )
+        )
 
     def _joined(self) -> list[tuple[str, Round | None]]:
         return [(name, self.rounds[name]) for name in self.members]

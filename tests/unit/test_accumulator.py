@@ -118,7 +118,7 @@ def test_a_void_during_an_addition_neither_waits_for_it_nor_lets_it_count() -> N
     voided_at: list[bool] = []
 
     class Interrupting(torch.Tensor):
-        def view(self, *shape: int) -> torch.Tensor:       # type: ignore[override]
+        def view(self, *shape: int) -> torch.Tensor:  # type: ignore[override]
             thread = threading.Thread(target=acc.void)
             thread.start()
             thread.join(timeout=10)

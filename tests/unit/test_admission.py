@@ -39,8 +39,15 @@ def admissions(**changes) -> Admissions:
     return Admissions(RUN, OWNER.peer, verify, **changes)
 
 
-def invitation(guest: Identity = ME, *, bearer: bool = False, run: RunId = RUN, by: Identity = OWNER,
-               roles: tuple[Role, ...] = ROLES, end: int = END) -> Invitation:
+def invitation(
+    guest: Identity = ME,
+    *,
+    bearer: bool = False,
+    run: RunId = RUN,
+    by: Identity = OWNER,
+    roles: tuple[Role, ...] = ROLES,
+    end: int = END,
+) -> Invitation:
     seed = guest.key.private_bytes_raw() if bearer else b""
     return invite(run, guest.peer, roles, end, by.sign, seed=seed)
 
@@ -70,7 +77,7 @@ def test_an_invitation_and_its_pass_survive_being_written_and_read(bearer: bool,
     worn = shown(mine)
     assert Pass.parse(worn.text) == worn and len(worn.text) <= MAX_CHARS
     assert mine.seed not in worn.text.encode() or not bearer
-    if bearer:                                           # the secret is never shown
+    if bearer:  # the secret is never shown
         assert mine.text.rsplit(":", 1)[1] not in worn.text
         with pytest.raises(ValueError, match="take care which of the two"):
             Pass.parse(mine.text)
@@ -85,21 +92,33 @@ def test_whoever_is_invited_is_admitted(bearer: bool) -> None:
     assert refusal(shown(invitation(BEARER if bearer else ME, bearer=bearer)).text) == ""
 
 
-@pytest.mark.parametrize(("text", "reason"), [
-    ("", "has shown no invitation"),
-    ("peer:x", "not an invitation"),
-    (shown(invitation(by=OTHER)).text, "not signed by the run's owner"),
-    (shown(invitation(run=OTHER_RUN)).text, "is to run cdcdcdcdcdcd, not to abababababab"),
-    (shown(invitation(run=RunId(RUN[:12] + "0" * 52))).text, "not signed by the run's owner"),
-    (shown(invitation(OTHER)).text, f"made out to {OTHER.peer}"),
-    (shown(invitation(end=int(NOW) - 1)).text, "its invitation ended 2027-01-15 07:59 UTC"),
-    (shown(invitation(roles=("trainer",))).text, "invited as trainer, not as stage"),
-    (shown(invitation(BEARER, bearer=True, by=OTHER)).text, "not signed by the run's owner"),
-    (shown(invitation(BEARER, bearer=True), OTHER).text, "not passed on to it"),
-], ids=[
-    "none", "junk", "another owner", "another run", "a run that begins alike", "another peer", "ended", "another role",
-    "another owner of a bearer's", "not passed on",
-])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "has shown no invitation"),
+        ("peer:x", "not an invitation"),
+        (shown(invitation(by=OTHER)).text, "not signed by the run's owner"),
+        (shown(invitation(run=OTHER_RUN)).text, "is to run cdcdcdcdcdcd, not to abababababab"),
+        (shown(invitation(run=RunId(RUN[:12] + "0" * 52))).text, "not signed by the run's owner"),
+        (shown(invitation(OTHER)).text, f"made out to {OTHER.peer}"),
+        (shown(invitation(end=int(NOW) - 1)).text, "its invitation ended 2027-01-15 07:59 UTC"),
+        (shown(invitation(roles=("trainer",))).text, "invited as trainer, not as stage"),
+        (shown(invitation(BEARER, bearer=True, by=OTHER)).text, "not signed by the run's owner"),
+        (shown(invitation(BEARER, bearer=True), OTHER).text, "not passed on to it"),
+    ],
+    ids=[
+        "none",
+        "junk",
+        "another owner",
+        "another run",
+        "a run that begins alike",
+        "another peer",
+        "ended",
+        "another role",
+        "another owner of a bearer's",
+        "not passed on",
+    ],
+)
 def test_what_is_not_good_is_refused_with_its_reason(text: str, reason: str) -> None:
     assert reason in refusal(text)
 
@@ -126,7 +145,7 @@ def test_no_altered_pass_is_admitted(bearer: bool, data: st.DataObject) -> None:
     text = shown(invitation(BEARER if bearer else ME, bearer=bearer)).text
     at = data.draw(st.integers(0, len(text) - 1))
     letter = data.draw(st.sampled_from(sorted(set("abcXYZ0189:,-_") - {text[at]})))
-    assert refusal(text[:at] + letter + text[at + 1:]) != ""
+    assert refusal(text[:at] + letter + text[at + 1 :]) != ""
 
 
 @given(st.text(max_size=600))
@@ -229,16 +248,20 @@ def test_a_ban_of_a_peer_and_of_a_bearers_key() -> None:
     assert doors.admitted(ME.peer, now=NOW) and not doors.admitted(OTHER.peer, now=NOW)
     newcomer = Identity.generate()
     doors.show(newcomer.peer, shown(letter, newcomer).text, now=NOW)
-    assert not doors.admitted(newcomer.peer, now=NOW)    # whoever that bearer's key lets in from now on, too
+    assert not doors.admitted(newcomer.peer, now=NOW)  # whoever that bearer's key lets in from now on, too
 
 
-@pytest.mark.parametrize("bans", [
-    ban(RUN, OWNER.peer, 9, [ME.peer], OTHER.sign),
-    ban(OTHER_RUN, OWNER.peer, 9, [ME.peer], OWNER.sign),
-    ban(RUN, OTHER.peer, 9, [ME.peer], OTHER.sign),
-    replace(ban(RUN, OWNER.peer, 9, [OTHER.peer], OWNER.sign), peers=(ME.peer,)),
-    replace(ban(RUN, OWNER.peer, 1, [ME.peer], OWNER.sign), number=9),
-], ids=["forged", "other run", "other owner", "other peers", "other number"])
+@pytest.mark.parametrize(
+    "bans",
+    [
+        ban(RUN, OWNER.peer, 9, [ME.peer], OTHER.sign),
+        ban(OTHER_RUN, OWNER.peer, 9, [ME.peer], OWNER.sign),
+        ban(RUN, OTHER.peer, 9, [ME.peer], OTHER.sign),
+        replace(ban(RUN, OWNER.peer, 9, [OTHER.peer], OWNER.sign), peers=(ME.peer,)),
+        replace(ban(RUN, OWNER.peer, 1, [ME.peer], OWNER.sign), number=9),
+    ],
+    ids=["forged", "other run", "other owner", "other peers", "other number"],
+)
 def test_a_list_that_is_not_the_owners_bans_nobody(bans: Bans) -> None:
     doors = admissions()
     doors.show(ME.peer, shown(invitation()).text, now=NOW)
@@ -249,7 +272,7 @@ def test_a_list_that_is_not_the_owners_bans_nobody(bans: Bans) -> None:
 def test_the_newest_list_counts_in_whatever_order_they_come(lists) -> None:
     doors = admissions()
     for bans in lists:
-        assert doors.learn(bans) == all(bans.number > earlier.number for earlier in lists[:lists.index(bans)])
+        assert doors.learn(bans) == all(bans.number > earlier.number for earlier in lists[: lists.index(bans)])
         assert doors.accepts(bans) == (bans.number == doors.bans.number)
     assert doors.bans.number == 4
 

@@ -94,17 +94,20 @@ def test_with_an_address_it_prints_the_whole_command(owned: Path, capsys) -> Non
 PEER = Identity.generate().peer
 
 
-@pytest.mark.parametrize(("words", "line"), [
-    (["invite"], "name the one peer to invite"),
-    (["invite", "RUN", PEER, "--bearer"], "name the one peer to invite"),
-    (["invite", "RUN", PEER, PEER], "name the one peer to invite"),
-    (["invite", "RUN", PEER[:-1]], "is no peer id, which has 52 characters"),
-    (["invite", "RUN", "--bearer", "--roles", "keeper"], "'keeper' is no role: roles are stage, trainer"),
-    (["invite", "RUN", "--bearer", "--expires", "0d"], "--expires 0d: write minutes, hours, days or weeks"),
-    (["invite", "RUN", "--bearer", "--expires", "999999w"], "ten years at the most"),
-    (["invite", "nowhere.toml", "--bearer"], "nowhere.toml: no such file"),
-    (["ban", "RUN"], "name the peers to ban"),
-])
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["invite"], "name the one peer to invite"),
+        (["invite", "RUN", PEER, "--bearer"], "name the one peer to invite"),
+        (["invite", "RUN", PEER, PEER], "name the one peer to invite"),
+        (["invite", "RUN", PEER[:-1]], "is no peer id, which has 52 characters"),
+        (["invite", "RUN", "--bearer", "--roles", "keeper"], "'keeper' is no role: roles are stage, trainer"),
+        (["invite", "RUN", "--bearer", "--expires", "0d"], "--expires 0d: write minutes, hours, days or weeks"),
+        (["invite", "RUN", "--bearer", "--expires", "999999w"], "ten years at the most"),
+        (["invite", "nowhere.toml", "--bearer"], "nowhere.toml: no such file"),
+        (["ban", "RUN"], "name the peers to ban"),
+    ],
+)
 def test_bad_words_are_refused_in_one_line(
     owned: Path, capsys, monkeypatch: pytest.MonkeyPatch, words: list[str], line: str
 ) -> None:
@@ -172,10 +175,13 @@ def test_who_is_not_admitted_is_told_what_to_do(owned: Path) -> None:
         assert not (owned.parent / "guest" / f"run-{owner.run[:12]}.pass").exists()
 
 
-@pytest.mark.parametrize(("given", "line"), [
-    ("no-such-file", "--invitation 'no-such-file': no such file, and no invitation"),
-    ("peer:abc", "--invitation: not an invitation: `swarmnet invite` prints one"),
-])
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("no-such-file", "--invitation 'no-such-file': no such file, and no invitation"),
+        ("peer:abc", "--invitation: not an invitation: `swarmnet invite` prints one"),
+    ],
+)
 def test_what_is_no_invitation_is_refused_in_words(owned: Path, given: str, line: str) -> None:
     with pytest.raises(UsageError, match=line):
         guest(owned, given, who=Identity.generate())
@@ -196,7 +202,7 @@ def test_a_new_invitation_in_the_same_file_is_taken_up_and_else_the_end_is_the_e
     first = mine.text
     mine.check(now=NOW + 1.5 * DAY)
     assert mine.text == first
-    file.write_text("rubbish")                           # half written: the one it has is still good
+    file.write_text("rubbish")  # half written: the one it has is still good
     mine.check(now=NOW + 1.5 * DAY)
     assert mine.text == first
     file.write_text(owner.invite(me.peer, ["stage"], int(NOW) + 9 * DAY).text)
@@ -226,7 +232,7 @@ def test_bans_add_up_and_are_lifted(owned: Path, capsys) -> None:
     assert numbers[0] < numbers[1]
     files.keep()
     again = admissions_of(manifest, doors.run)
-    assert BanFiles(again, owned.parent, None).read() and again.bans == doors.bans      # a peer remembers
+    assert BanFiles(again, owned.parent, None).read() and again.bans == doors.bans  # a peer remembers
     (owned.parent / f"run-{doors.run[:12]}.bans").write_text("rubbish")
     assert not BanFiles(admissions_of(manifest, doors.run), owned.parent, None).read()
 

@@ -15,7 +15,9 @@ ME, OTHER = Identity.generate().peer, Identity.generate().peer
 
 def test_every_address_goes_to_the_port_it_names_as_typed() -> None:
     announce = (
-        "/ip4/203.0.113.7/tcp/40000", "/dns6/gpu.example.org/tcp/40000", "/ip4/203.0.113.7/tcp/40001",
+        "/ip4/203.0.113.7/tcp/40000",
+        "/dns6/gpu.example.org/tcp/40000",
+        "/ip4/203.0.113.7/tcp/40001",
         f"/ip6/2001:db8::1/tcp/40001/p2p/{ME}",
     )
     found = announced_at(announce, ME, port=40000, dht_port=40001)
@@ -37,16 +39,19 @@ def test_a_bootstrap_node_has_one_port() -> None:
 DATA, DHT = "/ip4/203.0.113.7/tcp/40000", "/ip4/203.0.113.7/tcp/40001"
 
 
-@pytest.mark.parametrize(("announce", "port", "dht_port", "words"), [
-    ((DATA, DHT), 0, 40001, "needs a fixed --port"),
-    ((DATA, DHT), 40000, 0, "needs a fixed --dht-port"),
-    ((DATA, DHT), 40000, 40000, "--port and --dht-port are the same port"),
-    ((DATA, DHT, "/ip4/203.0.113.7/tcp/42785"), 40000, 40001, "must be 40000 (--port) or 40001 (--dht-port)"),
-    ((DATA,), 40000, 40001, "no address with port 40001 (--dht-port)"),
-    ((DHT,), 40000, 40001, "no address with port 40000 (--port)"),
-    ((DATA, f"{DHT}/p2p/{OTHER}"), 40000, 40001, "another peer's id"),
-    (("/ip4/203.0.113.7/udp/40000",), 40000, 40001, "is not an address"),
-])
+@pytest.mark.parametrize(
+    ("announce", "port", "dht_port", "words"),
+    [
+        ((DATA, DHT), 0, 40001, "needs a fixed --port"),
+        ((DATA, DHT), 40000, 0, "needs a fixed --dht-port"),
+        ((DATA, DHT), 40000, 40000, "--port and --dht-port are the same port"),
+        ((DATA, DHT, "/ip4/203.0.113.7/tcp/42785"), 40000, 40001, "must be 40000 (--port) or 40001 (--dht-port)"),
+        ((DATA,), 40000, 40001, "no address with port 40001 (--dht-port)"),
+        ((DHT,), 40000, 40001, "no address with port 40000 (--port)"),
+        ((DATA, f"{DHT}/p2p/{OTHER}"), 40000, 40001, "another peer's id"),
+        (("/ip4/203.0.113.7/udp/40000",), 40000, 40001, "is not an address"),
+    ],
+)
 def test_what_leads_nowhere_is_refused(announce: tuple[str, ...], port: int, dht_port: int, words: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words)):
         announced_at(announce, ME, port=port, dht_port=dht_port)

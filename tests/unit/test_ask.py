@@ -48,7 +48,11 @@ def play(script: Script, *, patience_s: float = 5.0, limit_s: float = 3600.0) ->
     async def story() -> Answer:
         clock = asyncio.get_running_loop().time
         return await ask(
-            script, PEER, SnapshotRequest(0), patience=lambda: patience_s, heard=lambda: heard.append(clock()),
+            script,
+            PEER,
+            SnapshotRequest(0),
+            patience=lambda: patience_s,
+            heard=lambda: heard.append(clock()),
             limit_s=limit_s,
         )
 
@@ -81,9 +85,9 @@ def test_an_end_without_an_answer_is_the_peers_failure() -> None:
         play(Script(Accepted(), Running()))
 
 
-@pytest.mark.parametrize("error", [
-    PeerGone("refused", definite=True), PeerTimeout("late"), BadMessage(RejectCode.MALFORMED, "garbage"),
-])
+@pytest.mark.parametrize(
+    "error", [PeerGone("refused", definite=True), PeerTimeout("late"), BadMessage(RejectCode.MALFORMED, "garbage")]
+)
 def test_what_the_transport_says_is_passed_on(error: Exception) -> None:
     with pytest.raises(type(error)) as caught:
         play(Script(Accepted(), error))

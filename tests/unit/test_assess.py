@@ -78,7 +78,7 @@ def test_a_run_that_went_back_says_so_and_who_has_yet_to_follow() -> None:
     result, problems = found(*after, old)
     assert result.version == 41 and "1 peer has yet to follow" in problems["went_back"].text
     _, problems = found(*[replace(each, restart=BACK) for each in three(0)], *three(1))
-    assert "stage_not_synced" in problems                 # of another history: not what the run goes on with
+    assert "stage_not_synced" in problems  # of another history: not what the run goes on with
 
 
 def test_a_restart_that_one_peer_makes_up_is_not_the_runs() -> None:
@@ -117,11 +117,11 @@ def test_who_began_at_the_seed_when_others_had_got_further_has_no_state() -> Non
     assert problems["stage_not_synced"].stage == 1 and result.version is None
     assert "nobody here has its state" in problems["stage_not_synced"].text
     _, problems = found(*three(0, version=0), *three(1, version=0))
-    assert problems == {}                                  # so does every run begin
+    assert problems == {}  # so does every run begin
     _, problems = found(*three(0, disk=(40,)), record("x", status(1, 0, disk=(40,))), *fresh)
-    assert "stage_not_synced" not in problems              # its record is older than its checkpoint
+    assert "stage_not_synced" not in problems  # its record is older than its checkpoint
     back = [replace(each, restart=Restart(1, 0)) for each in (*three(0, version=0, disk=(40,)), *fresh)]
-    assert "stage_not_synced" not in found(*back)[1]       # the run went back to the seed
+    assert "stage_not_synced" not in found(*back)[1]  # the run went back to the seed
 
 
 def test_the_note_about_two_replicas_is_said_once() -> None:
@@ -136,8 +136,9 @@ def test_the_note_about_two_replicas_is_said_once() -> None:
 
 
 def test_what_is_computed_twice_shows() -> None:
-    once = [record(f"{stage}-{number}", status(stage, executions=8, counted=8))
-            for stage in range(2) for number in range(2)]
+    once = [
+        record(f"{stage}-{number}", status(stage, executions=8, counted=8)) for stage in range(2) for number in range(2)
+    ]
     assert found(*once)[0].executions_per_index == 1.0
     twice = record("x", status(1, executions=8, counted=0))
     assert found(*once, twice)[0].executions_per_index == 1.25
@@ -188,8 +189,10 @@ def test_a_run_that_stands_still_says_for_whom_it_waits_and_why() -> None:
 
 def test_who_is_left_out_or_sits_out_is_named_and_by_whom() -> None:
     complaints = (
-        against("P", "left_out", "late", 3), against("Q", "sits_out", "does not report", 120),
-        against("R", "unreached"), against("R", "left_out", "nobody here can connect to it"),
+        against("P", "left_out", "late", 3),
+        against("Q", "sits_out", "does not report", 120),
+        against("R", "unreached"),
+        against("R", "left_out", "nobody here can connect to it"),
     )
     result, problems = found(waiting(0, "A", *complaints, still_s=0), *three(0), *three(1))
     assert problems["left_out"].text == "left out: P of stage 0 (late, says ...A)"

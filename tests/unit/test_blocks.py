@@ -37,9 +37,15 @@ def splits(draw: st.DrawFn) -> MeshSplit:
     heads = keys * tensor * draw(st.integers(1, 2))
     norms = draw(st.booleans())
     model = Model(
-        vocab_size=draw(st.integers(8, 40)), hidden_size=draw(st.integers(1, 11)),
-        intermediate_size=tensor * draw(st.integers(1, 7)), num_layers=1, num_heads=heads, num_kv_heads=keys,
-        head_dim=2 * draw(st.integers(1, 3)), attention_bias=not norms, qk_norm=norms,
+        vocab_size=draw(st.integers(8, 40)),
+        hidden_size=draw(st.integers(1, 11)),
+        intermediate_size=tensor * draw(st.integers(1, 7)),
+        num_layers=1,
+        num_heads=heads,
+        num_kv_heads=keys,
+        head_dim=2 * draw(st.integers(1, 3)),
+        attention_bias=not norms,
+        qk_norm=norms,
     )
     kind = draw(st.sampled_from(["dp", "zero1", "zero2", "zero3"] if data > 1 else list(get_args(Shard))))
     sequence_parallel = tensor > 1 and draw(st.booleans())
@@ -88,9 +94,12 @@ def test_a_rank_holds_what_it_speaks_for_and_ranks_along_tensor_hold_everything(
 @given(splits())
 def test_what_is_sharded_takes_its_share_of_memory(split: MeshSplit) -> None:
     shapes, layout = shapes_of(split.model), split.layout
-    none = MeshSplit(split.model, layout_of(
-        layout.tensor, 1, "none", sequence_parallel=layout.sequence_parallel
-    ), split.microbatch_size, split.sequence_length)
+    none = MeshSplit(
+        split.model,
+        layout_of(layout.tensor, 1, "none", sequence_parallel=layout.sequence_parallel),
+        split.microbatch_size,
+        split.sequence_length,
+    )
     for what in WHATS:
         for t in range(layout.tensor):
             whole = none.num_elements(what, shapes, t)
@@ -105,9 +114,10 @@ def test_rows_of_a_microbatch_are_computed_once_along_data(split: MeshSplit) -> 
         assert rows == list(range(split.microbatch_size))
 
 
-@pytest.mark.parametrize(("shard", "sharded"), [
-    ("dp", set()), ("zero1", {"moments"}), ("zero2", {"moments", "accumulators"}), ("zero3", set(WHATS)),
-])
+@pytest.mark.parametrize(
+    ("shard", "sharded"),
+    [("dp", set()), ("zero1", {"moments"}), ("zero2", {"moments", "accumulators"}), ("zero3", set(WHATS))],
+)
 def test_what_each_kind_shards(shard: Shard, sharded: set[What]) -> None:
     split = MeshSplit(Model(), layout_of(1, 2, shard), 2, 16)
     assert {what for what in WHATS if split.shards(what)} == sharded

@@ -153,9 +153,7 @@ def test_every_element_is_reduced_once_and_everybody_has_the_sum(members: int, e
 
 
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=7), st.integers(1, 120), st.integers(0, 10**6))
-def test_whatever_the_bandwidths_every_element_is_reduced_once(
-    bandwidths: list[int], elements: int, seed: int
-) -> None:
+def test_whatever_the_bandwidths_every_element_is_reduced_once(bandwidths: list[int], elements: int, seed: int) -> None:
     group = Group(len(bandwidths), elements, seed=seed)
     group.bandwidths = tuple(bandwidths)
     group.check(group.run())
@@ -176,7 +174,7 @@ def test_what_came_before_a_break_is_not_asked_for_again() -> None:
     def change(request: Part, answer: Answer) -> list[Answer]:
         if isinstance(answer, PartData) and request.kind == "contribution" and not broken:
             broken.append(request)
-            return [answer, Running(), replace(answer, payload=())]      # one chunk, then something that is none
+            return [answer, Running(), replace(answer, payload=())]  # one chunk, then something that is none
         return [answer]
 
     group.change = change
@@ -190,12 +188,16 @@ def _shorter(answer: PartData) -> PartData:
     return replace(answer, payload=(Packed(packed.codec, (packed.shape[0] - 1,), packed.data[:-8]),))
 
 
-@pytest.mark.parametrize("spoil", [
-    lambda answer: [_shorter(answer)],
-    lambda answer: [replace(answer, payload=())],
-    lambda answer: [replace(answer, payload=answer.payload * 2)],
-    lambda answer: [Fetched()],
-], ids=["another size", "no payload", "two payloads", "no answer"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda answer: [_shorter(answer)],
+        lambda answer: [replace(answer, payload=())],
+        lambda answer: [replace(answer, payload=answer.payload * 2)],
+        lambda answer: [Fetched()],
+    ],
+    ids=["another size", "no payload", "two payloads", "no answer"],
+)
 @pytest.mark.parametrize("kind", ["contribution", "reduced"])
 def test_a_chunk_that_does_not_fit_is_refused_and_asked_for_again(kind: str, spoil: Any) -> None:
     group = Group(3, 50)
@@ -253,7 +255,7 @@ def test_a_contributor_that_stops_in_the_middle_is_asked_again(silent_s: float, 
     read = held.contribution
 
     async def slow(start: int, stop: int) -> Packed:
-        if start == parts.chunk_elements(64, 2):         # the second chunk of the other's part
+        if start == parts.chunk_elements(64, 2):  # the second chunk of the other's part
             held.contribution = read  # type: ignore[method-assign]
             await asyncio.sleep(silent_s)
         return await read(start, stop)

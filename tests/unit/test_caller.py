@@ -36,7 +36,10 @@ class Scene:
         self.router = Router(Patience())
         self.left: list[tuple[str, str]] = []
         self.caller = Caller(
-            self.transport, self.router, lambda: dict.fromkeys(peers, 0), CHECK,
+            self.transport,
+            self.router,
+            lambda: dict.fromkeys(peers, 0),
+            CHECK,
             lambda request, peer, reason: self.left.append((peer, reason)),
         )
 
@@ -113,8 +116,10 @@ def test_what_is_true_everywhere_is_final_at_once(code: RejectCode) -> None:
 def test_a_busy_owner_does_not_choose_how_long_its_caller_sleeps() -> None:
     async def main() -> None:
         asked = iter([Busy(3600.0, 0), gradient()])
-        scene = Scene(a=lambda request: MovedTo("b") if len(scene.transport.calls) == 1 else gradient(),
-                      b=lambda request: next(asked))
+        scene = Scene(
+            a=lambda request: MovedTo("b") if len(scene.transport.calls) == 1 else gradient(),
+            b=lambda request: next(asked),
+        )
         await scene.process()
         times = [at for _, _, at in scene.transport.calls]
         assert len(times) == 3 and times[2] - times[1] < 31.0
@@ -125,6 +130,7 @@ def test_a_busy_owner_does_not_choose_how_long_its_caller_sleeps() -> None:
 @pytest.mark.parametrize("owned", [False, True])
 def test_who_does_not_know_us_yet_is_asked_again(owned: bool) -> None:
     """A replica that has just joined calls before its first heartbeat is heard: nothing may be lost by that."""
+
     async def main() -> None:
         calls = 0
 

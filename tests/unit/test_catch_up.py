@@ -35,9 +35,7 @@ def summed(step: int) -> Finished:
 
 def committed(step: int, num_stages: int = STAGES) -> tuple[Commit, ...]:
     done = summed(step)
-    return tuple(
-        Commit(stage, step, chain(step), done.id, done.digest, 4, 0.0, 1.0) for stage in range(num_stages)
-    )
+    return tuple(Commit(stage, step, chain(step), done.id, done.digest, 4, 0.0, 1.0) for stage in range(num_stages))
 
 
 def told(step: int) -> Answer:
@@ -65,7 +63,12 @@ class Story:
         self.slow_s: dict[PeerId, float] = {}
         self.took_s = 0.0
         self.machine = CatchUp(
-            self, self, STAGE, STAGES, collect=self.collect, after=self.after,  # type: ignore[arg-type]
+            self,
+            self,
+            STAGE,
+            STAGES,
+            collect=self.collect,
+            after=self.after,  # type: ignore[arg-type]
             moved=lambda cut: self.log.append(f"at {cut.version}"),
             failed=lambda donor, error, *, after_s=0.0: self.failed.append((donor, error)),
             refusal=lambda commit: None if commit.num_tokens else "a commit that cannot be applied",
@@ -136,6 +139,7 @@ def test_the_first_story_leads_on_and_who_says_nothing_is_named_late() -> None:
 
 def test_the_larger_group_has_a_moment_to_answer() -> None:
     """A liar that is first leads nobody, as long as the others are not late."""
+
     def forged(step: int) -> Answer:
         other = replace(summed(step), digest=bytes(32))
         return TrailStep(other, (committed(step)[0], replace(committed(step)[STAGE], digest=bytes(32))))
@@ -195,6 +199,7 @@ def test_a_story_that_fits_together_and_differs_needs_the_larger_group() -> None
 
 def test_of_equal_groups_the_one_whose_story_led_nowhere_is_not_believed_again() -> None:
     """Alone against one, with the name that wins a tie; the sum it describes is not to be had, or does not apply."""
+
     def forged(step: int) -> Answer:
         other = replace(summed(step), digest=bytes(32))
         return TrailStep(other, (committed(step)[0], replace(committed(step)[STAGE], digest=bytes(32))))

@@ -28,9 +28,7 @@ class Watched(SimulatedDisk):
 
     writing = False
 
-    async def write(
-        self, stage: int, cut: Cut, data: bytes | memoryview, owed: bytes | memoryview | None
-    ) -> Written:
+    async def write(self, stage: int, cut: Cut, data: bytes | memoryview, owed: bytes | memoryview | None) -> Written:
         assert not self.writing, "two writes at once"
         self.writing = True
         try:
@@ -53,7 +51,12 @@ class Replica:
         self.common: int | None = None
         self.disk = disk
         self.checkpointer = Checkpointer(
-            STAGE, self, self.where, disk, Plan(every, LAST, keep), common=lambda: self.common,  # type: ignore[arg-type]
+            STAGE,
+            self,
+            self.where,
+            disk,
+            Plan(every, LAST, keep),
+            common=lambda: self.common,  # type: ignore[arg-type]
             on_event=lambda event, fields: self.events.append((event, fields)),
         )
 
@@ -162,7 +165,7 @@ def test_only_the_last_ones_stay_and_never_without_the_common_one(disk: Watched,
             replica.common = 20
             await replica.train(35)
             assert written(disk) == [20, 30]
-            replica.common = forgotten     # a record expired: what was seen stays true
+            replica.common = forgotten  # a record expired: what was seen stays true
             await replica.train(9)
             assert written(disk) == [20, 30, 40]
             replica.common = 40
@@ -180,7 +183,7 @@ def test_what_becomes_common_while_one_is_written_stays(disk: Watched) -> None:
             await replica.train(39)
             assert written(disk) == [10, 20, 30]
             disk.write_s = 4.0
-            await replica.train(2)                 # 40 is on its way
+            await replica.train(2)  # 40 is on its way
             replica.common = 30
             await replica.train(4)
         assert written(disk) == [30, 40] == list(replica.checkpointer.versions)
@@ -190,7 +193,7 @@ def test_what_becomes_common_while_one_is_written_stays(disk: Watched) -> None:
 
 def test_a_slow_disk_skips_versions_and_queues_nothing(disk: Watched) -> None:
     async def story() -> None:
-        disk.write_s = 15 * STEP_S         # the versions that pass while one is written are multiples too
+        disk.write_s = 15 * STEP_S  # the versions that pass while one is written are multiples too
         replica = Replica(disk, keep=9)
         async with replica.running():
             await replica.train(44)
@@ -222,8 +225,11 @@ def test_a_full_disk_costs_one_warning_each_time_and_is_tried_again_at_the_next(
             warnings = replica.of("checkpoint_failed")
             assert [fields["version"] for fields in warnings] == [10, 20]
             assert warnings[0] == {
-                "version": 10, "path": "simulated/stage-1-step-10", "reason": "No space left on device",
-                "bytes_needed": 8, "then": "training goes on; the next checkpoint is tried again",
+                "version": 10,
+                "path": "simulated/stage-1-step-10",
+                "reason": "No space left on device",
+                "bytes_needed": 8,
+                "then": "training goes on; the next checkpoint is tried again",
             }
             disk.full = False
             await replica.train(6)
@@ -274,7 +280,7 @@ def test_nothing_is_due_without_state(disk: Watched) -> None:
             assert await replica.checkpointer.write_now() is None
             replica.version = 10
             replica.checkpointer.reached()
-            replica.version = None                 # gone before the writer awoke
+            replica.version = None  # gone before the writer awoke
             await asyncio.sleep(1.0)
         assert replica.copies == 0
 
@@ -286,7 +292,7 @@ def test_whoever_leaves_writes_where_it_stands_once(disk: Watched) -> None:
         replica = Replica(disk)
         disk.write_s = 5.0
         async with replica.running():
-            await replica.train(12)                # 10 is being written
+            await replica.train(12)  # 10 is being written
             result = await replica.checkpointer.write_now()
             assert result is not None and result.info.version == 12
             assert written(disk) == [10, 12] and replica.copies == 2
@@ -420,8 +426,11 @@ def test_in_a_directory(tmp_path: Path) -> None:
         (store.folder / "stage-1-step-2.safetensors").write_bytes(b"a half")
         await reach(replica, 50)
         assert sorted(path.name for path in store.folder.iterdir()) == [
-            "stage-1-step-30.json", "stage-1-step-30.safetensors", "stage-1-step-40.safetensors",
-            "stage-1-step-50.json", "stage-1-step-50.safetensors",
+            "stage-1-step-30.json",
+            "stage-1-step-30.safetensors",
+            "stage-1-step-40.safetensors",
+            "stage-1-step-50.json",
+            "stage-1-step-50.safetensors",
         ]
         assert replica.checkpointer.path(50) == str(store.data_path(STAGE, 50))
 
@@ -485,7 +494,7 @@ def test_a_write_that_was_given_up_and_the_next_are_not_at_it_together(
             await asyncio.sleep(0)
             go_on.set()
         assert second.result().on_disk
-        assert [info.version for info in store.verified(STAGE).good] == [11]   # 10 was never known to be there
+        assert [info.version for info in store.verified(STAGE).good] == [11]  # 10 was never known to be there
 
     in_directory(tmp_path, story)
 

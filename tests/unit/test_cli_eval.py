@@ -21,8 +21,16 @@ from swarmnet.peer import joining
 from swarmnet.state import collect
 
 LINK = f"swarm:{'0' * 64}@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
-TINY = ("model.num_layers=1", "model.hidden_size=8", "model.intermediate_size=8", "model.num_heads=1",
-        "model.num_kv_heads=1", "model.head_dim=8", "training.sequence_length=8", "training.microbatch_size=2")
+TINY = (
+    "model.num_layers=1",
+    "model.hidden_size=8",
+    "model.intermediate_size=8",
+    "model.num_heads=1",
+    "model.num_kv_heads=1",
+    "model.head_dim=8",
+    "training.sequence_length=8",
+    "training.microbatch_size=2",
+)
 
 
 @pytest.fixture
@@ -49,23 +57,26 @@ class Zeros:
         yield {name: torch.zeros_like(tensor) for name, tensor in module.named_parameters()}
 
 
-@pytest.mark.parametrize(("line", "words"), [
-    (f"eval {LINK} --step 3", "--step is for weights on this disk"),
-    (f"eval {LINK} --dir here", "--dir is for weights on this disk"),
-    ("eval run.toml --bootstrap /ip4/127.0.0.1/tcp/1/p2p/x --step 3", "--step is for weights on this disk"),
-    ("eval run.toml --bootstrap foo", '--bootstrap: bootstrap = ["foo"]: must be a multiaddr'),
-    ("eval nothing.toml", "nothing.toml: no such file, and no link such as swarm:RUN_ID@ADDRESS"),
-    ("eval run.toml", "no version of the weights is here whole"),
-    ("eval run.toml --data absent.txt", "data source 'absent.txt' does not exist"),
-    ("eval run.toml --microbatches 0", "0 is not in the range x>=1"),
-    ("eval swarm:12@nowhere", "is not a run id"),
-    ("generate run.toml x", "no version of the weights is here whole"),
-    ("generate absent.toml x", "absent.toml"),
-    ("generate run.toml x --temperature nan", "--temperature nan: must be a number from 0 on"),
-    ("generate run.toml x --seed 99999999999999999999999", "is not in the range 0<=x<=18446744073709551615"),
-    ("generate run.toml a\udcff", "the prompt is no UTF-8: character 2"),
-    ("generate run.toml x --step -1", "-1 is not in the range x>=0"),
-])
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (f"eval {LINK} --step 3", "--step is for weights on this disk"),
+        (f"eval {LINK} --dir here", "--dir is for weights on this disk"),
+        ("eval run.toml --bootstrap /ip4/127.0.0.1/tcp/1/p2p/x --step 3", "--step is for weights on this disk"),
+        ("eval run.toml --bootstrap foo", '--bootstrap: bootstrap = ["foo"]: must be a multiaddr'),
+        ("eval nothing.toml", "nothing.toml: no such file, and no link such as swarm:RUN_ID@ADDRESS"),
+        ("eval run.toml", "no version of the weights is here whole"),
+        ("eval run.toml --data absent.txt", "data source 'absent.txt' does not exist"),
+        ("eval run.toml --microbatches 0", "0 is not in the range x>=1"),
+        ("eval swarm:12@nowhere", "is not a run id"),
+        ("generate run.toml x", "no version of the weights is here whole"),
+        ("generate absent.toml x", "absent.toml"),
+        ("generate run.toml x --temperature nan", "--temperature nan: must be a number from 0 on"),
+        ("generate run.toml x --seed 99999999999999999999999", "is not in the range 0<=x<=18446744073709551615"),
+        ("generate run.toml a\udcff", "the prompt is no UTF-8: character 2"),
+        ("generate run.toml x --step -1", "-1 is not in the range x>=0"),
+    ],
+)
 def test_a_mistake_is_one_line(manifest: Path, capsys: pytest.CaptureFixture[str], line: str, words: str) -> None:
     assert run(line.split()) == 2
     captured = capsys.readouterr()
@@ -137,7 +148,7 @@ def test_what_is_generated_shows_as_it_comes_and_ctrl_c_keeps_it(
 
 
 def test_any_temperature_can_be_drawn_with() -> None:
-    module = lambda ids: torch.tensor([[[1.0, 3.0, 2.0]]])          # noqa: E731  # what counts of a model
+    module = lambda ids: torch.tensor([[[1.0, 3.0, 2.0]]])  # noqa: E731  # what counts of a model
     for temperature in (1e-320, 1e-30, 0.0):
         assert list(generate.generate(module, [0], num_tokens=3, context=4, temperature=temperature)) == [1, 1, 1]
     assert set(generate.generate(module, [0], num_tokens=200, context=4, temperature=math.inf)) == {0, 1, 2}

@@ -35,8 +35,11 @@ def boom(monkeypatch: pytest.MonkeyPatch):
         (click.UsageError("two\nlines"), 2, "swarmnet: error: two lines\n"),
         (UsageError("it says \x1b[2J"), 2, "swarmnet: error: it says \\x1b[2J\n"),
         (KeyboardInterrupt(), 130, ""),
-        (ExceptionGroup("tasks", [UsageError("bad"), ExceptionGroup("inner", [NoReplica("none")])]), 2,
-         "swarmnet: error: bad\nswarmnet: error: none\n"),
+        (
+            ExceptionGroup("tasks", [UsageError("bad"), ExceptionGroup("inner", [NoReplica("none")])]),
+            2,
+            "swarmnet: error: bad\nswarmnet: error: none\n",
+        ),
         (BaseExceptionGroup("tasks", [NoReplica("none"), KeyboardInterrupt()]), 130, ""),
     ],
     ids=repr,
@@ -44,7 +47,7 @@ def boom(monkeypatch: pytest.MonkeyPatch):
 def test_an_expected_error_is_one_line_and_a_code(boom, capsys, error: BaseException, code: int, line: str) -> None:
     assert boom(error) == code
     captured = capsys.readouterr()
-    assert captured.err.lstrip("\n") == line and captured.out == ""    # click ends the line of the ^C
+    assert captured.err.lstrip("\n") == line and captured.out == ""  # click ends the line of the ^C
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), ExceptionGroup("tasks", [UsageError("x"), ValueError("a")])])
@@ -80,7 +83,7 @@ def test_every_help_has_an_example_that_parses(name: str, capsys) -> None:
     assert run([name, "--help"]) == 0
     lines = capsys.readouterr().out.replace("\\\n", " ").splitlines()
     start = next(number for number, line in enumerate(lines) if line.strip().startswith("Example"))
-    examples = [line.split() for line in lines[start + 1:] if line.strip().startswith(f"swarmnet {name}")]
+    examples = [line.split() for line in lines[start + 1 :] if line.strip().startswith(f"swarmnet {name}")]
     assert examples
     for _, _, *args in examples:
         command = frame.swarmnet.get_command(click.Context(frame.swarmnet), name)

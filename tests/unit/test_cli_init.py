@@ -43,7 +43,10 @@ def test_it_writes_a_complete_file_and_says_what_is_next(asked, capsys) -> None:
     assert run(["init"]) == 0
     manifest = load("run.toml")
     assert (manifest.data.num_tokens, manifest.data.tokens_sha256, manifest.data.tokenizer_sha256) == (
-        1000, "a" * 64, "b" * 64)
+        1000,
+        "a" * 64,
+        "b" * 64,
+    )
     assert manifest.data.tokens_root == WindowTree(FakeTokens(), 64, 14).root  # type: ignore[arg-type]
     assert manifest.model.vocab_size == 300 and asked == [("stdlib", "bytes", Path())]
     out = capsys.readouterr().out
@@ -51,8 +54,13 @@ def test_it_writes_a_complete_file_and_says_what_is_next(asked, capsys) -> None:
 
 
 def test_every_flag_arrives(asked) -> None:
-    assert typed("init deep/r.toml --name n --stages 2 --steps 5 --seed 7 --data d --tokenizer t "
-               "--set model.num_layers=2 --set optimizer.learning_rate=1") == 0
+    assert (
+        typed(
+            "init deep/r.toml --name n --stages 2 --steps 5 --seed 7 --data d --tokenizer t "
+            "--set model.num_layers=2 --set optimizer.learning_rate=1"
+        )
+        == 0
+    )
     manifest = load("deep/r.toml")
     assert (manifest.name, manifest.cut.stages, manifest.training.total_steps, manifest.training.seed) == ("n", 2, 5, 7)
     assert (manifest.data.source, manifest.data.tokenizer, manifest.model.num_layers) == ("d", "t", 2)
@@ -64,13 +72,18 @@ def test_local_training_brings_along_what_it_needs_and_says_so(asked, capsys) ->
     manifest = load("run.toml")
     assert (manifest.averaging.sync, manifest.averaging.inner_steps) == ("local", 9)
     assert (manifest.numerics.mode, manifest.averaging.codec, manifest.averaging.reducer) == (
-        "fp32", "int8", "norm_clip")
+        "fp32",
+        "int8",
+        "norm_clip",
+    )
     said = "with it: numerics.mode = fp32, averaging.codec = int8, averaging.reducer = norm_clip; --set chooses"
     assert said in capsys.readouterr().out
     assert typed("init long.toml --sync local --steps 121") == 0 and "note:" not in capsys.readouterr().out
     assert typed("init short.toml --sync local") == 0
-    assert "note: outer momentum never sets in: training.total_steps = 60, averaging.outer_warmup_steps = 60; " \
+    assert (
+        "note: outer momentum never sets in: training.total_steps = 60, averaging.outer_warmup_steps = 60; "
         in capsys.readouterr().out
+    )
     assert typed("init other.toml --sync local --set averaging.reducer=sum") == 0
     assert load("other.toml").averaging.reducer == "sum"
 
@@ -96,7 +109,8 @@ def test_nothing_is_overwritten_unless_forced(asked, capsys) -> None:
     assert run(["init"]) == 2
     assert Path("run.toml").read_text() == "mine" and not asked
     assert capsys.readouterr().err == (
-        "swarmnet: error: run.toml: exists already; choose another name, or add --force to overwrite it\n")
+        "swarmnet: error: run.toml: exists already; choose another name, or add --force to overwrite it\n"
+    )
     assert run(["init", "--force"]) == 0
     assert load("run.toml").data.num_tokens == 1000
 
@@ -109,9 +123,12 @@ def test_nothing_is_overwritten_unless_forced(asked, capsys) -> None:
         ("--seed -1", "--seed: training.seed = -1: must be at least 0"),
         ("--set training.sed=1", "--set: training.sed: unknown key; did you mean training.seed?"),
         ("--set model.vocab_size=256", "--set: model.vocab_size = 256: must be at least 300"),
-        ("--set wire.gradients=acme.sign:2",
-         "error: wire.gradients: codec acme.sign:2: no installed distribution has an entry point 'acme.sign' in group "
-         "'swarmnet.codecs'; install the one that brings it\n"),
+        (
+            "--set wire.gradients=acme.sign:2",
+            "error: wire.gradients: codec acme.sign:2: "
+            "no installed distribution has an entry point 'acme.sign' in group "
+            "'swarmnet.codecs'; install the one that brings it\n",
+        ),
         ("--steps x", "'x' is not a valid integer"),
         ("--set training.sequence_length=100000", "the data holds 1000 tokens, too few for a microbatch of 4"),
     ],

@@ -63,14 +63,17 @@ def test_a_manifest_needs_somebody_to_ask(joined) -> None:
     assert invited == Manifest() and config.manifest == Path("run.toml") and config.bootstrap == (ADDRESS,)
 
 
-@pytest.mark.parametrize(("argv", "line"), [
-    ([], "Missing argument 'LINK_OR_MANIFEST'."),
-    (["no.toml"], "no.toml: no such file, and no link such as swarm:RUN_ID@ADDRESS"),
-    (["run.toml"], "joining by run.toml needs --bootstrap with the address of a peer that is up"),
-    ([LINK.replace("@", " @")], "the link has blanks or line breaks in it"),
-    ([LINK[:-60]], "the address must end in /p2p/12D3Koo..."),
-    ([LINK, "--ranks", "2", "--gpus", "2"], 'mesh: gpus = "2" and ranks = 2 exclude each other'),
-])
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        ([], "Missing argument 'LINK_OR_MANIFEST'."),
+        (["no.toml"], "no.toml: no such file, and no link such as swarm:RUN_ID@ADDRESS"),
+        (["run.toml"], "joining by run.toml needs --bootstrap with the address of a peer that is up"),
+        ([LINK.replace("@", " @")], "the link has blanks or line breaks in it"),
+        ([LINK[:-60]], "the address must end in /p2p/12D3Koo..."),
+        ([LINK, "--ranks", "2", "--gpus", "2"], 'mesh: gpus = "2" and ranks = 2 exclude each other'),
+    ],
+)
 def test_bad_invitations_are_one_line(joined, capsys, argv: list[str], line: str) -> None:
     assert run(["join", "--no-restart", *argv]) == 2
     err = capsys.readouterr().err

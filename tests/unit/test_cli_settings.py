@@ -32,8 +32,11 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, ..
     """What the commands called, instead of calling it; in an empty directory with a manifest, without variables."""
     made: list[tuple[Any, ...]] = []
     for module, name in (
-        ("swarmnet.peer", "run_peer"), ("swarmnet.trainer", "run_trainer"), ("swarmnet.local", "run_local"),
-        ("swarmnet.peer.bootstrap", "run_bootstrap"), ("swarmnet.peer.status", "run_status"),
+        ("swarmnet.peer", "run_peer"),
+        ("swarmnet.trainer", "run_trainer"),
+        ("swarmnet.local", "run_local"),
+        ("swarmnet.peer.bootstrap", "run_bootstrap"),
+        ("swarmnet.peer.status", "run_status"),
     ):
         fake = ModuleType(module)
         fake.__path__ = list(getattr(sys.modules.get(module), "__path__", [str(ROOT / module.replace(".", "/"))]))
@@ -57,20 +60,37 @@ def peer(calls: list[tuple[Any, ...]], *argv: str) -> PeerConfig:
 
 
 def test_every_flag_arrives(calls) -> None:
-    config = peer(calls, *(
-        f"--stage 0,2 --gpus 0,3 --tensor 1 --shard zero3 --sequence-parallel --dir d --data t "
-        f"--initial i --host 127.0.0.1 --port 1 --dht-port 2 --announce {MADDR} "
-        f"--bootstrap {MADDR} --bootstrap {MADDR}y --device cuda --slots 3 --events e --log-level error "
-        "--log-format json --set caps.memo_bytes=7 --set threads=2"
-    ).split())
-    assert config == PeerConfig.model_validate({
-        "manifest": Path("run.toml"), "roles": ("stage",), "stages": (0, 2), "dir": Path("d"), "data": "t",
-        "initial": Path("i"), "host": "127.0.0.1", "port": 1, "dht_port": 2, "announce": (MADDR,),
-        "bootstrap": (MADDR, f"{MADDR}y"),
-        "mesh": {"gpus": "0,3", "tensor": 1, "shard": "zero3", "sequence_parallel": True},
-        "device": "cuda", "threads": 2, "slots": 3, "events": Path("e"), "caps": {"memo_bytes": 7},
-        "log": {"level": "error", "format": "json"},
-    })
+    config = peer(
+        calls,
+        *(
+            f"--stage 0,2 --gpus 0,3 --tensor 1 --shard zero3 --sequence-parallel --dir d --data t "
+            f"--initial i --host 127.0.0.1 --port 1 --dht-port 2 --announce {MADDR} "
+            f"--bootstrap {MADDR} --bootstrap {MADDR}y --device cuda --slots 3 --events e --log-level error "
+            "--log-format json --set caps.memo_bytes=7 --set threads=2"
+        ).split(),
+    )
+    assert config == PeerConfig.model_validate(
+        {
+            "manifest": Path("run.toml"),
+            "roles": ("stage",),
+            "stages": (0, 2),
+            "dir": Path("d"),
+            "data": "t",
+            "initial": Path("i"),
+            "host": "127.0.0.1",
+            "port": 1,
+            "dht_port": 2,
+            "announce": (MADDR,),
+            "bootstrap": (MADDR, f"{MADDR}y"),
+            "mesh": {"gpus": "0,3", "tensor": 1, "shard": "zero3", "sequence_parallel": True},
+            "device": "cuda",
+            "threads": 2,
+            "slots": 3,
+            "events": Path("e"),
+            "caps": {"memo_bytes": 7},
+            "log": {"level": "error", "format": "json"},
+        }
+    )
 
 
 def test_flag_over_set_over_variable_over_file_over_default(calls, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +119,16 @@ def test_variables_hold_several_values(calls, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(("name", "role"), [("peer", "stage"), ("trainer", "trainer"), ("bootstrap", "bootstrap")])
 def test_roles_and_directories_follow_the_command(calls, name: str, role: str) -> None:
-    assert run([name, *([] if name == "bootstrap" else ["--manifest", "run.toml"]),
-                *(["--stage", "0"] if name == "peer" else [])]) == 0
+    assert (
+        run(
+            [
+                name,
+                *([] if name == "bootstrap" else ["--manifest", "run.toml"]),
+                *(["--stage", "0"] if name == "peer" else []),
+            ]
+        )
+        == 0
+    )
     called, config, *rest = calls.pop()
     assert called == f"run_{name}" and config.roles == (role,) and rest == ([] if name == "bootstrap" else [Manifest()])
     assert config.dir == Path(f"/home/you/.swarmnet/{name}")
@@ -127,8 +155,10 @@ def test_roles_and_directories_follow_the_command(calls, name: str, role: str) -
         ("peer --set port", "--set port: write section.key=value"),
         ("peer --bootstrap 1.2.3.4:5", '--bootstrap: bootstrap = ["1.2.3.4:5"]: must be a multiaddr'),
         ("peer --config no.toml", "no.toml: no such file"),
-        (f"peer --config {ROOT}/peer_configs/trainer.toml",
-         "roles = ['trainer'] does not include 'stage': start it with `swarmnet trainer`"),
+        (
+            f"peer --config {ROOT}/peer_configs/trainer.toml",
+            "roles = ['trainer'] does not include 'stage': start it with `swarmnet trainer`",
+        ),
         (f"trainer --config {ROOT}/peer_configs/bootstrap.toml", "start it with `swarmnet bootstrap`"),
         ("local --kill 1-20", "--kill 1-20: write STAGE@STEP, for example 1@20"),
         ("local --kill 3@20", "--kill 3@20: there is no stage 3"),
@@ -155,8 +185,13 @@ def test_a_wrong_variable_is_named(calls, capsys, monkeypatch: pytest.MonkeyPatc
 
 
 def test_local_builds_its_options(calls) -> None:
-    assert typed("local --stages 4 --replicas 3 --steps 9 --seed 5 --out o --kill 1@2 --kill 3@8 --kill-every 1.5 "
-                 "--oracle --trainers 2 --data d --numerics fp32 --set a.b=c --slots 2 --log-level info") == 0
+    assert (
+        typed(
+            "local --stages 4 --replicas 3 --steps 9 --seed 5 --out o --kill 1@2 --kill 3@8 --kill-every 1.5 "
+            "--oracle --trainers 2 --data d --numerics fp32 --set a.b=c --slots 2 --log-level info"
+        )
+        == 0
+    )
     name, options = calls.pop()
     assert name == "run_local" and (options.stages, options.replicas, options.steps, options.seed) == (4, 3, 9, 5)
     assert options.out == Path("o") and options.kill == ("1@2", "3@8") and options.kill_every == 1.5 and options.oracle
@@ -166,7 +201,7 @@ def test_local_builds_its_options(calls) -> None:
 
 
 def test_local_has_ranks(calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SWARMNET_RANKS", "2")            # of a peer: a local swarm's are for stages
+    monkeypatch.setenv("SWARMNET_RANKS", "2")  # of a peer: a local swarm's are for stages
     assert typed("local --ranks 1=2,2=4 --ranks 0.1=2 --tensor 2 --shard dp --sequence-parallel --kill-rank 1@3") == 0
     options = calls.pop()[1]
     assert (options.ranks, options.tensor, options.shard) == (("1=2,2=4", "0.1=2"), 2, "dp")
@@ -200,14 +235,19 @@ def test_local_sync_brings_along_what_it_needs_and_set_wins(calls, manifest: str
     chosen = choose(options)
     assert options.typed == (("--sync local", "averaging.sync=local"),) and options.set == ("averaging.codec=fp16",)
     assert (chosen.averaging.sync, chosen.numerics.mode, chosen.averaging.codec, chosen.averaging.reducer) == (
-        "local", "fp32", "fp16", "norm_clip")
+        "local",
+        "fp32",
+        "fp16",
+        "norm_clip",
+    )
     assert typed(f"local --sync overlap{manifest}") == 0
     chosen = choose(calls.pop()[1])
     assert (chosen.averaging.sync, chosen.optimizer.lead, chosen.numerics.mode) == ("overlap", 2.5, "deterministic")
 
 
-@pytest.mark.parametrize(("typed", "named"), [
-    ("run.toml", Path("run.toml")), (run_id(Manifest()), run_id(Manifest())), ("ab" * 6, "ab" * 6)])
+@pytest.mark.parametrize(
+    ("typed", "named"), [("run.toml", Path("run.toml")), (run_id(Manifest()), run_id(Manifest())), ("ab" * 6, "ab" * 6)]
+)
 def test_status_takes_a_file_a_run_id_or_its_first_digits(calls, typed: str, named: Path | str) -> None:
     assert run(["status", typed, "--bootstrap", MADDR, "--output", "json"]) == 0
     assert calls.pop() == ("run_status", named, (MADDR,), "json")
@@ -229,8 +269,10 @@ def test_a_run_id_may_be_typed_in_capitals(calls) -> None:
 def test_the_slots_that_help_names_are_the_peer_configs(calls, capsys, command: str) -> None:
     assert run([command, "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert f"--slots N Microbatches in flight per {'stage' if command == 'peer' else 'peer'}. [{PeerConfig().slots}]" \
+    assert (
+        f"--slots N Microbatches in flight per {'stage' if command == 'peer' else 'peer'}. [{PeerConfig().slots}]"
         in said
+    )
 
 
 def test_local_leaves_the_slots_to_the_peers(calls) -> None:

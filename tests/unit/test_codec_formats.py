@@ -56,17 +56,23 @@ def test_fp16_halves_agree_with_torchs_where_it_has_range() -> None:
     x = random(5000)
     assert torch.equal(codecs.decode(codecs.encode("fp16", x)), x.half().float()) or bool(
         ((codecs.decode(codecs.encode("fp16", x)) - x).abs() <= (x.half().float() - x).abs()).all()
-    )                                                          # halves below 2^-14 are coarser; ours are not
+    )  # halves below 2^-14 are coarser; ours are not
 
 
 @pytest.mark.parametrize(
     ("scale", "code", "expected"),
     [
-        (3.0, 0, RejectCode.MALFORMED), (-1.0, 0, RejectCode.MALFORMED), (0.0, 0, RejectCode.MALFORMED),
-        (2.0**-95, 0, RejectCode.MALFORMED), (2.0**114, 0, RejectCode.MALFORMED),
-        (float("inf"), 0, RejectCode.NON_FINITE), (float("nan"), 0, RejectCode.NON_FINITE),
-        (1.0, 0x7C00, RejectCode.NON_FINITE), (1.0, 0xFE01, RejectCode.NON_FINITE),
-        (1.0, 0x7800, RejectCode.MALFORMED), (1.0, 0xF800, RejectCode.MALFORMED),
+        (3.0, 0, RejectCode.MALFORMED),
+        (-1.0, 0, RejectCode.MALFORMED),
+        (0.0, 0, RejectCode.MALFORMED),
+        (2.0**-95, 0, RejectCode.MALFORMED),
+        (2.0**114, 0, RejectCode.MALFORMED),
+        (float("inf"), 0, RejectCode.NON_FINITE),
+        (float("nan"), 0, RejectCode.NON_FINITE),
+        (1.0, 0x7C00, RejectCode.NON_FINITE),
+        (1.0, 0xFE01, RejectCode.NON_FINITE),
+        (1.0, 0x7800, RejectCode.MALFORMED),
+        (1.0, 0xF800, RejectCode.MALFORMED),
     ],
 )
 def test_fp16_refuses_what_no_encoder_writes(scale: float, code: int, expected: RejectCode) -> None:
@@ -104,7 +110,7 @@ def test_4_bits_are_as_close_as_bitsandbytes_own() -> None:
     codes, state = functional.quantize_4bit(x, blocksize=64, quant_type="nf4")
     theirs = functional.dequantize_4bit(codes, state)
     assert (ours - x).norm() <= 1.002 * (theirs - x).norm()
-    assert float((ours == theirs).float().mean()) > 0.998      # the rest are ties of fp16
+    assert float((ours == theirs).float().mean()) > 0.998  # the rest are ties of fp16
 
 
 def test_4_bit_bytes() -> None:
@@ -145,9 +151,15 @@ def test_half_a_byte_that_is_left_over_is_zero() -> None:
 # ---------------------------------------------------------------- sparse, topk
 
 
-vectors = st.integers(0, 300).flatmap(lambda n: hnp.arrays(
-    "float32", n, elements=st.sampled_from([0.0, 1.0, -1.0, 2.5, -1e-40, MAX32]), fill=st.just(np.float32(0.0))
-)).map(torch.from_numpy)
+vectors = (
+    st.integers(0, 300)
+    .flatmap(
+        lambda n: hnp.arrays(
+            "float32", n, elements=st.sampled_from([0.0, 1.0, -1.0, 2.5, -1e-40, MAX32]), fill=st.just(np.float32(0.0))
+        )
+    )
+    .map(torch.from_numpy)
+)
 
 
 @given(vectors)
@@ -172,7 +184,9 @@ def test_topk_keeps_the_largest_and_the_earlier_of_equals(x: torch.Tensor, kept:
 @pytest.mark.parametrize("size", [BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 777])
 def test_topk_of_large_tensors_keeps_the_largest_of_each_block(kind: str, size: int) -> None:
     x = {
-        "normal": random(size), "rising": torch.arange(1.0, size + 1), "equal": torch.ones(size),
+        "normal": random(size),
+        "rising": torch.arange(1.0, size + 1),
+        "equal": torch.ones(size),
         "rare": torch.where(random(size, 2) > 2.5, random(size), 0.0),
     }[kind]
     y = codecs.decode(codecs.encode("topk:0.01", x))
@@ -200,7 +214,7 @@ def sparse(counts: list[int], values: list[float], places: bytes, size: int, nam
 def test_sparse_bytes() -> None:
     x = torch.zeros(64)
     x[3], x[9] = 1.0, -2.0
-    assert codecs.encode("sparse", x) .data == sparse([2], [1.0, -2.0], struct.pack("<2H", 3, 9), 64).data
+    assert codecs.encode("sparse", x).data == sparse([2], [1.0, -2.0], struct.pack("<2H", 3, 9), 64).data
     x[:9] = 1.0
     assert codecs.encode("sparse", x).data == sparse([10], [1.0] * 9 + [-2.0], b"\xff\x03" + bytes(6), 64).data
 
@@ -208,18 +222,18 @@ def test_sparse_bytes() -> None:
 @pytest.mark.parametrize(
     ("packed", "code"),
     [
-        (sparse([2], [1.0, 2.0], struct.pack("<2H", 9, 3), 64), RejectCode.MALFORMED),            # falling
-        (sparse([2], [1.0, 2.0], struct.pack("<2H", 3, 3), 64), RejectCode.MALFORMED),            # twice
-        (sparse([2], [1.0, 2.0], struct.pack("<2H", 3, 64), 64), RejectCode.MALFORMED),           # outside
-        (sparse([2], [1.0], struct.pack("<2H", 3, 4), 64), RejectCode.MALFORMED),                 # values lack
+        (sparse([2], [1.0, 2.0], struct.pack("<2H", 9, 3), 64), RejectCode.MALFORMED),  # falling
+        (sparse([2], [1.0, 2.0], struct.pack("<2H", 3, 3), 64), RejectCode.MALFORMED),  # twice
+        (sparse([2], [1.0, 2.0], struct.pack("<2H", 3, 64), 64), RejectCode.MALFORMED),  # outside
+        (sparse([2], [1.0], struct.pack("<2H", 3, 4), 64), RejectCode.MALFORMED),  # values lack
         (sparse([1], [1.0, 2.0], struct.pack("<H", 3), 64), RejectCode.MALFORMED),
         (sparse([2], [1.0, float("nan")], struct.pack("<2H", 3, 4), 64), RejectCode.NON_FINITE),
-        (sparse([65], [1.0] * 65, b"\xff" * 8, 64), RejectCode.MALFORMED),                        # more than there are
-        (sparse([5], [1.0] * 5, b"\x0f" + bytes(7), 64), RejectCode.MALFORMED),                   # fewer bits
+        (sparse([65], [1.0] * 65, b"\xff" * 8, 64), RejectCode.MALFORMED),  # more than there are
+        (sparse([5], [1.0] * 5, b"\x0f" + bytes(7), 64), RejectCode.MALFORMED),  # fewer bits
         (sparse([5], [1.0] * 5, b"\x1f" + bytes(7), 63), None),
-        (sparse([5], [1.0] * 5, b"\x0f" + bytes(6) + b"\x80", 63), RejectCode.MALFORMED),         # after the last
+        (sparse([5], [1.0] * 5, b"\x0f" + bytes(6) + b"\x80", 63), RejectCode.MALFORMED),  # after the last
         (sparse([1 << 31], [1.0], b"", 64), RejectCode.MALFORMED),
-        (sparse([8], [1.0] * 8, b"\xff" + bytes(7), 64, "topk:0.1"), RejectCode.MALFORMED),       # more than topk sends
+        (sparse([8], [1.0] * 8, b"\xff" + bytes(7), 64, "topk:0.1"), RejectCode.MALFORMED),  # more than topk sends
         (sparse([7], [1.0] * 7, b"\x7f" + bytes(7), 64, "topk:0.1"), None),
     ],
 )
@@ -258,12 +272,12 @@ def mixed(words: list[int], data: bytes, size: int) -> Packed:
 @pytest.mark.parametrize(
     ("packed", "code"),
     [
-        (mixed([1, 2 << 8 | 6], bytes(8), 2), RejectCode.MALFORMED),                 # no such codec
-        (mixed([1, 3 << 8], bytes(16), 2), RejectCode.MALFORMED),                    # more elements
-        (mixed([2, 2 << 8, 0 << 8 | 1], bytes(8), 2), RejectCode.MALFORMED),         # an empty run
-        (mixed([1, 2 << 8], bytes(12), 2), RejectCode.MALFORMED),                    # longer
+        (mixed([1, 2 << 8 | 6], bytes(8), 2), RejectCode.MALFORMED),  # no such codec
+        (mixed([1, 3 << 8], bytes(16), 2), RejectCode.MALFORMED),  # more elements
+        (mixed([2, 2 << 8, 0 << 8 | 1], bytes(8), 2), RejectCode.MALFORMED),  # an empty run
+        (mixed([1, 2 << 8], bytes(12), 2), RejectCode.MALFORMED),  # longer
         (mixed([1, 2 << 8 | 1], bytes(4) + b"\x01" + bytes(3), 2), RejectCode.MALFORMED),
-        (mixed([5, *[1 << 8] * 5], bytes(40), 5), RejectCode.MALFORMED),             # too many runs
+        (mixed([5, *[1 << 8] * 5], bytes(40), 5), RejectCode.MALFORMED),  # too many runs
         (mixed([1 << 60], b"", 2), RejectCode.MALFORMED),
         (mixed([1], b"", 2), RejectCode.MALFORMED),
         (mixed([2, 1 << 8, 1 << 8 | 1], struct.pack("<f4xH6x", 1.0, 0x7F80), 2), RejectCode.NON_FINITE),

@@ -99,11 +99,14 @@ def test_a_plug_in_is_used_like_our_own(install) -> None:
     assert codecs.use("acme.sign:7").name == "acme.sign:7"
 
 
-@pytest.mark.parametrize(("field", "manifest"), [
-    ("averaging.codec", Manifest(numerics=Numerics(mode="fp32"), averaging=Averaging(codec="acme.sign"))),
-    ("wire.activations", Manifest(wire=Wire(activations="acme.sign"))),
-    ("wire.gradients", Manifest(wire=Wire(gradients="acme.sign"))),
-])
+@pytest.mark.parametrize(
+    ("field", "manifest"),
+    [
+        ("averaging.codec", Manifest(numerics=Numerics(mode="fp32"), averaging=Averaging(codec="acme.sign"))),
+        ("wire.activations", Manifest(wire=Wire(activations="acme.sign"))),
+        ("wire.gradients", Manifest(wire=Wire(gradients="acme.sign"))),
+    ],
+)
 def test_all_that_a_run_needs_is_loaded_or_its_field_named(install, field: str, manifest: Manifest) -> None:
     with pytest.raises(UsageError, match=f"^{field}: codec acme.sign: no installed distribution"):
         codecs.use_all(manifest)
@@ -198,13 +201,28 @@ def test_names_that_are_good_for_sums_alone(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("int9", "must be one of int64, fp32"), ("sparse", "must be one of"), ("mixed", "must be one of"),
-        ("uint8", "must be one of"), ("int8:3", "must be one of"), ("", "must be one of"), ("acme.", "must be one of"),
-        ("acme.sign:", "must be one of"), ("Acme.sign", "must be one of"), ("acme.sign" * 9, "must be one of"),
-        ("topk", "such as topk:0.01"), ("topk:", "such as topk:0.01"), ("topk:0", "such as topk:0.01"),
-        ("topk:0.5", "at most 0.25"), ("topk:nan", "above 0"), ("topk:-0.1", "above 0"),
-        ("topk:0.010", "write topk:0.01"), ("topk: 0.01", "write topk:0.01"), ("topk:.01", "write topk:0.01"),
-        ("auto:int8", "others: auto:bf16"), ("auto:fp32", "others: auto:bf16"), ("auto:topk", "others: auto:bf16"),
+        ("int9", "must be one of int64, fp32"),
+        ("sparse", "must be one of"),
+        ("mixed", "must be one of"),
+        ("uint8", "must be one of"),
+        ("int8:3", "must be one of"),
+        ("", "must be one of"),
+        ("acme.", "must be one of"),
+        ("acme.sign:", "must be one of"),
+        ("Acme.sign", "must be one of"),
+        ("acme.sign" * 9, "must be one of"),
+        ("topk", "such as topk:0.01"),
+        ("topk:", "such as topk:0.01"),
+        ("topk:0", "such as topk:0.01"),
+        ("topk:0.5", "at most 0.25"),
+        ("topk:nan", "above 0"),
+        ("topk:-0.1", "above 0"),
+        ("topk:0.010", "write topk:0.01"),
+        ("topk: 0.01", "write topk:0.01"),
+        ("topk:.01", "write topk:0.01"),
+        ("auto:int8", "others: auto:bf16"),
+        ("auto:fp32", "others: auto:bf16"),
+        ("auto:topk", "others: auto:bf16"),
     ],
 )
 def test_other_names_are_refused_in_words(name: str, words: str) -> None:

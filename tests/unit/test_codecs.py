@@ -250,7 +250,7 @@ def test_non_finite_numbers_are_refused_on_the_way_out(name, bad, position):
 def test_non_finite_numbers_are_refused_on_the_way_in_and_leave_the_sum_alone(name, bad):
     data = bytearray(encode(name, torch.ones(600)).data)
     stored = torch.bfloat16 if name == "bf16" else torch.float32
-    place = {"fp16": 0, "mixed": 10}.get(name, 1)         # a scale, or the second number
+    place = {"fp16": 0, "mixed": 10}.get(name, 1)  # a scale, or the second number
     torch.frombuffer(data, dtype=stored, count=place + 1)[place] = bad
     packed = Packed(name, (600,), data)
     accumulator = torch.ones(600)
@@ -321,7 +321,7 @@ def test_an_int64_sum_that_would_wrap_is_refused_and_leaves_the_sum_alone(extrem
     with pytest.raises(Overflow):
         codecs.add_decoded(total, codecs.encode("int64", step))
     assert torch.equal(total, before)
-    step[-1] = -step[-1]                 # the ranges still touch, the elements do not
+    step[-1] = -step[-1]  # the ranges still touch, the elements do not
     codecs.add_decoded(total, codecs.encode("int64", step))
     assert torch.equal(total, before + step)
 

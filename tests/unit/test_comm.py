@@ -20,12 +20,16 @@ def test_threads_keep_the_contract(check: Callable[[Comm], None], size: int) -> 
     run_ranks(size, check)
 
 
-@pytest.mark.parametrize("call", [
-    lambda comm: comm.all_reduce(torch.zeros(2 + comm.rank)),
-    lambda comm: comm.all_reduce(torch.zeros(2), "max" if comm.rank else "sum"),
-    lambda comm: comm.all_gather(torch.zeros(2, 2), comm.rank),
-    lambda comm: comm.all_reduce(torch.zeros(2, dtype=torch.float64 if comm.rank else torch.float32)),
-], ids=["shape", "operation", "dimension", "dtype"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda comm: comm.all_reduce(torch.zeros(2 + comm.rank)),
+        lambda comm: comm.all_reduce(torch.zeros(2), "max" if comm.rank else "sum"),
+        lambda comm: comm.all_gather(torch.zeros(2, 2), comm.rank),
+        lambda comm: comm.all_reduce(torch.zeros(2, dtype=torch.float64 if comm.rank else torch.float32)),
+    ],
+    ids=["shape", "operation", "dimension", "dtype"],
+)
 def test_ranks_that_call_different_things_are_told(call: Callable[[ThreadComm], object]) -> None:
     with pytest.raises(ValueError, match="ranks called different collectives"):
         run_ranks(2, call)
@@ -80,8 +84,10 @@ def test_a_fake_group_gives_the_shapes_of_a_real_one(device: str) -> None:
     assert (comm.rank, comm.size) == (3, 4)
     x = torch.empty(2, 8, 3, dtype=torch.bfloat16, device=device, requires_grad=True)
     for found, shape in (
-        (comm.all_reduce(x, "max"), (2, 8, 3)), (comm.all_gather(x, 1), (2, 32, 3)),
-        (comm.all_gather(x, -1), (2, 8, 12)), (comm.reduce_scatter(x, 1), (2, 2, 3)),
+        (comm.all_reduce(x, "max"), (2, 8, 3)),
+        (comm.all_gather(x, 1), (2, 32, 3)),
+        (comm.all_gather(x, -1), (2, 8, 12)),
+        (comm.reduce_scatter(x, 1), (2, 2, 3)),
     ):
         assert (found.shape, found.dtype, found.device.type, found.requires_grad) == (shape, x.dtype, device, False)
     with pytest.raises(ValueError, match="cannot share"):

@@ -19,7 +19,8 @@ def test_a_step_is_late_by_the_usual_pace_and_who_sits_out_is_named_until_it_doe
     complaints.on_event("strike", {"peer": PeerId("Q"), "reason": "does not report", "sits_out_s": 60.0}, now=100.0)
     table = Table("A")
     assert complaints.of(table.members["A"], None, now=110.0) == (
-        Complaint(0, PeerId("Q"), "sits_out", "does not report", 51), Complaint(0, PeerId("P"), "left_out", "late", 10),
+        Complaint(0, PeerId("Q"), "sits_out", "does not report", 51),
+        Complaint(0, PeerId("P"), "left_out", "late", 10),
     )
     assert complaints.of(table.members["A"], None, now=161.0) == ()
 

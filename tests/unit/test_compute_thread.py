@@ -30,8 +30,10 @@ def test_state_goes_before_backward_before_forward_before_weights_before_backgro
 def test_inside_a_class_older_step_then_later_stage_then_lower_index_then_first_come() -> None:
     queue: JobQueue[str] = JobQueue()
     for name, turn in {
-        "second index": Turn(Work.FORWARD, 4, -2, 1), "first index": Turn(Work.FORWARD, 4, -2, 0),
-        "early stage": Turn(Work.FORWARD, 4, 0, 0), "next step": Turn(Work.FORWARD, 5, -2, 0),
+        "second index": Turn(Work.FORWARD, 4, -2, 1),
+        "first index": Turn(Work.FORWARD, 4, -2, 0),
+        "early stage": Turn(Work.FORWARD, 4, 0, 0),
+        "next step": Turn(Work.FORWARD, 5, -2, 0),
         "first index again": Turn(Work.FORWARD, 4, -2, 0),
     }.items():
         queue.push(turn, name)
@@ -44,8 +46,16 @@ def test_the_older_step_goes_first_with_all_its_work_but_for_state() -> None:
         for work in (Work.WEIGHTS, Work.FORWARD, Work.BACKWARD, Work.STATE, Work.BACKGROUND):
             queue.push(Turn(work, step, 0, 0), f"{work.name} {step}")
     assert drain(queue) == [
-        "STATE 3", "STATE 4", "BACKWARD 3", "FORWARD 3", "WEIGHTS 3", "BACKWARD 4", "FORWARD 4", "WEIGHTS 4",
-        "BACKGROUND 3", "BACKGROUND 4",
+        "STATE 3",
+        "STATE 4",
+        "BACKWARD 3",
+        "FORWARD 3",
+        "WEIGHTS 3",
+        "BACKWARD 4",
+        "FORWARD 4",
+        "WEIGHTS 4",
+        "BACKGROUND 3",
+        "BACKGROUND 4",
     ]
 
 
@@ -56,9 +66,7 @@ def test_too_many_deferred_weight_passes_go_before_forward_but_not_before_backwa
     for index in range(2):
         queue.push(Turn(Work.FORWARD, 0, 0, index), f"forward {index}")
     queue.push(Turn(Work.BACKWARD, 0, 0, 9), "backward")
-    assert drain(queue) == [
-        "backward", "weights 0", "weights 1", "forward 0", "forward 1", "weights 2", "weights 3"
-    ]
+    assert drain(queue) == ["backward", "weights 0", "weights 1", "forward 0", "forward 1", "weights 2", "weights 3"]
 
 
 @given(st.lists(turns, max_size=30), st.integers(0, 5))

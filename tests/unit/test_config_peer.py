@@ -24,7 +24,12 @@ def read(text: str) -> PeerConfig:
 
 def test_there_is_an_example_for_everyone() -> None:
     assert {path.stem for path in EXAMPLES} == {
-        "bootstrap", "eight_gpu_tensor_parallel", "gaming_pc_zero", "local_cpu", "local_cpu_ranks", "one_gpu_volunteer",
+        "bootstrap",
+        "eight_gpu_tensor_parallel",
+        "gaming_pc_zero",
+        "local_cpu",
+        "local_cpu_ranks",
+        "one_gpu_volunteer",
         "trainer",
     }
 
@@ -70,8 +75,8 @@ def test_eight_gpus_split_every_layer() -> None:
         ("manifest = 3", "peer.toml: manifest = 3: must be a string in quotes"),
         ('manifest = "~nobody-of-this-name/x"', 'peer.toml: manifest = "~nobody-of-this-name/x": ~nobody-of-this-name'),
         ('bootstrap = ["1.2.3.4:5"]', 'peer.toml: bootstrap = ["1.2.3.4:5"]: must be a multiaddr'),
-        ('mesh = 8', "peer.toml: mesh = 8: must be a table"),
-        ("[mesh]\ngpus = 0", 'peer.toml: mesh.gpus = 0: must be a number from 1 to 9999, which ones with commas ('),
+        ("mesh = 8", "peer.toml: mesh = 8: must be a table"),
+        ("[mesh]\ngpus = 0", "peer.toml: mesh.gpus = 0: must be a number from 1 to 9999, which ones with commas ("),
         ('[mesh]\ngpus = "all"', 'peer.toml: mesh.gpus = "all": must be a number from 1 to 9999'),
         ("[mesh]\ngpus = 99999999", "peer.toml: mesh.gpus = 99999999: must be a number from 1 to 9999"),
         ('[mesh]\ngpus = "0,1,0"', 'peer.toml: mesh.gpus = "0,1,0": names GPU 0 twice'),
@@ -140,10 +145,14 @@ def test_layers_meet_inside_tables_and_errors_name_who_won() -> None:
         assert str(caught.value).startswith(line)
 
 
-@given(st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=["Cs"])),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=3), max_leaves=5,
-), st.sampled_from([path for path, _ in leaves(PeerConfig)]))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=["Cs"])),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=3),
+        max_leaves=5,
+    ),
+    st.sampled_from([path for path, _ in leaves(PeerConfig)]),
+)
 def test_any_value_anywhere_is_a_setting_or_one_line(value: object, path: tuple[str, ...]) -> None:
     try:
         config = resolve(PeerConfig, [layer("--set", path, value)], where="config")

@@ -14,9 +14,7 @@ def test_a_row_has_what_was_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = tmp_path / "control.json"
-    monkeypatch.setattr(sys, "argv", [
-        "control.py", "--replicas", "3,5", "--microbatches", "20", "--json", str(result),
-    ])
+    monkeypatch.setattr(sys, "argv", ["control.py", "--replicas", "3,5", "--microbatches", "20", "--json", str(result)])
     load("control").main()
     said = capsys.readouterr()
     assert said.out.count("\n") == 2 and "2 of 2" in said.err
@@ -27,11 +25,14 @@ def test_a_row_has_what_was_asked_for(
     assert large["keeper_bytes"] > small["keeper_bytes"]
 
 
-@pytest.mark.parametrize(("arguments", "line"), [
-    ("--replicas 1", "argument --replicas: 1: write whole numbers from 2 to 1000 with commas"),
-    ("--microbatches 4,x", "argument --microbatches: 4,x: write whole numbers from 1 to 65536 with commas"),
-    ("--json /nowhere/at/all.json", "--json /nowhere/at/all.json: there is no such folder; make it first"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("--replicas 1", "argument --replicas: 1: write whole numbers from 2 to 1000 with commas"),
+        ("--microbatches 4,x", "argument --microbatches: 4,x: write whole numbers from 1 to 65536 with commas"),
+        ("--json /nowhere/at/all.json", "--json /nowhere/at/all.json: there is no such folder; make it first"),
+    ],
+)
 def test_bad_input_is_one_line_and_exit_code_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str, line: str
 ) -> None:

@@ -68,11 +68,16 @@ def test_an_explicit_cut_is_taken_as_written(lengths: list[int]) -> None:
 
 def test_a_layer_of_llama_7b_costs_what_the_rule_of_two_flops_per_parameter_says() -> None:
     llama = Model(
-        vocab_size=32_000, hidden_size=4096, intermediate_size=11_008, num_layers=32, num_heads=32, num_kv_heads=32,
+        vocab_size=32_000,
+        hidden_size=4096,
+        intermediate_size=11_008,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=32,
         head_dim=128,
     )
     assert layer_flops(llama, 0) == 2 * 202_375_168
-    assert layer_flops(llama, 2048) - layer_flops(llama, 0) == 2 * 2048 * 4096      # half of the T x T square
+    assert layer_flops(llama, 2048) - layer_flops(llama, 0) == 2 * 2048 * 4096  # half of the T x T square
     assert head_flops(llama) == 2 * 131_072_000
 
 

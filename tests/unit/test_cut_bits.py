@@ -14,7 +14,11 @@ from swarmnet.stage.sum_codec import SumCodec
 from swarmnet.wire import codecs
 
 PARAMETERS = [
-    ("embed", (997, 129)), ("norm.weight", (777,)), ("up", (311, 300)), ("down", (30, 30)), ("head", (129, 99)),
+    ("embed", (997, 129)),
+    ("norm.weight", (777,)),
+    ("up", (311, 300)),
+    ("down", (30, 30)),
+    ("head", (129, 99)),
 ]
 TOTAL = sum(math.prod(shape) for _, shape in PARAMETERS)
 VECTOR = torch.randn(TOTAL, generator=torch.Generator().manual_seed(7)) * torch.linspace(0.001, 9, TOTAL)
@@ -36,7 +40,9 @@ def decoded(codec: SumCodec, cut: list[tuple[int, int]], *, reduced: bool) -> to
 def test_no_bit_depends_on_the_cut(name: str, bandwidths: list[int]) -> None:
     codec = SumCodec(name, PARAMETERS, TOTAL, device=torch.device("cpu"))
     cut = [
-        chunk for start, stop in parts(TOTAL, bandwidths, block=codec.block) if start < stop
+        chunk
+        for start, stop in parts(TOTAL, bandwidths, block=codec.block)
+        if start < stop
         for chunk in chunks(start, stop, LEAST_CHUNK)
     ]
     for reduced in (False, True):

@@ -38,8 +38,16 @@ def test_the_standard_library_is_this_pythons_own_text():
 def test_the_standard_library_leaves_out_packages_tests_and_what_a_build_writes(tmp_path, monkeypatch):
     kept = ("abc.py", "json/__init__.py", "testing.py", "unittest/case.py")
     left_out = (
-        "site-packages/x.py", "dist-packages/x.py", "test/x.py", "json/tests/x.py", "idlelib/idle_test/x.py",
-        "__pycache__/x.py", "sitecustomize.py", "_sysconfigdata__linux.py", "notes.txt", "lib-dynload/x.so",
+        "site-packages/x.py",
+        "dist-packages/x.py",
+        "test/x.py",
+        "json/tests/x.py",
+        "idlelib/idle_test/x.py",
+        "__pycache__/x.py",
+        "sitecustomize.py",
+        "_sysconfigdata__linux.py",
+        "notes.txt",
+        "lib-dynload/x.so",
     )
     for name in kept + left_out:
         write(tmp_path / name, name.encode())

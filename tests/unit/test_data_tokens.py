@@ -59,10 +59,15 @@ def test_every_position_of_the_sampler_fits():
 
 
 def manifest_data(tokens: Tokens, **changes: object) -> Data:
-    return Data(**{
-        "source": tokens.source, "num_tokens": tokens.num_tokens, "tokens_sha256": tokens.sha256,
-        "tokenizer_sha256": tokens.tokenizer_sha256, **changes,
-    })
+    return Data(
+        **{
+            "source": tokens.source,
+            "num_tokens": tokens.num_tokens,
+            "tokens_sha256": tokens.sha256,
+            "tokenizer_sha256": tokens.tokenizer_sha256,
+            **changes,
+        }
+    )
 
 
 def test_the_right_stream_passes_wherever_it_lies():

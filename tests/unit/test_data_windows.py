@@ -138,7 +138,7 @@ def test_every_microbatch_of_the_sampler_can_be_proven(num_tokens: int) -> None:
 
 
 def test_the_array_that_holds_the_ids_does_not_matter_nor_how_many_chunks_there_are() -> None:
-    count = 9001                                         # of 1 KiB: more than eight chunks, the last one odd
+    count = 9001  # of 1 KiB: more than eight chunks, the last one odd
     roots = {WindowTree(stream(count * 256 + 1, dtype=dtype), 256, count).root for dtype in (np.uint8, np.uint32)}
     assert len(roots) == 1
     seen: list[tuple[int, int]] = []

@@ -84,7 +84,7 @@ def asking(transport: Saying, *members: str, other_way=no_other_way, synced: boo
     said: list[tuple[str, dict]] = []
     records = {PeerId(name): record(PeerId(name), synced=synced) for name in members}
     return Asking(
-        lambda: record(ME), transport, lambda: records, lambda event, fields: said.append((event, fields)), other_way,
+        lambda: record(ME), transport, lambda: records, lambda event, fields: said.append((event, fields)), other_way
     ), said
 
 
@@ -93,7 +93,7 @@ def test_who_can_be_connected_to_goes_on_and_asks_once() -> None:
     one, said = asking(transport, "A", "B")
 
     async def work() -> None:
-        async with asyncio.TaskGroup() as group:       # two stages of a peer ask at the same time
+        async with asyncio.TaskGroup() as group:  # two stages of a peer ask at the same time
             group.create_task(one.check())
             group.create_task(one.check())
         await one.check()
@@ -101,7 +101,7 @@ def test_who_can_be_connected_to_goes_on_and_asks_once() -> None:
     play(work())
     assert sorted(transport.asked) == ["A", "B"]
     assert said == [
-        ("dialled_back", {"addresses": [AT], "could": ["B"], "could_not": {"A": "no answer"}, "not_asked": {}}),
+        ("dialled_back", {"addresses": [AT], "could": ["B"], "could_not": {"A": "no answer"}, "not_asked": {}})
     ]
 
 

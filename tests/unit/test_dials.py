@@ -7,13 +7,7 @@ from hypothesis import strategies as st
 
 from swarmnet.ids import PeerId
 from swarmnet.net.address import Address
-from swarmnet.net.dials import (
-    FIRST_PAUSE_S,
-    LONGEST_NAMED_S,
-    LONGEST_OF_ALL_S,
-    LONGEST_SHOWN_S,
-    Dials,
-)
+from swarmnet.net.dials import FIRST_PAUSE_S, LONGEST_NAMED_S, LONGEST_OF_ALL_S, LONGEST_SHOWN_S, Dials
 from swarmnet.net.records import MAX_ADDRESSES
 
 A, B = PeerId("a"), PeerId("b")

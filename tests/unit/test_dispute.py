@@ -39,8 +39,15 @@ class Court:
         self.dispute.opened(self.round, now=now)
 
     def says(
-        self, peer: PeerId, *, late: tuple[PeerId, ...] = (), refused: tuple[PeerId, ...] = (), owes: bool = True,
-        now: float, owned: frozenset[int] = NONE, of: RoundId | None = None,
+        self,
+        peer: PeerId,
+        *,
+        late: tuple[PeerId, ...] = (),
+        refused: tuple[PeerId, ...] = (),
+        owes: bool = True,
+        now: float,
+        owned: frozenset[int] = NONE,
+        of: RoundId | None = None,
         allowed_s: float = 10.0,
     ) -> None:
         found = tuple(Late(each, owes, allowed_s) for each in late)

@@ -56,10 +56,18 @@ class Stage:
         for me, view in self.views.items():
             for peer in self.order:
                 if peer != me:
-                    view.hear(peer, Heartbeat(
-                        Stamp(self.version, 0, CHAIN), 1, self.synced[peer], None, numerics=self.numerics[peer],
-                        measure=self.drifts[peer].mine,
-                    ), now=self.now)
+                    view.hear(
+                        peer,
+                        Heartbeat(
+                            Stamp(self.version, 0, CHAIN),
+                            1,
+                            self.synced[peer],
+                            None,
+                            numerics=self.numerics[peer],
+                            measure=self.drifts[peer].mine,
+                        ),
+                        now=self.now,
+                    )
 
     def measure(self) -> list[dict[str, object]]:
         """The next version that is measured. Returns what is said of it."""
@@ -232,8 +240,9 @@ def test_whose_state_another_class_takes() -> None:
 def test_where_equal_bits_are_not_promised_only_who_is_far_outside_is_off() -> None:
     def verdict(*sketches: tuple[float, ...]) -> set[int]:
         order = in_order(len(sketches))
-        readings = {peer: Reading(Measure(10, CHAIN, b"", sketch), "")
-                    for peer, sketch in zip(order, sketches, strict=True)}
+        readings = {
+            peer: Reading(Measure(10, CHAIN, b"", sketch), "") for peer, sketch in zip(order, sketches, strict=True)
+        }
         strays = judge(readings, equal_bits=False).strays
         return {number for number, peer in enumerate(order) if peer in strays}
 

@@ -104,6 +104,7 @@ def test_weights_that_move_on_are_followed_and_told() -> None:
 @pytest.mark.parametrize("tells", [True, False])
 def test_announcements_that_are_behind_are_not_waited_for(tells: bool) -> None:
     """It is always two versions further than anybody announces; a refusal further on does not say which."""
+
     def answer(peer: PeerId, request: Process) -> Answer:
         now = swarm.version + 2
         return Rejected(RejectCode.STALE, version=now if tells else -1) if request.step < now else loss(peer, request)
@@ -112,7 +113,7 @@ def test_announcements_that_are_behind_are_not_waited_for(tells: bool) -> None:
     tally = Tally()
     assert evaluate(swarm, tally) == 0.0 and tally.versions == {22: 5 * NUM_TOKENS}
     assert {request.step for _, request in swarm.asked} == ({20, 22} if tells else {20, 21, 22})
-    assert [request.step for _, request in swarm.asked[-2:]] == [22, 22]     # what was reached is begun with
+    assert [request.step for _, request in swarm.asked[-2:]] == [22, 22]  # what was reached is begun with
 
 
 def test_a_version_that_only_a_liar_tells_of_is_not_waited_for_long() -> None:

@@ -139,11 +139,13 @@ def test_a_member_that_breaks_off_or_stalls_is_asked_again() -> None:
     assert first == second and members.engines[A]._buffer == [3] * NUM_ELEMENTS
 
 
-@pytest.mark.parametrize("losses", [
-    {}, {0: (1.0, 10), 1: (1.0, 10)}, {2: (1.0, 10)}, {0: (1.0, 10**9), 1: (1.0, 10**9)}, {0: (1.0, 0), 1: (1.0, 0)},
-], ids=["lacking", "another member's", "nobody's", "tokens it did not see", "no tokens"])
+@pytest.mark.parametrize(
+    "losses",
+    [{}, {0: (1.0, 10), 1: (1.0, 10)}, {2: (1.0, 10)}, {0: (1.0, 10**9), 1: (1.0, 10**9)}, {0: (1.0, 0), 1: (1.0, 0)}],
+    ids=["lacking", "another member's", "nobody's", "tokens it did not see", "no tokens"],
+)
 def test_a_member_speaks_for_the_microbatches_the_round_gives_it_and_no_others(
-    losses: dict[int, tuple[float, int]]
+    losses: dict[int, tuple[float, int]],
 ) -> None:
     members = Members(ONES, TWOS)
     members.change = lambda request, answer: (
@@ -175,16 +177,20 @@ def test_a_finished_sum_is_collected() -> None:
     assert members.engines[B]._buffer == ONES and members.exchanges[B].holds(STAMP, ID)
 
 
-@pytest.mark.parametrize("change", [
-    flip,
-    lambda answer: replace(answer, finished=None),
-    lambda answer: replace(answer, finished=replace(answer.finished, digest=bytes(32))),
-    lambda answer: replace(answer, finished=replace(answer.finished, grad_sq_norm=0.5)),
-    lambda answer: replace(answer, finished=replace(answer.finished, id=RoundId(ID.ballot, 2))),
-    lambda answer: replace(answer, payload=()),
-    lambda answer: replace(answer, payload=(replace(answer.payload[0], shape=(1,)),)),
-    lambda answer: Accepted(),
-], ids=["bit", "undescribed", "digest", "norm", "other round", "empty", "shape", "no answer"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        flip,
+        lambda answer: replace(answer, finished=None),
+        lambda answer: replace(answer, finished=replace(answer.finished, digest=bytes(32))),
+        lambda answer: replace(answer, finished=replace(answer.finished, grad_sq_norm=0.5)),
+        lambda answer: replace(answer, finished=replace(answer.finished, id=RoundId(ID.ballot, 2))),
+        lambda answer: replace(answer, payload=()),
+        lambda answer: replace(answer, payload=(replace(answer.payload[0], shape=(1,)),)),
+        lambda answer: Accepted(),
+    ],
+    ids=["bit", "undescribed", "digest", "norm", "other round", "empty", "shape", "no answer"],
+)
 def test_a_corrupt_sum_is_never_held(change: Callable[[Answer], Answer]) -> None:
     members = Members(ONES, TWOS)
     members.change = lambda _, answer: change(answer)
@@ -208,9 +214,12 @@ def test_a_sum_that_was_held_is_not_once_another_was_written_over_it() -> None:
 
 def test_collecting_goes_on_until_a_holder_has_it_whole() -> None:
     members = Members(ONES, TWOS)
-    members.errors = [PeerGone("broken"), PeerTimeout("late"), Refused(RejectCode.NOT_FOUND), BadMessage(
-        RejectCode.MALFORMED, "garbage"
-    )]
+    members.errors = [
+        PeerGone("broken"),
+        PeerTimeout("late"),
+        Refused(RejectCode.NOT_FOUND),
+        BadMessage(RejectCode.MALFORMED, "garbage"),
+    ]
     damaged = iter([True, False])
     members.change = lambda _, answer: flip(answer) if next(damaged) else answer
 
@@ -336,10 +345,10 @@ def test_who_waits_for_a_piece_of_an_abandoned_round_is_told() -> None:
     async def story() -> Answer:
         exchange = members.exchanges[A]
         async with asyncio.TaskGroup() as group:
-            mine = group.create_task(members.sum(A, BOTH))         # B never takes part: the piece stays unreduced
+            mine = group.create_task(members.sum(A, BOTH))  # B never takes part: the piece stays unreduced
             await asyncio.sleep(1.0)
             theirs = group.create_task(_last(exchange, "reduced", NUM_ELEMENTS // 2))
-            await asyncio.sleep(1.2)                                # in the middle of a pause between signs of life
+            await asyncio.sleep(1.2)  # in the middle of a pause between signs of life
             mine.cancel()
             exchange.close()
         return theirs.result()

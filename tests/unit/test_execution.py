@@ -12,18 +12,7 @@ from scripted import PROOF, OneProof, Says, ScriptedTransport, on_virtual_time
 
 from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
 from swarmnet.ids import PeerId
-from swarmnet.messages import (
-    Accepted,
-    Answer,
-    Busy,
-    Fetch,
-    Fetched,
-    Gradient,
-    Packed,
-    Process,
-    Rejected,
-    Running,
-)
+from swarmnet.messages import Accepted, Answer, Busy, Fetch, Fetched, Gradient, Packed, Process, Rejected, Running
 from swarmnet.net.transport import ReadPayload, layout_of
 from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
 from swarmnet.pipeline.execution import Execution
@@ -59,7 +48,10 @@ class Scene:
     """
 
     def __init__(
-        self, group: asyncio.TaskGroup, stage: int, rest: Says = lambda request: None,
+        self,
+        group: asyncio.TaskGroup,
+        stage: int,
+        rest: Says = lambda request: None,
         poison: frozenset[tuple[int, int, int]] = frozenset(),
     ) -> None:
         self.stage, self.said, self.named = stage, [], []
@@ -67,18 +59,32 @@ class Scene:
         self.transport = transport = ScriptedTransport(rest=rest)
         check = InputCheck((TOKENS, HIDDEN) if stage else (TOKENS,), 8, OneProof())
         answer_check = AnswerCheck((HIDDEN,), 1)
-        caller = Caller(transport, Router(Patience()), lambda: {PeerId("rest"): 0}, answer_check,
-                        lambda request, peer, reason: None)
+        caller = Caller(
+            transport, Router(Patience()), lambda: {PeerId("rest"): 0}, answer_check, lambda request, peer, reason: None
+        )
         self.engine = SimulatedEngine(stage, 2, Device(0.02), poison)
         self.execution = Execution(
-            stage, 2, engine=self.engine, claims=self, caller=None if stage else caller,
+            stage,
+            2,
+            engine=self.engine,
+            claims=self,
+            caller=None if stage else caller,
             sources=Sources(
-                transport, stage, before=list, after=lambda: [PeerId("rest")], holders=list,
-                tokens=lambda step, index: payload(0), check=check, check_answer=answer_check.remembered,
+                transport,
+                stage,
+                before=list,
+                after=lambda: [PeerId("rest")],
+                holders=list,
+                tokens=lambda step, index: payload(0),
+                check=check,
+                check_answer=answer_check.remembered,
                 on_bad_input=self.bad_input,
             ),
-            check=check, limits=Limits(SLOTS, running_s=0.5, wait_s=4.0, memo_bytes=1 << 16), spawn=group.create_task,
-            on_bad_input=self.bad_input, may_feed=lambda caller, request: self.away,
+            check=check,
+            limits=Limits(SLOTS, running_s=0.5, wait_s=4.0, memo_bytes=1 << 16),
+            spawn=group.create_task,
+            on_bad_input=self.bad_input,
+            may_feed=lambda caller, request: self.away,
         )
         self.execution.begin(0, alive=lambda peer: True)
 
@@ -99,10 +105,17 @@ class Scene:
         self.named.append((peer, step, index, error.code))
 
     async def ask(
-        self, index: int, sent: tuple[Packed, ...], *, after_s: float = 0.0, step: int = 0, purpose: str = "train",
+        self,
+        index: int,
+        sent: tuple[Packed, ...],
+        *,
+        after_s: float = 0.0,
+        step: int = 0,
+        purpose: str = "train",
         caller: PeerId = STRANGER,
     ) -> Answer:
         """One call whose payload arrives `after_s` after it was accepted; its last answer, as a transport tells it."""
+
         async def read() -> tuple[Packed, ...]:
             await asyncio.sleep(after_s)
             return sent
@@ -120,6 +133,7 @@ class Scene:
 
 def scene(stage: int, act: Callable[[Scene], object], **options) -> None:
     """Run `act` on a replica; everything it started is stopped afterwards."""
+
     async def main() -> None:
         async with asyncio.TaskGroup() as group:
             here = Scene(group, stage, **options)
@@ -165,7 +179,7 @@ def test_who_may_not_feed_is_told_before_its_payload_is_read(soon: bool) -> None
         for step, sent in ((0, payload(1)), (1, payload(1)), (7, payload(1)), (0, ())):
             # nor is it held for a step that is not open yet, or looked at
             call = here.execution.process(STRANGER, Process(step, 1, 0), ReadPayload(layout_of(sent), read))
-            answer, = [answer async for answer in call]
+            (answer,) = [answer async for answer in call]
             if soon:
                 assert isinstance(answer, Busy) and 0.0 < answer.retry_after_s <= 0.5
             else:
@@ -186,7 +200,7 @@ def test_what_declares_another_layout_is_refused_unread(bad: str, purpose: str) 
             raise AssertionError("nobody takes this upload")
 
         training = purpose == "train"
-        if bad == "proof":           # training needs one, an evaluation has none
+        if bad == "proof":  # training needs one, an evaluation has none
             sent = inputs(1) if training else payload(1)
         else:
             sent = BAD[bad][0] if training else BAD[bad][0][:-1]
@@ -203,7 +217,7 @@ def test_what_declares_another_layout_is_refused_unread(bad: str, purpose: str) 
 def test_the_proof_travels_on_with_the_tokens() -> None:
     async def act(here: Scene) -> None:
         assert isinstance(await here.ask(0, payload(0)), Gradient)
-        sent, = here.transport.payloads
+        (sent,) = here.transport.payloads
         assert sent[0] == payload(0)[0] and sent[1].shape == (1, 1, 1) and sent[2] is PROOF
         for cached in (True, False):
             request = Fetch(0, 0, 0 if cached else 1, "input", cached=cached)
@@ -279,7 +293,7 @@ def test_a_slow_upload_is_overtaken_by_another_caller() -> None:
         slow = asyncio.ensure_future(here.ask(0, payload(1), after_s=500.0, caller=LIAR))
         again = asyncio.ensure_future(here.ask(0, payload(1), caller=LIAR))
         await asyncio.sleep(0.01)
-        async with asyncio.timeout(2.0):            # door_s is one second
+        async with asyncio.timeout(2.0):  # door_s is one second
             assert isinstance(await here.ask(0, payload(1)), Gradient)
         assert isinstance(await again, Gradient)
         slow.cancel()
@@ -323,6 +337,7 @@ def test_a_slow_sender_is_served_when_its_input_comes() -> None:
 
 def test_a_caller_uploads_as_much_at_once_as_there_are_slots() -> None:
     """Also where the keeper's orders have begun works that hold no slot."""
+
     async def act(here: Scene) -> None:
         for index in range(9):
             here.execution.order(0, index)
@@ -346,7 +361,7 @@ def test_who_was_accepted_when_the_work_ends_is_told_to_come_again() -> None:
         liar = asyncio.ensure_future(here.ask(0, payload(1, math.nan), after_s=0.1))
         await asyncio.sleep(0.05)
         call = here.execution.process(STRANGER, Process(0, 1, 0), ReadPayload(layout_of(payload(1)), read))
-        assert isinstance(await anext(call), Accepted)      # and before it sends, the liar's NaN is there
+        assert isinstance(await anext(call), Accepted)  # and before it sends, the liar's NaN is there
         assert isinstance(await liar, Rejected)
         assert isinstance(await anext(call), Busy)
         assert [answer async for answer in call] == []
@@ -382,7 +397,7 @@ def test_a_gradient_that_does_not_fit_the_grid_is_a_finding() -> None:
             raise Overflow("a gradient does not fit the grid")
 
         here.engine.accumulate = too_large  # type: ignore[method-assign]
-        assert isinstance(await here.ask(0, payload(1)), Gradient)      # what goes back to the caller is fine
+        assert isinstance(await here.ask(0, payload(1)), Gradient)  # what goes back to the caller is fine
         await asyncio.sleep(1.0)
         assert ("non_finite", 0) in here.said and ("added", 0) not in here.said
 
@@ -413,7 +428,7 @@ def test_a_full_replica_still_recomputes_for_others() -> None:
         async with asyncio.TaskGroup() as group:
             calls = [group.create_task(here.ask(index, payload(0))) for index in range(SLOTS)]
             await asyncio.sleep(1.0)
-            assert here.execution.queue == SLOTS            # both wait for the next stage, which is silent
+            assert here.execution.queue == SLOTS  # both wait for the next stage, which is silent
             request = Fetch(0, 0, 7, "input", cached=False)
             async with asyncio.timeout(1.0):
                 answers = [answer async for answer in here.execution.fetch(request)]
@@ -504,7 +519,7 @@ def test_calls_ahead_of_us_are_held_only_so_many() -> None:
             tasks = [group.create_task(waited(index)) for index in range(4 * SLOTS + 3)]
         results = [task.result() for task in tasks]
         assert all(isinstance(answer, Busy) for answer, _ in results)
-        assert sum(seconds >= 0.5 for _, seconds in results) == 4 * SLOTS      # the others at once
+        assert sum(seconds >= 0.5 for _, seconds in results) == 4 * SLOTS  # the others at once
         assert sum(seconds == 0.0 for _, seconds in results) == 3
 
     scene(1, act)

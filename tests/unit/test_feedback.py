@@ -113,7 +113,7 @@ def test_an_abandoned_round_leaves_the_residual_and_the_next_attempt_alone(codec
         average(each, 1)
         apply(each, 1)
     before = [replica.residual.clone() for replica in replicas]
-    average(replicas, 2)                                           # never applied: re-formed by two, then by all
+    average(replicas, 2)  # never applied: re-formed by two, then by all
     average(replicas[:2], 3)
     assert all(torch.equal(replica.residual, old) for replica, old in zip(replicas, before, strict=True))
     assert torch.equal(average(replicas, 4), average(undisturbed, 4))
@@ -130,7 +130,7 @@ def test_a_sum_of_another_round_counts_nothing_as_sent(codec: str) -> None:
     apply(replicas, 1)
     before = replicas[0].residual.clone()
     average(replicas, 2)
-    apply(replicas, 3)                                             # what became whole is a round without us
+    apply(replicas, 3)  # what became whole is a round without us
     assert torch.equal(replicas[0].residual, before)
 
 
@@ -140,7 +140,7 @@ def test_a_round_that_turns_up_whole_after_the_next_has_begun_counts(codec: str)
     for each in (replicas, undisturbed):
         average(each, 1)
     for replica in replicas:
-        replica.codec.begin(round_id(2), voids=0)                  # nothing is sent in it
+        replica.codec.begin(round_id(2), voids=0)  # nothing is sent in it
     average(replicas[:2], 3)
     for each in (replicas, undisturbed):
         apply(each, 1)

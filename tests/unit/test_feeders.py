@@ -27,6 +27,8 @@ def test_the_table(known: Known) -> None:
 
 def test_the_words_say_what_is_lacking() -> None:
     assert may_feed(Known(admitted=True), Process(3, 2, 0)) == TurnedAway(
-        "you are not known here as a replica of stage 1, and nobody else feeds stage 2")
+        "you are not known here as a replica of stage 1, and nobody else feeds stage 2"
+    )
     assert may_feed(Known(), Process(3, 0, 0)) == TurnedAway(
-        "the run has not admitted you as a trainer: ask its owner for an invitation")
+        "the run has not admitted you as a trainer: ask its owner for an invitation"
+    )

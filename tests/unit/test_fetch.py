@@ -26,8 +26,12 @@ class Joiner:
         self.errors: list[tuple[PeerId, SwarmError]] = []
         self.progress: list[Progress] = []
         self.fetcher = Fetcher(
-            line, STAGE, Seal(RUN, SimulatedSigner(PeerId("me"))), max_bytes=max_bytes,
-            failed=lambda peer, error: self.errors.append((peer, error)), progress=self.progress.append,
+            line,
+            STAGE,
+            Seal(RUN, SimulatedSigner(PeerId("me"))),
+            max_bytes=max_bytes,
+            failed=lambda peer, error: self.errors.append((peer, error)),
+            progress=self.progress.append,
             unfit=self.unfit,
         )
         self.newest = 1 << 40

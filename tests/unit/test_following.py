@@ -29,8 +29,13 @@ def story(console: Console, *scored: tuple[float, int, str]) -> str:
 
 def test_in_a_pipe_it_is_a_line_every_five_seconds_with_the_rate_and_what_is_left() -> None:
     text = story(
-        Console(file=io.StringIO(), width=40), (0.0, 0, "none"), (2.0, 8, "eight"), (5.0, 10, "ten of a longer line"),
-        (9.0, 11, "eleven"), (10.5, 11, "eleven; waiting: nobody serves stage 0"), (440.0, 220, "most"),
+        Console(file=io.StringIO(), width=40),
+        (0.0, 0, "none"),
+        (2.0, 8, "eight"),
+        (5.0, 10, "ten of a longer line"),
+        (9.0, 11, "eleven"),
+        (10.5, 11, "eleven; waiting: nobody serves stage 0"),
+        (440.0, 220, "most"),
     )
     assert text.splitlines() == [
         "asking    [here]",
@@ -46,7 +51,10 @@ def test_what_takes_hours_is_told_in_hours_and_what_has_not_begun_has_no_rate() 
 
 
 def test_on_a_terminal_it_is_a_bar_that_goes_away() -> None:
-    text = story(Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None), (0.0, 0, "none"),
-                 (1.0, 100, "100 of 400"))
+    text = story(
+        Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None),
+        (0.0, 0, "none"),
+        (1.0, 100, "100 of 400"),
+    )
     assert text.startswith("asking    [here]\n") and "100 of 400; 100.0/s, 3 s left" in text
     assert "━" in text and text.endswith("\x1b[2K")

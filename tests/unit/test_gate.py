@@ -34,8 +34,16 @@ SOME = frozenset({0, 3})
 
 
 def commit(**changed: object) -> Commit:
-    fields = {"stage": 1, "step": 3, "chain": STAMP.chain, "id": RoundId(BALLOT, 0), "digest": b"x", "num_tokens": 8,
-              "loss_sum": 4.0, "grad_sq_norm": 1.0} | changed
+    fields = {
+        "stage": 1,
+        "step": 3,
+        "chain": STAMP.chain,
+        "id": RoundId(BALLOT, 0),
+        "digest": b"x",
+        "num_tokens": 8,
+        "loss_sum": 4.0,
+        "grad_sq_norm": 1.0,
+    } | changed
     return Commit(**fields)
 
 
@@ -52,44 +60,81 @@ def round_of(parts: tuple = ((OTHER, GEN, SOME),), receivers: tuple = (OTHER, KE
 
 
 GOOD = [
-    Prepare(STAMP, BALLOT), Claim(STAMP, BALLOT, GEN, 3), Granted(STAMP, BALLOT, GEN, 0),
-    Moved(STAMP, BALLOT, GEN, 0, OTHER), Evicted(STAMP, BALLOT, GEN, True), Release(STAMP, BALLOT, GEN, SOME),
-    Execute(STAMP, BALLOT, 3), Report(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0), Committed(commit()), round_of(),
-    Round(STAMP, BALLOT, RoundId(BALLOT, 0), (), (), (OTHER,)), round_of(bandwidths=(1, 10**12)),
-    round_of(rows=(2,), columns=2), round_of(rows=(1, 1), columns=1),
+    Prepare(STAMP, BALLOT),
+    Claim(STAMP, BALLOT, GEN, 3),
+    Granted(STAMP, BALLOT, GEN, 0),
+    Moved(STAMP, BALLOT, GEN, 0, OTHER),
+    Evicted(STAMP, BALLOT, GEN, True),
+    Release(STAMP, BALLOT, GEN, SOME),
+    Execute(STAMP, BALLOT, 3),
+    Report(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0),
+    Committed(commit()),
+    round_of(),
+    Round(STAMP, BALLOT, RoundId(BALLOT, 0), (), (), (OTHER,)),
+    round_of(bandwidths=(1, 10**12)),
+    round_of(rows=(2,), columns=2),
+    round_of(rows=(1, 1), columns=1),
     complaint(Trouble(RoundId(BALLOT, 0), (Late(OTHER, True, 10.0),), (OTHER, KEEPER))),
-    report(Line(10**9, ((OTHER, 1), (KEEPER, 50_000)))), report(Line(0)),
+    report(Line(10**9, ((OTHER, 1), (KEEPER, 50_000)))),
+    report(Line(0)),
     Heartbeat(STAMP, 1, True, BALLOT, (commit(),), (commit(stage=0, step=2),)),
     Heartbeat(STAMP, 1, True, BALLOT, numerics="cpu", measure=Measure(3, STAMP.chain, b"d" * 32, (1.0, -2.5))),
 ]
 
 BAD = [
-    Prepare(Stamp(3, 2, STAMP.chain), BALLOT), Prepare(STAMP, Ballot(1 << 40, KEEPER)), Claim(STAMP, BALLOT, GEN, 4),
-    Granted(STAMP, BALLOT, GEN, 65535), Execute(STAMP, BALLOT, 4), Release(STAMP, BALLOT, GEN, frozenset({4})),
+    Prepare(Stamp(3, 2, STAMP.chain), BALLOT),
+    Prepare(STAMP, Ballot(1 << 40, KEEPER)),
+    Claim(STAMP, BALLOT, GEN, 4),
+    Granted(STAMP, BALLOT, GEN, 65535),
+    Execute(STAMP, BALLOT, 4),
+    Release(STAMP, BALLOT, GEN, frozenset({4})),
     Report(STAMP, BALLOT, GEN, frozenset({9}), SOME, None, None, 0),
     Report(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0, frozenset({60000})),
-    round_of(receivers=()), round_of(receivers=(OTHER, OTHER)), round_of(parts=((OTHER, GEN, frozenset()),)),
-    round_of(parts=((OTHER, GEN, frozenset({4})),)), round_of(voided=frozenset({7})),
-    round_of(bandwidths=(5,)), round_of(bandwidths=(5, 6, 7)), round_of(bandwidths=(5, 0)),
-    round_of(bandwidths=(5, -6)), round_of(bandwidths=(5, math.nan)), round_of(bandwidths=(5, 10**13)),
+    round_of(receivers=()),
+    round_of(receivers=(OTHER, OTHER)),
+    round_of(parts=((OTHER, GEN, frozenset()),)),
+    round_of(parts=((OTHER, GEN, frozenset({4})),)),
+    round_of(voided=frozenset({7})),
+    round_of(bandwidths=(5,)),
+    round_of(bandwidths=(5, 6, 7)),
+    round_of(bandwidths=(5, 0)),
+    round_of(bandwidths=(5, -6)),
+    round_of(bandwidths=(5, math.nan)),
+    round_of(bandwidths=(5, 10**13)),
     Round(STAMP, BALLOT, RoundId(BALLOT, 0), (), (), (OTHER,), bandwidths=(5,)),
-    round_of(rows=(1,), columns=1), round_of(rows=(2, 1), columns=1), round_of(rows=(2, 0), columns=1),
-    round_of(rows=(1, 1)), round_of(rows=(1, 1), columns=2), round_of(rows=(1, 1), columns=3),
+    round_of(rows=(1,), columns=1),
+    round_of(rows=(2, 1), columns=1),
+    round_of(rows=(2, 0), columns=1),
+    round_of(rows=(1, 1)),
+    round_of(rows=(1, 1), columns=2),
+    round_of(rows=(1, 1), columns=3),
     round_of(parts=((PeerId("p9"), GEN, SOME),), rows=(1, 1), columns=1),
     complaint(Trouble(RoundId(BALLOT, 0), (Late(OTHER, True, math.nan),))),
     complaint(Trouble(RoundId(BALLOT, 0), (Late(OTHER, True, -1.0),))),
     complaint(Trouble(RoundId(BALLOT, 0), (Late(OTHER, True, 1.0), Late(OTHER, False, 1.0)))),
     complaint(Trouble(RoundId(BALLOT, 0), (), (OTHER, OTHER))),
     complaint(Trouble(RoundId(BALLOT, 0), (), tuple(PeerId(f"p{number}") for number in range(65)))),
-    report(Line(-1)), report(Line(math.nan)), report(Line(math.inf)), report(Line(10**13)),
-    report(Line(5, ((OTHER, 0),))), report(Line(5, ((OTHER, math.nan),))), report(Line(5, ((OTHER, -3),))),
-    report(Line(5, ((OTHER, 10**10),))), report(Line(5, ((OTHER, 3), (OTHER, 4)))),
+    report(Line(-1)),
+    report(Line(math.nan)),
+    report(Line(math.inf)),
+    report(Line(10**13)),
+    report(Line(5, ((OTHER, 0),))),
+    report(Line(5, ((OTHER, math.nan),))),
+    report(Line(5, ((OTHER, -3),))),
+    report(Line(5, ((OTHER, 10**10),))),
+    report(Line(5, ((OTHER, 3), (OTHER, 4)))),
     report(Line(5, tuple((PeerId(f"p{number}"), 3) for number in range(65)))),
-    Committed(commit(stage=2)), Committed(commit(step=10)), Committed(commit(num_tokens=0)),
-    Committed(commit(loss_sum=1e300)), Committed(commit(grad_sq_norm=1e308)), Committed(commit(voided=frozenset({4}))),
-    Heartbeat(Stamp(3, 3000, STAMP.chain), 1, True, None), Heartbeat(Stamp(11, 1, STAMP.chain), 1, True, None),
+    Committed(commit(stage=2)),
+    Committed(commit(step=10)),
+    Committed(commit(num_tokens=0)),
+    Committed(commit(loss_sum=1e300)),
+    Committed(commit(grad_sq_norm=1e308)),
+    Committed(commit(voided=frozenset({4}))),
+    Heartbeat(Stamp(3, 3000, STAMP.chain), 1, True, None),
+    Heartbeat(Stamp(11, 1, STAMP.chain), 1, True, None),
     Heartbeat(STAMP, 1, True, None, measure=Measure(4, STAMP.chain, b"", ())),
-    Heartbeat(STAMP, 1, True, None, (commit(num_tokens=0),)), Heartbeat(STAMP, 1, True, None, (commit(),) * 3),
+    Heartbeat(STAMP, 1, True, None, (commit(num_tokens=0),)),
+    Heartbeat(STAMP, 1, True, None, (commit(),) * 3),
 ]
 
 
@@ -103,7 +148,8 @@ def test_what_cannot_be_true_is_refused(message: Control) -> None:
     assert refusal(KEEPER, message, SHAPE, BALLOT)
 
 
-@pytest.mark.parametrize("message", [GOOD[0], GOOD[2], GOOD[3], GOOD[4], GOOD[6], round_of()],
-                         ids=lambda message: type(message).__name__)
+@pytest.mark.parametrize(
+    "message", [GOOD[0], GOOD[2], GOOD[3], GOOD[4], GOOD[6], round_of()], ids=lambda message: type(message).__name__
+)
 def test_only_a_keeper_uses_its_ballot(message: Control) -> None:
     assert refusal(OTHER, message, SHAPE, BALLOT)

@@ -38,7 +38,14 @@ def round_of(grid: Grid, shares: dict[PeerId, frozenset[int]], bandwidths: tuple
     receivers = tuple(peer for row in grid.rows for peer in row)
     lengths = tuple(len(row) for row in grid.rows) if len(grid.rows) > 1 else ()
     return Round(
-        STAMP, ballot, RoundId(ballot, 1), contributions, receivers, (), bandwidths=bandwidths, rows=lengths,
+        STAMP,
+        ballot,
+        RoundId(ballot, 1),
+        contributions,
+        receivers,
+        (),
+        bandwidths=bandwidths,
+        rows=lengths,
         columns=grid.columns if lengths else 0,
     )
 
@@ -136,7 +143,9 @@ def test_a_lost_member_changes_the_groups_of_its_own_row_only() -> None:
     remaining.pop(members[19])
     before, after = round_of(whole, {p: frozenset({at}) for at, p in enumerate(members)}), round_of(left, remaining)
     changed = [
-        peer for peer in members if peer != members[19]
+        peer
+        for peer in members
+        if peer != members[19]
         if groups(peer, before, (0, 1000), group_size=16)[0] != groups(peer, after, (0, 1000), group_size=16)[0]
     ]
     assert changed == [peer for peer in whole.rows[2] if peer != members[19]]
@@ -161,7 +170,9 @@ def test_near_peers_share_a_row() -> None:
     site = {peer: at % 5 for at, peer in enumerate(members)}
     trips = {
         (one, other): 1.0 if site[one] == site[other] else 40.0 + abs(site[one] - site[other])
-        for one in members for other in members if one < other
+        for one in members
+        for other in members
+        if one < other
     }
     grid = arrange(members, trips, 5)
     assert sorted(len(row) for row in grid.rows) == [5] * 5

@@ -60,7 +60,7 @@ def test_three_axes() -> None:
 
 def test_who_has_counted_nothing_reduces_and_receives() -> None:
     members = Members(16, 100, group_size=4)
-    idle = members.peers[4:9]                    # a whole row and one more
+    idle = members.peers[4:9]  # a whole row and one more
 
     async def story() -> None:
         for peer in idle:
@@ -129,7 +129,7 @@ def test_a_sum_is_never_used_for_other_contributions() -> None:
     async def story() -> None:
         assert await members.give_up(lost_in(members, 5, at_hop=1), 2.0)
         members.lose(members.peers[5])
-        members.void(members.peers[10])          # the same microbatches in another row, counted anew
+        members.void(members.peers[10])  # the same microbatches in another row, counted anew
         members.work.clear()
         members.check(await members.sum(members.round()))
         assert set(members.work.by[0]) == {members.peers[place] for place in (4, 6, 7, 8, 9, 10, 11)}
@@ -143,7 +143,7 @@ def test_a_sum_is_kept_for_the_very_next_round_only() -> None:
     async def story() -> None:
         assert await members.give_up(lost_in(members, 5, at_hop=1), 2.0)
         members.lose(members.peers[5])
-        members.round()                          # one that these members have never heard of
+        members.round()  # one that these members have never heard of
         members.work.clear()
         members.check(await members.sum(members.round()))
         assert members.kept() == {}
@@ -214,7 +214,7 @@ def test_a_stranger_to_a_hop_is_told_so() -> None:
         current = members.round()
         await members.sum(current)
         first = members.peers[0]
-        other = Part(STAMP, current.id, "contribution", 0, 90, 1)          # not the part that it sums over the rows
+        other = Part(STAMP, current.id, "contribution", 0, 90, 1)  # not the part that it sums over the rows
         none = Part(STAMP, current.id, "reduced", 0, 30, 7)
         async with asyncio.timeout(60):
             return [answer for part in (other, none) async for answer in members.exchanges[first].serve(part)]
@@ -236,7 +236,7 @@ def test_a_round_that_is_tried_again_goes_on_where_it_was(num: int) -> None:
         members.check(await members.sum(current))
         assert half and members.kept()
         rows, chunk = len(grid_of(current).rows), parts.chunk_elements(900, num)
-        broken_off = num * chunk                 # a piece each
+        broken_off = num * chunk  # a piece each
         assert members.work.reduced[0].total() <= rows * 900 + broken_off
 
     play(story)
@@ -257,7 +257,7 @@ def test_what_counts_as_sent_is_what_was_summed_whatever_came_between(num: int, 
         for _ in range(rng.randrange(5)):
             deaf = rng.sample(members.alive, rng.randrange(len(members.alive)))
             if not await members.give_up(current, rng.choice([0.001, 0.02, 0.05, 0.2]), deaf):
-                return                           # somebody has it whole: the others would fetch it
+                return  # somebody has it whole: the others would fetch it
             event = rng.choice(["lost", "void", "heard again", "again", "again"])
             if event == "lost" and len(members.alive) > 2:
                 members.lose(rng.choice(members.alive[1:]))
@@ -272,7 +272,11 @@ def test_what_counts_as_sent_is_what_was_summed_whatever_came_between(num: int, 
             if members.held[peer]:
                 assert members.engines[peer].said == pieces
             assert members.engines[peer].made == {
-                (group.hop, *chunk) for group in plan if group.speakers for who, cut in group.chunks if who == peer
+                (group.hop, *chunk)
+                for group in plan
+                if group.speakers
+                for who, cut in group.chunks
+                if who == peer
                 for chunk in cut
             }
 

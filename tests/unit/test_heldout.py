@@ -39,7 +39,8 @@ def test_every_label_of_a_text_is_scored_once_or_counted_as_left_out(
     text = any_text(tokens(count), training, at_most=asked)
     assert text.num_microbatches == min(asked, (count - 1) // (length * size))
     labels = [
-        label for number in range(text.num_microbatches)
+        label
+        for number in range(text.num_microbatches)
         for label in text.tokens.microbatch(text.positions(number), length)[:, 1:].flatten().tolist()
     ]
     assert labels == list(range(1, len(labels) + 1))
@@ -87,22 +88,39 @@ def test_bytes_of_a_tokenizers_text(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("aaé" * 12)
     stream = load_tokens(str(tmp_path / "text"), str(tmp_path / "tokenizer.json"))
     scores = Asked(str(tmp_path / "text"), tmp_path / "tokenizer.json", None).of(
-        Manifest(training=SMALL, data=Data(tokenizer_sha256=stream.tokenizer_sha256)), tmp_path)
+        Manifest(training=SMALL, data=Data(tokenizer_sha256=stream.tokenizer_sha256)), tmp_path
+    )
     assert stream.num_tokens == 24 and scores.num_bytes(0) == 16 * 2
 
 
 LINKED = Manifest(training=SMALL, data=Data(source="mine.txt", tokenizer="/etc/passwd.json", num_tokens=1000))
 
 
-@pytest.mark.parametrize(("manifest", "asked", "words"), [
-    (LINKED, Asked(None, None, None), r"the network opens no files here: name your copy of it with --tokenizer FILE"),
-    (LINKED.model_copy(update={"data": Data(source="mine.txt", tokenizer="bytes")}), Asked(None, None, None),
-     r"the network opens no files here: name a text with --data, or take the manifest's file"),
-    (LINKED.model_copy(update={"data": Data(tokenizer_sha256="0" * 64)}), Asked("corpus:small", None, None),
-     r"bytes is not the tokenizer the run was made with"),
-    (LINKED.model_copy(update={"data": Data(), "model": Model(vocab_size=99)}), Asked("corpus:small", None, None),
-     r"holds token ids up to 255, and the model knows 99"),
-])
+@pytest.mark.parametrize(
+    ("manifest", "asked", "words"),
+    [
+        (
+            LINKED,
+            Asked(None, None, None),
+            r"the network opens no files here: name your copy of it with --tokenizer FILE",
+        ),
+        (
+            LINKED.model_copy(update={"data": Data(source="mine.txt", tokenizer="bytes")}),
+            Asked(None, None, None),
+            r"the network opens no files here: name a text with --data, or take the manifest's file",
+        ),
+        (
+            LINKED.model_copy(update={"data": Data(tokenizer_sha256="0" * 64)}),
+            Asked("corpus:small", None, None),
+            r"bytes is not the tokenizer the run was made with",
+        ),
+        (
+            LINKED.model_copy(update={"data": Data(), "model": Model(vocab_size=99)}),
+            Asked("corpus:small", None, None),
+            r"holds token ids up to 255, and the model knows 99",
+        ),
+    ],
+)
 def test_what_a_manifest_of_strangers_may_not_and_what_does_not_fit(
     manifest: Manifest, asked: Asked, words: str
 ) -> None:
@@ -117,7 +135,8 @@ def test_what_was_not_asked_for_is_in_microbatches_all_the_same() -> None:
     assert "over 16 tokens of text, 1 of 3 microbatches; 11 tokens more are in none\n" in scores.as_text()
     assert "partial" not in scores.as_text() and scores.complete
     assert {"microbatches": 1, "of_microbatches": 3, "tokens_left_out": 11, "partial": False}.items() <= json.loads(
-        scores.as_json()).items()
+        scores.as_json()
+    ).items()
 
 
 def test_it_says_what_it_knows() -> None:

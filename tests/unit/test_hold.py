@@ -57,7 +57,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_sweep_spares_a_daemon_that_is_only_starting(temporary: Path) -> None:
     directory, hold = dht_daemon._own_directory()
     with socket.socket(socket.AF_UNIX) as control:
-        control.bind(str(directory / "control.sock"))            # and does not listen yet: a connect is refused
+        control.bind(str(directory / "control.sock"))  # and does not listen yet: a connect is refused
         dht_daemon._sweep()
         assert (directory / "control.sock").exists()
     hold.release()
@@ -74,8 +74,9 @@ def test_a_sweep_removes_what_a_killed_process_left(temporary: Path) -> None:
 
 def test_one_directory_is_one_process_s_identity(tmp_path: Path) -> None:
     with own_identity(tmp_path / "peer") as first:
-        with pytest.raises(UsageError, match=r"in use by another process: give each peer its own --dir"), own_identity(
-            tmp_path / "peer"
+        with (
+            pytest.raises(UsageError, match=r"in use by another process: give each peer its own --dir"),
+            own_identity(tmp_path / "peer"),
         ):
             pass
         with own_identity(tmp_path / "other") as other:

@@ -12,12 +12,24 @@ from swarmnet.manifest.schema import Model
 from swarmnet.model.huggingface.config import config_of, describe, read_config
 
 LLAMA: dict[str, Any] = {
-    "model_type": "llama", "hidden_act": "silu", "vocab_size": 100, "hidden_size": 32, "intermediate_size": 48,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
     "rope_theta": 5e5,
 }
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 8192}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 
 
 def model(**changes: Any) -> Model:
@@ -26,8 +38,15 @@ def model(**changes: Any) -> Model:
 
 def test_the_plain_one() -> None:
     assert model() == Model(
-        vocab_size=100, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
-        rope_theta=5e5, rms_norm_eps=1e-6,
+        vocab_size=100,
+        hidden_size=32,
+        intermediate_size=48,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        rope_theta=5e5,
+        rms_norm_eps=1e-6,
     )
 
 
@@ -58,48 +77,64 @@ def test_biases_and_norms_follow_the_kind() -> None:
     assert kind(model_type="qwen3", attention_bias=True) == (True, True, True)
 
 
-@pytest.mark.parametrize(("changes", "window"), [
-    ({"model_type": "mistral", "sliding_window": 4096}, 4096),
-    ({"model_type": "mistral", "sliding_window": None}, None),
-    ({"model_type": "mistral"}, 4096),                             # what transformers takes then
-    ({"model_type": "qwen3", "use_sliding_window": True}, 4096),
-    ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}, None),
-    ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}, 4096),
-    ({"sliding_window": 4096}, None),
-])
+@pytest.mark.parametrize(
+    ("changes", "window"),
+    [
+        ({"model_type": "mistral", "sliding_window": 4096}, 4096),
+        ({"model_type": "mistral", "sliding_window": None}, None),
+        ({"model_type": "mistral"}, 4096),  # what transformers takes then
+        ({"model_type": "qwen3", "use_sliding_window": True}, 4096),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}, None),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}, 4096),
+        ({"sliding_window": 4096}, None),
+    ],
+)
 def test_windows(changes: dict[str, Any], window: int | None) -> None:
     assert describe(LLAMA | changes, where="").window == window
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"model_type": "mixtral"}, 'model_type = "mixtral": supported are llama, mistral, qwen2, qwen3'),
-    ({"model_type": None}, "model_type = null"),
-    ({"model_type": []}, "model_type = \\[\\]"),
-    ({"hidden_act": "gelu"}, 'hidden_act = "gelu": supported is "silu"'),
-    ({"mlp_bias": True}, "biases in the feed-forward"),
-    ({"quantization_config": {"bits": 4}}, "quantised weights"),
-    ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 'rope_type = "yarn": supported are'),
-    ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
-    ({"rope_scaling": 3}, "must be a table"),
-    ({"hidden_size": None}, "hidden_size is missing"),
-    ({"hidden_size": "32"}, "hidden_size = \"32\""),
-    ({"num_attention_heads": 0}, "num_heads = 0"),
-    ({"num_attention_heads": 3, "head_dim": 8}, "num_heads = 3 must be a multiple"),
-    ({"model_type": "mistral", "sliding_window": "4k"}, "must be a number of tokens"),
-    ({"model_type": "qwen2", "num_key_value_heads": None}, "num_key_value_heads is missing"),
-])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "mixtral"}, 'model_type = "mixtral": supported are llama, mistral, qwen2, qwen3'),
+        ({"model_type": None}, "model_type = null"),
+        ({"model_type": []}, "model_type = \\[\\]"),
+        ({"hidden_act": "gelu"}, 'hidden_act = "gelu": supported is "silu"'),
+        ({"mlp_bias": True}, "biases in the feed-forward"),
+        ({"quantization_config": {"bits": 4}}, "quantised weights"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 'rope_type = "yarn": supported are'),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
+        ({"rope_scaling": 3}, "must be a table"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": "32"}, 'hidden_size = "32"'),
+        ({"num_attention_heads": 0}, "num_heads = 0"),
+        ({"num_attention_heads": 3, "head_dim": 8}, "num_heads = 3 must be a multiple"),
+        ({"model_type": "mistral", "sliding_window": "4k"}, "must be a number of tokens"),
+        ({"model_type": "qwen2", "num_key_value_heads": None}, "num_key_value_heads is missing"),
+    ],
+)
 def test_what_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
         describe(LLAMA | changes, where="config.json")
     assert str(caught.value).startswith("config.json: ") and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("changes", [
-    {}, {"attention_bias": True}, {"attention_bias": True, "output_bias": True}, {"qk_norm": True},
-    {"qk_norm": True, "attention_bias": True, "output_bias": True}, {"tie_embeddings": True},
-    {"rope_scaling": "linear", "rope_factor": 2.0}, {"rope_scaling": "llama3", "rope_factor": 8.0},
-    {"num_heads": 3, "num_kv_heads": 1}, {"num_heads": 3, "num_kv_heads": 1, "qk_norm": True},
-], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"attention_bias": True},
+        {"attention_bias": True, "output_bias": True},
+        {"qk_norm": True},
+        {"qk_norm": True, "attention_bias": True, "output_bias": True},
+        {"tie_embeddings": True},
+        {"rope_scaling": "linear", "rope_factor": 2.0},
+        {"rope_scaling": "llama3", "rope_factor": 8.0},
+        {"num_heads": 3, "num_kv_heads": 1},
+        {"num_heads": 3, "num_kv_heads": 1, "qk_norm": True},
+    ],
+    ids=str,
+)
 def test_what_is_written_reads_back_equal(changes: dict[str, Any]) -> None:
     written = Model.model_validate(changes)
     assert describe(config_of(written, longest=64), where="").model == written

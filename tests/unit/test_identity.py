@@ -29,7 +29,7 @@ def test_the_key_file_is_private_and_made_once(tmp_path: Path) -> None:
 def test_a_lost_race_takes_the_winners_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "identity.key"
     winner = Identity.load_or_create(path)
-    monkeypatch.setattr(Path, "exists", lambda self: False)      # we looked just before the winner wrote
+    monkeypatch.setattr(Path, "exists", lambda self: False)  # we looked just before the winner wrote
     assert Identity.load_or_create(path).peer == winner.peer
     assert os.listdir(tmp_path) == ["identity.key"]
 

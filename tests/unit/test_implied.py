@@ -19,19 +19,22 @@ CLIP = {"averaging.reducer": "norm_clip"}
 
 
 @pytest.mark.parametrize("opened", [True, False])
-@pytest.mark.parametrize(("said", "follows"), [
-    (LOCAL, {**INT8, **CLIP}),
-    (LOCAL | {"averaging.codec": "int8"}, {"numerics.mode": "fp32", **CLIP}),
-    (LOCAL | {"averaging.codec": "powersgd:4"}, {"numerics.mode": "fp32"}),
-    (LOCAL | {"averaging.reducer": "median"}, INT8),
-    (LOCAL | PAIRS, {**FP16, **CLIP, "averaging.outer_momentum": PAIRS_MOMENTUM, **WARMUP}),
-    (LOCAL | PAIRS | {"averaging.outer_momentum": 0.2}, {**FP16, **CLIP, **WARMUP}),
-    (LOCAL | {"numerics.mode": "deterministic"}, {}),
-    ({}, {}),
-    ({"averaging.sync": "overlap"}, {"averaging.overlap_after": 100, "optimizer.lead": 2.5}),
-    ({"averaging.sync": "overlap", "optimizer.lead": 0.0}, {"averaging.overlap_after": 100}),
-    ({"averaging.sync": "overlap", "optimizer.beta1": 0.0}, {"averaging.overlap_after": 100}),
-])
+@pytest.mark.parametrize(
+    ("said", "follows"),
+    [
+        (LOCAL, {**INT8, **CLIP}),
+        (LOCAL | {"averaging.codec": "int8"}, {"numerics.mode": "fp32", **CLIP}),
+        (LOCAL | {"averaging.codec": "powersgd:4"}, {"numerics.mode": "fp32"}),
+        (LOCAL | {"averaging.reducer": "median"}, INT8),
+        (LOCAL | PAIRS, {**FP16, **CLIP, "averaging.outer_momentum": PAIRS_MOMENTUM, **WARMUP}),
+        (LOCAL | PAIRS | {"averaging.outer_momentum": 0.2}, {**FP16, **CLIP, **WARMUP}),
+        (LOCAL | {"numerics.mode": "deterministic"}, {}),
+        ({}, {}),
+        ({"averaging.sync": "overlap"}, {"averaging.overlap_after": 100, "optimizer.lead": 2.5}),
+        ({"averaging.sync": "overlap", "optimizer.lead": 0.0}, {"averaging.overlap_after": 100}),
+        ({"averaging.sync": "overlap", "optimizer.beta1": 0.0}, {"averaging.overlap_after": 100}),
+    ],
+)
 def test_what_a_choice_of_sync_brings_along(said: dict, follows: dict, opened: bool) -> None:
     assert implied(said, opened=opened) == follows
 

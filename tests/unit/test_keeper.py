@@ -59,20 +59,48 @@ class Office:
             self.beat(mate, 0.0)
         self.membership = Membership(ME, 0, self.view, SimulatedSigner(ME))
         self.keeper = Keeper(
-            STAMP, BALLOT, microbatches, self.view, idle_s=5.0, max_void=1, numbers=itertools.count(), now=0.0,
-            lines=lines, strikes=strikes, membership=self.membership,
+            STAMP,
+            BALLOT,
+            microbatches,
+            self.view,
+            idle_s=5.0,
+            max_void=1,
+            numbers=itertools.count(),
+            now=0.0,
+            lines=lines,
+            strikes=strikes,
+            membership=self.membership,
         )
 
     def beat(self, mate: PeerId, now: float, incarnation: int = 1) -> None:
         self.view.hear(mate, Heartbeat(STAMP, incarnation, True, None), now=now)
 
     def report(
-        self, peer: PeerId, owned=(), summed=(), *, generation=None, finished=None, commit=None, now=0.1, progress=0,
-        bandwidth=0, trouble=None,
+        self,
+        peer: PeerId,
+        owned=(),
+        summed=(),
+        *,
+        generation=None,
+        finished=None,
+        commit=None,
+        now=0.1,
+        progress=0,
+        bandwidth=0,
+        trouble=None,
     ) -> list[Action]:
         message = Report(
-            STAMP, BALLOT, generation or gen(0), frozenset(owned) | frozenset(summed), frozenset(summed), finished,
-            commit, progress, line=Line(bandwidth), trouble=trouble, vote=vote_of(peer, finished),
+            STAMP,
+            BALLOT,
+            generation or gen(0),
+            frozenset(owned) | frozenset(summed),
+            frozenset(summed),
+            finished,
+            commit,
+            progress,
+            line=Line(bandwidth),
+            trouble=trouble,
+            vote=vote_of(peer, finished),
         )
         return self.keeper.on_report(peer, message, now=now) + self.keeper.advance(now=now, resend=False)
 
@@ -774,7 +802,15 @@ def test_a_mate_that_had_no_part_in_the_last_step_is_named_until_it_reports():
     for mate in (B, C):
         view.hear(mate, Heartbeat(STAMP, 1, True, None), now=0.0)
     keeper = Keeper(
-        STAMP, BALLOT, 2, view, idle_s=5.0, max_void=1, numbers=itertools.count(), now=0.0, absent=frozenset({B, C}),
+        STAMP,
+        BALLOT,
+        2,
+        view,
+        idle_s=5.0,
+        max_void=1,
+        numbers=itertools.count(),
+        now=0.0,
+        absent=frozenset({B, C}),
         membership=Membership(ME, 0, view, SimulatedSigner(ME)),
     )
     assert keeper.without == {B, C}

@@ -14,8 +14,15 @@ DRAIN_S = 60.0
 FREE = Standing(stage=0, step=41, heirs=1)
 
 standings = st.builds(
-    Standing, stage=st.integers(0, 3), step=st.integers(0, 100), idle=st.booleans(), heirs=st.integers(0, 2),
-    followers=st.integers(0, 2), microbatches=st.integers(0, 4), counted=st.integers(0, 8), whole=st.booleans(),
+    Standing,
+    stage=st.integers(0, 3),
+    step=st.integers(0, 100),
+    idle=st.booleans(),
+    heirs=st.integers(0, 2),
+    followers=st.integers(0, 2),
+    microbatches=st.integers(0, 4),
+    counted=st.integers(0, 8),
+    whole=st.booleans(),
     applying=st.booleans(),
 )
 
@@ -24,15 +31,18 @@ def decide(*standings: Standing, deserted: bool = False, after_s: float = 1.0):
     return Leaving(now=100.0, drain_s=DRAIN_S).decide(standings, deserted=deserted, now=100.0 + after_s)
 
 
-@pytest.mark.parametrize(("standing", "words"), [
-    (replace(FREE, microbatches=3), "3 microbatches left, step 41"),
-    (replace(FREE, microbatches=1, counted=5), "1 microbatch left, step 41"),
-    (replace(FREE, counted=5), "step 41 is not committed yet, 5 of its microbatches are counted here"),
-    (replace(FREE, applying=True), "applying step 41"),
-    (replace(FREE, whole=True), "step 41 waits for other stages, or for another replica to have its sum"),
-    (replace(FREE, heirs=0, followers=2), "no other replica of stage 0 is at version 41 yet"),
-    (replace(FREE, heirs=0), "no other replica has the state of stage 0: waiting for one, 60 s at most"),
-])
+@pytest.mark.parametrize(
+    ("standing", "words"),
+    [
+        (replace(FREE, microbatches=3), "3 microbatches left, step 41"),
+        (replace(FREE, microbatches=1, counted=5), "1 microbatch left, step 41"),
+        (replace(FREE, counted=5), "step 41 is not committed yet, 5 of its microbatches are counted here"),
+        (replace(FREE, applying=True), "applying step 41"),
+        (replace(FREE, whole=True), "step 41 waits for other stages, or for another replica to have its sum"),
+        (replace(FREE, heirs=0, followers=2), "no other replica of stage 0 is at version 41 yet"),
+        (replace(FREE, heirs=0), "no other replica has the state of stage 0: waiting for one, 60 s at most"),
+    ],
+)
 def test_it_stays_and_says_why(standing: Standing, words: str) -> None:
     verdict = decide(standing)
     assert not verdict.go and verdict.words == words

@@ -22,8 +22,12 @@ def call(leaving: set[str], **peers) -> tuple[list[str], list[str]]:
 
     async def main() -> None:
         caller = Caller(
-            transport, Router(Patience()), lambda: dict.fromkeys(peers, 0), CHECK,
-            lambda request, peer, reason: left.append(peer), leaving=lambda: frozenset(leaving),
+            transport,
+            Router(Patience()),
+            lambda: dict.fromkeys(peers, 0),
+            CHECK,
+            lambda request, peer, reason: left.append(peer),
+            leaving=lambda: frozenset(leaving),
         )
         assert await caller.process(REQUEST, PAYLOAD) == gradient()
 
@@ -92,7 +96,7 @@ def test_what_is_at_work_is_finished_and_answered_to_everybody_who_attaches() ->
 
 def test_who_waits_at_the_door_is_turned_away_too() -> None:
     async def act(here: Scene) -> None:
-        calls = [asyncio.ensure_future(here.ask(index, payload(1))) for index in range(3)]   # two slots
+        calls = [asyncio.ensure_future(here.ask(index, payload(1))) for index in range(3)]  # two slots
         await asyncio.sleep(0.01)
         here.execution.leaving = True
         assert [type(await call) for call in calls] == [Gradient, Gradient, Busy]

@@ -10,15 +10,16 @@ from swarmnet.messages import Execute, Heartbeat
 from swarmnet.step.actions import Send
 
 
-@pytest.mark.parametrize(("leaving", "expected"), [
-    (set(), {ME, B, C}), ({B}, {ME, C}), ({ME}, {B, C}), ({ME, B}, {C}), ({ME, B, C}, {ME, B, C}),
-])
+@pytest.mark.parametrize(
+    ("leaving", "expected"),
+    [(set(), {ME, B, C}), ({B}, {ME, C}), ({ME}, {B, C}), ({ME, B}, {C}), ({ME, B, C}, {ME, B, C})],
+)
 def test_orders_go_to_those_who_stay(leaving: set[PeerId], expected: set[PeerId]) -> None:
     office = Office(B, C, microbatches=6)
     office.everybody_reports(B, C)
     office.view.draining = ME in leaving
     for mate in (B, C):
         office.view.hear(mate, Heartbeat(STAMP, 1, True, None, draining=mate in leaving), now=9.0)
-    actions = office.keeper.advance(now=10.0, resend=False)      # nothing has flowed for long
+    actions = office.keeper.advance(now=10.0, resend=False)  # nothing has flowed for long
     orders = [action.peer for action in actions if isinstance(action, Send) and isinstance(action.message, Execute)]
     assert len(orders) == 6 and set(orders) == expected

@@ -13,8 +13,15 @@ from swarmnet.local.audit import FP32_TOLERANCE, Audit, compare, multiplicity
 from swarmnet.local.events import Applied, BadEvent, Committed, Finished, Listening, Noted, parse
 
 M = 8
-GOOD = Committed(stage=0, step=0, loss_sum=0.0, num_tokens=16, digest="d", voided=frozenset(),
-                 contributions=(("a", (0, 2, 4, 6)), ("b", (1, 3, 5, 7))))
+GOOD = Committed(
+    stage=0,
+    step=0,
+    loss_sum=0.0,
+    num_tokens=16,
+    digest="d",
+    voided=frozenset(),
+    contributions=(("a", (0, 2, 4, 6)), ("b", (1, 3, 5, 7))),
+)
 
 
 def test_replicas_that_train_on_their_own_may_end_apart_and_need_only_be_finite() -> None:
@@ -40,18 +47,22 @@ def test_a_good_commit_said_by_two_members() -> None:
     assert verdict.problems == ()
 
 
-@pytest.mark.parametrize(("contributions", "voided", "lost", "doubled"), [
-    ((("a", (0, 1, 2, 3, 4, 5, 6)),), (), 1, 0),
-    ((("a", tuple(range(8))), ("b", (3,))), (), 0, 1),
-    ((("a", (0, 0, *range(1, 8))),), (), 0, 1),
-    ((("a", (0, 0, 0, 2, 3, 4, 5, 6, 7)),), (), 1, 2),
-    ((("a", tuple(range(7))),), (7,), 0, 0),
-    ((("a", tuple(range(8))),), (7,), 0, 1),           # voided, yet counted
-    ((("a", tuple(range(9))),), (), 0, 1),             # no such index
-    ((), (), 8, 0),
-])
-def test_multiplicity(contributions: tuple[tuple[str, tuple[int, ...]], ...], voided: tuple[int, ...],
-                      lost: int, doubled: int) -> None:
+@pytest.mark.parametrize(
+    ("contributions", "voided", "lost", "doubled"),
+    [
+        ((("a", (0, 1, 2, 3, 4, 5, 6)),), (), 1, 0),
+        ((("a", tuple(range(8))), ("b", (3,))), (), 0, 1),
+        ((("a", (0, 0, *range(1, 8))),), (), 0, 1),
+        ((("a", (0, 0, 0, 2, 3, 4, 5, 6, 7)),), (), 1, 2),
+        ((("a", tuple(range(7))),), (7,), 0, 0),
+        ((("a", tuple(range(8))),), (7,), 0, 1),  # voided, yet counted
+        ((("a", tuple(range(9))),), (), 0, 1),  # no such index
+        ((), (), 8, 0),
+    ],
+)
+def test_multiplicity(
+    contributions: tuple[tuple[str, tuple[int, ...]], ...], voided: tuple[int, ...], lost: int, doubled: int
+) -> None:
     commit = replace(GOOD, contributions=contributions, voided=frozenset(voided))
     assert multiplicity(commit, M) == (lost, doubled)
     verdict = audit(commit).verdict()
@@ -97,8 +108,10 @@ def test_compare() -> None:
 
 
 def test_a_mesh_is_judged_by_a_distance_which_is_said() -> None:
-    near, far = compare([1.0 + 1e-6, 1.0], [1.0, 1.0], exact=False, lossless=True), compare(
-        [1.0 + 1e-4, 1.0], [1.0, 1.0], exact=False, lossless=True)
+    near, far = (
+        compare([1.0 + 1e-6, 1.0], [1.0, 1.0], exact=False, lossless=True),
+        compare([1.0 + 1e-4, 1.0], [1.0, 1.0], exact=False, lossless=True),
+    )
     assert near.problem == "" and near.within == FP32_TOLERANCE and not near.bit_equal
     assert "losses of the first 20 steps differ" in far.problem
     assert compare([1.0], [1.0], exact=True, lossless=True).within is None
@@ -106,14 +119,24 @@ def test_a_mesh_is_judged_by_a_distance_which_is_said() -> None:
 
 
 def test_events_parse() -> None:
-    record = {"t": 1.0, "event": "committed", "stage": 2, "step": 5, "loss_sum": 1.5, "num_tokens": 4, "digest": "ab",
-              "contributions": [["p", [0, 1]], ["q", []]], "voided": [2]}
+    record = {
+        "t": 1.0,
+        "event": "committed",
+        "stage": 2,
+        "step": 5,
+        "loss_sum": 1.5,
+        "num_tokens": 4,
+        "digest": "ab",
+        "contributions": [["p", [0, 1]], ["q", []]],
+        "voided": [2],
+    }
     assert parse(record) == Committed(2, 5, 1.5, 4, "ab", (("p", (0, 1)), ("q", ())), frozenset({2}))
-    assert parse({"t": 1, "event": "listening", "peer": "p", "dht": ["/ip4"], "addresses": [], "incarnation": 1}) \
-        == Listening("p", ("/ip4",))
+    assert parse(
+        {"t": 1, "event": "listening", "peer": "p", "dht": ["/ip4"], "addresses": [], "incarnation": 1}
+    ) == Listening("p", ("/ip4",))
     assert parse({"event": "applied", "stage": 0, "step": 1, "version": 2, "lr": 0.1}) == Applied(0, 1, 2)
     assert parse({"event": "evicted", "peer": "p"}) == Noted("evicted")
-    assert math.isnan(parse(record | {"loss_sum": "nan"}).loss_sum)            # type: ignore[union-attr]
+    assert math.isnan(parse(record | {"loss_sum": "nan"}).loss_sum)  # type: ignore[union-attr]
     for broken in ({"event": "applied", "stage": 0}, {"event": "committed"}, record | {"contributions": 3}):
         with pytest.raises(BadEvent, match=broken["event"]):
             parse(broken)

@@ -19,7 +19,9 @@ def read(tmp_path: Path, text: str) -> tuple[int, tuple[Fault, ...]]:
 
 
 def test_every_kind(tmp_path: Path) -> None:
-    seed, faults = read(tmp_path, """
+    seed, faults = read(
+        tmp_path,
+        """
 seed = 7
 [[kill]]
 stage = 1
@@ -52,7 +54,8 @@ for_s = 1.0
 stage = 1
 step = 9
 phase = "backward"
-""")
+""",
+    )
     assert seed == 7
     assert faults == (
         Fault("kill", "kill s1@5 backward end", 1, step=5, phase="backward", moment="end", back_s=1.0),
@@ -60,35 +63,43 @@ phase = "backward"
         Fault("stop", "stop @3", step=3, for_s=2.0),
         Fault("join", "join @4", step=4),
         Fault("drain", "drain s0@6", 0, step=6, back_s=1.5),
-        Fault("partition", "partition s0-r0|s0-r1+trainer-0@7", step=7, for_s=3.0,
-              groups=(("s0-r0",), ("s0-r1", "trainer-0"))),
+        Fault(
+            "partition",
+            "partition s0-r0|s0-r1+trainer-0@7",
+            step=7,
+            for_s=3.0,
+            groups=(("s0-r0",), ("s0-r1", "trainer-0")),
+        ),
         Fault("slow", "slow s2@8", step=8, for_s=1.0, groups=(("s2",),), bytes_per_s=1e5),
         Fault("kill_rank", "kill_rank s1@9 backward", 1, step=9, phase="backward"),
     )
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("", "nothing is to happen: add [[kill]]"),
-    ("[[kil]]\nstep = 1", "kil: unknown key; known here: seed, random, [[kill]], [[stop]]"),
-    ("[kill]\nstep = 1", "kill: write [[kill]] above each entry"),
-    ("[[kill]]\nstge = 1\nstep = 1", "[[kill]] number 1: stge: unknown key; did you mean stage?"),
-    ("[[kill]]\nstep = 1\n[[kill]]\nstage = 1", "[[kill]] number 2: name either step or at_s"),
-    ("[[kill]]\nstep = 1\nat_s = 2.0", "name either step or at_s"),
-    ("[[kill]]\nstep = 1\nstage = 1\npeer = 's1-r0'", "name either stage or peer"),
-    ("[[kill]]\nstep = 20", "there is no step 20, steps are 0 to 19"),
-    ("[[kill]]\nstep = 1\nstage = 3", "there is no stage 3, stages are 0 to 2"),
-    ("[[kill]]\nstep = 1\npeer = 's5-r0'", "s5-r0: there is no stage 5"),
-    ("[[kill]]\nstep = 1\npeer = 'bob'", "is malformed"),
-    ("[[kill]]\nstep = 1\nphase = 'lunch'", "phase"),
-    ("[[stop]]\nstep = 1", "[[stop]] number 1: for_s is missing: seconds until it goes on"),
-    ("[[stop]]\nstep = 1\nfor_s = -1", "for_s = -1: must be above 0"),
-    ("[[partition]]\nstep = 1\nfor_s = 1\nbetween = [['s0']]", "between"),
-    ("[[partition]]\nstep = 1\nfor_s = 1\nbetween = [['s0'], ['everybody']]", '"everybody" is no name'),
-    ("[[slow]]\nstep = 1\nfor_s = 1\npeers = ['s0']", "name bytes_per_s, latency_s, or both"),
-    ("[random]\nkill = -1", "kill = -1"),
-    ("seed = -1\n[random]\nkill = 1", "seed"),
-    ("seed = ", "is not valid TOML"),
-])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "nothing is to happen: add [[kill]]"),
+        ("[[kil]]\nstep = 1", "kil: unknown key; known here: seed, random, [[kill]], [[stop]]"),
+        ("[kill]\nstep = 1", "kill: write [[kill]] above each entry"),
+        ("[[kill]]\nstge = 1\nstep = 1", "[[kill]] number 1: stge: unknown key; did you mean stage?"),
+        ("[[kill]]\nstep = 1\n[[kill]]\nstage = 1", "[[kill]] number 2: name either step or at_s"),
+        ("[[kill]]\nstep = 1\nat_s = 2.0", "name either step or at_s"),
+        ("[[kill]]\nstep = 1\nstage = 1\npeer = 's1-r0'", "name either stage or peer"),
+        ("[[kill]]\nstep = 20", "there is no step 20, steps are 0 to 19"),
+        ("[[kill]]\nstep = 1\nstage = 3", "there is no stage 3, stages are 0 to 2"),
+        ("[[kill]]\nstep = 1\npeer = 's5-r0'", "s5-r0: there is no stage 5"),
+        ("[[kill]]\nstep = 1\npeer = 'bob'", "is malformed"),
+        ("[[kill]]\nstep = 1\nphase = 'lunch'", "phase"),
+        ("[[stop]]\nstep = 1", "[[stop]] number 1: for_s is missing: seconds until it goes on"),
+        ("[[stop]]\nstep = 1\nfor_s = -1", "for_s = -1: must be above 0"),
+        ("[[partition]]\nstep = 1\nfor_s = 1\nbetween = [['s0']]", "between"),
+        ("[[partition]]\nstep = 1\nfor_s = 1\nbetween = [['s0'], ['everybody']]", '"everybody" is no name'),
+        ("[[slow]]\nstep = 1\nfor_s = 1\npeers = ['s0']", "name bytes_per_s, latency_s, or both"),
+        ("[random]\nkill = -1", "kill = -1"),
+        ("seed = -1\n[random]\nkill = 1", "seed"),
+        ("seed = ", "is not valid TOML"),
+    ],
+)
 def test_what_is_wrong_is_said_in_one_line_with_the_file(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(UsageError) as caught:
         read(tmp_path, text)

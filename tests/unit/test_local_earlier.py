@@ -19,8 +19,9 @@ from swarmnet.local.options import LocalOptions, parse_kill_all
 from swarmnet.local.progress import Point, Progress, ReplicaView
 from swarmnet.local.table import PlainScreen
 
-GOOD = Committed(stage=0, step=0, loss_sum=8.0, num_tokens=4, digest="d", voided=frozenset(),
-                 contributions=(("a", (0, 1)),))
+GOOD = Committed(
+    stage=0, step=0, loss_sum=8.0, num_tokens=4, digest="d", voided=frozenset(), contributions=(("a", (0, 1)),)
+)
 
 
 def audit(*events: tuple[int, Committed], exact: bool = True) -> Audit:
@@ -50,8 +51,17 @@ def test_sums_of_two_lives_may_differ_only_where_order_counts() -> None:
 
 
 def committed(t: float, step: int, loss: float) -> dict[str, Any]:
-    return {"t": t, "event": "committed", "stage": 0, "step": step, "loss_sum": loss * 4, "num_tokens": 4,
-            "digest": f"d{step}", "contributions": [["a", [0, 1]]], "voided": []}
+    return {
+        "t": t,
+        "event": "committed",
+        "stage": 0,
+        "step": step,
+        "loss_sum": loss * 4,
+        "num_tokens": 4,
+        "digest": f"d{step}",
+        "contributions": [["a", [0, 1]]],
+        "voided": [],
+    }
 
 
 def write(path: Path, *records: dict[str, Any]) -> None:
@@ -60,17 +70,33 @@ def write(path: Path, *records: dict[str, Any]) -> None:
 
 
 def test_what_was_done_before_is_read_from_the_children_s_own_files(tmp_path: Path) -> None:
-    write(tmp_path / "events.jsonl", {"t": 100.0, "event": "began", "life": 0}, {"t": 105.0, "event": "killed_all"},
-          {"t": 200.0, "event": "began", "life": 1})
-    write(tmp_path / "peers/s0-r0/events.jsonl", committed(101.0, 0, 3.0), committed(102.0, 1, 2.0),
-          committed(201.0, 1, 2.0), committed(202.0, 2, 1.5))
-    write(tmp_path / "peers/s0-r1/events.jsonl", committed(101.5, 0, 3.0), {"t": 150.0, "event": "applied", "x": 1},
-          {"t": 101.0, "event": "evaluated", "step": 0, "loss": 3.5, "num_tokens": 4})
+    write(
+        tmp_path / "events.jsonl",
+        {"t": 100.0, "event": "began", "life": 0},
+        {"t": 105.0, "event": "killed_all"},
+        {"t": 200.0, "event": "began", "life": 1},
+    )
+    write(
+        tmp_path / "peers/s0-r0/events.jsonl",
+        committed(101.0, 0, 3.0),
+        committed(102.0, 1, 2.0),
+        committed(201.0, 1, 2.0),
+        committed(202.0, 2, 1.5),
+    )
+    write(
+        tmp_path / "peers/s0-r1/events.jsonl",
+        committed(101.5, 0, 3.0),
+        {"t": 150.0, "event": "applied", "x": 1},
+        {"t": 101.0, "event": "evaluated", "step": 0, "loss": 3.5, "num_tokens": 4},
+    )
     progress = Progress(steps=5, replicas={"s0-r0": ReplicaView(0), "s0-r1": ReplicaView(0)})
     judge = Audit(stages=1, steps=5, microbatches=2)
     replay(tmp_path, lives(tmp_path), progress, judge)
     assert [(point.step, point.loss, point.seconds) for point in progress.points] == [
-        (0, 3.0, 1.0), (1, 2.0, 2.0), (2, 1.5, 102.0)]
+        (0, 3.0, 1.0),
+        (1, 2.0, 2.0),
+        (2, 1.5, 102.0),
+    ]
     assert progress.earlier_points == 3 and progress.earlier_s == 102.0 and progress.evaluations == {0: 3.5}
     assert progress.done == set()
     assert judge.verdict().repeated == 1 and judge.verdict().lost == 0
@@ -104,20 +130,26 @@ def test_orders_that_cannot_be_carried_out() -> None:
 def test_a_stage_made_anew_makes_another_run_of_what_follows() -> None:
     judge = Audit(stages=1, steps=1, microbatches=2)
     judge.on(GOOD, life=0)
-    assert judge.anew(0, life=1) and not judge.anew(0, life=1)     # both replicas of the stage say it
+    assert judge.anew(0, life=1) and not judge.anew(0, life=1)  # both replicas of the stage say it
     other = replace(GOOD, digest="e", loss_sum=8.1)
     judge.on(other, life=1)
     verdict = judge.verdict()
     assert verdict.problems == () and verdict.renewed == (0,) and verdict.repeated == 1
     judge.on(replace(other, digest="f"), life=1)
-    assert judge.verdict().conflicts == ((0, 0),)                  # but its replicas still have to agree
+    assert judge.verdict().conflicts == ((0, 0),)  # but its replicas still have to agree
 
 
 def test_the_curve_goes_on_with_the_steps_of_a_stage_made_anew(tmp_path: Path) -> None:
     dropped = {"event": "dropped", "stage": 0, "from": 0, "to": 1, "microbatches": 2, "reason": "reseeded"}
     write(tmp_path / "events.jsonl", {"t": 100.0, "event": "began"}, {"t": 200.0, "event": "began"})
-    write(tmp_path / "peers/s0-r0/events.jsonl", committed(101.0, 0, 3.0), committed(102.0, 1, 2.0),
-          {"t": 200.5, **dropped}, committed(201.0, 1, 2.5), committed(202.0, 2, 1.5))
+    write(
+        tmp_path / "peers/s0-r0/events.jsonl",
+        committed(101.0, 0, 3.0),
+        committed(102.0, 1, 2.0),
+        {"t": 200.5, **dropped},
+        committed(201.0, 1, 2.5),
+        committed(202.0, 2, 1.5),
+    )
     write(tmp_path / "peers/s0-r1/events.jsonl", {"t": 201.5, **dropped})
     progress = Progress(steps=5, replicas={"s0-r0": ReplicaView(0), "s0-r1": ReplicaView(0)})
     judge = Audit(stages=1, steps=5, microbatches=2, exact=False)
@@ -138,8 +170,11 @@ def test_a_run_is_finished_when_every_stage_has_held_the_last_version(tmp_path: 
 
 
 def test_a_resumed_run_says_from_where_and_what_is_done_again() -> None:
-    progress = Progress(steps=9, replicas={"s0-r0": ReplicaView(0, alive=True, version=4),
-                                           "s1-r0": ReplicaView(1, alive=True, version=5)}, earlier_points=6)
+    progress = Progress(
+        steps=9,
+        replicas={"s0-r0": ReplicaView(0, alive=True, version=4), "s1-r0": ReplicaView(1, alive=True, version=5)},
+        earlier_points=6,
+    )
     assert progress.again() == "goes on from version 4: of the 6 steps done before, steps 4 to 5 are done again"
     progress.earlier_points = 5
     assert progress.again() == "goes on from version 4: of the 5 steps done before, step 4 is done again"
@@ -155,9 +190,15 @@ def test_the_newest_checkpoint_of_all_stages_is_known() -> None:
     assert progress.checkpoint == 4
 
 
-@pytest.mark.parametrize("changes", [
-    {"chaos": "random:1", "kill_all": 3}, {"oracle": True, "kill_all": 3},
-    {"chaos": "random:1", "reseed_from_neighbours": True}, {"oracle": True, "reseed_from_neighbours": True}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"chaos": "random:1", "kill_all": 3},
+        {"oracle": True, "kill_all": 3},
+        {"chaos": "random:1", "reseed_from_neighbours": True},
+        {"oracle": True, "reseed_from_neighbours": True},
+    ],
+)
 def test_a_comparison_that_cannot_be_made_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="exclude each other"):
         LocalOptions(**changes)
@@ -168,5 +209,5 @@ def test_only_what_is_new_is_printed() -> None:
     progress = Progress(steps=9, replicas={"s0-r0": ReplicaView(0)}, earlier_points=2)
     progress.points = [Point(step, 3.0, 4, float(step)) for step in range(3)]
     PlainScreen(console).update(progress, now=9.0)
-    lines = console.file.getvalue().splitlines()                  # type: ignore[attr-defined]  # a StringIO
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
     assert len(lines) == 1 and lines[0].startswith("step    2  loss 3.0000")

@@ -64,7 +64,7 @@ def armed(fault: Fault) -> tuple[Faults, Hold]:
 def test_a_fault_in_a_phase_is_armed_a_step_ahead_and_happens_when_somebody_holds_there() -> None:
     faults, hold = armed(KILL)
     assert hold == Hold(hold.name, hold.id, "backward", 3, "end") and NAMES[hold.name] == 1
-    assert bring(faults, 3, now=3.0) == []                          # it is not there yet
+    assert bring(faults, 3, now=3.0) == []  # it is not there yet
     (kill,) = faults.on(Reached(hold.id, hold.name, 3), now=3.1)
     assert kill == Kill(hold.name, 1, 3, "k", back=True)
     assert faults.pending == ()
@@ -89,7 +89,7 @@ def test_one_that_died_before_it_held_is_replaced() -> None:
     faults, hold = armed(KILL)
     (other,) = only(faults.on(Gone(hold.name), now=2.5), Hold)
     assert other.name != hold.name and NAMES[other.name] == 1
-    assert faults.on(Reached(hold.id, hold.name, 3), now=2.6) == [Release(hold.name, hold.id)]       # read late
+    assert faults.on(Reached(hold.id, hold.name, 3), now=2.6) == [Release(hold.name, hold.id)]  # read late
 
 
 def test_a_stopped_replica_goes_on_and_counts_for_nothing_until_it_has_moved() -> None:
@@ -104,18 +104,17 @@ def test_a_stopped_replica_goes_on_and_counts_for_nothing_until_it_has_moved() -
     assert only(bring(faults, 3, now=3.0, whom=rest) + bring(faults, 4, now=4.0, whom=rest), Kill) == []
     acts = faults.on(Tick(), now=7.7)
     assert acts[:2] == [Continue("s1-r0", "s"), Done("s")]
-    assert only(acts, Kill) == [] == only(faults.on(At("s1-r0", 4), now=9.0), Kill)     # what step 4 came to, r1 may
-    assert only(bring(faults, 5, now=10.0, whom=[*rest, "s1-r0"]), Kill) == []          # have alone; and step 5, too
+    assert only(acts, Kill) == [] == only(faults.on(At("s1-r0", 4), now=9.0), Kill)  # what step 4 came to, r1 may
+    assert only(bring(faults, 5, now=10.0, whom=[*rest, "s1-r0"]), Kill) == []  # have alone; and step 5, too
     assert only(bring(faults, 6, now=11.0, whom=["s1-r0"]), Kill) == [Kill("s1-r1", 1, 6, "k", back=False)]
     faults.on(Gone("s1-r1"), now=9.6)
-    assert faults.on(Tick(), now=99.0) == []                                    # never returns
+    assert faults.on(Tick(), now=99.0) == []  # never returns
 
 
 def test_a_drained_replica_is_told_and_returns_when_ordered() -> None:
     faults = machine(Fault("drain", "d", 0, peer="s0-r0", step=1, phase="apply", back_s=2.0))
     (hold,) = only(bring(faults, 0, now=0.0), Hold)
-    assert faults.on(Reached(hold.id, "s0-r0", 1), now=1.0) == [
-        Drain("s0-r0", 0, 0, "d"), Release("s0-r0", hold.id)]
+    assert faults.on(Reached(hold.id, "s0-r0", 1), now=1.0) == [Drain("s0-r0", 0, 0, "d"), Release("s0-r0", hold.id)]
     assert faults.on(Gone("s0-r0"), now=1.5) == []
     assert faults.on(Tick(), now=3.5) == [Restart("s0-r0")]
 
@@ -195,7 +194,7 @@ def test_a_partition_begins_ends_and_spares_those_it_divides() -> None:
     acts = bring(faults, 0, now=0.0) + bring(faults, 1, now=1.0) + faults.on(Tick(), now=1.7)
     assert only(acts, Links) == [Links((cut,), "p")]
     acts = bring(faults, 2, now=2.0) + faults.on(Tick(), now=2.9)
-    assert [kill.order for kill in only(acts, Kill)] == ["k0"]                  # stage 0 is whole on its side
+    assert [kill.order for kill in only(acts, Kill)] == ["k0"]  # stage 0 is whole on its side
     acts = faults.on(Tick(), now=4.8)
     assert acts[:2] == [Done("p"), Links((), "")] and only(acts, Kill) == []
     assert [kill.order for kill in only(bring(faults, 3, now=5.0), Kill)] == []
@@ -244,13 +243,27 @@ def test_time_counts_from_when_every_stage_has_a_replica() -> None:
 
 phases = st.sampled_from(["forward", "backward", "averaging", "apply", "snapshot", "fetch", None])
 taking = st.builds(
-    Fault, st.sampled_from(["kill", "stop", "drain"]), st.uuids().map(str), st.integers(0, 1),
-    step=st.integers(0, 8), phase=phases, for_s=st.floats(0.5, 3.0), back_s=st.sampled_from([None, 0.5]))
+    Fault,
+    st.sampled_from(["kill", "stop", "drain"]),
+    st.uuids().map(str),
+    st.integers(0, 1),
+    step=st.integers(0, 8),
+    phase=phases,
+    for_s=st.floats(0.5, 3.0),
+    back_s=st.sampled_from([None, 0.5]),
+)
 cutting = st.builds(
-    Fault, st.sampled_from(["partition", "slow"]), st.uuids().map(str), step=st.integers(0, 8),
-    for_s=st.floats(0.5, 3.0), groups=st.just((("s0-r0",), ("s0-r1", "s0-r2"))))
-story = st.lists(st.tuples(st.sampled_from(sorted(NAMES)), st.sampled_from(["step", "hold", "gone", "wait"]),
-                           st.floats(0.0, 1.0)), max_size=120)
+    Fault,
+    st.sampled_from(["partition", "slow"]),
+    st.uuids().map(str),
+    step=st.integers(0, 8),
+    for_s=st.floats(0.5, 3.0),
+    groups=st.just((("s0-r0",), ("s0-r1", "s0-r2"))),
+)
+story = st.lists(
+    st.tuples(st.sampled_from(sorted(NAMES)), st.sampled_from(["step", "hold", "gone", "wait"]), st.floats(0.0, 1.0)),
+    max_size=120,
+)
 
 
 @given(st.lists(taking | cutting, max_size=8), story, st.integers(0, 3))
@@ -268,8 +281,15 @@ def test_whatever_takes_a_replica_away_leaves_a_good_one(orders: list[Fault], mo
             match act:
                 case Kill(name) | Stop(name) | Drain(name):
                     stage = NAMES[name]
-                    others = [version[other] for other in NAMES if NAMES[other] == stage and other != name
-                              and up[other] and other not in away and version[other] is not None]
+                    others = [
+                        version[other]
+                        for other in NAMES
+                        if NAMES[other] == stage
+                        and other != name
+                        and up[other]
+                        and other not in away
+                        and version[other] is not None
+                    ]
                     assert version[name] is None or max(others, default=-1) >= newest[stage]
                     away.add(name)
                     if isinstance(act, Stop):
@@ -314,8 +334,9 @@ def test_whatever_takes_a_replica_away_leaves_a_good_one(orders: list[Fault], mo
 
 def test_names() -> None:
     assert names("s1", "s1-r0") and names("s1-r0", "s1-r0") and names("trainer-0", "trainer-0")
-    assert not (names("s1", "s11-r0") or names("s1-r0", "s1-r1") or names("trainer-0", "trainer-1")
-                or names("s1", "trainer-1"))
+    assert not (
+        names("s1", "s11-r0") or names("s1-r0", "s1-r1") or names("trainer-0", "trainer-1") or names("s1", "trainer-1")
+    )
     assert member_of((("s0",), ("s1-r0", "s2")), "s2-r5") == 1
     assert member_of((("s0",), ("s1-r0", "s2")), "s1-r1") is None
 
@@ -333,13 +354,18 @@ def test_links_are_cut_between_groups_and_the_slowest_pace_counts() -> None:
 
 
 def test_what_nobody_may_be_there_for_is_said_beforehand() -> None:
-    faults = [Fault("kill", "kill s1@5", 1, step=5), Fault("kill", "kill s0@5", 0, step=5),
-              Fault("slow", "slow", step=1, groups=(("s1",),)), Fault("stop", "stop s1-r9", 1, "s1-r9", step=2)]
+    faults = [
+        Fault("kill", "kill s1@5", 1, step=5),
+        Fault("kill", "kill s0@5", 0, step=5),
+        Fault("slow", "slow", step=1, groups=(("s1",),)),
+        Fault("stop", "stop s1-r9", 1, "s1-r9", step=2),
+    ]
     one = {"s0-r0": 0, "s0-r1": 0, "s1-r0": 1}
     never, absent = "cannot be carried out", "no replica of that name is there"
     assert unlikely(faults, one) == [
         f"note: the only replica of a stage is never taken away, so this {never}: kill s1@5",
-        f"note: {absent}, so this {never}: stop s1-r9"]
+        f"note: {absent}, so this {never}: stop s1-r9",
+    ]
     joined = unlikely([*faults, Fault("join", "join", 1, step=3)], one)
     assert len(joined) == 2 and all("waits for one that joins" in line for line in joined)
     elsewhere = unlikely([*faults, Fault("join", "join", 0, step=3)], one)

@@ -44,13 +44,22 @@ def piece(num_bytes: int) -> Packed:
 
 async def collect(transport: FaultyTransport, request: Any = None, payload: Any = (), *, deadline: float = 1e9) -> list:
     loop = asyncio.get_running_loop()
-    return [(round(loop.time(), 3), answer)
-            async for answer in transport.call("b", request or ManifestRequest(), payload, deadline=deadline)]
+    return [
+        (round(loop.time(), 3), answer)
+        async for answer in transport.call("b", request or ManifestRequest(), payload, deadline=deadline)
+    ]
 
 
-@pytest.mark.parametrize("order", [
-    HoldAt("a", "forward", 3, "end"), GoOn("a"), SetLinks(), SetLinks(frozenset({"x", "y"}), {"z": Pace(1e5, 0.25)}),
-    Trace()])
+@pytest.mark.parametrize(
+    "order",
+    [
+        HoldAt("a", "forward", 3, "end"),
+        GoOn("a"),
+        SetLinks(),
+        SetLinks(frozenset({"x", "y"}), {"z": Pace(1e5, 0.25)}),
+        Trace(),
+    ],
+)
 def test_orders_survive_their_file(order: Order) -> None:
     name, fields = record(order)
     assert order_of({"t": 0.0, "event": name, **fields}) == order
@@ -105,7 +114,7 @@ def test_a_slow_link_delays_in_order_and_paces_payloads_one_after_the_other() ->
         transport.tell("b", TOLD[0])
         await asyncio.sleep(0.2)
         between.take(SetLinks())
-        transport.tell("b", TOLD[1])                   # fast by now, yet not before the first
+        transport.tell("b", TOLD[1])  # fast by now, yet not before the first
         await asyncio.sleep(1.0)
         transport.tell("b", TOLD[2])
         assert wire.told == [(0.5, "b", TOLD[0]), (0.5, "b", TOLD[1]), (1.2, "b", TOLD[2])]
@@ -168,6 +177,7 @@ def test_a_child_holds_once_where_it_was_told_to_and_goes_on_when_told() -> None
 
 def test_two_holds_of_one_phase_are_each_reached_by_one_call() -> None:
     """The first call is held at the first; while it is, another takes the second."""
+
     async def work() -> None:
         said: list[object] = []
         between = Interposed(lambda event, **fields: said.append(fields["hold"]))
@@ -230,5 +240,3 @@ def test_behind_a_cut_link_death_is_silence() -> None:
 
 async def cut(between: Interposed) -> None:
     between.take(SetLinks(frozenset({"b"})))
-
-

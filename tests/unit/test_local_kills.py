@@ -34,7 +34,7 @@ def test_a_kill_waits_for_its_step_then_fires_inside_it() -> None:
     churn = machine(kill_order(1, 3))
     for version in range(3):
         assert bring(churn, version, "s1-r0", "s1-r1", now=float(version)) == []
-    assert bring(churn, 3, "s1-r0", "s1-r1", now=3.0) == []          # a step takes 1 s: not at its very beginning
+    assert bring(churn, 3, "s1-r0", "s1-r1", now=3.0) == []  # a step takes 1 s: not at its very beginning
     assert churn.on(Tick(), now=3.05) == []
     (kill,) = churn.on(Tick(), now=3.65)
     assert isinstance(kill, Kill) and kill.stage == 1 and kill.step == 3 and kill.name in ("s1-r0", "s1-r1")
@@ -62,7 +62,7 @@ def test_the_last_synced_replica_is_spared_and_that_is_said_once() -> None:
     assert churn.on(Tick(), now=3.0) == [Restart(kill.name)]
     assert churn.on(Started(kill.name), now=3.0) == []
     assert churn.pending == ("kill 0@1",)
-    assert [type(action) for action in churn.on(At(kill.name, 1), now=4.0)] == [Kill]    # synced again: now it may
+    assert [type(action) for action in churn.on(At(kill.name, 1), now=4.0)] == [Kill]  # synced again: now it may
     assert churn.pending == ()
 
 
@@ -70,14 +70,14 @@ def test_a_replica_that_lags_does_not_make_its_fellow_dispensable() -> None:
     churn = machine(kill_order(0, 5))
     bring(churn, 4, "s0-r0", "s0-r1", now=0.0)
     (kill,) = [a for a in bring(churn, 5, "s0-r0", now=50.0) + churn.on(Tick(), now=99.0) if isinstance(a, Kill)]
-    assert kill.name == "s0-r1"                                                # r0 alone holds version 5
+    assert kill.name == "s0-r1"  # r0 alone holds version 5
 
 
 def test_words_of_the_dead_count_for_nothing() -> None:
     churn = machine(kill_order(0, 0), kill_order(0, 1))
     (kill,) = [a for a in bring(churn, 0, "s0-r0", "s0-r1", now=0.0) if isinstance(a, Kill)]
     other = {"s0-r0": "s0-r1", "s0-r1": "s0-r0"}[kill.name]
-    churn.on(At(kill.name, 1), now=0.01)                                       # written before, read after the kill
+    churn.on(At(kill.name, 1), now=0.01)  # written before, read after the kill
     actions = bring(churn, 1, other, now=0.02) + churn.on(Tick(), now=0.5)
     assert not any(isinstance(action, Kill) for action in actions)
 
@@ -109,13 +109,20 @@ def test_nobody_is_killed_after_the_last_step() -> None:
 
 
 orders = st.lists(st.builds(kill_order, st.integers(0, 1), st.integers(0, STEPS - 1)), max_size=6)
-moves = st.lists(st.tuples(st.sampled_from(["s0-r0", "s0-r1", "s0-r2", "s1-r0", "s1-r1", "s1-r2"]),
-                           st.sampled_from(["step", "gone", "wait"]), st.floats(0.0, 2.0)), max_size=150)
+moves = st.lists(
+    st.tuples(
+        st.sampled_from(["s0-r0", "s0-r1", "s0-r2", "s1-r0", "s1-r1", "s1-r2"]),
+        st.sampled_from(["step", "gone", "wait"]),
+        st.floats(0.0, 2.0),
+    ),
+    max_size=150,
+)
 
 
 @given(orders, moves, st.integers(0, 3), st.sampled_from([None, 0.5, 3.0]))
 def test_a_kill_always_leaves_a_synced_replica_with_the_newest_version(
-        kills: list[Fault], story: list[tuple[str, str, float]], seed: int, every_s: float | None) -> None:
+    kills: list[Fault], story: list[tuple[str, str, float]], seed: int, every_s: float | None
+) -> None:
     """The law, from outside: at each Kill another live replica of the stage holds the newest version ever shown."""
     churn = machine(*kills, replicas=3, every_s=every_s, seed=seed)
     held: dict[str, int | None] = dict.fromkeys([f"s{s}-r{r}" for s in range(2) for r in range(3)])
@@ -160,9 +167,23 @@ def test_kill_orders_parse() -> None:
     assert parse_kills(("1@7", " 0 @ 19 "), stages=3, steps=20) == (kill_order(1, 7), kill_order(0, 19))
 
 
-@pytest.mark.parametrize("bad", [{"stages": 0}, {"replicas": 0}, {"steps": -1}, {"trainers": 0}, {"kill_every": 0.0},
-                                 {"kill_every": float("nan")}, {"numerics": "fp16"}, {"slots": 0},
-                                 {"replicas": 10**9}, {"trainers": 10**9}, {"slots": 10**9}, {"tensor": 10**20}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"stages": 0},
+        {"replicas": 0},
+        {"steps": -1},
+        {"trainers": 0},
+        {"kill_every": 0.0},
+        {"kill_every": float("nan")},
+        {"numerics": "fp16"},
+        {"slots": 0},
+        {"replicas": 10**9},
+        {"trainers": 10**9},
+        {"slots": 10**9},
+        {"tensor": 10**20},
+    ],
+)
 def test_options_that_cannot_work_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(UsageError):
-        LocalOptions(**bad)                                                    # type: ignore[arg-type]
+        LocalOptions(**bad)  # type: ignore[arg-type]

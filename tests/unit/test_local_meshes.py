@@ -38,7 +38,13 @@ def parsed(*ranks: str, **changes: Any) -> dict[str, Mesh]:
 def test_a_stage_or_one_replica_of_it_gets_ranks() -> None:
     meshes = parsed("1=2, 2=4", "2.1=1", sequence_parallel=True)
     assert {name: mesh_of(meshes, name).ranks for name in REPLICAS} == {
-        "s0-r0": 1, "s0-r1": 1, "s1-r0": 2, "s1-r1": 2, "s2-r0": 4, "s2-r1": 1}
+        "s0-r0": 1,
+        "s0-r1": 1,
+        "s1-r0": 2,
+        "s1-r1": 2,
+        "s2-r0": 4,
+        "s2-r1": 1,
+    }
     assert mesh_of(meshes, "s1-r7") == Mesh(ranks=2, sequence_parallel=True) and mesh_of(meshes, "trainer-0") == Mesh()
     assert meshed(meshes, REPLICAS) == {"s1-r0", "s1-r1", "s2-r0"}
     assert in_words(meshes, MANIFEST) == "ranks: s1 2 (tp2sp), s2 4 (tp4sp), s2-r1 1"
@@ -88,7 +94,7 @@ def test_children_are_told_their_ranks(tmp_path: Path) -> None:
     mesh = Mesh(ranks=4, tensor=2, shard="zero1", sequence_parallel=True)
     argv = swarmnet_command(replace(spec, mesh=mesh))
     begin = argv.index("--ranks")
-    assert argv[begin:begin + 7] == ["--ranks", "4", "--tensor", "2", "--shard", "zero1", "--sequence-parallel"]
+    assert argv[begin : begin + 7] == ["--ranks", "4", "--tensor", "2", "--shard", "zero1", "--sequence-parallel"]
     assert not {"--ranks", "--tensor", "--shard", "--sequence-parallel"} & set(swarmnet_command(spec))
     swarmnet_command(replace(spec, mesh=mesh, orders=tmp_path / "orders"))
     text = (tmp_path / "peer.toml").read_text()
@@ -163,8 +169,11 @@ def test_ranks_that_are_lost_and_back_are_told_and_counted() -> None:
         progress.on("s1-r0", event, now=1.0)
         lines += news.on("s1-r0", event, now=1.0)
         states.append(progress.state_of("s1-r0"))
-    assert lines == ["s1-r0 has lost rank 1 (killed by SIGKILL): its ranks start anew",
-                     "s1-r0 has its 2 ranks (tp2) again, after 1.2 s"]
+    assert lines == [
+        "s1-r0 has lost rank 1 (killed by SIGKILL): its ranks start anew",
+        "s1-r0 has its 2 ranks (tp2) again, after 1.2 s",
+    ]
     assert states == ["starting", "ranks start anew", "starting"] and progress.rank_restarts == 1
     assert News().on("s1-r0", LostRank(1, None, "silence"), now=0.0) == [
-        "s1-r0 has lost a rank (silence): its ranks start anew"]
+        "s1-r0 has lost a rank (silence): its ranks start anew"
+    ]

@@ -18,16 +18,18 @@ def test_one_link_is_printed_and_another_one_when_it_leads_nowhere_any_more() ->
     assert news.on("s1-r0", up("b"), now=0.0) == []
     assert news.gone("s1-r0", back=False) == []
     assert news.on("s1-r0", up("b"), now=1.0) == []
-    assert news.gone("s0-r0", back=True) == [] and news.on("s0-r0", up("a"), now=2.0) == []      # at its old port
+    assert news.gone("s0-r0", back=True) == [] and news.on("s0-r0", up("a"), now=2.0) == []  # at its old port
     assert news.gone("s0-r0", back=True) == []
-    assert news.on("s0-r0", up("c"), now=3.0) == ["join it while it runs: swarmnet join c"]      # at another
+    assert news.on("s0-r0", up("c"), now=3.0) == ["join it while it runs: swarmnet join c"]  # at another
     assert news.gone("s0-r0", back=False) == ["join it while it runs: swarmnet join b"]
     assert news.gone("s1-r0", back=False) == []
     assert news.on("s2-r0", up("d"), now=4.0) == ["join it while it runs: swarmnet join d"]
 
 
-@pytest.mark.parametrize(("how", "words"), [
-    ("checkpoint", "from an older checkpoint of its own"), ("snapshot", "fetched from other replicas")])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("checkpoint", "from an older checkpoint of its own"), ("snapshot", "fetched from other replicas")],
+)
 def test_a_bad_checkpoint_is_named_and_what_is_used_instead(how: str, words: str) -> None:
     news = News()
     (line,) = news.on("s1-r0", BadCheckpoint("/x/stage-1-step-8", "torn"), now=0.0)
@@ -74,9 +76,12 @@ def test_what_all_replicas_say_is_said_once(event: Event) -> None:
 
 
 def test_events_of_the_children_are_understood() -> None:
-    assert parse({"event": "checkpoint_bad", "stage": 1, "path": "/x", "reason": "torn", "then": "."}) == \
-        BadCheckpoint("/x", "torn")
-    assert parse({"event": "restart", "number": 2, "version": 8, "reason": "heard of it"}) == \
-        WentBack(2, 8, "heard of it")
-    assert parse({"event": "dropped", "stage": 1, "from": 0, "to": 4, "microbatches": 9, "reason": "r"}) == \
-        Dropped(1, 4, "r")
+    assert parse({"event": "checkpoint_bad", "stage": 1, "path": "/x", "reason": "torn", "then": "."}) == BadCheckpoint(
+        "/x", "torn"
+    )
+    assert parse({"event": "restart", "number": 2, "version": 8, "reason": "heard of it"}) == WentBack(
+        2, 8, "heard of it"
+    )
+    assert parse({"event": "dropped", "stage": 1, "from": 0, "to": 4, "microbatches": 9, "reason": "r"}) == Dropped(
+        1, 4, "r"
+    )

@@ -37,9 +37,10 @@ def test_more_stages_than_layers_get_more_layers() -> None:
 
 
 def test_num_parameters_counts_every_tensor() -> None:
-    model = Model(vocab_size=10, hidden_size=8, intermediate_size=12, num_layers=2, num_heads=2, num_kv_heads=1,
-                  head_dim=4)
-    attention = 8 * 8 + 8 * 4 + 8 * 4 + 8 * 8                      # q, k, v, o
+    model = Model(
+        vocab_size=10, hidden_size=8, intermediate_size=12, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4
+    )
+    attention = 8 * 8 + 8 * 4 + 8 * 4 + 8 * 8  # q, k, v, o
     assert num_parameters(model) == 2 * (attention + 3 * 8 * 12 + 2 * 8) + 2 * 10 * 8 + 8
     biased = model.model_copy(update={"attention_bias": True, "tie_embeddings": True})
     assert num_parameters(biased) == num_parameters(model) + 2 * (8 + 4 + 4) - 10 * 8
@@ -51,7 +52,7 @@ def test_what_children_read_is_the_run(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("the quick brown fox " * 200)
     options = LocalOptions(data=str(tmp_path / "text.txt"), set=("training.microbatches=5",))
     prepared = prepare(options, tmp_path / "out")
-    assert not (tmp_path / "out").exists()                         # nothing is left of what is refused later
+    assert not (tmp_path / "out").exists()  # nothing is left of what is refused later
     prepared.write()
     assert prepared.exact and prepared.lossless
     assert read_manifest(prepared.path) == prepared.manifest
@@ -70,7 +71,7 @@ def test_a_manifest_file_keeps_its_own_run(tmp_path: Path) -> None:
     manifest = prepared.manifest
     assert (manifest.cut.stages, manifest.training.total_steps, manifest.training.seed) == (4, 9, 5)
     assert manifest.numerics.mode == "fp32" and not prepared.lossless and not prepared.exact
-    assert manifest.data.source == str(tmp_path / "text.txt")      # relative to the file that named it
+    assert manifest.data.source == str(tmp_path / "text.txt")  # relative to the file that named it
 
 
 def test_other_data_than_agreed_is_refused(tmp_path: Path) -> None:
@@ -119,13 +120,19 @@ def test_a_text_too_short_for_one_microbatch_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("settings", "pure"), [
-    ((), True), (("averaging.sync=overlap",), True), (("numerics.mode=fp32", "averaging.codec=int8"), True),
-    (("averaging.sync=local",), False), (("numerics.mode=fp32", "averaging.codec=nf4"), False),
-    (("numerics.mode=fp32", "averaging.codec=auto:nf4"), False),
-    (("numerics.mode=fp32", "averaging.codec=topk:0.01"), False),
-    (("numerics.mode=fp32", "averaging.codec=fp32", "averaging.reducer=median"), False),
-])
+@pytest.mark.parametrize(
+    ("settings", "pure"),
+    [
+        ((), True),
+        (("averaging.sync=overlap",), True),
+        (("numerics.mode=fp32", "averaging.codec=int8"), True),
+        (("averaging.sync=local",), False),
+        (("numerics.mode=fp32", "averaging.codec=nf4"), False),
+        (("numerics.mode=fp32", "averaging.codec=auto:nf4"), False),
+        (("numerics.mode=fp32", "averaging.codec=topk:0.01"), False),
+        (("numerics.mode=fp32", "averaging.codec=fp32", "averaging.reducer=median"), False),
+    ],
+)
 def test_one_process_is_the_measure_where_it_does_not_show_who_computed_what(
     tmp_path: Path, settings: tuple[str, ...], pure: bool
 ) -> None:
@@ -139,18 +146,23 @@ def test_bad_settings_name_themselves(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("changes", "line"), [
-    ({"seed": -1}, "--seed: training.seed = -1: must be at least 0"),
-    ({"seed": 10**20}, "--seed: training.seed = 10{20}: must be at most"),
-    ({"steps": 10**20}, "--steps: training.total_steps"),
-    ({"checkpoint_every": 10**20}, "--checkpoint-every: training.checkpoint_every"),
-    ({"typed": (("--sync local", "averaging.sync=local"),), "numerics": "deterministic"},
-     "^--numerics deterministic, --sync local: averaging.sync"),
-    ({"set": ("cut.stages=99",)}, "^--set: cut.stages = 99 is more than"),
-])
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"seed": -1}, "--seed: training.seed = -1: must be at least 0"),
+        ({"seed": 10**20}, "--seed: training.seed = 10{20}: must be at most"),
+        ({"steps": 10**20}, "--steps: training.total_steps"),
+        ({"checkpoint_every": 10**20}, "--checkpoint-every: training.checkpoint_every"),
+        (
+            {"typed": (("--sync local", "averaging.sync=local"),), "numerics": "deterministic"},
+            "^--numerics deterministic, --sync local: averaging.sync",
+        ),
+        ({"set": ("cut.stages=99",)}, "^--set: cut.stages = 99 is more than"),
+    ],
+)
 def test_what_was_typed_is_named(changes: dict[str, object], line: str) -> None:
     with pytest.raises(UsageError, match=line):
-        choose(LocalOptions(**changes))                                        # type: ignore[arg-type]
+        choose(LocalOptions(**changes))  # type: ignore[arg-type]
 
 
 def test_a_flag_beside_a_manifest_is_named(tmp_path: Path) -> None:
@@ -165,16 +177,22 @@ def test_a_swarm_by_invitation_has_an_owner_of_its_own_who_invites_its_peers(tmp
     there = Identity.generate().peer
     given = Manifest(admission=Admission(policy="invite", key=there), data=Data(source="corpus:small"))
     (tmp_path / "given.toml").write_text(to_toml(given))
-    for number, options in enumerate((
-        LocalOptions(data="corpus:small", admission="invite"), LocalOptions(manifest=tmp_path / "given.toml"),
-    )):
+    for number, options in enumerate(
+        (LocalOptions(data="corpus:small", admission="invite"), LocalOptions(manifest=tmp_path / "given.toml"))
+    ):
         prepared = prepare(options, tmp_path / str(number))
         prepared.write()
         owner, file = prepared.manifest.admission.key, prepared.path.with_suffix(".invitation")
         assert owner not in ("", there) and Owner(prepared.path, prepared.manifest).run == prepared.run_id
         identity = Identity.generate()
-        mine = OwnPass(admissions_of(prepared.manifest, prepared.run_id), identity, "stage", tmp_path,
-                       given=str(file), now=time.time())
+        mine = OwnPass(
+            admissions_of(prepared.manifest, prepared.run_id),
+            identity,
+            "stage",
+            tmp_path,
+            given=str(file),
+            now=time.time(),
+        )
         assert mine.text and stat.S_IMODE(file.stat().st_mode) == 0o600
         spec = ChildSpec("s0-r0", 0, prepared.path, tmp_path / "child", tmp_path / "e", (), None, "warning")
         assert swarmnet_command(spec)[-2:] == ["--invitation", str(file)]

@@ -46,9 +46,9 @@ def test_the_curve_is_the_last_stages_first_word_in_step_order() -> None:
     progress.on("s0-r0", commit(0, stage=0), now=2.0)
     assert progress.points == []
     progress.on("s1-r0", commit(1), now=4.0)
-    assert progress.points == []                                   # step 0 is not there yet
+    assert progress.points == []  # step 0 is not there yet
     progress.on("s1-r1", commit(0), now=4.5)
-    progress.on("s1-r0", commit(0), now=5.0)                       # said already
+    progress.on("s1-r0", commit(0), now=5.0)  # said already
     assert [(point.step, point.loss, point.seconds) for point in progress.points] == [(0, 5.0, 4.5), (1, 4.0, 4.0)]
 
 
@@ -125,16 +125,18 @@ def test_a_terminal_gets_a_table_and_a_pipe_gets_lines() -> None:
     progress.on("t", Evaluated(0, 5.5, 10), now=2.0)
     progress.ended("s0-r1")
     line = headline(progress, now=62.0)
-    assert line == ("step 1/3  loss 5.0000  held-out 5.5000 (step 0)  10 tokens/s  reroutes 1  kills 0"
-                    "  elapsed 1:02  ETA –")
+    assert line == (
+        "step 1/3  loss 5.0000  held-out 5.5000 (step 0)  10 tokens/s  reroutes 1  kills 0  elapsed 1:02  ETA –"
+    )
     pipe = io.StringIO()
     with screen(Console(file=pipe, width=40)) as plain:
         assert isinstance(plain, PlainScreen)
         for _ in range(2):
             plain.update(progress, now=3.0)
         plain.note("[not] markup")
-    assert pipe.getvalue() == ("step    0  loss 5.0000         10 tokens/s  replicas 1 2  reroutes 1  kills 0  0:02\n"
-                               "[not] markup\n")
+    assert pipe.getvalue() == (
+        "step    0  loss 5.0000         10 tokens/s  replicas 1 2  reroutes 1  kills 0  0:02\n[not] markup\n"
+    )
     terminal = io.StringIO()
     with screen(Console(file=terminal, force_terminal=True, width=120)) as live:
         assert isinstance(live, LiveScreen)

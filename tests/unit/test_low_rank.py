@@ -13,8 +13,12 @@ from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.stage.low_rank import LowRank, orthonormal
 
 SHAPES = [
-    ("embed.weight", (96, 64)), ("layer.norm.weight", (64,)), ("layer.up.weight", (160, 64)),
-    ("layer.down.weight", (64, 160)), ("layer.small.weight", (16, 64)), ("layer.up.bias", (160,)),
+    ("embed.weight", (96, 64)),
+    ("layer.norm.weight", (64,)),
+    ("layer.up.weight", (160, 64)),
+    ("layer.down.weight", (64, 160)),
+    ("layer.small.weight", (16, 64)),
+    ("layer.up.bias", (160,)),
 ]
 NUM_ELEMENTS = sum(math.prod(shape) for _, shape in SHAPES)
 
@@ -54,7 +58,7 @@ def test_replicas_get_equal_bits_and_lose_nothing(rank: int) -> None:
         applied += wholes[0].double()
         owed = sum(residual.double() for residual in residuals)
         assert (applied + owed - computed).norm() <= 1e-5 * computed.norm()
-    assert owed.norm() > 0.1 * computed.norm()                    # and it did drop something
+    assert owed.norm() > 0.1 * computed.norm()  # and it did drop something
 
 
 def test_a_newcomer_with_another_look_loses_nothing_either() -> None:
@@ -136,13 +140,15 @@ def test_nothing_is_summed_to_nothing() -> None:
 
 @settings(deadline=None)
 @given(
-    rows=st.integers(1, 70), rank=st.integers(1, 6), seed=st.integers(0, 1000),
+    rows=st.integers(1, 70),
+    rank=st.integers(1, 6),
+    seed=st.integers(0, 1000),
     scale=st.sampled_from([1e-18, 1.0, 1e18]),
 )
 def test_bases_are_orthonormal(rows: int, rank: int, seed: int, scale: float) -> None:
     columns = random(rows, rank, seed=seed) * scale
     if rank > 1:
-        columns[:, -1] = columns[:, 0]                            # one that adds nothing
+        columns[:, -1] = columns[:, 0]  # one that adds nothing
     basis = orthonormal(columns).double()
     gram = basis.T @ basis
     kept = gram.diagonal() > 0.5

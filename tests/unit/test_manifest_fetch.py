@@ -61,9 +61,14 @@ class Scripted:
 
 def fetch(*peers: str) -> tuple[Manifest | None, list[PeerId], dict[str, SwarmError]]:
     transport, failures = Scripted(), {}
-    found = asyncio.run(fetch_manifest(
-        transport, RUN, [PeerId(peer) for peer in peers], on_failure=lambda peer, error: failures.update({peer: error})
-    ))
+    found = asyncio.run(
+        fetch_manifest(
+            transport,
+            RUN,
+            [PeerId(peer) for peer in peers],
+            on_failure=lambda peer, error: failures.update({peer: error}),
+        )
+    )
     return found, transport.asked, failures
 
 
@@ -72,8 +77,13 @@ def test_one_honest_peer_is_enough_and_the_others_are_named(monkeypatch: pytest.
     found, asked, failures = fetch("liar", "junk", "newer", "trainer", "confused", "dead", "silent", "honest", "never")
     assert found == MANIFEST and asked[-1] == "honest"
     assert {peer: type(error) for peer, error in failures.items()} == {
-        "liar": BadMessage, "junk": BadMessage, "newer": BadMessage, "trainer": Refused, "confused": PeerGone,
-        "dead": PeerGone, "silent": PeerTimeout,
+        "liar": BadMessage,
+        "junk": BadMessage,
+        "newer": BadMessage,
+        "trainer": Refused,
+        "confused": PeerGone,
+        "dead": PeerGone,
+        "silent": PeerTimeout,
     }
     assert "manifest of another run" in str(failures["liar"]) and "'liar'" in str(failures["liar"])
     assert "unknown key" in str(failures["newer"]) and "\n" not in str(failures["newer"])

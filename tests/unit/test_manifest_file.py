@@ -42,21 +42,31 @@ def manifests(draw: st.DrawFn) -> Manifest:
     exact = draw(st.booleans())
     sync = draw(st.sampled_from(["exact", "overlap"]))
     reducer = "sum" if exact else draw(st.sampled_from(["sum", "norm_clip", "centered_clip", "trimmed_mean"]))
-    own = {"norm_clip": {"norm_factor": above0}, "centered_clip": {"clip_radius": above0},
-           "trimmed_mean": {"trim": st.floats(0, 0.5, exclude_max=True)}, "overlap": {"overlap_after": count}}
+    own = {
+        "norm_clip": {"norm_factor": above0},
+        "centered_clip": {"clip_radius": above0},
+        "trimmed_mean": {"trim": st.floats(0, 0.5, exclude_max=True)},
+        "overlap": {"overlap_after": count},
+    }
     return Manifest(
         name=draw(text),
         model=Model(num_layers=num_layers, rope_theta=draw(above0), attention_bias=draw(st.booleans())),
         cut=Cut(stages=stages, layers=layers),
-        data=Data(source=draw(text), tokenizer=draw(text), num_tokens=draw(count), tokens_sha256=draw(digest),
-                  tokens_root=draw(digest)),
+        data=Data(
+            source=draw(text),
+            tokenizer=draw(text),
+            num_tokens=draw(count),
+            tokens_sha256=draw(digest),
+            tokens_root=draw(digest),
+        ),
         training=Training(seed=draw(count), total_steps=draw(positive), sequence_length=draw(positive)),
         optimizer=Optimizer(learning_rate=draw(above0), beta1=draw(st.floats(0, 1, exclude_max=True))),
         numerics=Numerics(mode="deterministic" if exact else "fp32", grid_bits=draw(st.integers(8, 48))),
         wire=Wire(activations=draw(st.sampled_from(["fp32", "bf16", "int8"]))),
         averaging=Averaging(
             codec="int64" if exact else draw(st.sampled_from(["fp32", "bf16", "int8"])),
-            sync=sync, reducer=reducer,
+            sync=sync,
+            reducer=reducer,
             **{name: draw(values) for choice in (sync, reducer) for name, values in own.get(choice, {}).items()},
         ),
         protocol=Protocol(heartbeat_s=timers[0], suspect_s=timers[1], long_silence_s=timers[2]),
@@ -125,8 +135,11 @@ def test_a_written_file_fits_the_screen() -> None:
 
 
 BAD = [
-    ("learning_rate = 0.002", "learning_rat = 0.002",
-     "run.toml: optimizer.learning_rat: unknown key; did you mean optimizer.learning_rate?"),
+    (
+        "learning_rate = 0.002",
+        "learning_rat = 0.002",
+        "run.toml: optimizer.learning_rat: unknown key; did you mean optimizer.learning_rate?",
+    ),
     ("[wire]", "[wir]", "run.toml: wir: unknown key; did you mean wire?"),
     ("format = 1", "format = 1\nseed = 4", "run.toml: seed: unknown key; did you mean training.seed?"),
     ("[wire]", "[wire]\nqqq = 1", "run.toml: wire.qqq: unknown key; known here: activations, gradients"),
@@ -154,20 +167,31 @@ BAD = [
     ('codec = "int64"', 'codec = "fp32"', 'run.toml: averaging.codec = "fp32" does not go with numerics.mode'),
     ("format = 1", "format = 2", "run.toml: format = 2: must be 1"),
     ("format = 1", "format = ", "run.toml: is not valid TOML: Invalid value (at line 3, column"),
-    ('reducer = "sum"', 'reducer = "median"',
-     'run.toml: averaging.reducer = "median" gives up exact sums: set numerics.mode = "fp32" and averaging.codec'),
+    (
+        'reducer = "sum"',
+        'reducer = "median"',
+        'run.toml: averaging.reducer = "median" gives up exact sums: set numerics.mode = "fp32" and averaging.codec',
+    ),
     ('reducer = "sum"', 'reducer = "mean"', 'run.toml: averaging.reducer = "mean": must be '),
     ("trim = 0.25", "trim = 0.5", "run.toml: averaging.trim = 0.5: must be below 0.5"),
     ("norm_factor = 2.0", "norm_factor = 0", "run.toml: averaging.norm_factor = 0: must be above 0"),
-    *((f"{name} = {default}", f"{name} = {other}",
-       f'run.toml: averaging: {name} has no effect without {chooser}: leave it at its default, {default}')
-      for name, default, other, chooser in (
-          ("overlap_after", "40", "7", 'sync = "overlap"'), ("inner_steps", "20", "9", 'sync = "local"'),
-          ("partners", '"all"', '"pairs"', 'sync = "local"'), ("outer_warmup_steps", "60", "0", 'sync = "local"'),
-          ("norm_factor", "2.0", "3.0", 'reducer = "norm_clip"'), ("trim", "0.25", "0.1", 'reducer = "trimmed_mean"'),
-          ("clip_radius", "1.0", "0.5", 'reducer = "centered_clip"'),
-          ("clip_iterations", "5", "3", 'reducer = "centered_clip"'),
-      )),
+    *(
+        (
+            f"{name} = {default}",
+            f"{name} = {other}",
+            f"run.toml: averaging: {name} has no effect without {chooser}: leave it at its default, {default}",
+        )
+        for name, default, other, chooser in (
+            ("overlap_after", "40", "7", 'sync = "overlap"'),
+            ("inner_steps", "20", "9", 'sync = "local"'),
+            ("partners", '"all"', '"pairs"', 'sync = "local"'),
+            ("outer_warmup_steps", "60", "0", 'sync = "local"'),
+            ("norm_factor", "2.0", "3.0", 'reducer = "norm_clip"'),
+            ("trim", "0.25", "0.1", 'reducer = "trimmed_mean"'),
+            ("clip_radius", "1.0", "0.5", 'reducer = "centered_clip"'),
+            ("clip_iterations", "5", "3", 'reducer = "centered_clip"'),
+        )
+    ),
 ]
 
 
@@ -182,7 +206,7 @@ def test_bad_input_is_one_line_that_says_where_and_what(good: str, bad: str, lin
 
 def test_several_missing_fields_are_named_at_once() -> None:
     text = DEFAULT.replace("seed = 0", "").replace("\neps = 1e-08", "\n")
-    text = text[: text.index("[wire]")] + text[text.index("[averaging]"):]
+    text = text[: text.index("[wire]")] + text[text.index("[averaging]") :]
     with pytest.raises(UsageError, match=r"training\.seed: missing.*\(missing too: optimizer\.eps, wire\)"):
         load(text)
 

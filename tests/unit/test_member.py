@@ -477,7 +477,7 @@ def test_a_commit_does_not_end_an_exchange_that_can_end():
     table.do("A", member.receive(PeerId("K"), Committed(commit), now=table.now))
     assert member.barrier.of(0) == commit
     assert table.rounds["A"] is not None and table.collects["A"] is None
-    member.feel(UNMEASURED, None, {}, {PeerId("B"): True})        # those who have applied serve no more
+    member.feel(UNMEASURED, None, {}, {PeerId("B"): True})  # those who have applied serve no more
     table.tick(0.5)
     assert table.rounds["A"] is None and table.collects["A"] is not None
 
@@ -713,7 +713,7 @@ def test_a_sum_is_collected_from_others_when_all_first_holders_are_gone():
         return [holder for action in actions if isinstance(action, act.CollectSum) for holder in action.round.holders]
 
     assert asked("B") == ["B"]
-    assert asked("B", "C") == []                 # B is still among them: go on
+    assert asked("B", "C") == []  # B is still among them: go on
     assert asked("C") == ["C"]
 
 
@@ -771,8 +771,9 @@ def test_a_heartbeat_without_news_does_not_make_the_keeper_look_at_everybody(mon
     table.tick(1.0)
     looked: list[float] = []
     advance = Keeper.advance
-    monkeypatch.setattr(Keeper, "advance", lambda self, *, now, resend: looked.append(now) or advance(
-        self, now=now, resend=resend))
+    monkeypatch.setattr(
+        Keeper, "advance", lambda self, *, now, resend: looked.append(now) or advance(self, now=now, resend=resend)
+    )
     keeper, beat = table.members["K"], table.members["A"].heartbeat()
 
     def hear(beat: Heartbeat, now: float) -> int:

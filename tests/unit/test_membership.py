@@ -44,8 +44,14 @@ class Known:
 
 
 def commit(
-    step: int = 3, *, stage: int = 0, number: int = 0, digest: bytes = b"d", contributors: tuple[PeerId, ...] = (),
-    norm: float = 1.0, tokens: int = 2,
+    step: int = 3,
+    *,
+    stage: int = 0,
+    number: int = 0,
+    digest: bytes = b"d",
+    contributors: tuple[PeerId, ...] = (),
+    norm: float = 1.0,
+    tokens: int = 2,
 ) -> Commit:
     round_id = RoundId(Ballot(0, B), number)
     return Commit(stage, step, CHAIN, round_id, digest, tokens, 0.0, norm, contributors=contributors)
@@ -63,22 +69,48 @@ def with_votes(of: Commit, *peers: PeerId) -> Commit:
 
 
 def test_a_sum_is_committed_with_whoever_contributed_to_it():
-    given_away = ((C, Generation(1, 0), frozenset({1})), (ME, Generation(1, 0), frozenset({0})),
-                  (D, Generation(1, 0), frozenset[int]()))
+    given_away = (
+        (C, Generation(1, 0), frozenset({1})),
+        (ME, Generation(1, 0), frozenset({0})),
+        (D, Generation(1, 0), frozenset[int]()),
+    )
     finished = Finished(RoundId(Ballot(0, B), 4), b"d", 2, 0.5, 1.0, given_away, frozenset({2}))
     found = commit_of(Stamp(3, 0, CHAIN), finished)
     assert found.says(finished) and found.contributors == (ME, C), "who has summed nothing has contributed nothing"
     assert (found.stage, found.step, found.chain, found.id) == (0, 3, CHAIN, finished.id)
 
 
-@pytest.mark.parametrize("other", [
-    replace(commit(), stage=1), replace(commit(), step=4), replace(commit(), digest=b"e"),
-    replace(commit(), num_tokens=3), replace(commit(), loss_sum=0.5), replace(commit(), grad_sq_norm=2.0),
-    replace(commit(), voided=frozenset({1})), replace(commit(), contributors=(ME,)),
-    replace(commit(), chain=type(CHAIN)("2" * 64)), replace(commit(), id=RoundId(Ballot(1, B), 0)),
-    replace(commit(), id=RoundId(Ballot(0, C), 0)), replace(commit(), id=RoundId(Ballot(0, B), 1)),
-], ids=["stage", "step", "digest", "tokens", "loss", "norm", "voided", "contributors", "chain", "ballot", "keeper",
-        "round"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(commit(), stage=1),
+        replace(commit(), step=4),
+        replace(commit(), digest=b"e"),
+        replace(commit(), num_tokens=3),
+        replace(commit(), loss_sum=0.5),
+        replace(commit(), grad_sq_norm=2.0),
+        replace(commit(), voided=frozenset({1})),
+        replace(commit(), contributors=(ME,)),
+        replace(commit(), chain=type(CHAIN)("2" * 64)),
+        replace(commit(), id=RoundId(Ballot(1, B), 0)),
+        replace(commit(), id=RoundId(Ballot(0, C), 0)),
+        replace(commit(), id=RoundId(Ballot(0, B), 1)),
+    ],
+    ids=[
+        "stage",
+        "step",
+        "digest",
+        "tokens",
+        "loss",
+        "norm",
+        "voided",
+        "contributors",
+        "chain",
+        "ballot",
+        "keeper",
+        "round",
+    ],
+)
 def test_a_vote_is_for_all_that_a_commit_says(other: Commit):
     known = Known(B, neighbours=(B,))
     assert not known.of.hear_vote(other, B, signed(B, commit()), now=0.0)
@@ -343,12 +375,16 @@ def test_of_two_that_differ_in_my_stage_neither_is_certified_for_as_long_as_both
     assert known.certified(mine, now=100.0) and not known.certified(theirs, now=100.0)
 
 
-@pytest.mark.parametrize(("other", "stands"), [
-    (commit(stage=1, number=1, digest=b"e", norm=1.01), True),
-    (commit(stage=1, number=1, digest=b"e", norm=1.03), False),
-    (commit(stage=1, number=1, digest=b"e", tokens=3), False),
-    (replace(commit(stage=1, number=1, digest=b"e"), voided=frozenset({1})), False),
-], ids=["rounded differently", "another norm", "other tokens", "other microbatches"])
+@pytest.mark.parametrize(
+    ("other", "stands"),
+    [
+        (commit(stage=1, number=1, digest=b"e", norm=1.01), True),
+        (commit(stage=1, number=1, digest=b"e", norm=1.03), False),
+        (commit(stage=1, number=1, digest=b"e", tokens=3), False),
+        (replace(commit(stage=1, number=1, digest=b"e"), voided=frozenset({1})), False),
+    ],
+    ids=["rounded differently", "another norm", "other tokens", "other microbatches"],
+)
 def test_of_two_alike_in_another_stage_that_of_the_lower_round_stands(other: Commit, stands: bool):
     known = Known(neighbours=(C, D))
     lower = commit(stage=1)
@@ -465,7 +501,8 @@ SUMS = [commit(number=number, digest=digest) for number in (0, 1) for digest in 
 
 
 @given(
-    roster=st.sets(st.sampled_from(PEERS)), heard=st.sets(st.sampled_from(PEERS[1:])),
+    roster=st.sets(st.sampled_from(PEERS)),
+    heard=st.sets(st.sampled_from(PEERS[1:])),
     votes=st.lists(st.tuples(st.sampled_from(PEERS), st.sampled_from(SUMS), st.booleans()), max_size=30),
     now=st.sampled_from([0.0, 5.0, LONG_S, LONG_S + 1, 3 * LONG_S]),
 )
@@ -520,9 +557,7 @@ def test_whoever_counts_has_contributed_and_most_of_those_who_counted_stay(steps
         assert not before or 2 * len(before & now) > len(before) or len(before) == 1
 
 
-@given(
-    order=st.permutations(PEERS), roster=st.sets(st.sampled_from(PEERS), min_size=1),
-)
+@given(order=st.permutations(PEERS), roster=st.sets(st.sampled_from(PEERS), min_size=1))
 def test_votes_mean_the_same_in_whatever_order_they_come(order, roster):
     one, other = (Known(*PEERS[1:], roster=tuple(roster)) for _ in range(2))
     for peer, again in zip(PEERS, order, strict=True):

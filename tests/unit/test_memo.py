@@ -37,9 +37,12 @@ def test_the_oldest_is_dropped_first_and_what_never_fits_is_not_kept() -> None:
     assert memo.answer(9) is None and memo.output(3) is not None
 
 
-@given(cap=st.integers(0, 2000), events=st.lists(
-    st.tuples(st.sampled_from(["out", "answer", "clear"]), st.integers(0, 5), st.integers(0, 500)), max_size=60
-))
+@given(
+    cap=st.integers(0, 2000),
+    events=st.lists(
+        st.tuples(st.sampled_from(["out", "answer", "clear"]), st.integers(0, 5), st.integers(0, 500)), max_size=60
+    ),
+)
 def test_it_never_holds_more_than_its_cap_and_never_lies(cap: int, events: list[tuple[str, int, int]]) -> None:
     memo, last = Memo(cap), {}
     for kind, index, size in events:

@@ -53,12 +53,15 @@ def test_what_is_asked_for_and_there(mesh: Mesh, device: Device, cuda: int, layo
     assert chosen(mesh, device, cuda=cuda) == layout
 
 
-@pytest.mark.parametrize(("mesh", "ignored"), [
-    (Mesh(), ""),
-    (Mesh(gpus="auto", shard="zero1"), "--shard zero1"),
-    (Mesh(gpus="auto", sequence_parallel=True), "--sequence-parallel"),
-    (Mesh(gpus="auto", shard="zero3", sequence_parallel=True), "--shard zero3 and --sequence-parallel"),
-])
+@pytest.mark.parametrize(
+    ("mesh", "ignored"),
+    [
+        (Mesh(), ""),
+        (Mesh(gpus="auto", shard="zero1"), "--shard zero1"),
+        (Mesh(gpus="auto", sequence_parallel=True), "--sequence-parallel"),
+        (Mesh(gpus="auto", shard="zero3", sequence_parallel=True), "--shard zero3 and --sequence-parallel"),
+    ],
+)
 def test_what_one_rank_ignores_has_a_name(mesh: Mesh, ignored: str) -> None:
     assert meaningless(mesh, chosen(mesh, cuda=1)) == ignored
     several = Mesh(gpus="auto", tensor=2, shard="zero1", sequence_parallel=True)
@@ -70,9 +73,17 @@ def test_what_one_rank_ignores_has_a_name(mesh: Mesh, ignored: str) -> None:
     [
         ({"gpus": "8"}, "auto", 2, "--gpus 8: torch sees 2 CUDA devices here, 0 to 1"),
         ({"gpus": "0,7"}, "cuda", 1, "--gpus 0,7: torch sees one CUDA device here, number 0"),
-        *(({"gpus": words}, device, 0, f"--gpus {words}: torch sees no CUDA device here; leave --gpus away, and use "
-           f"--ranks N for ranks on the CPU{more}")
-          for words in ("2", "8", "0,1", "3,") for device, more in (("auto", ""), ("cuda", ", without --device cuda"))),
+        *(
+            (
+                {"gpus": words},
+                device,
+                0,
+                f"--gpus {words}: torch sees no CUDA device here; leave --gpus away, and use "
+                f"--ranks N for ranks on the CPU{more}",
+            )
+            for words in ("2", "8", "0,1", "3,")
+            for device, more in (("auto", ""), ("cuda", ", without --device cuda"))
+        ),
         ({}, "cuda", 0, "--device cuda: torch sees no CUDA device here; use --device cpu, or auto"),
         ({"gpus": "auto"}, "cuda", 0, "--device cuda: torch sees no CUDA device here"),
         ({"ranks": 4, "tensor": 3}, "cpu", 0, "--tensor 3: tensor x data must be 4, the ranks there are"),
@@ -80,8 +91,13 @@ def test_what_one_rank_ignores_has_a_name(mesh: Mesh, ignored: str) -> None:
         ({"ranks": 4, "tensor": 2}, "cpu", 0, "--tensor 2 of 4 ranks leaves 2 to split each microbatch: say how"),
         ({"ranks": 2, "tensor": 2, "shard": "zero1"}, "cpu", 0, "--shard zero1: --tensor 2 leaves no ranks to shard"),
         ({"ranks": 2, "shard": "dp", "sequence_parallel": True}, "cpu", 0, "--sequence-parallel is for ranks that"),
-        ({"ranks": 3, "shard": "zero3"}, "cpu", 0,
-         "3 ranks cannot split a microbatch: training.microbatch_size = 4 is no multiple of it. Ranks that can: 1, 2"),
+        (
+            {"ranks": 3, "shard": "zero3"},
+            "cpu",
+            0,
+            "3 ranks cannot split a microbatch: training.microbatch_size = 4 is no multiple of it. "
+            "Ranks that can: 1, 2",
+        ),
         ({"ranks": 3}, "cpu", 0, "3 tensor-parallel ranks cannot split this model: num_heads = 8 is no multiple of 3"),
         ({"ranks": 8, "sequence_parallel": True}, "cpu", 0, "sequence_length = 36 is no multiple of 8"),
     ],
@@ -104,7 +120,7 @@ def test_a_peer_refuses_them_in_one_line_before_it_starts_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, line: str
 ) -> None:
     monkeypatch.setattr(telemetry, "setup", lambda *args, **kwargs: None)
-    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")      # run_peer sets it for its process, if it is not set
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")  # run_peer sets it for its process, if it is not set
     (tmp_path / "run.toml").write_text(to_toml(Manifest()), encoding="utf-8")
     argv = f"peer --manifest {tmp_path}/run.toml --stage 1 --dir {tmp_path}/peer --no-restart {words}"
     assert run(argv.split()) == 2
@@ -112,12 +128,19 @@ def test_a_peer_refuses_them_in_one_line_before_it_starts_anything(
     assert err.startswith(f"swarmnet: error: {line}") and err.count("\n") == 1 and not (tmp_path / "peer").exists()
 
 
-@given(st.integers(1, 16), st.integers(0, 16), st.sampled_from(Shard.__args__), st.booleans(), st.integers(0, 16),
-       st.booleans())
+@given(
+    st.integers(1, 16),
+    st.integers(0, 16),
+    st.sampled_from(Shard.__args__),
+    st.booleans(),
+    st.integers(0, 16),
+    st.booleans(),
+)
 def test_a_layout_or_one_line(ranks: int, tensor: int, shard: Shard, split: bool, cuda: int, on_gpus: bool) -> None:
     assume(on_gpus or ranks > 1)
-    mesh = Mesh(**({"gpus": str(ranks)} if on_gpus else {"ranks": ranks}), tensor=tensor, shard=shard,
-                sequence_parallel=split)
+    mesh = Mesh(
+        **({"gpus": str(ranks)} if on_gpus else {"ranks": ranks}), tensor=tensor, shard=shard, sequence_parallel=split
+    )
     try:
         layout = chosen(mesh, cuda=cuda)
     except UsageError as error:

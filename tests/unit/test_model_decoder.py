@@ -28,8 +28,15 @@ def test_names_are_hugging_faces_with_global_layer_indexes() -> None:
         f"model.layers.{layer}.{leaf}.weight"
         for layer in (1, 2)
         for leaf in (
-            "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
-            "mlp.up_proj", "mlp.down_proj", "input_layernorm", "post_attention_layernorm",
+            "self_attn.q_proj",
+            "self_attn.k_proj",
+            "self_attn.v_proj",
+            "self_attn.o_proj",
+            "mlp.gate_proj",
+            "mlp.up_proj",
+            "mlp.down_proj",
+            "input_layernorm",
+            "post_attention_layernorm",
         )
     ] + ["model.norm.weight", "lm_head.weight"]
     first = StageModule(MODEL, range(0), first=True, last=False)
@@ -61,8 +68,11 @@ def test_initial_weights_depend_on_seed_and_name_and_have_the_right_scale() -> N
     shape = torch.Size((256, 256))
     a, b, c = (
         draw(name, shape, MODEL, seed=seed)
-        for name, seed in (("model.layers.0.mlp.up_proj.weight", 0), ("model.layers.0.mlp.up_proj.weight", 1),
-                           ("model.layers.1.mlp.up_proj.weight", 0))
+        for name, seed in (
+            ("model.layers.0.mlp.up_proj.weight", 0),
+            ("model.layers.0.mlp.up_proj.weight", 1),
+            ("model.layers.1.mlp.up_proj.weight", 0),
+        )
     )
     assert not torch.equal(a, b) and not torch.equal(a, c)
     assert a.std().item() == pytest.approx(MODEL.init_std, rel=0.02)
@@ -77,7 +87,10 @@ def test_initial_weights_are_pinned() -> None:
     """A change here is a change of every run."""
     found = draw("lm_head.weight", torch.Size((2, 2)), Model(), seed=0)
     assert [value.hex() for value in found.flatten().tolist()] == [
-        "0x1.37258e0000000p-5", "-0x1.4ee2620000000p-6", "0x1.7f30920000000p-7", "0x1.0956400000000p-7",
+        "0x1.37258e0000000p-5",
+        "-0x1.4ee2620000000p-6",
+        "0x1.7f30920000000p-7",
+        "0x1.0956400000000p-7",
     ]
 
 
@@ -129,15 +142,19 @@ def test_tied_embeddings_are_one_parameter() -> None:
     assert "lm_head.weight" not in dict(module.named_parameters())
 
 
-@pytest.mark.parametrize("changes", [
-    {"rope_scaling": "linear", "rope_factor": 4.0},
-    {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_original_length": 64},
-], ids=["linear", "llama3"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": "linear", "rope_factor": 4.0},
+        {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_original_length": 64},
+    ],
+    ids=["linear", "llama3"],
+)
 def test_scaled_rotation_is_slower_and_never_faster(changes: dict[str, object]) -> None:
     scaled = MODEL.model_copy(update={"head_dim": 32, **changes})
     plain = MODEL.model_copy(update={"head_dim": 32})
     (_, sin), (_, plain_sin) = (rotary_tables(model, 2, torch.device("cpu")) for model in (scaled, plain))
-    turn, plain_turn = (table[1, :16].double().asin() for table in (sin, plain_sin))     # radians per token
+    turn, plain_turn = (table[1, :16].double().asin() for table in (sin, plain_sin))  # radians per token
     ratio = plain_turn / turn
     slowest = float(str(changes["rope_factor"]))
     assert ratio[-1].item() == pytest.approx(slowest, rel=1e-4) and bool((ratio > 1 - 1e-5).all())
@@ -147,12 +164,15 @@ def test_scaled_rotation_is_slower_and_never_faster(changes: dict[str, object]) 
         torch.testing.assert_close(ratio, torch.full_like(ratio, slowest), rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"rope_factor": 2.0}, "has no effect without rope_scaling"),
-    ({"rope_scaling": "llama3", "rope_low_freq_factor": 4.0}, "must be below"),
-    ({"output_bias": True}, "without attention_bias"),
-    ({"qk_norm": True, "attention_bias": True}, "needs output_bias"),
-])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rope_factor": 2.0}, "has no effect without rope_scaling"),
+        ({"rope_scaling": "llama3", "rope_low_freq_factor": 4.0}, "must be below"),
+        ({"output_bias": True}, "without attention_bias"),
+        ({"qk_norm": True, "attention_bias": True}, "needs output_bias"),
+    ],
+)
 def test_what_no_architecture_is(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Model.model_validate(changes)

@@ -24,12 +24,16 @@ def split_gradients(tape: Tape, module: StageModule) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("length", [1, 16, 33])
-@pytest.mark.parametrize("model", [
-    WIDE,
-    WIDE.model_copy(update={"attention_bias": True}),
-    WIDE.model_copy(update={"tie_embeddings": True}),
-    WIDE.model_copy(update={"qk_norm": True, "attention_bias": True, "output_bias": True}),
-], ids=["plain", "bias", "tied", "norms"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        WIDE,
+        WIDE.model_copy(update={"attention_bias": True}),
+        WIDE.model_copy(update={"tie_embeddings": True}),
+        WIDE.model_copy(update={"qk_norm": True, "attention_bias": True, "output_bias": True}),
+    ],
+    ids=["plain", "bias", "tied", "norms"],
+)
 def test_every_parameter_gradient_of_the_whole_model(model: Model, batch: int, length: int) -> None:
     module = StageModule(model, range(2), first=True, last=True)
     module.reset(seed=1)

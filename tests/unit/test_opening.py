@@ -35,9 +35,10 @@ def test_beyond_it_they_stand_in_a_grid_near_ones_in_a_row() -> None:
     opening, ledger = opening_of(20, 5)
     site = {peer: place % 4 for place, peer in enumerate(PEERS)}
     for peer in PEERS:
-        opening.measured(peer, Line(0, tuple(
-            (other, 1000 if site[other] == site[peer] else 80_000) for other in PEERS if other != peer
-        )))
+        opening.measured(
+            peer,
+            Line(0, tuple((other, 1000 if site[other] == site[peer] else 80_000) for other in PEERS if other != peer)),
+        )
     current = opening.open(PEERS, ledger)
     assert (current.rows, current.columns) == ((5, 5, 5, 5), 5)
     assert all(len({site[peer] for peer in row}) == 1 for row in grid_of(current).rows)
@@ -65,12 +66,15 @@ def beat(version: int = 3, *, synced: bool = True, chain: str = "00" * 32) -> He
     return Heartbeat(Stamp(version, 0, Chain(chain)), 1, synced, None)
 
 
-@pytest.mark.parametrize(("heard", "reason"), [
-    (beat(synced=False), "p01 has no state yet"),
-    (beat(2), "p01 is at version 2"),
-    (beat(chain="11" * 32), "p01 is on another chain"),
-    (beat(), "p01 has not reported since it was evicted"),
-])
+@pytest.mark.parametrize(
+    ("heard", "reason"),
+    [
+        (beat(synced=False), "p01 has no state yet"),
+        (beat(2), "p01 is at version 2"),
+        (beat(chain="11" * 32), "p01 is on another chain"),
+        (beat(), "p01 has not reported since it was evicted"),
+    ],
+)
 def test_a_sum_with_nobody_is_said_with_its_reason(heard: Heartbeat, reason: str) -> None:
     view = View(ME, 0, Timers())
     assert left_alone(view, STAMP, [ME], now=0.1) is None, "there is nobody"

@@ -29,8 +29,11 @@ def moments(count: int, seed: int, scale: float, spread: float) -> tuple[Tensor,
 
 @settings(max_examples=80, deadline=None)
 @given(
-    count=st.integers(1, 3 * BLOCK + 5), seed=st.integers(0, 2**32), power=st.integers(-38, 15),
-    spread=st.floats(0, 6), all_zero=st.booleans(),
+    count=st.integers(1, 3 * BLOCK + 5),
+    seed=st.integers(0, 2**32),
+    power=st.integers(-38, 15),
+    spread=st.floats(0, 6),
+    all_zero=st.booleans(),
 )
 def test_what_was_rounded_once_comes_back_by_bits(
     count: int, seed: int, power: int, spread: float, all_zero: bool
@@ -74,7 +77,7 @@ def test_state_is_a_quarter_and_vectors_stay_in_fp32() -> None:
 
 
 def test_a_part_of_a_parameter_is_packed_as_the_whole_is() -> None:
-    parts = [torch.zeros(1, 64), torch.zeros(0, 64), torch.zeros(64, 64)]       # of a matrix, none of one, of a vector
+    parts = [torch.zeros(1, 64), torch.zeros(0, 64), torch.zeros(64, 64)]  # of a matrix, none of one, of a vector
     table = TABLE.model_copy(update={"state": "8bit", "lead": 2.5})
     optimizer = StageOptimizer(parts, table, whole=[LEAST, LEAST, LEAST - 1])
     assert [type(each).__name__ for each in optimizer.moments] == ["PackedMoments", "PackedMoments", "WholeMoments"]
@@ -90,7 +93,7 @@ def test_a_part_of_a_parameter_is_packed_as_the_whole_is() -> None:
 @pytest.mark.parametrize("lead", [0.0, 2.5])
 def test_replicas_keep_equal_bits_over_a_restored_snapshot(lead: float) -> None:
     generator = torch.Generator().manual_seed(1)
-    shapes = [(70, 1001), (50,), (16, 256)]                 # blocks that end early, several pieces of a chunk
+    shapes = [(70, 1001), (50,), (16, 256)]  # blocks that end early, several pieces of a chunk
     table = TABLE.model_copy(update={"lead": lead})
     start = [torch.randn(shape, generator=generator) for shape in shapes]
     one, two = ([each.clone() for each in start] for _ in range(2))
@@ -99,7 +102,7 @@ def test_replicas_keep_equal_bits_over_a_restored_snapshot(lead: float) -> None:
         gradients = [torch.randn(shape, generator=generator) for shape in shapes]
         trained.step(gradients, learning_rate=0.1)
         restored.step(gradients, learning_rate=0.1)
-        fresh = StageOptimizer(two, table)                  # as a joiner: everything from fp32
+        fresh = StageOptimizer(two, table)  # as a joiner: everything from fp32
         for mine, theirs in zip(fresh.moments, restored.moments, strict=True):
             mine.write(*(each.clone() for each in theirs.read()))
         fresh.set_num_steps(step + 1)

@@ -94,8 +94,9 @@ def test_an_eviction_of_one_step_does_not_touch_the_other():
     table.do("A", member.receive(PeerId("K"), Evicted(oldest.stamp, oldest.promised, closed, void=True), now=table.now))
     assert table.sums["A"] == [] and table.later["A"] == [0]
     assert oldest.account.generation > closed and newest.account.generation == before
-    table.do("A", member.receive(PeerId("K"), Evicted(newest.stamp, newest.promised, before, void=False),
-                                 now=table.now))
+    table.do(
+        "A", member.receive(PeerId("K"), Evicted(newest.stamp, newest.promised, before, void=False), now=table.now)
+    )
     assert newest.account.generation > oldest.account.generation and table.later["A"] == [0]
 
 
@@ -147,7 +148,7 @@ def test_of_two_the_one_that_went_on_alone_waits_a_long_silence_for_a_word_of_th
     table.execute("K", 0, 1)
     table.finish("K")
     table.settle()
-    table.members["K"].membership.patience_s = 0.0     # as where steps are short
+    table.members["K"].membership.patience_s = 0.0  # as where steps are short
     table.tick(14.0)
     assert "K" not in table.applies
     table.tick(2.0)

@@ -55,16 +55,14 @@ def test_a_restart_that_leaves_nothing_to_go_on_from_was_known_to_too_few() -> N
 
 def test_two_sides_that_went_back_alone_under_one_number() -> None:
     low, high = Restart(1, 4), Restart(1, 8)
-    found = disks(
-        NO_RESTART, has("a", 0, *old(2, 4), OnDisk(6, low)), has("b", 1, *old(2, 4, 6), OnDisk(9, high))
-    )
+    found = disks(NO_RESTART, has("a", 0, *old(2, 4), OnDisk(6, low)), has("b", 1, *old(2, 4, 6), OnDisk(9, high)))
     assert found == {"a": (2, 4), "b": (2, 4, 6, 9)}, "a's sixth step is not b's"
 
 
 PASTS = (NO_RESTART, Restart(1, 4), Restart(2, 6), Restart(3, 2))
-kept = st.sampled_from(PASTS).flatmap(lambda under: st.builds(
-    OnDisk, st.integers(under.version + 1, 9), st.just(under)
-))
+kept = st.sampled_from(PASTS).flatmap(
+    lambda under: st.builds(OnDisk, st.integers(under.version + 1, 9), st.just(under))
+)
 one_disk = st.lists(kept, max_size=5, unique_by=lambda one: one.version)
 
 
@@ -76,7 +74,9 @@ def test_what_every_stage_has_of_the_newest_common_version_is_of_one_past(found:
     holdings = of_one_past(announced, NO_RESTART, rules.common)
     newest = newest_on_disk(holdings, 2)
     used = {
-        one.restart for held, disk in zip(holdings, found, strict=True) for one in disk
+        one.restart
+        for held, disk in zip(holdings, found, strict=True)
+        for one in disk
         if one.version == newest and newest in held.disk
     }
     assert len(used) == (newest is not None)

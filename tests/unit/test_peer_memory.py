@@ -10,11 +10,14 @@ from swarmnet.mesh.layout import MeshLayout
 from swarmnet.peer.memory import check_memory, rounding
 
 
-@pytest.mark.parametrize(("memory", "words"), [
-    (Memory(activations="offload"), "--activations offload: the CPU's memory is host memory already"),
-    (Memory(offload_optimizer=True), "memory.offload_optimizer: the CPU's memory is host memory already"),
-    (Memory(compile=True), "--compile: on the CPU it costs"),
-])
+@pytest.mark.parametrize(
+    ("memory", "words"),
+    [
+        (Memory(activations="offload"), "--activations offload: the CPU's memory is host memory already"),
+        (Memory(offload_optimizer=True), "memory.offload_optimizer: the CPU's memory is host memory already"),
+        (Memory(compile=True), "--compile: on the CPU it costs"),
+    ],
+)
 def test_what_needs_cuda(memory: Memory, words: str) -> None:
     check_memory(memory, MeshLayout(devices=("cuda:0",)))
     with pytest.raises(UsageError, match=words):
@@ -31,9 +34,9 @@ def test_a_compiled_layer_chooses_itself_what_it_keeps() -> None:
         Memory(compile=True, activations="selective")
 
 
-@pytest.mark.parametrize("layout", [
-    MeshLayout(2, devices=("cuda:0", "cuda:1")), MeshLayout(1, 2, "zero3", devices=("cuda:0", "cuda:1")),
-])
+@pytest.mark.parametrize(
+    "layout", [MeshLayout(2, devices=("cuda:0", "cuda:1")), MeshLayout(1, 2, "zero3", devices=("cuda:0", "cuda:1"))]
+)
 def test_layers_that_ranks_share_are_not_compiled(layout: MeshLayout) -> None:
     with pytest.raises(UsageError, match="exchange tensors in their middle"):
         check_memory(Memory(compile=True), layout)

@@ -64,11 +64,14 @@ def test_in_a_pipe_every_phase_is_a_line_and_bytes_are_told_now_and_then() -> No
     assert not changes
 
 
-@pytest.mark.parametrize(("how", "words"), [
-    ("seed", "drawn from the run's seed: it has not begun yet"),
-    ("checkpoint", "from this peer's own disk"),
-    ("neighbours", "made anew from the stages beside it, as a last resort"),
-])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("seed", "drawn from the run's seed: it has not begun yet"),
+        ("checkpoint", "from this peer's own disk"),
+        ("neighbours", "made anew from the stages beside it, as a last resort"),
+    ],
+)
 def test_state_that_did_not_travel(how: str, words: str) -> None:
     text, _ = told(plain(), lambda story, clock: story.on_event("synced", synced(0, how=how, seconds=0.0, bytes=0)))
     assert text.splitlines()[0] == f"state     version 0, {words}"
@@ -99,7 +102,14 @@ def test_the_bar_goes_however_it_ends() -> None:
 
 def test_sizes() -> None:
     assert [size(number) for number in (0, 999, 1000, 1_540_000, 2.5e9, 3e12, 4e15)] == [
-        "0 B", "999 B", "1.0 kB", "1.5 MB", "2.5 GB", "3.0 TB", "4000.0 TB"]
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "1.5 MB",
+        "2.5 GB",
+        "3.0 TB",
+        "4000.0 TB",
+    ]
 
 
 def test_ranks_that_start_and_that_are_lost_are_lines() -> None:

@@ -34,7 +34,7 @@ def refused(step: int, index: int, payload: tuple[Packed, ...]) -> tuple[RejectC
 
 
 def test_what_a_holder_hands_out_passes_for_its_microbatch_and_for_no_other() -> None:
-    for number in range(0, 3 * TREE.proven.num_windows // B, 7):        # three epochs
+    for number in range(0, 3 * TREE.proven.num_windows // B, 7):  # three epochs
         step, index = divmod(number, M)
         payload = OWN.training(number)
         assert payload[0].shape == (B, T + 1) and (payload[1].codec, payload[1].shape) == WINDOWS.layout
@@ -91,8 +91,9 @@ def test_later_stages_look_for_themselves() -> None:
 def test_one_window_needs_no_hash_to_be_proven() -> None:
     tokens = Tokens(np.arange(20, dtype=np.uint8), 99, "", "e" * 64)
     training = Training(microbatch_size=1, sequence_length=9)
-    data = Data(num_tokens=20, tokens_sha256=tokens.sha256, tokenizer_sha256="e" * 64,
-                tokens_root=WindowTree(tokens, 9, 1).root)
+    data = Data(
+        num_tokens=20, tokens_sha256=tokens.sha256, tokenizer_sha256="e" * 64, tokens_root=WindowTree(tokens, 9, 1).root
+    )
     manifest = Manifest(data=data, training=training)
     payload, windows = OwnTokens(tokens, manifest).training(3), ProvenWindows.of(manifest)
     assert windows.layout == ("uint8", (1, 0, 32)) and payload[1].data == b""

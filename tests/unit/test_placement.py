@@ -10,10 +10,23 @@ from swarmnet.peer.placement import Choice, Serving, choose
 
 peers = st.integers(0, 10**6).map(lambda number: PeerId(f"peer-{number}"))
 newcomers = st.lists(peers, min_size=1, max_size=20, unique=True)
-swarms = st.integers(1, 6).flatmap(lambda stages: st.tuples(st.just(stages), st.lists(st.builds(
-    Serving, peers.map(lambda peer: PeerId(f"old-{peer}")), st.integers(0, stages - 1), st.booleans(), st.booleans(),
-    st.floats(0, 4),
-), max_size=25, unique_by=lambda each: each.peer)))
+swarms = st.integers(1, 6).flatmap(
+    lambda stages: st.tuples(
+        st.just(stages),
+        st.lists(
+            st.builds(
+                Serving,
+                peers.map(lambda peer: PeerId(f"old-{peer}")),
+                st.integers(0, stages - 1),
+                st.booleans(),
+                st.booleans(),
+                st.floats(0, 4),
+            ),
+            max_size=25,
+            unique_by=lambda each: each.peer,
+        ),
+    )
+)
 
 
 def counts(num_stages: int, serving: list[Serving]) -> list[int]:
@@ -45,9 +58,7 @@ def test_newcomers_one_after_the_other_even_out(swarm: tuple[int, list[Serving]]
 
 
 @given(swarms, newcomers)
-def test_newcomers_at_the_same_moment_even_out_as_well(
-    swarm: tuple[int, list[Serving]], joining: list[PeerId]
-) -> None:
+def test_newcomers_at_the_same_moment_even_out_as_well(swarm: tuple[int, list[Serving]], joining: list[PeerId]) -> None:
     """All see each other choosing, nobody hears what the others took: as even as one after the other."""
     num_stages, serving = swarm
     at_once = [*serving, *(Serving(me, 0, has_state=False, choosing=True) for me in joining)]
@@ -89,11 +100,14 @@ def test_the_reasons() -> None:
     assert choose(me, 2, pair[:1]) == Choice(1, "nobody serves stage 1")
     assert choose(me, 2, [*pair, replica("c", 0)]) == Choice(1, "stage 1 has the fewest replicas, 1")
     assert choose(me, 2, [replica("a", 0), replica("b", 1, load=2.0)]) == Choice(
-        1, "no stage has fewer replicas than its 1, and it has most to do")
+        1, "no stage has fewer replicas than its 1, and it has most to do"
+    )
     assert choose(me, 2, pair).reason == "drawn from 2 stages with 1 replica each"
     assert choose(me, 2, pair, held={0}) == Choice(
-        0, "its checkpoint lies here, and no stage has fewer replicas than its 1")
+        0, "its checkpoint lies here, and no stage has fewer replicas than its 1"
+    )
     assert choose(me, 2, [replica("a", 0), replica("b", 0, has_state=False)], held={1}) == Choice(
-        1, "its checkpoint lies here, and nobody else has the state of stage 1")
+        1, "its checkpoint lies here, and nobody else has the state of stage 1"
+    )
     assert choose(me, 1, [replica("a", 0)]) == Choice(0, "the only stage")
     assert choose(me, 2, [replica("a", 0, leaving=True), replica("b", 1)]) == Choice(0, "nobody serves stage 0")

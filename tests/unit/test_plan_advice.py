@@ -52,8 +52,10 @@ def test_changes_are_combined_only_where_one_is_not_enough() -> None:
 
 def test_what_cannot_be_is_not_advised() -> None:
     options = [option("a", 1, 40), option("b", 2, 50)]
-    assert [found.words for found in advise(
-        options, lambda chosen: None if chosen[0].kind == "a" else need(chosen), room=60)] == ["b-50"]
+    assert [
+        found.words
+        for found in advise(options, lambda chosen: None if chosen[0].kind == "a" else need(chosen), room=60)
+    ] == ["b-50"]
 
 
 def test_no_more_than_asked_for() -> None:
@@ -108,8 +110,10 @@ def test_stages_of_several_ranks_have_processes_of_their_own(on_host: bool) -> N
 def test_together_stages_need_more_than_alone_and_no_more_than_all_alone(
     sizes: list[tuple[int, int, int]], ranks: int, on_host: bool
 ) -> None:
-    plans = [staged(stage, Passage(stash, owed, max(stash, owed) + over), ranks, on_host=on_host)
-             for stage, (stash, owed, over) in enumerate(sizes)]
+    plans = [
+        staged(stage, Passage(stash, owed, max(stash, owed) + over), ranks, on_host=on_host)
+        for stage, (stash, owed, over) in enumerate(sizes)
+    ]
     alone = [plan.device_peak for plan in plans]
     assert max(alone) <= together(plans) <= sum(alone)
     assert together(plans[:1]) == alone[0]
@@ -124,51 +128,81 @@ def test_a_line_goes_through_its_ends() -> None:
     assert (along(10, 14, 0), along(10, 14, 1), along(10, 14, 1.5)) == (10, 14, 16)
 
 
-@pytest.mark.parametrize(("text", "size"), [
-    ("24GiB", 24 * GIB), ("24 gib", 24 * GIB), ("80g", 80 * GIB), ("1.5GiB", 3 * GIB // 2), ("24GB", 24 * 10**9),
-    ("512MiB", 2**29), ("1024 B", 1024), ("7B", 7),
-])
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("24GiB", 24 * GIB),
+        ("24 gib", 24 * GIB),
+        ("80g", 80 * GIB),
+        ("1.5GiB", 3 * GIB // 2),
+        ("24GB", 24 * 10**9),
+        ("512MiB", 2**29),
+        ("1024 B", 1024),
+        ("7B", 7),
+    ],
+)
 def test_sizes_are_read(text: str, size: int) -> None:
     assert read_size(text) == size
 
 
-@pytest.mark.parametrize("text", [
-    "", "GiB", "much", "-3GiB", "0GiB", "24", "1073741824", "0.5", "24GiBs", "1e99GiB", "nan",
-])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "much", "-3GiB", "0GiB", "24", "1073741824", "0.5", "24GiBs", "1e99GiB", "nan"]
+)
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         read_size(text)
 
 
-@pytest.mark.parametrize(("size", "text"), [
-    (0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (24 * GIB, "24.0 GiB"), (GIB - 1, "1.00 GiB"),
-    (100 * GIB, "100 GiB"), (int(9.994 * GIB), "9.99 GiB"), (int(9.996 * GIB), "10.0 GiB"),
-])
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (24 * GIB, "24.0 GiB"),
+        (GIB - 1, "1.00 GiB"),
+        (100 * GIB, "100 GiB"),
+        (int(9.994 * GIB), "9.99 GiB"),
+        (int(9.996 * GIB), "10.0 GiB"),
+    ],
+)
 def test_sizes_are_shown_in_three_digits(size: int, text: str) -> None:
     assert shown(size) == text
 
 
-@pytest.mark.parametrize(("line", "words"), [
-    ("plan {run} --stage 9", "there is no stage 9: {run} has stages 0 to 2"),
-    ("plan {run} --stage 1,1", "stages = [1, 1] names a stage twice"),
-    ("plan {run} --stage -1", "--stage: stages = [-1]: must be at least 0"),
-    ("plan {run} --stage x", "write stage numbers with commas, such as 0,3, or all"),
-    ("plan {run} --memory lots", "--memory lots: write a size, such as 24GiB"),
-    ("plan {run} --memory 99999999TiB", "--memory 99999999TiB: must be at least a byte, and less than 1048576 TiB"),
-    ("plan {run} --memory 0GiB", "--memory 0GiB: must be at least a byte"),
-    ("plan {run} --gpus 99999999", 'mesh.gpus = "99999999": must be a number from 1 to 9999, which ones with commas'),
-    ("plan {run} --gpus 9999 --memory 9GiB", "9999 tensor-parallel ranks cannot split this model"),
-    ("plan {run} --memory 24", "--memory 24: write a size with its unit, such as 24GiB"),
-    ("plan {run} --device cpu --activations offload", "--activations offload: the CPU's memory is host memory already"),
-    ("plan {run} --ranks 2 --set memory.offload_optimizer=true", "memory.offload_optimizer: the CPU's memory is host"),
-    ("plan {run} --device cpu --compile", "--compile: on the CPU it costs some ten seconds"),
-    ("plan {run} --gpus 2 --memory 9GiB --compile", "--compile: layers that ranks share"),
-    ("plan {run} --gpus 8 --memory 24GiB", "Ranks that can: 1, 2, 4"),
-    ("plan {run} --ranks 3 --tensor 1 --shard zero2", "Ranks that can: 1, 2, 4"),
-    ("plan nowhere.toml", "nowhere.toml"),
-    ("plan {text}", "text.toml"),
-    ("plan", "Missing argument 'MANIFEST'"),
-])
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("plan {run} --stage 9", "there is no stage 9: {run} has stages 0 to 2"),
+        ("plan {run} --stage 1,1", "stages = [1, 1] names a stage twice"),
+        ("plan {run} --stage -1", "--stage: stages = [-1]: must be at least 0"),
+        ("plan {run} --stage x", "write stage numbers with commas, such as 0,3, or all"),
+        ("plan {run} --memory lots", "--memory lots: write a size, such as 24GiB"),
+        ("plan {run} --memory 99999999TiB", "--memory 99999999TiB: must be at least a byte, and less than 1048576 TiB"),
+        ("plan {run} --memory 0GiB", "--memory 0GiB: must be at least a byte"),
+        (
+            "plan {run} --gpus 99999999",
+            'mesh.gpus = "99999999": must be a number from 1 to 9999, which ones with commas',
+        ),
+        ("plan {run} --gpus 9999 --memory 9GiB", "9999 tensor-parallel ranks cannot split this model"),
+        ("plan {run} --memory 24", "--memory 24: write a size with its unit, such as 24GiB"),
+        (
+            "plan {run} --device cpu --activations offload",
+            "--activations offload: the CPU's memory is host memory already",
+        ),
+        (
+            "plan {run} --ranks 2 --set memory.offload_optimizer=true",
+            "memory.offload_optimizer: the CPU's memory is host",
+        ),
+        ("plan {run} --device cpu --compile", "--compile: on the CPU it costs some ten seconds"),
+        ("plan {run} --gpus 2 --memory 9GiB --compile", "--compile: layers that ranks share"),
+        ("plan {run} --gpus 8 --memory 24GiB", "Ranks that can: 1, 2, 4"),
+        ("plan {run} --ranks 3 --tensor 1 --shard zero2", "Ranks that can: 1, 2, 4"),
+        ("plan nowhere.toml", "nowhere.toml"),
+        ("plan {text}", "text.toml"),
+        ("plan", "Missing argument 'MANIFEST'"),
+    ],
+)
 def test_what_cannot_be_planned_is_one_line(
     line: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

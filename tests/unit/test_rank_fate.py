@@ -12,7 +12,7 @@ from swarmnet.mesh.rank_starter import DUMP
 class Process:
     """Of a rank that is only a line: it has ended with `code`, or ends by the first signal."""
 
-    pid = 0                                             # nobody's
+    pid = 0  # nobody's
 
     def __init__(self, code: int | None = None) -> None:
         self.ended, self.signals = code, list[signal.Signals]()
@@ -34,8 +34,13 @@ class Process:
 def ranks(*codes: int | None) -> tuple[list[Rank], list[socket.socket]]:
     """Ranks whose processes have ended so; their own ends are still open."""
     pairs = [socket.socketpair() for _ in codes]
-    return ([Rank(number, PeerEnd(ours), Process(code), []) for number, ((ours, _), code)
-             in enumerate(zip(pairs, codes, strict=True))], [theirs for _, theirs in pairs])
+    return (
+        [
+            Rank(number, PeerEnd(ours), Process(code), [])
+            for number, ((ours, _), code) in enumerate(zip(pairs, codes, strict=True))
+        ],
+        [theirs for _, theirs in pairs],
+    )
 
 
 def test_one_round_hears_packets_and_ends() -> None:
@@ -85,7 +90,7 @@ def test_ends_are_told_in_words() -> None:
     for rank, words in zip(group, expected, strict=True):
         assert words in cause([rank], [], [], "x").reason
     unknown, _ = ranks(0)
-    unknown[0].process.code = lambda: None              # type: ignore[method-assign]
+    unknown[0].process.code = lambda: None  # type: ignore[method-assign]
     assert "nobody can tell how" in cause(unknown, [], [], "x").reason
 
 
@@ -93,5 +98,5 @@ def test_ranks_that_hang_are_asked_where_they_are() -> None:
     group, _ = ranks(None, None)
     lost = late(group, "update", 2.5)
     assert lost.rank is None and lost.reason == "ranks 0, 1 gave no answer to 'update' within 2.5 s"
-    assert all(rank.process.signals == [DUMP] for rank in group)            # type: ignore[attr-defined]
+    assert all(rank.process.signals == [DUMP] for rank in group)  # type: ignore[attr-defined]
     assert late(group[1:], "update", 2).rank == 1

@@ -14,9 +14,11 @@ from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
 from swarmnet.mesh.rank_errors import disagreement, error_of, packet_of
 from swarmnet.mesh.rank_line import LineEnded, PeerEnd, RankEnd, packed
 
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
-                    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
-                    max_leaves=12)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
 PACKETS = st.lists(st.dictionaries(st.text(max_size=8), JSON, max_size=4), min_size=1, max_size=6)
 
 
@@ -50,7 +52,7 @@ def test_a_packet_is_heard_once_it_is_all_there(packets: list[dict[str, Any]], c
         at = turn = 0
         while at < len(data):
             size = cuts[turn % len(cuts)]
-            end.sendall(data[at:at + size])
+            end.sendall(data[at : at + size])
             at, turn = at + size, turn + 1
             while (packet := peer.receive()) is not None:
                 heard.append(packet)
@@ -132,10 +134,14 @@ def test_saying_to_nobody_is_the_end() -> None:
 # ---------------------------------------------------------------- errors as packets
 
 
-@pytest.mark.parametrize("error", [
-    BadMessage(RejectCode.BAD_SHAPE, "too short", dim=1), Refused(RejectCode.VOID, "not finite"),
-    Overflow("big", bits=64),
-])
+@pytest.mark.parametrize(
+    "error",
+    [
+        BadMessage(RejectCode.BAD_SHAPE, "too short", dim=1),
+        Refused(RejectCode.VOID, "not finite"),
+        Overflow("big", bits=64),
+    ],
+)
 def test_errors_survive_the_line(error: BadMessage | Refused | Overflow) -> None:
     again = error_of(json.loads(json.dumps(packet_of(error))))
     assert type(again) is type(error) and str(again) == str(error) and again.facts == error.facts

@@ -81,7 +81,11 @@ class Table:
     def __init__(self, patience: Patience = QUICK) -> None:
         self.group, self.losses = Group(), Told()
         self.ranks = Ranks(
-            self.group, self.losses, label="tp2", load=lambda: {"version": 3}, patience=patience,  # type: ignore
+            self.group,
+            self.losses,
+            label="tp2",
+            load=lambda: {"version": 3},
+            patience=patience,  # type: ignore
         )
         self.reading = Reading(torch.zeros(3))
         self.sums = self.losses.sums = [RankSum(self.ranks, self.reading, self.write) for _ in range(2)]
@@ -92,9 +96,7 @@ class Table:
 
     def add(self, step: int, index: int, *, life: int | None = None) -> bool:
         total = self.sums[step % 2]
-        return total.add(
-            lambda: self.ranks.order("accumulate", life=life), step=step, index=index, voids=total.voids
-        )
+        return total.add(lambda: self.ranks.order("accumulate", life=life), step=step, index=index, voids=total.voids)
 
     @property
     def names(self) -> list[str]:
@@ -182,7 +184,7 @@ def test_a_lost_sum_is_refused_until_it_is_voided(dies: str) -> None:
     refused(lambda: table.sums[0].read(0) if dies == "write_sum" else table.add(0, 2, life=life))
     assert total.voids == voids + 1 and table.losses.said[-2:] != [] and "lost" in table.losses.said
     refused(lambda: total.read(0))
-    assert total.read(2).tolist() == [0.0] * 3                   # another step's
+    assert total.read(2).tolist() == [0.0] * 3  # another step's
     total.void()
     assert total.read(0).tolist() == [0.0] * 3 and total.indexes(0) == frozenset()
     assert table.add(0, 1) and total.read(0).tolist() == [1.0] * 3
@@ -191,7 +193,7 @@ def test_a_lost_sum_is_refused_until_it_is_voided(dies: str) -> None:
 def test_a_sum_whose_ranks_are_found_dead_as_it_is_written_is_not_read_from_others() -> None:
     table = Table()
     assert table.add(0, 1)
-    table.group.dies = ["check"]                                 # noticed before the order, and started again
+    table.group.dies = ["check"]  # noticed before the order, and started again
     refused(lambda: table.sums[0].read(0))
     assert table.names[-1] == "load" and table.reading.holds is None
 
@@ -213,7 +215,7 @@ def test_what_needs_no_sum_is_done_by_the_next_ranks() -> None:
 
 def test_they_are_given_up_after_losses_with_nothing_in_between() -> None:
     table = Table()
-    for _ in range(4):                                           # not in a row: something was finished
+    for _ in range(4):  # not in a row: something was finished
         table.group.dies = ["forward"]
         refused(lambda: table.ranks.order("forward"))
         table.ranks.order("forward")

@@ -62,11 +62,16 @@ def forged(by: Identity = ME, **fields: object) -> bytes:
 finite = st.floats(-1e30, 1e30)
 counts = st.integers(0, 2**31)
 statuses = st.builds(
-    StageStatus, stage=st.integers(0, 1023), version=st.integers(0, 2**53),
+    StageStatus,
+    stage=st.integers(0, 1023),
+    version=st.integers(0, 2**53),
     chain=st.binary(min_size=32, max_size=32).map(lambda raw: Chain(raw.hex())),
-    synced=st.booleans(), queue=counts, slots=counts,
+    synced=st.booleans(),
+    queue=counts,
+    slots=counts,
     disk=st.lists(st.builds(OnDisk, st.integers(0, 2**53), st.builds(Restart, counts, counts)), max_size=8).map(tuple),
-    drift=st.none() | st.tuples(st.integers(0, 2**53), st.floats(0.0, 1e30)), stray=st.booleans(),
+    drift=st.none() | st.tuples(st.integers(0, 2**53), st.floats(0.0, 1e30)),
+    stray=st.booleans(),
 )
 ports = st.integers(1, 65535)
 addresses = st.one_of(
@@ -75,20 +80,33 @@ addresses = st.one_of(
     st.builds("/dns4/{}/tcp/{}".format, st.from_regex(r"[a-z]{1,20}(\.[a-z]{1,9})?", fullmatch=True), ports),
 )
 records = st.builds(
-    Record, run=st.just(RUN), peer=st.just(ME.peer), invitation=st.text("abc:,-_", max_size=512),
+    Record,
+    run=st.just(RUN),
+    peer=st.just(ME.peer),
+    invitation=st.text("abc:,-_", max_size=512),
     incarnation=st.integers(0, 2**64 - 1),
     addresses=st.lists(addresses, max_size=4).map(tuple),
     stages=st.lists(statuses, min_size=1, max_size=8, unique_by=lambda s: s.stage).map(tuple),
-    trainer=st.booleans(), numerics=st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=60),
+    trainer=st.booleans(),
+    numerics=st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=60),
     loss=st.none() | st.tuples(st.integers(0, 2**53), finite),
     eval_loss=st.none() | st.tuples(st.integers(0, 2**53), finite),
-    tokens_per_second=st.floats(0, 1e15), finished=st.booleans(), halted=st.none() | st.integers(0, 2**53),
+    tokens_per_second=st.floats(0, 1e15),
+    finished=st.booleans(),
+    halted=st.none() | st.integers(0, 2**53),
     restart=st.builds(Restart, st.integers(0, 2**53), st.integers(0, 2**53)),
     wants=st.builds(Restart, st.integers(0, 2**53), st.integers(0, 2**53)),
-    complaints=st.lists(st.builds(
-        Complaint, st.integers(0, 1023), st.just(OTHER.peer),
-        st.sampled_from(("waited_for", "unreached", "sits_out", "left_out")), st.text("abc ", max_size=80), counts,
-    ), max_size=3).map(tuple),
+    complaints=st.lists(
+        st.builds(
+            Complaint,
+            st.integers(0, 1023),
+            st.just(OTHER.peer),
+            st.sampled_from(("waited_for", "unreached", "sits_out", "left_out")),
+            st.text("abc ", max_size=80),
+            counts,
+        ),
+        max_size=3,
+    ).map(tuple),
 )
 
 
@@ -119,7 +137,7 @@ def test_any_value_in_any_field_gives_a_record_or_a_refusal(name: str, value: ob
         found = unseal(forged(**{name: value}), now=NOW)
     except BadMessage:
         return
-    assert unseal(seal(found, ME.sign), now=NOW) == found      # whatever passes is something we would say ourselves
+    assert unseal(seal(found, ME.sign), now=NOW) == found  # whatever passes is something we would say ourselves
 
 
 @given(st.data())
@@ -154,7 +172,7 @@ def test_a_flipped_bit_is_noticed(data: st.DataObject) -> None:
         ({"addresses": [f"/ip4/127.0.0.1/tcp/1/p2p/{OTHER.peer}"]}, RejectCode.MALFORMED),
         ({"addresses": ["/ip4/127.0.0.1/tcp/1"] * 9}, RejectCode.MALFORMED),
         ({"dht": ["/ip4/127.0.0.1/tcp/1"]}, RejectCode.MALFORMED),
-        ({"stages": [[4, 0, "0" * 64, True, 0, 0]], "place": 4}, RejectCode.MALFORMED),       # of four stages
+        ({"stages": [[4, 0, "0" * 64, True, 0, 0]], "place": 4}, RejectCode.MALFORMED),  # of four stages
         ({"stages": [[0, 0, "0" * 64, True, 0, 0]] * 2}, RejectCode.MALFORMED),
         ({"num_stages": 10**9}, RejectCode.MALFORMED),
         ({"numerics": "\x1b[31m"}, RejectCode.MALFORMED),
@@ -181,7 +199,7 @@ def test_size_is_checked_before_parsing() -> None:
         unseal(b"[" * (MAX_BYTES + 1), now=NOW)
     assert refusal.value.code is RejectCode.TOO_LARGE
     with pytest.raises(BadMessage):
-        unseal(b"x" * 64 + b"[" * (MAX_BYTES - 64), now=NOW)       # nested as deep as fits
+        unseal(b"x" * 64 + b"[" * (MAX_BYTES - 64), now=NOW)  # nested as deep as fits
 
 
 def test_expired_and_far_future_records_are_refused() -> None:
@@ -234,7 +252,7 @@ def test_the_table_keeps_the_newest_until_it_expires() -> None:
     table = RecordTable(RUN)
     old, new = announcement(ahead_s=10), announcement(ahead_s=20, incarnation=9)
     assert table.offer(new, now=NOW) and not table.offer(old, now=NOW)
-    assert not table.offer(replace(new, expiry_ms=new.expiry_ms + 1), now=NOW)      # renewed, nothing new in it
+    assert not table.offer(replace(new, expiry_ms=new.expiry_ms + 1), now=NOW)  # renewed, nothing new in it
     assert [found.record.incarnation for found in table.fresh(now=NOW + 19)] == [9]
     assert table.fresh(now=NOW + 21) == ()
     assert not table.offer(announcement(run=RunId("cd" * 32)), now=NOW)
@@ -282,7 +300,7 @@ def test_what_looks_wrong_is_named() -> None:
     assert kinds([]) == [("nobody_seen", None)]
     assert kinds([trainer]) == [("stage_empty", 0)]
     assert kinds([record(0)]) == [("no_trainer", None), ("single_replica", 0)]
-    assert kinds([record(0, finished=True)]) == []                  # nothing waits for anybody any more
+    assert kinds([record(0, finished=True)]) == []  # nothing waits for anybody any more
     assert kinds([record(0, who=one, finished=True), record(0, who=two)]) == []
     assert kinds([trainer, record(stages=(asleep,))]) == [("stage_not_synced", 0), ("single_replica", 0)]
     assert kinds([trainer, record(0, who=one), record(0, who=two)]) == [("two_replicas", 0)]

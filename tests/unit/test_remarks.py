@@ -11,22 +11,32 @@ from swarmnet.stage.outer_plan import OuterPlan
 
 def manifest(steps: int, **averaging: object) -> Manifest:
     return Manifest(
-        training=Training(total_steps=steps), numerics=Numerics(mode="fp32"),
+        training=Training(total_steps=steps),
+        numerics=Numerics(mode="fp32"),
         averaging=Averaging(**{"sync": "local", "codec": "fp16", **averaging}),  # type: ignore[arg-type]
     )
 
 
-@pytest.mark.parametrize(("steps", "averaging", "said"), [
-    (60, {}, "never sets in"), (61, {}, "never sets in"), (62, {}, "only after step 60 of 62"),
-    (120, {}, "only after step 60 of 120"), (121, {}, ""), (800, {}, ""),
-    (300, {"partners": "pairs", "outer_warmup_steps": 150}, "only after step 150 of 300"),
-    (30, {"outer_warmup_steps": 0}, ""), (30, {"outer_momentum": 0.0}, ""),
-    (60, {"sync": "exact"}, ""),
-])
+@pytest.mark.parametrize(
+    ("steps", "averaging", "said"),
+    [
+        (60, {}, "never sets in"),
+        (61, {}, "never sets in"),
+        (62, {}, "only after step 60 of 62"),
+        (120, {}, "only after step 60 of 120"),
+        (121, {}, ""),
+        (800, {}, ""),
+        (300, {"partners": "pairs", "outer_warmup_steps": 150}, "only after step 150 of 300"),
+        (30, {"outer_warmup_steps": 0}, ""),
+        (30, {"outer_momentum": 0.0}, ""),
+        (60, {"sync": "exact"}, ""),
+    ],
+)
 def test_a_warm_up_that_is_most_of_the_run_is_told(steps: int, averaging: dict[str, object], said: str) -> None:
     lines = remarks(manifest(steps, **averaging))
-    assert len(lines) == bool(said) and all(f"note: outer momentum {said}"[:20] in line and said in line
-                                            and "\n" not in line for line in lines)
+    assert len(lines) == bool(said) and all(
+        f"note: outer momentum {said}"[:20] in line and said in line and "\n" not in line for line in lines
+    )
 
 
 @pytest.mark.parametrize("steps", [2, 40, 60, 61, 62, 100])

@@ -33,8 +33,9 @@ WHENS = ("never", "before", "begun", "half", "sent", "whole", "late", "committed
 
 def manifest_of(codec: str) -> Manifest:
     return Manifest(
-        model=Model(vocab_size=64, hidden_size=64, intermediate_size=64, num_layers=1, num_heads=2, num_kv_heads=1,
-                    head_dim=16),
+        model=Model(
+            vocab_size=64, hidden_size=64, intermediate_size=64, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16
+        ),
         cut=Cut(stages=1),
         training=Training(microbatches=MICROBATCHES, microbatch_size=1, sequence_length=8),
         numerics=Numerics(mode="fp32"),
@@ -61,7 +62,7 @@ class Replica:
 
     def __init__(self, manifest: Manifest, name: str, *, ahead: int) -> None:
         self.me, self.state = PeerId(name), State(Canonical.of(manifest, 0))
-        self.held: dict[int, torch.Tensor] = {}          # on the ranks, by step
+        self.held: dict[int, torch.Tensor] = {}  # on the ranks, by step
         self.reading = Reading(torch.zeros(self.state.canonical.num_elements))
         ranks = cast(Ranks, SimpleNamespace(lock=threading.RLock()))
         self.sums = [RankSum(ranks, self.reading, self._write) for _ in range(1 + ahead)]
@@ -189,7 +190,7 @@ class Swarm:
             self.refused(victim)
         victim.hear()
         if counted:
-            self.refused(victim)                         # a job of that round that comes late
+            self.refused(victim)  # a job of that round that comes late
 
     def refused(self, victim: Replica) -> None:
         with pytest.raises(Refused) as caught:
@@ -212,7 +213,7 @@ class Swarm:
         if when in ("whole", "late"):
             self.die(victim, times)
             victim.hear()
-        ends = [victim] if when in ("sent", "whole", "late") else []         # without having heard that it is whole
+        ends = [victim] if when in ("sent", "whole", "late") else []  # without having heard that it is whole
         others = [replica for replica in self.replicas if replica not in ends]
         sealed = {replica.sum.seal() for replica in others}
         assert len(sealed) == 1
@@ -243,7 +244,7 @@ class Swarm:
             self.die(dying, times)
         reduced = []
         for place, (span, contributions) in enumerate(zip(spans, sent, strict=True)):
-            reducer = self.replicas[(place + step) % len(self.replicas)]     # the dying one too: it has not heard yet
+            reducer = self.replicas[(place + step) % len(self.replicas)]  # the dying one too: it has not heard yet
             given = [Contribution(peer, 1, packed) for peer, packed in contributions]
             reduced.append((span[0], reducer.sum.reduce(given, *span).packed))
         if dying is not None:
@@ -276,10 +277,14 @@ def test_a_loss_at_any_moment_leaves_what_is_owed(codec: str, when: str, ahead: 
 
 @settings(deadline=None, max_examples=25)
 @given(
-    codec=st.sampled_from(CODECS), size=st.integers(1, 3), ahead=st.integers(0, 1), seed=st.integers(0, 1 << 20),
+    codec=st.sampled_from(CODECS),
+    size=st.integers(1, 3),
+    ahead=st.integers(0, 1),
+    seed=st.integers(0, 1 << 20),
     plan=st.lists(
         st.tuples(st.sampled_from(WHENS), st.integers(0, 2), st.integers(1, 2), st.integers(0, 3)),
-        min_size=2, max_size=5,
+        min_size=2,
+        max_size=5,
     ),
 )
 def test_applied_and_owed_are_what_was_computed_in_every_order(
@@ -288,7 +293,7 @@ def test_applied_and_owed_are_what_was_computed_in_every_order(
     swarm = Swarm(codec, size, ahead=ahead, seed=seed)
     for when, who, times, turn in plan:
         if size == 1 and when in ("sent", "whole", "late"):
-            when = "committed"                   # nobody else has the sum of a round that it did not hear the end of
+            when = "committed"  # nobody else has the sum of a round that it did not hear the end of
         swarm.step(when, who, times=times, turn=turn)
         swarm.check()
 
@@ -306,8 +311,8 @@ def test_a_loss_leaves_the_residual_to_the_bit_and_a_void_drops_it(codec: str) -
     swarm.begin(RoundId(Ballot(2, PeerId("keeper")), 0))
     assert torch.equal(one.residual, before) and bool(before.any())
     other.die()
-    other.of(2).void()                           # taken back by the keeper, before it has heard of the loss
+    other.of(2).void()  # taken back by the keeper, before it has heard of the loss
     other.hear()
-    one.of(3).void()                             # of a step that has contributed nothing yet
+    one.of(3).void()  # of a step that has contributed nothing yet
     swarm.begin(RoundId(Ballot(2, PeerId("keeper")), 1))
     assert torch.equal(one.residual, before) and not bool(other.residual.any())

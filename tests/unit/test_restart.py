@@ -117,8 +117,11 @@ def test_whoever_has_later_state_than_a_run_that_began_again_keeps_it_until_it_i
 
 
 def test_a_run_that_goes_on_is_left_alone_whatever_is_on_disk() -> None:
-    held = [holding("a", 0, version=31, disk=(30,)), holding("b", 1, version=30, disk=(30,)),
-            holding("c", 1, disk=(20,))]
+    held = [
+        holding("a", 0, version=31, disk=(30,)),
+        holding("b", 1, version=30, disk=(30,)),
+        holding("c", 1, disk=(20,)),
+    ]
     assert decided(restarts(), held, after_s=LOST_S) is None
 
 
@@ -227,8 +230,11 @@ def test_a_newcomer_follows_those_who_have_a_say_if_more_than_half_of_them_go_th
 
 
 def test_whoever_serves_follows_more_than_half_and_no_fewer() -> None:
-    ahead = [holding("a", 0, version=431), holding("c", 0, restart=Restart(1, 8), version=12),
-             holding("d", 1, restart=Restart(1, 8), version=12)]
+    ahead = [
+        holding("a", 0, version=431),
+        holding("c", 0, restart=Restart(1, 8), version=12),
+        holding("d", 1, restart=Restart(1, 8), version=12),
+    ]
     for numbers, goes in (((1,), False), ((1, 1), True), ((1, 1, 0), False), ((1, 1, 1, 0), True)):
         machine = restarts()
         words = under(*[Restart(number, 8 * number) for number in numbers])
@@ -340,8 +346,12 @@ def test_who_moves_all_the_time_does_not_put_the_decision_off() -> None:
 
 
 def test_newcomers_that_began_at_the_seed_give_way_to_what_others_have_on_disk() -> None:
-    held = [holding("a", 0, version=3), holding("b", 1, version=3), holding("c", 0, disk=(20,)),
-            holding("d", 1, disk=(20, 22))]
+    held = [
+        holding("a", 0, version=3),
+        holding("b", 1, version=3),
+        holding("c", 0, disk=(20,)),
+        holding("d", 1, disk=(20, 22)),
+    ]
     assert decided(restarts(), held, after_s=SETTLE_S) == Restart(1, 20)
     young = [holding("a", 0, version=0), holding("d", 1, disk=(20,))]
     machine = restarts()
@@ -352,8 +362,11 @@ def test_newcomers_that_began_at_the_seed_give_way_to_what_others_have_on_disk()
 def test_one_who_claims_to_be_far_ahead_does_not_stop_a_run_that_moves() -> None:
     machine = restarts()
     for now in range(100):
-        held = [holding("a", 0, version=40 + now, disk=(40,)), holding("b", 1, version=40 + now, disk=(40,)),
-                holding("liar", 1, version=10**6)]
+        held = [
+            holding("a", 0, version=40 + now, disk=(40,)),
+            holding("b", 1, version=40 + now, disk=(40,)),
+            holding("liar", 1, version=10**6),
+        ]
         machine.want(held, now=float(now))
         assert machine.wanted is None
 
@@ -364,8 +377,11 @@ def test_one_who_claims_to_be_far_ahead_does_not_stop_a_run_that_moves() -> None
 def test_a_joiner_takes_the_newest_served_state_of_the_present_restart() -> None:
     now = Restart(1, 20)
     machine = restarts(current=now)
-    mates = [holding("x", 1, restart=now, version=24), holding("y", 1, restart=now, version=25),
-             holding("z", 1, restart=NO_RESTART, version=40)]
+    mates = [
+        holding("x", 1, restart=now, version=24),
+        holding("y", 1, restart=now, version=25),
+        holding("z", 1, restart=NO_RESTART, version=40),
+    ]
     assert machine.source(holding("b", 1, disk=(20,)), mates) == Live((PeerId("y"), PeerId("x")))
 
 
@@ -441,9 +457,13 @@ def test_all_come_to_serve_one_version_if_every_stage_has_one(swarm: list[Holdin
             hidden = late.draw(st.sampled_from(sorted(state))) if now < 20 else None
             others = [h for h in state.values() if h.peer not in (peer, hidden)]
             said = [
-                Word(h.restart, machines[h.peer].wanted or NO_RESTART,
-                     has_say=bool(h.restart.number) or h.version is not None)
-                for h in state.values() if h.peer != peer
+                Word(
+                    h.restart,
+                    machines[h.peer].wanted or NO_RESTART,
+                    has_say=bool(h.restart.number) or h.version is not None,
+                )
+                for h in state.values()
+                if h.peer != peer
             ]
             before = machine.current
             moved = machine.decide([mine, *others], said, serving=mine.version is not None, now=float(now))

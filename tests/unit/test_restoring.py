@@ -20,7 +20,6 @@ ME = PeerId("me")
 class Restored:
     """A Restoring without a swarm. Stands for its engine."""
 
-
     def snapshot_bytes(self, stage: int) -> int:
         return 4
 
@@ -31,7 +30,13 @@ class Restored:
         )
         seal = Seal(RUN, SimulatedSigner(ME))
         self.machine = Restoring(
-            None, self, None, seal, footing, stage=0, shape=Shape(2, 4, LAST),  # type: ignore[arg-type]
+            None,
+            self,
+            None,
+            seal,
+            footing,
+            stage=0,
+            shape=Shape(2, 4, LAST),  # type: ignore[arg-type]
         )
 
 
@@ -43,20 +48,23 @@ def copy(version: int, restart: Restart) -> Snapshot:
 HERE = Restart(2, 8)
 
 
-@pytest.mark.parametrize(("version", "restart", "asked", "error"), [
-    (8, HERE, -1, None),
-    (15, HERE, -1, None),
-    (15, NO_RESTART, -1, Refused),          # the newest of a past that was given up
-    (8, NO_RESTART, -1, Refused),           # as good as any, but its donor does not go on from there
-    (15, Restart(3, 12), -1, Refused),      # its donor knows more than I do: I shall hear of it
-    (8, NO_RESTART, 8, None),               # from a disk, and asked for by number
-    (4, Restart(1, 4), 4, None),
-    (12, Restart(1, 4), 12, Refused),       # what that disk holds beyond has been given up
-    (12, HERE, 12, None),
-    (LAST, HERE, -1, None),
-    (LAST + 1, HERE, -1, BadMessage),
-    (LAST + 1, HERE, LAST + 1, BadMessage),
-])
+@pytest.mark.parametrize(
+    ("version", "restart", "asked", "error"),
+    [
+        (8, HERE, -1, None),
+        (15, HERE, -1, None),
+        (15, NO_RESTART, -1, Refused),  # the newest of a past that was given up
+        (8, NO_RESTART, -1, Refused),  # as good as any, but its donor does not go on from there
+        (15, Restart(3, 12), -1, Refused),  # its donor knows more than I do: I shall hear of it
+        (8, NO_RESTART, 8, None),  # from a disk, and asked for by number
+        (4, Restart(1, 4), 4, None),
+        (12, Restart(1, 4), 12, Refused),  # what that disk holds beyond has been given up
+        (12, HERE, 12, None),
+        (LAST, HERE, -1, None),
+        (LAST + 1, HERE, -1, BadMessage),
+        (LAST + 1, HERE, LAST + 1, BadMessage),
+    ],
+)
 def test_only_a_copy_of_the_present_is_of_use(
     version: int, restart: Restart, asked: int, error: type[Exception] | None
 ) -> None:

@@ -35,9 +35,10 @@ def test_machines_that_crashed_together_come_back_apart() -> None:
     assert len({again(restarts(seed)).after_s for seed in range(20)}) == 20
 
 
-@pytest.mark.parametrize(("code", "asked", "expected"), [
-    (0, False, 0), (2, False, 2), (0, True, 0), (1, True, 1), (-15, True, 143), (-2, True, 130), (-9, True, 137),
-])
+@pytest.mark.parametrize(
+    ("code", "asked", "expected"),
+    [(0, False, 0), (2, False, 2), (0, True, 0), (1, True, 1), (-15, True, 143), (-2, True, 130), (-9, True, 137)],
+)
 def test_the_end(code: int, asked: bool, expected: int) -> None:
     assert restarts().ended(code, ran_s=1.0, asked=asked) == Over(expected)
 

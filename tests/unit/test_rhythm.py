@@ -81,9 +81,7 @@ class Stage:
 
 
 @given(st.lists(st.integers(0, 70), min_size=2, max_size=4), st.integers(1, 4), st.integers(1, 5))
-def test_stages_with_unequal_disks_always_share_a_version_and_move_on(
-    slow: list[int], keep: int, every: int
-) -> None:
+def test_stages_with_unequal_disks_always_share_a_version_and_move_on(slow: list[int], keep: int, every: int) -> None:
     stages = [Stage(steps, Rhythm(every=every, last=10**6)) for steps in slow]
     common: int | None = None
     for version in range(1, 700):

@@ -33,7 +33,9 @@ from swarmnet.stage.robust import (
 from swarmnet.wire import codecs
 
 RULES: dict[str, Rule] = {
-    "norm_clip": NormClip(2.0), "trimmed_mean": TrimmedMean(0.25), "median": Median(),
+    "norm_clip": NormClip(2.0),
+    "trimmed_mean": TrimmedMean(0.25),
+    "median": Median(),
     "centered_clip": CenteredClip(1.0, 5),
 }
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -109,8 +111,11 @@ def test_the_same_order_gives_the_same_bits(rule: Rule, group: tuple[list[Tensor
 def test_a_member_of_weight_two_is_two_members(rule: Rule, group: tuple[list[Tensor], list[int], int]) -> None:
     means, _, _ = group
     twice = [2] + [1] * (len(means) - 1)
-    assert close(reduce(rule, means, twice), reduce(rule, [means[0], *means], [1] * (len(means) + 1)),
-                 largest(means) * len(means))
+    assert close(
+        reduce(rule, means, twice),
+        reduce(rule, [means[0], *means], [1] * (len(means) + 1)),
+        largest(means) * len(means),
+    )
 
 
 @every_rule
@@ -141,9 +146,7 @@ def test_no_member_is_longer_than_the_honest_allow(group: tuple[list[Tensor], li
 
 @pytest.mark.parametrize("rule", [TrimmedMean(0.25), Median()], ids=["trimmed_mean", "median"])
 @given(groups(liars=True))
-def test_no_coordinate_leaves_the_range_of_the_honest(
-    rule: Rule, group: tuple[list[Tensor], list[int], int]
-) -> None:
+def test_no_coordinate_leaves_the_range_of_the_honest(rule: Rule, group: tuple[list[Tensor], list[int], int]) -> None:
     means, weights, liars = group
     honest = torch.stack(means[liars:])
     found, slack = reduce(rule, means, weights), 1e-5 * largest(means[liars:]) + 1e-30
@@ -174,10 +177,14 @@ def test_a_pull_is_not_expansive(group: tuple[list[Tensor], list[int], int], lim
     ends = []
     for start in (means[0].double(), means[1].double()):
         at, distances = start.clone(), [float((mean.double() - start).norm()) for mean in means]
-        pull(at, [mean.double() for mean in means], [
-            weight / sum(weights) * min(1.0, limit / max(distance, 1e-300))
-            for weight, distance in zip(weights, distances, strict=True)
-        ])
+        pull(
+            at,
+            [mean.double() for mean in means],
+            [
+                weight / sum(weights) * min(1.0, limit / max(distance, 1e-300))
+                for weight, distance in zip(weights, distances, strict=True)
+            ],
+        )
         ends.append(at)
     assert float((ends[0] - ends[1]).norm()) <= float((means[0] - means[1]).double().norm()) * (1 + 1e-9) + 1e-9
 
@@ -221,9 +228,10 @@ def test_norm_clip_that_clips_nobody_is_the_sum_bit_by_bit(group: tuple[list[Ten
         assert min(float(mean.double().norm()) for mean in means) < 1e-3
 
 
-@pytest.mark.parametrize(("trim", "expected"), [
-    (0.0, (1 + 11 + 2 * 2) / 4), (0.125, (0.5 * 1 + 0.5 * 11 + 2 * 2) / 3), (0.25, 2.0), (0.4999, 2.0),
-])
+@pytest.mark.parametrize(
+    ("trim", "expected"),
+    [(0.0, (1 + 11 + 2 * 2) / 4), (0.125, (0.5 * 1 + 0.5 * 11 + 2 * 2) / 3), (0.25, 2.0), (0.4999, 2.0)],
+)
 def test_the_edge_of_a_trimmed_mean_counts_in_part(trim: float, expected: float) -> None:
     means = [torch.tensor([each]) for each in (1.0, 11.0, 2.0)]
     assert reduce(TrimmedMean(trim), means, [1, 1, 2]).item() == pytest.approx(expected, rel=1e-5)
@@ -263,9 +271,9 @@ def test_half_of_the_weight_is_on_either_side_of_the_median(pairs: list[tuple[fl
 
 
 def reducer(name: str, codec: str = "fp32", **fields: float) -> PartReducer:
-    return PartReducer(Manifest(
-        numerics=Numerics(mode="fp32"), averaging=Averaging(codec=codec, reducer=name, **fields)
-    ))
+    return PartReducer(
+        Manifest(numerics=Numerics(mode="fp32"), averaging=Averaging(codec=codec, reducer=name, **fields))
+    )
 
 
 def packed(tensor: Tensor, codec: str = "fp32") -> Packed:
@@ -307,8 +315,10 @@ def test_the_plain_sum_refuses_it_and_says_whose_it_is(bad: Packed) -> None:
 
 @pytest.mark.parametrize("signs", [(1, 1), (1, 1, -1, -1)])
 def test_of_several_that_are_finite_and_whose_sum_is_not_the_first_is_named(signs: tuple[int, ...]) -> None:
-    liars = [Contribution(PeerId(f"liar{place}"), 1, packed(torch.full((3,), sign * 3e38)))
-             for place, sign in enumerate(signs)]
+    liars = [
+        Contribution(PeerId(f"liar{place}"), 1, packed(torch.full((3,), sign * 3e38)))
+        for place, sign in enumerate(signs)
+    ]
     with pytest.raises(BadMessage, match="larger than any") as caught:
         reducer("sum")([*members(HONEST), *liars], 3)
     assert caught.value.facts["peer"] == "liar0"
@@ -373,11 +383,17 @@ def test_every_word_of_the_manifest_is_a_rule() -> None:
     assert rule_of(Averaging(reducer="trimmed_mean", trim=0.1)) == TrimmedMean(0.1)
 
 
-@pytest.mark.parametrize(("codec", "name", "allowed"), [
-    ("powersgd:4", "norm_clip", False), ("powersgd:4", "sum", True),
-    ("topk:0.01", "median", False), ("topk:0.01", "trimmed_mean", False), ("topk:0.01", "norm_clip", True),
-    ("int8", "median", True),
-])
+@pytest.mark.parametrize(
+    ("codec", "name", "allowed"),
+    [
+        ("powersgd:4", "norm_clip", False),
+        ("powersgd:4", "sum", True),
+        ("topk:0.01", "median", False),
+        ("topk:0.01", "trimmed_mean", False),
+        ("topk:0.01", "norm_clip", True),
+        ("int8", "median", True),
+    ],
+)
 def test_a_codec_that_a_rule_cannot_judge_is_refused(codec: str, name: str, allowed: bool) -> None:
     def manifest() -> Manifest:
         return Manifest(numerics=Numerics(mode="fp32"), averaging=Averaging(codec=codec, reducer=name))

@@ -17,7 +17,7 @@ from swarmnet.pipeline.patience import Patience
 from swarmnet.pipeline.router import Pick, Router
 
 SIZE = 1 << 20
-speeds = st.lists(st.floats(0.01, 1.0), min_size=2, max_size=6)       # seconds of compute per microbatch
+speeds = st.lists(st.floats(0.01, 1.0), min_size=2, max_size=6)  # seconds of compute per microbatch
 
 
 def names(count: int) -> list[PeerId]:
@@ -96,7 +96,7 @@ def test_a_slow_link_costs_its_share() -> None:
     for _ in range(1000):
         pick = router.pick(num_bytes=SIZE, now=0.0)
         taken[pick.peer] += 1
-        answer(router, pick, 0.1, rest_s=0.8 if pick.peer == "peer2" else 0.5)      # 0.1 + 0.3 against 0.1
+        answer(router, pick, 0.1, rest_s=0.8 if pick.peer == "peer2" else 0.5)  # 0.1 + 0.3 against 0.1
     assert taken[PeerId("peer2")] == pytest.approx(1000 / 9, abs=5)
 
 
@@ -179,7 +179,7 @@ def test_a_returning_peer_owes_nothing_and_is_not_banned(by_update: bool) -> Non
     router.failed(old, now=1.0, hung=True)
     router.update({}) if by_update else router.gone(PeerId("peer0"))
     router.update({PeerId("peer0"): 0})
-    router.failed(late, now=1.0, hung=False)                # an echo of the old incarnation bans nobody
+    router.failed(late, now=1.0, hung=False)  # an echo of the old incarnation bans nobody
     assert router.pick(num_bytes=SIZE, now=1.0).peer == "peer0"
 
 
@@ -220,7 +220,7 @@ def test_busy_never_bans() -> None:
         with pytest.raises(NoReplica):
             router.pick(num_bytes=SIZE, now=now + 0.25)
         now = router.next_chance(now)
-        assert router.next_chance(now) == now + 1.0         # nothing is pending then
+        assert router.next_chance(now) == now + 1.0  # nothing is pending then
 
 
 def test_time_spent_busy_is_no_credit() -> None:
@@ -245,10 +245,10 @@ def replay(script: list[tuple[str, int, float]]) -> list[str]:
     """Run any script against a router; check every decision against what a caller may rely on."""
     router, now, listed = router_over(4), 0.0, set(names(4))
     opened: list[Pick] = []
-    echoes: set[Pick] = set()                               # open when the ban of their peer began
-    dead: set[Pick] = set()                                 # of an incarnation that left
+    echoes: set[Pick] = set()  # open when the ban of their peer began
+    dead: set[Pick] = set()  # of an incarnation that left
     busy_until: dict[PeerId, float] = {}
-    banned_until: dict[PeerId, float] = {}                  # at least
+    banned_until: dict[PeerId, float] = {}  # at least
     trace: list[str] = []
     for kind, choice, seconds in script:
         now += seconds / 3

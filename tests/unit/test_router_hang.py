@@ -45,13 +45,13 @@ def test_one_failure_takes_its_share_and_one_probe_returns_it() -> None:
         pick = router.pick(num_bytes=1, now=i / 100)
         taken.append(pick.peer)
         finish(router, pick, now=i / 100)
-    assert HUNG not in taken                                # for the 4 seconds of the first ban
+    assert HUNG not in taken  # for the 4 seconds of the first ban
     window = [router.pick(num_bytes=1, now=4.0) for _ in range(40)]
     probes = [pick for pick in window if pick.peer == HUNG]
     assert len(probes) == 1
     for pick in window:
         finish(router, pick, now=5.0)
-    for start in range(5):                                  # no flood afterwards
+    for start in range(5):  # no flood afterwards
         taken = []
         for _ in range(20):
             pick = router.pick(num_bytes=1, now=5.0 + start)
@@ -98,7 +98,7 @@ def test_calls_that_hang_together_are_one_incident() -> None:
     router = warm_router()
     hang(router, now=0.0, calls=8)
     assert ban_length(router, 0.0) == 4.0
-    assert router.patience_s() == 4.0                       # doubled once, from the floor
+    assert router.patience_s() == 4.0  # doubled once, from the floor
     finish(router, router.pick(num_bytes=1, now=5.0), now=5.0)
     assert router.patience_s() == 2.0
 
@@ -193,9 +193,9 @@ def test_a_hung_replica_of_four_costs_little(seed: int, window: int) -> None:
     swarm.run(130.0)
     assert swarm.throughput(10.0, 130.0) >= 0.7 * swarm.throughput(0.0, 10.0)
     waits = [now - max(first, 10.0) for first, now in swarm.answered if first < 13.0 and now >= 10.0]
-    assert max(waits) < 5.0                                 # routed around
+    assert max(waits) < 5.0  # routed around
     asked = [now for now, peer in swarm.asked if peer == HUNG and now > swarm.expired[0]]
-    assert len(asked) <= 6                                  # probes, further and further apart
+    assert len(asked) <= 6  # probes, further and further apart
 
 
 def test_uneven_replicas_are_used_in_full() -> None:
@@ -205,9 +205,10 @@ def test_uneven_replicas_are_used_in_full() -> None:
     assert swarm.throughput(20.0, 200.0) >= 0.93 * sum(1 / s for s in swarm.serve_s.values())
 
 
-@pytest.mark.parametrize(("over", "alone", "first_s", "longest_s"), [
-    (False, False, 4.0, 30.0), (True, False, 16 * 15.0, 600.0), (True, True, 4.0, 30.0)
-])
+@pytest.mark.parametrize(
+    ("over", "alone", "first_s", "longest_s"),
+    [(False, False, 4.0, 30.0), (True, False, 16 * 15.0, 600.0), (True, True, 4.0, 30.0)],
+)
 def test_a_probe_that_costs_a_whole_call_comes_ever_more_rarely(
     over: bool, alone: bool, first_s: float, longest_s: float
 ) -> None:

@@ -70,7 +70,8 @@ def test_orders_differ_by_epoch_and_seed():
     per_epoch = samplers[0].num_windows // width
     orders = {
         tuple(sampler.positions(i) for i in range(epoch * per_epoch, (epoch + 1) * per_epoch))
-        for sampler in samplers for epoch in range(epochs)
+        for sampler in samplers
+        for epoch in range(epochs)
     }
     assert len(orders) == len(samplers) * epochs
 
@@ -80,7 +81,7 @@ def test_an_order_looks_shuffled():
     sampler = Sampler(7, 1_000_000, 100, 1)
     order = [sampler.positions(i)[0] // 100 for i in range(2000)]
     jumps = [abs(a - b) for a, b in itertools.pairwise(order)]
-    assert 0.28 < sum(jumps) / len(jumps) / sampler.num_windows < 0.38       # a uniform pair: one third
+    assert 0.28 < sum(jumps) / len(jumps) / sampler.num_windows < 0.38  # a uniform pair: one third
     assert 0.45 < sum(a < b for a, b in itertools.pairwise(order)) / len(jumps) < 0.55
 
 
@@ -89,7 +90,9 @@ def test_these_positions_never_change():
     sampler = Sampler(0, 100_000, 64, 4)
     assert sampler.eval_start == 99_000
     assert [sampler.positions(i) for i in (0, 1, 10**9)] == [
-        (92416, 58496, 21568, 55680), (42496, 88064, 18176, 23872), (88576, 78656, 48000, 39552),
+        (92416, 58496, 21568, 55680),
+        (42496, 88064, 18176, 23872),
+        (88576, 78656, 48000, 39552),
     ]
     assert sampler.eval_positions(0) == (99064, 99896, 99448, 99512)
 

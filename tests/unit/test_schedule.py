@@ -43,7 +43,10 @@ def test_wsd_without_decay_stays_flat() -> None:
 
 
 @given(
-    st.sampled_from(["constant", "cosine", "wsd"]), st.integers(0, 40), st.integers(0, 60), st.integers(1, 60),
+    st.sampled_from(["constant", "cosine", "wsd"]),
+    st.integers(0, 40),
+    st.integers(0, 60),
+    st.integers(1, 60),
     st.floats(0, 1),
 )
 def test_the_rate_rises_during_warmup_never_after_and_stays_in_bounds(

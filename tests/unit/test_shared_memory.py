@@ -30,7 +30,7 @@ def test_closing_gives_all_back_once_no_tensor_is_left() -> None:
     kept = shared.bytes[100:200]
     shared.close()
     shared.close()
-    kept.fill_(7)                                       # who still reads is not cut off
+    kept.fill_(7)  # who still reads is not cut off
     assert kept.sum() == 700
     del kept
     assert descriptors() == before

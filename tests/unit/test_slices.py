@@ -16,7 +16,13 @@ from swarmnet.model.sharding import merge, take, whole_shape
 from swarmnet.model.slices import Slice, TensorSplit
 
 MODEL = Model(
-    vocab_size=67, hidden_size=6, intermediate_size=24, num_layers=1, num_heads=12, num_kv_heads=4, head_dim=2,
+    vocab_size=67,
+    hidden_size=6,
+    intermediate_size=24,
+    num_layers=1,
+    num_heads=12,
+    num_kv_heads=4,
+    head_dim=2,
     attention_bias=True,
 )
 
@@ -27,11 +33,16 @@ def splits(draw: st.DrawFn) -> TensorSplit:
     ranks, heads = draw(st.integers(1, 9)), draw(st.integers(1, 4))
     keys = draw(st.integers(1, ranks * heads))
     assume(ranks * heads % keys == 0 and (keys % ranks == 0 or ranks % keys == 0))
-    model = MODEL.model_copy(update={
-        "vocab_size": draw(st.integers(ranks, 40)), "intermediate_size": ranks * draw(st.integers(1, 5)),
-        "num_heads": ranks * heads, "num_kv_heads": keys, "tie_embeddings": draw(st.booleans()),
-        "qk_norm": draw(st.booleans()),
-    })
+    model = MODEL.model_copy(
+        update={
+            "vocab_size": draw(st.integers(ranks, 40)),
+            "intermediate_size": ranks * draw(st.integers(1, 5)),
+            "num_heads": ranks * heads,
+            "num_kv_heads": keys,
+            "tie_embeddings": draw(st.booleans()),
+            "qk_norm": draw(st.booleans()),
+        }
+    )
     return TensorSplit(model, ranks, ranks * 2, sequence_parallel=draw(st.booleans()))
 
 
@@ -92,8 +103,10 @@ def test_a_head_on_several_ranks_is_that_of_their_queries() -> None:
     split = TensorSplit(MODEL.model_copy(update={"num_kv_heads": 2}), 4, 16)
     name = "model.layers.0.self_attn.v_proj.weight"
     assert [split.slice_of(name, rank) for rank in range(4)] == [
-        Slice(0, 0, 2, 4, owner=True, partial=True), Slice(0, 0, 2, 4, owner=False, partial=True),
-        Slice(0, 2, 4, 4, owner=True, partial=True), Slice(0, 2, 4, 4, owner=False, partial=True),
+        Slice(0, 0, 2, 4, owner=True, partial=True),
+        Slice(0, 0, 2, 4, owner=False, partial=True),
+        Slice(0, 2, 4, 4, owner=True, partial=True),
+        Slice(0, 2, 4, 4, owner=False, partial=True),
     ]
 
 
@@ -110,16 +123,19 @@ def test_the_vocabulary_need_not_divide() -> None:
     assert [split.vocabulary(rank) for rank in range(4)] == [range(17), range(17, 34), range(34, 51), range(51, 67)]
 
 
-@pytest.mark.parametrize(("changed", "ranks", "sequence_parallel", "said"), [
-    ({}, 8, False, r"num_heads = 12 is no multiple of 8. Ranks that can: 1, 2, 4, 12"),
-    ({"intermediate_size": 30}, 4, False, r"intermediate_size = 30 is no multiple of 4. Ranks that can: 1, 2$"),
-    ({}, 3, False, r"num_kv_heads = 4 is neither a multiple nor a divisor of 3"),
-    ({"vocab_size": 3}, 4, False, r"vocab_size = 3 is less than 4"),
-    ({}, 4, True, r"sequence_length = 18 is no multiple of 4 \(only .*\). Ranks that can: 1, 2$"),
-    ({"intermediate_size": 30}, 8, True, r"num_heads .* 8; intermediate_size .* 8; sequence_length .* 8"),
-    ({"output_bias": True}, 2, False, r"output_bias = true, .*\. Ranks that can: 1$"),
-    ({}, 0, False, r"there must be a rank"),
-])
+@pytest.mark.parametrize(
+    ("changed", "ranks", "sequence_parallel", "said"),
+    [
+        ({}, 8, False, r"num_heads = 12 is no multiple of 8. Ranks that can: 1, 2, 4, 12"),
+        ({"intermediate_size": 30}, 4, False, r"intermediate_size = 30 is no multiple of 4. Ranks that can: 1, 2$"),
+        ({}, 3, False, r"num_kv_heads = 4 is neither a multiple nor a divisor of 3"),
+        ({"vocab_size": 3}, 4, False, r"vocab_size = 3 is less than 4"),
+        ({}, 4, True, r"sequence_length = 18 is no multiple of 4 \(only .*\). Ranks that can: 1, 2$"),
+        ({"intermediate_size": 30}, 8, True, r"num_heads .* 8; intermediate_size .* 8; sequence_length .* 8"),
+        ({"output_bias": True}, 2, False, r"output_bias = true, .*\. Ranks that can: 1$"),
+        ({}, 0, False, r"there must be a rank"),
+    ],
+)
 def test_what_cannot_be_split_is_refused_with_advice(
     changed: dict[str, int], ranks: int, sequence_parallel: bool, said: str
 ) -> None:

@@ -34,8 +34,14 @@ def sources(transport: ScriptedTransport, *peers: str, named: Named | None = Non
         (named if named is not None else []).append((peer, step, index, error.code))
 
     return Sources(
-        transport, 1, before=lambda: peers, after=lambda: peers, holders=lambda: (), tokens=lambda step, index: None,
-        check=InputCheck((("int32", (1, 2)), LAYOUT), 8, OneProof()), on_bad_input=on_bad_input,
+        transport,
+        1,
+        before=lambda: peers,
+        after=lambda: peers,
+        holders=lambda: (),
+        tokens=lambda step, index: None,
+        check=InputCheck((("int32", (1, 2)), LAYOUT), 8, OneProof()),
+        on_bad_input=on_bad_input,
         check_answer=AnswerCheck((LAYOUT,), 1).remembered,
     )
 
@@ -58,15 +64,18 @@ def test_a_refused_copy_is_no_copy(code: RejectCode) -> None:
     on_virtual_time(main())
 
 
-@pytest.mark.parametrize(("payload", "code"), [
-    ((TOKENS, hidden(math.nan), PROOF), RejectCode.NON_FINITE), ((TOKENS,), RejectCode.BAD_SHAPE),
-    ((Packed("int32", (1, 2), struct.pack("<ii", 3, 8)), hidden(1.0), PROOF), RejectCode.MALFORMED),
-    ((TOKENS, hidden(1.0), Packed("uint8", (1, 1, 32), bytes(32))), RejectCode.MALFORMED),
-    ((TOKENS, hidden(1.0)), RejectCode.BAD_SHAPE),
-], ids=["nan", "shape", "vocabulary", "proof", "no proof"])
-def test_a_bad_input_is_asked_for_elsewhere_and_its_sender_named(
-    payload: tuple[Packed, ...], code: RejectCode
-) -> None:
+@pytest.mark.parametrize(
+    ("payload", "code"),
+    [
+        ((TOKENS, hidden(math.nan), PROOF), RejectCode.NON_FINITE),
+        ((TOKENS,), RejectCode.BAD_SHAPE),
+        ((Packed("int32", (1, 2), struct.pack("<ii", 3, 8)), hidden(1.0), PROOF), RejectCode.MALFORMED),
+        ((TOKENS, hidden(1.0), Packed("uint8", (1, 1, 32), bytes(32))), RejectCode.MALFORMED),
+        ((TOKENS, hidden(1.0)), RejectCode.BAD_SHAPE),
+    ],
+    ids=["nan", "shape", "vocabulary", "proof", "no proof"],
+)
+def test_a_bad_input_is_asked_for_elsewhere_and_its_sender_named(payload: tuple[Packed, ...], code: RejectCode) -> None:
     async def main() -> None:
         transport = ScriptedTransport(
             a=lambda request: Fetched(payload),
@@ -79,9 +88,11 @@ def test_a_bad_input_is_asked_for_elsewhere_and_its_sender_named(
     on_virtual_time(main())
 
 
-@pytest.mark.parametrize("bad", [
-    Fetched((hidden(math.inf),), 0.5, 1), Fetched((), 0.5, 1), Fetched((hidden(2.0),), 0.5, 7),
-], ids=["infinity", "shape", "tokens"])
+@pytest.mark.parametrize(
+    "bad",
+    [Fetched((hidden(math.inf),), 0.5, 1), Fetched((), 0.5, 1), Fetched((hidden(2.0),), 0.5, 7)],
+    ids=["infinity", "shape", "tokens"],
+)
 def test_a_bad_memoised_answer_is_none(bad: Fetched) -> None:
     async def main() -> None:
         assert await sources(ScriptedTransport(a=lambda request: bad), "a").gradient(0, 0) is None

@@ -212,8 +212,13 @@ def test_a_bad_checkpoint_can_be_written_again(
 
 def test_names_that_are_not_ours_are_nobodys_business(store: CheckpointStore) -> None:
     put(store, 5)
-    for name in ("stage-2-step-05.json", "stage-2-step-x.json", "stage-2-step-6.json.bak", "notes.txt",
-                 f"stage-2-step-{'9' * 40}.json"):
+    for name in (
+        "stage-2-step-05.json",
+        "stage-2-step-x.json",
+        "stage-2-step-6.json.bak",
+        "notes.txt",
+        f"stage-2-step-{'9' * 40}.json",
+    ):
         (store.folder / name).write_text("{}")
     assert [info.version for info in store.found(STAGE).good] == [5] and not store.found(STAGE).bad
 
@@ -227,9 +232,16 @@ def test_a_folder_that_cannot_be_listed_is_named(store: CheckpointStore) -> None
 
 # ---------------------------------------------------------------- writing is all or nothing
 
-CALLS = [(call, nth) for call, most in (
-    ("os.fsync", 6), ("pathlib.Path.replace", 3), ("pathlib.Path.open", 3), ("pathlib.Path.unlink", 7)
-) for nth in range(most)]
+CALLS = [
+    (call, nth)
+    for call, most in (
+        ("os.fsync", 6),
+        ("pathlib.Path.replace", 3),
+        ("pathlib.Path.open", 3),
+        ("pathlib.Path.unlink", 7),
+    )
+    for nth in range(most)
+]
 
 
 def fail(patch: pytest.MonkeyPatch, call: str, nth: int) -> None:
@@ -287,11 +299,16 @@ def test_data_are_synced_before_the_json_that_vouches_for_them(
     put(store, 5)
     data, told, folder = "stage-2-step-5.safetensors", "stage-2-step-5.json", store.folder.name
     assert story == [
-        f"sync .{data}.tmp", f"rename {data}", f"sync {folder}", f"sync .{told}.tmp", f"rename {told}", f"sync {folder}"
+        f"sync .{data}.tmp",
+        f"rename {data}",
+        f"sync {folder}",
+        f"sync .{told}.tmp",
+        f"rename {told}",
+        f"sync {folder}",
     ]
     story.clear()
     store.write(store.describe(STAGE, cut_at(5), b"other"), b"other")
-    assert story[0] == f"sync {folder}"                      # the old JSON is gone for good before the data change
+    assert story[0] == f"sync {folder}"  # the old JSON is gone for good before the data change
 
 
 @pytest.mark.parametrize(("call", "nth"), CALLS)
@@ -389,12 +406,18 @@ def test_what_is_owed_lies_beside_and_goes_with_its_checkpoint(tmp_path: Path) -
     assert store.owed(STAGE, 20) is None, "of the version that was written last"
 
 
-@pytest.mark.parametrize(("damage", "words"), [
-    (lambda path: path.write_bytes(OWED[:-1]), "torn: 9 bytes where its JSON promises 10"),
-    (lambda path: path.write_bytes(OWED[:-1] + b"x"), "altered"),
-    (lambda path: path.unlink(), "missing"),
-    (lambda path: (path.rename(path.with_name("away")), path.symlink_to(path.with_name("away"))), "a symbolic link"),
-])
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda path: path.write_bytes(OWED[:-1]), "torn: 9 bytes where its JSON promises 10"),
+        (lambda path: path.write_bytes(OWED[:-1] + b"x"), "altered"),
+        (lambda path: path.unlink(), "missing"),
+        (
+            lambda path: (path.rename(path.with_name("away")), path.symlink_to(path.with_name("away"))),
+            "a symbolic link",
+        ),
+    ],
+)
 def test_a_bad_debt_is_named_and_its_checkpoint_is_as_good_as_before(
     tmp_path: Path, damage: Callable[[Path], object], words: str
 ) -> None:

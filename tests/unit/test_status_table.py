@@ -14,9 +14,24 @@ from swarmnet.peer.assess import assess
 
 NUMERICS = "cpu/torch2.13/ranks=2,tensor=2/threads=1"
 RECORDS = [
-    Record(RunId("ab" * 32), PeerId(f"12D3KooWpeer{stage}WXYZ"), 1, (), (StageStatus(
-        stage, 2839, Chain("c"), synced=True, slots=4, disk=tuple(map(OnDisk, (2700, 2750, 2800))), drift=(2830, 0.0),
-    ),), numerics=NUMERICS)
+    Record(
+        RunId("ab" * 32),
+        PeerId(f"12D3KooWpeer{stage}WXYZ"),
+        1,
+        (),
+        (
+            StageStatus(
+                stage,
+                2839,
+                Chain("c"),
+                synced=True,
+                slots=4,
+                disk=tuple(map(OnDisk, (2700, 2750, 2800))),
+                drift=(2830, 0.0),
+            ),
+        ),
+        numerics=NUMERICS,
+    )
     for stage in (0, 1)
 ]
 
@@ -32,8 +47,21 @@ def shown(monkeypatch: pytest.MonkeyPatch, **console: object) -> str:
 def test_in_a_pipe_a_replica_is_a_line_and_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = shown(monkeypatch).splitlines()
     assert [line.split() for line in lines if "WXYZ" in line] == [
-        [str(stage), f"...eer{stage}WXYZ", "2839", "synced", "0/4", "2700,", "2750,", "2800",
-         "0", "at", "2830", NUMERICS] for stage in (0, 1)
+        [
+            str(stage),
+            f"...eer{stage}WXYZ",
+            "2839",
+            "synced",
+            "0/4",
+            "2700,",
+            "2750,",
+            "2800",
+            "0",
+            "at",
+            "2830",
+            NUMERICS,
+        ]
+        for stage in (0, 1)
     ]
     assert not any(char in "".join(lines) for char in "│┃━…")
 

@@ -65,7 +65,7 @@ def test_of_many_peers_the_strikes_of_the_latest_are_kept():
 def test_debts_add_up_to_a_strike_and_are_paid_off_in_time():
     strikes = Strikes(TIMERS)
     assert strikes.charge(A, "slow", cost_s=3.0, now=0.0) == []
-    (note,) = strikes.charge(A, "slow", cost_s=3.0, now=16.0)      # one second was paid off: 5 of 4.5
+    (note,) = strikes.charge(A, "slow", cost_s=3.0, now=16.0)  # one second was paid off: 5 of 4.5
     assert note.fields["cost_s"] == 5.0 and strikes.sits(A, now=16.0)
     assert strikes.charge(B, "slow", cost_s=4.0, now=0.0) == [] == strikes.charge(B, "slow", cost_s=4.0, now=64.0)
 
@@ -91,7 +91,7 @@ def test_less_than_half_of_those_who_live_sit_out_the_worst_of_them():
 
 def test_who_alone_is_waited_for_owes_what_goes_beyond_half_of_the_rest():
     strikes, delays = Strikes(TIMERS), Delays(TIMERS, 0.0)
-    delays.note({A}, 3, now=2.0)             # until 12: 10 s, where the rest takes 2 + 2
+    delays.note({A}, 3, now=2.0)  # until 12: 10 s, where the rest takes 2 + 2
     (note,) = delays.charge(strikes, B, now=12.0) or [None]
     assert note is not None and note.fields["peer"] == A and note.fields["cost_s"] == 8.0
     again = Delays(TIMERS, 20.0)

@@ -51,9 +51,11 @@ def test_the_digest_is_a_function_of_the_sum(size: int, data: st.DataObject) -> 
     assert buffer.whole and torch.equal(buffer.flat, values)
 
 
-@pytest.mark.parametrize("spans", [
-    [], [(0, 10)], [(1, 20)], [(0, 8), (9, 20)], [(0, 12), (8, 20)], [(0, 20), (4, 8)],
-], ids=["nothing", "a start", "an end", "a gap", "an overlap", "a piece inside"])
+@pytest.mark.parametrize(
+    "spans",
+    [[], [(0, 10)], [(1, 20)], [(0, 8), (9, 20)], [(0, 12), (8, 20)], [(0, 20), (4, 8)]],
+    ids=["nothing", "a start", "an end", "a gap", "an overlap", "a piece inside"],
+)
 def test_a_sum_that_is_not_whole_is_not_sealed(spans: list[tuple[int, int]]) -> None:
     buffer = a_buffer(20)
     for start, stop in spans:

@@ -53,7 +53,7 @@ def test_a_grant_under_way_counts_for_nobody() -> None:
     table = Table("A", "K")
     table.claim("A", 0)
     table.settle(lambda sender, receiver, message: receiver == "K")
-    lose(table, "A")                             # the grant of the old generation arrives later
+    lose(table, "A")  # the grant of the old generation arrives later
     ends(table)
 
 
@@ -80,7 +80,7 @@ def test_a_sum_that_most_have_signed_stands(name: str) -> None:
     assert first == second
     lose(table, name)
     table.settle()
-    table.tick(TIMERS.suspect_s + 1.0)          # so long they wait for who lacks it
+    table.tick(TIMERS.suspect_s + 1.0)  # so long they wait for who lacks it
     table.collect(name)
     table.settle()
     assert {member.finished for member in table.members.values()} == {first}
@@ -95,7 +95,7 @@ def test_a_sum_that_too_few_have_signed_is_made_again(name: str) -> None:
     finished = table.finish("B")
     lose(table, name)
     table.settle()
-    table.tick(TIMERS.suspect_s + 1.0)          # so long it might still have been whole elsewhere
+    table.tick(TIMERS.suspect_s + 1.0)  # so long it might still have been whole elsewhere
     ends(table)
     assert finished not in {member.finished for member in table.members.values()}
 
@@ -107,7 +107,7 @@ def test_a_whole_sum_here_is_not_lost_with_what_it_came_from(name: str) -> None:
     table.execute("A", 0)
     table.execute("K", 1)
     (finished,) = {table.finish(each) for each in table.members}
-    table.take(kind(Report))                     # nobody has heard of it
+    table.take(kind(Report))  # nobody has heard of it
     lose(table, name)
     table.settle()
     table.tick()
@@ -170,7 +170,7 @@ def test_what_is_void_says_whether_it_was_lost_or_does_not_count() -> None:
     member = table.members["A"]
     voids = [action for action in member.sums_lost() if isinstance(action, act.Void)]
     assert voids == [act.Void(0, lost=True), act.Void(1, lost=True)]
-    voids = [action for action in member.add(0, 1) if isinstance(action, act.Void)]      # nobody has granted it
+    voids = [action for action in member.add(0, 1) if isinstance(action, act.Void)]  # nobody has granted it
     assert voids == [act.Void(0, lost=False)]
 
 

@@ -36,23 +36,26 @@ def test_capitals_in_the_run_id_are_forgiven() -> None:
     assert SwarmLink.parse(f"swarm:{RUN.upper()}@{ADDRESS}").run == RUN
 
 
-@pytest.mark.parametrize(("text", "line"), [
-    ("run.toml", "is not a link like swarm:RUN_ID@"),
-    (f"swarm:{RUN}", "ends before its @ADDRESS"),
-    (f"swarm:{RUN}@", "ends before its @ADDRESS"),
-    (f"swarm:{RUN[:11]}@{ADDRESS}", "is not a run id: 64 hex digits, or the first 12 or more"),
-    (f"swarm:{RUN}0@{ADDRESS}", "is not a run id"),
-    (f"swarm:{'x' * 64}@{ADDRESS}", "is not a run id"),
-    (f"swarm:@{ADDRESS}", "is not a run id"),
-    (f"swarm:{RUN}@/ip4/203.0.113.7/tcp/31337", "must end in /p2p/"),
-    (f"swarm:{RUN}@/ip4/203.0.113.7/udp/31337/p2p/{PEER}", "is not an address like"),
-    (f"swarm:{RUN}@/ip4/203.0.113.999/tcp/31337/p2p/{PEER}", "is not an IPv4 address"),
-    (f"swarm:{RUN}@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWx", "is not an Ed25519 peer id"),
-    (f"swarm:{RUN}@{ADDRESS}+invite=", "the link's invitation, after +invite=: not an invitation"),
-    (f"swarm:{RUN}@{ADDRESS}+invite={INVITATION[:-1]}", "its signature is damaged; copy all of it"),
-    (f"swarm:{'0' * 64}@{ADDRESS}+invite={INVITATION}", "its invitation to run 3f0a9c3f0a9c: paste the one"),
-    (f"swarm:{RUN}@/ip4/203.0.113.7\n/tcp/31337/p2p/{PEER}", "paste it as one line"),
-])
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("run.toml", "is not a link like swarm:RUN_ID@"),
+        (f"swarm:{RUN}", "ends before its @ADDRESS"),
+        (f"swarm:{RUN}@", "ends before its @ADDRESS"),
+        (f"swarm:{RUN[:11]}@{ADDRESS}", "is not a run id: 64 hex digits, or the first 12 or more"),
+        (f"swarm:{RUN}0@{ADDRESS}", "is not a run id"),
+        (f"swarm:{'x' * 64}@{ADDRESS}", "is not a run id"),
+        (f"swarm:@{ADDRESS}", "is not a run id"),
+        (f"swarm:{RUN}@/ip4/203.0.113.7/tcp/31337", "must end in /p2p/"),
+        (f"swarm:{RUN}@/ip4/203.0.113.7/udp/31337/p2p/{PEER}", "is not an address like"),
+        (f"swarm:{RUN}@/ip4/203.0.113.999/tcp/31337/p2p/{PEER}", "is not an IPv4 address"),
+        (f"swarm:{RUN}@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWx", "is not an Ed25519 peer id"),
+        (f"swarm:{RUN}@{ADDRESS}+invite=", "the link's invitation, after +invite=: not an invitation"),
+        (f"swarm:{RUN}@{ADDRESS}+invite={INVITATION[:-1]}", "its signature is damaged; copy all of it"),
+        (f"swarm:{'0' * 64}@{ADDRESS}+invite={INVITATION}", "its invitation to run 3f0a9c3f0a9c: paste the one"),
+        (f"swarm:{RUN}@/ip4/203.0.113.7\n/tcp/31337/p2p/{PEER}", "paste it as one line"),
+    ],
+)
 def test_what_is_no_link_is_refused_in_words(text: str, line: str) -> None:
     with pytest.raises(UsageError) as refused:
         SwarmLink.parse(text)

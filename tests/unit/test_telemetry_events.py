@@ -70,7 +70,7 @@ def test_what_comes_after_a_full_disk_is_whole(
     def write(file: int, data: bytes) -> int:
         if not room[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
-        written = real(file, data[:room[0]])
+        written = real(file, data[: room[0]])
         room[0] -= written
         return written
 
@@ -88,9 +88,7 @@ def test_what_comes_after_a_full_disk_is_whole(
     assert [record.getMessage() for record in caplog.records] == ["events_not_written", "events_written_again"]
 
 
-def test_a_disk_that_is_full_when_a_process_starts_is_borne(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_full_when_a_process_starts_is_borne(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, real, full = tmp_path / "e", os.open, [True]
 
     def opened(*args: object, **more: object) -> int:
@@ -142,10 +140,12 @@ def test_a_file_begun_anew_is_read_anew(tmp_path: Path) -> None:
 
 
 def test_sigkill_loses_no_line_that_was_written(tmp_path: Path) -> None:
-    code = ("import os, sys; from pathlib import Path; from swarmnet.telemetry.events import EventLog\n"
-            "events = EventLog(Path(sys.argv[1]))\n"
-            "for n in range(100): events.emit('n', n=n)\n"
-            "os.kill(os.getpid(), 9)")
+    code = (
+        "import os, sys; from pathlib import Path; from swarmnet.telemetry.events import EventLog\n"
+        "events = EventLog(Path(sys.argv[1]))\n"
+        "for n in range(100): events.emit('n', n=n)\n"
+        "os.kill(os.getpid(), 9)"
+    )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "e")], check=False)
     assert done.returncode == -9
     assert [event["n"] for event in EventReader(tmp_path / "e").read()] == list(range(100))
@@ -162,7 +162,8 @@ def test_each_event_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.frozensets(st.integers()),
-    lambda inner: st.lists(inner) | st.tuples(inner) | st.dictionaries(st.text(), inner), max_leaves=8,
+    lambda inner: st.lists(inner) | st.tuples(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
 )
 
 
@@ -179,5 +180,10 @@ def test_anything_is_one_line_of_strict_json(fields: dict[str, object]) -> None:
 
 def test_what_json_has_no_word_for() -> None:
     assert plain({"a": math.inf, "b": b"\x01", "c": frozenset({3, 1}), "d": Path("x"), "e": (1,), 5: None}) == {
-        "a": "inf", "b": "01", "c": [1, 3], "d": "x", "e": [1], "5": None
+        "a": "inf",
+        "b": "01",
+        "c": [1, 3],
+        "d": "x",
+        "e": [1],
+        "5": None,
     }

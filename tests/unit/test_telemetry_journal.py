@@ -12,16 +12,21 @@ from swarmnet.telemetry.journal import Journal, loopback_last
 LAN, LOOPBACK, LOOPBACK6 = (f"/{host}/tcp/31337/p2p/12D3KooW" for host in ("ip4/10.0.0.7", "ip4/127.0.0.1", "ip6/::1"))
 
 
-def test_the_links_to_hand_out_stand_on_lines_of_their_own(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    fields = {"peer": "12D3KooW", "dht": [LOOPBACK, LAN], "addresses": ["/ip4/10.0.0.7/tcp/1"], "incarnation": 7,
-              "links": [f"swarm:ab@{LAN}", f"swarm:ab@{LOOPBACK}"]}
+def test_the_links_to_hand_out_stand_on_lines_of_their_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fields = {
+        "peer": "12D3KooW",
+        "dht": [LOOPBACK, LAN],
+        "addresses": ["/ip4/10.0.0.7/tcp/1"],
+        "incarnation": 7,
+        "links": [f"swarm:ab@{LAN}", f"swarm:ab@{LOOPBACK}"],
+    }
     with EventLog(tmp_path / "events.jsonl") as events, caplog.at_level(logging.INFO, "swarmnet"):
         Journal(events, telemetry.get("swarmnet.test"))("listening", dict(fields))
     assert [record.getMessage() for record in caplog.records] == [
-        "listening", f"others join with: swarmnet join swarm:ab@{LAN}",
-        f"others join with: swarmnet join swarm:ab@{LOOPBACK}"]
+        "listening",
+        f"others join with: swarmnet join swarm:ab@{LAN}",
+        f"others join with: swarmnet join swarm:ab@{LOOPBACK}",
+    ]
     (written,) = EventReader(tmp_path / "events.jsonl").read()
     assert {key: written[key] for key in fields} == fields
 

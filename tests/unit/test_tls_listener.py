@@ -13,7 +13,8 @@ from swarmnet.net.tls import LEAF_LIFE_S, Leaf, open_authority
 
 
 def test_a_listener_is_given_a_certificate_once_and_again_only_when_it_was_reissued(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A new answer makes gRPC free the old one under a concurrent handshake: one per connection crashed peers."""
     now, given = 1_800_000_000.0, {}
 

@@ -42,9 +42,7 @@ def finished(step: int) -> Finished:
 
 def commits(step: int) -> tuple[Commit, ...]:
     done = finished(step)
-    return tuple(
-        Commit(stage, step, stamp(step).chain, done.id, done.digest, 4, 0.0, 1.0) for stage in range(2)
-    )
+    return tuple(Commit(stage, step, stamp(step).chain, done.id, done.digest, 4, 0.0, 1.0) for stage in range(2))
 
 
 async def play_steps(trail: Trail, buffer: Buffer, first: int, last: int) -> None:
@@ -167,8 +165,9 @@ def test_where_a_donor_stands_decides_what_it_tells() -> None:
             return exchange.follow(TrailRequest(stamp(step)), stamp(5), opened)
 
         assert ask(4) == TrailStep(finished(4), commits(4)) and ask(5) == opened
-        ahead, elsewhere = ask(6), exchange.follow(
-            TrailRequest(replace(stamp(5), restart=Restart(1, 5))), stamp(5), opened
+        ahead, elsewhere = (
+            ask(6),
+            exchange.follow(TrailRequest(replace(stamp(5), restart=Restart(1, 5))), stamp(5), opened),
         )
         for answer in (ahead, elsewhere):
             assert isinstance(answer, Rejected) and answer.code is RejectCode.NOT_READY, "I cannot say what came next"

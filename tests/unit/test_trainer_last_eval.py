@@ -55,8 +55,13 @@ def run(swarm: Swarm, manifest: Manifest = MANIFEST) -> tuple[list[tuple[str, di
     """Run a trainer that joins now; its events, and how long it took on virtual time."""
     events: list[tuple[str, dict[str, object]]] = []
     trainer = Trainer(
-        ME, manifest, transport=swarm, directory=swarm, record=lambda: Record(RUN, ME, 2, (), ()),
-        tokens=lambda number: TOKENS, eval_tokens=lambda number: TOKENS,
+        ME,
+        manifest,
+        transport=swarm,
+        directory=swarm,
+        record=lambda: Record(RUN, ME, 2, (), ()),
+        tokens=lambda number: TOKENS,
+        eval_tokens=lambda number: TOKENS,
         on_event=lambda event, fields: events.append((event, fields)),
     )
     loop = VirtualLoop()

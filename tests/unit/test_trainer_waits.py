@@ -60,10 +60,16 @@ def said(*story: tuple[float, tuple[tuple[int, bool], ...]], until: float) -> li
     async def feed() -> None:
         directory = Directory(list(story))
         trainer = Trainer(
-            ME, MANIFEST, transport=directory, directory=directory, record=lambda: Record(RUN, ME, 2, (), ()),
-            tokens=lambda number: (Packed("int32", (1,), bytes(4)),), eval_tokens=lambda number: (),
+            ME,
+            MANIFEST,
+            transport=directory,
+            directory=directory,
+            record=lambda: Record(RUN, ME, 2, (), ()),
+            tokens=lambda number: (Packed("int32", (1,), bytes(4)),),
+            eval_tokens=lambda number: (),
             on_event=lambda event, fields: events.append(
-                (asyncio.get_running_loop().time(), event, fields.get("reason"))),
+                (asyncio.get_running_loop().time(), event, fields.get("reason"))
+            ),
         )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(until):
@@ -80,8 +86,11 @@ def said(*story: tuple[float, tuple[tuple[int, bool], ...]], until: float) -> li
 def test_what_lacks_is_said_when_it_lasts_and_when_it_changes() -> None:
     found = said((0.0, NOBODY), (20.0, ONLY_LAST), (40.0, WITHOUT_WEIGHTS), (60.0, ALL), until=90.0)
     assert [(event, reason) for _, event, reason in found] == [
-        ("waiting", "nobody serves stage 0, 1 yet"), ("waiting", "nobody serves stage 0 yet"),
-        ("waiting", "no replica of stage 0 has its weights yet"), ("complete", None)]
+        ("waiting", "nobody serves stage 0, 1 yet"),
+        ("waiting", "nobody serves stage 0 yet"),
+        ("waiting", "no replica of stage 0 has its weights yet"),
+        ("complete", None),
+    ]
     assert [at for at, _, _ in found] == pytest.approx([3.5, 23.0, 43.0, 60.0], abs=1.0)
 
 
@@ -112,6 +121,6 @@ def test_a_wait_is_said_again_every_minute_while_it_lasts(caplog: pytest.LogCapt
     with caplog.at_level(logging.INFO, "swarmnet"):
         loop.run_until_complete(wait())
     loop.close()
-    shown = [str(record.swarmnet_fields["reason"]) for record in caplog.records]        # type: ignore[attr-defined]
+    shown = [str(record.swarmnet_fields["reason"]) for record in caplog.records]  # type: ignore[attr-defined]
     assert sorted(shown) == ["nobody has it"] * 2 + ["nobody serves stage 2 yet"] * 3
     assert [record.swarmnet_fields["since"] for record in caplog.records][-1] == "3 min"  # type: ignore[attr-defined]

@@ -50,26 +50,34 @@ def test_no_message_of_a_run_is_longer_than_its_bound(message: Any) -> None:
     assert len(convert.write_control(message)) <= convert.Reader(Bounds(3, 301, 8)).most_bytes(type(message))
 
 
-@pytest.mark.parametrize("message", [
-    heartbeat(commits=(COMMIT,) * 3, last_commits=(COMMIT,) * 3),
-    Prepare(STAMP, BALLOT, frozenset(range(8))),
-    round_of({at: frozenset({at}) for at in range(8)} | {at: frozenset() for at in range(8, 300)}),
-], ids=["commits", "indexes", "contributions"])
+@pytest.mark.parametrize(
+    "message",
+    [
+        heartbeat(commits=(COMMIT,) * 3, last_commits=(COMMIT,) * 3),
+        Prepare(STAMP, BALLOT, frozenset(range(8))),
+        round_of({at: frozenset({at}) for at in range(8)} | {at: frozenset() for at in range(8, 300)}),
+    ],
+    ids=["commits", "indexes", "contributions"],
+)
 def test_what_a_run_needs_is_read(message: Any) -> None:
     assert RUN.control(convert.write_control(message)) == message
 
 
-@pytest.mark.parametrize("message", [
-    heartbeat(commits=(COMMIT,) * 4),
-    heartbeat(commits=(Commit(0, 1, CHAIN, ID, b"d", 1, 0.0, 0.0, voided=frozenset({8})),)),
-    Prepare(STAMP, BALLOT, frozenset({8})),
-    round_of({1: frozenset({8})}),
-    round_of({at: frozenset() for at in range(9)}),
-], ids=["commits", "voided", "indexes", "contributed", "contributors"])
+@pytest.mark.parametrize(
+    "message",
+    [
+        heartbeat(commits=(COMMIT,) * 4),
+        heartbeat(commits=(Commit(0, 1, CHAIN, ID, b"d", 1, 0.0, 0.0, voided=frozenset({8})),)),
+        Prepare(STAMP, BALLOT, frozenset({8})),
+        round_of({1: frozenset({8})}),
+        round_of({at: frozenset() for at in range(9)}),
+    ],
+    ids=["commits", "voided", "indexes", "contributed", "contributors"],
+)
 def test_what_a_run_cannot_need_is_refused(message: Any) -> None:
     data = convert.write_control(message)
     assert refusal(data, convert.Reader(Bounds(3, 8, members=8))) is RejectCode.MALFORMED
-    assert convert.read_control(data) == message            # another run may need it
+    assert convert.read_control(data) == message  # another run may need it
 
 
 def test_a_message_is_refused_by_its_length_alone() -> None:
@@ -91,6 +99,7 @@ def test_a_message_cannot_hide_behind_a_shorter_one() -> None:
 
 def test_full_bitmaps_are_refused_before_a_set_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred of them stand for 6.5 million indexes: 1.3 seconds of an event loop."""
+
     def never(bits: bytes, below: int) -> frozenset[int]:
         raise AssertionError("a set was made")
 

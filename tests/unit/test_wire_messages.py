@@ -55,16 +55,7 @@ from swarmnet.messages import (
     Trouble,
 )
 from swarmnet.wire import convert
-from swarmnet.wire.convert_calls import (
-    ANSWERS,
-    REQUESTS,
-    Done,
-    GreetFirst,
-    Hello,
-    Pong,
-    Pulse,
-    TensorHeader,
-)
+from swarmnet.wire.convert_calls import ANSWERS, REQUESTS, Done, GreetFirst, Hello, Pong, Pulse, TensorHeader
 from swarmnet.wire.convert_control import CONTROL, Ping
 from swarmnet.wire.convert_fields import MAX_INDEXES, from_bitmap, peer_id_from_public_bytes, to_bitmap
 from swarmnet.wire.pb import calls_pb2, control_pb2
@@ -88,7 +79,7 @@ generations = st.builds(Generation, incarnations, steps)
 stamps = st.builds(Stamp, steps, stages, hex32)
 restarts = st.builds(Restart, steps, steps)
 words = st.text(max_size=20)
-sketches = st.lists(st.floats(-2.0**90, 2.0**90, width=32), max_size=8).map(tuple)
+sketches = st.lists(st.floats(-(2.0**90), 2.0**90, width=32), max_size=8).map(tuple)
 measures = st.builds(Measure, steps, hex32, st.binary(max_size=32), sketches)
 
 
@@ -116,12 +107,14 @@ many_peers = st.lists(peers, max_size=4).map(tuple)
 
 bandwidths = st.integers(1, 10**12)
 lines = st.builds(
-    Line, st.just(0) | bandwidths,
+    Line,
+    st.just(0) | bandwidths,
     st.dictionaries(peers, st.integers(1, 3600 * 10**6), max_size=4).map(lambda found: tuple(found.items())),
 )
 troubles = st.builds(
     lambda id, late, refused: Trouble(id, tuple(Late(peer, *found) for peer, found in late.items()), tuple(refused)),
-    rounds, st.dictionaries(peers, st.tuples(st.booleans(), st.floats(0.0, 1e6)), max_size=3),
+    rounds,
+    st.dictionaries(peers, st.tuples(st.booleans(), st.floats(0.0, 1e6)), max_size=3),
     st.sets(peers, max_size=3),
 )
 kept = {"stamp": stamps, "ballot": ballots}
@@ -179,8 +172,18 @@ answers: dict[type, st.SearchStrategy] = {
     Fetched: st.builds(Fetched, st.just(()), finite, counts),
     PartData: st.builds(PartData, st.just(()), losses, st.none() | finished),
     Snapshot: st.builds(
-        Snapshot, stages, steps, hex32, hex32, hex32, restarts, st.integers(0, 1 << 48), st.integers(1, 1 << 48),
-        st.binary(max_size=100), digests32, st.binary(max_size=128),
+        Snapshot,
+        stages,
+        steps,
+        hex32,
+        hex32,
+        hex32,
+        restarts,
+        st.integers(0, 1 << 48),
+        st.integers(1, 1 << 48),
+        st.binary(max_size=100),
+        digests32,
+        st.binary(max_size=128),
     ),
     TrailStep: st.builds(TrailStep, st.none() | finished, several),
     SnapshotPiece: st.builds(SnapshotPiece),
@@ -270,9 +273,9 @@ def test_damaged_control_is_read_or_refused(data: bytes, draw: st.DataObject) ->
     for _ in range(draw.draw(st.integers(1, 4))):
         damaged[draw.draw(st.integers(0, len(damaged) - 1))] = draw.draw(st.integers(0, 255))
     try:
-        convert.write_control(convert.read_control(bytes(damaged)))      # what is read can be said again
+        convert.write_control(convert.read_control(bytes(damaged)))  # what is read can be said again
     except BadMessage as error:
-        assert error.code in (RejectCode.MALFORMED, RejectCode.TOO_LARGE)       # too large for another kind
+        assert error.code in (RejectCode.MALFORMED, RejectCode.TOO_LARGE)  # too large for another kind
 
 
 @given(st.one_of(*answers.values()).map(convert.write_answer), st.data())

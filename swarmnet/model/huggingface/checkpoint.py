@@ -30,7 +30,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 _LARGEST_INDEX = 64 << 20
-_UNUSED = "rotary_emb.inv_freq"          # old files hold them; they follow from the config
+_UNUSED = "rotary_emb.inv_freq"  # old files hold them; they follow from the config
 
 Shapes = Mapping[str, torch.Size]
 
@@ -122,8 +122,9 @@ class Checkpoint:
         path = self.folder / INDEX
         if not path.is_file():
             if not (self.folder / SINGLE).is_file():
-                raise UsageError(f"{self.folder}: holds neither {SINGLE} nor {INDEX}; other formats (.bin, .pth) are "
-                                 "not read")
+                raise UsageError(
+                    f"{self.folder}: holds neither {SINGLE} nor {INDEX}; other formats (.bin, .pth) are not read"
+                )
             with opened(self.folder / SINGLE) as content:
                 return dict.fromkeys(content.keys(), SINGLE)
         try:

@@ -20,12 +20,21 @@ from swarmnet.manifest.schema import Model
 
 FILE = "config.json"
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
-                 "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 """model_type -> the class in transformers."""
 
-_SIZES = {"vocab_size": "vocab_size", "hidden_size": "hidden_size", "intermediate_size": "intermediate_size",
-          "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+}
 _LARGEST_BYTES = 4 << 20
 
 _DEFAULT_WINDOW = 4096
@@ -52,8 +61,9 @@ def raw_config(folder: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             data = json.loads(file.read(_LARGEST_BYTES))
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}; name the directory of a Hugging Face checkpoint"
-                         ) from error
+        raise UsageError(
+            f"{path}: cannot be read: {error.strerror}; name the directory of a Hugging Face checkpoint"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: is not JSON: {error}") from error
     if not isinstance(data, dict):
@@ -68,7 +78,7 @@ def describe(data: Mapping[str, Any], *, where: str) -> Described:
         raise UsageError(f"{where}: model_type = {json.dumps(kind)}: supported are {', '.join(ARCHITECTURES)}")
     _refuse(data, where)
     fields: dict[str, Any] = {ours: _need(data, theirs, where) for theirs, ours in _SIZES.items()}
-    if kind != "llama":                                  # the first Llamas had as many of them as query heads
+    if kind != "llama":  # the first Llamas had as many of them as query heads
         _need(data, "num_key_value_heads", where)
     fields["num_kv_heads"] = _or(data, "num_key_value_heads", fields["num_heads"])
     if data.get("head_dim") is not None:
@@ -98,11 +108,20 @@ def config_of(model: Model, *, longest: int) -> dict[str, Any]:
     """
     kind = _kind(model)
     data: dict[str, Any] = {
-        "architectures": [ARCHITECTURES[kind]], "model_type": kind, "hidden_act": "silu", "dtype": "float32",
-        "torch_dtype": "float32", **{theirs: getattr(model, ours) for theirs, ours in _SIZES.items()},
-        "num_key_value_heads": model.num_kv_heads, "head_dim": model.head_dim, "rms_norm_eps": model.rms_norm_eps,
-        "initializer_range": model.init_std, "tie_word_embeddings": model.tie_embeddings,
-        "max_position_embeddings": longest, "rope_theta": model.rope_theta, "rope_scaling": _scaling(model),
+        "architectures": [ARCHITECTURES[kind]],
+        "model_type": kind,
+        "hidden_act": "silu",
+        "dtype": "float32",
+        "torch_dtype": "float32",
+        **{theirs: getattr(model, ours) for theirs, ours in _SIZES.items()},
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "rms_norm_eps": model.rms_norm_eps,
+        "initializer_range": model.init_std,
+        "tie_word_embeddings": model.tie_embeddings,
+        "max_position_embeddings": longest,
+        "rope_theta": model.rope_theta,
+        "rope_scaling": _scaling(model),
         "use_cache": True,
     }
     if kind in ("llama", "qwen3"):
@@ -126,8 +145,10 @@ def _kind(model: Model) -> str:
     if model.hidden_size % model.num_heads == 0:
         return "llama"
     if model.attention_bias:
-        raise UsageError(f"model.hidden_size = {model.hidden_size} is no multiple of model.num_heads = "
-                         f"{model.num_heads}: with model.output_bias no architecture of transformers takes that")
+        raise UsageError(
+            f"model.hidden_size = {model.hidden_size} is no multiple of model.num_heads = "
+            f"{model.num_heads}: with model.output_bias no architecture of transformers takes that"
+        )
     return "mistral"
 
 
@@ -139,7 +160,9 @@ def _scaling(model: Model) -> dict[str, Any] | None:
             return {"rope_type": "linear", "factor": model.rope_factor}
         case "llama3":
             return {
-                "rope_type": "llama3", "factor": model.rope_factor, "low_freq_factor": model.rope_low_freq_factor,
+                "rope_type": "llama3",
+                "factor": model.rope_factor,
+                "low_freq_factor": model.rope_low_freq_factor,
                 "high_freq_factor": model.rope_high_freq_factor,
                 "original_max_position_embeddings": model.rope_original_length,
             }

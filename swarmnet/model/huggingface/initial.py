@@ -29,8 +29,10 @@ def stage_weights(manifest: Manifest, stage: int, folder: Path) -> dict[str, Ten
     tensors = Checkpoint(folder).read(shapes_of(manifest)[stage])
     found, agreed = digest(tensors), manifest.initial.sha256[stage]
     if found != agreed:
-        raise UsageError(f"{folder}: the weights of stage {stage} have digest {found[:12]} here, {agreed[:12]} in the "
-                         "manifest: this is not the checkpoint the run begins with, or the run is cut elsewhere")
+        raise UsageError(
+            f"{folder}: the weights of stage {stage} have digest {found[:12]} here, {agreed[:12]} in the "
+            "manifest: this is not the checkpoint the run begins with, or the run is cut elsewhere"
+        )
     return tensors
 
 
@@ -41,8 +43,10 @@ def digests(manifest: Manifest, folder: Path) -> list[str]:
     """
     checkpoint, stages = Checkpoint(folder), shapes_of(manifest)
     if strange := checkpoint.beyond(stages):
-        raise UsageError(f"{folder}: holds tensors that the model has no use for ({', '.join(strange[:3])}"
-                         f"{', ...' if len(strange) > 3 else ''}): it is not of the kind its config.json says")
+        raise UsageError(
+            f"{folder}: holds tensors that the model has no use for ({', '.join(strange[:3])}"
+            f"{', ...' if len(strange) > 3 else ''}): it is not of the kind its config.json says"
+        )
     return [digest(checkpoint.read(shapes)) for shapes in stages]
 
 

@@ -21,8 +21,18 @@ from swarmnet.model.huggingface.config import FILE, config_of, raw_config
 
 SHARD_BYTES = 4 << 30
 
-BESIDE = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-          "merges.txt", "tokenizer.model", "generation_config.json", "chat_template.jinja", "chat_template.json")
+BESIDE = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "generation_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
 """What lies beside the tensors of a checkpoint and is about text: copied as it is."""
 
 KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
@@ -30,8 +40,14 @@ KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings
 
 
 def write_model(
-    target: Path, model: Model, stages: Iterable[Mapping[str, Tensor]], *, longest: int, like: Path | None = None,
-    tokenizer: Path | None = None, shard_bytes: int = SHARD_BYTES,
+    target: Path,
+    model: Model,
+    stages: Iterable[Mapping[str, Tensor]],
+    *,
+    longest: int,
+    like: Path | None = None,
+    tokenizer: Path | None = None,
+    shard_bytes: int = SHARD_BYTES,
 ) -> list[str]:
     """Write `model` with the tensors of `stages`, which may come one by one; at most one of them is held in memory.
 
@@ -75,8 +91,10 @@ def unlike(like: Path, model: Model, *, longest: int) -> str | None:
     theirs, ours = raw_config(like), config_of(model, longest=longest)
     kinds, sizes = ([data.get(key) for data in (theirs, ours)] for key in ("model_type", "vocab_size"))
     if isinstance(sizes[0], int) and sizes[0] > model.vocab_size and (like / "tokenizer.json").is_file():
-        raise UsageError(f"{like} is of a model with {sizes[0]:,} token ids, and this one knows {model.vocab_size:,}: "
-                         "its tokenizer does not fit; name the checkpoint that the run's tokenizer comes from")
+        raise UsageError(
+            f"{like} is of a model with {sizes[0]:,} token ids, and this one knows {model.vocab_size:,}: "
+            "its tokenizer does not fit; name the checkpoint that the run's tokenizer comes from"
+        )
     if kinds[0] is not None and kinds[0] != kinds[1]:
         return f"{like} is a {kinds[0]}, and this model a {kinds[1]}"
     if sizes[0] is not None and sizes[0] != sizes[1]:
@@ -101,7 +119,7 @@ def _shards(folder: Path, stages: Iterable[Mapping[str, Tensor]], shard_bytes: i
     for tensors in stages:
         for shard in _cut(tensors, shard_bytes):
             safetensors.torch.save_file(shard, _part(folder, len(files)), metadata={"format": "pt"})
-            shutil.copymode(folder / FILE, _part(folder, len(files)))    # the library lets nobody else read them
+            shutil.copymode(folder / FILE, _part(folder, len(files)))  # the library lets nobody else read them
             files.append(list(shard))
             total += sum(tensor.nbytes for tensor in shard.values())
     if len(files) == 1:
