@@ -247,8 +247,7 @@ class Member:
         self.last_commits, self.last_finished, self._last_stamp = last_commits, None, None
         for commit in (*commits, *last_commits):
             self.membership.hear(commit, now=now)
-        if not self.membership.roster(self.stage):
-            self.membership.applied(last_commits)  # a newcomer learns who counts, and that it does not yet
+        self.membership.restored(last_commits)
         for commit in last_commits:
             if commit.stage == self.stage:  # who has taken over what followed from it stands by it, too
                 self.membership.hear_vote(commit, self.me, self.membership.sign(commit), now=now)

@@ -92,6 +92,7 @@ class Membership:
         self.notes: list[Note] = []  # for the log, until they are taken
         self._restart = NO_RESTART
         self._counting: dict[int, dict[PeerId, int]] = {}  # stage -> who counts -> its last step
+        self._lives: dict[PeerId, int] = {}  # of my stage: the incarnation in which it first counted or contributed
         self._votes: dict[tuple[int, int], dict[Commit, dict[PeerId, bytes]]] = {}
         self._heard_at: dict[Commit, float] = {}  # its first vote
         self._listed: dict[int, dict[PeerId, frozenset[Commit]]] = {}  # stage -> replica -> what it goes by
@@ -119,9 +120,23 @@ class Membership:
         return _first(heard - (self._convicted - {self.me}))
 
     def is_new(self, peer: PeerId) -> bool:
-        """Has this mate yet to contribute before it counts?"""
+        """Has this mate, or have I, yet to contribute before it counts, or again since it came back?
+
+        Who was killed counts on for others and not for itself: they must agree on who keeps.
+        """
         counting = self._counting.get(self.stage, {}).keys() - self._convicted
-        return bool(counting) and peer not in counting
+        if not counting or peer not in counting:
+            return bool(counting)
+        if peer == self.me:
+            return peer not in self._lives
+        seen = self._view.get(peer)
+        return seen is not None and self._lives.get(peer, seen.incarnation) != seen.incarnation
+
+    def restored(self, commits: Iterable[Commit]) -> None:
+        """State was taken over, after these commits: a newcomer learns who counts, and that it does not yet."""
+        if not self.roster(self.stage):
+            self.applied(commits)
+            self._lives.clear()
 
     def applied(self, commits: Iterable[Commit]) -> None:
         """A step is over: who has contributed counts, and who has been silent for long does not."""
@@ -129,6 +144,8 @@ class Membership:
             of = self._counting.setdefault(commit.stage, {})
             signed = self._votes_of(commit).keys()  # those that I have checked
             known = of.keys() | set(commit.contributors)
+            if commit.stage == self.stage:
+                self._note_lives(set(commit.contributors) if of else signed | set(commit.contributors))
             for peer in set(commit.contributors) | (signed & known if of else signed):
                 of[peer] = commit.step
             stale = sorted((step, peer) for peer, step in of.items() if commit.step - step > _STAYS)
@@ -143,6 +160,12 @@ class Membership:
             self._votes = {of: found for of, found in self._votes.items() if of[1] >= min(steps)}
             kept = {commit for found in self._votes.values() for commit in found}
             self._heard_at = {commit: at for commit, at in self._heard_at.items() if commit in kept}
+
+    def _note_lives(self, peers: Iterable[PeerId]) -> None:
+        for peer in peers:
+            seen = self._view.get(peer)
+            if peer == self.me or seen is not None:
+                self._lives[peer] = seen.incarnation if seen is not None else 0
 
     def _name_odd(self, commits: Iterable[Commit]) -> None:
         """Say once of a replica that it went by another commit than the one its stage, or another, has made."""
@@ -163,7 +186,7 @@ class Membership:
     def follow(self, restart: Restart) -> None:
         """The run goes on from another version: nothing said before counts."""
         self._restart = restart
-        for known in (self._counting, self._votes, self._heard_at, self._listed, self._given_up):
+        for known in (self._counting, self._lives, self._votes, self._heard_at, self._listed, self._given_up):
             known.clear()
 
     # ------------------------------------------------------------ votes
@@ -185,7 +208,8 @@ class Membership:
         found = self._votes.setdefault((commit.stage, commit.step), {})
         if found.get(commit, {}).get(peer) == signature:
             return True
-        if peer not in self.roster(commit.stage) and peer not in self.live(commit.stage, now=now):
+        counts = peer in self.roster(commit.stage) or peer in self.live(commit.stage, now=now)
+        if not counts and peer != self.me:  # I may be back, and count for others before I count for myself
             return peer not in self._convicted  # it has no say, so what it signs need not be looked at
         if not self._signer.verify(peer, statement(commit, self._restart), signature):
             return False
