@@ -1,8 +1,9 @@
-"""A replica that was killed and comes back costs no long pause: its mate, the neighbours and it itself go on at once."""
+"""A replica that was killed and comes back costs no long pause: its mate, the neighbours and itself go on at once."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Literal
 
 import pytest
@@ -39,5 +40,5 @@ def test_of_two_one_is_killed_and_comes_back(sync: Literal["exact", "overlap"], 
     swarm.run(script=script)
     for peer in {peer for _, peer, _ in applied_at}:
         times = [at for at, other, _ in applied_at if other == peer and at > back_at]
-        gaps = [later - at for at, later in zip(times, times[1:], strict=False)]
+        gaps = [later - at for at, later in itertools.pairwise(times)]
         assert max(gaps) < 5.0, (peer, max(gaps))
