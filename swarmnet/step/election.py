@@ -116,7 +116,7 @@ class Election:
         return fit and (self._followed(self.promised, now) or (begins and keeper == order[0]))
 
     def _followed(self, ballot: Ballot, now: float) -> bool:
-        """Do most who live go by this ballot, its keeper among them?"""
+        """Do most who live go by this ballot, its keeper among them? One that has kept in vain has no vote here."""
         live = self._membership.live(self._view.stage, now=now)
         found = {ballot.peer} if ballot.peer != self._view.me or ballot == self.promised else set[PeerId]()
         for peer in live - {self._view.me}:
@@ -125,6 +125,8 @@ class Election:
                 found.add(peer)
         if ballot == self.promised:
             found.add(self._view.me)
+        if self._vain.sits(ballot.peer, now=now):
+            live -= {ballot.peer}
         return 2 * len(found & live) > len(live)
 
     def heard(self, prepare: Prepare, *, now: float) -> None:

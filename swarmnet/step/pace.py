@@ -27,7 +27,7 @@ class Pace:
         self._slow_s: list[float] = []  # the slow steps in a row under the last keeper
 
     def applied(self, keeper: PeerId | None = None, *, now: float) -> float:
-        """A step is over. Returns the seconds of slow steps in a row under its keeper, if it is not the first one."""
+        """A step is over. Returns the seconds of slow steps in a row under its keeper, if they are several and many."""
         if self._applied_at is None:
             self._applied_at = now
             return 0.0
@@ -35,14 +35,15 @@ class Pace:
         if keeper != next(reversed(self._steps_s), None):
             self._slow_s = []
         usual_s = self._usual_s(without=keeper)
-        slow = usual_s is not None and took_s > max(2 * self._timers.suspect_s, _SLOW * usual_s)
+        slow = usual_s is not None and took_s > max(self._timers.suspect_s, _SLOW * usual_s)
         self._slow_s = [*self._slow_s, took_s] if slow else []
         steps_s = self._steps_s.pop(keeper, deque(maxlen=_STEPS))
         steps_s.append(took_s)
         self._steps_s[keeper] = steps_s
         if len(self._steps_s) > _KEEPERS:
             del self._steps_s[next(iter(self._steps_s))]
-        return sum(self._slow_s) if len(self._slow_s) > 1 else 0.0
+        cost_s = sum(self._slow_s)
+        return cost_s if len(self._slow_s) > 1 and cost_s > _SLOW * self._timers.suspect_s else 0.0
 
     def _usual_s(self, without: PeerId | None = None) -> float | None:
         found = [took for keeper, took in self._steps_s.items() if without is None or keeper != without]
