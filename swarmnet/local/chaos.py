@@ -226,11 +226,11 @@ def _fault(kind: str, entry: When) -> Fault:
             }
     return _labelled(
         Fault(
-            kind,
+            kind,  # type: ignore[arg-type]
             "",
             entry.stage if entry.peer is None else stage_of(entry.peer),
             entry.peer,
-            entry.step,  # type: ignore[arg-type]
+            entry.step,
             entry.at_s,
             entry.phase,
             entry.moment,

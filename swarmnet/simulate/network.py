@@ -242,8 +242,8 @@ class MemoryNetwork:
             peer, definite = args
             self.loop.call_later(
                 delay,
-                lambda: node.service.on_gone(peer, definite=definite),
-                context=node.process.context,  # type: ignore[arg-type]
+                lambda: node.service.on_gone(peer, definite=definite),  # type: ignore[arg-type]
+                context=node.process.context,
             )
         else:
             self.loop.call_later(delay, callback, *args, context=node.process.context)  # type: ignore[arg-type]
