@@ -16,7 +16,7 @@ from typing import Any
 
 from swarmnet.errors import PeerTimeout
 from swarmnet.ids import PeerId
-from swarmnet.local.fault import Moment, Pace, Phase
+from swarmnet.local.fault import LinkLimit, Moment, Phase
 from swarmnet.local.orders import ASKING, REACHED, WORKED, GoOn, HoldAt, Order, SetLinks, Trace
 from swarmnet.messages import Answer, Commit, Control, Packed, Request, Running, SnapshotPiece, SnapshotRequest
 from swarmnet.net.transport import ReadPayload, Service, Transport
@@ -82,7 +82,7 @@ class Interposed:
         """Is the link to `peer` cut?"""
         return peer in self._links.cut
 
-    def pace(self, peer: PeerId) -> Pace | None:
+    def pace(self, peer: PeerId) -> LinkLimit | None:
         """How slow the link to `peer` is; None: as it is."""
         return self._links.paces.get(peer)
 
