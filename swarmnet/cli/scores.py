@@ -28,7 +28,7 @@ MOST_LISTED = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ScoreRequest:
     """data: a source, None: what the run has held out. tokenizer: the run's, None: where its manifest says."""
 
     data: str | None

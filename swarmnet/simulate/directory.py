@@ -6,7 +6,7 @@ from swarmnet.ids import PeerId
 from swarmnet.net.admission import Admissions
 from swarmnet.net.directory import Record, admits
 from swarmnet.simulate.clock import VirtualLoop
-from swarmnet.simulate.links import Lines
+from swarmnet.simulate.links import SimulatedLinks
 
 
 class MemoryDirectory:
@@ -40,7 +40,7 @@ class MemoryDirectory:
         """Everybody sees everything again."""
         self._before = None
 
-    def seen_by(self, reader: PeerId, lines: Lines) -> tuple[Record, ...]:
+    def seen_by(self, reader: PeerId, lines: SimulatedLinks) -> tuple[Record, ...]:
         """The records that one peer can see."""
         if self._before is None:
             return self._fresh(self._records)
@@ -55,7 +55,7 @@ class MemoryDirectory:
 class DirectoryAt:
     """The Directory as one peer sees it, who reads no records of those that are not admitted."""
 
-    def __init__(self, me: PeerId, directory: MemoryDirectory, lines: Lines, admissions: Admissions) -> None:
+    def __init__(self, me: PeerId, directory: MemoryDirectory, lines: SimulatedLinks, admissions: Admissions) -> None:
         self._me, self._directory, self._lines, self._admissions = me, directory, lines, admissions
 
     async def publish(self, record: Record) -> None:

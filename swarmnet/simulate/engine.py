@@ -23,7 +23,7 @@ from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
 from swarmnet.manifest.delay import NO_DELAY, Delay
 from swarmnet.messages import Commit, Packed
-from swarmnet.simulate.device import Device, Kind, Turn
+from swarmnet.simulate.device import Device, JobKind, JobTurn
 from swarmnet.stage.engine import Audience, Contribution, Reduced, Stash
 from swarmnet.step.barrier import evidence
 from swarmnet.wire.values import check_values
@@ -158,7 +158,7 @@ class Numbers:
 
 
 @dataclass(slots=True)
-class Accumulator:
+class SimulatedSum:
     """The sum of one open step, and what is in it. lost: with what held it, and not voided since."""
 
     total: list[int] = field(default_factory=lambda: [0] * NUM_ELEMENTS)
@@ -174,7 +174,7 @@ class Accumulator:
 
 
 @dataclass(slots=True)
-class _Saved:
+class _SimulatedStash:
     """A stash. life: of the ranks that hold it."""
 
     payload: tuple[Packed, ...]
@@ -211,7 +211,7 @@ class SimulatedEngine:
         self.before = self.weights
         self.restore_s, self.averaging_s = RESTORE_S, averaging_s
         self.delay, self._elements = delay, NUM_ELEMENTS + padding
-        self.accumulators = [Accumulator() for _ in range(1 + delay.most)]  # step s: number s % (1 + most)
+        self.accumulators = [SimulatedSum() for _ in range(1 + delay.most)]  # step s: number s % (1 + most)
         self.debt: bytes | None = None
         self._buffer = [0] * NUM_ELEMENTS
         self._missing: set[int] = set()
@@ -234,7 +234,7 @@ class SimulatedEngine:
         if self._audience is not None:
             asyncio.get_running_loop().call_later(told_after_s, self._audience.on_sums_lost, context=self._context)
 
-    async def _compute(self, turn: Turn, life: int | None = None) -> None:
+    async def _compute(self, turn: JobTurn, life: int | None = None) -> None:
         """Occupy the device with a third of a microbatch. life: of the ranks that hold what it needs."""
         life = self._life if life is None else life
         await self.device.run(self.device.forward_s, turn)
@@ -254,7 +254,7 @@ class SimulatedEngine:
         """See Engine."""
         return self.accumulator(step).voids
 
-    def accumulator(self, step: int) -> Accumulator:
+    def accumulator(self, step: int) -> SimulatedSum:
         """Where an open step is summed."""
         return self.accumulators[step % len(self.accumulators)]
 
@@ -270,7 +270,7 @@ class SimulatedEngine:
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
         """See Engine."""
         voids, life = self.voids(step), self._life
-        await self._compute(Turn(step, Kind.FORWARD, -self.stage, index))
+        await self._compute(JobTurn(step, JobKind.FORWARD, -self.stage, index))
         weights = self.weights_of(step)
         check_payload(payload)
         if (self.stage, step, index) in self._poison:
@@ -280,14 +280,14 @@ class SimulatedEngine:
             stash.loss_sum, stash.num_tokens = self.arithmetic.loss(weights, payload), 1
         else:
             stash.output = self.arithmetic.forward(weights, payload)
-        stash.saved = _Saved(tuple(payload), life)
+        stash.saved = _SimulatedStash(tuple(payload), life)
         return stash
 
     async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
         """See Engine."""
         saved = stash.saved
-        assert isinstance(saved, _Saved)
-        await self._compute(Turn(stash.step, Kind.BACKWARD, -self.stage, stash.index), saved.life)
+        assert isinstance(saved, _SimulatedStash)
+        await self._compute(JobTurn(stash.step, JobKind.BACKWARD, -self.stage, stash.index), saved.life)
         check_payload(gradient)
         stash.compute_s += self.device.forward_s
         saved.gradient = tuple(gradient)
@@ -296,8 +296,8 @@ class SimulatedEngine:
     async def accumulate(self, stash: Stash) -> bool:
         """See Engine."""
         saved = stash.saved
-        assert isinstance(saved, _Saved)
-        await self.device.run(self.device.forward_s, Turn(stash.step, Kind.WEIGHTS, -self.stage, stash.index))
+        assert isinstance(saved, _SimulatedStash)
+        await self.device.run(self.device.forward_s, JobTurn(stash.step, JobKind.WEIGHTS, -self.stage, stash.index))
         if not self._is_open(stash.step) or saved.life != self._life:
             return False
         into = self.accumulator(stash.step)
@@ -399,7 +399,7 @@ class SimulatedEngine:
 
     async def apply(self, commits: Sequence[Commit]) -> None:
         """See Engine."""
-        await self.device.run(self.device.forward_s, Turn(self.version, Kind.STATE, -self.stage, 0))
+        await self.device.run(self.device.forward_s, JobTurn(self.version, JobKind.STATE, -self.stage, 0))
         self.before, self.weights = self.weights, Arithmetic.apply(self.weights, self.exact_sum, commits)
         if self._rounding:
             self.digits = _hash(self.digits, json.dumps(self._buffer), evidence(commits))
@@ -449,7 +449,7 @@ class SimulatedEngine:
             self.debt = None
             self.void()
 
-        await self.device.see_through(self.restore_s, Turn(self.version, Kind.STATE, -self.stage, 0), job)
+        await self.device.see_through(self.restore_s, JobTurn(self.version, JobKind.STATE, -self.stage, 0), job)
 
 
 def make_anew(

@@ -20,7 +20,7 @@ from swarmnet.net.transport import ReadPayload
 from swarmnet.pipeline.floor import Floor
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.simulate import oracle, swarm
-from swarmnet.simulate.clock import Process as Running
+from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.engine import proven_tokens_of
 from swarmnet.simulate.plan import Plan, manifest_of
 from swarmnet.simulate.swarm import Swarm
@@ -87,7 +87,7 @@ def test_a_stranger_with_other_tokens_changes_nothing_and_is_named(lie: str, mon
         return (others, path) if lie == "tokens" else (tokens, Packed("uint8", path.shape, bytes(len(path.data))))
 
     async def script(here: Swarm) -> None:
-        here.network.attach(STRANGER, Running(STRANGER), Mute())
+        here.network.attach(STRANGER, SimulatedProcess(STRANGER), Mute())
         transport = here.network.transport(STRANGER)
         for step in range(PLAN.steps):
             for node in here.replicas(0):
@@ -147,7 +147,7 @@ def test_a_stranger_may_not_feed_later_stages(stage: int, purpose: str, monkeypa
     monkeypatch.setattr(Floor, "receive", watching)
 
     async def script(here: Swarm) -> None:
-        here.network.attach(STRANGER, Running(STRANGER), Mute())
+        here.network.attach(STRANGER, SimulatedProcess(STRANGER), Mute())
         transport = here.network.transport(STRANGER)
         await asyncio.sleep(0.5)
         for step in range(6):

@@ -15,7 +15,7 @@ from strike import check_always, kill_and_restart, member_of, watched
 from test_sim_scenarios import owners_of_one_index
 
 from swarmnet.pipeline.lane import Lane
-from swarmnet.simulate.engine import Accumulator, SimulatedEngine
+from swarmnet.simulate.engine import SimulatedEngine, SimulatedSum
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Broken, Swarm
 
@@ -115,6 +115,6 @@ def test_a_lost_sum_that_is_read_all_the_same_breaks_the_step(monkeypatch: pytes
     healthy = ranks_lost_in_a_round(monkeypatch)
     healthy.run(until_s=90.0, script=check_always)
     assert healthy.counts["sum_lost"] == 1
-    monkeypatch.setattr(Accumulator, "lost", property(lambda self: False, lambda self, lost: None), raising=False)
+    monkeypatch.setattr(SimulatedSum, "lost", property(lambda self: False, lambda self, lost: None), raising=False)
     with pytest.raises(Broken, match="another sum"):
         ranks_lost_in_a_round(monkeypatch).run(until_s=90.0, script=check_always)

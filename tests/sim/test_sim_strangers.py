@@ -25,7 +25,7 @@ from swarmnet.messages import (
     Round,
     Stamp,
 )
-from swarmnet.simulate.clock import Process
+from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
 
@@ -35,7 +35,7 @@ class Stranger:
 
     def __init__(self, swarm: Swarm, name: str, rng: random.Random) -> None:
         self.swarm, self.peer, self.rng = swarm, PeerId(name), rng
-        swarm.network.attach(self.peer, Process(name), self)
+        swarm.network.attach(self.peer, SimulatedProcess(name), self)
 
     def on_tell(self, caller, message):
         pass

@@ -157,10 +157,10 @@ def test_any_temperature_can_be_drawn_with() -> None:
 def test_a_run_whose_failure_came_late_prints_first(
     manifest: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from swarmnet.cli.scores import Asked
+    from swarmnet.cli.scores import ScoreRequest
     from swarmnet.errors import NoReplica
 
-    scores = Asked(None, None, 4).of(load(manifest), manifest.parent)
+    scores = ScoreRequest(None, None, 4).of(load(manifest), manifest.parent)
     scores.tally.add(16.0, 16, 16, version=9)
     scores.failure = NoReplica("no microbatch was scored for 60 s")
     monkeypatch.setattr(command, "_through_swarm", lambda *args: scores)
