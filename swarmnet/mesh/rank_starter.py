@@ -49,7 +49,7 @@ PRELOAD = (
 ENDED = "the process that ranks are forked from has ended"
 
 
-class StarterLost(SwarmError):
+class RankStarterLost(SwarmError):
     """The process that ranks are forked from is gone, and they with it, or it did not get ready in time."""
 
 
@@ -79,14 +79,14 @@ class RankProcess(Protocol):
 
 
 class RankStarter(Protocol):
-    """Two implementations: Forking, FreshInterpreter."""
+    """Two implementations: ForkedRanks, FreshRanks."""
 
     def lost(self) -> bool:
         """Nothing can be started with it any more."""
         ...
 
     def start(self, line: socket.socket, name: str, deadline: float) -> RankProcess:
-        """A rank at this end of its line, which the caller closes then. Raises StarterLost, OSError."""
+        """A rank at this end of its line, which the caller closes then. Raises RankStarterLost, OSError."""
         ...
 
     def abort(self) -> None:
@@ -109,14 +109,14 @@ def best_starter(program: str) -> RankStarter:
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError):  # another system, an old kernel, a sandbox that forbids it
-        return FreshInterpreter()
-    return Forking((*PRELOAD, program))
+        return FreshRanks()
+    return ForkedRanks((*PRELOAD, program))
 
 
 # ---------------------------------------------------------------- a fork of a process that is ready
 
 
-class Forking:
+class ForkedRanks:
     """Starts ranks as forks of a zygote, which imports `modules` first. Linux only.
 
     Packets on the control socket, JSON. To the zygote: {name} and the rank's end of its line, answered by {started:
@@ -130,7 +130,7 @@ class Forking:
         self._codes: dict[int, int] = {}
         self._ready = self._owes = self._aborted = False
         self._times_late = 0
-        self._instead: FreshInterpreter | None = None
+        self._instead: FreshRanks | None = None
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
@@ -171,17 +171,17 @@ class Forking:
         try:
             socket.send_fds(self._control, [json.dumps({"name": name}).encode()], [line.fileno()])
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise StarterLost(ENDED) from error
+            raise RankStarterLost(ENDED) from error
         while True:
             packet, handle = self._hear(deadline)
             if handle is not None:
                 self._owes = False
-                return _Forked(self, packet["started"], handle)
+                return _ForkedRank(self, packet["started"], handle)
 
     def _get_ready(self, deadline: float) -> None:
         try:
             threads = self._hear(deadline)[0]["threads"]
-        except StarterLost:
+        except RankStarterLost:
             if self._aborted or not self._ended(deadline):
                 self._times_late += 1
                 raise
@@ -189,7 +189,7 @@ class Forking:
         self._ready = threads == 1
         if not self._ready:
             log.warning("ranks_not_forked", threads=threads)
-            self._instead = FreshInterpreter()
+            self._instead = FreshRanks()
 
     def _ended(self, deadline: float) -> bool:
         """Has the zygote, by then?"""
@@ -200,16 +200,16 @@ class Forking:
         return True
 
     def _hear(self, deadline: float) -> tuple[dict[str, Any], int | None]:
-        """The next packet, exit codes noted. Raises StarterLost after `deadline`, and when the zygote has ended."""
+        """The next packet, exit codes noted. Raises RankStarterLost after `deadline`, and when the zygote has ended."""
         try:
             self._control.settimeout(max(deadline - time.monotonic(), 1e-3))
             data, descriptor = receive_with_descriptor(self._control, MAX_PACKET)
         except TimeoutError as error:
-            raise StarterLost("the process that ranks are forked from did not answer in time") from error
+            raise RankStarterLost("the process that ranks are forked from did not answer in time") from error
         except OSError as error:
-            raise StarterLost(ENDED) from error
+            raise RankStarterLost(ENDED) from error
         if not data:
-            raise StarterLost(ENDED)
+            raise RankStarterLost(ENDED)
         packet: dict[str, Any] = json.loads(data)
         if "ended" in packet:
             self._codes[packet["ended"]] = packet["code"]
@@ -221,7 +221,7 @@ class Forking:
         try:
             while pid not in self._codes:
                 self._hear(deadline)
-        except StarterLost:
+        except RankStarterLost:
             return None
         return self._codes.pop(pid)
 
@@ -237,10 +237,10 @@ class Forking:
         self._zygote.wait()
 
 
-class _Forked:
+class _ForkedRank:
     """A rank that is the zygote's child. handle: its pidfd, ours to close."""
 
-    def __init__(self, starter: Forking, pid: int, handle: int) -> None:
+    def __init__(self, starter: ForkedRanks, pid: int, handle: int) -> None:
         self._starter, self._pid, self._handle = starter, pid, handle
         self._code: int | None = None
         self._asked = False
@@ -275,7 +275,7 @@ class _Forked:
 FRESH = "import socket, sys; from swarmnet.mesh.rank import main; main(socket.socket(fileno=int(sys.argv[1])))"
 
 
-class FreshInterpreter:
+class FreshRanks:
     """Starts ranks anywhere; each imports everything for itself. They end with their lines."""
 
     def lost(self) -> bool:
@@ -285,7 +285,7 @@ class FreshInterpreter:
     def start(self, line: socket.socket, name: str, deadline: float) -> RankProcess:
         """See RankStarter.start."""
         before = f"import sys; sys.path[:] = {sys.path!r}; "
-        return _Fresh(
+        return _FreshRank(
             subprocess.Popen(
                 [sys.executable, "-P", "-c", before + FRESH, str(line.fileno()), name],
                 stdin=subprocess.DEVNULL,
@@ -303,7 +303,7 @@ class FreshInterpreter:
         """See RankStarter.close."""
 
 
-class _Fresh:
+class _FreshRank:
     """A rank that is our own child."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:

@@ -28,7 +28,7 @@ from swarmnet.messages import (
 )
 from swarmnet.wire.bounds import MAX_MEMBERS, MEMBERS, STAGES, Bounds
 from swarmnet.wire.convert_calls import NONCE_BYTES
-from swarmnet.wire.convert_fields import LENGTH_BYTES, TAG_BYTES, Blob, Flag, Int, Items, Real, Text, malformed
+from swarmnet.wire.convert_fields import LENGTH_BYTES, TAG_BYTES, Blob, Flag, Int, Items, Real, String, malformed
 from swarmnet.wire.convert_values import (
     BALLOT,
     CHAIN,
@@ -139,7 +139,7 @@ CONTROL: dict[str, Value] = {
             "queue": COUNT,
             "draining": Flag(),
             "before": CHAIN,
-            "numerics": Text(MAX_NUMERICS),
+            "numerics": String(MAX_NUMERICS),
             "measure": Maybe(_MEASURE),
             "sitting": Items(PEER, MAX_SITTING),
         },
