@@ -25,8 +25,8 @@ from swarmnet.peer.restoring import Footing, Restoring
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.feeders import Known, TurnedAway, may_feed
-from swarmnet.pipeline.floor import Limits
-from swarmnet.pipeline.patience import Patience
+from swarmnet.pipeline.floor import PipelineLimits
+from swarmnet.pipeline.patience import AdaptiveTimeout
 from swarmnet.pipeline.payload import AnswerCheck, InputCheck, Windows
 from swarmnet.pipeline.relay import Spawn
 from swarmnet.pipeline.router import Router
@@ -172,7 +172,7 @@ class Replica:
         if stage + 1 < num_stages:
             self.caller = Caller(
                 around.transport,
-                Router(Patience.of(manifest.protocol, stages=num_stages - stage - 1)),
+                Router(AdaptiveTimeout.of(manifest.protocol, stages=num_stages - stage - 1)),
                 self._next_replicas,
                 answer_check,
                 self._rerouted,
@@ -197,7 +197,7 @@ class Replica:
                 on_bad_input=self._bad_input,
             ),
             check=check,
-            limits=Limits(caps.slots, timers.heartbeat_s, 2 * timers.suspect_s, caps.memo_bytes),
+            limits=PipelineLimits(caps.slots, timers.heartbeat_s, 2 * timers.suspect_s, caps.memo_bytes),
             spawn=around.spawn,
             on_bad_input=self._bad_input,
             may_feed=self._may_feed,

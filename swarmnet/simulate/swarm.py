@@ -437,11 +437,11 @@ class Swarm:
                 replica = node.peer.replicas.get(stage)
                 if replica is None:
                     continue
-                for step, lane in replica.execution.lanes.items():
-                    if lane.queue > self.plan.slots:
-                        raise Broken(f"{node.peer_id} stage {stage} holds {lane.queue} microbatches of step {step}")
-                    if lane.memo.num_bytes > self.plan.memo_bytes:
-                        raise Broken(f"{node.peer_id} stage {stage} remembers {lane.memo.num_bytes} bytes of {step}")
+                for step, tasks in replica.execution.steps.items():
+                    if tasks.queue > self.plan.slots:
+                        raise Broken(f"{node.peer_id} stage {stage} holds {tasks.queue} microbatches of step {step}")
+                    if tasks.memo.num_bytes > self.plan.memo_bytes:
+                        raise Broken(f"{node.peer_id} stage {stage} remembers {tasks.memo.num_bytes} bytes of {step}")
 
     def describe(self) -> str:
         """Where everybody stands, for a failure's message."""

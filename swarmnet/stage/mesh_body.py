@@ -27,7 +27,7 @@ from swarmnet.stage.body import Watcher
 from swarmnet.stage.canonical import Canonical, Initial, Update
 from swarmnet.stage.mirror import MirrorState, mirrored
 from swarmnet.stage.passes import Memory
-from swarmnet.stage.patience import Patience
+from swarmnet.stage.patience import RestartBackoff
 from swarmnet.stage.rank_sum import RankSum, Reading
 from swarmnet.stage.ranks import Ranks
 
@@ -57,7 +57,7 @@ class MeshBody:
         layout: MeshLayout,
         *,
         memory: Memory,
-        patience: Patience,
+        backoff: RestartBackoff,
         initial: Initial | None = None,
     ) -> None:
         MeshSplit.of(manifest, layout)  # raises what is wrong with that, before anything is made
@@ -70,7 +70,7 @@ class MeshBody:
             "memory": asdict(memory),
         }
         program = SHARDED_PROGRAM if layout.shard == "zero3" else PROGRAM
-        self._group = RankGroup(program, settings, devices=layout.devices, deadline_s=patience.first_s)
+        self._group = RankGroup(program, settings, devices=layout.devices, deadline_s=backoff.first_s)
         self._places: dict[str, int] = {}
         rows, length = training.microbatch_size, training.sequence_length
         dtype = sum_dtype(manifest.numerics)
@@ -81,7 +81,7 @@ class MeshBody:
         self._reading = Reading(self._share("reading", (canonical.num_elements,), dtype))
         size = mirrored(canonical).num_bytes
         mirrors = [self._share(f"mirror{number}", (size,), torch.uint8) for number in range(2)]
-        self._ranks = Ranks(self._group, self, label=layout.label, load=self._standing, patience=patience)
+        self._ranks = Ranks(self._group, self, label=layout.label, load=self._standing, backoff=backoff)
         self.state = MirrorState(canonical, mirrors, update=self._update, changed=self._changed, initial=initial)
         self.sums = [
             RankSum(self._ranks, self._reading, self._write_sum) for _ in range(1 + manifest.averaging.delay.most)

@@ -35,7 +35,7 @@ from swarmnet.stage.local_sum import LocalSum
 from swarmnet.stage.mesh_body import MeshBody
 from swarmnet.stage.own_body import OwnBody
 from swarmnet.stage.passes import Memory
-from swarmnet.stage.patience import Patience
+from swarmnet.stage.patience import RestartBackoff
 from swarmnet.stage.payloads import Payloads
 from swarmnet.stage.posted import Posted
 from swarmnet.stage.sketch import Sketcher, digest
@@ -63,7 +63,7 @@ class TorchEngine:
     """`stage.engine.Engine` for one stage of `manifest` on `device` ("cpu", "cuda", "cuda:1"), or on the ranks of a
     `mesh`. Begins at version 0: `initial` reads its weights, which may raise; without it they are drawn from the seed.
 
-    memory: how each device spends its own. patience: with ranks. A mesh is to be closed; ranks are up from `supervise`
+    memory: how each device spends its own. backoff: with ranks. A mesh is to be closed; ranks are up from `supervise`
     on, or when they are first needed.
 
     Besides the contract's errors: Refused(STALE) from forward and backward if the step is applied, or the weights are
@@ -81,7 +81,7 @@ class TorchEngine:
         mesh: MeshLayout | None = None,
         initial: Initial | None = None,
         memory: Memory | None = None,
-        patience: Patience | None = None,
+        backoff: RestartBackoff | None = None,
     ) -> None:
         self._manifest, self._stage, self._compute = manifest, stage, compute
         self._delay, self._exact = manifest.averaging.delay, manifest.numerics.mode == "deterministic"
@@ -90,7 +90,7 @@ class TorchEngine:
             self._body = OwnBody(manifest, stage, device=torch.device(device), initial=initial, memory=memory)
         else:
             self._body = MeshBody(
-                manifest, stage, mesh, initial=initial, memory=memory or Memory(), patience=patience or Patience()
+                manifest, stage, mesh, initial=initial, memory=memory or Memory(), backoff=backoff or RestartBackoff()
             )
         self._payloads = Payloads(manifest, stage, device=self._body.device)
         self._state, self._accumulators = self._body.state, self._body.sums

@@ -14,7 +14,7 @@ import pytest
 from strike import check_always, kill_and_restart, member_of, watched
 from test_sim_scenarios import owners_of_one_index
 
-from swarmnet.pipeline.lane import Lane
+from swarmnet.pipeline.lane import StepTasks
 from swarmnet.simulate.engine import SimulatedEngine, SimulatedSum
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Broken, Swarm
@@ -76,16 +76,16 @@ def owners_die_in_full_replicas(seed: int) -> None:
 
 
 def test_without_the_reserved_slot_repairs_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Lane.__init__
+    begin = StepTasks.__init__
 
-    def crowded(lane: Lane, step: int, floor, *, alive) -> None:
-        begin(lane, step, floor, alive=alive)
-        lane._uncounted._reserved = lane._slots
+    def crowded(tasks: StepTasks, step: int, context, *, alive) -> None:
+        begin(tasks, step, context, alive=alive)
+        tasks._uncounted._reserved = tasks._slots
 
     seeds = (4, 16, 26)
     for seed in seeds:
         owners_die_in_full_replicas(seed)
-    monkeypatch.setattr(Lane, "__init__", crowded)
+    monkeypatch.setattr(StepTasks, "__init__", crowded)
     stuck = 0
     for seed in seeds:
         try:

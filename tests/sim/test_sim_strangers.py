@@ -121,4 +121,4 @@ def test_strangers_cost_only_themselves(seed: int) -> None:
     assert swarm.counts["evicted_me"] == swarm.counts["resync"] == 0
     for node in swarm.nodes:
         for replica in node.peer.replicas.values():
-            assert replica.execution.num_works <= swarm.plan.microbatches
+            assert replica.execution.num_tasks <= swarm.plan.microbatches
