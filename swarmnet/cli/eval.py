@@ -143,7 +143,7 @@ def _through_swarm(
     import tempfile
 
     from swarmnet import telemetry
-    from swarmnet.config.layers import Layer, resolve
+    from swarmnet.config.layers import SettingsLayer, resolve
     from swarmnet.config.peer import PeerConfig
 
     telemetry.setup("error")
@@ -151,8 +151,8 @@ def _through_swarm(
         config = resolve(
             PeerConfig,
             [
-                Layer("eval", {"dir": folder} | ({} if path is None else {"manifest": str(path)})),
-                Layer("--bootstrap", {"bootstrap": list(bootstrap)}),
+                SettingsLayer("eval", {"dir": folder} | ({} if path is None else {"manifest": str(path)})),
+                SettingsLayer("--bootstrap", {"bootstrap": list(bootstrap)}),
             ],
             where="eval",
         )

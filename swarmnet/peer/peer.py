@@ -41,8 +41,8 @@ from swarmnet.peer.complaints import Complaints
 from swarmnet.peer.dial_back import Asking, DialBacks, OtherWay, no_other_way
 from swarmnet.peer.draining import Around, drain
 from swarmnet.peer.loopback import Loopback
-from swarmnet.peer.replica import Caps, Replica, Surroundings, timers_of
-from swarmnet.peer.starting import Means, Starting
+from swarmnet.peer.replica import Replica, ReplicaLimits, Surroundings, timers_of
+from swarmnet.peer.starting import Starting, StartingContext
 from swarmnet.pipeline.payload import Windows
 from swarmnet.stage.engine import Engine
 from swarmnet.state.checkpoints import Disk
@@ -82,7 +82,7 @@ class Peer:
         windows: Windows,
         disk: Disk,
         on_event: OnEvent,
-        caps: Caps,
+        caps: ReplicaLimits,
         manifest_toml: str = "",
         numerics: str = "",
         admissions: Admissions | None = None,
@@ -114,7 +114,7 @@ class Peer:
                 allow_drop=training.allow_drop,
                 seed_until=training.checkpoint_every,
             ),
-            Means(
+            StartingContext(
                 me,
                 lambda: self.records,
                 self._refresh,

@@ -10,7 +10,7 @@ from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import RunId
 from swarmnet.state.checkpoint_info import CheckpointInfo
 from swarmnet.state.checkpoints import Written
-from swarmnet.state.cut import Cut
+from swarmnet.state.cut import StateHeader
 from swarmnet.state.disk import Found
 
 
@@ -46,25 +46,27 @@ class SimulatedDisk:
                     bad.append(error)
         return Found(tuple(good), tuple(bad))
 
-    async def write(self, stage: int, cut: Cut, data: bytes | memoryview, owed: bytes | memoryview | None) -> Written:
+    async def write(
+        self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
+    ) -> Written:
         """See Disk."""
         info = CheckpointInfo(
             run=self._run,
             stage=stage,
-            version=cut.version,
-            chain=cut.chain,
-            before=cut.before,
-            term_chain=cut.term_chain,
-            restart_number=cut.restart.number,
-            restart_version=cut.restart.version,
+            version=header.version,
+            chain=header.chain,
+            before=header.before,
+            term_chain=header.term_chain,
+            restart_number=header.restart.number,
+            restart_version=header.restart.version,
             num_bytes=len(data),
             sha256=hashlib.sha256(data).hexdigest(),
         )
         await asyncio.sleep(self.write_s)
         if self.full:
             return Written(info, "No space left on device")
-        self.files[stage, cut.version] = info, bytes(data)
-        self.debts[stage, cut.version] = None if owed is None else bytes(owed)
+        self.files[stage, header.version] = info, bytes(data)
+        self.debts[stage, header.version] = None if owed is None else bytes(owed)
         return Written(info)
 
     async def retain(self, stage: int, versions: Collection[int]) -> str | None:

@@ -21,7 +21,7 @@ from swarmnet.net.admission import Admissions, Bans, Role, ban, invite, pass_of
 from swarmnet.net.directory import Record
 from swarmnet.net.transport import Service, Transport
 from swarmnet.peer.peer import Peer
-from swarmnet.peer.replica import Caps
+from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
 from swarmnet.simulate.describe import standing
 from swarmnet.simulate.device import Device
@@ -144,7 +144,7 @@ class Swarm:
             windows=SimulatedWindows(plan.microbatches),
             disk=self.disks.setdefault(peer_id, SimulatedDisk(RUN)),
             on_event=lambda event, fields: self._on_event(peer_id, event, fields),
-            caps=Caps(
+            caps=ReplicaLimits(
                 plan.slots,
                 plan.memo_bytes,
                 reseed=make_anew if plan.reseed else None,

@@ -26,9 +26,9 @@ from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.body import Watcher
 from swarmnet.stage.canonical import Canonical, Initial, Update
 from swarmnet.stage.mirror import MirrorState, mirrored
-from swarmnet.stage.passes import Memory
+from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.patience import RestartBackoff
-from swarmnet.stage.rank_sum import RankSum, Reading
+from swarmnet.stage.rank_sum import RankSum, SumReading
 from swarmnet.stage.ranks import Ranks
 
 PROGRAM = "swarmnet.stage.rank_program:handler"
@@ -56,7 +56,7 @@ class MeshBody:
         stage: int,
         layout: MeshLayout,
         *,
-        memory: Memory,
+        memory: MemoryPolicy,
         backoff: RestartBackoff,
         initial: Initial | None = None,
     ) -> None:
@@ -78,7 +78,7 @@ class MeshBody:
         self._inward = self._share("inward", (rows, length, manifest.model.hidden_size), torch.float32)
         self._outward = self._share("outward", (rows, length, manifest.model.hidden_size), torch.float32)
         self._finished = self._share("finished", (canonical.num_elements,), dtype)
-        self._reading = Reading(self._share("reading", (canonical.num_elements,), dtype))
+        self._reading = SumReading(self._share("reading", (canonical.num_elements,), dtype))
         size = mirrored(canonical).num_bytes
         mirrors = [self._share(f"mirror{number}", (size,), torch.uint8) for number in range(2)]
         self._ranks = Ranks(self._group, self, label=layout.label, load=self._standing, backoff=backoff)

@@ -17,7 +17,7 @@ from swarmnet.messages import (
     Granted,
     Heartbeat,
     Late,
-    Line,
+    LinkQuality,
     Measure,
     Moved,
     Prepare,
@@ -115,7 +115,7 @@ TROUBLE = Value(
     {"id": One(ROUND_ID), "late": Many(LATE, MAX_MATES), "refused": Items(PEER, MAX_MATES)},
     _named_twice,
 )
-LINE = Value(Line, pb.Line, {"bytes_per_s": Int(0, MAX_BYTES_PER_S), "round_trips": _RoundTrips()})
+LINE = Value(LinkQuality, pb.Line, {"bytes_per_s": Int(0, MAX_BYTES_PER_S), "round_trips": _RoundTrips()})
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ def test_a_run_that_nobody_announces_is_named_at_once(
     @contextlib.asynccontextmanager
     async def reach(config, identity, invitation, tell, role, *, look_s):
         assert config.manifest == Path("run.toml") and look_s < 5.0
-        yield joining.Reached(config, invitation, run_id(invitation), None, (), None)
+        yield joining.FoundRun(config, invitation, run_id(invitation), None, (), None)
 
     monkeypatch.setattr(joining, "reach", reach)
     assert run(f"eval run.toml --bootstrap {LINK.partition('@')[2]}".split()) == 2

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from swarmnet.errors import BadMessage, MeshFailed, RankLost, Refused, RejectCode
 from swarmnet.stage.patience import Losses, OrderTimes, RestartBackoff
-from swarmnet.stage.rank_sum import RankSum, Reading
+from swarmnet.stage.rank_sum import RankSum, SumReading
 from swarmnet.stage.ranks import Ranks
 
 PATIENCE_S = 30.0
@@ -87,7 +87,7 @@ class Table:
             load=lambda: {"version": 3},
             backoff=backoff,  # type: ignore
         )
-        self.reading = Reading(torch.zeros(3))
+        self.reading = SumReading(torch.zeros(3))
         self.sums = self.losses.sums = [RankSum(self.ranks, self.reading, self.write) for _ in range(2)]
 
     def write(self, step: int, voids: int) -> None:
