@@ -105,7 +105,6 @@ class Scores:
         return self.text.tokens.microbatch(self.text.positions(number), self.text.sequence_length)
 
     def num_bytes(self, number: int) -> int | None:
-        """See HeldOutText.num_bytes."""
         return self.text.num_bytes(number, self.tokenizer)
 
     def so_far(self, waiting: str = "") -> str:

@@ -92,11 +92,10 @@ class FreshChildren:
     """Starts whatever Python can run, anywhere; each child imports everything for itself."""
 
     def ready(self) -> bool:
-        """See Starter.ready: always."""
+        """It is always ready."""
         return True
 
     def start(self, call: Sequence[str], *, name: str, log: Path) -> ChildProcess:
-        """See Starter.start."""
         with log.open("ab") as output:
             return _FreshChild(
                 subprocess.Popen(
@@ -110,7 +109,7 @@ class FreshChildren:
             )
 
     def close(self) -> None:
-        """See Starter.close."""
+        """Children of their own end by themselves: there is nothing to close."""
 
 
 class _FreshChild:
@@ -168,7 +167,6 @@ class Preloaded:
             )
 
     def ready(self) -> bool:
-        """See Starter.ready."""
         if not (self._ready or self._instead):
             self._listen(block=False)
             if self._lost and not self._ready:
@@ -176,7 +174,7 @@ class Preloaded:
         return self._ready or self._instead is not None
 
     def start(self, call: Sequence[str], *, name: str, log: Path) -> ChildProcess:
-        """See Starter.start. `call` must begin with -m."""
+        """Fork the child from the zygote. `call` must begin with -m."""
         if self._instead is not None:
             return self._instead.start(call, name=name, log=log)
         assert self._ready and call[0] == "-m", call
@@ -188,7 +186,6 @@ class Preloaded:
         return _ForkedChild(self, self._started.pop())
 
     def close(self) -> None:
-        """See Starter.close."""
         self._control.close()
         self._zygote.kill()
         self._zygote.wait()

@@ -155,14 +155,13 @@ class ForkedRanks:
             raise
 
     def lost(self) -> bool:
-        """See RankStarter.lost. A zygote that owes a rank is: its answer would be taken for another's."""
+        """A zygote that owes a rank is lost, too: its answer would be taken for another's."""
         if self._aborted:
             return True
         useless = self._owes or self._times_late > MOST_LATE or self._zygote.poll() is not None
         return self._instead is None and useless
 
     def start(self, line: socket.socket, name: str, deadline: float) -> RankProcess:
-        """See RankStarter.start."""
         if not self._ready and self._instead is None:
             self._get_ready(deadline)
         if self._instead is not None:
@@ -226,12 +225,11 @@ class ForkedRanks:
         return self._codes.pop(pid)
 
     def abort(self) -> None:
-        """See RankStarter.abort: the zygote's end of the control socket closes, and `_hear` notices."""
+        """Close the zygote's end of the control socket, which `_hear` notices."""
         self._aborted = True
         self._zygote.kill()
 
     def close(self) -> None:
-        """See RankStarter.close."""
         self._control.close()
         self._zygote.kill()
         self._zygote.wait()
@@ -279,11 +277,10 @@ class FreshRanks:
     """Starts ranks anywhere; each imports everything for itself. They end with their lines."""
 
     def lost(self) -> bool:
-        """See RankStarter.lost: never."""
+        """It is never lost."""
         return False
 
     def start(self, line: socket.socket, name: str, deadline: float) -> RankProcess:
-        """See RankStarter.start."""
         before = f"import sys; sys.path[:] = {sys.path!r}; "
         return _FreshRank(
             subprocess.Popen(
@@ -297,10 +294,10 @@ class FreshRanks:
         )
 
     def abort(self) -> None:
-        """See RankStarter.abort: it never waits."""
+        """A start never waits, so none has to be ended."""
 
     def close(self) -> None:
-        """See RankStarter.close."""
+        """Ranks end with their lines: there is nothing to close."""
 
 
 class _FreshRank:

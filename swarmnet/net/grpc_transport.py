@@ -168,7 +168,7 @@ class GrpcTransport:
     # ------------------------------------------------------------ Transport
 
     def tell(self, peer: PeerId, message: Control) -> None:
-        """See `net.transport.Transport`. A message that breaks the wire's own bounds is a bug and asserts."""
+        """Put the message into the peer's link. One that breaks the wire's own bounds is a bug and asserts."""
         if self._closing or not self._started:
             return
         if peer not in self._links:
@@ -179,12 +179,10 @@ class GrpcTransport:
     def call(
         self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
     ) -> AsyncGenerator[Answer, None]:
-        """See `net.transport.Transport`."""
         flow = self.traffic.flow(peer, type(request))
         return place_call(self._channels_to(peer), request, payload, deadline=deadline, config=self._config, flow=flow)
 
     async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
-        """See `net.transport.Transport`."""
         await dial(peer, address, self._leaf, deadline=deadline)
 
     # ------------------------------------------------------------ inside

@@ -483,7 +483,6 @@ class Replica:
     # ------------------------------------------------------------ microbatches
 
     def process(self, caller: PeerId, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:
-        """See Execution.process."""
         return self.execution.process(caller, request, read)
 
     def gone(self, peer: PeerId, *, definite: bool) -> None:

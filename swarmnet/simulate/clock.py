@@ -62,14 +62,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._jump.now
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
-        """See asyncio; the callback runs only while its process does."""
+        """Schedule the callback, which runs only while its process does."""
         context = context or contextvars.copy_context()
         return super().call_soon(self._gated(callback, context), *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
-        """See asyncio; a timer of a stopped process fires when it continues."""
+        """Set a timer; that of a stopped process fires when it continues."""
         context = context or contextvars.copy_context()
         return super().call_at(when, self._gated(callback, context), *args, context=context)
 
@@ -78,7 +78,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.create_task(work, context=process.context)
 
     def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> asyncio.Task[Any]:
-        """See asyncio; a process knows its tasks."""
+        """Create the task, and tell its process of it."""
         context = context or contextvars.copy_context()
         task = super().create_task(coro, name=name, context=context)
         process = context.get(_process)

@@ -21,11 +21,9 @@ class MemoryDirectory:
         self._before: dict[PeerId, tuple[float, Record]] | None = None
 
     async def publish(self, record: Record) -> None:
-        """See Directory.publish."""
         self._records[record.peer] = (self._loop.time() + self._ttl_s, record)
 
     async def records(self) -> tuple[Record, ...]:
-        """See Directory.records."""
         return self._fresh(self._records)
 
     def now(self) -> float:
@@ -59,10 +57,8 @@ class DirectoryAt:
         self._me, self._directory, self._lines, self._admissions = me, directory, lines, admissions
 
     async def publish(self, record: Record) -> None:
-        """See Directory.publish."""
         await self._directory.publish(record)
 
     async def records(self) -> tuple[Record, ...]:
-        """See Directory.records."""
         found, now = self._directory.seen_by(self._me, self._lines), self._directory.now()
         return tuple(record for record in found if admits(self._admissions, record, now=now))

@@ -25,7 +25,6 @@ class SimulatedDisk:
         self._run = run
 
     def path(self, stage: int, version: int) -> str:
-        """See Disk."""
         return f"simulated/stage-{stage}-step-{version}"
 
     def spoil(self, stage: int, version: int) -> None:
@@ -34,7 +33,6 @@ class SimulatedDisk:
         self.files[stage, version] = info, bytes([data[0] ^ 1]) + data[1:]
 
     async def open(self, stage: int) -> Found:
-        """See Disk."""
         await asyncio.sleep(self.open_s)
         good: list[CheckpointInfo] = []
         bad: list[BadCheckpoint] = []
@@ -49,7 +47,6 @@ class SimulatedDisk:
     async def write(
         self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
     ) -> Written:
-        """See Disk."""
         info = CheckpointInfo(
             run=self._run,
             stage=stage,
@@ -70,7 +67,6 @@ class SimulatedDisk:
         return Written(info)
 
     async def retain(self, stage: int, versions: Collection[int]) -> str | None:
-        """See Disk."""
         self.files = {
             (held, version): file
             for (held, version), file in self.files.items()
@@ -79,12 +75,10 @@ class SimulatedDisk:
         return None
 
     async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
-        """See Disk."""
         info, data = self._read(stage, version)
         return info, memoryview(data)
 
     async def owed(self, stage: int, version: int) -> memoryview | None:
-        """See Disk."""
         owed = self.debts.get((stage, version))
         return None if owed is None else memoryview(owed)
 

@@ -99,7 +99,6 @@ class MemoryNetwork:
         self.loop.continue_process(self._nodes[peer].process)
 
     def partition(self, groups: Iterable[Iterable[PeerId]]) -> None:
-        """See SimulatedLinks.partition."""
         self.lines.partition(groups)
 
     def heal(self) -> None:
@@ -302,13 +301,11 @@ class MemoryTransport:
         self._network, self._me = network, me
 
     def tell(self, peer: PeerId, message: Control) -> None:
-        """See Transport.tell."""
         self._network.tell(self._me, peer, message)
 
     async def call(
         self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
     ) -> AsyncGenerator[Answer, None]:
-        """See Transport.call."""
         call = self._network.open(self._me, peer, request, payload)
         try:
             while True:
@@ -323,7 +320,6 @@ class MemoryTransport:
             self._network.close(call)
 
     async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
-        """See Transport.dial."""
         await self._network.dial(self._me, peer, deadline)
 
     async def _answered(self, call: _SimulatedCall, deadline: float) -> None:

@@ -98,15 +98,12 @@ class MeshBody:
     # ------------------------------------------------------------ ranks
 
     def watch(self, watcher: Watcher) -> None:
-        """See Body."""
         self._watcher = watcher
 
     def start(self) -> None:
-        """See Body."""
         self._ranks.start()
 
     def close(self) -> None:
-        """See Body."""
         self._ranks.close()
 
     @property
@@ -115,14 +112,14 @@ class MeshBody:
         return self._group.pids
 
     def lost(self) -> None:
-        """See Watcher: for the ranks."""
+        """The ranks are lost, and with them the sums of all open steps."""
         for total in self.sums:  # first: nobody may read what is not there
             total.lose()
         if self._watcher is not None:
             self._watcher.lost()
 
     def event(self, event: str, fields: dict[str, object]) -> None:
-        """See Watcher: for the ranks."""
+        """Pass on what the ranks say, for the log."""
         if self._watcher is not None:
             self._watcher.event(event, fields)
 
@@ -132,7 +129,6 @@ class MeshBody:
     # ------------------------------------------------------------ microbatches
 
     def forward(self, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool) -> tuple[Tensor, Held | None]:
-        """See Body."""
         with self._ranks.lock:
             key = next(self._keys)
             self._tokens.copy_(tokens)
@@ -155,7 +151,6 @@ class MeshBody:
         return held
 
     def backward(self, work: object, gradient: Tensor | None) -> Tensor | None:
-        """See Body."""
         assert isinstance(work, Held)
         if work.went_back:
             raise ValueError("backward of this pass has run already")
@@ -167,7 +162,6 @@ class MeshBody:
             return None if self._first else self._outward.clone()
 
     def accumulate(self, work: object, *, step: int, index: int, voids: int) -> bool:
-        """See Body."""
         assert isinstance(work, Held)
         if not work.went_back:
             raise ValueError(f"no gradient to add: microbatch {step}/{index}")
@@ -188,7 +182,6 @@ class MeshBody:
     # ------------------------------------------------------------ sums and versions
 
     def sum_memory(self) -> Tensor:
-        """See Body."""
         return self._finished
 
     def _write_sum(self, step: int, voids: int) -> None:

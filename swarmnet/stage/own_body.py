@@ -64,16 +64,13 @@ class OwnBody:
     def forward(
         self, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool
     ) -> tuple[Tensor, ForwardPass | None]:
-        """See Body."""
         return self._passes.forward(self.state.module(step), tokens, hidden, train=train)
 
     def backward(self, work: object, gradient: Tensor | None) -> Tensor | None:
-        """See Body."""
         assert isinstance(work, ForwardPass)
         return self._passes.backward(work, gradient)
 
     def accumulate(self, work: object, *, step: int, index: int, voids: int) -> bool:
-        """See Body."""
         assert isinstance(work, ForwardPass)
         if not work.went_back or work.tape is None:
             raise ValueError(f"no gradient to add: microbatch {step}/{index}")

@@ -52,12 +52,10 @@ class RankSum:
 
     @property
     def revoked(self) -> int:
-        """See GradientSum."""
         with self._lock:
             return self._revoked
 
     def void(self, *, lost: bool = False) -> None:
-        """See GradientSum."""
         with self._lock:
             self._voids += 1
             self._revoked += not lost
@@ -82,7 +80,7 @@ class RankSum:
         return voids == self.voids
 
     def read(self, step: int) -> Tensor:
-        """See GradientSum. Valid until the next reading. Waits for ranks only if they have something to write."""
+        """The flat sum, valid until the next reading. It waits for ranks only if they have something to write."""
         written = self._written(step)
         if written is not None:
             return written
@@ -102,7 +100,6 @@ class RankSum:
             return self._reading.flat
 
     def indexes(self, step: int) -> frozenset[int]:
-        """See GradientSum."""
         with self._ranks.lock:
             return self._entered(step, self.voids).indexes
 

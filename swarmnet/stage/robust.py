@@ -81,7 +81,7 @@ class NormClip:
     noted_below: float = 1.0
 
     def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> RobustTotal:
-        """See Rule. |total| <= factor * (median length) * (sum of weights)."""
+        """The bound is |total| <= factor * (median length) * (sum of weights)."""
         lengths = [_length(each) / weight for each, weight in zip(sums, weights, strict=True)]
         limit = self.factor * lower_median(lengths, weights)
         kept = _shares(lengths, limit, noise=_ROUNDING * limit)
@@ -100,7 +100,7 @@ class TrimmedMean:
     noted_below: float = 0.5
 
     def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> RobustTotal:
-        """See Rule. Wrong members of at most `trim` of the weight cannot leave the range of the others' values.
+        """Wrong members of at most `trim` of the weight cannot leave the range of the others' values.
 
         kept: the median distance from the result by one's own; the rule itself weighs coordinates, not members.
         """
@@ -120,7 +120,7 @@ class Median:
     noted_below: float = 0.5
 
     def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> RobustTotal:
-        """See Rule. Wrong members of less than half of the weight cannot leave the range of the others' values.
+        """Wrong members of less than half of the weight cannot leave the range of the others' values.
 
         kept: as for TrimmedMean.
         """
@@ -146,7 +146,7 @@ class CenteredClip:
         return min(1.0, self.radius / 2)
 
     def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> RobustTotal:
-        """See Rule. In one iteration wrong members of share s move the result by at most s * radius * (median
+        """In one iteration wrong members of share s move the result by at most s * radius * (median
         distance), wherever they are."""
         whole = sum(weights)
         if center is None:

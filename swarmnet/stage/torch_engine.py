@@ -117,7 +117,6 @@ class TorchEngine:
             raise
 
     def subscribe(self, audience: Audience) -> None:
-        """See Engine."""
         self._body.watch(Posted(asyncio.get_running_loop(), audience))
 
     async def supervise(self) -> None:

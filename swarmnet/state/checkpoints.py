@@ -85,29 +85,23 @@ class DirectoryDisk:
         self._one_writes = threading.Lock()
 
     def path(self, stage: int, version: int) -> str:
-        """See Disk."""
         return str(self.store.data_path(stage, version))
 
     async def open(self, stage: int) -> Found:
-        """See Disk."""
         return await asyncio.to_thread(self._open, stage)
 
     async def write(
         self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
     ) -> Written:
-        """See Disk."""
         return await asyncio.to_thread(self._write, stage, header, data, owed)
 
     async def retain(self, stage: int, versions: Collection[int]) -> str | None:
-        """See Disk."""
         return await asyncio.to_thread(self._retain, stage, frozenset(versions))
 
     async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
-        """See Disk."""
         return await asyncio.to_thread(self.store.load, stage, version)
 
     async def owed(self, stage: int, version: int) -> memoryview | None:
-        """See Disk."""
         return await asyncio.to_thread(self.store.owed, stage, version)
 
     def _open(self, stage: int) -> Found:

@@ -120,11 +120,9 @@ class StepDriver:
     # Audience, for the engine
 
     def on_sums_lost(self) -> None:
-        """See Audience.on_sums_lost."""
         self._perform(self.member.sums_lost())
 
     def on_engine(self, event: str, fields: dict[str, object]) -> None:
-        """See Audience.on_engine."""
         self._listener.on_event(self.member.stage, event, fields)
 
     # State
@@ -156,20 +154,16 @@ class StepDriver:
     # Claims, for the pipeline
 
     def claim(self, step: int, index: int) -> None:
-        """See Claims.claim."""
         self._perform(self.member.claim(step, index, now=self._now()))
 
     def withdraw(self, step: int, index: int) -> None:
-        """See Claims.withdraw."""
         self._perform(self.member.withdraw(step, index))
 
     def added(self, stash: Stash) -> None:
-        """See Claims.added."""
         if stash.voids == self._engine.voids(stash.step):
             self._perform(self.member.add(stash.step, stash.index))
 
     def non_finite(self, step: int, index: int) -> None:
-        """See Claims.non_finite."""
         self._perform(self.member.found_non_finite(step, index))
 
     # ------------------------------------------------------------ performing

@@ -50,7 +50,6 @@ class FirstStage:
         )
 
     async def process(self, request: Process, tokens: tuple[Packed, ...]) -> Gradient:
-        """See Caller.process."""
         return await self._caller.process(request, tokens)
 
     async def evaluate(self, version: int, number: int, tokens: tuple[Packed, ...]) -> Gradient:
