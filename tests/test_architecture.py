@@ -193,6 +193,12 @@ def test_a_second_class_of_a_name_is_found() -> None:
     assert duplicates(sources) == {"Lane": ["a", "b"]}
 
 
+def test_the_glossary_names_modules_that_exist() -> None:
+    page = (PACKAGE.parent / "docs" / "glossary.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_0-9/]+\.py)`", page))
+    assert named and not [path for path in sorted(named) if not (PACKAGE / path).exists()]
+
+
 def references(module: str, source: str) -> Iterator[str]:
     """Docstrings that only send the reader elsewhere."""
     for node in ast.walk(ast.parse(source)):
