@@ -34,7 +34,7 @@ from swarmnet.model.decoder import StageModule
 from swarmnet.stage.metering import LiveBytes
 from swarmnet.stage.optimizer import StageOptimizer
 from swarmnet.stage.optimizer_8bit import BLOCK, PackedMoments
-from swarmnet.stage.passes import Memory, Passes
+from swarmnet.stage.passes import MemoryPolicy, Passes
 
 POLICIES = ("stash", "selective", "recompute_layers", "recompute", "offload")
 SMOOTH = 20
@@ -49,7 +49,7 @@ class Case:
         self.policy, self.compute = policy, compute
         self._module, self._scratch, self._device = module, scratch, device
         self._passes = Passes(
-            first=False, last=False, device=device, reproducible=False, memory=Memory(policy), compute=compute
+            first=False, last=False, device=device, reproducible=False, memory=MemoryPolicy(policy), compute=compute
         )
         self.seconds: list[float] = []
 

@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 from swarmnet.ids import Chain, PeerId
 from swarmnet.messages import Control, Finished, Heartbeat, Round
-from swarmnet.net.grpc_link import Written
+from swarmnet.net.grpc_link import MessageWriter
 from swarmnet.net.identity import Identity
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action, Broadcast, Send
@@ -70,7 +70,7 @@ class Stage:
         self.calls: dict[PeerId, Counter[str]] = {name: Counter() for name in names}
         self.sent: Counter[PeerId] = Counter()
         self.received: Counter[PeerId] = Counter()
-        self._written = Written()
+        self._written = MessageWriter()
         # All are heard of before anybody has state, so that one keeps and the others do not stand first.
         for name, member in self.members.items():
             for other, mate in self.members.items():
@@ -218,7 +218,7 @@ def heartbeat_s(stage: Stage, name: PeerId) -> float:
     member, others = stage.members[name], [other for other in stage.members if other != name]
     took = []
     for _ in range(BEATS):
-        written, began = Written(), time.thread_time()
+        written, began = MessageWriter(), time.thread_time()
         for _, beat in member.heartbeats(others):
             written(beat)
         took.append(time.thread_time() - began)

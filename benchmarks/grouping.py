@@ -34,7 +34,7 @@ from pathlib import Path
 from swarmnet.averaging.gossip import contraction, random_groups
 from swarmnet.averaging.grid import Group, groups, in_rows, shape
 from swarmnet.ids import Ballot, Chain, Generation, PeerId
-from swarmnet.messages import MAX_MATES, Line, Stamp
+from swarmnet.messages import MAX_MATES, LinkQuality, Stamp
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.opening import Opening
 
@@ -196,7 +196,7 @@ def traffic(members: int, sites: int, size: int) -> Traffic:
         ledger.claim((peer, Generation(1, 0)), index)
         opening.measured(
             peer,
-            Line(
+            LinkQuality(
                 0,
                 tuple(
                     (other, 1_000 if site[other] == site[peer] else 50_000)

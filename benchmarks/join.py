@@ -37,12 +37,12 @@ from swarmnet.net.identity import Identity
 from swarmnet.net.tls import open_authority
 from swarmnet.net.transport import ReadPayload
 from swarmnet.state.copies import Seal
-from swarmnet.state.cut import Cut
+from swarmnet.state.cut import StateHeader
 from swarmnet.state.fetch import Fetcher
 from swarmnet.state.handover import Donor
 
 RUN = RunId("00" * 32)
-CUT = Cut(7, Chain("11" * 32), Chain("10" * 32), Chain("22" * 32))
+CUT = StateHeader(7, Chain("11" * 32), Chain("10" * 32), Chain("22" * 32))
 MB = 1_000_000
 PAYLOAD_BYTES = 8 << 20
 

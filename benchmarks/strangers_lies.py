@@ -54,7 +54,7 @@ from swarmnet.messages import (
 from swarmnet.messages import Process as ProcessCall
 from swarmnet.net.directory import Record, StageStatus
 from swarmnet.net.transport import ReadPayload, Service, Transport
-from swarmnet.simulate.clock import Process
+from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.engine import NUM_ELEMENTS, Arithmetic, SimulatedEngine, proven_tokens_of, tokens_of
 from swarmnet.simulate.swarm import RUN, Node, Swarm
 
@@ -184,7 +184,7 @@ class Lie:
             self.node = self.swarm.add((self.stage,), self.me)
             self._process = self.node.process
         else:
-            self._process = Process(self.me)
+            self._process = SimulatedProcess(self.me)
             self.swarm.network.attach(self.me, self._process, Ears(self, Deaf()))
 
     async def live(self, from_s: float) -> None:

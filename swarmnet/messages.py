@@ -199,7 +199,7 @@ MAX_MATES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LinkQuality:
     """What a replica has measured of its own line (`averaging.meter`).
 
     bytes_per_s: what it carries, the lower of both directions; 0: not known yet. round_trips: mates and how far away
@@ -210,7 +210,7 @@ class Line:
     round_trips: tuple[tuple[PeerId, int], ...] = ()
 
 
-UNMEASURED = Line()
+UNMEASURED = LinkQuality()
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ class Report:
     commit: Commit | None
     progress: int
     non_finite: Indexes = NONE
-    line: Line = UNMEASURED
+    line: LinkQuality = UNMEASURED
     trouble: Trouble | None = None
     vote: bytes = b""
 

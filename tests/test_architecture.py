@@ -3,7 +3,7 @@
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -170,6 +170,51 @@ def test_names_are_the_fields_own(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     names = {path.stem, path.parent.name} | {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     assert not {name for name in names if words(name) & FORBIDDEN}
+
+
+def duplicates(sources: Mapping[str, str]) -> dict[str, list[str]]:
+    """Top-level class names that more than one module defines, with those modules. sources: by module."""
+    found: dict[str, list[str]] = {}
+    for module, source in sources.items():
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(module)
+    return {name: modules for name, modules in sorted(found.items()) if len(modules) > 1}
+
+
+def test_a_class_name_means_one_class() -> None:
+    sources = {name_of(path): path.read_text(encoding="utf-8") for path in MODULES}
+    twice = [f"{name} is a class of {', '.join(modules)}" for name, modules in duplicates(sources).items()]
+    assert not twice, "; ".join(twice)
+
+
+def test_a_second_class_of_a_name_is_found() -> None:
+    sources = {"a": "class Lane: ...\nclass Of:\n    class Inner: ...", "b": "class Lane: ...", "c": "class Inner: ..."}
+    assert duplicates(sources) == {"Lane": ["a", "b"]}
+
+
+def test_the_glossary_names_modules_that_exist() -> None:
+    page = (PACKAGE.parent / "docs" / "glossary.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_0-9/]+\.py)`", page))
+    assert named and not [path for path in sorted(named) if not (PACKAGE / path).exists()]
+
+
+def references(module: str, source: str) -> Iterator[str]:
+    """Docstrings that only send the reader elsewhere."""
+    for node in ast.walk(ast.parse(source)):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if documented and re.match(r"See\b", ast.get_docstring(node) or ""):
+            yield f"{module}:{node.body[0].lineno} begins with See: say what it is, or nothing"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_docstring_says_what_a_thing_is(path: Path) -> None:
+    assert not list(references(name_of(path), path.read_text(encoding="utf-8")))
+
+
+def test_a_docstring_that_refers_is_found() -> None:
+    source = '''def f():\n    """See g."""\ndef g():\n    """Seeds of a run."""\nclass A:\n    """See `B`: so."""'''
+    assert [line.split()[0] for line in references("m", source)] == ["m:2", "m:6"]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

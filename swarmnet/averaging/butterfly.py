@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from swarmnet.averaging.grid import Group, Speaker
 from swarmnet.averaging.meter import Meter
 from swarmnet.averaging.parts import Range
-from swarmnet.averaging.watch import Wait, Watch
+from swarmnet.averaging.watch import StreamWait, Watch
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId, RoundId
 from swarmnet.messages import Accepted, Answer, Busy, Indexes, Packed, Part, PartData, Rejected, Round, Running, Stamp
@@ -67,7 +67,7 @@ class _Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class ExchangeContext:
     """What a replica takes part with. num_tokens: of every microbatch. running_s: between two signs of life."""
 
     me: PeerId
@@ -89,7 +89,7 @@ class Butterfly:
 
     def __init__(
         self,
-        means: Means,
+        context: ExchangeContext,
         current: Round,
         group: Group,
         losses: Losses,
@@ -97,10 +97,10 @@ class Butterfly:
         below: Butterfly | None = None,
         kept: Butterfly | None = None,
     ) -> None:
-        self.me, self.round, self.group, self._below = means.me, current, group, below
-        self._engine, self._transport = means.engine, means.transport
-        self._num_tokens, self._running_s, self._on_event = means.num_tokens, means.running_s, means.on_event
-        self._meter, self._watch = means.meter, means.watch
+        self.me, self.round, self.group, self._below = context.me, current, group, below
+        self._engine, self._transport = context.engine, context.transport
+        self._num_tokens, self._running_s, self._on_event = context.num_tokens, context.running_s, context.on_event
+        self._meter, self._watch = context.meter, context.watch
         self._losses = losses
         self._indexes = {speaker.peer: speaker.indexes for speaker in group.speakers}
         self._chunks = dict(group.chunks)
@@ -261,7 +261,9 @@ class Butterfly:
                 wait.broke(now=loop.time())
                 await asyncio.sleep(PAUSE_S)
 
-    async def _answers(self, peer: PeerId, request: Part, pace: _Pace, wait: Wait) -> AsyncGenerator[PartData, None]:
+    async def _answers(
+        self, peer: PeerId, request: Part, pace: _Pace, wait: StreamWait
+    ) -> AsyncGenerator[PartData, None]:
         loop = asyncio.get_running_loop()
         heard = began = loop.time()
         deadline = began + _DEADLINE_S  # silence ends calls, not their length

@@ -15,7 +15,7 @@ import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
-from swarmnet.averaging.butterfly import PAUSE_S, Butterfly, Losses, Means, OnEvent, check_losses
+from swarmnet.averaging.butterfly import PAUSE_S, Butterfly, ExchangeContext, Losses, OnEvent, check_losses
 from swarmnet.averaging.grid import circles, grid_of
 from swarmnet.averaging.hops import contributes_alike, plan, stand
 from swarmnet.averaging.meter import Meter
@@ -31,7 +31,7 @@ from swarmnet.messages import (
     Busy,
     Commit,
     Finished,
-    Line,
+    LinkQuality,
     Packed,
     Part,
     PartData,
@@ -110,7 +110,7 @@ class Exchange:
         """
         self.close()
         self._meter.begin()
-        means = Means(
+        context = ExchangeContext(
             self.me,
             self._engine,
             self._transport,
@@ -127,8 +127,8 @@ class Exchange:
         all_losses: Losses = {}
         for phase, span in enumerate(spans):
             private = phase < self._engine.private_phases
-            planned = plan(means, current, span, group_size=self._group_size, private=private)
-            mine = stand(means, current, planned, {} if private else dict(losses), before)
+            planned = plan(context, current, span, group_size=self._group_size, private=private)
+            mine = stand(context, current, planned, {} if private else dict(losses), before)
             if phase:
                 await self._engine.next_phase()
             else:
@@ -202,7 +202,7 @@ class Exchange:
         return self._hold(current, finished)
 
     @property
-    def line(self) -> Line:
+    def line(self) -> LinkQuality:
         """What the rounds so far have shown of my line."""
         return self._meter.line
 

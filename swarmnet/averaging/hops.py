@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from swarmnet.averaging.butterfly import Butterfly, Losses, Means
+from swarmnet.averaging.butterfly import Butterfly, ExchangeContext, Losses
 from swarmnet.averaging.gossip import partners
 from swarmnet.averaging.grid import Group, groups, lone_group
 from swarmnet.averaging.parts import Range
@@ -17,22 +17,22 @@ from swarmnet.errors import Refused, RejectCode
 from swarmnet.messages import Round
 
 
-def plan(means: Means, current: Round, span: Range, *, group_size: int, private: bool) -> list[Group]:
+def plan(context: ExchangeContext, current: Round, span: Range, *, group_size: int, private: bool) -> list[Group]:
     """The groups that sum this span for me, hop by hop. private: my partners, random ones, and I among ourselves.
 
     Raises Refused: who came after the round was opened has no partners in it, and fetches the sum once somebody has it.
     """
-    block = means.engine.block
+    block = context.engine.block
     if private:
-        if means.me not in current.receivers:
+        if context.me not in current.receivers:
             raise Refused(RejectCode.NOT_FOUND, "no partner in a round that was opened before I came")
-        found = partners(means.me, current.receivers, 2, current.stamp, current.id)
+        found = partners(context.me, current.receivers, 2, current.stamp, current.id)
         return [lone_group(current, found, span, block=block)]
-    return groups(means.me, current, span, group_size=group_size, block=block)
+    return groups(context.me, current, span, group_size=group_size, block=block)
 
 
 def stand(
-    means: Means, current: Round, planned: Sequence[Group], losses: Losses, before: Sequence[Butterfly]
+    context: ExchangeContext, current: Round, planned: Sequence[Group], losses: Losses, before: Sequence[Butterfly]
 ) -> tuple[Butterfly, ...]:
     """My butterflies of a round, each on the one below. before: of my last round.
 
@@ -45,7 +45,7 @@ def stand(
     for group in planned:
         below = next((hop for hop in reversed(made) if hop.group.hop == group.hop - 1), None)
         kept = next((hop for hop in before if hop.group == group and _follows(current, hop.round)), None)
-        made.append(Butterfly(means, current, group, losses, below=below, kept=kept))
+        made.append(Butterfly(context, current, group, losses, below=below, kept=kept))
     return tuple(made)
 
 

@@ -14,7 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 
 from swarmnet.ids import PeerId
-from swarmnet.messages import MAX_MATES, Line
+from swarmnet.messages import MAX_MATES, LinkQuality
 
 LEAST_BYTES, LEAST_S = 1 << 18, 0.05
 """Less than that in a stretch says nothing about a line."""
@@ -44,9 +44,9 @@ class Meter:
         self._round_trips: dict[PeerId, deque[float]] = {}
 
     @property
-    def line(self) -> Line:
+    def line(self) -> LinkQuality:
         """What has been found so far."""
-        return Line(
+        return LinkQuality(
             self._said,
             tuple(sorted((peer, max(round(min(seconds) * 1e6), 1)) for peer, seconds in self._round_trips.items())),
         )

@@ -51,7 +51,7 @@ def needs_s(bandwidth: int, at_once: float) -> float:
     return at_once / (bandwidth or _SLOW_LINE)
 
 
-class Wait:
+class StreamWait:
     """One stream: `since` when its next chunk has been wanted, None while nobody asks for it."""
 
     def __init__(self, peer: PeerId, owes: bool, now: float) -> None:
@@ -91,7 +91,7 @@ class Watch:
         self._round: RoundId | None = None
         self._allowed: Mapping[PeerId, float] = {}
         self._needs: Mapping[PeerId, float] = {}
-        self._waits: list[Wait] = []
+        self._waits: list[StreamWait] = []
         self._slowest_s = 0.0  # of chunks of streams that have ended in this round
         self._refused: set[PeerId] = set()
 
@@ -116,9 +116,9 @@ class Watch:
         self._round, self._refused = None, set()
 
     @contextlib.contextmanager
-    def stream(self, peer: PeerId, *, owes: bool, now: float) -> Iterator[Wait]:
+    def stream(self, peer: PeerId, *, owes: bool, now: float) -> Iterator[StreamWait]:
         """A stream from that member is read. owes: its next chunk hangs on nobody else."""
-        wait = Wait(peer, owes, now)
+        wait = StreamWait(peer, owes, now)
         self._waits.append(wait)
         try:
             yield wait

@@ -84,13 +84,13 @@ def command(
             f"{'--dir' if step is None else '--step'} is for weights on this disk: in a swarm there are "
             "only the newest, which move on while it trains"
         )
-    from swarmnet.cli.scores import Asked
+    from swarmnet.cli.scores import ScoreRequest
 
-    asked = Asked(data, tokenizer, microbatches)
+    request = ScoreRequest(data, tokenizer, microbatches)
     if link:
         from swarmnet.net.swarm_link import SwarmLink
 
-        return _print(_through_swarm(SwarmLink.parse(run), None, bootstrap, asked.of_strangers), as_json)
+        return _print(_through_swarm(SwarmLink.parse(run), None, bootstrap, request.of_strangers), as_json)
     path = Path(run).expanduser()
     if not path.is_file():
         raise UsageError(f"{run}: no such file, and no link such as swarm:RUN_ID@ADDRESS")
@@ -99,11 +99,11 @@ def command(
 
     manifest = load(path)
     if bootstrap:
-        scores = _through_swarm(manifest, path, bootstrap, lambda each: asked.of(each, path.parent))
+        scores = _through_swarm(manifest, path, bootstrap, lambda each: request.of(each, path.parent))
     else:
         scores = _from_disk(
             manifest,
-            asked.of(manifest, path.parent),
+            request.of(manifest, path.parent),
             step,
             [each.expanduser() for each in directories] or [path.parent],
         )
@@ -143,7 +143,7 @@ def _through_swarm(
     import tempfile
 
     from swarmnet import telemetry
-    from swarmnet.config.layers import Layer, resolve
+    from swarmnet.config.layers import SettingsLayer, resolve
     from swarmnet.config.peer import PeerConfig
 
     telemetry.setup("error")
@@ -151,8 +151,8 @@ def _through_swarm(
         config = resolve(
             PeerConfig,
             [
-                Layer("eval", {"dir": folder} | ({} if path is None else {"manifest": str(path)})),
-                Layer("--bootstrap", {"bootstrap": list(bootstrap)}),
+                SettingsLayer("eval", {"dir": folder} | ({} if path is None else {"manifest": str(path)})),
+                SettingsLayer("--bootstrap", {"bootstrap": list(bootstrap)}),
             ],
             where="eval",
         )

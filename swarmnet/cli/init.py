@@ -13,7 +13,7 @@ from swarmnet.cli.settings import SETTINGS
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
-    from swarmnet.config.layers import Layer
+    from swarmnet.config.layers import SettingsLayer
     from swarmnet.manifest.schema import Manifest
 
 EXISTS = "exists already; choose another name, or add --force to overwrite it"
@@ -206,13 +206,13 @@ class Begins:
             )
         return str(path)
 
-    def layer(self, *, stages: object) -> Layer:
+    def layer(self, *, stages: object) -> SettingsLayer:
         """The model, for a run of so many stages: with more than one, embedding and head are two matrices."""
-        from swarmnet.config.layers import Layer
+        from swarmnet.config.layers import SettingsLayer
 
         model = self._described.model.model_dump(mode="json")
         model["tie_embeddings"] = model["tie_embeddings"] and stages == 1
-        return Layer(f"--from {self._folder}", {"model": model})
+        return SettingsLayer(f"--from {self._folder}", {"model": model})
 
     def unties(self, manifest: Manifest) -> bool:
         """Is it tied in its files and not in the run?"""
@@ -220,7 +220,7 @@ class Begins:
 
     def fill(self, manifest: Manifest, *, source: str) -> Manifest:
         """`manifest` with the digests of the weights. Raises UsageError: they do not fit its model."""
-        from swarmnet.config.layers import Layer
+        from swarmnet.config.layers import SettingsLayer
         from swarmnet.manifest.file import change
         from swarmnet.model.huggingface.initial import digests
 
@@ -231,7 +231,7 @@ class Begins:
                 f"is not supported: set training.sequence_length = {length} to {window} or less"
             )
         found = {"source": source, "sha256": digests(manifest, self._folder)}
-        return change(manifest, [Layer("--from", {"initial": found})], where="--from")
+        return change(manifest, [SettingsLayer("--from", {"initial": found})], where="--from")
 
 
 def _fill(manifest: Manifest, *, base: Path, sized_by: str | None) -> Manifest:
@@ -239,7 +239,7 @@ def _fill(manifest: Manifest, *, base: Path, sized_by: str | None) -> Manifest:
 
     Raises UsageError for data that cannot feed such a run.
     """
-    from swarmnet.config.layers import Layer
+    from swarmnet.config.layers import SettingsLayer
     from swarmnet.data.sampler import Sampler
     from swarmnet.data.source import load_tokens
     from swarmnet.data.windows import WindowTree
@@ -261,7 +261,7 @@ def _fill(manifest: Manifest, *, base: Path, sized_by: str | None) -> Manifest:
         "tokenizer_sha256": tokens.tokenizer_sha256,
     }
     model = {} if sized_by else {"vocab_size": tokens.vocab_size}
-    return change(manifest, [Layer("data", {"data": data, "model": model})], where="data")
+    return change(manifest, [SettingsLayer("data", {"data": data, "model": model})], where="data")
 
 
 def _said_now_and_then() -> Callable[[int, int], None]:

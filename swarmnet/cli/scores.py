@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarmnet.cli.join import BUILT_IN
-from swarmnet.data.heldout import Tally, Text, any_text, held_out
+from swarmnet.data.heldout import HeldOutText, Tally, any_text, held_out
 from swarmnet.data.source import load_tokens, tokenizer_of
 from swarmnet.data.tokenizer import Tokenizer
 from swarmnet.data.tokens import verify
@@ -28,7 +28,7 @@ MOST_LISTED = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ScoreRequest:
     """data: a source, None: what the run has held out. tokenizer: the run's, None: where its manifest says."""
 
     data: str | None
@@ -89,7 +89,7 @@ class Scores:
     """An evaluation of `text` and what it has come to. interrupted, failure: why it may not be all of it."""
 
     manifest: Manifest
-    text: Text
+    text: HeldOutText
     tokenizer: Tokenizer | None
     tally: Tally = field(default_factory=Tally)
     interrupted: bool = False
@@ -105,7 +105,6 @@ class Scores:
         return self.text.tokens.microbatch(self.text.positions(number), self.text.sequence_length)
 
     def num_bytes(self, number: int) -> int | None:
-        """See Text.num_bytes."""
         return self.text.num_bytes(number, self.tokenizer)
 
     def so_far(self, waiting: str = "") -> str:

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
-    from swarmnet.config.layers import Layer
+    from swarmnet.config.layers import SettingsLayer
     from swarmnet.config.peer import PeerConfig, Role
     from swarmnet.manifest.schema import Manifest
 
@@ -198,14 +198,14 @@ def read_manifest(config: PeerConfig, command: str) -> Manifest:
     return manifest
 
 
-def _layers(ctx: click.Context, role: Role) -> list[Layer]:
+def _layers(ctx: click.Context, role: Role) -> list[SettingsLayer]:
     """Weakest first: what the command implies, file, variables (SWARMNET_SET first), `--set`, flags."""
     from swarmnet.config import toml
-    from swarmnet.config.layers import Layer, layer
+    from swarmnet.config.layers import SettingsLayer, layer
 
-    layers = [Layer("default", {"roles": [role], "dir": f"~/.swarmnet/{_command(role)}"})]
+    layers = [SettingsLayer("default", {"roles": [role], "dir": f"~/.swarmnet/{_command(role)}"})]
     if file := ctx.params["config"]:
-        layers.append(Layer(file, toml.read(Path(file).expanduser())))
+        layers.append(SettingsLayer(file, toml.read(Path(file).expanduser())))
     for source in (ParameterSource.ENVIRONMENT, ParameterSource.COMMANDLINE):
         if ctx.get_parameter_source("assignments") is source:
             name = _origin(ctx, "assignments", source)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from swarmnet.peer.fitting import leaves_half, room_of, with_slots
-from swarmnet.peer.planning import Verdict, judge, listed, verdict
+from swarmnet.peer.planning import PlanFit, judge, listed, verdict
 from swarmnet.stage.budget import StagePlan, groups, shown
 from swarmnet.stage.plan import Setup
 
@@ -40,7 +40,7 @@ def table(plans: Sequence[StagePlan]) -> list[str]:
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def record(plan: StagePlan, found: Verdict) -> dict[str, Any]:
+def record(plan: StagePlan, found: PlanFit) -> dict[str, Any]:
     """A stage as JSON, with what it means for a peer that serves it alone; sizes in bytes."""
     return {
         "stage": plan.stage,
@@ -52,7 +52,7 @@ def record(plan: StagePlan, found: Verdict) -> dict[str, Any]:
     }
 
 
-def _meaning(found: Verdict) -> dict[str, Any]:
+def _meaning(found: PlanFit) -> dict[str, Any]:
     return {
         "fits": found.fits,
         "need": found.need,
@@ -79,7 +79,7 @@ def run_plan(setup: Setup, stages: Sequence[int], room: int | None, *, as_json: 
         print(line, file=sys.stderr, flush=True)
 
     half, room, remarks = leaves_half(setup), room_of(setup, room), []
-    peer: Verdict | None = None
+    peer: PlanFit | None = None
     if len(stages) > 1:
         sized = with_slots(setup, stages, room)
         alone = [judge(sized, [stage], room) for stage in stages]

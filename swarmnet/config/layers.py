@@ -18,21 +18,21 @@ Path = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class SettingsLayer:
     """What `origin` ("peer.toml", "SWARMNET_PORT", "--port") says."""
 
     origin: str
     values: Mapping[str, Any]
 
 
-def layer(origin: str, path: Path, value: Any) -> Layer:
+def layer(origin: str, path: Path, value: Any) -> SettingsLayer:
     """A layer that sets one path."""
     for name in reversed(path):
         value = {name: value}
-    return Layer(origin, value)
+    return SettingsLayer(origin, value)
 
 
-def merge(layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[Path, str]]:
+def merge(layers: Iterable[SettingsLayer]) -> tuple[dict[str, Any], dict[Path, str]]:
     """Lay `layers` over each other, weakest first. Returns the data and who set each path."""
     data: dict[str, Any] = {}
     origins: dict[Path, str] = {}
@@ -41,7 +41,7 @@ def merge(layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[Path, str]]:
     return data, origins
 
 
-def resolve(model: type[T], layers: Iterable[Layer], *, where: str) -> T:
+def resolve(model: type[T], layers: Iterable[SettingsLayer], *, where: str) -> T:
     """Merge, then check. Raises UsageError in the name of the layer that set the wrong value, else of `where`."""
     data, origins = merge(layers)
 

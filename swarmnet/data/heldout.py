@@ -18,7 +18,7 @@ from swarmnet.manifest.schema import Training
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class HeldOutText:
     """What is to be scored: `num_microbatches` of B x T tokens each, of the `in_all` that there are.
 
     positions(number) are the starts of the sequences of microbatch `number`. left_out: tokens that could be scored and
@@ -47,7 +47,7 @@ class Text:
         return sum(len(tokenizer.decode(row).encode()) for row in labels)
 
 
-def held_out(tokens: Tokens, training: Training, *, at_most: int | None = None) -> Text:
+def held_out(tokens: Tokens, training: Training, *, at_most: int | None = None) -> HeldOutText:
     """The part of the run's own stream that no training microbatch reaches into, in the order of its evaluations.
 
     All of it once, unless `at_most` microbatches are asked for: as many as `training.eval_microbatches` are what the
@@ -58,10 +58,10 @@ def held_out(tokens: Tokens, training: Training, *, at_most: int | None = None) 
     whole = max(sampler.num_eval_windows // size, 1)  # a split that fills none is gone through again, as in training
     count = whole if at_most is None else at_most
     left_out = max(sampler.num_eval_windows - whole * size, 0) * length
-    return Text(tokens, length, count, max(whole, count), left_out, sampler.eval_positions)
+    return HeldOutText(tokens, length, count, max(whole, count), left_out, sampler.eval_positions)
 
 
-def any_text(tokens: Tokens, training: Training, *, at_most: int | None = None) -> Text:
+def any_text(tokens: Tokens, training: Training, *, at_most: int | None = None) -> HeldOutText:
     """All of `tokens` from the beginning. Raises UsageError if they fill no microbatch."""
     length, size = training.sequence_length, training.microbatch_size
     scored = max(tokens.num_tokens - 1, 0)
@@ -76,7 +76,7 @@ def any_text(tokens: Tokens, training: Training, *, at_most: int | None = None) 
     def positions(number: int) -> tuple[int, ...]:
         return tuple((number * size + row) * length for row in range(size))
 
-    return Text(tokens, length, count, whole, scored - whole * length * size, positions)
+    return HeldOutText(tokens, length, count, whole, scored - whole * length * size, positions)
 
 
 @dataclass(slots=True)

@@ -55,16 +55,14 @@ class Bytes:
     sha256 = hashlib.sha256(b"bytes").hexdigest()
 
     def encode(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """See `Tokenizer`."""
         for document in documents:
             yield np.frombuffer(document + b"\0", dtype=np.uint8)
 
     def of_prompt(self, text: str) -> list[int]:
-        """See `Tokenizer`."""
         return list(_utf8(text))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """See `Tokenizer`. What is no UTF-8 shows as such; documents end with a line."""
+        """The text of bytes. What is no UTF-8 shows as such; documents end with a line."""
         return bytes(each for each in ids if each < 256).decode("utf-8", "replace").replace("\0", "\n")
 
 
@@ -95,7 +93,6 @@ class HuggingFace:
         self._end = [vocabulary[token] for token in END_TOKENS if token in vocabulary][:1]
 
     def encode(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """See `Tokenizer`."""
         dtype = smallest_dtype(self.vocab_size)
         texts = (document.decode() for document in documents)
         while batch := list(islice(texts, _BATCH)):
@@ -103,11 +100,9 @@ class HuggingFace:
                 yield np.array(encoding.ids + self._end, dtype=dtype)
 
     def of_prompt(self, text: str) -> list[int]:
-        """See `Tokenizer`."""
         return list(self._tokenizer.encode(_utf8(text).decode(), add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """See `Tokenizer`."""
         return str(self._tokenizer.decode(list(ids)))
 
 

@@ -34,7 +34,7 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class HoldReached:
     """`name` holds where it was told to."""
 
     hold: str
@@ -43,14 +43,14 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SnapshotAsked:
     """`name` has asked for a snapshot for the first time since it was started."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class RankCount:
     """`name` has so many rank processes now; 0: it has lost them, and starts them anew."""
 
     name: str
@@ -58,7 +58,7 @@ class Ranks:
 
 
 @dataclass(frozen=True, slots=True)
-class Complete:
+class RunComplete:
     """The run's last step is done: nothing new is to be done to anybody, and everything ends that lasts."""
 
 
@@ -67,13 +67,13 @@ class Tick:
     """Time has passed."""
 
 
-Event = At | Started | Gone | Reached | Asked | Ranks | Complete | Tick
+Event = At | Started | Gone | HoldReached | SnapshotAsked | RankCount | RunComplete | Tick
 
 # ---------------------------------------------------------------- actions
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class KillAction:
     """SIGKILL `name` now. `step`: the version its stage was at. back: it will be started again."""
 
     name: str
@@ -84,7 +84,7 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
-class KillRank:
+class KillRankAction:
     """SIGKILL rank number `rank` of `name` now."""
 
     name: str
@@ -94,7 +94,7 @@ class KillRank:
 
 
 @dataclass(frozen=True, slots=True)
-class KillAll:
+class KillAllAction:
     """SIGKILL every process now."""
 
     step: int
@@ -102,7 +102,7 @@ class KillAll:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopAction:
     """SIGSTOP `name`."""
 
     name: str
@@ -111,7 +111,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Continue:
+class ContinueAction:
     """SIGCONT `name`."""
 
     name: str
@@ -119,7 +119,7 @@ class Continue:
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class DrainAction:
     """SIGTERM to `name`: it is to leave in an orderly way."""
 
     name: str
@@ -129,7 +129,7 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class JoinAction:
     """Start a replica that was not there before."""
 
     name: str
@@ -138,14 +138,14 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
+class RestartAction:
     """Start `name` again in its old directory."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class HoldAction:
     """`name` is to hold in that phase, from `step` on, and say so."""
 
     name: str
@@ -156,7 +156,7 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseAction:
     """`name` goes on, or need not hold any more."""
 
     name: str
@@ -164,7 +164,7 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
+class LinksAction:
     """From now on these partitions and slow links hold, and no others. order: the one that is new, "" if none."""
 
     rules: tuple[Fault, ...]
@@ -172,14 +172,14 @@ class Links:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class FaultEnded:
     """A fault that lasts has ended."""
 
     order: str
 
 
 @dataclass(frozen=True, slots=True)
-class Postponed:
+class FaultPostponed:
     """This has to wait; it is done as soon as it may."""
 
     order: str
@@ -187,4 +187,18 @@ class Postponed:
     reason: str
 
 
-Act = Kill | KillRank | KillAll | Stop | Continue | Drain | Join | Restart | Hold | Release | Links | Done | Postponed
+Act = (
+    KillAction
+    | KillRankAction
+    | KillAllAction
+    | StopAction
+    | ContinueAction
+    | DrainAction
+    | JoinAction
+    | RestartAction
+    | HoldAction
+    | ReleaseAction
+    | LinksAction
+    | FaultEnded
+    | FaultPostponed
+)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from swarmnet.local.events import Committed, Finished
+from swarmnet.local.events import CommittedEvent, FinishedEvent
 
 FP32_TOLERANCE = 1e-5
 """Allowed loss difference to one process while rounding has not yet grown."""
@@ -21,7 +21,7 @@ FINAL_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AuditResult:
     """What the commits add up to. Counts are over all stages and steps; the lists name (stage, step)."""
 
     lost: int
@@ -79,19 +79,19 @@ class Audit:
     exact: bool = True
     equal: bool = True
     repeats: bool = True
-    _commits: dict[tuple[int, int], list[tuple[_Life, Committed]]] = field(default_factory=dict)
+    _commits: dict[tuple[int, int], list[tuple[_Life, CommittedEvent]]] = field(default_factory=dict)
     _weights: dict[int, set[tuple[int, str]]] = field(default_factory=dict)
     _renewed: list[tuple[int, int]] = field(default_factory=list)
 
-    def on(self, event: Committed | Finished, *, life: int = 0) -> None:
+    def on(self, event: CommittedEvent | FinishedEvent, *, life: int = 0) -> None:
         """Take one member's word in. Equal words of several members are kept once."""
         match event:
-            case Committed():
+            case CommittedEvent():
                 seen = self._commits.setdefault((event.stage, event.step), [])
                 when = len(self._renewed), life
                 if (when, event) not in seen:
                     seen.append((when, event))
-            case Finished() if self.equal:
+            case FinishedEvent() if self.equal:
                 self._weights.setdefault(event.stage, set()).add((event.version, event.weights_sha256))
 
     def anew(self, version: int, *, life: int = 0) -> bool:
@@ -102,7 +102,7 @@ class Audit:
         self._renewed.append((version, life))
         return True
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> AuditResult:
         """Judge what has been written so far. Where members differ, the worst word counts."""
         lost = doubled = voided = 0
         for commits in self._commits.values():
@@ -116,7 +116,7 @@ class Audit:
             if stage == self.stages - 1 and len({life for life, _ in commits}) > 1
         }
         everything = [(stage, step) for step in range(self.steps) for stage in range(self.stages)]
-        return Verdict(
+        return AuditResult(
             lost=lost,
             doubled=doubled,
             voided=voided,
@@ -129,12 +129,12 @@ class Audit:
             repeats=self.repeats,
         )
 
-    def _differ(self, commits: Sequence[tuple[_Life, Committed]]) -> bool:
+    def _differ(self, commits: Sequence[tuple[_Life, CommittedEvent]]) -> bool:
         """Other sums in one life, or, where sums do not depend on order, in two."""
         sums = {(when[:1] if self.exact else when, commit.digest, commit.num_tokens) for when, commit in commits}
         return len(sums) > len({when for when, _, _ in sums})
 
-    def _changed(self, commits: Sequence[tuple[_Life, Committed]]) -> bool:
+    def _changed(self, commits: Sequence[tuple[_Life, CommittedEvent]]) -> bool:
         losses: dict[int, list[float]] = {}
         for (renewed, _), commit in commits:
             if commit.num_tokens:
@@ -143,7 +143,7 @@ class Audit:
         return any(max(found) - min(found) > tolerance for found in losses.values())
 
 
-def multiplicity(commit: Committed, microbatches: int) -> tuple[int, int]:
+def multiplicity(commit: CommittedEvent, microbatches: int) -> tuple[int, int]:
     """(lost, doubled) of one commit: indexes nobody contributed, and contributions beyond what the sum may hold.
 
     A contributed index that is voided, or that is no index of the step at all, is beyond it.

@@ -18,8 +18,8 @@ from swarmnet.local.interrupt import Interrupt
 from swarmnet.local.meshes import Meshes, meshed
 from swarmnet.local.prepare import Prepared
 from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop
-from swarmnet.local.report import UNCOMPARED, Outcome
-from swarmnet.local.starter import Starter, StarterLost
+from swarmnet.local.report import UNCOMPARED, RunOutcome
+from swarmnet.local.starter import ForkerLost, Starter
 from swarmnet.telemetry.events import EventReader
 
 
@@ -45,7 +45,9 @@ def by_bits(prepared: Prepared, meshes: Meshes, replicas: Iterable[str]) -> bool
     return prepared.exact and not meshed(meshes, replicas)
 
 
-def beside(outcome: Outcome, prepared: Prepared, out: Path, *, exact: bool, log_level: str, bench: Bench) -> Outcome:
+def beside(
+    outcome: RunOutcome, prepared: Prepared, out: Path, *, exact: bool, log_level: str, bench: Bench
+) -> RunOutcome:
     """`outcome` with the single process's curve beside the swarm's, and what is wrong with it. exact: see `by_bits`."""
     if bench.interrupt.count:
         return _with(outcome, UNCOMPARED)
@@ -64,7 +66,7 @@ def beside(outcome: Outcome, prepared: Prepared, out: Path, *, exact: bool, log_
     spec.events.unlink(missing_ok=True)  # of a comparison that was broken off
     try:
         child = Child(spec, bench.command(spec), EventReader(spec.events), bench.starter)
-    except StarterLost as error:
+    except ForkerLost as error:
         return _with(outcome, f"the oracle was not started: {error}")
     try:
         while (code := child.returncode()) is None and not bench.interrupt.count:
@@ -87,6 +89,6 @@ def beside(outcome: Outcome, prepared: Prepared, out: Path, *, exact: bool, log_
     return replace(_with(outcome, comparison.problem), oracle=tuple(losses), comparison=comparison)
 
 
-def _with(outcome: Outcome, problem: str) -> Outcome:
+def _with(outcome: RunOutcome, problem: str) -> RunOutcome:
     whole = "; ".join(part for part in (outcome.problem, problem) if part)
     return replace(outcome, problem=whole, oracle_problem=problem)

@@ -12,9 +12,9 @@ from pathlib import Path
 from swarmnet.config.peer import Mesh
 from swarmnet.errors import UsageError
 from swarmnet.local.audit import Audit
-from swarmnet.local.events import Committed, Dropped, Finished, parse
+from swarmnet.local.events import CommittedEvent, DroppedEvent, FinishedEvent, parse
 from swarmnet.local.meshes import meshes_of
-from swarmnet.local.progress import Progress
+from swarmnet.local.progress import SwarmProgress
 from swarmnet.telemetry.events import EventReader
 
 BEGAN = "began"
@@ -62,12 +62,14 @@ def finished(out: Path, *, stages: int, steps: int) -> bool:
         event.stage
         for path in out.glob("peers/s*/events.jsonl")
         for record in EventReader(path).read()
-        if record.get("event") == "finished" and isinstance(event := parse(record), Finished) and event.version == steps
+        if record.get("event") == "finished"
+        and isinstance(event := parse(record), FinishedEvent)
+        and event.version == steps
     }
     return len(ended) == stages
 
 
-def replay(out: Path, began: list[float], progress: Progress, audit: Audit) -> None:
+def replay(out: Path, began: list[float], progress: SwarmProgress, audit: Audit) -> None:
     """Let `progress` and `audit` take in every commit, checkpoint and held-out loss that was written before.
 
     Raises BadEvent for a line that lacks a field.
@@ -84,12 +86,12 @@ def replay(out: Path, began: list[float], progress: Progress, audit: Audit) -> N
     first = began[0] if began else records[0][0] if records else 0.0
     for at, name, record in records:
         event, life = parse(record), max(bisect.bisect_right(began, at) - 1, 0)
-        if isinstance(event, Dropped):
+        if isinstance(event, DroppedEvent):
             if audit.anew(event.version, life=life):
                 progress.on(name, event, now=at - first)
             continue
         progress.on(name, event, now=at - first)
-        if isinstance(event, Committed):
+        if isinstance(event, CommittedEvent):
             audit.on(event, life=life)
     progress.done.clear()
     progress.earlier_points = len(progress.points)

@@ -1,6 +1,6 @@
 """What children write about themselves, parsed once. One JSON object a line becomes one frozen value.
 
-Only what the supervisor decides by has a class here; any other event is `Noted` and passes through to events.jsonl.
+Only what the supervisor decides by has a class here; any other event is an `OtherEvent` and goes to events.jsonl.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class BadEvent(SwarmError):
 
 
 @dataclass(frozen=True, slots=True)
-class Listening:
+class ListeningEvent:
     """The child is up: its peer id, the multiaddrs of its DHT node, and the links by which others can join."""
 
     peer: str
@@ -30,7 +30,7 @@ class Listening:
 
 
 @dataclass(frozen=True, slots=True)
-class Synced:
+class SyncedEvent:
     """The replica holds its stage at `version` and takes part."""
 
     stage: int
@@ -40,7 +40,7 @@ class Synced:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class CommittedEvent:
     """One member's view of a commit. loss_sum counts in the last stage only."""
 
     stage: int
@@ -53,7 +53,7 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class AppliedEvent:
     """The replica made an optimizer step and is now at `version`. averaging_bytes: of sums that it has handed to its
     mates since the step before."""
 
@@ -64,7 +64,7 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
-class Outer:
+class OuterStepEvent:
     """A step that replicas have taken together (`averaging.sync = "local"`). taken: with what this one has learned."""
 
     stage: int
@@ -73,7 +73,7 @@ class Outer:
 
 
 @dataclass(frozen=True, slots=True)
-class Rerouted:
+class ReroutedEvent:
     """A microbatch had to go to another replica."""
 
     stage: int
@@ -82,7 +82,7 @@ class Rerouted:
 
 
 @dataclass(frozen=True, slots=True)
-class Executed:
+class ExecutedEvent:
     """How many training forwards of `stage` this process has done so far."""
 
     stage: int
@@ -90,7 +90,7 @@ class Executed:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class EvaluatedEvent:
     """Held-out loss on the weights of version `step`."""
 
     step: int
@@ -99,7 +99,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedEvent:
     """The replica holds the run's last version."""
 
     stage: int
@@ -108,14 +108,14 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Halted:
+class HaltedEvent:
     """The run cannot go on."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class HoldReachedEvent:
     """The child holds in a phase, as it was told to. step None: it does not know."""
 
     hold: str
@@ -123,12 +123,12 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class SnapshotAskedEvent:
     """The child asks for a snapshot, for the first time since it was started."""
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpointed:
+class CheckpointEvent:
     """The replica has written `version` of its stage to its disk."""
 
     stage: int
@@ -136,7 +136,7 @@ class Checkpointed:
 
 
 @dataclass(frozen=True, slots=True)
-class BadCheckpoint:
+class BadCheckpointEvent:
     """A file on the replica's disk is no checkpoint that could be used."""
 
     path: str
@@ -144,7 +144,7 @@ class BadCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Unwritten:
+class CheckpointFailedEvent:
     """A checkpoint could not be written."""
 
     path: str
@@ -152,7 +152,7 @@ class Unwritten:
 
 
 @dataclass(frozen=True, slots=True)
-class Drifted:
+class DriftEvent:
     """The weights of `peer` were not those of the others at `version`. distance: relative to their norm, None: unknown.
     stray: it is the odd one, and takes the others'."""
 
@@ -164,7 +164,7 @@ class Drifted:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingEvent:
     """The replica of `stage` has no state, and nobody to have it from. None: what no step can be done without."""
 
     reason: str
@@ -172,7 +172,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class WentBack:
+class RestartEvent:
     """The whole run goes on from an earlier version; the number-th time that it has to."""
 
     number: int
@@ -181,7 +181,7 @@ class WentBack:
 
 
 @dataclass(frozen=True, slots=True)
-class MeshStarted:
+class MeshStartedEvent:
     """All ranks of the replica's mesh are up, the epoch-th time. pids: by rank."""
 
     stage: int
@@ -192,7 +192,7 @@ class MeshStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class LostRank:
+class RankLostEvent:
     """A rank of the replica's mesh has died or hangs: all of them start anew. rank None: it is not known which."""
 
     stage: int
@@ -201,7 +201,7 @@ class LostRank:
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class DroppedEvent:
     """The stage's state at `version` is not what its steps before made of it: older, or made anew."""
 
     stage: int
@@ -210,46 +210,46 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
-class Complete:
+class CompleteEvent:
     """All stages are served now."""
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class OtherEvent:
     """Anything else."""
 
     kind: str
 
 
 Event = (
-    Listening
-    | Synced
-    | Committed
-    | Applied
-    | Outer
-    | Rerouted
-    | Executed
-    | Evaluated
-    | Finished
-    | Halted
-    | Reached
-    | Asking
-    | Checkpointed
-    | BadCheckpoint
-    | Unwritten
-    | Drifted
-    | Waiting
-    | WentBack
-    | MeshStarted
-    | LostRank
-    | Dropped
-    | Complete
-    | Noted
+    ListeningEvent
+    | SyncedEvent
+    | CommittedEvent
+    | AppliedEvent
+    | OuterStepEvent
+    | ReroutedEvent
+    | ExecutedEvent
+    | EvaluatedEvent
+    | FinishedEvent
+    | HaltedEvent
+    | HoldReachedEvent
+    | SnapshotAskedEvent
+    | CheckpointEvent
+    | BadCheckpointEvent
+    | CheckpointFailedEvent
+    | DriftEvent
+    | WaitingEvent
+    | RestartEvent
+    | MeshStartedEvent
+    | RankLostEvent
+    | DroppedEvent
+    | CompleteEvent
+    | OtherEvent
 )
 
 
-def _committed(record: Mapping[str, Any]) -> Committed:
-    return Committed(
+def _committed(record: Mapping[str, Any]) -> CommittedEvent:
+    return CommittedEvent(
         stage=record["stage"],
         step=record["step"],
         loss_sum=float(record["loss_sum"]),
@@ -261,32 +261,32 @@ def _committed(record: Mapping[str, Any]) -> Committed:
 
 
 _PARSERS: dict[str, Callable[[Mapping[str, Any]], Event]] = {
-    "listening": lambda r: Listening(r["peer"], tuple(r["dht"]), tuple(r.get("links", ()))),
-    "synced": lambda r: Synced(r["stage"], r["version"], r["how"], r["seconds"]),
+    "listening": lambda r: ListeningEvent(r["peer"], tuple(r["dht"]), tuple(r.get("links", ()))),
+    "synced": lambda r: SyncedEvent(r["stage"], r["version"], r["how"], r["seconds"]),
     "committed": _committed,
-    "applied": lambda r: Applied(r["stage"], r["step"], r["version"], r.get("averaging_bytes", 0)),
-    "outer_step": lambda r: Outer(r["stage"], r["step"], True),
-    "outer_missed": lambda r: Outer(r["stage"], r["step"], False),
-    "rerouted": lambda r: Rerouted(r["stage"], r["step"], r["index"]),
-    "executed": lambda r: Executed(r["stage"], r["executions"]),
-    "evaluated": lambda r: Evaluated(r["step"], float(r["loss"]), r["num_tokens"]),
-    "halted": lambda r: Halted(str(r["reason"])),
-    "checkpoint": lambda r: Checkpointed(r["stage"], r["version"]),
-    "checkpoint_bad": lambda r: BadCheckpoint(str(r["path"]), str(r["reason"])),
-    "checkpoint_failed": lambda r: Unwritten(str(r["path"]), str(r["reason"])),
-    "drift": lambda r: Drifted(r["stage"], r["version"], r["peer"], r["distance"], True),
-    "apart": lambda r: Drifted(r["stage"], r["version"], r["peer"], r["distance"], False),
-    "waiting": lambda r: Waiting(str(r["reason"]), r.get("stage")),
-    "complete": lambda r: Complete(),
-    "restart": lambda r: WentBack(r["number"], r["version"], str(r["reason"])),
-    "mesh_started": lambda r: MeshStarted(
+    "applied": lambda r: AppliedEvent(r["stage"], r["step"], r["version"], r.get("averaging_bytes", 0)),
+    "outer_step": lambda r: OuterStepEvent(r["stage"], r["step"], True),
+    "outer_missed": lambda r: OuterStepEvent(r["stage"], r["step"], False),
+    "rerouted": lambda r: ReroutedEvent(r["stage"], r["step"], r["index"]),
+    "executed": lambda r: ExecutedEvent(r["stage"], r["executions"]),
+    "evaluated": lambda r: EvaluatedEvent(r["step"], float(r["loss"]), r["num_tokens"]),
+    "halted": lambda r: HaltedEvent(str(r["reason"])),
+    "checkpoint": lambda r: CheckpointEvent(r["stage"], r["version"]),
+    "checkpoint_bad": lambda r: BadCheckpointEvent(str(r["path"]), str(r["reason"])),
+    "checkpoint_failed": lambda r: CheckpointFailedEvent(str(r["path"]), str(r["reason"])),
+    "drift": lambda r: DriftEvent(r["stage"], r["version"], r["peer"], r["distance"], True),
+    "apart": lambda r: DriftEvent(r["stage"], r["version"], r["peer"], r["distance"], False),
+    "waiting": lambda r: WaitingEvent(str(r["reason"]), r.get("stage")),
+    "complete": lambda r: CompleteEvent(),
+    "restart": lambda r: RestartEvent(r["number"], r["version"], str(r["reason"])),
+    "mesh_started": lambda r: MeshStartedEvent(
         r["stage"], str(r["mesh"]), r["epoch"], tuple(map(int, r["pids"])), float(r["seconds"])
     ),
-    "rank_lost": lambda r: LostRank(r["stage"], r["rank"], str(r["reason"])),
-    "dropped": lambda r: Dropped(r["stage"], r["to"], str(r["reason"])),
-    REACHED: lambda r: Reached(r["hold"], r["step"]),
-    ASKING: lambda r: Asking(),
-    "finished": lambda r: Finished(r["stage"], r["version"], r["weights_sha256"]),
+    "rank_lost": lambda r: RankLostEvent(r["stage"], r["rank"], str(r["reason"])),
+    "dropped": lambda r: DroppedEvent(r["stage"], r["to"], str(r["reason"])),
+    REACHED: lambda r: HoldReachedEvent(r["hold"], r["step"]),
+    ASKING: lambda r: SnapshotAskedEvent(),
+    "finished": lambda r: FinishedEvent(r["stage"], r["version"], r["weights_sha256"]),
 }
 
 
@@ -294,6 +294,6 @@ def parse(record: Mapping[str, Any]) -> Event:
     """One JSON object as a value. Raises BadEvent when a field of the contract is missing or of the wrong form."""
     kind = str(record.get("event", ""))
     try:
-        return _PARSERS[kind](record) if kind in _PARSERS else Noted(kind)
+        return _PARSERS[kind](record) if kind in _PARSERS else OtherEvent(kind)
     except (KeyError, TypeError, ValueError) as error:
         raise BadEvent(f"event {kind!r} lacks or garbles {error}", record=dict(record)) from error

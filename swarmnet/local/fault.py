@@ -54,7 +54,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class LinkLimit:
     """A slow link: bytes_per_s 0 means unlimited."""
 
     bytes_per_s: float
@@ -102,13 +102,13 @@ def member_of(groups: Sequence[Iterable[str]], name: str) -> int | None:
     return None
 
 
-def links_of(name: str, rules: Iterable[Fault], others: Iterable[str]) -> tuple[set[str], Mapping[str, Pace]]:
+def links_of(name: str, rules: Iterable[Fault], others: Iterable[str]) -> tuple[set[str], Mapping[str, LinkLimit]]:
     """Under these partitions and slow links: whom `name` cannot reach, and at what pace it reaches whom.
 
     A process in no group of a partition reaches everybody. Of several slow links between two the slowest counts.
     """
     cut: set[str] = set()
-    paces: dict[str, Pace] = {}
+    paces: dict[str, LinkLimit] = {}
     for rule in rules:
         mine = member_of(rule.groups, name)
         for other in others:
@@ -118,7 +118,7 @@ def links_of(name: str, rules: Iterable[Fault], others: Iterable[str]) -> tuple[
             if rule.kind == "partition" and None not in (mine, theirs) and mine != theirs:
                 cut.add(other)
             elif rule.kind == "slow" and (mine is not None or theirs is not None):
-                before = paces.get(other, Pace(0.0, 0.0))
+                before = paces.get(other, LinkLimit(0.0, 0.0))
                 rates = [rate for rate in (before.bytes_per_s, rule.bytes_per_s) if rate]
-                paces[other] = Pace(min(rates, default=0.0), max(before.latency_s, rule.latency_s))
+                paces[other] = LinkLimit(min(rates, default=0.0), max(before.latency_s, rule.latency_s))
     return cut, paces

@@ -16,30 +16,30 @@ from collections.abc import Collection, Mapping, Sequence
 
 from swarmnet.local.acts import (
     Act,
-    Asked,
     At,
-    Complete,
-    Continue,
-    Done,
-    Drain,
+    ContinueAction,
+    DrainAction,
     Event,
+    FaultEnded,
+    FaultPostponed,
     Gone,
-    Hold,
-    Join,
-    Kill,
-    KillAll,
-    KillRank,
-    Links,
-    Postponed,
-    Ranks,
-    Reached,
-    Release,
-    Restart,
+    HoldAction,
+    HoldReached,
+    JoinAction,
+    KillAction,
+    KillAllAction,
+    KillRankAction,
+    LinksAction,
+    RankCount,
+    ReleaseAction,
+    RestartAction,
+    RunComplete,
+    SnapshotAsked,
     Started,
-    Stop,
+    StopAction,
 )
 from swarmnet.local.fault import Fault, member_of
-from swarmnet.local.standing import Lasting, Order, Replica, Stage
+from swarmnet.local.standing import Lasting, Order, ReplicaStanding, Stage
 
 ASK_S = 15.0
 """A replica held for a joiner is let go after this, whether the joiner has asked or not."""
@@ -66,7 +66,7 @@ class Faults:
         meshed: Collection[str] = (),
     ) -> None:
         self._rng, self._meshed = rng, sorted({replicas[name] for name in meshed})
-        self._replicas = {name: Replica(stage) for name, stage in sorted(replicas.items())}
+        self._replicas = {name: ReplicaStanding(stage) for name, stage in sorted(replicas.items())}
         self._stages = {stage: Stage() for stage in sorted(set(replicas.values()))}
         self._orders = [Order(fault, self._stage_for(fault)) for fault in faults]
         self._steps, self._every_s, self._restart_s = steps, every_s, restart_s
@@ -90,7 +90,7 @@ class Faults:
             case At(name, version, took):
                 self._at(name, version, took, now)
             case Started(name):
-                self._replicas[name] = Replica(self._replicas[name].stage)
+                self._replicas[name] = ReplicaStanding(self._replicas[name].stage)
                 actions += [
                     self._hold(order, name)
                     for order in self._orders
@@ -98,15 +98,15 @@ class Faults:
                 ]
             case Gone(name, back):
                 actions += self._gone(name, back, now)
-            case Reached(hold, name, _):
+            case HoldReached(hold, name, _):
                 actions += self._reached(hold, name, now)
-            case Asked(name):
+            case SnapshotAsked(name):
                 actions += self._let_go([lasting for lasting in self._lasting if lasting.joiner == name])
-            case Ranks(name, number):
+            case RankCount(name, number):
                 self._replicas[name].ranks = number
-            case Complete():
+            case RunComplete():
                 self._complete = True
-                actions += [Release(name, hold) for order in self._orders for name, hold in order.holds.items()]
+                actions += [ReleaseAction(name, hold) for order in self._orders for name, hold in order.holds.items()]
                 actions += self._end(list(self._lasting))
         self._clock(now)
         actions += self._end([lasting for lasting in self._lasting if now >= lasting.until])
@@ -153,7 +153,11 @@ class Faults:
             order.holds.pop(name, None)
             order.waits.pop(name, None)
         mine = [lasting for lasting in self._lasting if name in (lasting.name, lasting.joiner)]
-        return [act for act in self._let_go(mine) if not (isinstance(act, Continue | Release) and act.name == name)]
+        return [
+            act
+            for act in self._let_go(mine)
+            if not (isinstance(act, ContinueAction | ReleaseAction) and act.name == name)
+        ]
 
     def _clock(self, now: float) -> None:
         """What time alone brings: the first moment with a replica in every stage, and kills every so often."""
@@ -276,7 +280,7 @@ class Faults:
         if order.reported or not (why := self._why_not(order)):
             return []
         order.reported = True
-        return [Postponed(order.fault.label, order.stage or 0, why)]
+        return [FaultPostponed(order.fault.label, order.stage or 0, why)]
 
     def _why_not(self, order: Order) -> str:
         assert order.stage is not None
@@ -305,12 +309,12 @@ class Faults:
         chosen = whom if everybody else [self._rng.choice(whom)]
         return [self._hold(order, name) for name in chosen]
 
-    def _hold(self, order: Order, name: str) -> Hold:
+    def _hold(self, order: Order, name: str) -> HoldAction:
         self._num_holds += 1
         order.holds[name] = f"{order.fault.label} ({self._num_holds})"
         phase, step = order.fault.phase, order.fault.step
         assert phase is not None
-        return Hold(name, order.holds[name], phase, -1 if step is None else step, order.fault.moment)
+        return HoldAction(name, order.holds[name], phase, -1 if step is None else step, order.fault.moment)
 
     def _strikes(self, order: Order, name: str) -> bool:
         """May this be done to `name`, which holds?"""
@@ -321,14 +325,14 @@ class Faults:
     def _reached(self, hold: str, name: str, now: float, *, last: bool = False) -> list[Act]:
         order = next((order for order in self._orders if order.holds.get(name) == hold), None)
         if order is None or self._complete:
-            return [Release(name, hold)]
+            return [ReleaseAction(name, hold)]
         if not self._strikes(order, name):
             if order.fault.phase in ("snapshot", "fetch") and not last:
                 order.waits[name] = now + WAIT_S
                 return self._postponed(order)
             del order.holds[name]
-            return [Release(name, hold), *self._postponed(order)]
-        others = [Release(other, held) for other, held in order.holds.items() if other != name]
+            return [ReleaseAction(name, hold), *self._postponed(order)]
+        others = [ReleaseAction(other, held) for other, held in order.holds.items() if other != name]
         return [*self._carry_out(order, name, now, hold=hold), *others]
 
     # ---------------------------------------------------------------- what
@@ -340,37 +344,37 @@ class Faults:
         replica = self._replicas.get(name)
         stage = replica.stage if replica else order.stage if order.stage is not None else -1
         step = self._seen(order).seen
-        release: list[Act] = [Release(name, hold)] if hold else []
+        release: list[Act] = [ReleaseAction(name, hold)] if hold else []
         match fault.kind:
             case "kill":
                 assert replica is not None
                 replica.version, replica.up = None, False
                 self._back_s[name] = fault.back_s
-                return [Kill(name, stage, step, fault.label, back=fault.back_s is not None)]
+                return [KillAction(name, stage, step, fault.label, back=fault.back_s is not None)]
             case "kill_rank":
                 assert replica is not None
                 rank, replica.ranks = self._rng.randrange(replica.ranks), 0
-                return [KillRank(name, rank, step, fault.label), *release]
+                return [KillRankAction(name, rank, step, fault.label), *release]
             case "stop":
                 assert replica is not None
                 replica.stopped = True
                 self._lasting.append(Lasting(now + fault.for_s, fault, name, hold))
-                return [Stop(name, fault.label, fault.for_s)]
+                return [StopAction(name, fault.label, fault.for_s)]
             case "drain":
                 assert replica is not None
                 replica.draining = True
                 self._back_s[name] = fault.back_s
-                return [Drain(name, stage, step, fault.label), *release]
+                return [DrainAction(name, stage, step, fault.label), *release]
             case "join":
                 joiner = self._newcomer(fault.stage)
                 if hold:
                     self._lasting.append(Lasting(now + ASK_S, fault, name, hold, joiner))
-                return [Join(joiner, self._replicas[joiner].stage, fault.label)]
+                return [JoinAction(joiner, self._replicas[joiner].stage, fault.label)]
             case "partition" | "slow":
                 self._lasting.append(Lasting(now + fault.for_s, fault))
-                return [Links(self._rules(), fault.label), *release]
+                return [LinksAction(self._rules(), fault.label), *release]
             case "kill_all":
-                return [KillAll(step, fault.label)]
+                return [KillAllAction(step, fault.label)]
 
     def _newcomer(self, stage: int | None) -> str:
         """A new name in `stage`, or in the stage with the fewest live replicas."""
@@ -386,7 +390,7 @@ class Faults:
         number = sum(replica.stage == stage for replica in self._replicas.values())
         while (name := f"s{stage}-r{number}") in self._replicas:
             number += 1
-        self._replicas[name] = Replica(stage)
+        self._replicas[name] = ReplicaStanding(stage)
         return name
 
     def _rules(self) -> tuple[Fault, ...]:
@@ -403,7 +407,7 @@ class Faults:
             for name in self._replicas:
                 if self._touches(lasting.fault, name):
                     self._disturbed(name)
-            actions += [Done(lasting.fault.label), Links(self._rules(), "")]
+            actions += [FaultEnded(lasting.fault.label), LinksAction(self._rules(), "")]
         return actions
 
     def _let_go(self, over: list[Lasting]) -> list[Act]:
@@ -414,9 +418,9 @@ class Faults:
             if lasting.fault.kind == "stop":
                 self._replicas[lasting.name].stopped = False
                 self._disturbed(lasting.name)
-                actions += [Continue(lasting.name, lasting.fault.label), Done(lasting.fault.label)]
+                actions += [ContinueAction(lasting.name, lasting.fault.label), FaultEnded(lasting.fault.label)]
             if lasting.hold:
-                actions.append(Release(lasting.name, lasting.hold))
+                actions.append(ReleaseAction(lasting.name, lasting.hold))
         return actions
 
     def _disturbed(self, name: str) -> None:
@@ -428,4 +432,4 @@ class Faults:
         due = sorted(name for name, at in self._returns.items() if now >= at)
         for name in due:
             del self._returns[name]
-        return [Restart(name) for name in due]
+        return [RestartAction(name) for name in due]

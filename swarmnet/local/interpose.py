@@ -16,7 +16,7 @@ from typing import Any
 
 from swarmnet.errors import PeerTimeout
 from swarmnet.ids import PeerId
-from swarmnet.local.fault import Moment, Pace, Phase
+from swarmnet.local.fault import LinkLimit, Moment, Phase
 from swarmnet.local.orders import ASKING, REACHED, WORKED, GoOn, HoldAt, Order, SetLinks, Trace
 from swarmnet.messages import Answer, Commit, Control, Packed, Request, Running, SnapshotPiece, SnapshotRequest
 from swarmnet.net.transport import ReadPayload, Service, Transport
@@ -82,7 +82,7 @@ class Interposed:
         """Is the link to `peer` cut?"""
         return peer in self._links.cut
 
-    def pace(self, peer: PeerId) -> Pace | None:
+    def pace(self, peer: PeerId) -> LinkLimit | None:
         """How slow the link to `peer` is; None: as it is."""
         return self._links.paces.get(peer)
 
@@ -112,7 +112,6 @@ class HeldEngine:
         return int(getattr(self._inner, "version", self._step))
 
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
-        """See Engine.forward."""
         if not train:
             return await self._inner.forward(step, index, payload, train=False)
         self._step = step
@@ -124,38 +123,32 @@ class HeldEngine:
         return stash
 
     async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
-        """See Engine.backward."""
         await self._between.reach("backward", "begin", stash.step)
         answer = await self._inner.backward(stash, gradient)
         await self._between.reach("backward", "end", stash.step)
         return answer
 
     async def accumulate(self, stash: Stash) -> bool:
-        """See Engine.accumulate."""
         counted = await self._inner.accumulate(stash)
         if counted:
             self._between.working("counted", stash.step, stash.index)
         return counted
 
     async def contribution(self, start: int, stop: int) -> Packed:
-        """See Engine.contribution."""
         await self._between.reach("averaging", "begin", self._averaged)
         return await self._inner.contribution(start, stop)
 
     async def seal(self) -> tuple[bytes, float]:
-        """See Engine.seal."""
         digest = await self._inner.seal()
         await self._between.reach("averaging", "end", self._averaged)
         return digest
 
     async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
-        """See Engine.install."""
         digest = await self._inner.install(parts)
         await self._between.reach("averaging", "end", self._averaged)
         return digest
 
     async def apply(self, commits: Sequence[Commit]) -> None:
-        """See Engine.apply."""
         step = commits[0].step
         await self._between.reach("apply", "begin", step)
         await self._inner.apply(commits)
@@ -172,7 +165,6 @@ class FaultyTransport:
         self._free_at: dict[PeerId, float] = {}
 
     def tell(self, peer: PeerId, message: Control) -> None:
-        """See Transport.tell."""
         if self._between.cut(peer):
             return
         pace, late = self._between.pace(peer), self._late.setdefault(peer, deque())
@@ -192,7 +184,6 @@ class FaultyTransport:
     async def call(
         self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
     ) -> AsyncGenerator[Answer, None]:
-        """See Transport.call."""
         if isinstance(request, SnapshotRequest):
             self._between.asking()
         async for pulse in self._transit(peer, payload, deadline):
@@ -206,7 +197,6 @@ class FaultyTransport:
                 yield answer
 
     async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
-        """See Transport.dial."""
         await self._between.healed(peer, deadline=deadline)
         await self._inner.dial(peer, address, deadline=deadline)
 
@@ -238,11 +228,9 @@ class FaultyService:
         self._inner, self._between = inner, between
 
     def on_tell(self, caller: PeerId, message: Control) -> None:
-        """See Service.on_tell."""
         self._inner.on_tell(caller, message)
 
     async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
-        """See Service.on_call."""
         async with contextlib.aclosing(self._inner.on_call(caller, request, payload)) as answers:
             async for answer in answers:
                 if isinstance(answer, SnapshotPiece):
@@ -250,10 +238,8 @@ class FaultyService:
                 yield answer
 
     def on_reached(self, peer: PeerId) -> None:
-        """See Service.on_reached."""
         if not self._between.cut(peer):
             self._inner.on_reached(peer)
 
     def on_gone(self, peer: PeerId, *, definite: bool) -> None:
-        """See Service.on_gone."""
         self._inner.on_gone(peer, definite=definite and not self._between.cut(peer))

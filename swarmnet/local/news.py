@@ -11,17 +11,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from swarmnet.local.events import (
-    BadCheckpoint,
-    Complete,
-    Dropped,
+    BadCheckpointEvent,
+    CheckpointFailedEvent,
+    CompleteEvent,
+    DroppedEvent,
     Event,
-    Listening,
-    LostRank,
-    MeshStarted,
-    Synced,
-    Unwritten,
-    Waiting,
-    WentBack,
+    ListeningEvent,
+    MeshStartedEvent,
+    RankLostEvent,
+    RestartEvent,
+    SyncedEvent,
+    WaitingEvent,
 )
 
 PATIENCE_S = 5.0
@@ -50,31 +50,31 @@ class News:
     def on(self, name: str, event: Event, *, now: float) -> list[str]:
         """One event of the process `name`."""
         match event:
-            case Listening(links=links) if links:
+            case ListeningEvent(links=links) if links:
                 return self._listening(name, links[-1])  # the last one is the one that works on this machine
-            case BadCheckpoint(path, reason):
+            case BadCheckpointEvent(path, reason):
                 self._bad.add(name)
                 return [f"{name}: the checkpoint {path} is of no use: {reason}"]
-            case Unwritten(path, reason) if name not in self._unwritten:
+            case CheckpointFailedEvent(path, reason) if name not in self._unwritten:
                 self._unwritten.add(name)
                 return [f"{name}: the checkpoint {path} could not be written: {reason}; training goes on without it"]
-            case Waiting(reason, stage):
+            case WaitingEvent(reason, stage):
                 if (name, stage) not in self._waits or self._waits[name, stage][1] != reason:
                     self._waits[name, stage] = now, reason
-            case Complete():
+            case CompleteEvent():
                 self._waits.pop((name, None), None)
-            case WentBack(number, version, reason):
+            case RestartEvent(number, version, reason):
                 return self._once(
                     f"the run goes on from version {version} (restart {number}, {reason})", about=f"restart {number}"
                 )
-            case LostRank(rank=rank, reason=reason):
+            case RankLostEvent(rank=rank, reason=reason):
                 which = "a rank" if rank is None else f"rank {rank}"
                 return [f"{name} has lost {which} ({reason}): its ranks start anew"]
-            case MeshStarted(mesh=mesh, epoch=epoch, pids=pids, seconds=seconds) if epoch > 1:
+            case MeshStartedEvent(mesh=mesh, epoch=epoch, pids=pids, seconds=seconds) if epoch > 1:
                 return [f"{name} has its {len(pids)} ranks ({mesh}) again, after {seconds:.1f} s"]
-            case Dropped(stage, version, reason):
+            case DroppedEvent(stage, version, reason):
                 return self._once(f"stage {stage} at version {version} is not what it was: {reason}")
-            case Synced(stage=stage, version=version, how=how):
+            case SyncedEvent(stage=stage, version=version, how=how):
                 self._waits.pop((name, stage), None)
                 self._waits.pop((name, None), None)  # it serves: others say what is missing
                 if name in self._bad:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from swarmnet.local.fault import Moment, Pace, Phase
+from swarmnet.local.fault import LinkLimit, Moment, Phase
 
 REACHED = "reached"
 """The child's event: it holds. `hold`, `phase`, `step` (null for a joiner, which knows none)."""
@@ -43,7 +43,7 @@ class SetLinks:
     """The state of this child's links, whole. cut, paces: by peer id."""
 
     cut: frozenset[str] = frozenset()
-    paces: Mapping[str, Pace] = field(default_factory=dict)
+    paces: Mapping[str, LinkLimit] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def order_of(fields: Mapping[str, Any]) -> Order:
             return Trace()
         case "links":
             return SetLinks(
-                frozenset(fields["cut"]), {peer: Pace(*numbers) for peer, numbers in fields["paces"].items()}
+                frozenset(fields["cut"]), {peer: LinkLimit(*numbers) for peer, numbers in fields["paces"].items()}
             )
         case other:
             raise AssertionError(f"no such order: {other}")

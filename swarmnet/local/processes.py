@@ -140,7 +140,7 @@ class Child:
     """One running process."""
 
     def __init__(self, spec: ChildSpec, call: Sequence[str], reader: EventReader, starter: Starter) -> None:
-        """Start it. `reader` follows its events file. Raises OSError if starting is impossible, StarterLost."""
+        """Start it. `reader` follows its events file. Raises OSError if starting is impossible, ForkerLost."""
         self.spec = spec
         self.log = spec.directory / "log.txt"
         spec.directory.mkdir(parents=True, exist_ok=True)

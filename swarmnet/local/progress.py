@@ -9,21 +9,21 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from swarmnet.local.events import (
-    Applied,
-    Checkpointed,
-    Committed,
-    Drifted,
-    Dropped,
-    Evaluated,
+    AppliedEvent,
+    CheckpointEvent,
+    CommittedEvent,
+    DriftEvent,
+    DroppedEvent,
+    EvaluatedEvent,
     Event,
-    Executed,
-    Finished,
-    Listening,
-    LostRank,
-    MeshStarted,
-    Outer,
-    Rerouted,
-    Synced,
+    ExecutedEvent,
+    FinishedEvent,
+    ListeningEvent,
+    MeshStartedEvent,
+    OuterStepEvent,
+    RankLostEvent,
+    ReroutedEvent,
+    SyncedEvent,
 )
 
 WINDOW_STEPS = 10
@@ -54,7 +54,7 @@ class Point:
 
 
 @dataclass(slots=True)
-class Progress:
+class SwarmProgress:
     """A swarm of `steps` steps; `replicas` maps the name of each replica to its stage."""
 
     steps: int
@@ -119,44 +119,44 @@ class Progress:
         """Take in one event of child `name`."""
         replica = self.replicas.get(name)
         match event:
-            case Listening() if replica is None:
+            case ListeningEvent() if replica is None:
                 self.trainer_dht[name] = event.dht
-            case Listening() if replica is not None:
+            case ListeningEvent() if replica is not None:
                 replica.dht = event.dht
-            case Synced() | Applied() if replica is not None:
+            case SyncedEvent() | AppliedEvent() if replica is not None:
                 replica.version = event.version
-                if isinstance(event, Applied) or self.training_at is None:
+                if isinstance(event, AppliedEvent) or self.training_at is None:
                     self.moved_at = now
                 if self.training_at is None and all(self.synced(stage) for stage in range(self.stages)):
                     self.training_at = now
-                if isinstance(event, Applied):
+                if isinstance(event, AppliedEvent):
                     self.applied += 1
                     self.averaging_bytes += event.averaging_bytes
-            case Committed():
+            case CommittedEvent():
                 self._committed(event, now)
-            case Outer():
+            case OuterStepEvent():
                 self.outer[event.taken] += 1
-            case Rerouted():
+            case ReroutedEvent():
                 self.reroutes += 1
-            case Executed():
+            case ExecutedEvent():
                 key = name, self._starts[name], event.stage
                 self._executions[key] = max(self._executions[key], event.executions)
-            case Evaluated():
+            case EvaluatedEvent():
                 self.evaluations[event.step] = event.loss
-            case Checkpointed():
+            case CheckpointEvent():
                 self.on_disk.setdefault(event.stage, set()).add(event.version)
-            case Dropped():
+            case DroppedEvent():
                 self._cut_back(event.version)
-            case Drifted():
+            case DriftEvent():
                 self.apart = max(self.apart, event.distance or 0.0)
                 if event.stray:
                     self.strays.add((event.stage, event.version, event.peer))
-            case MeshStarted() if replica is not None:
+            case MeshStartedEvent() if replica is not None:
                 replica.mesh, replica.ranks_lost = event.mesh, False
                 self.rank_restarts += event.epoch > 1
-            case LostRank() if replica is not None:
+            case RankLostEvent() if replica is not None:
                 replica.ranks_lost = True
-            case Finished() if replica is not None:
+            case FinishedEvent() if replica is not None:
                 replica.finished, replica.version = True, event.version
                 self.moved_at = now
 
@@ -166,7 +166,7 @@ class Progress:
         self._early = {step: point for step, point in self._early.items() if step < version}
         self.earlier_points = min(self.earlier_points, version)
 
-    def _committed(self, event: Committed, now: float) -> None:
+    def _committed(self, event: CommittedEvent, now: float) -> None:
         self.moved_at = now
         if event.stage == self.stages - 1:
             self.done.add(event.step)

@@ -15,8 +15,8 @@ from typing import IO, Any, Self
 
 from rich.console import Console
 
-from swarmnet.local.audit import FP32_STEPS, Comparison, Verdict
-from swarmnet.local.progress import Progress
+from swarmnet.local.audit import FP32_STEPS, AuditResult, Comparison
+from swarmnet.local.progress import SwarmProgress
 from swarmnet.local.table import duration
 from swarmnet.manifest.schema import Manifest
 from swarmnet.telemetry.jsonline import encode, plain
@@ -50,7 +50,7 @@ class MergedLog:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """How a run ended. problem: the one line that explains a non-zero exit code, "" if all promises held.
 
     oracle_problem: the part of it, at its end, that the comparison with one process adds.
@@ -60,8 +60,8 @@ class Outcome:
     seed: int
     microbatches: int
     numerics: str
-    progress: Progress
-    verdict: Verdict
+    progress: SwarmProgress
+    verdict: AuditResult
     seconds: float
     problem: str = ""
     not_killed: tuple[str, ...] = ()  # orders that never could be carried out
@@ -79,7 +79,7 @@ def shape(stages: int, replicas: int) -> str:
     return f"{stages} stage{'' if stages == 1 else 's'} × {replicas} replica{'' if replicas == 1 else 's'}"
 
 
-def executions_per_index(outcome: Outcome) -> float:
+def executions_per_index(outcome: RunOutcome) -> float:
     """Training forwards per (stage, step, index): 1.0 when nothing was computed twice."""
     done = outcome.progress.stages * len(outcome.progress.done) * outcome.microbatches
     return outcome.progress.executions / done if done else 0.0
@@ -92,13 +92,13 @@ def agreement(manifest: Manifest) -> str:
     return ", ".join([mode, *(word for word in said if word not in ("sync exact", "int64", mode, "sum"))])
 
 
-def averaging_bytes_each(outcome: Outcome) -> int:
+def averaging_bytes_each(outcome: RunOutcome) -> int:
     """What a replica sends its mates in a step, on the average."""
     progress = outcome.progress
     return round(progress.averaging_bytes / progress.applied) if progress.applied else 0
 
 
-def summary(outcome: Outcome) -> dict[str, Any]:
+def summary(outcome: RunOutcome) -> dict[str, Any]:
     """What summary.json holds."""
     progress, verdict = outcome.progress, outcome.verdict
     points, evaluated = progress.points, max(progress.evaluations, default=None)
@@ -146,7 +146,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     return found | _compared(outcome)
 
 
-def _compared(outcome: Outcome) -> dict[str, Any]:
+def _compared(outcome: RunOutcome) -> dict[str, Any]:
     """What summary.json holds of a comparison with one process; nothing if none was asked for."""
     if outcome.comparison is None:
         return {"oracle_problem": outcome.oracle_problem} if outcome.oracle_problem else {}
@@ -167,7 +167,7 @@ def judged_before(directory: Path, *, steps: int) -> str | None:
     return "" if problem == INTERRUPTED else problem  # at the very end
 
 
-def add_comparison(outcome: Outcome, directory: Path) -> str:
+def add_comparison(outcome: RunOutcome, directory: Path) -> str:
     """Put the comparison of a finished run into the summary it has, and into loss.png. Returns what `draw` does."""
     found = (_read(directory) or {}) | {"ok": not outcome.problem, "problem": outcome.problem} | _compared(outcome)
     _write(found, directory)
@@ -187,7 +187,7 @@ def _write(found: dict[str, Any], directory: Path) -> None:
     (directory / "summary.json").write_text(text + "\n", encoding="utf-8")
 
 
-def write(outcome: Outcome, directory: Path) -> str:
+def write(outcome: RunOutcome, directory: Path) -> str:
     """loss.csv, summary.json, loss.png. Returns a note if the picture could not be drawn, else ""."""
     with (directory / "loss.csv").open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file, lineterminator="\n")
@@ -199,7 +199,7 @@ def write(outcome: Outcome, directory: Path) -> str:
     return draw(outcome, directory / "loss.png")
 
 
-def draw(outcome: Outcome, path: Path) -> str:
+def draw(outcome: RunOutcome, path: Path) -> str:
     """The curve, held-out losses, kills, and the oracle's curve. Returns a note instead if matplotlib is missing."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -247,7 +247,7 @@ def draw(outcome: Outcome, path: Path) -> str:
     return ""
 
 
-def print_summary(outcome: Outcome, directory: Path, console: Console) -> None:
+def print_summary(outcome: RunOutcome, directory: Path, console: Console) -> None:
     """The last lines on the terminal."""
     progress, verdict = outcome.progress, outcome.verdict
     points = progress.points
@@ -306,17 +306,17 @@ def print_summary(outcome: Outcome, directory: Path, console: Console) -> None:
     _print_problem(outcome, directory, console)
 
 
-def print_comparison(outcome: Outcome, directory: Path, console: Console) -> None:
+def print_comparison(outcome: RunOutcome, directory: Path, console: Console) -> None:
     """The last lines on the terminal for a run that was finished already."""
     _print(console, _beside_one_process(outcome))
     _print_problem(outcome, directory, console)
 
 
-def _beside_one_process(outcome: Outcome) -> list[str]:
+def _beside_one_process(outcome: RunOutcome) -> list[str]:
     return [] if outcome.comparison is None else [f"beside one process: {_beside(outcome.comparison)}"]
 
 
-def _print_problem(outcome: Outcome, directory: Path, console: Console) -> None:
+def _print_problem(outcome: RunOutcome, directory: Path, console: Console) -> None:
     """What is wrong, if anything is."""
     if outcome.oracle_problem == UNCOMPARED:
         _print(
@@ -340,7 +340,7 @@ def next_step(manifest: Manifest, path: Path) -> str:
     return f'next: swarmnet generate {shlex.quote(shown)} "{prompt}"'
 
 
-def _outer(progress: Progress) -> str:
+def _outer(progress: SwarmProgress) -> str:
     if not progress.outer:
         return ""
     missed = f", {progress.outer[False]} missed" if progress.outer[False] else ""
@@ -356,12 +356,12 @@ def _beside(comparison: Comparison) -> str:
     return f"largest loss difference {comparison.max_difference:.3g} ({how})"
 
 
-def _faults(progress: Progress) -> str:
+def _faults(progress: SwarmProgress) -> str:
     others = (f"{kind} {count}" for kind, count in sorted(progress.faults.items()) if kind != "kill")
     return ", ".join([f"kills {len(progress.kills)}", *others])
 
 
-def _postponed(outcome: Outcome) -> str:
+def _postponed(outcome: RunOutcome) -> str:
     said = [f"{len(outcome.progress.postponed)} postponed"] if outcome.progress.postponed else []
     if outcome.not_killed:
         said.append(f"not carried out: {', '.join(outcome.not_killed)}")

@@ -23,11 +23,11 @@ from swarmnet.local.meshes import Meshes, in_words, mesh_of, meshed, parse_meshe
 from swarmnet.local.options import LocalOptions, parse_kill_all, parse_kill_ranks, parse_kills
 from swarmnet.local.prepare import Prepared, prepare, resume
 from swarmnet.local.processes import ChildCommand, swarmnet_command
-from swarmnet.local.progress import Progress, ReplicaView
+from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.local.report import (
     INTERRUPTED,
     MergedLog,
-    Outcome,
+    RunOutcome,
     add_comparison,
     agreement,
     judged_before,
@@ -37,8 +37,8 @@ from swarmnet.local.report import (
     shape,
     write,
 )
-from swarmnet.local.starter import FreshInterpreter, Starter, best_starter
-from swarmnet.local.supervisor import Layout, Supervisor, Timing
+from swarmnet.local.starter import FreshChildren, Starter, best_starter
+from swarmnet.local.supervisor import Supervisor, SwarmLayout, Timing
 from swarmnet.local.table import screen
 from swarmnet.manifest.remarks import remarks
 from swarmnet.manifest.schema import Manifest, Model
@@ -98,7 +98,7 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
         ):
             if line:
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
-        layout = Layout(
+        layout = SwarmLayout(
             out=out,
             manifest=prepared.path,
             replicas=replicas,
@@ -216,7 +216,7 @@ def _compare_finished(options: LocalOptions, out: Path, kit: Kit, console: Conso
     progress, audit = _books(prepared, replicas, trainers, exact=exact)
     earlier.replay(out, earlier.lives(out), progress, audit)
     progress.kills = earlier.kills(out)
-    outcome = Outcome(
+    outcome = RunOutcome(
         run_id=prepared.run_id,
         seed=manifest.training.seed,
         microbatches=manifest.training.microbatches,
@@ -228,7 +228,7 @@ def _compare_finished(options: LocalOptions, out: Path, kit: Kit, console: Conso
     before = judged_before(out, steps=progress.steps)
     outcome = replace(outcome, problem=_judge(outcome) if before is None else before)
     with Interrupt() as interrupt:
-        bench = Bench(kit.oracle, FreshInterpreter(), console, interrupt, kit.timing.poll_s, kit.timing.grace_s)
+        bench = Bench(kit.oracle, FreshChildren(), console, interrupt, kit.timing.poll_s, kit.timing.grace_s)
         outcome = beside(outcome, prepared, out, exact=exact, log_level=options.log_level, bench=bench)
     note = write(outcome, out) if before is None else add_comparison(outcome, out)
     if note:
@@ -239,10 +239,10 @@ def _compare_finished(options: LocalOptions, out: Path, kit: Kit, console: Conso
 
 def _books(
     prepared: Prepared, replicas: dict[str, int], trainers: tuple[str, ...], *, exact: bool
-) -> tuple[Progress, Audit]:
+) -> tuple[SwarmProgress, Audit]:
     """Empty ones for the run, to be told everything that happens."""
     manifest, training = prepared.manifest, prepared.manifest.training
-    progress = Progress(
+    progress = SwarmProgress(
         steps=training.total_steps,
         trainers=frozenset(trainers),
         replicas={name: ReplicaView(stage) for name, stage in replicas.items()},
@@ -260,14 +260,14 @@ def _books(
 def _swarm(
     options: LocalOptions,
     prepared: Prepared,
-    layout: Layout,
+    layout: SwarmLayout,
     plan: tuple[str, tuple[Fault, ...]],
     *,
     kit: Kit,
     starter: Starter,
     console: Console,
     interrupt: Interrupt,
-) -> Outcome:
+) -> RunOutcome:
     """The swarm from its first process to its verdict, and the single process after it."""
     began, manifest = time.monotonic(), prepared.manifest
     (seed, ordered), out = plan, layout.out
@@ -301,7 +301,7 @@ def _swarm(
         problem = supervisor.run()
     if interrupt.count and not progress.complete:
         problem = INTERRUPTED
-    outcome = Outcome(
+    outcome = RunOutcome(
         run_id=prepared.run_id,
         seed=manifest.training.seed,
         microbatches=manifest.training.microbatches,
@@ -332,7 +332,7 @@ def _directory(options: LocalOptions) -> Path:
     return out.resolve()
 
 
-def _judge(outcome: Outcome) -> str:
+def _judge(outcome: RunOutcome) -> str:
     """What is wrong with a swarm that ran to its end, in one line; "" if nothing."""
     progress = outcome.progress
     if outcome.killed_all is not None:  # in the middle: what was not written is not missing yet

@@ -20,7 +20,7 @@ class Order:
 
 
 @dataclass(slots=True)
-class Replica:
+class ReplicaStanding:
     """What is known of one replica."""
 
     stage: int

@@ -45,11 +45,11 @@ PRELOAD = (
 """What peers, trainers and the oracle import. Importing these starts no thread and opens nothing."""
 
 
-class StarterLost(SwarmError):
+class ForkerLost(SwarmError):
     """The process that children are forked from is gone, and they with it."""
 
 
-class Process(Protocol):
+class ChildProcess(Protocol):
     """A started child."""
 
     @property
@@ -65,14 +65,14 @@ class Process(Protocol):
 
 
 class Starter(Protocol):
-    """Two implementations: FreshInterpreter, Preloaded."""
+    """Two implementations: FreshChildren, Preloaded."""
 
     def ready(self) -> bool:
         """A child can be started now. Ask again until it is so."""
         ...
 
-    def start(self, call: Sequence[str], *, name: str, log: Path) -> Process:
-        """Run `python CALL...`; what it prints is appended to `log`. Only when ready. Raises OSError, StarterLost."""
+    def start(self, call: Sequence[str], *, name: str, log: Path) -> ChildProcess:
+        """Run `python CALL...`; what it prints is appended to `log`. Only when ready. Raises OSError, ForkerLost."""
         ...
 
     def close(self) -> None:
@@ -88,17 +88,16 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
 # ---------------------------------------------------------------- a fresh interpreter
 
 
-class FreshInterpreter:
+class FreshChildren:
     """Starts whatever Python can run, anywhere; each child imports everything for itself."""
 
     def ready(self) -> bool:
-        """See Starter.ready: always."""
+        """It is always ready."""
         return True
 
-    def start(self, call: Sequence[str], *, name: str, log: Path) -> Process:
-        """See Starter.start."""
+    def start(self, call: Sequence[str], *, name: str, log: Path) -> ChildProcess:
         with log.open("ab") as output:
-            return _Fresh(
+            return _FreshChild(
                 subprocess.Popen(
                     leashed(sys.executable, *call),
                     stdin=subprocess.DEVNULL,
@@ -110,10 +109,10 @@ class FreshInterpreter:
             )
 
     def close(self) -> None:
-        """See Starter.close."""
+        """Children of their own end by themselves: there is nothing to close."""
 
 
-class _Fresh:
+class _FreshChild:
     """A child of our own."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -148,7 +147,7 @@ class Preloaded:
         self._codes: dict[int, int] = {}
         self._started: list[int] = []
         self._ready = self._lost = False
-        self._instead: FreshInterpreter | None = None
+        self._instead: FreshChildren | None = None
         with theirs:
             self._zygote = subprocess.Popen(
                 leashed(
@@ -168,15 +167,14 @@ class Preloaded:
             )
 
     def ready(self) -> bool:
-        """See Starter.ready."""
         if not (self._ready or self._instead):
             self._listen(block=False)
             if self._lost and not self._ready:
-                self._instead = FreshInterpreter()
+                self._instead = FreshChildren()
         return self._ready or self._instead is not None
 
-    def start(self, call: Sequence[str], *, name: str, log: Path) -> Process:
-        """See Starter.start. `call` must begin with -m."""
+    def start(self, call: Sequence[str], *, name: str, log: Path) -> ChildProcess:
+        """Fork the child from the zygote. `call` must begin with -m."""
         if self._instead is not None:
             return self._instead.start(call, name=name, log=log)
         assert self._ready and call[0] == "-m", call
@@ -184,24 +182,23 @@ class Preloaded:
         while not self._started:
             self._listen(block=True)
             if self._lost:
-                raise StarterLost("the process that children are forked from has ended")
-        return _Forked(self, self._started.pop())
+                raise ForkerLost("the process that children are forked from has ended")
+        return _ForkedChild(self, self._started.pop())
 
     def close(self) -> None:
-        """See Starter.close."""
         self._control.close()
         self._zygote.kill()
         self._zygote.wait()
 
     def code(self, pid: int, *, wait: bool) -> int | None:
-        """As Process.returncode. The children of a lost zygote have been killed with it."""
+        """As ChildProcess.returncode. The children of a lost zygote have been killed with it."""
         self._listen(block=False)
         while wait and pid not in self._codes and not self._lost:
             self._listen(block=True)
         return self._codes.get(pid, -signal.SIGKILL if self._lost else None)
 
     def signal(self, pid: int, number: signal.Signals) -> None:
-        """As Process.send."""
+        """As ChildProcess.send."""
         self._say({"pid": pid, "signal": int(number)})
 
     def _say(self, packet: dict[str, Any]) -> None:
@@ -237,7 +234,7 @@ class Preloaded:
             self._codes[packet["ended"]] = packet["code"]
 
 
-class _Forked:
+class _ForkedChild:
     """A child of the zygote, which alone can signal and reap it."""
 
     def __init__(self, starter: Preloaded, pid: int) -> None:
@@ -256,4 +253,4 @@ class _Forked:
 
 def best_starter() -> Starter:
     """What suits this system: forking after an import is safe on Linux only."""
-    return Preloaded() if sys.platform == "linux" else FreshInterpreter()
+    return Preloaded() if sys.platform == "linux" else FreshChildren()

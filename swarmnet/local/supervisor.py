@@ -17,19 +17,19 @@ from swarmnet.local import acts
 from swarmnet.local.audit import Audit
 from swarmnet.local.channels import Channels
 from swarmnet.local.events import (
-    Applied,
-    Asking,
+    AppliedEvent,
     BadEvent,
-    Committed,
-    Dropped,
-    Finished,
-    Halted,
-    Listening,
-    LostRank,
-    MeshStarted,
-    Noted,
-    Reached,
-    Synced,
+    CommittedEvent,
+    DroppedEvent,
+    FinishedEvent,
+    HaltedEvent,
+    HoldReachedEvent,
+    ListeningEvent,
+    MeshStartedEvent,
+    OtherEvent,
+    RankLostEvent,
+    SnapshotAskedEvent,
+    SyncedEvent,
     parse,
 )
 from swarmnet.local.faults import Faults
@@ -38,9 +38,9 @@ from swarmnet.local.meshes import Meshes, mesh_of
 from swarmnet.local.news import News
 from swarmnet.local.orders import GoOn, HoldAt
 from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop
-from swarmnet.local.progress import Progress, ReplicaView
+from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.local.report import MergedLog
-from swarmnet.local.starter import Starter, StarterLost
+from swarmnet.local.starter import ForkerLost, Starter
 from swarmnet.local.table import Screen
 from swarmnet.telemetry.events import EventReader
 
@@ -58,7 +58,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SwarmLayout:
     """Who runs where. trainers and the replicas' names are also directory names below `out`/peers."""
 
     out: Path
@@ -79,9 +79,9 @@ class Supervisor:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: SwarmLayout,
         *,
-        progress: Progress,
+        progress: SwarmProgress,
         audit: Audit,
         faults: Faults,
         starter: Starter,
@@ -127,7 +127,7 @@ class Supervisor:
                 time.sleep(self.timing.poll_s)
                 now = time.monotonic()
                 self._turn(now)
-        except (BadEvent, StarterLost) as error:
+        except (BadEvent, ForkerLost) as error:
             self._problem = str(error)
         finally:
             self._ending = True
@@ -162,7 +162,7 @@ class Supervisor:
             return False
         if self._complete_at is None:
             self._complete_at = now
-            self._act(acts.Complete(), now=now)
+            self._act(acts.RunComplete(), now=now)
         trainers = any(name in self._children for name in self.layout.trainers)
         # A replica killed in the last moments comes back and takes the final weights like any other.
         settled = self.progress.all_finished and not trainers and not self._away
@@ -209,38 +209,38 @@ class Supervisor:
         for record in self._children[name].read():
             self.log.child(name, record)
             event = parse(record)
-            if isinstance(event, Noted):
+            if isinstance(event, OtherEvent):
                 continue
-            if isinstance(event, Dropped) and not self.audit.anew(event.version, life=self.layout.life):
+            if isinstance(event, DroppedEvent) and not self.audit.anew(event.version, life=self.layout.life):
                 continue  # another replica has said so
             self.progress.on(name, event, now=now)
             self._say(self._news.on(name, event, now=now))
             match event:
-                case Synced(version=version, how=how) if name in self._away and name not in self._killed:
+                case SyncedEvent(version=version, how=how) if name in self._away and name not in self._killed:
                     self.screen.note(
                         f"{name} is back at version {version} by {how}, "
                         f"{now - self._away.pop(name):.1f} s after it was killed"
                     )
                     self._act(acts.At(name, version, took=how == "snapshot"), now=now)
-                case Synced(version=version, how=how) if name in self._stages:
+                case SyncedEvent(version=version, how=how) if name in self._stages:
                     self._act(acts.At(name, version, took=how == "snapshot"), now=now)
-                case Applied(version=version) if name in self._stages:
+                case AppliedEvent(version=version) if name in self._stages:
                     self._act(acts.At(name, version), now=now)
-                case Listening(peer=peer):
+                case ListeningEvent(peer=peer):
                     self._channels.listening(name, peer)
-                case Reached(hold=hold, step=step):
-                    self._act(acts.Reached(hold, name, step), now=now)
-                case MeshStarted(pids=pids):
+                case HoldReachedEvent(hold=hold, step=step):
+                    self._act(acts.HoldReached(hold, name, step), now=now)
+                case MeshStartedEvent(pids=pids):
                     self._ranks[name] = pids
-                    self._act(acts.Ranks(name, len(pids)), now=now)
-                case LostRank():
+                    self._act(acts.RankCount(name, len(pids)), now=now)
+                case RankLostEvent():
                     self._ranks.pop(name, None)
-                    self._act(acts.Ranks(name, 0), now=now)
-                case Asking():
-                    self._act(acts.Asked(name), now=now)
-                case Committed() | Finished():
+                    self._act(acts.RankCount(name, 0), now=now)
+                case SnapshotAskedEvent():
+                    self._act(acts.SnapshotAsked(name), now=now)
+                case CommittedEvent() | FinishedEvent():
                     self.audit.on(event, life=self.layout.life)
-                case Halted(reason):
+                case HaltedEvent(reason):
                     self._problem = reason
 
         if self._resumes and self.progress.training_at is not None:
@@ -315,52 +315,52 @@ class Supervisor:
 
     def _perform(self, action: acts.Act, *, now: float) -> None:
         match action:
-            case acts.Kill(name, _, step, order, back):
+            case acts.KillAction(name, _, step, order, back):
                 self._killed.add(name)
                 self._children[name].send(signal.SIGKILL)
                 self._note_kill(name, by=f"{order}, step {step}", now=now, back=back)
-            case acts.KillRank(name, rank, step, order):
+            case acts.KillRankAction(name, rank, step, order):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._ranks[name][rank], signal.SIGKILL)
                 self._note(
                     "kill_rank", f"rank {rank} of {name} was killed ({order}, step {step})", child=name, order=order
                 )
-            case acts.KillAll(step):
+            case acts.KillAllAction(step):
                 self.killed_all = step
                 self.screen.note(f"step {step}: everything is killed")
                 self.log.ours("killed_all", step=step)
                 for child in self._children.values():
                     child.send(signal.SIGKILL)
-            case acts.Stop(name, order, for_s):
+            case acts.StopAction(name, order, for_s):
                 self._children[name].send(signal.SIGSTOP)
                 self._note("stop", f"{name} is stopped for {for_s:.1f} s ({order})", child=name, order=order)
-            case acts.Continue(name, order):
+            case acts.ContinueAction(name, order):
                 if name in self._children:
                     self._children[name].send(signal.SIGCONT)
                 self.log.ours("continued", child=name, order=order)
-            case acts.Drain(name, _, step, order):
+            case acts.DrainAction(name, _, step, order):
                 self._leaving.add(name)
                 self._children[name].send(signal.SIGTERM)
                 self._note("drain", f"{name} is told to leave ({order}, step {step})", child=name, order=order)
-            case acts.Join(name, stage, order):
+            case acts.JoinAction(name, stage, order):
                 self._stages[name] = stage
                 self.progress.replicas[name] = ReplicaView(stage)
                 self._note("join", f"{name} joins stage {stage} ({order})", child=name, order=order)
                 self._start(name, now=now)
-            case acts.Restart(name):
+            case acts.RestartAction(name):
                 self._start(name, now=now)
-            case acts.Hold(name, id, phase, step, moment):
+            case acts.HoldAction(name, id, phase, step, moment):
                 self._channels.send(name, HoldAt(id, phase, step, moment))
-            case acts.Release(name, id):
+            case acts.ReleaseAction(name, id):
                 self._channels.send(name, GoOn(id))
-            case acts.Links(rules, order):
+            case acts.LinksAction(rules, order):
                 self._channels.rules(rules)
                 if order:
                     self._note(order.partition(" ")[0], f"{order} begins", order=order)
-            case acts.Done(order):
+            case acts.FaultEnded(order):
                 self.screen.note(f"{order} is over")
                 self.log.ours("over", order=order)
-            case acts.Postponed(order, _, reason):
+            case acts.FaultPostponed(order, _, reason):
                 self.progress.postponed.append(order)
                 self.screen.note(f"{order} is postponed: {reason}")
                 self.log.ours("postponed", order=order, reason=reason)

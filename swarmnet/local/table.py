@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from swarmnet.local.progress import Progress
+from swarmnet.local.progress import SwarmProgress
 
 REFRESH_S = 0.25
 STARTING_S = 1.0
@@ -26,7 +26,7 @@ class Screen(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def update(self, progress: Progress, *, now: float) -> None:
+    def update(self, progress: SwarmProgress, *, now: float) -> None:
         """Show this, if it differs from what is shown."""
         ...
 
@@ -49,7 +49,7 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def headline(progress: Progress, *, now: float) -> str:
+def headline(progress: SwarmProgress, *, now: float) -> str:
     """Step, loss, throughput, what went wrong so far, time; before the first step, how far the start is."""
     if progress.starting:
         return f"{progress.starting}  elapsed {duration(now - progress.started_at)}"
@@ -68,7 +68,7 @@ def headline(progress: Progress, *, now: float) -> str:
     return "  ".join(parts)
 
 
-def stages(progress: Progress) -> Table:
+def stages(progress: SwarmProgress) -> Table:
     """One row a stage: how many of its replicas live, which versions they hold."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("stage", "replicas", "versions"):
@@ -103,7 +103,7 @@ class LiveScreen:
         self._live.refresh()
         self._live.__exit__(kind, error, trace)
 
-    def update(self, progress: Progress, *, now: float) -> None:
+    def update(self, progress: SwarmProgress, *, now: float) -> None:
         """Redraw if the last drawing is old enough; the newest state is drawn at the end in any case."""
         due = now - self._drawn_at >= REFRESH_S
         self._drawn_at = now if due else self._drawn_at
@@ -130,7 +130,7 @@ class PlainScreen:
     ) -> None:
         return None
 
-    def update(self, progress: Progress, *, now: float) -> None:
+    def update(self, progress: SwarmProgress, *, now: float) -> None:
         """Print the steps not printed yet; before the first one, once a second how far the start is."""
         if progress.starting not in ("", self._said) and now - self._said_at >= STARTING_S:
             self._said, self._said_at = progress.starting, now

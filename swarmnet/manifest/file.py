@@ -11,7 +11,7 @@ from pathlib import Path
 
 from swarmnet.config import toml
 from swarmnet.config.check import check
-from swarmnet.config.layers import Layer, layer, resolve
+from swarmnet.config.layers import SettingsLayer, layer, resolve
 from swarmnet.manifest.schema import Manifest
 
 
@@ -36,9 +36,9 @@ def override(manifest: Manifest, assignments: Sequence[str], *, where: str = "--
     return change(manifest, changes, where=where)
 
 
-def change(manifest: Manifest, changes: Sequence[Layer], *, where: str) -> Manifest:
+def change(manifest: Manifest, changes: Sequence[SettingsLayer], *, where: str) -> Manifest:
     """`manifest` with `changes` laid over it. Raises UsageError in the name of the change, or of `where`."""
-    return resolve(Manifest, [Layer(where, manifest.model_dump(mode="json")), *changes], where=where)
+    return resolve(Manifest, [SettingsLayer(where, manifest.model_dump(mode="json")), *changes], where=where)
 
 
 def to_toml(manifest: Manifest) -> str:

@@ -26,8 +26,8 @@ from swarmnet.errors import RankLost
 from swarmnet.mesh.rank_errors import disagreement, error_of
 from swarmnet.mesh.rank_fate import KILL_S, Rank, cause, hear, late
 from swarmnet.mesh.rank_line import Packet, PeerEnd, packed
-from swarmnet.mesh.rank_starter import RankStarter, StarterLost, best_starter
-from swarmnet.mesh.shared import Shared, anonymous_file
+from swarmnet.mesh.rank_starter import RankStarter, RankStarterLost, best_starter
+from swarmnet.mesh.shared import SharedMemory, anonymous_file
 
 log = telemetry.get(__name__)
 
@@ -59,7 +59,7 @@ class RankGroup:
         self._deadline_s, self._start_deadline_s = deadline_s, start_deadline_s
         self._lock = threading.Lock()
         self._starter: RankStarter | None = None
-        self._shared: list[Shared] = []
+        self._shared: list[SharedMemory] = []
         self._ranks: list[Rank] = []
         self._lost = RankLost(None, "the ranks have not been started")
         # `stop` and `close` do not wait for the call that has `_lock`: under `_killing` they say why in `_asked`, kill
@@ -107,11 +107,11 @@ class RankGroup:
                 self._exchange("start", deadline, limit_s)
             log.info("ranks_started", epoch=self.epoch, ranks=len(self._ranks), seconds=time.monotonic() - began)
 
-    def share(self, num_bytes: int) -> Shared:
+    def share(self, num_bytes: int) -> SharedMemory:
         """Memory that all ranks map, from their next order or start on, in every epoch. Raises ValueError, OSError."""
         with self._lock:
             self._must_be_open()
-            self._shared.append(Shared(len(self._shared), num_bytes))
+            self._shared.append(SharedMemory(len(self._shared), num_bytes))
             return self._shared[-1]
 
     def order(self, name: str, /, deadline_s: float | None = None, **fields: Any) -> list[Packet]:
@@ -169,11 +169,11 @@ class RankGroup:
                 self._starter = best_starter(self._program.partition(":")[0])
             with self._killing:
                 if self._asked is not None:
-                    raise StarterLost(self._asked)
+                    raise RankStarterLost(self._asked)
                 self._starting = self._starter
             for number in range(len(self._devices)):
                 self._join(_begun(self._starter, number, self._shared, deadline))
-        except (StarterLost, OSError) as error:
+        except (RankStarterLost, OSError) as error:
             lost = RankLost(None, f"the ranks could not be started: {error}")
             self._end(lost)
             self._let_go_of_lost_starter()  # another one next time
@@ -287,8 +287,8 @@ class RankGroup:
             rank.process.close()
 
 
-def _begun(starter: RankStarter, number: int, shared: list[Shared], deadline: float) -> Rank:
-    """A rank's process and our end of its line. Raises StarterLost, OSError."""
+def _begun(starter: RankStarter, number: int, shared: list[SharedMemory], deadline: float) -> Rank:
+    """A rank's process and our end of its line. Raises RankStarterLost, OSError."""
     ours, theirs = socket.socketpair()
     line = PeerEnd(ours)
     with theirs:

@@ -55,7 +55,7 @@ class RankContext:
         self._memory: dict[int, Tensor] = {}
 
     def memory(self, number: int) -> Tensor:
-        """The bytes of the `Shared` of that id, [n] uint8 on the CPU; pinned where the rank's device is CUDA."""
+        """The bytes of the `SharedMemory` of that id, [n] uint8 on the CPU; pinned where the rank's device is CUDA."""
         return self._memory[number]
 
     def new_group(self, lists: Sequence[Sequence[int]]) -> ProcessComm:

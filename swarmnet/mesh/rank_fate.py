@@ -16,7 +16,7 @@ from pathlib import Path
 from swarmnet.errors import RankLost
 from swarmnet.mesh.rank_line import LineEnded, Packet, PeerEnd, packed
 from swarmnet.mesh.rank_starter import DUMP, RankProcess
-from swarmnet.mesh.shared import Shared
+from swarmnet.mesh.shared import SharedMemory
 
 KILL_S = 30.0
 """How long a killed process may take to end: a driver that frees a device's memory takes its time."""
@@ -31,7 +31,7 @@ DUMP_S = 0.3
 class Rank:
     """One rank that runs: its process, our end of its line, and how much of the shared memory it has."""
 
-    def __init__(self, number: int, line: PeerEnd, process: RankProcess, shared: list[Shared]) -> None:
+    def __init__(self, number: int, line: PeerEnd, process: RankProcess, shared: list[SharedMemory]) -> None:
         self.number, self.line, self.process = number, line, process
         self._shared, self._mapped = shared, 0
 

@@ -49,7 +49,7 @@ PRELOAD = (
 ENDED = "the process that ranks are forked from has ended"
 
 
-class StarterLost(SwarmError):
+class RankStarterLost(SwarmError):
     """The process that ranks are forked from is gone, and they with it, or it did not get ready in time."""
 
 
@@ -79,14 +79,14 @@ class RankProcess(Protocol):
 
 
 class RankStarter(Protocol):
-    """Two implementations: Forking, FreshInterpreter."""
+    """Two implementations: ForkedRanks, FreshRanks."""
 
     def lost(self) -> bool:
         """Nothing can be started with it any more."""
         ...
 
     def start(self, line: socket.socket, name: str, deadline: float) -> RankProcess:
-        """A rank at this end of its line, which the caller closes then. Raises StarterLost, OSError."""
+        """A rank at this end of its line, which the caller closes then. Raises RankStarterLost, OSError."""
         ...
 
     def abort(self) -> None:
@@ -109,14 +109,14 @@ def best_starter(program: str) -> RankStarter:
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError):  # another system, an old kernel, a sandbox that forbids it
-        return FreshInterpreter()
-    return Forking((*PRELOAD, program))
+        return FreshRanks()
+    return ForkedRanks((*PRELOAD, program))
 
 
 # ---------------------------------------------------------------- a fork of a process that is ready
 
 
-class Forking:
+class ForkedRanks:
     """Starts ranks as forks of a zygote, which imports `modules` first. Linux only.
 
     Packets on the control socket, JSON. To the zygote: {name} and the rank's end of its line, answered by {started:
@@ -130,7 +130,7 @@ class Forking:
         self._codes: dict[int, int] = {}
         self._ready = self._owes = self._aborted = False
         self._times_late = 0
-        self._instead: FreshInterpreter | None = None
+        self._instead: FreshRanks | None = None
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
@@ -155,14 +155,13 @@ class Forking:
             raise
 
     def lost(self) -> bool:
-        """See RankStarter.lost. A zygote that owes a rank is: its answer would be taken for another's."""
+        """A zygote that owes a rank is lost, too: its answer would be taken for another's."""
         if self._aborted:
             return True
         useless = self._owes or self._times_late > MOST_LATE or self._zygote.poll() is not None
         return self._instead is None and useless
 
     def start(self, line: socket.socket, name: str, deadline: float) -> RankProcess:
-        """See RankStarter.start."""
         if not self._ready and self._instead is None:
             self._get_ready(deadline)
         if self._instead is not None:
@@ -171,17 +170,17 @@ class Forking:
         try:
             socket.send_fds(self._control, [json.dumps({"name": name}).encode()], [line.fileno()])
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise StarterLost(ENDED) from error
+            raise RankStarterLost(ENDED) from error
         while True:
             packet, handle = self._hear(deadline)
             if handle is not None:
                 self._owes = False
-                return _Forked(self, packet["started"], handle)
+                return _ForkedRank(self, packet["started"], handle)
 
     def _get_ready(self, deadline: float) -> None:
         try:
             threads = self._hear(deadline)[0]["threads"]
-        except StarterLost:
+        except RankStarterLost:
             if self._aborted or not self._ended(deadline):
                 self._times_late += 1
                 raise
@@ -189,7 +188,7 @@ class Forking:
         self._ready = threads == 1
         if not self._ready:
             log.warning("ranks_not_forked", threads=threads)
-            self._instead = FreshInterpreter()
+            self._instead = FreshRanks()
 
     def _ended(self, deadline: float) -> bool:
         """Has the zygote, by then?"""
@@ -200,16 +199,16 @@ class Forking:
         return True
 
     def _hear(self, deadline: float) -> tuple[dict[str, Any], int | None]:
-        """The next packet, exit codes noted. Raises StarterLost after `deadline`, and when the zygote has ended."""
+        """The next packet, exit codes noted. Raises RankStarterLost after `deadline`, and when the zygote has ended."""
         try:
             self._control.settimeout(max(deadline - time.monotonic(), 1e-3))
             data, descriptor = receive_with_descriptor(self._control, MAX_PACKET)
         except TimeoutError as error:
-            raise StarterLost("the process that ranks are forked from did not answer in time") from error
+            raise RankStarterLost("the process that ranks are forked from did not answer in time") from error
         except OSError as error:
-            raise StarterLost(ENDED) from error
+            raise RankStarterLost(ENDED) from error
         if not data:
-            raise StarterLost(ENDED)
+            raise RankStarterLost(ENDED)
         packet: dict[str, Any] = json.loads(data)
         if "ended" in packet:
             self._codes[packet["ended"]] = packet["code"]
@@ -221,26 +220,25 @@ class Forking:
         try:
             while pid not in self._codes:
                 self._hear(deadline)
-        except StarterLost:
+        except RankStarterLost:
             return None
         return self._codes.pop(pid)
 
     def abort(self) -> None:
-        """See RankStarter.abort: the zygote's end of the control socket closes, and `_hear` notices."""
+        """Close the zygote's end of the control socket, which `_hear` notices."""
         self._aborted = True
         self._zygote.kill()
 
     def close(self) -> None:
-        """See RankStarter.close."""
         self._control.close()
         self._zygote.kill()
         self._zygote.wait()
 
 
-class _Forked:
+class _ForkedRank:
     """A rank that is the zygote's child. handle: its pidfd, ours to close."""
 
-    def __init__(self, starter: Forking, pid: int, handle: int) -> None:
+    def __init__(self, starter: ForkedRanks, pid: int, handle: int) -> None:
         self._starter, self._pid, self._handle = starter, pid, handle
         self._code: int | None = None
         self._asked = False
@@ -275,17 +273,16 @@ class _Forked:
 FRESH = "import socket, sys; from swarmnet.mesh.rank import main; main(socket.socket(fileno=int(sys.argv[1])))"
 
 
-class FreshInterpreter:
+class FreshRanks:
     """Starts ranks anywhere; each imports everything for itself. They end with their lines."""
 
     def lost(self) -> bool:
-        """See RankStarter.lost: never."""
+        """It is never lost."""
         return False
 
     def start(self, line: socket.socket, name: str, deadline: float) -> RankProcess:
-        """See RankStarter.start."""
         before = f"import sys; sys.path[:] = {sys.path!r}; "
-        return _Fresh(
+        return _FreshRank(
             subprocess.Popen(
                 [sys.executable, "-P", "-c", before + FRESH, str(line.fileno()), name],
                 stdin=subprocess.DEVNULL,
@@ -297,13 +294,13 @@ class FreshInterpreter:
         )
 
     def abort(self) -> None:
-        """See RankStarter.abort: it never waits."""
+        """A start never waits, so none has to be ended."""
 
     def close(self) -> None:
-        """See RankStarter.close."""
+        """Ranks end with their lines: there is nothing to close."""
 
 
-class _Fresh:
+class _FreshRank:
     """A rank that is our own child."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:

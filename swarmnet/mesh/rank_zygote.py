@@ -1,9 +1,9 @@
 """A process that has imported what ranks need, and forks them: a rank is there in milliseconds, not seconds.
 
-Run as a script by `rank_starter.Forking`, which see for the packets on the control socket. It stays single-threaded and
-never touches a device (neither threads nor CUDA survive a fork). It leaves when the peer process has ended, however,
-or has closed the control socket; each rank is on a leash and dies with it, and with a rank die the processes that the
-rank started.
+Run as a script by `rank_starter.ForkedRanks`, which describes the packets on the control socket. It stays single-
+threaded and never touches a device (neither threads nor CUDA survive a fork). It leaves when the peer process has
+ended, however, or has closed the control socket; each rank is on a leash and dies with it, and with a rank die the
+processes that the rank started.
 """
 
 from __future__ import annotations

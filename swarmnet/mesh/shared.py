@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 
-class Shared:
+class SharedMemory:
     """`num_bytes` bytes of zeros, seen by the peer process and all its ranks. Pages take memory once written."""
 
     def __init__(self, number: int, num_bytes: int) -> None:

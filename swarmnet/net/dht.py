@@ -21,7 +21,7 @@ from swarmnet.net.admission_files import BanFiles
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.dht_gate import RecordGate
 from swarmnet.net.dht_known import KnownPeers, peer_in
-from swarmnet.net.dht_node import Entry, NobodyAnswered, Node, clock_ahead_s
+from swarmnet.net.dht_node import DhtNode, Entry, NobodyAnswered, clock_ahead_s
 from swarmnet.net.directory import Record, admits
 from swarmnet.net.identity import Identity
 from swarmnet.net.record_table import RecordTable, agreed_num_stages
@@ -89,7 +89,7 @@ class DhtDirectory:
         self._sought: set[RunId] | None = None  # while somebody asks for runs
         self.by_memory = False
         self._rng = random.Random()
-        self._node: Node
+        self._node: DhtNode
 
     @classmethod
     async def start(
@@ -320,10 +320,10 @@ class DhtDirectory:
 
     # ---------------------------------------------------------------- staying in the swarm
 
-    async def _open(self, listen: Listen) -> Node:
+    async def _open(self, listen: Listen) -> DhtNode:
         run = self._run
         keys = (*_keys(run, self._num_stages), dht_key(run, WHOLE_RUN), bans_key(run)) if run else ()
-        return await Node.open(self._identity, self._gate, listen, own_keys=keys, admits=self._gate.admits)
+        return await DhtNode.open(self._identity, self._gate, listen, own_keys=keys, admits=self._gate.admits)
 
     async def _join_first(self) -> None:
         met = await self._node.join(self._bootstrap)

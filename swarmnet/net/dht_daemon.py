@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from swarmnet.errors import SwarmError, UsageError
-from swarmnet.net.hold import Hold
+from swarmnet.net.hold import FileLock
 from swarmnet.net.identity import Identity
 from swarmnet.net.leash import leashed
 from swarmnet.net.ports import check_free
@@ -51,7 +51,7 @@ class DaemonFailed(SwarmError):
 class Daemon(asyncio.SubprocessProtocol):
     """A running p2pd. `control` is its control socket; `exited` is set when the process is gone."""
 
-    def __init__(self, directory: Path, hold: Hold) -> None:
+    def __init__(self, directory: Path, hold: FileLock) -> None:
         self.control = directory / "control.sock"
         self.exited = asyncio.Event()
         self._directory, self._hold = directory, hold
@@ -171,12 +171,12 @@ def _binary() -> Path:
     return path
 
 
-def _own_directory() -> tuple[Path, Hold]:
+def _own_directory() -> tuple[Path, FileLock]:
     """A directory that is ours for as long as we live."""
     while True:
         directory = Path(tempfile.mkdtemp(prefix=PREFIX))  # 0700: the socket gives command of the daemon
         with contextlib.suppress(FileNotFoundError):  # another's sweep held it before we did
-            hold = Hold.directory(directory, wait=True)
+            hold = FileLock.directory(directory, wait=True)
             assert hold is not None, "we waited for it"
             return directory, hold
 
@@ -185,7 +185,7 @@ def _sweep() -> None:
     """Remove directories whose process was killed: nobody holds them. A daemon that is only starting is held."""
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # gone meanwhile, or another user's
-            if hold := Hold.directory(left, wait=False):
+            if hold := FileLock.directory(left, wait=False):
                 shutil.rmtree(left, ignore_errors=True)
                 hold.release()
 

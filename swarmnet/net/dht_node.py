@@ -74,7 +74,7 @@ class Entry:
     expiry: float
 
 
-class Node:
+class DhtNode:
     """A DHT node. `maddrs`: where others can reach it (empty for a client)."""
 
     def __init__(self, daemon: Daemon, p2p: P2P, dht: DHTNode, maddrs: tuple[str, ...]) -> None:
@@ -90,7 +90,7 @@ class Node:
         *,
         own_keys: Iterable[str],
         admits: Callable[[object], bool] = lambda value: True,
-    ) -> Node:
+    ) -> DhtNode:
         """Start daemon and node; nobody is known to it yet. admits: see BoundedStorage.
 
         Raises UsageError, DaemonFailed.
@@ -115,7 +115,7 @@ class Node:
         listen: Listen,
         own_keys: Iterable[str],
         admits: Callable[[object], bool],
-    ) -> Node:
+    ) -> DhtNode:
         p2p = await _PacedP2P.replicate(Multiaddr(f"/unix{daemon.control}"))
         dht = await DHTNode.create(
             p2p=p2p,

@@ -27,7 +27,7 @@ from swarmnet.messages import (
     SnapshotRequest,
     TrailRequest,
 )
-from swarmnet.net.grpc_line import Lane, Line
+from swarmnet.net.grpc_line import Channel, PeerChannels
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.traffic import Flow
 from swarmnet.wire.convert import declare, with_payload, write_request
@@ -52,18 +52,24 @@ _GREETINGS = 2
 
 
 async def place_call(
-    line: Line, request: Request, payload: tuple[Packed, ...], *, deadline: float, config: GrpcConfig, flow: Flow
+    channels: PeerChannels,
+    request: Request,
+    payload: tuple[Packed, ...],
+    *,
+    deadline: float,
+    config: GrpcConfig,
+    flow: Flow,
 ) -> AsyncGenerator[Answer, None]:
     """Greet if needed, call, and yield the answers; see `net.transport.Transport.call`."""
     greets = not isinstance(request, ManifestRequest)
     for _ in range(_GREETINGS):
-        refusal = await line.greet(deadline=deadline) if greets else None
+        refusal = await channels.greet(deadline=deadline) if greets else None
         if refusal is not None:
             yield refusal
             return
         unknown = False
-        async with line.lane(bulk=greets) as lane:
-            call = _Call(line, lane, request, payload, deadline=deadline, config=config, flow=flow)
+        async with channels.channel(bulk=greets) as channel:
+            call = _Call(channels, channel, request, payload, deadline=deadline, config=config, flow=flow)
             try:
                 while (answer := await call.next()) is not None:
                     if isinstance(answer, GreetFirst):
@@ -74,8 +80,8 @@ async def place_call(
                 call.leave()
         if not unknown:
             return
-        line.greet_again()
-    raise BadMessage(RejectCode.MALFORMED, "the peer greets and then does not know us", peer=line.peer)
+        channels.greet_again()
+    raise BadMessage(RejectCode.MALFORMED, "the peer greets and then does not know us", peer=channels.peer)
 
 
 class _Call:
@@ -83,8 +89,8 @@ class _Call:
 
     def __init__(
         self,
-        line: Line,
-        lane: Lane,
+        channels: PeerChannels,
+        channel: Channel,
         request: Request,
         payload: tuple[Packed, ...],
         *,
@@ -92,7 +98,7 @@ class _Call:
         config: GrpcConfig,
         flow: Flow,
     ) -> None:
-        self._line, self._lane, self._config, self._flow = line, lane, config, flow
+        self._channels, self._channel, self._config, self._flow = channels, channel, config, flow
         self._max_bytes = config.max_bytes(type(request))
         self._loop = asyncio.get_running_loop()
         self._deadline = deadline
@@ -104,7 +110,7 @@ class _Call:
         if payload:
             self._uploading.enter_context(flow.precedence.urgent())
         self._header = write_request(request, declare(payload))
-        method = lane.channel.stream_stream(METHODS[type(request)])
+        method = channel.aio.stream_stream(METHODS[type(request)])
         remaining = max(0.0, deadline - self._loop.time())
         self._stream = method(self._upload(payload), timeout=remaining)
 
@@ -133,7 +139,7 @@ class _Call:
             if isinstance(answer, GreetFirst):
                 return answer
             if isinstance(answer, Pong):
-                raise BadMessage(RejectCode.MALFORMED, "a pong in a call", peer=self._line.peer)
+                raise BadMessage(RejectCode.MALFORMED, "a pong in a call", peer=self._channels.peer)
             assembly = Assembly(declared, max_bytes=self._max_bytes)
             if chunk is not None:
                 assembly.take(chunk)
@@ -174,7 +180,7 @@ class _Call:
     async def _read_chunk(self) -> bytes:
         data = await self._read()
         if data is None:
-            raise BadMessage(RejectCode.MALFORMED, "the answer ends in the middle", peer=self._line.peer)
+            raise BadMessage(RejectCode.MALFORMED, "the answer ends in the middle", peer=self._channels.peer)
         return data
 
     async def _read(self) -> bytes | None:
@@ -182,12 +188,12 @@ class _Call:
         self._moved = self._loop.time()
         try:
             async with asyncio.timeout_at(self._patience()) as self._guard:
-                data = await self._line.read(self._stream, self._lane)
+                data = await self._channels.read(self._stream, self._channel)
         except TimeoutError as error:
             reason = "no answer in time" if self._loop.time() >= self._deadline else "the peer stalls"
-            raise PeerTimeout(reason, peer=self._line.peer) from error
+            raise PeerTimeout(reason, peer=self._channels.peer) from error
         finally:
             self._guard = None
-        self._line.alive(self._lane)
+        self._channels.alive(self._channel)
         self._flow.received += len(data or b"")
         return data

@@ -21,7 +21,6 @@ SILENCE_S = 3.5
 
 
 async def dial(peer: PeerId, text: str, leaf: Leaf, *, deadline: float) -> None:
-    """See `net.transport.Transport.dial`."""
     try:
         address = Address.parse(text)
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""The line to one peer: its address, its channels, whether it was greeted, and whether it is gone.
+"""What reaches one peer: its address, its channels, whether it was greeted, and whether it is gone.
 
 One control channel carries greetings and the link, so that small messages do not queue behind tensors; one to four bulk
 channels carry calls. All are opened when first used and replaced when they break. Every connection begins with a
@@ -30,10 +30,10 @@ log = telemetry.get(__name__)
 
 
 @dataclass(eq=False)
-class Lane:
-    """One connection to a peer. A retired lane takes no new calls and closes with its last one."""
+class Channel:
+    """One connection to a peer. A retired channel takes no new calls and closes with its last one."""
 
-    channel: grpc.aio.Channel
+    aio: grpc.aio.Channel
     address: Address
     users: int = 0
     retired: bool = False
@@ -41,7 +41,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Dialling:
-    """What all lines of a transport share."""
+    """What the channels of a transport share."""
 
     leaf: Leaf
     greeter: Greeter
@@ -51,15 +51,15 @@ class Dialling:
     dials: Dials = field(default_factory=Dials)
 
 
-class Line:
-    """How to reach one peer."""
+class PeerChannels:
+    """The channels to one peer, opened when first used and replaced when they break."""
 
     def __init__(self, peer: PeerId, dialling: Dialling) -> None:
         self.peer = peer
         self._dialling = dialling
-        self._control: Lane | None = None
-        self._bulk: list[Lane | None] = [None] * dialling.config.bulk_channels
-        self._retired: list[Lane] = []  # replaced, but still in use
+        self._control: Channel | None = None
+        self._bulk: list[Channel | None] = [None] * dialling.config.bulk_channels
+        self._retired: list[Channel] = []  # replaced, but still in use
         self._failed: list[Address] = []  # dialled in vain, oldest first
         self._greeted = False
         self._greeting = asyncio.Lock()
@@ -71,57 +71,57 @@ class Line:
     @property
     def in_use(self) -> bool:
         """Is a call or a link under way?"""
-        return any(lane.users for lane in (*self._lanes(), *self._retired))
+        return any(channel.users for channel in (*self._open_channels(), *self._retired))
 
     # ------------------------------------------------------------ channels
 
     @asynccontextmanager
-    async def lane(self, *, bulk: bool) -> AsyncIterator[Lane]:
-        """A connection for one call: the control lane, or the bulk lane with the fewest calls. Raises PeerGone."""
+    async def channel(self, *, bulk: bool) -> AsyncIterator[Channel]:
+        """A channel for one call: the control channel, or the bulk one with the fewest calls. Raises PeerGone."""
         self._leave_old_addresses()
-        lane = self._bulk_lane() if bulk else self._control_lane()
-        lane.users += 1
+        channel = self._bulk_channel() if bulk else self._control_channel()
+        channel.users += 1
         try:
             await self._close_idle()
-            yield lane
+            yield channel
         finally:
-            lane.users -= 1
+            channel.users -= 1
             await self._close_idle()
 
-    def _lanes(self) -> list[Lane]:
-        return [lane for lane in (self._control, *self._bulk) if lane is not None]
+    def _open_channels(self) -> list[Channel]:
+        return [channel for channel in (self._control, *self._bulk) if channel is not None]
 
     def _leave_old_addresses(self) -> None:
         """A peer that restarted listens elsewhere; one whose record expired keeps its connections."""
         known = self.addresses()
-        for lane in self._lanes():
-            if known and lane.address not in known:
-                self.retire(lane)
+        for channel in self._open_channels():
+            if known and channel.address not in known:
+                self.retire(channel)
 
     async def _close_idle(self) -> None:
-        """Close the retired lanes that nobody uses any more."""
-        idle = [lane for lane in self._retired if lane.users == 0]
-        self._retired = [lane for lane in self._retired if lane.users > 0]
-        for lane in idle:
-            await lane.channel.close()
+        """Close the retired channels that nobody uses any more."""
+        idle = [channel for channel in self._retired if channel.users == 0]
+        self._retired = [channel for channel in self._retired if channel.users > 0]
+        for channel in idle:
+            await channel.aio.close()
 
-    def _control_lane(self) -> Lane:
+    def _control_channel(self) -> Channel:
         if self._control is None:
             self._control = self._open()
         return self._control
 
-    def _bulk_lane(self) -> Lane:
-        slot = min(range(len(self._bulk)), key=lambda at: lane.users if (lane := self._bulk[at]) else 0)
-        lane = self._bulk[slot]
-        if lane is None:
-            lane = self._bulk[slot] = self._open()
-        return lane
+    def _bulk_channel(self) -> Channel:
+        slot = min(range(len(self._bulk)), key=lambda at: channel.users if (channel := self._bulk[at]) else 0)
+        channel = self._bulk[slot]
+        if channel is None:
+            channel = self._bulk[slot] = self._open()
+        return channel
 
-    def _open(self) -> Lane:
+    def _open(self) -> Channel:
         address = self._next_address()
         credentials = self._dialling.leaf.channel_credentials(self.peer)
-        channel = grpc.aio.secure_channel(address.target, credentials, options=CHANNEL_OPTIONS)
-        return Lane(channel, address)
+        secure = grpc.aio.secure_channel(address.target, credentials, options=CHANNEL_OPTIONS)
+        return Channel(secure, address)
 
     def addresses(self) -> list[Address]:
         """Where the peer is said to listen; malformed and foreign entries are left out."""
@@ -192,75 +192,75 @@ class Line:
         """Raises AioRpcError where the connection broke, which `failed` explains."""
         loop, greeter, dials = asyncio.get_running_loop(), self._dialling.greeter, self._dialling.dials
         deadline = min(deadline, loop.time() + self._dialling.config.stall_s)
-        async with self.lane(bulk=False) as lane:
-            dials.begin(self.peer, lane.address)
+        async with self.channel(bulk=False) as channel:
+            dials.begin(self.peer, channel.address)
             try:
                 async with asyncio.timeout_at(deadline):
                     sent = greeter.clock()
-                    reply = await lane.channel.unary_unary(HELLO)(write_hello(greeter.hello()))
-                dials.answered(self.peer, lane.address)
+                    reply = await channel.aio.unary_unary(HELLO)(write_hello(greeter.hello()))
+                dials.answered(self.peer, channel.address)
             except TimeoutError as error:
-                self.retire(lane)
-                dials.failed(self.peer, lane.address, refused=False, now=loop.time())
-                raise PeerTimeout("no answer to Hello", peer=self.peer, address=str(lane.address)) from error
+                self.retire(channel)
+                dials.failed(self.peer, channel.address, refused=False, now=loop.time())
+                raise PeerTimeout("no answer to Hello", peer=self.peer, address=str(channel.address)) from error
             except grpc.aio.AioRpcError as error:
                 if not is_break(error):
                     raise translate(error, self.peer) from error
-                self.retire(lane)
+                self.retire(channel)
                 # Asked at once: later the address may be let alone, and nobody would know that the peer is gone.
-                refused = await refuses(lane.address)
-                dials.failed(self.peer, lane.address, refused=refused, now=loop.time())
+                refused = await refuses(channel.address)
+                dials.failed(self.peer, channel.address, refused=refused, now=loop.time())
                 raise
             finally:
-                dials.left(lane.address)
+                dials.left(channel.address)
         answer = read_hello_reply(reply)
         if isinstance(answer, Rejected):
             return answer
-        self.alive(lane)
+        self.alive(channel)
         return greeter.judge(answer, self.peer, sent=sent)
 
     # ------------------------------------------------------------ breaking
 
-    def alive(self, lane: Lane) -> None:
-        """Something was heard on this lane."""
+    def alive(self, channel: Channel) -> None:
+        """Something was heard on this channel."""
         self._told = None
         if self._failed:
-            self._failed = [at for at in self._failed if at != lane.address]
+            self._failed = [at for at in self._failed if at != channel.address]
 
-    def retire(self, lane: Lane) -> None:
-        """Replace a broken lane at its next use."""
-        if not lane.retired:
-            lane.retired = True
-            self._retired.append(lane)
-            self._failed = [at for at in self._failed if at != lane.address] + [lane.address]
-        if self._control is lane:
+    def retire(self, channel: Channel) -> None:
+        """Replace a broken channel at its next use."""
+        if not channel.retired:
+            channel.retired = True
+            self._retired.append(channel)
+            self._failed = [at for at in self._failed if at != channel.address] + [channel.address]
+        if self._control is channel:
             self._control = None
-        self._bulk = [None if other is lane else other for other in self._bulk]
+        self._bulk = [None if other is channel else other for other in self._bulk]
 
-    async def read(self, stream: grpc.aio.StreamStreamCall, lane: Lane) -> bytes | None:
+    async def read(self, stream: grpc.aio.StreamStreamCall, channel: Channel) -> bytes | None:
         """The next message of a stream; None at its good end. Raises what `failed` finds."""
         try:
             data = await stream.read()
         except grpc.aio.AioRpcError as error:
-            raise await self.failed(error, lane) from error
+            raise await self.failed(error, channel) from error
         except asyncio.CancelledError as error:
             if _we_are_cancelled():
                 raise
-            definite = not self._closed and await self.broke(lane)
+            definite = not self._closed and await self.broke(channel)
             raise PeerGone("the stream was cancelled", definite=definite, peer=self.peer) from error
         return None if data is grpc.aio.EOF else data
 
-    async def failed(self, error: grpc.aio.AioRpcError, lane: Lane | None) -> Exception:
+    async def failed(self, error: grpc.aio.AioRpcError, channel: Channel | None) -> Exception:
         """Translate a failed call; a broken connection is classified and reported."""
-        definite = is_break(error) and await self.broke(lane)
+        definite = is_break(error) and await self.broke(channel)
         return translate(error, self.peer, definite=definite)
 
-    async def broke(self, lane: Lane | None) -> bool:
+    async def broke(self, channel: Channel | None) -> bool:
         """A connection broke: find out whether the process is gone, tell the service once, and say which."""
         loop = asyncio.get_running_loop()
         noticed = loop.time()
-        if lane is not None:
-            self.retire(lane)
+        if channel is not None:
+            self.retire(channel)
         async with self._probing:
             if self._verdict[0] < noticed:  # else: found out while we waited for the lock
                 self._verdict = loop.time(), await self._nobody_listens()
@@ -285,8 +285,8 @@ class Line:
     def _report(self, definite: bool) -> None:
         if definite:
             self._greeted = False
-            for lane in self._lanes():
-                self.retire(lane)
+            for channel in self._open_channels():
+                self.retire(channel)
         news = self._told is None or (definite and not self._told)
         if news and not self._closed:
             self._told = definite
@@ -295,10 +295,10 @@ class Line:
     async def close(self) -> None:
         """Cancel what is under way and close all connections."""
         self._closed = True
-        for lane in self._lanes():
-            self.retire(lane)
-        for lane in self._retired:
-            await lane.channel.close()
+        for channel in self._open_channels():
+            self.retire(channel)
+        for channel in self._retired:
+            await channel.aio.close()
 
 
 def _we_are_cancelled() -> bool:

@@ -24,7 +24,7 @@ from swarmnet.errors import BadMessage, PeerGone, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Control, Heartbeat, Prepare, Report
 from swarmnet.net.grpc_callee import LINK
-from swarmnet.net.grpc_line import Lane, Line
+from swarmnet.net.grpc_line import Channel, PeerChannels
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.wire.convert import read_answer, write_control
 from swarmnet.wire.convert_calls import NONCE_BYTES, GreetFirst, Pong, Signal
@@ -44,7 +44,7 @@ _LATELY = 8
 """Messages that may be told to the next peer, too."""
 
 
-class Written:
+class MessageWriter:
     """Writes messages. The same object told to many peers, one after the other, is written once."""
 
     def __init__(self) -> None:
@@ -127,9 +127,13 @@ class Link:
     all links, so that what many are told is written once."""
 
     def __init__(
-        self, line: Line, config: GrpcConfig, write: Callable[[Control], bytes], on_reached: Callable[[PeerId], None]
+        self,
+        channels: PeerChannels,
+        config: GrpcConfig,
+        write: Callable[[Control], bytes],
+        on_reached: Callable[[PeerId], None],
     ) -> None:
-        self._line, self._config, self._on_reached = line, config, on_reached
+        self._channels, self._config, self._on_reached = channels, config, on_reached
         self.outbox = Outbox(config.outbox, write)
 
     async def run(self) -> None:
@@ -147,58 +151,60 @@ class Link:
         """Returns whether the peer took the link."""
         deadline = asyncio.get_running_loop().time() + self._config.stall_s
         try:
-            refusal = await self._line.greet(deadline=deadline)
+            refusal = await self._channels.greet(deadline=deadline)
             if refusal is not None:
-                log.warning("link_refused", peer=self._line.peer, code=refusal.code.value, reason=refusal.reason)
+                log.warning("link_refused", peer=self._channels.peer, code=refusal.code.value, reason=refusal.reason)
                 self.outbox.clear()
                 return False
-            async with self._line.lane(bulk=False) as lane:
-                return await self._stream(lane)
+            async with self._channels.channel(bulk=False) as channel:
+                return await self._stream(channel)
         except SwarmError as error:
-            log.debug("link_failed", peer=self._line.peer, error=error)
+            log.debug("link_failed", peer=self._channels.peer, error=error)
             return False
 
-    async def _stream(self, lane: Lane) -> bool:
-        stream = lane.channel.stream_stream(LINK)()
+    async def _stream(self, channel: Channel) -> bool:
+        stream = channel.aio.stream_stream(LINK)()
         try:
             async with asyncio.timeout(self._config.stall_s):
-                said = await self._line.read(stream, lane)
+                said = await self._channels.read(stream, channel)
             answer = read_answer(said)[0] if said is not None else None
             if isinstance(answer, GreetFirst):
-                self._line.greet_again()
+                self._channels.greet_again()
             if not isinstance(answer, Accepted):
-                log.debug("link_not_taken", peer=self._line.peer, answer=answer)
+                log.debug("link_not_taken", peer=self._channels.peer, answer=answer)
                 return False
-            await self._carry(stream, lane)
+            await self._carry(stream, channel)
             return True
         except TimeoutError:
-            self._line.retire(lane)
+            self._channels.retire(channel)
             return False
         finally:
             stream.cancel()
 
-    async def _carry(self, stream: grpc.aio.StreamStreamCall, lane: Lane) -> None:
+    async def _carry(self, stream: grpc.aio.StreamStreamCall, channel: Channel) -> None:
         """Write what waits until the stream ends; the read is what notices the end."""
         probe = Probe(patience_s=self._config.stall_s)
         async with asyncio.TaskGroup() as group:
             writer = group.create_task(self._write(stream, probe))
             try:
-                answer = await self._listen(stream, lane, probe)
-                log.info("link_closed", peer=self._line.peer, answer=answer)
+                answer = await self._listen(stream, channel, probe)
+                log.info("link_closed", peer=self._channels.peer, answer=answer)
             except SwarmError as error:
-                log.debug("link_broke", peer=self._line.peer, error=error)
+                log.debug("link_broke", peer=self._channels.peer, error=error)
                 if isinstance(error, PeerGone) and error.definite:
                     self.outbox.clear()
             writer.cancel()
 
-    async def _listen(self, stream: grpc.aio.StreamStreamCall, lane: Lane, probe: Probe) -> Answer | Signal | None:
-        """Hear pongs until anything else is said, which ends the link. Raises what `Line.read` does, BadMessage."""
-        while (said := await self._line.read(stream, lane)) is not None:
+    async def _listen(
+        self, stream: grpc.aio.StreamStreamCall, channel: Channel, probe: Probe
+    ) -> Answer | Signal | None:
+        """Hear pongs until anything else is said, which ends the link. Raises as PeerChannels.read, and BadMessage."""
+        while (said := await self._channels.read(stream, channel)) is not None:
             answer, _ = read_answer(said)
             if not isinstance(answer, Pong):
                 return answer
             if probe.answered(answer, now=asyncio.get_running_loop().time()):
-                self._on_reached(self._line.peer)
+                self._on_reached(self._channels.peer)
         return None
 
     async def _write(self, stream: grpc.aio.StreamStreamCall, probe: Probe) -> None:

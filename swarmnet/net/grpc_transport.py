@@ -1,6 +1,6 @@
 """The gRPC transport: listens on one port and reaches every other peer over TLS pinned to its peer id.
 
-Composes the callee's side (`grpc_callee`), a line per peer (`grpc_line`), calls (`grpc_caller`) and links
+Composes the callee's side (`grpc_callee`), the channels to each peer (`grpc_line`), calls (`grpc_caller`) and links
 (`grpc_link`). Knows who is calling (proved) and nothing of what is said. Use it as a context manager,
 or `start` and `close` it.
 """
@@ -26,12 +26,12 @@ from swarmnet.net.grpc_callee import Callee
 from swarmnet.net.grpc_caller import place_call
 from swarmnet.net.grpc_dial import dial
 from swarmnet.net.grpc_greeting import Greeted, Greeter
-from swarmnet.net.grpc_line import Dialling, Line
-from swarmnet.net.grpc_link import Link, Written
+from swarmnet.net.grpc_line import Dialling, PeerChannels
+from swarmnet.net.grpc_link import Link, MessageWriter
 from swarmnet.net.grpc_options import GrpcConfig, listener_options, tune_allocator
 from swarmnet.net.identity import Identity
 from swarmnet.net.ports import check_free
-from swarmnet.net.tls import Admission, Leaf
+from swarmnet.net.tls import AdmissionCertificates, Leaf
 from swarmnet.net.traffic import Traffic
 from swarmnet.net.transport import Service
 
@@ -54,7 +54,7 @@ class GrpcTransport:
         identity: Identity,
         run: RunId | None,
         *,
-        admission: Admission,
+        admission: AdmissionCertificates,
         addresses: Callable[[PeerId], Sequence[str]],
         service: Service | None = None,
         host: str = "127.0.0.1",
@@ -76,10 +76,10 @@ class GrpcTransport:
         self._greeter = greeter or Greeter(run, numerics, config.max_clock_offset_s)
         self._greeted = Greeted()
         self._dialling = Dialling(self._leaf, self._greeter, config, addresses, self._tell_gone)
-        self._lines: dict[PeerId, Line] = {}
+        self._channels: dict[PeerId, PeerChannels] = {}
         self._links: dict[PeerId, tuple[Link, asyncio.Task[None]]] = {}
         self._unknown_since: dict[PeerId, float] = {}
-        self._written = Written()
+        self._written = MessageWriter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._group = asyncio.TaskGroup()
         self._listener: grpc.aio.Server | None = None
@@ -150,8 +150,8 @@ class GrpcTransport:
             task.cancel()
         if self._listener is not None:
             await self._listener.stop(grace=None)
-        for line in self._lines.values():
-            await line.close()
+        for channels in self._channels.values():
+            await channels.close()
         await self._group.__aexit__(kind, error, trace)
 
     @property
@@ -168,32 +168,30 @@ class GrpcTransport:
     # ------------------------------------------------------------ Transport
 
     def tell(self, peer: PeerId, message: Control) -> None:
-        """See `net.transport.Transport`. A message that breaks the wire's own bounds is a bug and asserts."""
+        """Put the message into the peer's link. One that breaks the wire's own bounds is a bug and asserts."""
         if self._closing or not self._started:
             return
         if peer not in self._links:
-            link = Link(self._line(peer), self._config, self._written, self._tell_reached)
+            link = Link(self._channels_to(peer), self._config, self._written, self._tell_reached)
             self._links[peer] = link, self._spawn(link.run())
         self._links[peer][0].outbox.put(message)
 
     def call(
         self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
     ) -> AsyncGenerator[Answer, None]:
-        """See `net.transport.Transport`."""
         flow = self.traffic.flow(peer, type(request))
-        return place_call(self._line(peer), request, payload, deadline=deadline, config=self._config, flow=flow)
+        return place_call(self._channels_to(peer), request, payload, deadline=deadline, config=self._config, flow=flow)
 
     async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
-        """See `net.transport.Transport`."""
         await dial(peer, address, self._leaf, deadline=deadline)
 
     # ------------------------------------------------------------ inside
 
-    def _line(self, peer: PeerId) -> Line:
-        line = self._lines.get(peer)
-        if line is None:
-            line = self._lines[peer] = Line(peer, self._dialling)
-        return line
+    def _channels_to(self, peer: PeerId) -> PeerChannels:
+        channels = self._channels.get(peer)
+        if channels is None:
+            channels = self._channels[peer] = PeerChannels(peer, self._dialling)
+        return channels
 
     def _the_service(self) -> Service:
         assert self.service is not None, "the service was taken away"
@@ -213,29 +211,31 @@ class GrpcTransport:
             self._spawn(self._examine(peer))
 
     async def _examine(self, peer: PeerId) -> None:
-        await self._line(peer).broke(None)
+        await self._channels_to(peer).broke(None)
 
     async def _forgetting(self) -> None:
-        """Close the lines of peers that have left the directory; those that still talk keep theirs."""
+        """Close the channels to peers that have left the directory; those that still talk keep theirs."""
         while True:
             await asyncio.sleep(self._config.forget_s / _LOOKS_PER_FORGET)
             now = asyncio.get_running_loop().time()
-            unknown = {peer for peer, line in self._lines.items() if not line.in_use and not line.addresses()}
+            unknown = {
+                peer for peer, channels in self._channels.items() if not channels.in_use and not channels.addresses()
+            }
             self._unknown_since = {peer: self._unknown_since.get(peer, now) for peer in sorted(unknown)}
             for peer, since in self._unknown_since.items():
                 if now - since >= self._config.forget_s:
                     await self._forget(peer)
 
     async def _forget(self, peer: PeerId) -> None:
-        line = self._lines[peer]
-        if line.in_use:  # since we looked
+        channels = self._channels[peer]
+        if channels.in_use:  # since we looked
             return
         log.debug("peer_forgotten", peer=peer)
-        del self._lines[peer]
+        del self._channels[peer]
         if peer in self._links:
             _, running = self._links.pop(peer)
             running.cancel()
-        await line.close()
+        await channels.close()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = self._group.create_task(work)

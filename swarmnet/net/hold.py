@@ -11,27 +11,27 @@ import os
 from pathlib import Path
 
 
-class Hold:
+class FileLock:
     """A path that is ours until `release`, or until this process ends."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
 
     @classmethod
-    def directory(cls, path: Path, *, wait: bool) -> Hold | None:
-        """Hold an existing directory on a local disk. None: another holds it (never with `wait`).
+    def directory(cls, path: Path, *, wait: bool) -> FileLock | None:
+        """Lock an existing directory on a local disk. None: another holds it (never with `wait`).
 
         Raises OSError, FileNotFoundError among them: while we waited the holder may have removed it.
         """
         return cls._take(path, os.O_RDONLY | os.O_DIRECTORY, wait)
 
     @classmethod
-    def file(cls, path: Path) -> Hold | None:
-        """Hold a file, made if need be. None: another holds it. Raises OSError."""
+    def file(cls, path: Path) -> FileLock | None:
+        """Lock a file, made if need be. None: another holds it. Raises OSError."""
         return cls._take(path, os.O_RDWR | os.O_CREAT, wait=False)
 
     @classmethod
-    def _take(cls, path: Path, flags: int, wait: bool) -> Hold | None:
+    def _take(cls, path: Path, flags: int, wait: bool) -> FileLock | None:
         handle = os.open(path, flags | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

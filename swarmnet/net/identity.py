@@ -89,7 +89,7 @@ class Identity:
 
     @staticmethod
     def verify(peer: PeerId, data: bytes, signature: bytes) -> bool:
-        """See `verify` below: an identity signs for itself and checks anybody."""
+        """Did `peer` sign these bytes? An identity signs for itself and checks anybody."""
         return verify(peer, data, signature)
 
 

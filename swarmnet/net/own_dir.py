@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from swarmnet.errors import UsageError
-from swarmnet.net.hold import Hold
+from swarmnet.net.hold import FileLock
 from swarmnet.net.identity import Identity
 
 IDENTITY_FILE = "identity.key"
@@ -23,14 +23,14 @@ def own_identity(directory: Path) -> Iterator[Identity]:
     lock = directory / LOCK_FILE
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        hold = Hold.file(lock)
+        held = FileLock.file(lock)
     except OSError as error:
         raise UsageError(
             f"cannot lock {lock} ({error.strerror or error}): choose a --dir on a local disk that you can write"
         ) from error
-    if hold is None:
+    if held is None:
         raise UsageError(f"{directory} is in use by another process: give each peer its own --dir")
     try:
         yield Identity.load_or_create(directory / IDENTITY_FILE)
     finally:
-        hold.release()
+        held.release()

@@ -49,7 +49,7 @@ SubjectKey = ec.EllipticCurvePublicKey | Ed25519PublicKey
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class AdmissionCertificates:
     """One peer's permission to take part: the CA the whole run accepts, and my intermediate from it (PEM)."""
 
     anchor: bytes
@@ -63,13 +63,13 @@ class Authority:
         self._name, self._key = name, key
         self.anchor = _pem(_certificate(name, key.public_key(), issuer=name, key=key, is_ca=True, valid=_CENTURY))
 
-    def admit(self, peer: PeerId, *, now: float | None = None) -> Admission:
+    def admit(self, peer: PeerId, *, now: float | None = None) -> AdmissionCertificates:
         """Issue the intermediate that lets `peer` take part for a year. Raises ValueError for a malformed peer id."""
         valid = _window(time.time() if now is None else now, _INTERMEDIATE_LIFE_S)
         intermediate = _certificate(
             peer, public_key(peer), issuer=self._name, key=self._key, is_ca=True, valid=valid, path_length=0
         )
-        return Admission(anchor=self.anchor, intermediate=_pem(intermediate))
+        return AdmissionCertificates(anchor=self.anchor, intermediate=_pem(intermediate))
 
 
 @functools.cache
@@ -82,7 +82,9 @@ def open_authority() -> Authority:
 class Leaf:
     """This process's TLS key and its certificate, reissued by the identity key before half of its life has passed."""
 
-    def __init__(self, identity: Identity, admission: Admission, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, identity: Identity, admission: AdmissionCertificates, *, clock: Callable[[], float] = time.time
+    ) -> None:
         self._identity, self._admission, self._clock = identity, admission, clock
         self._session = ec.generate_private_key(ec.SECP256R1())
         self.key = self._session.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -17,7 +17,7 @@ def run_peer(
     heard: Callable[[str, dict[str, object]], None] = lambda event, fields: None,
     data_at_source: bool = True,
 ) -> int:
-    """See `peer.run`; imported on the first call, since it needs torch."""
+    """Run a peer (`peer.run`, imported on the first call, since it needs torch)."""
     from swarmnet.peer.run import run_peer as run
 
     return run(config, manifest, heard=heard, data_at_source=data_at_source)

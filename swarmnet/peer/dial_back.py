@@ -157,7 +157,7 @@ def _in_words(addresses: Sequence[str], could_not: Mapping[PeerId, str]) -> str:
 
 
 @dataclass(slots=True)
-class Allowance:
+class DialQuota:
     """Who may have what dialled, and when. Pure: `now` in seconds of any clock.
 
     Identities cost nothing, so an address counts as much as the caller: nobody is dialled often because many say so.
@@ -204,26 +204,26 @@ class DialBacks:
         self, transport: Transport, records: Callable[[], Mapping[PeerId, Record]], look: Callable[[], None]
     ) -> None:
         self._transport, self._records, self._look = transport, records, look
-        self._allowance = Allowance()
+        self._quota = DialQuota()
 
     async def serve(self, caller: PeerId) -> AsyncGenerator[Answer, None]:
         """Answer `DialBack`."""
         loop = asyncio.get_running_loop()
-        if (wait_s := self._allowance.wait_s(caller, loop.time())) > 0:
+        if (wait_s := self._quota.wait_s(caller, loop.time())) > 0:
             yield Busy(wait_s, -1)
             return
-        self._allowance.begin()
+        self._quota.begin()
         try:
             record = await self._record_of(caller)
-            if record is None or not self._allowance.take(caller, loop.time()):
+            if record is None or not self._quota.take(caller, loop.time()):
                 yield Busy(1.0, -1)
                 return
             addresses = [
-                text for text in record.addresses[:_MOST_ADDRESSES] if self._allowance.take(_place(text), loop.time())
+                text for text in record.addresses[:_MOST_ADDRESSES] if self._quota.take(_place(text), loop.time())
             ]
             answer = await self._dial(caller, addresses, deadline=loop.time() + DIAL_S)
         finally:
-            self._allowance.end()
+            self._quota.end()
         yield answer
 
     async def _record_of(self, caller: PeerId) -> Record | None:
@@ -249,7 +249,7 @@ class DialBacks:
                 undecided = undecided or reason is None
                 reasons[text] = reason or ""
         if undecided:
-            return Busy(self._allowance.apart_s, -1)
+            return Busy(self._quota.apart_s, -1)
         if len(set(reasons.values())) == 1:
             return DialledBack(False, next(iter(reasons.values())))
         return DialledBack(False, "; ".join(f"{reason} at {_place(text)}" for text, reason in reasons.items()))

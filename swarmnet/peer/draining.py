@@ -81,7 +81,7 @@ def standing_of(around: Around, replica: Replica, now: float) -> Standing:
         idle=not member.synced or around.over() or (member.done and not followers),
         heirs=len(heirs),
         followers=followers,
-        microbatches=max(execution.num_works, execution.queue),
+        microbatches=max(execution.num_tasks, execution.queue),
         counted=sum(len(step.account.owned) for step in member.steps if newest <= step.stamp.step),
         whole=member.finished is not None and not ahead,
         applying=member.applying,

@@ -18,7 +18,7 @@ from swarmnet.mesh.layout import MeshLayout
 from swarmnet.model.cut import cut_layers
 from swarmnet.peer.planning import RESERVE, judge, most_slots, verdict
 from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.passes import Memory
+from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.plan import Setup
 
 MOST_SLOTS = 64
@@ -39,7 +39,7 @@ def setup_of(config: PeerConfig, manifest: Manifest, layout: MeshLayout) -> Setu
         layout,
         slots=config.slots,
         memo_bytes=config.caps.memo_bytes,
-        memory=Memory(memory.activations, memory.offload_optimizer, memory.compile),
+        memory=MemoryPolicy(memory.activations, memory.offload_optimizer, memory.compile),
     )
 
 

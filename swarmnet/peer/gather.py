@@ -24,11 +24,11 @@ from swarmnet.net.identity import Identity
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.net.tls import open_authority
 from swarmnet.net.transport import Transport
-from swarmnet.peer.joining import Nobody, Reached, Tell, reach
+from swarmnet.peer.joining import FoundRun, Nobody, Tell, reach
 from swarmnet.stage.canonical import Canonical
 from swarmnet.state.collect import usable_together
 from swarmnet.state.copies import Seal
-from swarmnet.state.cut import Cut
+from swarmnet.state.cut import StateHeader
 from swarmnet.state.disk import CheckpointStore
 from swarmnet.state.fetch import Fetcher
 from swarmnet.state.restart import Holding, half_of, newest_on_disk
@@ -69,14 +69,16 @@ async def gather(link: SwarmLink, folder: Path, tell: Tell, *, version: int | No
         async with transport:
             for stage, peers in enumerate(donors):
                 snapshot, data = await _fetch(found, identity, transport, stage, peers, chosen)
-                cut = Cut(snapshot.version, snapshot.chain, snapshot.before, snapshot.term_chain, snapshot.restart)
-                info = store.describe(stage, cut, data)
+                header = StateHeader(
+                    snapshot.version, snapshot.chain, snapshot.before, snapshot.term_chain, snapshot.restart
+                )
+                info = store.describe(stage, header, data)
                 await asyncio.to_thread(store.write, info, data)
                 tell("stage", f"{stage}: {len(data):,} bytes")
         return Gathered(found.manifest, found.run, chosen)
 
 
-async def _choose(found: Reached, version: int | None) -> tuple[int, list[list[PeerId]], Sequence[Record]]:
+async def _choose(found: FoundRun, version: int | None) -> tuple[int, list[list[PeerId]], Sequence[Record]]:
     """The version, who has it of each stage, and their records."""
     num_stages, until = found.manifest.cut.stages, asyncio.get_running_loop().time() + LOOK_S
     while True:
@@ -113,7 +115,7 @@ def _holdings(manifest: Manifest, records: Sequence[Record]) -> list[Holding]:
 
 
 async def _fetch(
-    found: Reached, identity: Identity, transport: Transport, stage: int, donors: Sequence[PeerId], version: int
+    found: FoundRun, identity: Identity, transport: Transport, stage: int, donors: Sequence[PeerId], version: int
 ) -> tuple[Snapshot, memoryview]:
     failures: list[str] = []
     fetcher = Fetcher(

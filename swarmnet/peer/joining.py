@@ -88,7 +88,7 @@ async def _found(config: PeerConfig, identity: Identity, invitation: SwarmLink |
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class FoundRun:
     """A run that was found. config names the manifest's file and whom to join by; records are everybody else's.
 
     greeter: as whom its peers are greeted, with the pass that this process shows.
@@ -111,7 +111,7 @@ async def reach(
     role: Role | None,
     *,
     look_s: float | None = None,
-) -> AsyncGenerator[Reached, None]:
+) -> AsyncGenerator[FoundRun, None]:
     """Find the run that `invitation` means, as a client of its DHT. Raises UsageError, in words that say what to do.
 
     role: as what this process has to be admitted, if the run is by invitation. look_s: how long somebody of it is
@@ -152,7 +152,7 @@ async def reach(
             tell("invitation", f"of the run's owner, good until {own_pass.ends}")
             directory.admit_by(admissions)
             records = _others(directory, directory.known())
-        yield Reached(config, manifest, run, directory, records, greeter_of(run, "", manifest, admissions, own_pass))
+        yield FoundRun(config, manifest, run, directory, records, greeter_of(run, "", manifest, admissions, own_pass))
 
 
 # ---------------------------------------------------------------- which run
@@ -343,7 +343,7 @@ class Nobody:
 # ---------------------------------------------------------------- the stage
 
 
-async def _stages(found: Reached, tell: Tell) -> tuple[int, ...]:
+async def _stages(found: FoundRun, tell: Tell) -> tuple[int, ...]:
     config, num_stages = found.config, found.manifest.cut.stages
     if config.stages:
         if max(config.stages) >= num_stages:
@@ -359,7 +359,7 @@ async def _stages(found: Reached, tell: Tell) -> tuple[int, ...]:
     return (choice.stage,)
 
 
-async def _choose(found: Reached, held: Collection[int]) -> Choice:
+async def _choose(found: FoundRun, held: Collection[int]) -> Choice:
     """Say that I am choosing, listen for others who are, choose, and say what."""
     directory = found.directory
 
@@ -375,7 +375,7 @@ async def _choose(found: Reached, held: Collection[int]) -> Choice:
     return chosen
 
 
-def _intent(found: Reached, stage: int, *, slots: int) -> Record:
+def _intent(found: FoundRun, stage: int, *, slots: int) -> Record:
     """What a newcomer says of itself before it serves; no slots: it is still choosing."""
     status = StageStatus(stage, 0, first_chain(found.run, stage), synced=False, slots=slots)
     return Record(

@@ -48,7 +48,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LeaveDecision:
     """Go now, or stay; why, in words for the operator."""
 
     go: bool
@@ -62,22 +62,22 @@ class Leaving:
         self._began_at, self._drain_s = now, drain_s
         self._deserted_at: float | None = None
 
-    def decide(self, standings: Sequence[Standing], *, deserted: bool, now: float) -> Verdict:
+    def decide(self, standings: Sequence[Standing], *, deserted: bool, now: float) -> LeaveDecision:
         """deserted: every other live peer of the run is leaving too, so nobody will go on with what is here."""
         waiting = [standing for standing in standings if not standing.free]
         if not waiting:
-            return Verdict(True, "nothing here is needed any more")
+            return LeaveDecision(True, "nothing here is needed any more")
         if now - self._began_at >= self._drain_s:
-            return Verdict(True, f"{self._drain_s:g} s have passed, going all the same: {self._what(waiting)}")
+            return LeaveDecision(True, f"{self._drain_s:g} s have passed, going all the same: {self._what(waiting)}")
         if not deserted:
             self._deserted_at = None
-            return Verdict(False, self._what(waiting))
+            return LeaveDecision(False, self._what(waiting))
         if self._deserted_at is None:
             self._deserted_at = now
         unsettled = any(standing.applying or standing.whole for standing in waiting)
         if unsettled and now - self._deserted_at < SETTLE_S:
-            return Verdict(False, "everybody leaves; applying the last step")
-        return Verdict(True, "everybody leaves")
+            return LeaveDecision(False, "everybody leaves; applying the last step")
+        return LeaveDecision(True, "everybody leaves")
 
     def _what(self, waiting: Sequence[Standing]) -> str:
         return "; ".join(self._of(standing) for standing in waiting)

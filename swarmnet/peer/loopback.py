@@ -18,7 +18,6 @@ class Loopback:
         self._me, self._service, self._network = me, service, network
 
     def tell(self, peer: PeerId, message: Control) -> None:
-        """See Transport.tell."""
         if peer == self._me:
             self._service.on_tell(self._me, message)
         else:
@@ -27,7 +26,6 @@ class Loopback:
     async def call(
         self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
     ) -> AsyncGenerator[Answer, None]:
-        """See Transport.call."""
         if peer != self._me:
             answers = self._network.call(peer, request, payload, deadline=deadline)
         else:
@@ -37,7 +35,6 @@ class Loopback:
                 yield answer
 
     async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
-        """See Transport.dial."""
         await self._network.dial(peer, address, deadline=deadline)
 
     async def _call_me(self, request: Request, payload: tuple[Packed, ...]) -> AsyncGenerator[Answer, None]:

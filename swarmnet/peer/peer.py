@@ -41,8 +41,8 @@ from swarmnet.peer.complaints import Complaints
 from swarmnet.peer.dial_back import Asking, DialBacks, OtherWay, no_other_way
 from swarmnet.peer.draining import Around, drain
 from swarmnet.peer.loopback import Loopback
-from swarmnet.peer.replica import Caps, Replica, Surroundings, timers_of
-from swarmnet.peer.starting import Means, Starting
+from swarmnet.peer.replica import Replica, ReplicaLimits, Surroundings, timers_of
+from swarmnet.peer.starting import Starting, StartingContext
 from swarmnet.pipeline.payload import Windows
 from swarmnet.stage.engine import Engine
 from swarmnet.state.checkpoints import Disk
@@ -82,7 +82,7 @@ class Peer:
         windows: Windows,
         disk: Disk,
         on_event: OnEvent,
-        caps: Caps,
+        caps: ReplicaLimits,
         manifest_toml: str = "",
         numerics: str = "",
         admissions: Admissions | None = None,
@@ -114,7 +114,7 @@ class Peer:
                 allow_drop=training.allow_drop,
                 seed_until=training.checkpoint_every,
             ),
-            Means(
+            StartingContext(
                 me,
                 lambda: self.records,
                 self._refresh,
@@ -194,7 +194,6 @@ class Peer:
     # ------------------------------------------------------------ Service: what others ask
 
     def on_tell(self, caller: PeerId, message: Control) -> None:
-        """See Service.on_tell."""
         if self._left:
             return
         if caller != self.me and caller not in self.records:
@@ -220,7 +219,6 @@ class Peer:
         )
 
     async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
-        """See Service.on_call."""
         if isinstance(request, ManifestRequest):
             yield ManifestData(self._toml)
             return
@@ -235,14 +233,12 @@ class Peer:
                 yield answer
 
     def on_reached(self, peer: PeerId) -> None:
-        """See Service.on_reached."""
         if self._left:
             return
         for replica in self.replicas.values():
             replica.driver.reached(peer)
 
     def on_gone(self, peer: PeerId, *, definite: bool) -> None:
-        """See Service.on_gone."""
         if self._left:
             return
         for replica in self.replicas.values():
@@ -298,7 +294,6 @@ class Peer:
     # ------------------------------------------------------------ Listener: what my replicas say
 
     def on_event(self, stage: int, event: str, fields: dict[str, object]) -> None:
-        """See Listener.on_event."""
         self._on_event(event, {"stage": stage, **fields})
         self._complaints[stage].on_event(event, fields, now=self._now())
         if event == "halted":
@@ -342,19 +337,15 @@ class Peer:
         self._on_event(event, fields)
 
     def on_resync(self, stage: int, donors: tuple[PeerId, ...]) -> None:
-        """See Listener.on_resync."""
         self._starting.lags(stage, donors)
 
     def on_orphaned(self, stage: int) -> None:
-        """See Listener.on_orphaned."""
         self._starting.orphaned(stage)
 
     def on_local(self, message: Control) -> None:
-        """See Listener.on_local."""
         self._dispatch(self.me, message)
 
     def neighbours(self, stage: int) -> Iterable[PeerId]:
-        """See Listener.neighbours."""
         near = {stage - 1, stage, stage + 1}
         found = {peer for peer, record in self.records.items() if any(status.stage in near for status in record.stages)}
         view = self.replicas[stage].member.view
@@ -365,7 +356,6 @@ class Peer:
         return sorted(found)
 
     def everyone(self) -> Iterable[PeerId]:
-        """See Listener.everyone."""
         found = {peer for peer, record in self.records.items() if record.stages}
         for replica in self.replicas.values():
             found.update(replica.member.view.everyone())

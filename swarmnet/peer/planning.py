@@ -29,7 +29,7 @@ _SMALL_MEMO = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PlanFit:
     """Whether one peer's stages fit. need: of one device, of the machine if ranks compute on the CPU. room: what it
     has, None if nobody said. hint: what to say if nothing is advised; "" if nothing was looked for."""
 
@@ -73,15 +73,15 @@ def listed(stages: Sequence[int]) -> str:
     return ",".join(map(str, stages))
 
 
-def judge(setup: Setup, stages: Sequence[int], room: int | None) -> Verdict:
+def judge(setup: Setup, stages: Sequence[int], room: int | None) -> PlanFit:
     """Plan the stages of one peer, and look for nothing. Raises UsageError: they cannot be split."""
     plans = tuple(plan_stage(setup, stage) for stage in stages)
-    return Verdict(plans, needed(plans, setup.layout), room)
+    return PlanFit(plans, needed(plans, setup.layout), room)
 
 
 def verdict(
     setup: Setup, stages: Sequence[int], room: int | None, tell: Callable[[str], None] = lambda line: None
-) -> Verdict:
+) -> PlanFit:
     """As `judge`, and look for changes if the stages do not fit in `room` bytes.
 
     tell: is told before a search, which may take half a minute.

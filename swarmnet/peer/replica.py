@@ -25,16 +25,16 @@ from swarmnet.peer.restoring import Footing, Restoring
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.feeders import Known, TurnedAway, may_feed
-from swarmnet.pipeline.floor import Limits
-from swarmnet.pipeline.patience import Patience
+from swarmnet.pipeline.floor import PipelineLimits
+from swarmnet.pipeline.patience import AdaptiveTimeout
 from swarmnet.pipeline.payload import AnswerCheck, InputCheck, Windows
 from swarmnet.pipeline.relay import Spawn
 from swarmnet.pipeline.router import Router
 from swarmnet.pipeline.sources import Sources
 from swarmnet.stage.engine import Engine
-from swarmnet.state.checkpoints import Checkpointer, Disk, Plan, Written
+from swarmnet.state.checkpoints import Checkpointer, CheckpointPlan, Disk, Written
 from swarmnet.state.copies import PIECE_BYTES, Seal
-from swarmnet.state.cut import Cut
+from swarmnet.state.cut import StateHeader
 from swarmnet.state.fetch import Fetcher
 from swarmnet.state.handover import Donor
 from swarmnet.step.drift import DriftRules
@@ -86,7 +86,7 @@ class MakeAnew(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Caps:
+class ReplicaLimits:
     """What the operator allows, per stage: microbatches in flight, bytes remembered, checkpoints kept on disk.
 
     reseed: how a stage that has no state left anywhere is made from its neighbours; None: not at all. piece_bytes: of
@@ -123,7 +123,7 @@ def drift_rules_of(manifest: Manifest) -> DriftRules:
 class Replica:
     """A stage served by this peer."""
 
-    def __init__(self, stage: int, engine: Engine, around: Surroundings, caps: Caps) -> None:
+    def __init__(self, stage: int, engine: Engine, around: Surroundings, caps: ReplicaLimits) -> None:
         manifest, timers = around.manifest, timers_of(around.manifest)
         num_stages = manifest.cut.stages
         self.stage, self.engine, self._around = stage, engine, around
@@ -172,7 +172,7 @@ class Replica:
         if stage + 1 < num_stages:
             self.caller = Caller(
                 around.transport,
-                Router(Patience.of(manifest.protocol, stages=num_stages - stage - 1)),
+                Router(AdaptiveTimeout.of(manifest.protocol, stages=num_stages - stage - 1)),
                 self._next_replicas,
                 answer_check,
                 self._rerouted,
@@ -197,14 +197,14 @@ class Replica:
                 on_bad_input=self._bad_input,
             ),
             check=check,
-            limits=Limits(caps.slots, timers.heartbeat_s, 2 * timers.suspect_s, caps.memo_bytes),
+            limits=PipelineLimits(caps.slots, timers.heartbeat_s, 2 * timers.suspect_s, caps.memo_bytes),
             spawn=around.spawn,
             on_bad_input=self._bad_input,
             may_feed=self._may_feed,
         )
         self.driver.attach(self.execution)
         seal = Seal(around.run, around.signer)
-        self.donor = Donor(stage, engine, self._cut, seal, stored=self._checkpoint, piece_bytes=caps.piece_bytes)
+        self.donor = Donor(stage, engine, self._header, seal, stored=self._checkpoint, piece_bytes=caps.piece_bytes)
         self._state = Restoring(
             around.transport,
             engine,
@@ -217,9 +217,9 @@ class Replica:
         self.checkpoints = Checkpointer(
             stage,
             engine,
-            self._cut,
+            self._header,
             around.disk,
-            Plan(manifest.training.checkpoint_every, manifest.training.total_steps, caps.keep_checkpoints),
+            CheckpointPlan(manifest.training.checkpoint_every, manifest.training.total_steps, caps.keep_checkpoints),
             on_event=self._event,
             common=around.common,
         )
@@ -251,14 +251,14 @@ class Replica:
             except UsageError as error:  # the checkpoint that the run began with was moved, or is another one now
                 self.no_beginning = str(error)
                 return False
-        self._serve(Cut(0, self._first_chain, self._first_chain, self._first_chain))
+        self._serve(StateHeader(0, self._first_chain, self._first_chain, self._first_chain))
         self._event("synced", {"version": 0, "how": "seed", "seconds": 0.0, "bytes": 0})
         return True
 
     def stay(self) -> None:
         """Go on with the weights that are here: nobody could hand over newer ones, or the run goes on from these."""
         member = self.member
-        self._serve(Cut(member.version, member.chain, member.before, member.term_chain))
+        self._serve(StateHeader(member.version, member.chain, member.before, member.term_chain))
 
     async def load(self, version: int, *, becomes: int) -> bool:
         """Serve this peer's checkpoint of `version` as version `becomes`. False if it cannot be used.
@@ -275,7 +275,7 @@ class Replica:
             path = self.checkpoints.path(version)
             self.checkpoints.forget(version, BadCheckpoint(path, f"not this stage's state: {error.reason}"))
             return False
-        cut = info.cut
+        header = info.header
         if becomes == version:
             await self._recall(version)
         else:
@@ -289,8 +289,8 @@ class Replica:
                     "reason": "nobody had newer state of this stage (training.allow_drop)",
                 },
             )
-            cut = _inexact(cut.chain, "dropped", becomes)
-        self._serve(cut)
+            header = _inexact(header.chain, "dropped", becomes)
+        self._serve(header)
         self._event(
             "synced",
             {
@@ -361,14 +361,16 @@ class Replica:
 
     def _serve(
         self,
-        cut: Cut,
+        header: StateHeader,
         finished: Finished | None = None,
         commits: tuple[Commit, ...] = (),
         last_commits: tuple[Commit, ...] = (),
     ) -> None:
         self._whole = True
         self.checkpoints.stand_under(self.member.restart)
-        self.driver.restored(cut.version, cut.chain, cut.before, cut.term_chain, finished, commits, last_commits)
+        self.driver.restored(
+            header.version, header.chain, header.before, header.term_chain, finished, commits, last_commits
+        )
 
     async def restore_from(self, donors: Sequence[PeerId], *, version: int = -1) -> bool:
         """Take over the state of `version` (-1: the newest) from all who have it, follow until level, and serve.
@@ -392,7 +394,7 @@ class Replica:
             return False
         finally:
             self._restoring = False
-        self._serve(level.cut, level.finished, level.commits, level.last_commits)
+        self._serve(level.header, level.finished, level.commits, level.last_commits)
         self._event(
             "synced",
             {
@@ -430,15 +432,15 @@ class Replica:
         """From now on the engine may hold weights that nothing is known of: a job that has begun ends all the same."""
         self._touched, self._whole = True, False
 
-    def _stand(self, cut: Cut) -> None:
+    def _stand(self, header: StateHeader) -> None:
         """The engine holds this version now; not to be served before it is level with the others."""
         self._touch()
         member = self.member
         member.version, member.chain, member.before, member.term_chain = (
-            cut.version,
-            cut.chain,
-            cut.before,
-            cut.term_chain,
+            header.version,
+            header.chain,
+            header.before,
+            header.term_chain,
         )
 
     async def write_last(self) -> Written | None:
@@ -450,14 +452,14 @@ class Replica:
         self._still = True
         return await self.checkpoints.write_now()
 
-    def _cut(self) -> Cut | None:
+    def _header(self) -> StateHeader | None:
         member = self.member
         stands = self._still and self._whole and self.driver.is_settled  # also after an apply that failed
         if not stands and (not member.synced or member.applying):
             return None
-        return Cut(member.version, member.chain, member.before, member.term_chain, member.restart)
+        return StateHeader(member.version, member.chain, member.before, member.term_chain, member.restart)
 
-    async def _checkpoint(self, version: int) -> tuple[Cut, memoryview] | None:
+    async def _checkpoint(self, version: int) -> tuple[StateHeader, memoryview] | None:
         """This peer's checkpoint, to be handed to a mate."""
         if version not in self.checkpoints.versions:
             return None
@@ -465,7 +467,7 @@ class Replica:
             info, data = await self.checkpoints.load(version)
         except BadCheckpoint:
             return None  # named already; announced no more
-        return info.cut, data
+        return info.header, data
 
     def snapshot(self, caller: PeerId, request: SnapshotRequest) -> AsyncGenerator[Answer, None]:
         """Answer one `SnapshotRequest`; see Donor.serve."""
@@ -481,7 +483,6 @@ class Replica:
     # ------------------------------------------------------------ microbatches
 
     def process(self, caller: PeerId, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:
-        """See Execution.process."""
         return self.execution.process(caller, request, read)
 
     def gone(self, peer: PeerId, *, definite: bool) -> None:
@@ -554,7 +555,7 @@ class Replica:
         return asyncio.get_running_loop().time()
 
 
-def _inexact(chain: Chain, how: str, version: int) -> Cut:
+def _inexact(chain: Chain, how: str, version: int) -> StateHeader:
     """Where a stage stands whose state is not that of one process any more: on a chain of its own."""
     apart = next_chain(chain, f"{how}/{version}".encode())
-    return Cut(version, apart, apart, apart)
+    return StateHeader(version, apart, apart, apart)

@@ -17,8 +17,8 @@ from swarmnet.net.transport import Transport
 from swarmnet.stage.engine import Engine
 from swarmnet.state.catch_up import CatchUp, Level, TrailEnds
 from swarmnet.state.copies import Seal
-from swarmnet.state.cut import Cut
-from swarmnet.state.fetch import Donors, Fetcher, Progress
+from swarmnet.state.cut import StateHeader
+from swarmnet.state.fetch import Donors, Fetcher, TransferProgress
 from swarmnet.step.barrier import evidence
 from swarmnet.step.gate import Shape, commit_refusal
 
@@ -30,13 +30,13 @@ class Footing:
     """What is asked of the replica, and told to it.
 
     restart(): the restart of the run it follows. touch(): from now on the engine may hold other weights than those the
-    replica stands on, also if whoever wanted them gives up. stand(cut): the engine holds this version. event(name,
+    replica stands on, also if whoever wanted them gives up. stand(header): the engine holds this version. event(name,
     fields): `fetching`, `following` and `fetching_again` say how far it is, `join_failed` who did not deliver.
     """
 
     restart: Callable[[], Restart]
     touch: Callable[[], None]
-    stand: Callable[[Cut], None]
+    stand: Callable[[StateHeader], None]
     event: Event
 
 
@@ -87,7 +87,9 @@ class Restoring:
             snapshot, data = await self._fetcher.fetch(donors, version=version)
             num_bytes = len(data)
             # A checkpoint of a mate may be older than the restart that goes on from it.
-            cut = Cut(snapshot.version, snapshot.chain, snapshot.before, snapshot.term_chain, self._footing.restart())
+            header = StateHeader(
+                snapshot.version, snapshot.chain, snapshot.before, snapshot.term_chain, self._footing.restart()
+            )
             self._footing.touch()
             try:
                 await self._engine.restore(data, version=snapshot.version)
@@ -95,9 +97,9 @@ class Restoring:
                 self._fetcher.useless(error)
                 continue
             del data
-            self._footing.stand(cut)
+            self._footing.stand(header)
             try:
-                level = await self._catch_up.run(cut, lambda: self._fetcher.trusted(donors()))
+                level = await self._catch_up.run(header, lambda: self._fetcher.trusted(donors()))
             except TrailEnds as error:
                 self._footing.event("fetching_again", {"version": snapshot.version, "reason": str(error)})
                 continue
@@ -133,22 +135,24 @@ class Restoring:
         if await self._exchange.collect_from(wanted, *holders) != finished:
             raise BadMessage(RejectCode.MALFORMED, "not the sum its holders describe", step=stamp.step)
 
-    def _after(self, cut: Cut, commits: tuple[Commit, ...]) -> Cut:
+    def _after(self, header: StateHeader, commits: tuple[Commit, ...]) -> StateHeader:
         """Where a replica stands that has applied on these commits of all stages; as Member.applied."""
-        chain = next_chain(cut.chain, evidence(commits))
-        begins_term = (cut.version + 1) % self._shape.keeper_term_steps == 0
-        return Cut(cut.version + 1, chain, cut.chain, chain if begins_term else cut.term_chain, cut.restart)
+        chain = next_chain(header.chain, evidence(commits))
+        begins_term = (header.version + 1) % self._shape.keeper_term_steps == 0
+        return StateHeader(
+            header.version + 1, chain, header.chain, chain if begins_term else header.term_chain, header.restart
+        )
 
-    def _moved(self, cut: Cut) -> None:
-        self._footing.stand(cut)
-        self._footing.event("following", {"version": cut.version})
+    def _moved(self, header: StateHeader) -> None:
+        self._footing.stand(header)
+        self._footing.event("following", {"version": header.version})
 
     def _say(self, fields: dict[str, object], *known: object) -> None:
         if known not in self._failed:
             self._failed.add(known)
             self._footing.event("join_failed", fields)
 
-    def _say_progress(self, progress: Progress) -> None:
+    def _say_progress(self, progress: TransferProgress) -> None:
         left = progress.seconds_left
         self._footing.event(
             "fetching",

@@ -23,7 +23,7 @@ class Pauses:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class StartAgain:
     """Start it again `after_s` seconds from now. words: what happened, for one line."""
 
     after_s: float
@@ -44,7 +44,7 @@ class Revivals:
         self._pauses, self._rng = pauses, rng
         self._in_a_row = 0
 
-    def ended(self, code: int, *, ran_s: float, asked: bool) -> Again | Over:
+    def ended(self, code: int, *, ran_s: float, asked: bool) -> StartAgain | Over:
         """The process ended. code: negative for a signal. asked: the operator wanted it to end."""
         if asked or code in FINAL:
             return Over(code if code >= 0 else 128 - code)
@@ -54,7 +54,7 @@ class Revivals:
         after_s = min(doubled, self._pauses.longest_s) * self._rng.uniform(0.9, 1.1)
         how = f"ended with exit code {code}" if code >= 0 else f"was ended by {_name(-code)}"
         row = f", the {_ordinal(self._in_a_row)} time in a row" if self._in_a_row > 1 else ""
-        return Again(after_s, f"the peer {how} after {ran_s:.0f} s{row}; it starts again in {after_s:.1f} s")
+        return StartAgain(after_s, f"the peer {how} after {ran_s:.0f} s{row}; it starts again in {after_s:.1f} s")
 
 
 def _name(number: int) -> str:

@@ -23,7 +23,7 @@ from swarmnet.peer.beginning import Beginning
 from swarmnet.peer.memory import check_memory, rounding
 from swarmnet.peer.peer import OnEvent, Peer, Tokens
 from swarmnet.peer.ranks import choose_layout, meaningless
-from swarmnet.peer.replica import Caps
+from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.stage.engine import Engine
 from swarmnet.state.checkpoints import DirectoryDisk
@@ -190,7 +190,7 @@ async def _serve(
             windows=windows,
             disk=disk,
             on_event=on_event,
-            caps=Caps(
+            caps=ReplicaLimits(
                 config.slots,
                 config.caps.memo_bytes,
                 config.caps.keep_checkpoints,

@@ -16,18 +16,18 @@ from swarmnet.peer.replica import Replica
 from swarmnet.pipeline.relay import Spawn
 from swarmnet.state.pasts import of_one_past
 from swarmnet.state.restart import (
-    Disk,
+    FromDisk,
+    FromHere,
+    FromLive,
+    FromMatesDisk,
+    FromNeighbours,
+    FromSeed,
     Holding,
-    InPlace,
-    Live,
-    MateDisk,
     Move,
-    Reseed,
+    NoSource,
+    RestartReport,
     Restarts,
-    Seed,
     Source,
-    Wait,
-    Word,
 )
 
 Say = Callable[[str, dict[str, object]], None]
@@ -40,7 +40,7 @@ _WHY = {
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class StartingContext:
     """What this needs of its peer. look(): read the directory again. news(): my record has changed.
 
     reachable(): returns if others can connect to this peer, as far as anybody can tell; raises UsageError. served(): a
@@ -60,8 +60,10 @@ class Means:
 class Starting:
     """Keeps every replica of a peer supplied with state."""
 
-    def __init__(self, replicas: Mapping[int, Replica], restarts: Restarts, means: Means, *, pause_s: float) -> None:
-        self._replicas, self.restarts, self._means, self._pause_s = replicas, restarts, means, pause_s
+    def __init__(
+        self, replicas: Mapping[int, Replica], restarts: Restarts, context: StartingContext, *, pause_s: float
+    ) -> None:
+        self._replicas, self.restarts, self._context, self._pause_s = replicas, restarts, context, pause_s
         self.opened = asyncio.Event()
         self._opened_at, self._settle_s = 0.0, restarts.settle_s / 2
         self._unopened = 0
@@ -83,7 +85,7 @@ class Starting:
     def orphaned(self, stage: int) -> None:
         """The replica cannot be brought level: only a mate that got further helps, or the run going back."""
         self._replace(stage, self._bring_up(stage, beyond=self._replicas[stage].held))
-        self._means.news()
+        self._context.news()
 
     def hear(self, peer: PeerId) -> None:
         """A heartbeat, under whatever restart. Only of those who have a record is it of any interest."""
@@ -100,14 +102,14 @@ class Starting:
         if move is not None:
             self._follow(move, since=before)
         elif self.restarts.wanted != wanted:
-            self._means.news()
+            self._context.news()
 
     def everybody(self) -> list[Holding]:
         """Who holds what: the live peers of all stages, myself included. What is on disk is of one past."""
         announced = [(self._here(stage), replica.checkpoints.on_disk) for stage, replica in self._replicas.items()]
         announced += [
             (self._heard(record, status.stage, status.version if status.synced else None, status.reseed), status.disk)
-            for record in self._means.records().values()
+            for record in self._context.records().values()
             if not self._dead(record)
             for status in record.stages
         ]
@@ -123,7 +125,7 @@ class Starting:
         replica = self._replicas[stage]
         member = replica.member
         return Holding(
-            self._means.me,
+            self._context.me,
             stage,
             member.restart if member.synced else self.restarts.current,
             member.version if member.synced else None,
@@ -150,14 +152,14 @@ class Starting:
             for seen in (replica.member.view.get(record.peer, status.stage),)
         )
 
-    def _words_of_others(self, now: float) -> list[Word]:
+    def _words_of_others(self, now: float) -> list[RestartReport]:
         """What the others say of restarts. Whose heartbeats should reach me and do not is not heard, whatever its
         record says."""
-        records = self._means.records()
+        records = self._context.records()
         self._heard_at = {peer: self._heard_at.get(peer, now) for peer, record in records.items() if record.stages}
         near = {stage + beside for stage in self._replicas for beside in (-1, 0, 1)}
         return [
-            Word(
+            RestartReport(
                 record.restart,
                 record.wants,
                 heard=not self._dead(record)
@@ -173,18 +175,18 @@ class Starting:
 
     def _may_seed(self) -> bool:
         """Do I see a peer of every stage, or have I looked for a while? Somebody may have more on disk."""
-        seen = {status.stage for record in self._means.records().values() for status in record.stages}
+        seen = {status.stage for record in self._context.records().values() for status in record.stages}
         complete = len(seen | self._replicas.keys()) == self.restarts.num_stages
         return complete or asyncio.get_running_loop().time() - self._opened_at >= self._settle_s
 
     def _follow(self, move: Move, *, since: Restart) -> None:
         restart, keep = self.restarts.current, move is Move.KEEP
-        self._means.say(
+        self._context.say(
             "restart", {"number": restart.number, "version": restart.version, "kept": keep, "reason": _WHY[move]}
         )
         for stage in self._replicas:
             self._replace(stage, self._go(stage, restart, since=since, keep=keep))
-        self._means.news()
+        self._context.news()
 
     def _busy(self, stage: int) -> bool:
         task = self._tasks.get(stage)
@@ -193,7 +195,7 @@ class Starting:
     def _replace(self, stage: int, work: object) -> None:
         if self._busy(stage):
             self._tasks[stage].cancel()
-        self._tasks[stage] = self._means.spawn(work)  # type: ignore[arg-type]
+        self._tasks[stage] = self._context.spawn(work)  # type: ignore[arg-type]
 
     async def _start(self, stage: int) -> None:
         checkpoints = self._replicas[stage].checkpoints
@@ -204,7 +206,7 @@ class Starting:
             self._opened_at = asyncio.get_running_loop().time()
             self.opened.set()
         await self.opened.wait()
-        await self._means.look()
+        await self._context.look()
         await self._bring_up(stage)
 
     async def _go(self, stage: int, restart: Restart, *, since: Restart, keep: bool) -> None:
@@ -235,41 +237,41 @@ class Starting:
             if self._tasks[stage] is not asyncio.current_task():
                 return  # the run goes on from elsewhere: another task has this replica now
             everybody = self.everybody()
-            mine = next(h for h in everybody if (h.peer, h.stage) == (self._means.me, stage))
+            mine = next(h for h in everybody if (h.peer, h.stage) == (self._context.me, stage))
             others = [h for h in everybody if h.peer != mine.peer]
             source = self.restarts.source(mine, others, held=self._replicas[stage].held, beyond=beyond)
-            if not isinstance(source, Wait):
-                await self._means.reachable()
+            if not isinstance(source, NoSource):
+                await self._context.reachable()
             if await self._take(stage, source):
-                self._means.served()
+                self._context.served()
                 self._words.pop(stage, None)
-                self._means.news()
+                self._context.news()
                 return
             await asyncio.sleep(self._pause_s)
-            await self._means.look()
+            await self._context.look()
 
     async def _take(self, stage: int, source: Source) -> bool:
         """True if the replica serves now."""
         replica = self._replicas[stage]
         match source:
-            case Live(donors):
+            case FromLive(donors):
                 return await replica.restore_from(donors)
-            case InPlace():
+            case FromHere():
                 replica.stay()
                 return True
-            case Disk(version):
+            case FromDisk(version):
                 return await replica.load(version, becomes=max(version, self.restarts.current.version))
-            case MateDisk(version, donors):
+            case FromMatesDisk(version, donors):
                 return await replica.restore_from(donors, version=version)
-            case Reseed(before, after):
+            case FromNeighbours(before, after):
                 return await replica.reseed(before, after, version=self.restarts.current.version)
-            case Seed():
+            case FromSeed():
                 if not self._may_seed():
                     return False
                 if not replica.no_beginning and await replica.start_from_seed():
                     return True
                 return await self._begin_with_mates(stage)
-            case Wait(words):
+            case NoSource(words):
                 self._say_waiting(stage, words)
                 return False
 
@@ -280,7 +282,7 @@ class Starting:
             sorted(
                 h.peer
                 for h in self.everybody()
-                if h.stage == stage and h.peer != self._means.me and h.version is not None and h.restart == restart
+                if h.stage == stage and h.peer != self._context.me and h.version is not None and h.restart == restart
             )
         )
         if donors and await replica.restore_from(donors):
@@ -291,4 +293,4 @@ class Starting:
     def _say_waiting(self, stage: int, words: str) -> None:
         if self._words.get(stage) != words:
             self._words[stage] = words
-            self._means.say("waiting", {"stage": stage, "reason": words})
+            self._context.say("waiting", {"stage": stage, "reason": words})

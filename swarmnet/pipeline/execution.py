@@ -1,7 +1,8 @@
-"""The microbatches of one replica: which lane a call belongs to, and what calls get whose step is not open.
+"""The microbatches of one replica: which step's tasks a call belongs to, and what calls get whose step is not open.
 
-A lane is one open step (`pipeline.lane`). At version v the steps v .. v + ahead are open: one where training is exact,
-two where steps overlap. What is of an applied step is refused, what is of a later one waits at the door for a moment.
+Each open step has its `StepTasks` (`pipeline.lane`). At version v the steps v .. v + ahead are open: one where training
+is exact, two where steps overlap. What is of an applied step is refused, what is of a later one waits at the door for
+a moment.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from swarmnet.messages import Answer, Busy, Fetch, Process, Rejected
 from swarmnet.net.transport import ReadPayload
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.feeders import TurnedAway
-from swarmnet.pipeline.floor import Claims, Floor, Limits
-from swarmnet.pipeline.lane import Lane
+from swarmnet.pipeline.floor import Claims, PipelineContext, PipelineLimits
+from swarmnet.pipeline.lane import StepTasks
 from swarmnet.pipeline.payload import InputCheck, OnBadInput
 from swarmnet.pipeline.relay import Spawn
 from swarmnet.pipeline.sources import Sources
@@ -28,8 +29,9 @@ _UNSURE_S = 0.25
 
 
 class Execution:
-    """Executes the microbatches of one (peer, stage). lanes: by step, the oldest first. may_feed(caller, request): why
-    not, if not."""
+    """Executes the microbatches of one (peer, stage).
+
+    steps: the open ones by number, the oldest first. may_feed(caller, request): why not, if not."""
 
     def __init__(
         self,
@@ -41,88 +43,90 @@ class Execution:
         caller: Caller | None,
         sources: Sources,
         check: InputCheck,
-        limits: Limits,
+        limits: PipelineLimits,
         spawn: Spawn,
         on_bad_input: OnBadInput,
         may_feed: Callable[[PeerId, Process], TurnedAway | None],
     ) -> None:
         self._may_feed = may_feed
-        self._floor = Floor(stage, num_stages, engine, claims, caller, sources, check, limits, spawn, on_bad_input)
-        self.lanes: dict[int, Lane] = {}
+        self._context = PipelineContext(
+            stage, num_stages, engine, claims, caller, sources, check, limits, spawn, on_bad_input
+        )
+        self.steps: dict[int, StepTasks] = {}
         self._begun = asyncio.Event()
         self._waiting = 0
 
     @property
     def executions(self) -> int:
         """Forwards run for training, ever."""
-        return self._floor.executions
+        return self._context.executions
 
     @property
     def queue(self) -> int:
         """Microbatches in flight."""
-        return sum(lane.queue for lane in self.lanes.values())
+        return sum(tasks.queue for tasks in self.steps.values())
 
     @property
-    def num_works(self) -> int:
+    def num_tasks(self) -> int:
         """Microbatches begun and not ended, those that wait for their input included."""
-        return sum(len(lane.works) for lane in self.lanes.values())
+        return sum(len(tasks.by_index) for tasks in self.steps.values())
 
     @property
     def leaving(self) -> bool:
         """Nothing new is begun for callers; what is at work here is finished."""
-        return self._floor.leaving
+        return self._context.leaving
 
     @leaving.setter
     def leaving(self, leaving: bool) -> None:
-        self._floor.leaving = leaving
+        self._context.leaving = leaving
 
     # ------------------------------------------------------------ what the step machine says
 
     def begin(self, version: int, *, alive: Callable[[PeerId], bool]) -> None:
         """The weights are those of `version`: what is older is over, and work is taken for every step now open."""
-        self._floor.version = version
-        for step in [step for step in self.lanes if step < version]:
+        self._context.version = version
+        for step in [step for step in self.steps if step < version]:
             self.end(step)
-        for step in range(version, version + self._floor.engine.delay.ahead(version) + 1):
-            if step not in self.lanes:
-                self.lanes[step] = Lane(step, self._floor, alive=alive)
+        for step in range(version, version + self._context.engine.delay.ahead(version) + 1):
+            if step not in self.steps:
+                self.steps[step] = StepTasks(step, self._context, alive=alive)
         self._begun.set()
         self._begun = asyncio.Event()
 
     def end(self, step: int) -> None:
         """The step is about to be applied: drop its work and memory. The others go on."""
-        self.lanes.pop(step).end()
-        if not self.lanes:
-            self._floor.version = -1
+        self.steps.pop(step).end()
+        if not self.steps:
+            self._context.version = -1
 
     def stop(self) -> None:
         """Drop all work and memory: the weights are about to be replaced."""
-        for step in list(self.lanes):
+        for step in list(self.steps):
             self.end(step)
 
     def granted(self, step: int, index: int, voids: int) -> None:
         """This replica counts (step, index)."""
-        if step in self.lanes:
-            self.lanes[step].granted(index, voids)
+        if step in self.steps:
+            self.steps[step].granted(index, voids)
 
     def owned(self, step: int, index: int, owner: PeerId) -> None:
         """Another replica counts (step, index): before forward its callers are sent there, later it is not summed."""
-        if step in self.lanes:
-            self.lanes[step].owned(index, owner)
+        if step in self.steps:
+            self.steps[step].owned(index, owner)
 
     def voided(self, step: int) -> None:
         """The step's accumulator is empty again: what has not been added yet claims once more."""
-        if step in self.lanes:
-            self.lanes[step].voided()
+        if step in self.steps:
+            self.steps[step].voided()
 
     def order(self, step: int, index: int) -> None:
         """The keeper wants (step, index) executed here (rule 8)."""
-        if step in self.lanes:
-            self.lanes[step].order(index)
+        if step in self.steps:
+            self.steps[step].order(index)
 
     def losses(self, step: int) -> Mapping[int, tuple[float, int]]:
         """index -> (loss_sum, num_tokens) of what is in the step's accumulator."""
-        return self.lanes[step].losses
+        return self.steps[step].losses
 
     # ------------------------------------------------------------ what other peers ask
 
@@ -130,38 +134,38 @@ class Execution:
         """Answer one `Process` call (rule 1). Raises BadMessage for a payload that cannot be this stage's input."""
         away = self._may_feed(caller, request)
         if away is not None:
-            version = self._floor.version
+            version = self._context.version
             yield Busy(_UNSURE_S, version) if away.soon else Rejected(RejectCode.NOT_A_FEEDER, away.reason, version)
             return
-        self._floor.look(caller, request, read)
+        self._context.look(caller, request, read)
         await self._wait_for(request.step)
-        lane = self.lanes.get(request.step)
-        if lane is None:
-            yield self._floor.wrong_step(request.step)
+        tasks = self.steps.get(request.step)
+        if tasks is None:
+            yield self._context.wrong_step(request.step)
             return
-        async with contextlib.aclosing(lane.process(caller, request, read)) as answers:
+        async with contextlib.aclosing(tasks.process(caller, request, read)) as answers:
             async for answer in answers:
                 yield answer
 
     async def fetch(self, request: Fetch) -> AsyncGenerator[Answer, None]:
         """Answer one `Fetch` call (rule 6)."""
-        lane, version = self.lanes.get(request.step), self._floor.version
-        if lane is not None:
-            async with contextlib.aclosing(lane.fetch(request)) as answers:
+        tasks, version = self.steps.get(request.step), self._context.version
+        if tasks is not None:
+            async with contextlib.aclosing(tasks.fetch(request)) as answers:
                 async for answer in answers:
                     yield answer
         elif request.step < version:
-            yield self._floor.wrong_step(request.step)
+            yield self._context.wrong_step(request.step)
         else:
             yield Rejected(RejectCode.NOT_READY, version=version)
 
     async def _wait_for(self, step: int) -> None:
         """Hold a call that is ahead of us for a moment: it takes no slot and its payload is not read (rule 1)."""
-        if not self._ahead(step) or self._waiting >= 4 * self._floor.limits.slots:
+        if not self._ahead(step) or self._waiting >= 4 * self._context.limits.slots:
             return
         self._waiting += 1
         try:
-            async with asyncio.timeout(self._floor.limits.running_s):
+            async with asyncio.timeout(self._context.limits.running_s):
                 while self._ahead(step):
                     await self._begun.wait()
         except TimeoutError:
@@ -170,4 +174,4 @@ class Execution:
             self._waiting -= 1
 
     def _ahead(self, step: int) -> bool:
-        return step not in self.lanes and step >= self._floor.version
+        return step not in self.steps and step >= self._context.version

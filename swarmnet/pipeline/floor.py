@@ -1,4 +1,4 @@
-"""What the lanes of one replica have in common: engine, neighbours, limits, and whether anything new is begun."""
+"""What the open steps of one replica have in common: engine, neighbours, limits, and whether anything new is begun."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Claims(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PipelineLimits:
     """slots: microbatches in flight, of each open step. running_s: pause between signs of life to callers, and how long
     a call that is ahead of us may wait. wait_s: how long finished work waits for the keeper's word before its stash is
     dropped. memo_bytes: of each open step."""
@@ -65,11 +65,12 @@ class Limits:
 
 
 @dataclass(slots=True, eq=False)
-class Floor:
-    """What the lanes of one replica share. version: of its weights, -1: none. executions: forwards run for training.
+class PipelineContext:
+    """What the open steps of one replica share.
 
+    version: of its weights, -1: none. executions: forwards run for training.
     leaving: nothing new is begun for callers; what is at work here is finished. evals: one evaluation at a time, beside
-    the slots of the lanes. sending: inputs that each caller is uploading.
+    the slots of the steps. sending: inputs that each caller is uploading.
     """
 
     stage: int
@@ -79,7 +80,7 @@ class Floor:
     caller: Caller | None
     sources: Sources
     check: InputCheck
-    limits: Limits
+    limits: PipelineLimits
     spawn: Spawn
     on_bad_input: OnBadInput
     version: int = -1

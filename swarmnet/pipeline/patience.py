@@ -47,8 +47,8 @@ class _Limit:
         return self._multiple * ordered[math.ceil(_QUANTILE * len(ordered)) - 1]
 
 
-class Patience:
-    """Silences: within [floor_s, ceiling_s]. Whole calls: at least `call_floor_s`, an hour at most."""
+class AdaptiveTimeout:
+    """How long a caller waits. Silences: floor_s to ceiling_s. Whole calls: at least call_floor_s, an hour at most."""
 
     def __init__(self, *, floor_s: float = 2.0, ceiling_s: float = 30.0, call_floor_s: float = 60.0) -> None:
         if not 0.0 < floor_s <= ceiling_s < math.inf:
@@ -59,7 +59,7 @@ class Patience:
         )
 
     @classmethod
-    def of(cls, protocol: Protocol, *, stages: int) -> Patience:
+    def of(cls, protocol: Protocol, *, stages: int) -> AdaptiveTimeout:
         """By a run's timers: no shorter than others wait before they suspect, twice as long as they bear at most.
 
         stages: how many the call goes through. Who calls the first of them waits for longer than who calls the last,
@@ -84,6 +84,6 @@ class Patience:
         self._call.add(call_s)
 
     def expired(self, *, over: bool = False) -> None:
-        """Patience ran out, of silence or (over) of a call that showed life. It doubles until anybody answers: if
+        """The limit ran out, of silence or (over) of a call that showed life. It doubles until anybody answers: if
         everybody became slower, somebody still will."""
         (self._call if over else self._silence).expired()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from swarmnet.errors import NoReplica
 from swarmnet.ids import PeerId
-from swarmnet.pipeline.patience import Patience
+from swarmnet.pipeline.patience import AdaptiveTimeout
 
 _NEVER = -math.inf
 _TRIALS = 0.1
@@ -81,13 +81,13 @@ class Router:
 
     def __init__(
         self,
-        patience: Patience,
+        timeout: AdaptiveTimeout,
         *,
         first_ban_s: float = 4.0,
         longest_ban_s: float = 30.0,
         longest_ban_over_s: float = 600.0,
     ) -> None:
-        self._patience = patience
+        self._timeout = timeout
         self._first_ban_s, self._longest_ban_s = first_ban_s, longest_ban_s
         self._longest_ban_over_s = longest_ban_over_s
         self._replicas: dict[PeerId, _Replica] = {}
@@ -146,11 +146,11 @@ class Router:
 
     def patience_s(self) -> float:
         """Silence since the last sign of life after which a call counts as hung."""
-        return self._patience.seconds
+        return self._timeout.seconds
 
     def call_s(self) -> float:
         """Seconds after which a whole call counts as hung, whatever the callee says meanwhile."""
-        return self._patience.call_s
+        return self._timeout.call_s
 
     def pause_s(self, retry_after_s: float) -> float:
         """How long to leave a busy peer alone: as it wishes, but at most as long as the longest ban."""
@@ -164,7 +164,7 @@ class Router:
         seconds: the whole call. compute_s: the callee's own part, by its word (never believed above `seconds`).
         silence_s: the longest wait for a sign of life (Accepted, Running, the answer) within this call.
         """
-        self._patience.heard(silence_s, seconds)
+        self._timeout.heard(silence_s, seconds)
         replica, charged_ns = self._close(pick)
         if replica is None:
             return
@@ -214,7 +214,7 @@ class Router:
         replica.ban_s = min(max(2.0 * replica.ban_s, least_s), longest_s)
         replica.banned_until = now + replica.ban_s
         if hung and not odd:
-            self._patience.expired(over=over)
+            self._timeout.expired(over=over)
 
     # ------------------------------------------------------------ inside
 

@@ -1,6 +1,6 @@
 """What a replica computes or hands out without counting anything: repairs of other stages, and evaluation.
 
-Rule 6 of docs/protocol.md. The step is the caller's concern: everything here is of one lane's.
+Rule 6 of docs/protocol.md. The step is the caller's concern: everything here is of one step.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Outcome = Gradient | MovedTo | Busy | SwarmError
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class MicrobatchTask:
     """input and outcome are set once; `voids` (granted) and `owner` (counted by another) follow the keeper's word.
 
     patient: learn who owns it before computing (a repair's call). hedged: a caller found the owner hung, so it is

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Process:
+class SimulatedProcess:
     """A simulated process: running, stopped or dead."""
 
     def __init__(self, name: str) -> None:
@@ -30,7 +30,7 @@ class Process:
         self.context.run(_process.set, self)
 
 
-_process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+_process: contextvars.ContextVar[SimulatedProcess | None] = contextvars.ContextVar("process", default=None)
 
 
 class _Jump(selectors.DefaultSelector):
@@ -62,23 +62,23 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._jump.now
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
-        """See asyncio; the callback runs only while its process does."""
+        """Schedule the callback, which runs only while its process does."""
         context = context or contextvars.copy_context()
         return super().call_soon(self._gated(callback, context), *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
-        """See asyncio; a timer of a stopped process fires when it continues."""
+        """Set a timer; that of a stopped process fires when it continues."""
         context = context or contextvars.copy_context()
         return super().call_at(when, self._gated(callback, context), *args, context=context)
 
-    def start(self, process: Process, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def start(self, process: SimulatedProcess, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a coroutine inside a process."""
         return self.create_task(work, context=process.context)
 
     def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> asyncio.Task[Any]:
-        """See asyncio; a process knows its tasks."""
+        """Create the task, and tell its process of it."""
         context = context or contextvars.copy_context()
         task = super().create_task(coro, name=name, context=context)
         process = context.get(_process)
@@ -86,30 +86,30 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             process.tasks.add(task)
         return task
 
-    def at_once(self, process: Process, act: Callable[[], None]) -> None:
+    def at_once(self, process: SimulatedProcess, act: Callable[[], None]) -> None:
         """Do this inside a process, now, or when it continues: without a timer, which would reorder others' events."""
         if process.stopped or process.dead:
             process.held.append(self._gated(act, process.context))  # it is continued inside its context
         else:
             process.context.run(act)
 
-    def stop_process(self, process: Process) -> None:
+    def stop_process(self, process: SimulatedProcess) -> None:
         """SIGSTOP."""
         process.stopped = True
 
-    def continue_process(self, process: Process) -> None:
+    def continue_process(self, process: SimulatedProcess) -> None:
         """SIGCONT."""
         process.stopped = False
         held, process.held = process.held, []
         for callback in held:
             super().call_soon(callback, context=process.context)
 
-    def kill_process(self, process: Process) -> None:
+    def kill_process(self, process: SimulatedProcess) -> None:
         """SIGKILL."""
         process.dead = True
         process.remains = list(process.tasks)
 
-    def bury_process(self, process: Process) -> None:
+    def bury_process(self, process: SimulatedProcess) -> None:
         """Clean up after a dead or stopped process, once nobody can be harmed by its last acts: end its tasks."""
         process.dead = False
         process.remains = list(process.tasks)

@@ -9,7 +9,7 @@ def standing(replica: Replica) -> str:
     """Where the replica stands in its step, and its keeper if it is one."""
     member, pipeline = replica.member, replica.execution
     account, part, keeper = member.account, member.part, member.keeper
-    works = {step: sorted(lane.works) for step, lane in pipeline.lanes.items()}
+    works = {step: sorted(tasks.by_index) for step, tasks in pipeline.steps.items()}
     line = (
         f"stage {member.stage} v{member.version} synced={member.synced} promised={member.promised} "
         f"gen={account.generation.number} asked={sorted(account.asked)} granted={sorted(account.granted)} "

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 
-class Kind(enum.IntEnum):
+class JobKind(enum.IntEnum):
     """What a job is; of one step, the most urgent first."""
 
     STATE = 0
@@ -20,12 +20,12 @@ class Kind(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Turn:
+class JobTurn:
     """When a job runs: compared field by field, the lowest first, so the older of two open steps goes first.
     `later_stage` is the stage's number, negated."""
 
     step: int
-    kind: Kind
+    kind: JobKind
     later_stage: int
     index: int
 
@@ -36,7 +36,7 @@ class Stint:
 
     start: float
     stop: float
-    turn: Turn
+    turn: JobTurn
 
 
 class Device:
@@ -45,11 +45,11 @@ class Device:
     def __init__(self, forward_s: float) -> None:
         self.forward_s = forward_s
         self.log: list[Stint] = []
-        self._line: list[tuple[Turn, int, asyncio.Future[None]]] = []
+        self._line: list[tuple[JobTurn, int, asyncio.Future[None]]] = []
         self._tickets = itertools.count()
         self._running = False
 
-    async def run(self, seconds: float, turn: Turn) -> None:
+    async def run(self, seconds: float, turn: JobTurn) -> None:
         """Occupy the device."""
         await self._turn(turn)
         began = _now()
@@ -59,7 +59,7 @@ class Device:
             self._next()
             self.log.append(Stint(began, _now(), turn))
 
-    async def see_through(self, seconds: float, turn: Turn, job: Callable[[], None]) -> None:
+    async def see_through(self, seconds: float, turn: JobTurn, job: Callable[[], None]) -> None:
         """Occupy the device, then do the job. Whoever gives up while it waits for its turn takes it back; once it has
         begun it ends all the same, as on a thread."""
         await self._turn(turn)
@@ -76,7 +76,7 @@ class Device:
         asyncio.get_running_loop().call_later(seconds, end)
         await ended
 
-    async def _turn(self, turn: Turn) -> None:
+    async def _turn(self, turn: JobTurn) -> None:
         if self._running:
             ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             heapq.heappush(self._line, (turn, next(self._tickets), ticket))

@@ -6,7 +6,7 @@ from swarmnet.ids import PeerId
 from swarmnet.net.admission import Admissions
 from swarmnet.net.directory import Record, admits
 from swarmnet.simulate.clock import VirtualLoop
-from swarmnet.simulate.links import Lines
+from swarmnet.simulate.links import SimulatedLinks
 
 
 class MemoryDirectory:
@@ -21,11 +21,9 @@ class MemoryDirectory:
         self._before: dict[PeerId, tuple[float, Record]] | None = None
 
     async def publish(self, record: Record) -> None:
-        """See Directory.publish."""
         self._records[record.peer] = (self._loop.time() + self._ttl_s, record)
 
     async def records(self) -> tuple[Record, ...]:
-        """See Directory.records."""
         return self._fresh(self._records)
 
     def now(self) -> float:
@@ -40,7 +38,7 @@ class MemoryDirectory:
         """Everybody sees everything again."""
         self._before = None
 
-    def seen_by(self, reader: PeerId, lines: Lines) -> tuple[Record, ...]:
+    def seen_by(self, reader: PeerId, lines: SimulatedLinks) -> tuple[Record, ...]:
         """The records that one peer can see."""
         if self._before is None:
             return self._fresh(self._records)
@@ -55,14 +53,12 @@ class MemoryDirectory:
 class DirectoryAt:
     """The Directory as one peer sees it, who reads no records of those that are not admitted."""
 
-    def __init__(self, me: PeerId, directory: MemoryDirectory, lines: Lines, admissions: Admissions) -> None:
+    def __init__(self, me: PeerId, directory: MemoryDirectory, lines: SimulatedLinks, admissions: Admissions) -> None:
         self._me, self._directory, self._lines, self._admissions = me, directory, lines, admissions
 
     async def publish(self, record: Record) -> None:
-        """See Directory.publish."""
         await self._directory.publish(record)
 
     async def records(self) -> tuple[Record, ...]:
-        """See Directory.records."""
         found, now = self._directory.seen_by(self._me, self._lines), self._directory.now()
         return tuple(record for record in found if admits(self._admissions, record, now=now))

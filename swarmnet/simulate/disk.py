@@ -10,7 +10,7 @@ from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import RunId
 from swarmnet.state.checkpoint_info import CheckpointInfo
 from swarmnet.state.checkpoints import Written
-from swarmnet.state.cut import Cut
+from swarmnet.state.cut import StateHeader
 from swarmnet.state.disk import Found
 
 
@@ -25,7 +25,6 @@ class SimulatedDisk:
         self._run = run
 
     def path(self, stage: int, version: int) -> str:
-        """See Disk."""
         return f"simulated/stage-{stage}-step-{version}"
 
     def spoil(self, stage: int, version: int) -> None:
@@ -34,7 +33,6 @@ class SimulatedDisk:
         self.files[stage, version] = info, bytes([data[0] ^ 1]) + data[1:]
 
     async def open(self, stage: int) -> Found:
-        """See Disk."""
         await asyncio.sleep(self.open_s)
         good: list[CheckpointInfo] = []
         bad: list[BadCheckpoint] = []
@@ -46,29 +44,29 @@ class SimulatedDisk:
                     bad.append(error)
         return Found(tuple(good), tuple(bad))
 
-    async def write(self, stage: int, cut: Cut, data: bytes | memoryview, owed: bytes | memoryview | None) -> Written:
-        """See Disk."""
+    async def write(
+        self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
+    ) -> Written:
         info = CheckpointInfo(
             run=self._run,
             stage=stage,
-            version=cut.version,
-            chain=cut.chain,
-            before=cut.before,
-            term_chain=cut.term_chain,
-            restart_number=cut.restart.number,
-            restart_version=cut.restart.version,
+            version=header.version,
+            chain=header.chain,
+            before=header.before,
+            term_chain=header.term_chain,
+            restart_number=header.restart.number,
+            restart_version=header.restart.version,
             num_bytes=len(data),
             sha256=hashlib.sha256(data).hexdigest(),
         )
         await asyncio.sleep(self.write_s)
         if self.full:
             return Written(info, "No space left on device")
-        self.files[stage, cut.version] = info, bytes(data)
-        self.debts[stage, cut.version] = None if owed is None else bytes(owed)
+        self.files[stage, header.version] = info, bytes(data)
+        self.debts[stage, header.version] = None if owed is None else bytes(owed)
         return Written(info)
 
     async def retain(self, stage: int, versions: Collection[int]) -> str | None:
-        """See Disk."""
         self.files = {
             (held, version): file
             for (held, version), file in self.files.items()
@@ -77,12 +75,10 @@ class SimulatedDisk:
         return None
 
     async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
-        """See Disk."""
         info, data = self._read(stage, version)
         return info, memoryview(data)
 
     async def owed(self, stage: int, version: int) -> memoryview | None:
-        """See Disk."""
         owed = self.debts.get((stage, version))
         return None if owed is None else memoryview(owed)
 

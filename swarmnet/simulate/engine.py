@@ -23,7 +23,7 @@ from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
 from swarmnet.manifest.delay import NO_DELAY, Delay
 from swarmnet.messages import Commit, Packed
-from swarmnet.simulate.device import Device, Kind, Turn
+from swarmnet.simulate.device import Device, JobKind, JobTurn
 from swarmnet.stage.engine import Audience, Contribution, Reduced, Stash
 from swarmnet.step.barrier import evidence
 from swarmnet.wire.values import check_values
@@ -67,11 +67,9 @@ class SimulatedWindows:
 
     @property
     def layout(self) -> tuple[str, tuple[int, ...]]:
-        """See Windows."""
         return "uint8", (1, 1, 32)
 
     def check(self, step: int, index: int, tokens: Packed, proof: Packed) -> None:
-        """See Windows."""
         number = step * self.microbatches + index
         if [bytes(each.data) for each in (tokens, proof)] != [each.data for each in proven_tokens_of(number)]:
             raise BadMessage(RejectCode.MALFORMED, f"row 0 is not proven to be window {number} of the data")
@@ -158,7 +156,7 @@ class Numbers:
 
 
 @dataclass(slots=True)
-class Accumulator:
+class SimulatedSum:
     """The sum of one open step, and what is in it. lost: with what held it, and not voided since."""
 
     total: list[int] = field(default_factory=lambda: [0] * NUM_ELEMENTS)
@@ -174,7 +172,7 @@ class Accumulator:
 
 
 @dataclass(slots=True)
-class _Saved:
+class _SimulatedStash:
     """A stash. life: of the ranks that hold it."""
 
     payload: tuple[Packed, ...]
@@ -211,7 +209,7 @@ class SimulatedEngine:
         self.before = self.weights
         self.restore_s, self.averaging_s = RESTORE_S, averaging_s
         self.delay, self._elements = delay, NUM_ELEMENTS + padding
-        self.accumulators = [Accumulator() for _ in range(1 + delay.most)]  # step s: number s % (1 + most)
+        self.accumulators = [SimulatedSum() for _ in range(1 + delay.most)]  # step s: number s % (1 + most)
         self.debt: bytes | None = None
         self._buffer = [0] * NUM_ELEMENTS
         self._missing: set[int] = set()
@@ -221,7 +219,6 @@ class SimulatedEngine:
         self._context = contextvars.copy_context()
 
     def subscribe(self, audience: Audience) -> None:
-        """See Engine."""
         self._audience, self._context = audience, contextvars.copy_context()
 
     def lose_ranks(self, *, told_after_s: float) -> None:
@@ -234,7 +231,7 @@ class SimulatedEngine:
         if self._audience is not None:
             asyncio.get_running_loop().call_later(told_after_s, self._audience.on_sums_lost, context=self._context)
 
-    async def _compute(self, turn: Turn, life: int | None = None) -> None:
+    async def _compute(self, turn: JobTurn, life: int | None = None) -> None:
         """Occupy the device with a third of a microbatch. life: of the ranks that hold what it needs."""
         life = self._life if life is None else life
         await self.device.run(self.device.forward_s, turn)
@@ -243,18 +240,16 @@ class SimulatedEngine:
 
     @property
     def num_elements(self) -> int:
-        """See Engine."""
         return self._elements
 
     def snapshot_bytes(self, stage: int) -> int:
-        """See Engine. Of all stages alike."""
+        """The same for all stages."""
         return max(self._state_bytes, _MOST_STATE_BYTES)
 
     def voids(self, step: int) -> int:
-        """See Engine."""
         return self.accumulator(step).voids
 
-    def accumulator(self, step: int) -> Accumulator:
+    def accumulator(self, step: int) -> SimulatedSum:
         """Where an open step is summed."""
         return self.accumulators[step % len(self.accumulators)]
 
@@ -268,9 +263,8 @@ class SimulatedEngine:
         return self.version <= step <= self.version + self.delay.ahead(self.version)
 
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
-        """See Engine."""
         voids, life = self.voids(step), self._life
-        await self._compute(Turn(step, Kind.FORWARD, -self.stage, index))
+        await self._compute(JobTurn(step, JobKind.FORWARD, -self.stage, index))
         weights = self.weights_of(step)
         check_payload(payload)
         if (self.stage, step, index) in self._poison:
@@ -280,24 +274,22 @@ class SimulatedEngine:
             stash.loss_sum, stash.num_tokens = self.arithmetic.loss(weights, payload), 1
         else:
             stash.output = self.arithmetic.forward(weights, payload)
-        stash.saved = _Saved(tuple(payload), life)
+        stash.saved = _SimulatedStash(tuple(payload), life)
         return stash
 
     async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
-        """See Engine."""
         saved = stash.saved
-        assert isinstance(saved, _Saved)
-        await self._compute(Turn(stash.step, Kind.BACKWARD, -self.stage, stash.index), saved.life)
+        assert isinstance(saved, _SimulatedStash)
+        await self._compute(JobTurn(stash.step, JobKind.BACKWARD, -self.stage, stash.index), saved.life)
         check_payload(gradient)
         stash.compute_s += self.device.forward_s
         saved.gradient = tuple(gradient)
         return self.arithmetic.backward(self.weights_of(stash.step), saved.payload, gradient)
 
     async def accumulate(self, stash: Stash) -> bool:
-        """See Engine."""
         saved = stash.saved
-        assert isinstance(saved, _Saved)
-        await self.device.run(self.device.forward_s, Turn(stash.step, Kind.WEIGHTS, -self.stage, stash.index))
+        assert isinstance(saved, _SimulatedStash)
+        await self.device.run(self.device.forward_s, JobTurn(stash.step, JobKind.WEIGHTS, -self.stage, stash.index))
         if not self._is_open(stash.step) or saved.life != self._life:
             return False
         into = self.accumulator(stash.step)
@@ -309,46 +301,41 @@ class SimulatedEngine:
         return True
 
     def void(self, step: int | None = None, *, lost: bool = False) -> None:
-        """See Engine. Nothing is owed here."""
+        """Empty the accumulators. Nothing is owed here."""
         for accumulator in self.accumulators if step is None else (self.accumulator(step),):
             accumulator.void()
 
     @property
     def block(self) -> int:
-        """See Engine."""
         return 1
 
     @property
     def phases(self) -> tuple[int, ...]:
-        """See Engine."""
         return (self._elements,)
 
     @property
     def private_phases(self) -> int:
-        """See Engine."""
         return 0
 
     @property
     def sum_elements(self) -> int:
-        """See Engine."""
         return self._elements
 
     async def next_phase(self) -> None:
-        """See Engine. There is none."""
+        """There is only one phase."""
 
     async def open_round(
         self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
     ) -> None:
-        """See Engine. Nothing is lost here, so nothing is owed."""
+        """No codec loses anything here, so nothing is owed."""
 
     async def contribution(self, start: int, stop: int) -> Packed:
-        """See Engine."""
         if self.accumulator(self.version).lost:
             raise Refused(RejectCode.NOT_READY, "the sum was lost with the ranks")
         return _pack(self.accumulator(self.version).total, start, stop)
 
     async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
-        """See Engine. Sums, whatever the run's reducer: these numbers have no outliers."""
+        """Sum the contributions, whatever the run's reducer: these numbers have no outliers."""
         total = [0] * len(range(start, min(stop, NUM_ELEMENTS)))
         for contribution in contributions:
             if contribution.packed.codec != "int64":
@@ -357,11 +344,9 @@ class SimulatedEngine:
         return Reduced(_pack(total, 0, stop - start))
 
     async def open_sum(self) -> None:
-        """See Engine."""
         self._missing, self._padding_missing = set(range(NUM_ELEMENTS)), self._elements - NUM_ELEMENTS
 
     async def put(self, start: int, packed: Packed) -> None:
-        """See Engine."""
         length = packed.shape[0]
         values = _unpack(packed, len(range(start, min(start + length, NUM_ELEMENTS))))
         self._padding_missing -= length - len(values)
@@ -372,14 +357,12 @@ class SimulatedEngine:
             self._buffer[place] = value
 
     async def seal(self) -> tuple[bytes, float]:
-        """See Engine."""
         await asyncio.sleep(self.averaging_s)
         if self._missing or self._padding_missing:
             raise BadMessage(RejectCode.BAD_SHAPE, "pieces do not cover the sum")
         return Arithmetic.digest(self._buffer)[0], Arithmetic.digest(self.exact_sum)[1]
 
     async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
-        """See Engine."""
         await asyncio.sleep(0.001)
         values, start = list[int](), 0
         for packed in parts:
@@ -394,12 +377,10 @@ class SimulatedEngine:
         return self.numbers.exact(self._buffer)
 
     async def finished_sum(self, start: int, stop: int) -> Packed:
-        """See Engine."""
         return _pack(self._buffer, start, stop)
 
     async def apply(self, commits: Sequence[Commit]) -> None:
-        """See Engine."""
-        await self.device.run(self.device.forward_s, Turn(self.version, Kind.STATE, -self.stage, 0))
+        await self.device.run(self.device.forward_s, JobTurn(self.version, JobKind.STATE, -self.stage, 0))
         self.before, self.weights = self.weights, Arithmetic.apply(self.weights, self.exact_sum, commits)
         if self._rounding:
             self.digits = _hash(self.digits, json.dumps(self._buffer), evidence(commits))
@@ -407,23 +388,21 @@ class SimulatedEngine:
         self.version += 1
 
     async def measure(self) -> tuple[int, bytes, tuple[float, ...]]:
-        """See Engine. The sketch is the weights themselves, so far as fp32 can tell."""
+        """The sketch is the weights themselves, so far as fp32 can tell."""
         found = self.version, self.weights, self.digits
         await asyncio.sleep(MEASURE_S)
         sketch = (float(found[1] >> 24), float(found[1] % (1 << 24)), float(found[2] % (1 << 24)))
         return found[0], hashlib.sha256(json.dumps(found).encode()).digest(), sketch
 
     async def prepare_snapshot(self) -> None:
-        """See Engine."""
+        """A snapshot needs no memory of its own here."""
 
     async def snapshot(self) -> bytes:
-        """See Engine."""
         await asyncio.sleep(0.01)
         state = [self.version, self.weights, self.digits, *([self.before] if self.delay.most else [])]
         return json.dumps(state).encode().ljust(self._state_bytes)
 
     async def restore(self, data: bytes | memoryview, *, version: int, becomes: int | None = None) -> None:
-        """See Engine."""
         await asyncio.sleep(UNPACK_S)  # beside the device
         found, weights, digits, *before = json.loads(bytes(data))
         if found != version:
@@ -431,15 +410,13 @@ class SimulatedEngine:
         await self._become(version if becomes is None else becomes, weights, digits, before[0] if before else weights)
 
     async def memory(self) -> tuple[int, bytes | None]:
-        """See Engine. Nothing is lost here, so nothing is owed but what a test says."""
+        """No codec loses anything here, so nothing is owed but what a test says."""
         return self.version, self.debt
 
     async def recall(self, data: bytes | memoryview) -> None:
-        """See Engine."""
         self.debt = bytes(data)
 
     async def reset_to_seed(self) -> None:
-        """See Engine."""
         seed = self.arithmetic.seed()
         await self._become(0, seed, 0, seed)
 
@@ -449,13 +426,13 @@ class SimulatedEngine:
             self.debt = None
             self.void()
 
-        await self.device.see_through(self.restore_s, Turn(self.version, Kind.STATE, -self.stage, 0), job)
+        await self.device.see_through(self.restore_s, JobTurn(self.version, JobKind.STATE, -self.stage, 0), job)
 
 
 def make_anew(
     stage: int, *, version: int, before: bytes | memoryview | None, after: bytes | memoryview | None
 ) -> bytes:
-    """See MakeAnew: weights that hang on both neighbours'."""
+    """Weights of a stage that hang on both neighbours'."""
     beside = [json.loads(bytes(data))[1] for data in (before, after) if data is not None]
     return json.dumps([version, _hash("anew", stage, version, *beside), 0]).encode()
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from swarmnet.ids import PeerId
 
 _CHUNKS, _LEAST_CHUNK_BYTES = 32, 16 << 10
-"""A transfer is cut into so many chunks (of so many bytes at least): as fine as lanes are shared."""
+"""A transfer is cut into so many chunks (of so many bytes at least): as fine as a peer shares its line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class Links:
     stall_s: float = 10.0
 
 
-class Lane:
+class LinkDirection:
     """One direction of one peer's line."""
 
     def __init__(self, bytes_per_s: float) -> None:
         if bytes_per_s <= 0:
-            raise ValueError(f"a lane needs bandwidth, got {bytes_per_s}")
+            raise ValueError(f"a link needs bandwidth, got {bytes_per_s}")
         self._bytes_per_s = bytes_per_s
         self._free_at = 0.0
         self.carried_bytes = 0
@@ -48,7 +48,7 @@ class Lane:
         return self._free_at
 
 
-class Lines:
+class SimulatedLinks:
     """Who reaches whom, and how fast."""
 
     def __init__(self, links: Links) -> None:
@@ -57,8 +57,8 @@ class Lines:
         self._deaf: set[tuple[PeerId, PeerId]] = set()
         self._undialled: set[tuple[PeerId, PeerId]] = set()
         self._pairs: dict[frozenset[PeerId], tuple[float | None, float | None]] = {}
-        self._up: dict[PeerId, Lane] = {}
-        self._down: dict[PeerId, Lane] = {}
+        self._up: dict[PeerId, LinkDirection] = {}
+        self._down: dict[PeerId, LinkDirection] = {}
 
     # ------------------------------------------------------------ faults
 
@@ -84,10 +84,10 @@ class Lines:
 
     def limit(self, peer: PeerId, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> None:
         """Limit what a peer sends and receives in all; None: without limit."""
-        for lanes, rate in ((self._up, up_bytes_per_s), (self._down, down_bytes_per_s)):
-            lanes.pop(peer, None)
+        for directions, rate in ((self._up, up_bytes_per_s), (self._down, down_bytes_per_s)):
+            directions.pop(peer, None)
             if rate is not None:
-                lanes[peer] = Lane(rate)
+                directions[peer] = LinkDirection(rate)
 
     # ------------------------------------------------------------ what passes
 
@@ -116,17 +116,19 @@ class Lines:
         return self.links.latency_s if override is None else override
 
     async def carry(self, sender: PeerId, receiver: PeerId, num_bytes: int) -> None:
-        """Return when the bytes have passed: at the pair's own speed, through both peers' shared lanes."""
+        """Return when the bytes have passed: at the pair's own speed, through what both peers share of their lines."""
         if not num_bytes:
             return
         loop = asyncio.get_running_loop()
         rate = self._pairs.get(frozenset((sender, receiver)), (None, None))[0] or self.links.bytes_per_s
-        lanes = [lane for lane in (self._up.get(sender), self._down.get(receiver)) if lane is not None]
-        chunk = num_bytes if not lanes else max(-(-num_bytes // _CHUNKS), _LEAST_CHUNK_BYTES)
+        directions = [
+            direction for direction in (self._up.get(sender), self._down.get(receiver)) if direction is not None
+        ]
+        chunk = num_bytes if not directions else max(-(-num_bytes // _CHUNKS), _LEAST_CHUNK_BYTES)
         passed = 0
         while passed < num_bytes:
             size = min(chunk, num_bytes - passed)
             now = loop.time()
-            ends = max([now + size / rate, *(lane.reserve(size, now=now) for lane in lanes)])
+            ends = max([now + size / rate, *(direction.reserve(size, now=now) for direction in directions)])
             await asyncio.sleep(ends - now)
             passed += size

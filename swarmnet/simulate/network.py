@@ -18,8 +18,8 @@ from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Control, Heartbeat, Packed, Rejected, Request
 from swarmnet.net.transport import ReadPayload, Service, layout_of
-from swarmnet.simulate.clock import Process, VirtualLoop
-from swarmnet.simulate.links import Lines, Links
+from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
+from swarmnet.simulate.links import Links, SimulatedLinks
 
 _LOOKS_PER_STALL = 4
 
@@ -27,7 +27,7 @@ SILENCE_S = 3.5
 """A dial into silence is given up after this long."""
 
 
-class _Call:
+class _SimulatedCall:
     """One call as both ends see it. Answers arrive in order."""
 
     def __init__(self, caller: PeerId, callee: PeerId) -> None:
@@ -47,7 +47,7 @@ class _Call:
 @dataclass(slots=True)
 class _Node:
     peer: PeerId
-    process: Process
+    process: SimulatedProcess
     service: Service
     answers: bool
 
@@ -57,15 +57,15 @@ class MemoryNetwork:
 
     def __init__(self, loop: VirtualLoop, links: Links, seed: int) -> None:
         self.loop, self.links, self.rng = loop, links, random.Random(seed)
-        self.lines = Lines(links)
+        self.lines = SimulatedLinks(links)
         self.sent: Counter[str] = Counter()
         self._nodes: dict[PeerId, _Node] = {}
         self._last_at: dict[tuple[PeerId, PeerId], float] = {}
-        self._calls: dict[_Call, None] = {}  # in order: a run is the same in every process
-        self._held: list[tuple[_Call, Answer | None]] = []  # answers on the wrong side of a cut
-        self._knocking: list[tuple[_Call, Request, tuple[Packed, ...]]] = []  # calls opened across one
+        self._calls: dict[_SimulatedCall, None] = {}  # in order: a run is the same in every process
+        self._held: list[tuple[_SimulatedCall, Answer | None]] = []  # answers on the wrong side of a cut
+        self._knocking: list[tuple[_SimulatedCall, Request, tuple[Packed, ...]]] = []  # calls opened across one
 
-    def attach(self, peer: PeerId, process: Process, service: Service, *, answers: bool = True) -> None:
+    def attach(self, peer: PeerId, process: SimulatedProcess, service: Service, *, answers: bool = True) -> None:
         """A process listens under this id; an older one of the same id is forgotten. answers: does it answer pings?"""
         self._nodes[peer] = _Node(peer, process, service, answers)
 
@@ -99,7 +99,6 @@ class MemoryNetwork:
         self.loop.continue_process(self._nodes[peer].process)
 
     def partition(self, groups: Iterable[Iterable[PeerId]]) -> None:
-        """See Lines.partition."""
         self.lines.partition(groups)
 
     def heal(self) -> None:
@@ -170,10 +169,10 @@ class MemoryNetwork:
         if self._nodes.get(mine.peer) is mine and self.lines.dials(mine.peer, peer):
             mine.service.on_reached(peer)
 
-    def open(self, sender: PeerId, peer: PeerId, request: Request, payload: tuple[Packed, ...]) -> _Call:
+    def open(self, sender: PeerId, peer: PeerId, request: Request, payload: tuple[Packed, ...]) -> _SimulatedCall:
         """Begin a call."""
         self.sent[type(request).__name__] += 1
-        call = _Call(sender, peer)
+        call = _SimulatedCall(sender, peer)
         node = self._nodes.get(peer)
         mine = self._nodes.get(sender)
         if not self.lines.dials(sender, peer):
@@ -203,7 +202,7 @@ class MemoryNetwork:
             await asyncio.sleep(max(0.0, deadline - self.loop.time()))
             raise PeerTimeout("something answers, and does not say in time who it is", peer=peer)
 
-    def close(self, call: _Call) -> None:
+    def close(self, call: _SimulatedCall) -> None:
         """The caller has left."""
         if call in self._calls:
             self._calls.pop(call, None)
@@ -214,13 +213,13 @@ class MemoryNetwork:
                 cut_s = 0.0 if self.lines.connected(call.caller, call.callee) else self.links.stall_s
                 self._at(node, self.links.latency_s + cut_s, self._cancel, call)
 
-    def hears(self, call: _Call) -> bool:
+    def hears(self, call: _SimulatedCall) -> bool:
         """Would pulses of the callee's process reach the caller?"""
         if call.node is None and not self.lines.dials(call.caller, call.callee):
             return False
         return not self.is_stopped(call.callee) and self.lines.connected(call.caller, call.callee)
 
-    def break_call(self, call: _Call) -> None:
+    def break_call(self, call: _SimulatedCall) -> None:
         """The connection of a call breaks: both ends notice."""
         if call not in self._calls:
             return
@@ -249,16 +248,16 @@ class MemoryNetwork:
             self.loop.call_later(delay, callback, *args, context=node.process.context)  # type: ignore[arg-type]
 
     @staticmethod
-    def _cancel(call: _Call) -> None:
+    def _cancel(call: _SimulatedCall) -> None:
         if call.task is not None:
             call.task.cancel()
 
-    def _accept(self, node: _Node, call: _Call, request: Request, payload: tuple[Packed, ...]) -> None:
+    def _accept(self, node: _Node, call: _SimulatedCall, request: Request, payload: tuple[Packed, ...]) -> None:
         if call.over:
             return
         call.task = self.loop.start(node.process, self._serve(node, call, request, payload))
 
-    async def _serve(self, node: _Node, call: _Call, request: Request, payload: tuple[Packed, ...]) -> None:
+    async def _serve(self, node: _Node, call: _SimulatedCall, request: Request, payload: tuple[Packed, ...]) -> None:
         async def read() -> tuple[Packed, ...]:
             await asyncio.sleep(self.delay(call.caller, call.callee))
             await self.lines.carry(call.caller, call.callee, sum(packed.num_bytes for packed in payload))
@@ -281,7 +280,7 @@ class MemoryNetwork:
             pass
         self._answer(call, None)
 
-    def _answer(self, call: _Call, answer: Answer | None) -> None:
+    def _answer(self, call: _SimulatedCall, answer: Answer | None) -> None:
         caller = self._nodes.get(call.caller)
         if call.over or caller is None:
             return
@@ -302,13 +301,11 @@ class MemoryTransport:
         self._network, self._me = network, me
 
     def tell(self, peer: PeerId, message: Control) -> None:
-        """See Transport.tell."""
         self._network.tell(self._me, peer, message)
 
     async def call(
         self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
     ) -> AsyncGenerator[Answer, None]:
-        """See Transport.call."""
         call = self._network.open(self._me, peer, request, payload)
         try:
             while True:
@@ -323,10 +320,9 @@ class MemoryTransport:
             self._network.close(call)
 
     async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
-        """See Transport.dial."""
         await self._network.dial(self._me, peer, deadline)
 
-    async def _answered(self, call: _Call, deadline: float) -> None:
+    async def _answered(self, call: _SimulatedCall, deadline: float) -> None:
         """Wait as long as the callee's process lives, however slow it or the line is, as gRPC's pulses let us."""
         loop, stall_s = self._network.loop, self._network.links.stall_s
         lived = loop.time()

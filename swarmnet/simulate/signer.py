@@ -14,11 +14,9 @@ class SimulatedSigner:
         self._me = me
 
     def sign(self, data: bytes) -> bytes:
-        """See Signer."""
         return _signature(self._me, data)
 
     def verify(self, peer: PeerId, data: bytes, signature: bytes) -> bool:
-        """See Signer."""
         return signature == _signature(peer, data)
 
 

@@ -21,8 +21,8 @@ from swarmnet.net.admission import Admissions, Bans, Role, ban, invite, pass_of
 from swarmnet.net.directory import Record
 from swarmnet.net.transport import Service, Transport
 from swarmnet.peer.peer import Peer
-from swarmnet.peer.replica import Caps
-from swarmnet.simulate.clock import Process, VirtualLoop
+from swarmnet.peer.replica import ReplicaLimits
+from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
 from swarmnet.simulate.describe import standing
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.directory import DirectoryAt, MemoryDirectory
@@ -64,7 +64,7 @@ class Node:
 
     peer_id: PeerId
     stages: tuple[int, ...]
-    process: Process
+    process: SimulatedProcess
     peer: Peer
     engines: dict[int, SimulatedEngine]
     up: bool = True
@@ -82,7 +82,7 @@ class Swarm:
         self.manifest = manifest_of(plan)
         self.oracle = Oracle(plan)
         self.nodes: list[Node] = []
-        self.trainers: dict[PeerId, Process] = {}
+        self.trainers: dict[PeerId, SimulatedProcess] = {}
         self.disks: dict[PeerId, SimulatedDisk] = {}
         self.events: list[tuple[float, PeerId, str, dict[str, object]]] = []
         self.counts: Counter[str] = Counter()
@@ -96,7 +96,7 @@ class Swarm:
         self.over = False
         self.admissions: dict[PeerId, Admissions] = {}
         self.bans: Bans | None = None
-        self._processes: list[Process] = []
+        self._processes: list[SimulatedProcess] = []
 
     # ------------------------------------------------------------ building
 
@@ -105,7 +105,7 @@ class Swarm:
         says its machine is. invited: in a run by invitation its owner has invited it."""
         plan, served = self.plan, tuple(stages)
         peer_id = PeerId(name or f"s{'-'.join(map(str, served))}.{len(self.nodes)}")
-        process = Process(peer_id)
+        process = SimulatedProcess(peer_id)
         self._processes.append(process)
         device = Device(plan.forward_s * self.slowdown.get(peer_id, 1.0))
         engines = {
@@ -144,7 +144,7 @@ class Swarm:
             windows=SimulatedWindows(plan.microbatches),
             disk=self.disks.setdefault(peer_id, SimulatedDisk(RUN)),
             on_event=lambda event, fields: self._on_event(peer_id, event, fields),
-            caps=Caps(
+            caps=ReplicaLimits(
                 plan.slots,
                 plan.memo_bytes,
                 reseed=make_anew if plan.reseed else None,
@@ -184,7 +184,7 @@ class Swarm:
     def add_trainer(self, name: str | None = None, *, invited: bool = True) -> PeerId:
         """Start a trainer process."""
         peer_id = PeerId(name or f"trainer.{len(self.trainers)}")
-        process = Process(peer_id)
+        process = SimulatedProcess(peer_id)
         self._processes.append(process)
         incarnation = self.rng.getrandbits(62)
         admissions, shown = self._admit(peer_id, "trainer", invited)
@@ -437,11 +437,11 @@ class Swarm:
                 replica = node.peer.replicas.get(stage)
                 if replica is None:
                     continue
-                for step, lane in replica.execution.lanes.items():
-                    if lane.queue > self.plan.slots:
-                        raise Broken(f"{node.peer_id} stage {stage} holds {lane.queue} microbatches of step {step}")
-                    if lane.memo.num_bytes > self.plan.memo_bytes:
-                        raise Broken(f"{node.peer_id} stage {stage} remembers {lane.memo.num_bytes} bytes of {step}")
+                for step, tasks in replica.execution.steps.items():
+                    if tasks.queue > self.plan.slots:
+                        raise Broken(f"{node.peer_id} stage {stage} holds {tasks.queue} microbatches of step {step}")
+                    if tasks.memo.num_bytes > self.plan.memo_bytes:
+                        raise Broken(f"{node.peer_id} stage {stage} remembers {tasks.memo.num_bytes} bytes of {step}")
 
     def describe(self) -> str:
         """Where everybody stands, for a failure's message."""

@@ -129,7 +129,6 @@ class _Lane:
         self._thread.start()
 
     async def run(self, turn: Turn, call: Callable[[], T]) -> T:
-        """See ComputeThread.run."""
         loop = asyncio.get_running_loop()
         job = _Job(call, loop, loop.create_future())
         with self._changed:
@@ -147,7 +146,6 @@ class _Lane:
         return value  # type: ignore[return-value]  # None only if T is
 
     def close(self) -> None:
-        """See ComputeThread.close."""
         with self._changed:
             self._closed = True
             dropped = self._queue.clear()

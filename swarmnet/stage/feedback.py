@@ -34,7 +34,7 @@ RESIDUAL = "averaging.residual"
 
 
 @dataclass(slots=True)
-class _Owed:
+class _RoundResidual:
     """In one round. own: of my contribution, instead of the residual. reduced: of sums I encoded, by hop, on top."""
 
     round_id: RoundId | None = None
@@ -48,8 +48,8 @@ class Feedback:
     def __init__(self, num_elements: int, *, device: torch.device) -> None:
         self.residual = torch.zeros(num_elements, device=device)
         self._voids = 0
-        self._now = _Owed()
-        self._before = _Owed()  # of the last round before, in which anything was sent
+        self._now = _RoundResidual()
+        self._before = _RoundResidual()  # of the last round before, in which anything was sent
 
     def at(self, voids: int) -> None:
         """The accumulator's void count now, without losses (`GradientSum.revoked`): if it has moved, nothing is owed
@@ -72,7 +72,7 @@ class Feedback:
         if round_id != now.round_id:
             self._before = now if now.own or now.reduced else self._before
             stands = {piece: lost for piece, lost in now.reduced.items() if piece in kept}
-            self._now = _Owed(round_id, dict(now.own) if resent else {}, stands)
+            self._now = _RoundResidual(round_id, dict(now.own) if resent else {}, stands)
 
     def corrected(self, gradient: Tensor, start: int) -> Tensor:
         """What should be sent of these elements, the first at `start`: fresh memory."""
@@ -89,7 +89,7 @@ class Feedback:
     def applied(self, round_id: RoundId | None) -> None:
         """The sum of that round has been applied, whether it was mine or another. None: the step ended without one."""
         rounds = (self._now, self._before) if round_id is not None else ()
-        found = next((each for each in rounds if each.round_id == round_id), _Owed())
+        found = next((each for each in rounds if each.round_id == round_id), _RoundResidual())
         for (start, stop), owed in found.own.items():
             self.residual[start:stop] = owed
         for (_, start, stop), lost in found.reduced.items():
@@ -107,4 +107,4 @@ class Feedback:
         self.residual.copy_(residual)
 
     def _forget(self) -> None:
-        self._now, self._before = _Owed(), _Owed()
+        self._now, self._before = _RoundResidual(), _RoundResidual()

@@ -101,7 +101,6 @@ class LocalSum:
 
     @property
     def block(self) -> int:
-        """See Engine."""
         return self._codec.block
 
     @property
@@ -277,11 +276,9 @@ class LocalSum:
     # ------------------------------------------------------------ what only this replica knows
 
     def memory(self) -> dict[str, Tensor]:
-        """See StepSum."""
         return {name: tensor.to("cpu", copy=True) for name, tensor in self._codec.memory.items()}
 
     def recall(self, data: bytes | memoryview) -> None:
-        """See StepSum."""
         shapes = {name: tensor.shape for name, tensor in self._codec.memory.items()}
         saved = snapshot.unpack(data, shapes, stage=self._canonical.stage, version=self._state.version)
         self._codec.recall(saved, voids=self._forgotten)

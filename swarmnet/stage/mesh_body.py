@@ -26,9 +26,9 @@ from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.body import Watcher
 from swarmnet.stage.canonical import Canonical, Initial, Update
 from swarmnet.stage.mirror import MirrorState, mirrored
-from swarmnet.stage.passes import Memory
-from swarmnet.stage.patience import Patience
-from swarmnet.stage.rank_sum import RankSum, Reading
+from swarmnet.stage.passes import MemoryPolicy
+from swarmnet.stage.patience import RestartBackoff
+from swarmnet.stage.rank_sum import RankSum, SumReading
 from swarmnet.stage.ranks import Ranks
 
 PROGRAM = "swarmnet.stage.rank_program:handler"
@@ -56,8 +56,8 @@ class MeshBody:
         stage: int,
         layout: MeshLayout,
         *,
-        memory: Memory,
-        patience: Patience,
+        memory: MemoryPolicy,
+        backoff: RestartBackoff,
         initial: Initial | None = None,
     ) -> None:
         MeshSplit.of(manifest, layout)  # raises what is wrong with that, before anything is made
@@ -70,7 +70,7 @@ class MeshBody:
             "memory": asdict(memory),
         }
         program = SHARDED_PROGRAM if layout.shard == "zero3" else PROGRAM
-        self._group = RankGroup(program, settings, devices=layout.devices, deadline_s=patience.first_s)
+        self._group = RankGroup(program, settings, devices=layout.devices, deadline_s=backoff.first_s)
         self._places: dict[str, int] = {}
         rows, length = training.microbatch_size, training.sequence_length
         dtype = sum_dtype(manifest.numerics)
@@ -78,10 +78,10 @@ class MeshBody:
         self._inward = self._share("inward", (rows, length, manifest.model.hidden_size), torch.float32)
         self._outward = self._share("outward", (rows, length, manifest.model.hidden_size), torch.float32)
         self._finished = self._share("finished", (canonical.num_elements,), dtype)
-        self._reading = Reading(self._share("reading", (canonical.num_elements,), dtype))
+        self._reading = SumReading(self._share("reading", (canonical.num_elements,), dtype))
         size = mirrored(canonical).num_bytes
         mirrors = [self._share(f"mirror{number}", (size,), torch.uint8) for number in range(2)]
-        self._ranks = Ranks(self._group, self, label=layout.label, load=self._standing, patience=patience)
+        self._ranks = Ranks(self._group, self, label=layout.label, load=self._standing, backoff=backoff)
         self.state = MirrorState(canonical, mirrors, update=self._update, changed=self._changed, initial=initial)
         self.sums = [
             RankSum(self._ranks, self._reading, self._write_sum) for _ in range(1 + manifest.averaging.delay.most)
@@ -98,15 +98,12 @@ class MeshBody:
     # ------------------------------------------------------------ ranks
 
     def watch(self, watcher: Watcher) -> None:
-        """See Body."""
         self._watcher = watcher
 
     def start(self) -> None:
-        """See Body."""
         self._ranks.start()
 
     def close(self) -> None:
-        """See Body."""
         self._ranks.close()
 
     @property
@@ -115,14 +112,14 @@ class MeshBody:
         return self._group.pids
 
     def lost(self) -> None:
-        """See Watcher: for the ranks."""
+        """The ranks are lost, and with them the sums of all open steps."""
         for total in self.sums:  # first: nobody may read what is not there
             total.lose()
         if self._watcher is not None:
             self._watcher.lost()
 
     def event(self, event: str, fields: dict[str, object]) -> None:
-        """See Watcher: for the ranks."""
+        """Pass on what the ranks say, for the log."""
         if self._watcher is not None:
             self._watcher.event(event, fields)
 
@@ -132,7 +129,6 @@ class MeshBody:
     # ------------------------------------------------------------ microbatches
 
     def forward(self, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool) -> tuple[Tensor, Held | None]:
-        """See Body."""
         with self._ranks.lock:
             key = next(self._keys)
             self._tokens.copy_(tokens)
@@ -155,7 +151,6 @@ class MeshBody:
         return held
 
     def backward(self, work: object, gradient: Tensor | None) -> Tensor | None:
-        """See Body."""
         assert isinstance(work, Held)
         if work.went_back:
             raise ValueError("backward of this pass has run already")
@@ -167,7 +162,6 @@ class MeshBody:
             return None if self._first else self._outward.clone()
 
     def accumulate(self, work: object, *, step: int, index: int, voids: int) -> bool:
-        """See Body."""
         assert isinstance(work, Held)
         if not work.went_back:
             raise ValueError(f"no gradient to add: microbatch {step}/{index}")
@@ -188,7 +182,6 @@ class MeshBody:
     # ------------------------------------------------------------ sums and versions
 
     def sum_memory(self) -> Tensor:
-        """See Body."""
         return self._finished
 
     def _write_sum(self, step: int, voids: int) -> None:

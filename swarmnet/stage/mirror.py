@@ -66,7 +66,6 @@ class MirrorState:
         return self._views[self.version % 2]
 
     def apply(self, total: Tensor, commits: Sequence[Commit], *, own_tokens: int | None = None) -> None:
-        """See State."""
         update = self.canonical.update(self.version, total, commits, own_tokens=own_tokens)
         if self.outer is not None and self.outer.steps != self._outer_steps:
             self._tell()
@@ -74,14 +73,12 @@ class MirrorState:
         self._become(self.version + 1)
 
     def stay(self, commits: Sequence[Commit]) -> None:
-        """See State."""
         self.canonical.check(self.version, commits)
         self._memory[(self.version + 1) % 2].copy_(self._memory[self.version % 2])
         self._become(self.version + 1)
         self._tell()
 
     def reset_to_seed(self) -> None:
-        """See State."""
         model, seed = self.canonical.manifest.model, self.canonical.manifest.training.seed
         found = self._initial() if self._initial is not None else None  # first: its files may be gone
         self._become(0)
@@ -97,12 +94,10 @@ class MirrorState:
         self._tell()
 
     def copy(self, memory: Tensor) -> int:
-        """See State."""
         self.canonical.layout.copy(self._tensors(), memory)
         return self.version
 
     def take_over(self, tensors: Mapping[str, Tensor], *, version: int) -> None:
-        """See State."""
         self._become(version)
         for name, tensor in self._tensors().items():
             tensor.copy_(tensors[name])

@@ -9,7 +9,7 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.stage.accumulator import Accumulator, sum_dtype
 from swarmnet.stage.body import Watcher
 from swarmnet.stage.canonical import Initial
-from swarmnet.stage.passes import Memory, Pass, Passes
+from swarmnet.stage.passes import ForwardPass, MemoryPolicy, Passes
 from swarmnet.stage.replica_state import ReplicaState
 
 
@@ -23,7 +23,7 @@ class OwnBody:
         *,
         device: torch.device,
         initial: Initial | None = None,
-        memory: Memory | None = None,
+        memory: MemoryPolicy | None = None,
     ) -> None:
         self.device, self._dtype = device, sum_dtype(manifest.numerics)
         offload = memory is not None and memory.offload_optimizer
@@ -61,18 +61,17 @@ class OwnBody:
         size, pinned = self.state.canonical.num_elements, self.device.type == "cuda"
         return torch.zeros(size, dtype=self._dtype, pin_memory=pinned)
 
-    def forward(self, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool) -> tuple[Tensor, Pass | None]:
-        """See Body."""
+    def forward(
+        self, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool
+    ) -> tuple[Tensor, ForwardPass | None]:
         return self._passes.forward(self.state.module(step), tokens, hidden, train=train)
 
     def backward(self, work: object, gradient: Tensor | None) -> Tensor | None:
-        """See Body."""
-        assert isinstance(work, Pass)
+        assert isinstance(work, ForwardPass)
         return self._passes.backward(work, gradient)
 
     def accumulate(self, work: object, *, step: int, index: int, voids: int) -> bool:
-        """See Body."""
-        assert isinstance(work, Pass)
+        assert isinstance(work, ForwardPass)
         if not work.went_back or work.tape is None:
             raise ValueError(f"no gradient to add: microbatch {step}/{index}")
         tape, work.tape = work.tape, None

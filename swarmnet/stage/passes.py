@@ -1,7 +1,7 @@
 """One microbatch through the module of a stage: forward, and the backward of its input. Compute thread only.
 
 Tensors in, tensors out: payloads, versions and what may be counted are the engine's business. A stage that is first
-reads token ids, one that is last returns the summed loss. What the weight pass needs stays on the `Pass`' tape.
+reads token ids, one that is last returns the summed loss. What the weight pass needs stays on the `ForwardPass`'s tape.
 
 What is kept between forward and backward is a policy (`model.activations`), with the same bits under each. Under every
 one but "stash", and where layers are compiled, backward writes the weight gradients too: between backward and weight
@@ -29,7 +29,7 @@ from swarmnet.stage.gradients import aligned
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryPolicy:
     """How an operator spends a device's memory. activations: kept for backward how; changes no bit. offload_optimizer:
     moments in host memory, updates on the CPU, which rounds in its own way. compile: layers by torch.compile, and so do
     they."""
@@ -49,7 +49,7 @@ class Memory:
 
 
 @dataclass(slots=True, eq=False)
-class Pass:
+class ForwardPass:
     """What a forward leaves behind. Backward takes `leaf`, and `output` or what computes it `again`, and fills `tape`;
     the weight pass takes that. versions: of the weights, which nobody may change before backward."""
 
@@ -82,13 +82,13 @@ class Passes:
         device: torch.device,
         reproducible: bool,
         tapes: bool = True,
-        memory: Memory | None = None,
+        memory: MemoryPolicy | None = None,
         compute: Compute = "fp32",
         compiler: str = "inductor",
     ) -> None:
         self._first, self._last, self._device, self._tapes = first, last, device, tapes
         self._math_only = reproducible and device.type == "cuda"  # on the CPU all kernels are reproducible
-        self.memory, self._compute, self._casts = memory or Memory(), compute, Casts()
+        self.memory, self._compute, self._casts = memory or MemoryPolicy(), compute, Casts()
         self._offload = Offload(device) if self.memory.activations == "offload" else None
         self._run_layer = run_layers(self.memory.activations)
         self._compiled = CompiledLayers(self._run_layer, backend=compiler) if self.memory.compile else None
@@ -97,7 +97,7 @@ class Passes:
 
     def forward(
         self, module: StageModule, tokens: Tensor, hidden: Tensor | None, *, train: bool
-    ) -> tuple[Tensor, Pass | None]:
+    ) -> tuple[Tensor, ForwardPass | None]:
         """Run `module` on tokens [B, T + 1] (the last one of each row is a label only) and hidden [B, T, D], which is
         ours to keep, None in the first stage.
 
@@ -111,16 +111,16 @@ class Passes:
                 return output, None
             tape = self._tape(module)
             leaf = None if hidden is None else hidden.requires_grad_()
-            return output, Pass(
+            return output, ForwardPass(
                 module, leaf, None, lambda: self._run(module, tokens, leaf, tape), tape, _versions(module)
             )
         with torch.enable_grad(), self._saving(module):
             tape = self._tape(module)
             leaf = None if hidden is None else hidden.requires_grad_()
             output = self._run(module, tokens, leaf, tape)
-        return output, Pass(module, leaf, output, None, tape, _versions(module))
+        return output, ForwardPass(module, leaf, output, None, tape, _versions(module))
 
-    def backward(self, saved: Pass, gradient: Tensor | None) -> Tensor | None:
+    def backward(self, saved: ForwardPass, gradient: Tensor | None) -> Tensor | None:
         """The gradient of the input, None in the first stage; once per pass. gradient: of the output, None of a loss.
 
         Raises ValueError the second time, RuntimeError if the weights are not those of forward any more.

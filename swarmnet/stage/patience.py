@@ -20,9 +20,10 @@ _FADES = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """first_s: for an order of which little is known. floor_s: for any. factor: times the slowest seen.
+class RestartBackoff:
+    """How long ranks may take for an order, how often they are started again, and after which pauses.
 
+    first_s: for an order of which little is known. floor_s: for any. factor: times the slowest seen.
     restarts: how often ranks are started again without anything finished in between, or for one kind of order without
     one done in between; pauses before a restart grow from nothing over pause_s, doubled each time. forget_s: of being
     up, after which losses are forgotten that no order is to blame for.
@@ -41,17 +42,17 @@ class Patience:
 
 
 @dataclass(slots=True)
-class Pace:
+class OrderTimes:
     """What orders have taken, by kind."""
 
-    patience: Patience
+    backoff: RestartBackoff
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def deadline_s(self, order: str) -> float:
         """How long an order of that kind may take."""
-        patience, (count, slowest) = self.patience, self._seen.get(order, (0, 0.0))
-        known = max(patience.floor_s, patience.factor * slowest)
-        return known if count >= _SEEN else max(known, patience.first_s)
+        backoff, (count, slowest) = self.backoff, self._seen.get(order, (0, 0.0))
+        known = max(backoff.floor_s, backoff.factor * slowest)
+        return known if count >= _SEEN else max(known, backoff.first_s)
 
     def took(self, order: str, seconds: float) -> None:
         """One was done."""
@@ -67,7 +68,7 @@ class Pace:
 class Losses:
     """How often ranks were lost, in all and by the kind of order that they were at."""
 
-    patience: Patience
+    backoff: RestartBackoff
     _since_work: int = 0
     _in_order: dict[str, int] = field(default_factory=dict)
 
@@ -79,7 +80,7 @@ class Losses:
     @property
     def verdict(self) -> str | None:
         """Why ranks are given up, in words; None: they are not."""
-        most = self.patience.restarts
+        most = self.backoff.restarts
         if self._since_work > most:
             return f"were started {self._since_work} times and finished nothing"
         for order, times in self._in_order.items():
@@ -89,7 +90,7 @@ class Losses:
 
     def lost(self, order: str | None, *, up_s: float) -> None:
         """They were, at that order, after so long up; None: at no order, or as they started."""
-        self._since_work = 1 if up_s >= self.patience.forget_s else self._since_work + 1
+        self._since_work = 1 if up_s >= self.backoff.forget_s else self._since_work + 1
         if order is not None:
             self._in_order[order] = self._in_order.get(order, 0) + 1
 

@@ -25,7 +25,7 @@ from swarmnet.stage.budget import HostMemory, Passage, RankMemory, StagePlan
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.low_rank import vector_sizes
 from swarmnet.stage.mirror import mirrored
-from swarmnet.stage.passes import Memory
+from swarmnet.stage.passes import MemoryPolicy
 
 if TYPE_CHECKING:
     from swarmnet.stage.rehearsal import Rehearsed
@@ -47,7 +47,7 @@ class Setup:
     manifest: Manifest
     layout: MeshLayout
     slots: int = 4
-    memory: Memory = field(default_factory=Memory)
+    memory: MemoryPolicy = field(default_factory=MemoryPolicy)
     memo_bytes: int = 0
 
 
@@ -173,7 +173,7 @@ class Ends:
         return manifest.model_copy(update={**plain, "model": model, "cut": cut}), int(not self.first)
 
 
-def _traced(manifest: Manifest, layout: MeshLayout, rank: int, memory: Memory, ends: Ends) -> Rehearsed:
+def _traced(manifest: Manifest, layout: MeshLayout, rank: int, memory: MemoryPolicy, ends: Ends) -> Rehearsed:
     """Of a stage of any size, from small ones."""
     like = replace(layout, devices=("cpu",) * layout.ranks)
     scores = layout.kind == "cuda" and keeps_scores(manifest)
@@ -188,10 +188,10 @@ def _traced(manifest: Manifest, layout: MeshLayout, rank: int, memory: Memory, e
 
 
 @functools.lru_cache(maxsize=512)
-def _rehearsed(part: tuple[Manifest, int, MeshLayout, int, Memory, bool]) -> Rehearsed:
-    from swarmnet.stage.rehearsal import Part, rehearse  # seconds of imports, of those who plan
+def _rehearsed(part: tuple[Manifest, int, MeshLayout, int, MemoryPolicy, bool]) -> Rehearsed:
+    from swarmnet.stage.rehearsal import RehearsedRank, rehearse  # seconds of imports, of those who plan
 
-    return rehearse(Part(*part))
+    return rehearse(RehearsedRank(*part))
 
 
 def rehearsals() -> int:

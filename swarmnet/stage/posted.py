@@ -16,11 +16,9 @@ class Posted:
         self._loop, self._audience = loop, audience
 
     def lost(self) -> None:
-        """See Watcher."""
         self._post(self._audience.on_sums_lost)
 
     def event(self, event: str, fields: dict[str, object]) -> None:
-        """See Watcher."""
         self._post(lambda: self._audience.on_engine(event, fields))
 
     def _post(self, tell: Callable[[], None]) -> None:

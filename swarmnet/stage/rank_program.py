@@ -18,7 +18,7 @@ from swarmnet.model.blocks import MeshSplit
 from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.mirror import mirrored
-from swarmnet.stage.passes import Memory
+from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.rank_stage import RankStage
 
 Fields = Mapping[str, Any]
@@ -45,7 +45,7 @@ class _Program:
             tensor=context.new_group(along_tensor),
             data=context.new_group(along_data),
             device=context.device,
-            memory=Memory(**settings["memory"]),
+            memory=MemoryPolicy(**settings["memory"]),
         )
         self._speaks = t == 0  # what leaves is the same on all tensor ranks
         self._rows = MeshSplit.of(manifest, layout).rows(context.rank)

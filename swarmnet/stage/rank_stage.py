@@ -38,7 +38,7 @@ from swarmnet.stage.buckets import buckets_of, own_chunk
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.gradients import ScatteredGradients, WholeGradients
 from swarmnet.stage.optimizer import MOMENTS, StageOptimizer, average
-from swarmnet.stage.passes import Memory, Pass, Passes
+from swarmnet.stage.passes import ForwardPass, MemoryPolicy, Passes
 
 if TYPE_CHECKING:
     from swarmnet.stage.fully_sharded import FullySharded
@@ -51,7 +51,7 @@ class _Stash:
 
     step: int
     changes: int
-    work: Pass
+    work: ForwardPass
     gradients: list[Tensor] | None = None
 
 
@@ -72,7 +72,7 @@ class RankStage:
         tensor: Comm,
         data: Comm,
         device: torch.device,
-        memory: Memory | None = None,
+        memory: MemoryPolicy | None = None,
     ) -> None:
         if (data.rank, tensor.rank) != layout.coordinates(rank) or (data.size, tensor.size) != (
             layout.data,

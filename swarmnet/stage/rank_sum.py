@@ -17,7 +17,7 @@ from swarmnet.errors import Refused, RejectCode
 from swarmnet.stage.ranks import Ranks
 
 
-class Reading:
+class SumReading:
     """The flat memory that sums are written to, and which one it holds now: (step, voids, how many were added)."""
 
     def __init__(self, flat: Tensor) -> None:
@@ -37,7 +37,7 @@ class RankSum:
     """`stage.body.GradientSum`. write(step, voids): has the ranks that are up write that sum to the reading's memory;
     raises Refused if they are lost, for ranks started afterwards do not hold it."""
 
-    def __init__(self, ranks: Ranks, reading: Reading, write: Callable[[int, int], None]) -> None:
+    def __init__(self, ranks: Ranks, reading: SumReading, write: Callable[[int, int], None]) -> None:
         self._ranks, self._reading, self._write = ranks, reading, write
         self._lock = threading.Lock()  # of the void count: held for a moment
         self._voids = self._revoked = 0
@@ -52,12 +52,10 @@ class RankSum:
 
     @property
     def revoked(self) -> int:
-        """See GradientSum."""
         with self._lock:
             return self._revoked
 
     def void(self, *, lost: bool = False) -> None:
-        """See GradientSum."""
         with self._lock:
             self._voids += 1
             self._revoked += not lost
@@ -82,7 +80,7 @@ class RankSum:
         return voids == self.voids
 
     def read(self, step: int) -> Tensor:
-        """See GradientSum. Valid until the next reading. Waits for ranks only if they have something to write."""
+        """The flat sum, valid until the next reading. It waits for ranks only if they have something to write."""
         written = self._written(step)
         if written is not None:
             return written
@@ -102,7 +100,6 @@ class RankSum:
             return self._reading.flat
 
     def indexes(self, step: int) -> frozenset[int]:
-        """See GradientSum."""
         with self._ranks.lock:
             return self._entered(step, self.voids).indexes
 

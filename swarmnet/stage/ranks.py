@@ -16,7 +16,7 @@ from typing import Any
 from swarmnet.errors import MeshFailed, RankLost, Refused, RejectCode
 from swarmnet.mesh.group import RankGroup
 from swarmnet.stage.body import Watcher
-from swarmnet.stage.patience import Losses, Pace, Patience
+from swarmnet.stage.patience import Losses, OrderTimes, RestartBackoff
 
 
 class Ranks:
@@ -34,16 +34,16 @@ class Ranks:
         *,
         label: str,
         load: Callable[[], Mapping[str, Any]],
-        patience: Patience,
+        backoff: RestartBackoff,
     ) -> None:
         self.lock = threading.RLock()
         self.life = 0
         self.holds: dict[int, int] = {}
         self._group, self._watcher, self._label, self._load = group, watcher, label, load
-        self._patience, self._pace = patience, Pace(patience)
+        self._backoff, self._pace = backoff, OrderTimes(backoff)
         self._up = False
         self._since = 0.0
-        self._losses = Losses(patience)
+        self._losses = Losses(backoff)
         self._why = ""
         self._forgotten: deque[int] = deque()
         self._closing = threading.Event()
@@ -126,7 +126,7 @@ class Ranks:
     def _begin(self) -> None:
         if (verdict := self._losses.verdict) is not None:
             raise MeshFailed(f"ranks ({self._label}) {verdict}; the last time {self._why}")
-        if self._closing.wait(self._patience.pause(self._losses.times)):
+        if self._closing.wait(self._backoff.pause(self._losses.times)):
             raise MeshFailed("the ranks have been stopped for good")
         began = time.monotonic()
         try:

@@ -31,7 +31,7 @@ from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.metering import LiveBytes, imagined
 from swarmnet.stage.optimizer import StageOptimizer, average
 from swarmnet.stage.own_body import OwnBody
-from swarmnet.stage.passes import Memory, Pass, Passes
+from swarmnet.stage.passes import ForwardPass, MemoryPolicy, Passes
 from swarmnet.stage.rank_stage import RankStage
 
 _CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ _ROUND = RoundId(Ballot(0, PeerId("")), 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RehearsedRank:
     """What is rehearsed. stage: of `manifest`, as `rank` of `layout` serves it. scores: attention has its T x T scores
     in memory."""
 
@@ -47,7 +47,7 @@ class Part:
     stage: int
     layout: MeshLayout
     rank: int
-    memory: Memory
+    memory: MemoryPolicy
     scores: bool
 
 
@@ -76,7 +76,7 @@ class Rehearsed:
         )
 
 
-def rehearse(part: Part) -> Rehearsed:
+def rehearse(part: RehearsedRank) -> Rehearsed:
     """Run through it: a microbatch, before it another that leaves its casts where there are any, and an update."""
     kernels = sdpa_kernel(SDPBackend.MATH) if part.scores else contextlib.nullcontext()
     with imagined() as live, kernels:
@@ -110,7 +110,7 @@ class _Rank(Protocol):
     def update(self) -> None: ...
 
 
-def _rank(part: Part, live: LiveBytes) -> _Rank:
+def _rank(part: RehearsedRank, live: LiveBytes) -> _Rank:
     if part.layout.ranks == 1:
         return _Own(part)
     return _FullySharded(part, live) if part.layout.shard == "zero3" else _OfMesh(part)
@@ -119,7 +119,7 @@ def _rank(part: Part, live: LiveBytes) -> _Rank:
 class _Inputs:
     """Of one microbatch, as a rank with so many rows gets them."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: RehearsedRank) -> None:
         manifest, stages = part.manifest, part.manifest.cut.stages
         self._rows = len(MeshSplit.of(manifest, part.layout).rows(part.rank))
         self._length, self._width = manifest.training.sequence_length, manifest.model.hidden_size
@@ -138,7 +138,7 @@ class _Inputs:
 class _Own:
     """`OwnBody`."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: RehearsedRank) -> None:
         self._manifest, self._inputs = part.manifest, _Inputs(part)
         self._body = OwnBody(part.manifest, part.stage, device=_CPU, memory=part.memory)
         self._work: object | None = None
@@ -171,7 +171,7 @@ class _Own:
 class _OfMesh:
     """`RankStage` in groups of which it is alone."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: RehearsedRank) -> None:
         self._manifest, self._inputs = part.manifest, _Inputs(part)
         d, t = part.layout.coordinates(part.rank)
         self._stage = RankStage(
@@ -207,7 +207,7 @@ class _FullySharded:
     """ZeRO-3 as far as it goes without FSDP2: chunks of state; whole layers, which are not counted; and gradients that
     are chunks as soon as they are there."""
 
-    def __init__(self, part: Part, live: LiveBytes) -> None:
+    def __init__(self, part: RehearsedRank, live: LiveBytes) -> None:
         manifest, layout, self._inputs = part.manifest, part.layout, _Inputs(part)
         mesh, shapes = MeshSplit.of(manifest, layout), Canonical.of(manifest, part.stage).shapes
         ranges = cut_layers(manifest.model, manifest.cut, manifest.training.sequence_length)
@@ -241,7 +241,7 @@ class _FullySharded:
             self._weights[0], manifest.optimizer, whole=[math.prod(shape) for shape in shapes.values()]
         )
         self._gradients: list[Tensor] = []
-        self._work: Pass | None = None
+        self._work: ForwardPass | None = None
 
     def hold_sum(self) -> bool:
         return False

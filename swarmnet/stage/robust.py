@@ -33,7 +33,7 @@ _ROUNDING = 2.0**-20
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RobustTotal:
     """total: fp32 [K], the sum over all weights. kept: per contribution, how much of it counted, in [0, 1]."""
 
     total: Tensor
@@ -48,7 +48,7 @@ class Rule(Protocol):
         """In (0, 1]."""
         ...
 
-    def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> Outcome:
+    def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> RobustTotal:
         """Reduce. Consumes `sums`.
 
         sums: at least one, fp32 [K] each, finite, |x| <= MAX_MAGNITUDE, a sum over weights[i] >= 1 microbatches.
@@ -80,15 +80,15 @@ class NormClip:
     factor: float
     noted_below: float = 1.0
 
-    def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> Outcome:
-        """See Rule. |total| <= factor * (median length) * (sum of weights)."""
+    def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> RobustTotal:
+        """The bound is |total| <= factor * (median length) * (sum of weights)."""
         lengths = [_length(each) / weight for each, weight in zip(sums, weights, strict=True)]
         limit = self.factor * lower_median(lengths, weights)
         kept = _shares(lengths, limit, noise=_ROUNDING * limit)
         total = sums[0].mul_(kept[0])
         for each, share in zip(sums[1:], kept[1:], strict=True):
             total.add_(each, alpha=share)
-        return Outcome(total, tuple(kept))
+        return RobustTotal(total, tuple(kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ class TrimmedMean:
     trim: float
     noted_below: float = 0.5
 
-    def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> Outcome:
-        """See Rule. Wrong members of at most `trim` of the weight cannot leave the range of the others' values.
+    def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> RobustTotal:
+        """Wrong members of at most `trim` of the weight cannot leave the range of the others' values.
 
         kept: the median distance from the result by one's own; the rule itself weighs coordinates, not members.
         """
@@ -119,8 +119,8 @@ class Median:
 
     noted_below: float = 0.5
 
-    def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> Outcome:
-        """See Rule. Wrong members of less than half of the weight cannot leave the range of the others' values.
+    def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> RobustTotal:
+        """Wrong members of less than half of the weight cannot leave the range of the others' values.
 
         kept: as for TrimmedMean.
         """
@@ -145,8 +145,8 @@ class CenteredClip:
         """Half of all members are beyond the median; more than twice as far is worth a word."""
         return min(1.0, self.radius / 2)
 
-    def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> Outcome:
-        """See Rule. In one iteration wrong members of share s move the result by at most s * radius * (median
+    def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> RobustTotal:
+        """In one iteration wrong members of share s move the result by at most s * radius * (median
         distance), wherever they are."""
         whole = sum(weights)
         if center is None:
@@ -160,7 +160,7 @@ class CenteredClip:
             limit = min(limit, self.radius * lower_median(distances, weights))
             kept = _shares(distances, limit, noise=_ROUNDING * _length(start))
             pull(start, means, [weight * share / whole for weight, share in zip(weights, kept, strict=True)])
-        return Outcome(start.mul_(whole), tuple(kept))
+        return RobustTotal(start.mul_(whole), tuple(kept))
 
 
 def pull(start: Tensor, means: Sequence[Tensor], shares: Sequence[float]) -> None:
@@ -190,7 +190,7 @@ Inside = Callable[[Tensor, Tensor], Tensor]
 """(weight before a place of the order, weight up to and with it) -> the weight it counts with; [B] each."""
 
 
-def _by_coordinate(sums: Sequence[Tensor], weights: Sequence[int], inside: Inside) -> Outcome:
+def _by_coordinate(sums: Sequence[Tensor], weights: Sequence[int], inside: Inside) -> RobustTotal:
     """Sort each coordinate's means; average them by the weight that `inside` leaves to each place of the order."""
     whole = sum(weights)
     means = [each.div_(weight) for each, weight in zip(sums, weights, strict=True)]
@@ -199,7 +199,7 @@ def _by_coordinate(sums: Sequence[Tensor], weights: Sequence[int], inside: Insid
         _order_and_average(block, rows, weights, inside)
     distances = [_distance(mean, result) for mean in means]
     kept = _shares(distances, lower_median(distances, weights), noise=_ROUNDING * _length(result))
-    return Outcome(result.mul_(whole), tuple(kept))
+    return RobustTotal(result.mul_(whole), tuple(kept))
 
 
 def _order_and_average(out_B: Tensor, rows: Sequence[Tensor], weights: Sequence[int], inside: Inside) -> None:

@@ -76,7 +76,6 @@ class StepSum:
 
     @property
     def block(self) -> int:
-        """See Engine."""
         return self._codec.block
 
     @property

@@ -34,8 +34,8 @@ from swarmnet.stage.engine import Audience, Contribution, OuterStep, Reduced, St
 from swarmnet.stage.local_sum import LocalSum
 from swarmnet.stage.mesh_body import MeshBody
 from swarmnet.stage.own_body import OwnBody
-from swarmnet.stage.passes import Memory
-from swarmnet.stage.patience import Patience
+from swarmnet.stage.passes import MemoryPolicy
+from swarmnet.stage.patience import RestartBackoff
 from swarmnet.stage.payloads import Payloads
 from swarmnet.stage.posted import Posted
 from swarmnet.stage.sketch import Sketcher, digest
@@ -51,7 +51,7 @@ _LARGE = 1 << 20  # bytes whose allocation would hold up the event loop
 
 
 @dataclass(slots=True, eq=False)
-class _Saved:
+class _ForwardWork:
     """What a forward leaves behind, and on which weights. added: what its weight pass has answered."""
 
     epoch: int
@@ -63,7 +63,7 @@ class TorchEngine:
     """`stage.engine.Engine` for one stage of `manifest` on `device` ("cpu", "cuda", "cuda:1"), or on the ranks of a
     `mesh`. Begins at version 0: `initial` reads its weights, which may raise; without it they are drawn from the seed.
 
-    memory: how each device spends its own. patience: with ranks. A mesh is to be closed; ranks are up from `supervise`
+    memory: how each device spends its own. backoff: with ranks. A mesh is to be closed; ranks are up from `supervise`
     on, or when they are first needed.
 
     Besides the contract's errors: Refused(STALE) from forward and backward if the step is applied, or the weights are
@@ -80,8 +80,8 @@ class TorchEngine:
         device: str | torch.device = "cpu",
         mesh: MeshLayout | None = None,
         initial: Initial | None = None,
-        memory: Memory | None = None,
-        patience: Patience | None = None,
+        memory: MemoryPolicy | None = None,
+        backoff: RestartBackoff | None = None,
     ) -> None:
         self._manifest, self._stage, self._compute = manifest, stage, compute
         self._delay, self._exact = manifest.averaging.delay, manifest.numerics.mode == "deterministic"
@@ -90,7 +90,12 @@ class TorchEngine:
             self._body = OwnBody(manifest, stage, device=torch.device(device), initial=initial, memory=memory)
         else:
             self._body = MeshBody(
-                manifest, stage, mesh, initial=initial, memory=memory or Memory(), patience=patience or Patience()
+                manifest,
+                stage,
+                mesh,
+                initial=initial,
+                memory=memory or MemoryPolicy(),
+                backoff=backoff or RestartBackoff(),
             )
         self._payloads = Payloads(manifest, stage, device=self._body.device)
         self._state, self._accumulators = self._body.state, self._body.sums
@@ -112,7 +117,6 @@ class TorchEngine:
             raise
 
     def subscribe(self, audience: Audience) -> None:
-        """See Engine."""
         self._body.watch(Posted(asyncio.get_running_loop(), audience))
 
     async def supervise(self) -> None:
@@ -213,7 +217,7 @@ class TorchEngine:
         else:
             stash.output = self._payloads.output(tokens, output)
         if work is not None:
-            stash.saved = _Saved(self._epochs[self._place(step)], work)
+            stash.saved = _ForwardWork(self._epochs[self._place(step)], work)
         stash.compute_s += time.perf_counter() - began
         return stash
 
@@ -404,7 +408,7 @@ def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
-def _saved(stash: Stash) -> _Saved:
-    if not isinstance(stash.saved, _Saved):
+def _saved(stash: Stash) -> _ForwardWork:
+    if not isinstance(stash.saved, _ForwardWork):
         raise ValueError(f"nothing is stashed of microbatch {stash.step}/{stash.index}: it was an evaluation")
     return stash.saved

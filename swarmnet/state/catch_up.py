@@ -22,7 +22,7 @@ from swarmnet.messages import Commit, Finished, Rejected, Stamp, TrailRequest, T
 from swarmnet.net.ask import ask
 from swarmnet.net.transport import Transport
 from swarmnet.stage.engine import Engine
-from swarmnet.state.cut import Cut
+from swarmnet.state.cut import StateHeader
 
 _ATTEMPTS, _PAUSE_S = 10, 0.5
 """How often one step is asked for while nobody answers."""
@@ -31,7 +31,7 @@ GRACE_S = 1.0
 """How long after the first story of a step those of others are waited for."""
 
 Collect = Callable[[Stamp, Finished, Sequence[PeerId]], Coroutine[Any, Any, None]]
-After = Callable[[Cut, tuple[Commit, ...]], Cut]
+After = Callable[[StateHeader, tuple[Commit, ...]], StateHeader]
 Refusal = Callable[[Commit], str | None]
 
 
@@ -52,7 +52,7 @@ class Level:
     """Where a joiner is: `finished`, in the engine's buffer, and `commits` are of the open step, `last_commits`
     of the one before."""
 
-    cut: Cut
+    header: StateHeader
     finished: Finished | None
     commits: tuple[Commit, ...]
     last_commits: tuple[Commit, ...] = ()
@@ -62,8 +62,9 @@ class CatchUp:
     """Brings one engine level with the replicas of its stage.
 
     collect(stamp, finished, holders): fetch that sum into the engine's buffer; raises Refused, BadMessage, PeerGone,
-    PeerTimeout. after(cut, commits): where a replica stands that applied on them. moved(cut): the engine stands there
-    now. failed(donor, error, after_s=...): a donor told something that cannot be, or nothing for so long.
+    PeerTimeout.
+    after(header, commits): where a replica stands that applied on them. moved(header): the engine is there.
+    failed(donor, error, after_s=...): a donor told something that cannot be, or nothing for so long.
     refusal(commit): why no run has such a commit.
     """
 
@@ -76,7 +77,7 @@ class CatchUp:
         *,
         collect: Collect,
         after: After,
-        moved: Callable[[Cut], None],
+        moved: Callable[[StateHeader], None],
         failed: Failed,
         refusal: Refusal = lambda commit: None,
     ) -> None:
@@ -85,24 +86,24 @@ class CatchUp:
         self._collect, self._after, self._moved, self._failed = collect, after, moved, failed
         self._refusal = refusal
 
-    async def run(self, cut: Cut, donors: Callable[[], Sequence[PeerId]]) -> Level:
-        """Follow from `cut`, where the engine stands. Raises TrailEnds, or NoReplica if nobody answers."""
+    async def run(self, header: StateHeader, donors: Callable[[], Sequence[PeerId]]) -> Level:
+        """Follow from `header`, where the engine stands. Raises TrailEnds, or NoReplica if nobody answers."""
         attempts = 0
         failures: Counter[PeerId] = Counter()  # how often what somebody told has led nowhere
         while True:
-            stamp = cut.oldest(self._stage, self._engine.delay)
+            stamp = header.oldest(self._stage, self._engine.delay)
             told, past = await self._told(stamp, donors())
             if not told:
                 if past:
-                    raise TrailEnds("the donors' trail does not reach back", version=cut.version)
+                    raise TrailEnds("the donors' trail does not reach back", version=header.version)
                 attempts += 1
                 if attempts >= _ATTEMPTS:
-                    raise NoReplica("nobody says what came next", stage=self._stage, version=cut.version)
+                    raise NoReplica("nobody says what came next", stage=self._stage, version=header.version)
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            story = self._believed(cut, told, failures)
+            story = self._believed(header, told, failures)
             try:
-                arrived = await self._follow(cut, stamp, story)
+                arrived = await self._follow(header, stamp, story)
             except (BadMessage, Refused, PeerGone, PeerTimeout):
                 failures.update(story.keys())
                 attempts += 1
@@ -112,10 +113,12 @@ class CatchUp:
                 continue
             if isinstance(arrived, Level):
                 return arrived
-            cut, attempts = arrived, 0
-            self._moved(cut)
+            header, attempts = arrived, 0
+            self._moved(header)
 
-    def _believed(self, cut: Cut, told: dict[PeerId, TrailStep], failures: Counter[PeerId]) -> dict[PeerId, TrailStep]:
+    def _believed(
+        self, header: StateHeader, told: dict[PeerId, TrailStep], failures: Counter[PeerId]
+    ) -> dict[PeerId, TrailStep]:
         """The story that is followed, by who tells it, the one who knows most of it first. One of a step that is over
         comes before one of an open step, unless it has led nowhere more often."""
         over = {peer: step for peer, step in sorted(told.items()) if self._is_over(step)}
@@ -126,9 +129,9 @@ class CatchUp:
             )
             same = {peer: step for peer, step in told.items() if step.finished == told[best].finished}
             return {best: told[best]} | same
-        groups: dict[Cut, dict[PeerId, TrailStep]] = {}
+        groups: dict[StateHeader, dict[PeerId, TrailStep]] = {}
         for peer, step in over.items():
-            groups.setdefault(self._after(cut, step.commits), {})[peer] = step
+            groups.setdefault(self._after(header, step.commits), {})[peer] = step
         return max(
             groups.values(),
             key=lambda group: (
@@ -139,7 +142,7 @@ class CatchUp:
             ),
         )
 
-    async def _follow(self, cut: Cut, stamp: Stamp, story: dict[PeerId, TrailStep]) -> Cut | Level:
+    async def _follow(self, header: StateHeader, stamp: Stamp, story: dict[PeerId, TrailStep]) -> StateHeader | Level:
         """One step further, or level."""
         step = next(iter(story.values()))
         finished = next((each.finished for each in story.values() if each.finished is not None), None)
@@ -147,9 +150,9 @@ class CatchUp:
             await self._collect(stamp, finished, [peer for peer, each in story.items() if each.finished == finished])
         if finished is None or not self._is_over(step):
             before = next((each.last_commits for each in story.values() if each.last_commits), ())
-            return Level(cut, finished, step.commits, before)  # a member fetches what its stage has committed
+            return Level(header, finished, step.commits, before)  # a member fetches what its stage has committed
         await self._engine.apply(step.commits)
-        return self._after(cut, step.commits)
+        return self._after(header, step.commits)
 
     def _is_over(self, step: TrailStep) -> bool:
         return len(step.commits) == self._num_stages

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from swarmnet.config.table import Count, Table
 from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import Chain, Restart, RunId
-from swarmnet.state.cut import Cut
+from swarmnet.state.cut import StateHeader
 
 MAX_JSON_BYTES = 64 << 10
 
@@ -50,9 +50,9 @@ class CheckpointInfo(Table):
         return Restart(self.restart_number, self.restart_version)
 
     @property
-    def cut(self) -> Cut:
+    def header(self) -> StateHeader:
         """Where a replica stands that has loaded it."""
-        return Cut(self.version, Chain(self.chain), Chain(self.before), Chain(self.term_chain), self.restart)
+        return StateHeader(self.version, Chain(self.chain), Chain(self.before), Chain(self.term_chain), self.restart)
 
 
 def file_name(stage: int, version: int, kind: Literal["json", "safetensors", "owed"]) -> str:

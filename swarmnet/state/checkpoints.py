@@ -18,7 +18,7 @@ from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import NO_RESTART, OnDisk, Restart
 from swarmnet.stage.engine import Engine
 from swarmnet.state.checkpoint_info import CheckpointInfo
-from swarmnet.state.cut import Cut, consistent_copy
+from swarmnet.state.cut import StateHeader, consistent_copy
 from swarmnet.state.disk import CheckpointStore, Found
 from swarmnet.state.rhythm import Rhythm, abandoned, retained
 
@@ -26,7 +26,7 @@ OnEvent = Callable[[str, dict[str, object]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CheckpointPlan:
     """every: steps between checkpoints, 0 for none. last: the run's last version. keep: how many stay on disk."""
 
     every: int
@@ -58,7 +58,9 @@ class Disk(Protocol):
         """Tidy up after a crash, and say what is there, verified."""
         ...
 
-    async def write(self, stage: int, cut: Cut, data: bytes | memoryview, owed: bytes | memoryview | None) -> Written:
+    async def write(
+        self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
+    ) -> Written:
         """Put a checkpoint on disk, in place of one of the same version. owed: see `Engine.memory`."""
         ...
 
@@ -83,27 +85,23 @@ class DirectoryDisk:
         self._one_writes = threading.Lock()
 
     def path(self, stage: int, version: int) -> str:
-        """See Disk."""
         return str(self.store.data_path(stage, version))
 
     async def open(self, stage: int) -> Found:
-        """See Disk."""
         return await asyncio.to_thread(self._open, stage)
 
-    async def write(self, stage: int, cut: Cut, data: bytes | memoryview, owed: bytes | memoryview | None) -> Written:
-        """See Disk."""
-        return await asyncio.to_thread(self._write, stage, cut, data, owed)
+    async def write(
+        self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
+    ) -> Written:
+        return await asyncio.to_thread(self._write, stage, header, data, owed)
 
     async def retain(self, stage: int, versions: Collection[int]) -> str | None:
-        """See Disk."""
         return await asyncio.to_thread(self._retain, stage, frozenset(versions))
 
     async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
-        """See Disk."""
         return await asyncio.to_thread(self.store.load, stage, version)
 
     async def owed(self, stage: int, version: int) -> memoryview | None:
-        """See Disk."""
         return await asyncio.to_thread(self.store.owed, stage, version)
 
     def _open(self, stage: int) -> Found:
@@ -111,9 +109,11 @@ class DirectoryDisk:
             self.store.clean(stage)
         return self.store.verified(stage)
 
-    def _write(self, stage: int, cut: Cut, data: bytes | memoryview, owed: bytes | memoryview | None) -> Written:
+    def _write(
+        self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
+    ) -> Written:
         with self._one_writes:
-            info = self.store.describe(stage, cut, data, owed)
+            info = self.store.describe(stage, header, data, owed)
             try:
                 self.store.write(info, data, owed)
             except OSError as error:
@@ -142,9 +142,9 @@ class Checkpointer:
         self,
         stage: int,
         engine: Engine,
-        where: Callable[[], Cut | None],
+        where: Callable[[], StateHeader | None],
         disk: Disk,
-        plan: Plan,
+        plan: CheckpointPlan,
         *,
         on_event: OnEvent,
         common: Callable[[], int | None] = lambda: None,
@@ -156,8 +156,8 @@ class Checkpointer:
         self._restarts: set[Restart] = set()
         self._under: Restart | None = None
         self._common: int | None = None
-        self._tried: Cut | None = None
-        self._prepared: Cut | None = None
+        self._tried: StateHeader | None = None
+        self._prepared: StateHeader | None = None
         self._opened = False
         self._wake = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -218,10 +218,10 @@ class Checkpointer:
 
     def reached(self) -> None:
         """The replica has come to stand elsewhere: wake `run` if that is worth a checkpoint."""
-        cut = self._where()
-        if cut is not None:
-            self.go_back(cut.restart)
-            if self._is_due(cut) or self._is_next(cut):
+        header = self._where()
+        if header is not None:
+            self.go_back(header.restart)
+            if self._is_due(header) or self._is_next(header):
                 self._wake.set()
 
     async def run(self) -> None:
@@ -230,15 +230,15 @@ class Checkpointer:
             await self._wake.wait()
             self._wake.clear()
             async with self._writing:
-                cut = self._where()
-                if cut is not None and self._is_next(cut):
-                    self._prepared = cut
+                header = self._where()
+                if header is not None and self._is_next(header):
+                    self._prepared = header
                     await self._engine.prepare_snapshot()
-                elif cut is not None and self._is_due(cut):
-                    self._tried = cut
+                elif header is not None and self._is_due(header):
+                    self._tried = header
                     await self._copy_and_write(attempts=1)
                     if (now := self._where()) is not None:
-                        self._rhythm.took(now.version - cut.version)
+                        self._rhythm.took(now.version - header.version)
             self.reached()
 
     async def write_now(self) -> Written | None:
@@ -247,8 +247,8 @@ class Checkpointer:
         Waits for a write that is under way. None if the replica has no state of its own.
         """
         async with self._writing:
-            cut = self._where()
-            if cut is not None and (info := self._held.get(cut.version)) is not None and info.cut == cut:
+            header = self._where()
+            if header is not None and (info := self._held.get(header.version)) is not None and info.header == header:
                 return Written(info)
             return await self._copy_and_write()
 
@@ -287,35 +287,35 @@ class Checkpointer:
 
     # ------------------------------------------------------------ inside
 
-    def _is_due(self, cut: Cut | None) -> bool:
+    def _is_due(self, header: StateHeader | None) -> bool:
         """Once per place: a failed write is tried again at the next checkpoint, not at once."""
-        if cut is None or cut == self._tried or not self._rhythm.due(cut.version):
+        if header is None or header == self._tried or not self._rhythm.due(header.version):
             return False
-        info = self._held.get(cut.version)
-        return info is None or info.cut != cut
+        info = self._held.get(header.version)
+        return info is None or info.header != header
 
-    def _is_next(self, cut: Cut) -> bool:
+    def _is_next(self, header: StateHeader) -> bool:
         """Will the next version be due? Then its memory can be had before training could have to wait for it."""
-        return cut != self._prepared and not self._is_due(cut) and self._rhythm.due(cut.version + 1)
+        return header != self._prepared and not self._is_due(header) and self._rhythm.due(header.version + 1)
 
     async def _copy_and_write(self, *, attempts: int = 3) -> Written | None:
         copy = await consistent_copy(self._engine, self._where, attempts=attempts)
         if copy is None:
             return None
-        cut, data = copy
+        header, data = copy
         owed_at, owed = await self._engine.memory()
-        if owed_at != cut.version or self._where() != cut:
+        if owed_at != header.version or self._where() != header:
             owed = None  # of another version: without it the next start forgets what was owed, and no more
-        self.go_back(cut.restart)
+        self.go_back(header.restart)
         began = self._now()
-        written = await self._disk.write(self._stage, cut, data, owed)
-        path, info = self.path(cut.version), written.info
+        written = await self._disk.write(self._stage, header, data, owed)
+        path, info = self.path(header.version), written.info
         if not written.on_disk:
-            self._held.pop(cut.version, None)
+            self._held.pop(header.version, None)
             self._on_event(
                 "checkpoint_failed",
                 {
-                    "version": cut.version,
+                    "version": header.version,
                     "path": path,
                     "reason": written.problem,
                     "bytes_needed": info.num_bytes,
@@ -323,14 +323,14 @@ class Checkpointer:
                 },
             )
             return written
-        self._held[cut.version] = info
-        keep = self._to_keep(cut.version)  # by what the others have by now
+        self._held[header.version] = info
+        keep = self._to_keep(header.version)  # by what the others have by now
         self._held = {version: held for version, held in self._held.items() if version in keep}
         problem = await self._disk.retain(self._stage, keep)
         self._on_event(
             "checkpoint",
             {
-                "version": cut.version,
+                "version": header.version,
                 "path": path,
                 "bytes": info.num_bytes,
                 "seconds": round(self._now() - began, 3),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId, RunId, Signer
 from swarmnet.messages import MAX_PIECES, Snapshot
-from swarmnet.state.cut import Cut
+from swarmnet.state.cut import StateHeader
 
 PIECE_BYTES = 2 << 20
 """Of an ordinary copy. Larger ones have larger pieces, so that a description never has more than MAX_PIECES."""
@@ -81,16 +81,18 @@ class Seal:
     run: RunId
     signer: Signer
 
-    def describe(self, cut: Cut, stage: int, *, num_bytes: int, piece_bytes: int, digests: bytes) -> Snapshot:
+    def describe(
+        self, header: StateHeader, stage: int, *, num_bytes: int, piece_bytes: int, digests: bytes
+    ) -> Snapshot:
         """My signed description of a copy."""
         root = root_of(num_bytes, piece_bytes, digests)
         unsigned = Snapshot(
             stage=stage,
-            version=cut.version,
-            chain=cut.chain,
-            before=cut.before,
-            term_chain=cut.term_chain,
-            restart=cut.restart,
+            version=header.version,
+            chain=header.chain,
+            before=header.before,
+            term_chain=header.term_chain,
+            restart=header.restart,
             num_bytes=num_bytes,
             piece_bytes=piece_bytes,
             digests=digests,

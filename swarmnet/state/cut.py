@@ -18,7 +18,7 @@ _ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class StateHeader:
     """Where a replica stands: equal before and after the copy means the copy is consistent.
 
     before: the chain of one version earlier (of version 0: its own). term_chain: at the start of the keepers' term.
@@ -36,8 +36,8 @@ class Cut:
 
 
 async def consistent_copy(
-    engine: Engine, where: Callable[[], Cut | None], *, attempts: int = _ATTEMPTS
-) -> tuple[Cut, bytes | memoryview] | None:
+    engine: Engine, where: Callable[[], StateHeader | None], *, attempts: int = _ATTEMPTS
+) -> tuple[StateHeader, bytes | memoryview] | None:
     """The state and where it stands; None while `where()` is None, or if it moved during every attempt."""
     for _ in range(attempts):
         before = where()

@@ -25,7 +25,7 @@ from pathlib import Path
 from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import RunId
 from swarmnet.state.checkpoint_info import MAX_JSON_BYTES, CheckpointInfo, file_name, parse_info, parse_name
-from swarmnet.state.cut import Cut
+from swarmnet.state.cut import StateHeader
 
 _CHUNK = 4 << 20
 _TEMPORARY = ".tmp"
@@ -168,18 +168,18 @@ class CheckpointStore:
     # ------------------------------------------------------------ writing
 
     def describe(
-        self, stage: int, cut: Cut, data: bytes | memoryview, owed: bytes | memoryview | None = None
+        self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None = None
     ) -> CheckpointInfo:
-        """What a checkpoint of `data`, the state at `cut`, has to say of itself, and of what is owed beside it."""
+        """What a checkpoint of `data`, the state at `header`, has to say of itself, and of what is owed beside it."""
         return CheckpointInfo(
             run=self._run,
             stage=stage,
-            version=cut.version,
-            chain=cut.chain,
-            before=cut.before,
-            term_chain=cut.term_chain,
-            restart_number=cut.restart.number,
-            restart_version=cut.restart.version,
+            version=header.version,
+            chain=header.chain,
+            before=header.before,
+            term_chain=header.term_chain,
+            restart_number=header.restart.number,
+            restart_version=header.restart.version,
             num_bytes=len(data),
             sha256=hashlib.sha256(data).hexdigest(),
             numerics=self._numerics,

@@ -41,7 +41,7 @@ _TICK_S, _LOOK_S = 0.25, 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TransferProgress:
     """How far a transfer is. seconds_left: by the rate so far, None before there is one."""
 
     version: int
@@ -51,7 +51,7 @@ class Progress:
     seconds_left: float | None
 
 
-class _Copy:
+class _PartialCopy:
     """A copy that is being put together."""
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -91,12 +91,12 @@ class Fetcher:
         *,
         max_bytes: int,
         failed: Failed,
-        progress: Callable[[Progress], None] = lambda _: None,
+        progress: Callable[[TransferProgress], None] = lambda _: None,
         unfit: Unfit = lambda snapshot, version: None,
     ) -> None:
         self._transport, self._stage, self._seal = transport, stage, seal
         self._max_bytes, self._progress, self._failed, self._unfit = max_bytes, progress, failed, unfit
-        self._copy: _Copy | None = None
+        self._copy: _PartialCopy | None = None
         self._aside = Aside()
         self._vouched: set[PeerId] = set()  # who described the copy that is fetched, or was last
 
@@ -131,7 +131,7 @@ class Fetcher:
         for donor in sorted(self._vouched):
             self.failed(donor, error)
 
-    async def _choose(self, donors: Donors, version: int) -> tuple[_Copy, list[PeerId]]:
+    async def _choose(self, donors: Donors, version: int) -> tuple[_PartialCopy, list[PeerId]]:
         """What to fetch, and from whom."""
         began = self._now()
         while True:
@@ -152,7 +152,7 @@ class Fetcher:
                     groups.setdefault(offer.root, []).append(peer)
                 best = max(groups.values(), key=lambda peers: (len(peers), offers[peers[0]].version, peers))
                 chosen = offers[best[0]]
-                return _Copy(chosen), [peer for peer in best if same_copy(offers[peer], chosen)]
+                return _PartialCopy(chosen), [peer for peer in best if same_copy(offers[peer], chosen)]
             if self._now() - began >= (_PATIENCE_S if wait_s is None else _BUSY_S):
                 raise NoReplica("nobody hands over a copy", stage=self._stage, asked=len(candidates))
             await asyncio.sleep(_PAUSE_S if wait_s is None else wait_s)
@@ -206,7 +206,7 @@ class Fetcher:
             self.failed(donor, error, after_s=self._now() - began)
             return None
 
-    async def piece(self, donor: PeerId, copy: _Copy, piece: int) -> None:
+    async def piece(self, donor: PeerId, copy: _PartialCopy, piece: int) -> None:
         """Fetch one piece and put it in its place. Raises BadMessage, Refused, PeerGone, PeerTimeout."""
         described = copy.snapshot
         request = SnapshotRequest(self._stage, described.version, described.root, piece)
@@ -235,7 +235,7 @@ class Fetcher:
         """A donor has described the copy that is being fetched."""
         self._vouched.add(donor)
 
-    def say(self, progress: Progress) -> None:
+    def say(self, progress: TransferProgress) -> None:
         """Tell whoever watches."""
         self._progress(progress)
 
@@ -252,7 +252,9 @@ def pause_s(busy: Busy) -> float:
 class _Pull:
     """One copy on its way: performs what the schedule asks for until it is whole or nobody is left."""
 
-    def __init__(self, fetcher: Fetcher, copy: _Copy, sources: Sequence[PeerId], donors: Donors, version: int) -> None:
+    def __init__(
+        self, fetcher: Fetcher, copy: _PartialCopy, sources: Sequence[PeerId], donors: Donors, version: int
+    ) -> None:
         self._fetcher, self._copy, self._donors, self._first = fetcher, copy, donors, sources
         self._version = version
         self._schedule = PieceSchedule(num_pieces(copy.snapshot), done=copy.done)
@@ -340,7 +342,7 @@ class _Pull:
         done, total = self._copy.done_bytes, self._copy.snapshot.num_bytes
         fetched, took = done - self._had_bytes, self._now() - self._began
         left = (total - done) * took / fetched if fetched > 0 else None
-        self._fetcher.say(Progress(self._copy.snapshot.version, done, total, len(self._schedule.sources), left))
+        self._fetcher.say(TransferProgress(self._copy.snapshot.version, done, total, len(self._schedule.sources), left))
 
     @staticmethod
     def _now() -> float:

@@ -20,7 +20,7 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Busy, Packed, Rejected, Snapshot, SnapshotPiece, SnapshotRequest
 from swarmnet.stage.engine import Engine
 from swarmnet.state.copies import LARGE, PIECE_BYTES, Seal, num_pieces, piece_digests, piece_size, span
-from swarmnet.state.cut import Cut, consistent_copy
+from swarmnet.state.cut import StateHeader, consistent_copy
 
 MOST_COPIES = 2
 """In memory at once."""
@@ -47,7 +47,7 @@ class _Copy:
     leases: until when a caller keeps it in its place. asks: how often it has asked.
     """
 
-    cut: Cut
+    header: StateHeader
     data: memoryview
     snapshot: Snapshot
     asked_at: float
@@ -64,7 +64,7 @@ class _Copy:
             self.leases[caller] = until
 
 
-Stored = Callable[[int], Awaitable[tuple[Cut, memoryview] | None]]
+Stored = Callable[[int], Awaitable[tuple[StateHeader, memoryview] | None]]
 """This peer's checkpoint of a version, verified, if there is one."""
 
 
@@ -80,7 +80,7 @@ class Donor:
         self,
         stage: int,
         engine: Engine,
-        where: Callable[[], Cut | None],
+        where: Callable[[], StateHeader | None],
         seal: Seal,
         *,
         stored: Stored = nothing_stored,
@@ -149,7 +149,7 @@ class Donor:
         """A copy, why there is none, or None: it may be there in a moment."""
         where = self._where()
         if version >= 0:
-            held = next((copy for copy in self._copies.values() if copy.cut.version == version), None)
+            held = next((copy for copy in self._copies.values() if copy.header.version == version), None)
             if held is not None:
                 return held
             if where is None or where.version != version:
@@ -166,10 +166,10 @@ class Donor:
                 )
         if where is None:
             return None
-        held = next((copy for copy in self._copies.values() if copy.cut == where), None)
+        held = next((copy for copy in self._copies.values() if copy.header == where), None)
         return held or await self._take(where)
 
-    async def _take(self, where: Cut) -> _Copy | Answer | None:
+    async def _take(self, where: StateHeader) -> _Copy | Answer | None:
         if not self._has_room():
             return Busy(LEASE_S, where.version)
         past = self._pasts
@@ -183,7 +183,7 @@ class Donor:
         found = await self._stored(version)
         return None if found is None else await self._hold(past, *found)
 
-    async def _hold(self, past: int, cut: Cut, data: bytes | memoryview) -> _Copy | None:
+    async def _hold(self, past: int, header: StateHeader, data: bytes | memoryview) -> _Copy | None:
         """Keep a copy; None if the run has gone back since it was begun."""
         size = piece_size(len(data), self._piece_bytes)
         if len(data) <= LARGE:
@@ -192,8 +192,8 @@ class Donor:
             digests = await asyncio.to_thread(piece_digests, data, size)
         if past != self._pasts:
             return None
-        snapshot = self._seal.describe(cut, self._stage, num_bytes=len(data), piece_bytes=size, digests=digests)
-        copy = self._copies.setdefault(snapshot.root, _Copy(cut, memoryview(data), snapshot, self._now()))
+        snapshot = self._seal.describe(header, self._stage, num_bytes=len(data), piece_bytes=size, digests=digests)
+        copy = self._copies.setdefault(snapshot.root, _Copy(header, memoryview(data), snapshot, self._now()))
         self._forget_later(KEEP_S)
         return copy
 

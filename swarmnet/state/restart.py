@@ -45,26 +45,26 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class FromLive:
     """Fetch the newest state from replicas that serve it."""
 
     donors: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class InPlace:
+class FromHere:
     """The weights that are here are the ones to go on from."""
 
 
 @dataclass(frozen=True, slots=True)
-class Disk:
+class FromDisk:
     """Load this peer's own checkpoint of `version`; below the restart's version, everything after it is dropped."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
-class MateDisk:
+class FromMatesDisk:
     """Fetch a checkpoint of `version` from these replicas' disks."""
 
     version: int
@@ -72,7 +72,7 @@ class MateDisk:
 
 
 @dataclass(frozen=True, slots=True)
-class Reseed:
+class FromNeighbours:
     """Make the stage from its neighbours: replicas that serve stage - 1 and stage + 1 at the restart's version."""
 
     before: tuple[PeerId, ...]
@@ -80,19 +80,19 @@ class Reseed:
 
 
 @dataclass(frozen=True, slots=True)
-class Seed:
+class FromSeed:
     """Version 0, as every engine is built."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class NoSource:
     """There is nothing to begin with. words: what is missing and what to do, for a person."""
 
     words: str
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class RestartReport:
     """What another peer, whose record has not expired, says of restarts: the one it is under, and the one it wants.
 
     heard: by itself, lately. has_say: it has state, or is under a restart: in which run goes on, nobody else has.
@@ -115,7 +115,7 @@ class Move(Enum):
     """Hardly anybody has come along: go on with those who have not."""
 
 
-Source = Live | InPlace | Disk | MateDisk | Reseed | Seed | Wait
+Source = FromLive | FromHere | FromDisk | FromMatesDisk | FromNeighbours | FromSeed | NoSource
 
 
 @dataclass(slots=True)
@@ -142,7 +142,9 @@ class Restarts:
     _since: float | None = field(default=None)
     _alone_since: float | None = field(default=None)
 
-    def decide(self, holdings: Sequence[Holding], words: Collection[Word], *, serving: bool, now: float) -> Move | None:
+    def decide(
+        self, holdings: Sequence[Holding], words: Collection[RestartReport], *, serving: bool, now: float
+    ) -> Move | None:
         """Look at who holds and says what. If that moves me, `current` is where to. serving: have I state?"""
         self.want(holdings, now=now)
         mine = [self.current] if serving or self.current.number else []
@@ -245,27 +247,27 @@ class Restarts:
         if beyond is not None and newest is not None and newest <= beyond:
             beyond = None  # whoever was ahead has gone back: what is here is as good as anybody's
         if beyond is None and newest is not None and self._left_behind(newest, mine, everyone):
-            return Wait(self._words_anew(newest, mine))
+            return NoSource(self._words_anew(newest, mine))
         ahead = [h for h in live if h.version is not None and h.version > (version if beyond is None else beyond)]
         if self.current.number and beyond is None and not ahead and held == version:
-            return InPlace()
+            return FromHere()
         if ahead or (live and self.current.number and beyond is None):
             ranked = sorted(ahead or live, key=lambda h: (-(h.version or 0), h.peer))
-            return Live(tuple(h.peer for h in ranked))
+            return FromLive(tuple(h.peer for h in ranked))
         if not self._begun(everyone):
-            return Seed()
+            return FromSeed()
         if beyond is None and newest in mine.disk and not live:
-            return Disk(newest)  # the very state that the others have got to
+            return FromDisk(newest)  # the very state that the others have got to
         if beyond is not None or not self.current.number or (newest is not None and newest > version + 1):
-            return Wait(self.words(everyone))  # a decision has to come first
+            return NoSource(self.words(everyone))  # a decision has to come first
         if version in mine.disk:
-            return Disk(version)
+            return FromDisk(version)
         holders = tuple(sorted(h.peer for h in mates if version in h.disk))
         if holders:
-            return MateDisk(version, holders)
+            return FromMatesDisk(version, holders)
         if version == 0:
-            return Seed()
-        return self._inexact(mine, mates, others) or Wait(self.words(everyone))
+            return FromSeed()
+        return self._inexact(mine, mates, others) or NoSource(self.words(everyone))
 
     def _inexact(self, mine: Holding, mates: Sequence[Holding], others: Sequence[Holding]) -> Source | None:
         """What is left when nobody has the stage's state of this version."""
@@ -275,7 +277,7 @@ class Restarts:
         newest_of = {h.peer: max((v for v in h.disk if v < version), default=None) for h in (mine, *mates)}
         best = max((v for v in newest_of.values() if v is not None), default=None)
         if self.allow_drop and best is not None:
-            return Disk(best) if newest_of[mine.peer] == best else None
+            return FromDisk(best) if newest_of[mine.peer] == best else None
         if not mine.reseed:
             return None
         beside = {
@@ -285,7 +287,7 @@ class Restarts:
             for near in (mine.stage - 1, mine.stage + 1)
         }
         ready = all(beside[near] for near in beside if 0 <= near < self.num_stages)
-        return Reseed(beside[mine.stage - 1], beside[mine.stage + 1]) if ready and self.num_stages > 1 else None
+        return FromNeighbours(beside[mine.stage - 1], beside[mine.stage + 1]) if ready and self.num_stages > 1 else None
 
     # ------------------------------------------------------------ inside
 

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator
 
 from swarmnet.ids import Ballot, Generation
-from swarmnet.messages import NONE, Claim, Commit, Finished, Indexes, Line, Release, Report, Stamp, Trouble
+from swarmnet.messages import NONE, Claim, Commit, Finished, Indexes, LinkQuality, Release, Report, Stamp, Trouble
 from swarmnet.step.actions import Action, Send
 
 _STARTS, _ROUNDS_OF_A_START = 1 << 28, 1 << 24
@@ -81,7 +81,7 @@ class Account:
         finished: Finished | None,
         commit: Commit | None,
         progress: int,
-        line: Line,
+        line: LinkQuality,
         trouble: Trouble | None,
         vote: bytes,
     ) -> Report:

@@ -25,7 +25,7 @@ class Broadcast:
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class AddGranted:
     """The index is mine to count: add its weight gradient, fenced by the void counter as it is now (rule 5)."""
 
     step: int
@@ -70,7 +70,7 @@ class StopSum:
 
 
 @dataclass(frozen=True, slots=True)
-class Execute:
+class TakeIndex:
     """Take an idle index: input from the stage before, gradient from the stage after (rule 6)."""
 
     step: int
@@ -93,7 +93,7 @@ class Resync:
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class MeasureWeights:
     """Measure the weights of `version`, the one that has just begun, after the commits of `chain`.
 
     term_chain: as it is then (`drift.Drift.measured`)."""
@@ -119,16 +119,16 @@ class Note:
 Action = (
     Send
     | Broadcast
-    | Granted
+    | AddGranted
     | Owned
     | Void
     | Sum
     | CollectSum
     | StopSum
-    | Execute
+    | TakeIndex
     | Apply
     | Resync
-    | Measure
+    | MeasureWeights
     | Orphaned
     | Note
 )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from swarmnet.ids import PeerId, RoundId
 from swarmnet.messages import Late, Report, Trouble
-from swarmnet.step.lines import Lines
+from swarmnet.step.lines import BrokenLinks
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class CutAgain:
     """Cut the round again, in other parts: those who complain are too few."""
 
 
@@ -44,7 +44,7 @@ class Dispute:
     voice may not stay the only one. lines: by which nobody is late before its time, whatever its accusers allow it.
     """
 
-    def __init__(self, me: PeerId, *, patience_s: float, lines: Lines) -> None:
+    def __init__(self, me: PeerId, *, patience_s: float, lines: BrokenLinks) -> None:
         self._me, self._patience_s, self._lines = me, patience_s, lines
         self._round: RoundId | None = None
         self._began = 0.0
@@ -91,7 +91,7 @@ class Dispute:
             for accusers in found.values():
                 accusers.discard(peer)
 
-    def verdict(self, groups: Iterable[frozenset[PeerId]], *, now: float) -> Leave | Again | None:
+    def verdict(self, groups: Iterable[frozenset[PeerId]], *, now: float) -> Leave | CutAgain | None:
         """What to do about the open round.
 
         groups: of members that exchange with each other; each member is in one or more of them.
@@ -182,7 +182,7 @@ class Dispute:
 
     def _alone(
         self, complaints: list[set[PeerId]], members: frozenset[PeerId], odd: frozenset[PeerId], now: float
-    ) -> Leave | Again | None:
+    ) -> Leave | CutAgain | None:
         if not complaints:
             self._alone_since = None
             return None
@@ -199,7 +199,7 @@ class Dispute:
         known = {accused for accused, _ in self._heard}
         if not self._again or any(accused in known for accused, _ in pairs - self._heard):
             self._again, self._heard = True, pairs
-            return Again()
+            return CutAgain()
         voices = Counter(voice for accusers in complaints for voice in accusers)
         loudest = min(voices, key=lambda voice: (-voices[voice], voice == self._me, voice))
         return Leave(loudest, "alone")

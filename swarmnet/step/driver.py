@@ -120,11 +120,9 @@ class StepDriver:
     # Audience, for the engine
 
     def on_sums_lost(self) -> None:
-        """See Audience.on_sums_lost."""
         self._perform(self.member.sums_lost())
 
     def on_engine(self, event: str, fields: dict[str, object]) -> None:
-        """See Audience.on_engine."""
         self._listener.on_event(self.member.stage, event, fields)
 
     # State
@@ -156,20 +154,16 @@ class StepDriver:
     # Claims, for the pipeline
 
     def claim(self, step: int, index: int) -> None:
-        """See Claims.claim."""
         self._perform(self.member.claim(step, index, now=self._now()))
 
     def withdraw(self, step: int, index: int) -> None:
-        """See Claims.withdraw."""
         self._perform(self.member.withdraw(step, index))
 
     def added(self, stash: Stash) -> None:
-        """See Claims.added."""
         if stash.voids == self._engine.voids(stash.step):
             self._perform(self.member.add(stash.step, stash.index))
 
     def non_finite(self, step: int, index: int) -> None:
-        """See Claims.non_finite."""
         self._perform(self.member.found_non_finite(step, index))
 
     # ------------------------------------------------------------ performing
@@ -209,11 +203,11 @@ class StepDriver:
                 else:
                     for peer in sorted({*self._listener.everyone(), self.member.me}):
                         self._send(peer, message)
-            case act.Granted(step, index):
+            case act.AddGranted(step, index):
                 self._pipeline.granted(step, index, self._engine.voids(step))
             case act.Owned(step, index, owner):
                 self._pipeline.owned(step, index, owner)
-            case act.Execute(step, index):
+            case act.TakeIndex(step, index):
                 self._pipeline.order(step, index)
             case act.Void(step, lost):
                 self._engine.void(step, lost=lost)
@@ -231,7 +225,7 @@ class StepDriver:
                 self._spawn(self._apply(action))
             case act.Resync(donors, _):
                 self._listener.on_resync(self.member.stage, donors)
-            case act.Measure():
+            case act.MeasureWeights():
                 self._measuring = self._spawn(self._measure(action))
             case act.Orphaned():
                 self.suspend()
@@ -360,7 +354,7 @@ class StepDriver:
             member.stage, tuple(sorted(peer for peer, seen in member.view.mates() if seen.synced and not seen.dead))
         )
 
-    async def _measure(self, wanted: act.Measure) -> None:
+    async def _measure(self, wanted: act.MeasureWeights) -> None:
         version, digest, sketch = await self._engine.measure()
         if version == wanted.version:  # else the weights have moved on
             measure = Measure(version, wanted.chain, digest, sketch)

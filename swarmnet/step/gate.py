@@ -22,7 +22,7 @@ from swarmnet.messages import (
     Execute,
     Granted,
     Heartbeat,
-    Line,
+    LinkQuality,
     Moved,
     Prepare,
     Release,
@@ -104,7 +104,7 @@ def commit_refusal(commit: Commit, shape: Shape) -> str | None:
     return None
 
 
-def line_refusal(line: Line) -> str | None:
+def line_refusal(line: LinkQuality) -> str | None:
     """Why nobody's line is like this, or None."""
     if not 0 <= line.bytes_per_s <= LARGEST_BANDWIDTH:
         return "a bandwidth that no line has"

@@ -29,11 +29,11 @@ from swarmnet.messages import (
     Stamp,
 )
 from swarmnet.step.actions import Action, Broadcast, Note, Send
-from swarmnet.step.dispute import Again, Dispute, Leave
+from swarmnet.step.dispute import CutAgain, Dispute, Leave
 from swarmnet.step.findings import Findings
 from swarmnet.step.idle import Orders
 from swarmnet.step.ledger import Ledger
-from swarmnet.step.lines import Lines
+from swarmnet.step.lines import BrokenLinks
 from swarmnet.step.membership import Membership, commit_of
 from swarmnet.step.opening import Opening, left_alone
 from swarmnet.step.pace import Pace
@@ -77,14 +77,14 @@ class Keeper:
         oldest: bool = True,
         now: float,
         given: Indexes = NONE,
-        lines: Lines | None = None,
+        lines: BrokenLinks | None = None,
         strikes: Strikes | None = None,
         membership: Membership,
         pace: Pace | None = None,
         absent: frozenset[PeerId] = frozenset(),
     ) -> None:
         self.stamp, self.ballot, self.view = stamp, ballot, view
-        self._delay, self.oldest, self._lines = delay, oldest, lines or Lines()
+        self._delay, self.oldest, self._lines = delay, oldest, lines or BrokenLinks()
         self._strikes, self._membership = strikes or Strikes(view.timers), membership
         self._pace = pace or Pace(view.timers)
         self.ledger = Ledger(num_indexes, given)
@@ -468,7 +468,7 @@ class Keeper:
                     peer, f"holds up the round ({reason})", cost_s=cost_s, pardon=pardon, now=now
                 )
                 return [*strikes, self._void(peer, generation), self._left(peer, reason)]
-            case Again():
+            case CutAgain():
                 self.round = None
                 self._opening.turn()
                 return [Note("cut_again", {"step": self.stamp.step})]

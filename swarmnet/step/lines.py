@@ -19,7 +19,7 @@ _MOST = 64
 """Broken lines that are remembered."""
 
 
-class Lines:
+class BrokenLinks:
     """Of one stage. allowed: how long each member's stream may stand still in the round I take part in, by my count."""
 
     def __init__(self) -> None:

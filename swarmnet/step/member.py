@@ -20,7 +20,7 @@ from swarmnet.messages import (
     Control,
     Finished,
     Heartbeat,
-    Line,
+    LinkQuality,
     Measure,
     Prepare,
     Stamp,
@@ -36,7 +36,7 @@ from swarmnet.step.keeper import Keeper
 from swarmnet.step.lag import Lag, yields
 from swarmnet.step.membership import Membership
 from swarmnet.step.open_step import OpenStep, Shared
-from swarmnet.step.rounds import Part
+from swarmnet.step.rounds import RoundPart
 from swarmnet.step.view import Timers, View
 
 
@@ -136,7 +136,7 @@ class Member:
         return self.oldest.barrier
 
     @property
-    def part(self) -> Part:
+    def part(self) -> RoundPart:
         """My part in rounds: they are of the oldest step."""
         return self.oldest.part
 
@@ -295,7 +295,7 @@ class Member:
 
     def feel(
         self,
-        line: Line,
+        line: LinkQuality,
         trouble: Trouble | None,
         allowed: Mapping[PeerId, float],
         waits: Mapping[PeerId, bool],
@@ -346,7 +346,7 @@ class Member:
         if mending := self._mend(now, begins=True):
             return actions + mending  # nothing is counted at this version yet: now it costs least
         if self.drift.due(self.version, missed=missed):
-            actions.append(act.Measure(self.version, self.chain, self.term_chain))
+            actions.append(act.MeasureWeights(self.version, self.chain, self.term_chain))
         return actions + self._advance(now)
 
     def _review_keeper(self, now: float) -> list[Note]:

@@ -20,7 +20,7 @@ from swarmnet.messages import (
     Execute,
     Finished,
     Granted,
-    Line,
+    LinkQuality,
     Moved,
     Prepare,
     Release,
@@ -36,10 +36,10 @@ from swarmnet.step.barrier import Barrier
 from swarmnet.step.election import Election
 from swarmnet.step.gate import Shape
 from swarmnet.step.keeper import Keeper
-from swarmnet.step.lines import Lines
+from swarmnet.step.lines import BrokenLinks
 from swarmnet.step.membership import Membership, commit_of
 from swarmnet.step.pace import Pace
-from swarmnet.step.rounds import Differs, Lacks, Part
+from swarmnet.step.rounds import Differs, Lacks, RoundPart
 from swarmnet.step.strikes import Delays, Strikes
 from swarmnet.step.view import View
 
@@ -66,12 +66,12 @@ class Shared:
     numbers: Iterator[int]
     term_chain: Chain
     synced: bool = False
-    line: Line = UNMEASURED
+    line: LinkQuality = UNMEASURED
     trouble: Trouble | None = None
     waits: Mapping[PeerId, bool] = field(default_factory=dict)
     awaited: frozenset[PeerId] = frozenset()
     absent: frozenset[PeerId] = frozenset()
-    lines: Lines = field(default_factory=Lines)
+    lines: BrokenLinks = field(default_factory=BrokenLinks)
     pace: Pace = field(init=False)
     strikes: Strikes = field(init=False)
     vain: Strikes = field(init=False)
@@ -107,7 +107,7 @@ class OpenStep:
             now=now,
         )
         self.keeper: Keeper | None = None
-        self.part = Part(shared.me, finished)
+        self.part = RoundPart(shared.me, finished)
         self.barrier = Barrier(stamp.step, shared.shape.num_stages)
         self.applying = False
         self.progress = 0
@@ -141,7 +141,7 @@ class OpenStep:
     def claim(self, index: int, *, now: float) -> list[Action]:
         """Work on `index` has begun: ask to count it (rule 3)."""
         if index in self.account.granted:
-            return [act.Granted(self.stamp.step, index)]
+            return [act.AddGranted(self.stamp.step, index)]
         self._shared.pace.claimed(now=now)
         self._fed = True
         self.account.asked.add(index)
@@ -223,7 +223,7 @@ class OpenStep:
             case Round():
                 return self._on_round(message, now)
             case Execute():
-                return [act.Execute(self.stamp.step, message.index)] if message.ballot == self.promised else []
+                return [act.TakeIndex(self.stamp.step, message.index)] if message.ballot == self.promised else []
             case Claim() | Report() | Release():
                 return self._to_keeper(peer, message, now)
 
@@ -326,7 +326,7 @@ class OpenStep:
         self.account.asked.discard(granted.index)
         self.account.granted.add(granted.index)
         # Who grants has no open round: what I take part in was given up. Whoever finishes it all the same wins.
-        return [*self.part.drop(), act.Granted(self.stamp.step, granted.index)]
+        return [*self.part.drop(), act.AddGranted(self.stamp.step, granted.index)]
 
     def _on_moved(self, moved: Moved) -> list[Action]:
         ours = moved.ballot == self.promised and moved.generation == self.account.generation

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from swarmnet.averaging.arrange import rearranged
 from swarmnet.averaging.grid import Grid, circles, grid_of
 from swarmnet.ids import Ballot, PeerId, RoundId
-from swarmnet.messages import UNMEASURED, Line, Round, Stamp
+from swarmnet.messages import UNMEASURED, LinkQuality, Round, Stamp
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.view import View
 
@@ -32,10 +32,10 @@ class Opening:
         self.stamp, self.ballot, self._group_size, self._numbers = stamp, ballot, group_size, numbers
         self._turns = 0
         self._grid: Grid | None = None
-        self._lines: dict[PeerId, Line] = {}
+        self._lines: dict[PeerId, LinkQuality] = {}
         self._home: dict[int, frozenset[PeerId]] = {}
 
-    def measured(self, peer: PeerId, line: Line) -> None:
+    def measured(self, peer: PeerId, line: LinkQuality) -> None:
         """What a member says of its line."""
         self._lines[peer] = line
 

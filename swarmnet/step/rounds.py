@@ -29,7 +29,7 @@ class Differs:
     """The round is not what the keeper would open if it knew what is here: report."""
 
 
-class Part:
+class RoundPart:
     """What takes part for `me`. exchange: the sum being exchanged or collected; collecting: from whom it is fetched.
 
     stuck: the exchange cannot end by itself, as far as is known here. locked: who has signed a sum takes part in no

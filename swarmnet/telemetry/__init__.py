@@ -4,6 +4,6 @@
 write a value.
 """
 
-from swarmnet.telemetry.log import Log, get, setup
+from swarmnet.telemetry.log import FieldLogger, get, setup
 
-__all__ = ["Log", "get", "setup"]
+__all__ = ["FieldLogger", "get", "setup"]

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable
 
 from swarmnet.telemetry.events import EventLog
-from swarmnet.telemetry.log import Log
+from swarmnet.telemetry.log import FieldLogger
 
 _LEVELS = {
     **dict.fromkeys(
@@ -65,7 +65,7 @@ _LONG = frozenset(("contributions", "digest", "chain", "weights_sha256", "incarn
 class Journal:
     """Call it with an event's name and fields."""
 
-    def __init__(self, events: EventLog, log: Log) -> None:
+    def __init__(self, events: EventLog, log: FieldLogger) -> None:
         self._events, self._log = events, log
 
     def __call__(self, event: str, fields: dict[str, object]) -> None:

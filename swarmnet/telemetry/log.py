@@ -21,7 +21,7 @@ _KEYWORDS = frozenset(("exc_info", "stack_info", "stacklevel", "extra"))
 _FIELDS = "swarmnet_fields"
 
 
-class Log(logging.LoggerAdapter[logging.Logger]):
+class FieldLogger(logging.LoggerAdapter[logging.Logger]):
     """A logger whose keyword arguments are fields: `log.warning("peer_lost", peer=peer, seconds=2.5)`."""
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -43,9 +43,9 @@ class Log(logging.LoggerAdapter[logging.Logger]):
         return msg, passed
 
 
-def get(name: str) -> Log:
+def get(name: str) -> FieldLogger:
     """The log of a module: `telemetry.get(__name__)`."""
-    return Log(logging.getLogger(name))
+    return FieldLogger(logging.getLogger(name))
 
 
 def setup(level: Level = "info", *, format: Literal["text", "json"] = "text", stream: TextIO | None = None) -> None:
@@ -55,7 +55,7 @@ def setup(level: Level = "info", *, format: Literal["text", "json"] = "text", st
     """
     ours = getattr(logging, level.upper())
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(Json() if format == "json" else Text())
+    handler.setFormatter(Json() if format == "json" else TextFormatter())
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
@@ -85,7 +85,7 @@ def _hush(ours: int) -> None:
         logging.getLogger(name).setLevel(logging.WARNING if heard else logging.ERROR)
 
 
-class Text(logging.Formatter):
+class TextFormatter(logging.Formatter):
     """`12:03:04 round_done round=3 members=5`; above info a letter says how bad, and another package says its name."""
 
     def format(self, record: logging.LogRecord) -> str:

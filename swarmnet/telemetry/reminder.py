@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from swarmnet.telemetry.log import Log
+from swarmnet.telemetry.log import FieldLogger
 
 EVERY_S, LOOK_S = 60.0, 5.0
 
@@ -25,7 +25,7 @@ class _Wait:
 class Reminder:
     """Call it with every event, inside a running loop, and keep `run` running beside."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: FieldLogger) -> None:
         self._log = log
         self._waits: dict[object, _Wait] = {}  # by stage; None: all of the process
 

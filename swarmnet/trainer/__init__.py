@@ -7,7 +7,7 @@ from swarmnet.manifest.schema import Manifest
 
 
 def run_trainer(config: PeerConfig, manifest: Manifest) -> int:
-    """See `trainer.run`; imported on the first call, since it needs torch."""
+    """Run a trainer (`trainer.run`, imported on the first call, since it needs torch)."""
     from swarmnet.trainer.run import run_trainer as run
 
     return run(config, manifest)

@@ -140,6 +140,5 @@ class Evaluation:
         """It is asked, not told."""
 
     def on_gone(self, peer: PeerId, *, definite: bool) -> None:
-        """See Service.on_gone."""
         if definite:
             self._stage.gone(peer)

@@ -15,7 +15,7 @@ from swarmnet.net.directory import Directory, Record
 from swarmnet.net.transport import Transport
 from swarmnet.net.unserved import nobody_serves, unserved
 from swarmnet.pipeline.caller import Caller
-from swarmnet.pipeline.patience import Patience
+from swarmnet.pipeline.patience import AdaptiveTimeout
 from swarmnet.pipeline.payload import AnswerCheck
 from swarmnet.pipeline.router import Router
 from swarmnet.state.restart import MAX_RESTARTS_AHEAD
@@ -42,7 +42,7 @@ class FirstStage:
         self._dead: dict[PeerId, int] = {}  # peer -> the incarnation that is gone
         self._caller = Caller(
             transport,
-            Router(Patience.of(manifest.protocol, stages=manifest.cut.stages)),
+            Router(AdaptiveTimeout.of(manifest.protocol, stages=manifest.cut.stages)),
             self.candidates,
             AnswerCheck.of(manifest, 0),
             self._left,
@@ -50,7 +50,6 @@ class FirstStage:
         )
 
     async def process(self, request: Process, tokens: tuple[Packed, ...]) -> Gradient:
-        """See Caller.process."""
         return await self._caller.process(request, tokens)
 
     async def evaluate(self, version: int, number: int, tokens: tuple[Packed, ...]) -> Gradient:

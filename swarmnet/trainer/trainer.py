@@ -126,7 +126,6 @@ class Trainer:
         """Trainers tell nobody anything."""
 
     def on_gone(self, peer: PeerId, *, definite: bool) -> None:
-        """See Service.on_gone."""
         if definite:
             self._stage.gone(peer)
 

@@ -84,7 +84,7 @@ class Cast:
         out_N.add_(values)
 
     def bound(self, x_N: torch.Tensor) -> torch.Tensor:
-        """See the module."""
+        """The error bound that the module's docstring states."""
         size = x_N.double().abs()
         return size * 2**-8 + 2**-134 if self.name == "bf16" else size * 0
 

@@ -107,7 +107,7 @@ class Fp16:
                 out_N[here].copy_(codes[here]).mul_(scale)
 
     def bound(self, x_N: torch.Tensor) -> torch.Tensor:
-        """See the module."""
+        """The error bound that the module's docstring states."""
         size = x_N.double().abs()
         scale = per_element(blocks(size, BLOCK).amax(1), BLOCK, size.numel())
         return size * 2**-11 + scale * 2**-38 + _TINY * (scale <= _TINY)

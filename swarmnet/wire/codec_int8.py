@@ -61,15 +61,13 @@ class Int8:
             raise BadMessage(RejectCode.MALFORMED, "-128 is no int8 code")
 
     def encode(self, x_N: torch.Tensor) -> torch.Tensor:
-        """See `encode`."""
         return encode(fp32(x_N))
 
     def decode(self, data: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> None:
-        """See `decode`."""
         decode(data.to(out_N.device), out_N, add=add)
 
     def bound(self, x_N: torch.Tensor) -> torch.Tensor:
-        """See the module."""
+        """The error bound that the module's docstring states."""
         size = x_N.double().abs()
         scale = per_element(blocks(size, BLOCK).amax(1), BLOCK, size.numel())
         return ((size * scale).sqrt() / 127 + scale / 254**2) * (1 + 1e-5) + 2**-110 * (scale <= 2**-110)

@@ -89,7 +89,7 @@ class Sparse:
         out_N[at] = out_N[at].add_(values) if add else values
 
     def bound(self, x_N: torch.Tensor) -> torch.Tensor:
-        """See the module: everything but the largest of a block may be dropped."""
+        """Everything but the largest of a block may be dropped."""
         import torch
 
         size = x_N.double().abs()

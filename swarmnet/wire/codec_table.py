@@ -134,7 +134,7 @@ class Tabled:
                 out_N[start:stop].copy_(values)
 
     def bound(self, x_N: torch.Tensor) -> torch.Tensor:
-        """See the module."""
+        """The error bound that the module's docstring states."""
         import torch
 
         size = x_N.double().abs()

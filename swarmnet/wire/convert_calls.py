@@ -40,16 +40,16 @@ from swarmnet.wire.convert_fields import (
     LENGTH_BYTES,
     TAG_BYTES,
     Blob,
+    EnumValue,
     Flag,
     Hex32,
     IndexSet,
     Int,
     Items,
-    Member,
+    OneOf,
     Real,
     Reason,
-    Text,
-    Word,
+    String,
     malformed,
 )
 from swarmnet.wire.convert_values import (
@@ -178,7 +178,9 @@ def _a_piece_is_of_a_copy(request: SnapshotRequest) -> str | None:
 
 
 TENSOR = Value(
-    TensorHeader, values_pb2.Tensor, {"codec": Text(32), "shape": Items(Int(0, 1 << 48), 8), "length": Int(0, 1 << 48)}
+    TensorHeader,
+    values_pb2.Tensor,
+    {"codec": String(32), "shape": Items(Int(0, 1 << 48), 8), "length": Int(0, 1 << 48)},
 )
 HELLO = Value(
     Hello,
@@ -187,12 +189,12 @@ HELLO = Value(
         "run": Hex32(),
         "major": Int(0, (1 << 32) - 1),
         "minor": Int(0, (1 << 32) - 1),
-        "numerics": Text(128),
+        "numerics": String(128),
         "clock": Real(0.0, 1e12),
-        "invitation": Text(MAX_INVITATION_CHARS),
+        "invitation": String(MAX_INVITATION_CHARS),
     },
 )
-REJECTED = Value(Rejected, pb.Rejected, {"code": Member(RejectCode), "reason": Reason(1000), "version": VERSION})
+REJECTED = Value(Rejected, pb.Rejected, {"code": EnumValue(RejectCode), "reason": Reason(1000), "version": VERSION})
 
 REQUESTS: dict[str, Value] = {
     "process": Value(
@@ -202,7 +204,7 @@ REQUESTS: dict[str, Value] = {
             "step": STEP,
             "stage": STAGE,
             "index": INDEX,
-            "purpose": Word(("train", "eval")),
+            "purpose": OneOf(("train", "eval")),
             "hedge": Flag(),
             "repair": Flag(),
         },
@@ -214,7 +216,7 @@ REQUESTS: dict[str, Value] = {
             "step": STEP,
             "stage": Int(-1, MAX_STAGES - 1),
             "index": INDEX,
-            "kind": Word(("input", "gradient")),
+            "kind": OneOf(("input", "gradient")),
             "cached": Flag(),
         },
     ),
@@ -224,7 +226,7 @@ REQUESTS: dict[str, Value] = {
         {
             "stamp": One(STAMP),
             "id": One(ROUND_ID),
-            "kind": Word(("contribution", "reduced", "sum")),
+            "kind": OneOf(("contribution", "reduced", "sum")),
             "start": Int(0, 1 << 48),
             "stop": Int(0, 1 << 48),
             "hop": Int(0, MAX_HOPS - 1),
@@ -279,7 +281,7 @@ ANSWERS: dict[str, Value] = {
         pb.TrailStep,
         {"finished": Maybe(FINISHED), "commits": Many(COMMIT, STAGES), "last_commits": Many(COMMIT, STAGES)},
     ),
-    "manifest": Value(ManifestData, pb.ManifestData, {"toml": Text(MAX_TOML_CHARS)}),
+    "manifest": Value(ManifestData, pb.ManifestData, {"toml": String(MAX_TOML_CHARS)}),
     "dialled_back": Value(DialledBack, pb.DialledBack, {"reached": Flag(), "reason": Reason(1000)}),
     "done": Value(Done, pb.Done, {}),
     "greet_first": Value(GreetFirst, pb.GreetFirst, {}),

@@ -17,7 +17,7 @@ from swarmnet.messages import (
     Granted,
     Heartbeat,
     Late,
-    Line,
+    LinkQuality,
     Measure,
     Moved,
     Prepare,
@@ -28,7 +28,7 @@ from swarmnet.messages import (
 )
 from swarmnet.wire.bounds import MAX_MEMBERS, MEMBERS, STAGES, Bounds
 from swarmnet.wire.convert_calls import NONCE_BYTES
-from swarmnet.wire.convert_fields import LENGTH_BYTES, TAG_BYTES, Blob, Flag, Int, Items, Real, Text, malformed
+from swarmnet.wire.convert_fields import LENGTH_BYTES, TAG_BYTES, Blob, Flag, Int, Items, Real, String, malformed
 from swarmnet.wire.convert_values import (
     BALLOT,
     CHAIN,
@@ -115,7 +115,7 @@ TROUBLE = Value(
     {"id": One(ROUND_ID), "late": Many(LATE, MAX_MATES), "refused": Items(PEER, MAX_MATES)},
     _named_twice,
 )
-LINE = Value(Line, pb.Line, {"bytes_per_s": Int(0, MAX_BYTES_PER_S), "round_trips": _RoundTrips()})
+LINE = Value(LinkQuality, pb.Line, {"bytes_per_s": Int(0, MAX_BYTES_PER_S), "round_trips": _RoundTrips()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ CONTROL: dict[str, Value] = {
             "queue": COUNT,
             "draining": Flag(),
             "before": CHAIN,
-            "numerics": Text(MAX_NUMERICS),
+            "numerics": String(MAX_NUMERICS),
             "measure": Maybe(_MEASURE),
             "sitting": Items(PEER, MAX_SITTING),
         },

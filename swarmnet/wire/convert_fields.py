@@ -1,7 +1,7 @@
 """The kinds of field a message has: how each is written into protobuf, and what is believed when it is read.
 
-A `Kind` is total: what it reads is in range, finite and of the right syntax, or it raises BadMessage. What we write
-obeys the same rules by assertion: a message one peer can send is one every other peer can read. A kind also says how
+A `FieldKind` is total: what it reads is in range, finite and of the right syntax, or it raises BadMessage. What we
+write obeys the same rules by assertion: a message one peer can send is one every other peer can read. It also says how
 many bytes it takes at most, and what it is in a run of known numbers (`wire.bounds`). Knows no message.
 """
 
@@ -94,7 +94,7 @@ def malformed(reason: str, **facts: object) -> BadMessage:
     return BadMessage(RejectCode.MALFORMED, reason, **facts)
 
 
-class Kind(Protocol):
+class FieldKind(Protocol):
     """One kind of field: write a value into `message.name`, or read and check it."""
 
     def write(self, message: Message, name: str, value: Any) -> None:
@@ -197,7 +197,7 @@ class Real(_Scalar):
 
 
 @dataclass(frozen=True, slots=True)
-class Word(_Scalar):
+class OneOf(_Scalar):
     """One of a few words."""
 
     words: tuple[str, ...]
@@ -216,7 +216,7 @@ class Word(_Scalar):
 
 
 @dataclass(frozen=True, slots=True)
-class Member(_Scalar):
+class EnumValue(_Scalar):
     """A member of an enum of strings, by value."""
 
     enum: type[Enum]
@@ -236,7 +236,7 @@ class Member(_Scalar):
 
 
 @dataclass(frozen=True, slots=True)
-class Text(_Scalar):
+class String(_Scalar):
     """At most `limit` characters."""
 
     limit: int
@@ -254,7 +254,7 @@ class Text(_Scalar):
         return TAG_BYTES + LENGTH_BYTES + 4 * self.limit
 
 
-class Reason(Text):
+class Reason(String):
     """Words for a person: cut to fit when written, whatever they hold."""
 
     def put(self, value: str) -> str:
@@ -297,7 +297,7 @@ class Hex32(_Scalar):
         return TAG_BYTES + LENGTH_BYTES + 32
 
 
-class Peer(_Scalar):
+class PeerIdValue(_Scalar):
     """A peer id."""
 
     def put(self, value: PeerId) -> str:

@@ -20,12 +20,12 @@ from swarmnet.wire.convert_fields import (
     LENGTH_BYTES,
     TAG_BYTES,
     Blob,
+    FieldKind,
     Hex32,
     IndexSet,
     Int,
     Items,
-    Kind,
-    Peer,
+    PeerIdValue,
     Real,
     check_bitmap,
     malformed,
@@ -45,7 +45,7 @@ NOT_NEGATIVE = Real(low=0.0)
 CHAIN = Hex32()
 DIGEST = Blob(1, 64)
 SHA256 = Blob(32, 32)
-PEER = Peer()
+PEER = PeerIdValue()
 INDEXES = IndexSet()
 
 
@@ -55,7 +55,7 @@ class Value:
 
     make: Callable[..., Any]
     mirror: type[Message]
-    fields: dict[str, Kind]
+    fields: dict[str, FieldKind]
     check: Callable[[Any], str | None] | None = None
 
     def to_message(self, value: Any, into: Message | None = None) -> Message:

@@ -243,7 +243,7 @@ def begin(setup: Setup, state: State, peer: PeerId, actions: list[Action]) -> No
                         _post(state, peer, other, message)
             case act.Void():
                 node.added, node.due = (), frozenset()
-            case act.Granted(_, index):
+            case act.AddGranted(_, index):
                 node.due |= {index}
             case act.Sum(current):
                 node.sum = current
@@ -255,7 +255,7 @@ def begin(setup: Setup, state: State, peer: PeerId, actions: list[Action]) -> No
                 node.sum = node.collect = None
             case act.Apply():
                 node.applies = True
-            case act.Execute(step, index):
+            case act.TakeIndex(step, index):
                 begin(setup, state, peer, node.member.claim(step, index, now=state.now))
             case act.Resync() | act.Orphaned():
                 node.resyncs = True

@@ -9,7 +9,7 @@ import pytest
 from step_search import Broken, Setup, search
 
 from swarmnet.step.keeper import Keeper
-from swarmnet.step.rounds import Part
+from swarmnet.step.rounds import RoundPart
 
 
 def test_two_replicas_every_interleaving():
@@ -61,7 +61,7 @@ def test_many_states(setup: Setup):
 
 
 def test_a_contribution_that_is_not_checked_makes_a_wrong_sum(monkeypatch: pytest.MonkeyPatch):
-    join = Part.join
+    join = RoundPart.join
 
     def heedless(part, account):
         summed = account.summed
@@ -71,7 +71,7 @@ def test_a_contribution_that_is_not_checked_makes_a_wrong_sum(monkeypatch: pytes
         finally:
             account.summed = summed
 
-    monkeypatch.setattr(Part, "join", heedless)
+    monkeypatch.setattr(RoundPart, "join", heedless)
     monkeypatch.setattr(Keeper, "_evict_lost", lambda keeper, live, now: [])
     with pytest.raises(Broken, match="a sum of"):
         search(Setup(), cap=20_000)

@@ -18,7 +18,7 @@ from swarmnet.model.blocks import MeshSplit
 from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.own_body import OwnBody
-from swarmnet.stage.passes import Memory
+from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.rank_stage import RankStage
 
 ROWS, LENGTH, MICROBATCHES, STEPS = 4, 8, 3, 5
@@ -108,7 +108,7 @@ def commits_of(canonical: Canonical, step: int, total: Tensor) -> list[Commit]:
 
 @functools.cache
 def train_alone(
-    manifest: Manifest, stage: int = 0, *, start: int = 0, steps: int = STEPS, memory: Memory | None = None
+    manifest: Manifest, stage: int = 0, *, start: int = 0, steps: int = STEPS, memory: MemoryPolicy | None = None
 ) -> Trained:
     """In one process, from version `start`, which is this process's too."""
     body = OwnBody(manifest, stage, device=CPU, memory=memory)
@@ -159,7 +159,7 @@ class Rank:
         *,
         data: Comm,
         tensor: Comm,
-        memory: Memory | None = None,
+        memory: MemoryPolicy | None = None,
         device: torch.device = CPU,
     ) -> None:
         self.manifest, self.number, self.comms = manifest, stage, (tensor, data)
@@ -255,7 +255,7 @@ class Case:
     tied: bool = False
     sync: str = "exact"
     compute: str = "fp32"
-    memory: Memory | None = None
+    memory: MemoryPolicy | None = None
     start: int = 0
     steps: int = STEPS
 
@@ -276,11 +276,11 @@ CASES = {  # of four ranks
     "zero3-tensor": Case(2, "zero3"),
     "zero3-tensor-deterministic": Case(2, "zero3", mode="deterministic", sequence_parallel=True),
     "zero3-middle": Case(2, "zero3", stage=1, stages=3, steps=2),
-    "zero3-head": Case(1, "zero3", stage=2, stages=3, memory=Memory(offload_optimizer=True), steps=2),
+    "zero3-head": Case(1, "zero3", stage=2, stages=3, memory=MemoryPolicy(offload_optimizer=True), steps=2),
     "zero3-tied": Case(2, "zero3", tied=True, start=1, steps=2),
     "zero3-overlap": Case(2, "zero3", sync="overlap", steps=4),
     **{
-        f"zero3-{policy}": Case(1, "zero3", memory=Memory(activations=policy), steps=2)
+        f"zero3-{policy}": Case(1, "zero3", memory=MemoryPolicy(activations=policy), steps=2)
         for policy in ("recompute", "recompute_layers", "selective")
     },
     "zero3-bf16": Case(2, "zero3", compute="bf16", steps=1),

@@ -18,7 +18,7 @@ from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, 
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage.compute import ComputeThread
 from swarmnet.stage.engine import Contribution, Stash
-from swarmnet.stage.passes import Memory
+from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.torch_engine import TorchEngine
 from swarmnet.wire import codecs
 
@@ -80,13 +80,13 @@ class StageChain:
         *,
         replicas: int = 1,
         device: str = "cpu",
-        memory: Sequence[Memory] = (),
+        memory: Sequence[MemoryPolicy] = (),
     ) -> None:
         self.manifest, self.tokens = manifest, text(manifest.model.vocab_size)
         self.engines = [
             [
                 TorchEngine(manifest, stage, compute, device=device, memory=each)
-                for each in memory or [Memory()] * replicas
+                for each in memory or [MemoryPolicy()] * replicas
             ]
             for stage in range(manifest.cut.stages)
         ]

@@ -15,7 +15,7 @@ from swarmnet.mesh.thread_comm import run_ranks
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.offload import Offload
 from swarmnet.model.split import Tape
-from swarmnet.stage.passes import Memory, Pass, Passes
+from swarmnet.stage.passes import ForwardPass, MemoryPolicy, Passes
 
 ENDS = {"whole": (True, True), "first": (True, False), "middle": (False, False), "last": (False, True)}
 SAVING = ("recompute", "recompute_layers", "selective", "offload")
@@ -31,7 +31,7 @@ class Seen:
     gradients: list[dict[str, Tensor]]
 
 
-def through(module: StageModule, ends: str, memory: Memory, *, order: tuple[int, ...] = (1, 2, 0)) -> Seen:
+def through(module: StageModule, ends: str, memory: MemoryPolicy, *, order: tuple[int, ...] = (1, 2, 0)) -> Seen:
     """Three microbatches in flight, backwards in another order, weight passes in a third."""
     first, last = ENDS[ends]
     passes = Passes(first=first, last=last, device=CPU, reproducible=True, memory=memory)
@@ -52,7 +52,7 @@ def through(module: StageModule, ends: str, memory: Memory, *, order: tuple[int,
     return Seen(outputs, inputs, [weight_pass(module, works[m]) for m in range(3)])
 
 
-def weight_pass(module: StageModule, work: Pass) -> dict[str, Tensor]:
+def weight_pass(module: StageModule, work: ForwardPass) -> dict[str, Tensor]:
     out = {parameter: torch.full_like(parameter, torch.nan) for parameter in module.parameters()}
     assert isinstance(work.tape, Tape)
     assert work.tape.weight_pass(out.__getitem__) == set(out)
@@ -75,8 +75,8 @@ def assert_same(found: Seen, expected: Seen) -> None:
 def test_every_policy_has_the_bits_of_a_stash(policy: str, ends: str, tied: bool) -> None:
     model = MODEL.model_copy(update={"tie_embeddings": tied, "qk_norm": tied, "output_bias": tied})
     module = module_of(model, ends, torch.float32)
-    expected = through(module, ends, Memory())
-    assert_same(through(module, ends, Memory(activations=policy)), expected)
+    expected = through(module, ends, MemoryPolicy())
+    assert_same(through(module, ends, MemoryPolicy(activations=policy)), expected)
 
 
 @pytest.mark.parametrize("policy", ["recompute", "recompute_layers", "selective"])
@@ -86,9 +86,9 @@ def test_on_ranks_too(policy: str, ends: str, sequence_parallel: bool) -> None:
     def body(comm: Counted) -> tuple[Seen, Seen, int, int]:
         counted = Counted(comm)
         module = module_of(MODEL, ends, torch.float32, comm=counted, sequence_parallel=sequence_parallel)
-        expected = through(module, ends, Memory())
+        expected = through(module, ends, MemoryPolicy())
         plain = sum(counted.counts.values())
-        found = through(module, ends, Memory(activations=policy))
+        found = through(module, ends, MemoryPolicy(activations=policy))
         return found, expected, plain, sum(counted.counts.values()) - plain
 
     for found, expected, plain, again in run_ranks(2, body):
@@ -99,7 +99,7 @@ def test_on_ranks_too(policy: str, ends: str, sequence_parallel: bool) -> None:
 @pytest.mark.parametrize("policy", ["stash", *SAVING])
 def test_backward_on_other_weights_is_refused(policy: str) -> None:
     module = module_of(MODEL, "middle", torch.float32)
-    passes = Passes(first=False, last=False, device=CPU, reproducible=True, memory=Memory(activations=policy))
+    passes = Passes(first=False, last=False, device=CPU, reproducible=True, memory=MemoryPolicy(activations=policy))
     tokens, hidden = torch.zeros(2, LENGTH + 1, dtype=torch.int32), torch.randn(2, LENGTH, MODEL.hidden_size)
     _, work = passes.forward(module, tokens, hidden, train=True)
     with torch.no_grad():
@@ -111,7 +111,7 @@ def test_backward_on_other_weights_is_refused(policy: str) -> None:
 @pytest.mark.parametrize("policy", ["stash", *SAVING])
 def test_backward_runs_once(policy: str) -> None:
     module = module_of(MODEL, "last", torch.float32)
-    passes = Passes(first=False, last=True, device=CPU, reproducible=True, memory=Memory(activations=policy))
+    passes = Passes(first=False, last=True, device=CPU, reproducible=True, memory=MemoryPolicy(activations=policy))
     tokens, hidden = torch.zeros(2, LENGTH + 1, dtype=torch.int32), torch.randn(2, LENGTH, MODEL.hidden_size)
     _, work = passes.forward(module, tokens, hidden, train=True)
     passes.backward(work, None)

@@ -25,7 +25,7 @@ from swarmnet.model.precision import products_in
 from swarmnet.model.sharding import take
 from swarmnet.model.slices import TensorSplit
 from swarmnet.model.split import Casts
-from swarmnet.stage.passes import Memory, Passes
+from swarmnet.stage.passes import MemoryPolicy, Passes
 
 CPU = torch.device("cpu")
 BF16 = Numerics(compute="bf16")
@@ -39,7 +39,7 @@ def in_bf16(manifest: Manifest) -> Manifest:
 
 def gradients(module: StageModule, ids: Tensor, *, compute: str = "bf16", policy: str = "stash") -> dict[str, Tensor]:
     passes = Passes(
-        first=True, last=True, device=CPU, reproducible=True, memory=Memory(activations=policy), compute=compute
+        first=True, last=True, device=CPU, reproducible=True, memory=MemoryPolicy(activations=policy), compute=compute
     )
     _, work = passes.forward(module, ids, None, train=True)
     assert work is not None and work.tape is not None
@@ -63,7 +63,7 @@ def test_deterministic_mode_has_the_oracles_bits_whatever_is_kept() -> None:
     async def train() -> None:
         async with compute_thread() as compute:
             policies = "stash", "recompute", "recompute_layers", "selective"
-            chain = StageChain(manifest, compute, memory=[Memory(activations=policy) for policy in policies])
+            chain = StageChain(manifest, compute, memory=[MemoryPolicy(activations=policy) for policy in policies])
             found.losses = [await chain.step(random.Random(step)) for step in range(8)]
             found.weights = await chain.weights(1)
 

@@ -15,8 +15,8 @@ from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import Chain, RunId
 from swarmnet.manifest.schema import Averaging, Manifest, Model
 from swarmnet.stage.torch_engine import TorchEngine
-from swarmnet.state.checkpoints import Checkpointer, DirectoryDisk, Plan
-from swarmnet.state.cut import Cut
+from swarmnet.state.checkpoints import Checkpointer, CheckpointPlan, DirectoryDisk
+from swarmnet.state.cut import StateHeader
 from swarmnet.state.disk import CheckpointStore
 
 RUN, KILLED, LAST = RunId("a1" * 32), 3, 6
@@ -37,15 +37,15 @@ class Kept:
                 engine,
                 self._where,
                 DirectoryDisk(CheckpointStore(folder / f"{stage}-{place}", RUN, owner=f"{stage}-{place}")),
-                Plan(KILLED, LAST, 3),
+                CheckpointPlan(KILLED, LAST, 3),
                 on_event=lambda event, fields: self.said.append({"event": event, **fields}),
             )
             for stage, replicas in enumerate(chain.engines)
             for place, engine in enumerate(replicas)
         }
 
-    def _where(self) -> Cut:
-        return Cut(self.chain.step_number, HASH, HASH, HASH)
+    def _where(self) -> StateHeader:
+        return StateHeader(self.chain.step_number, HASH, HASH, HASH)
 
     async def write(self) -> None:
         for checkpointer in self.checkpoints.values():

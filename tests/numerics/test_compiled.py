@@ -10,7 +10,7 @@ from rank_stages import LENGTH, MODEL, module_of
 from torch import Tensor
 
 from swarmnet.model.decoder import StageModule
-from swarmnet.stage.passes import Memory, Passes
+from swarmnet.stage.passes import MemoryPolicy, Passes
 
 CPU = torch.device("cpu")
 
@@ -41,7 +41,7 @@ def through(
     return seen, gradients
 
 
-def passes_with(memory: Memory, compute: str) -> Passes:
+def passes_with(memory: MemoryPolicy, compute: str) -> Passes:
     return Passes(
         first=False, last=False, device=CPU, reproducible=True, memory=memory, compute=compute, compiler="aot_eager"
     )
@@ -51,8 +51,8 @@ def passes_with(memory: Memory, compute: str) -> Passes:
 @pytest.mark.parametrize("policy", ["stash", "recompute_layers", "recompute"])
 def test_compiled_layers_have_the_gradients_of_plain_ones(policy: str, compute: str) -> None:
     module = module_of(MODEL.model_copy(update={"qk_norm": True, "output_bias": True}), "middle", torch.float32)
-    expected = through(module, passes_with(Memory(), compute))
-    passes = passes_with(Memory(policy, compile=True), compute)
+    expected = through(module, passes_with(MemoryPolicy(), compute))
+    passes = passes_with(MemoryPolicy(policy, compile=True), compute)
     found = through(module, passes)
     assert passes._compiled is not None and passes._compiled.num_layers == MODEL.num_layers
     tolerance = {"rtol": 1e-4, "atol": 1e-4} if compute == "fp32" else {"rtol": 0.05, "atol": 0.3}
@@ -70,7 +70,7 @@ def test_generated_code_on_a_gpu(compute: str) -> None:
     device = torch.device("cuda")
     module = module_of(MODEL, "middle", torch.float32).to(device)
     seen = []
-    for memory in (Memory(), Memory(compile=True), Memory("recompute_layers", compile=True)):
+    for memory in (MemoryPolicy(), MemoryPolicy(compile=True), MemoryPolicy("recompute_layers", compile=True)):
         passes = Passes(first=False, last=False, device=device, reproducible=False, memory=memory, compute=compute)
         seen.append(through(module, passes, device))
     for _, found in seen[1:]:

@@ -20,7 +20,7 @@ from swarmnet.simulate.signer import SimulatedSigner
 from swarmnet.stage.torch_engine import TorchEngine
 from swarmnet.state import fetch
 from swarmnet.state.copies import Seal
-from swarmnet.state.cut import Cut
+from swarmnet.state.cut import StateHeader
 from swarmnet.state.handover import Donor
 from swarmnet.state.reseed import reseed
 from swarmnet.step.gate import Shape
@@ -37,8 +37,8 @@ class Mate:
         self._engine, self._longer = engine, longer
         self._donor = Donor(STAGE, self, self._where, Seal(RUN, SimulatedSigner(MATE)))  # type: ignore[arg-type]
 
-    def _where(self) -> Cut:
-        return Cut(self._engine.version, CHAIN, CHAIN, CHAIN)
+    def _where(self) -> StateHeader:
+        return StateHeader(self._engine.version, CHAIN, CHAIN, CHAIN)
 
     async def snapshot(self) -> bytes:
         return bytes(await self._engine.snapshot()) + bytes(self._longer)
@@ -60,7 +60,7 @@ async def restored(joiner: TorchEngine, mate: Mate) -> None:
     footing = Footing(
         lambda: NO_RESTART,
         lambda: None,
-        lambda cut: None,
+        lambda header: None,
         lambda event, fields: said.append(fields) if event == "join_failed" else None,
     )
     machine = Restoring(

@@ -22,7 +22,7 @@ from swarmnet.manifest.schema import Averaging, Optimizer
 from swarmnet.mesh.group import RankGroup
 from swarmnet.stage.optimizer import StageOptimizer
 from swarmnet.stage.own_body import OwnBody
-from swarmnet.stage.passes import Memory
+from swarmnet.stage.passes import MemoryPolicy
 from tests.contracts.comm_contract import CHECKS
 
 mfu = load("mfu")
@@ -93,7 +93,7 @@ def test_a_gpu_computes_what_a_cpu_does() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_is_kept_for_backward_changes_no_bit(device: str, compute: str, policy: str) -> None:
     (losses, weights), (found, ours) = (
-        steps(device, compute=compute, mode="deterministic", memory=Memory(activations=kept))
+        steps(device, compute=compute, mode="deterministic", memory=MemoryPolicy(activations=kept))
         for kept in ("stash", policy)
     )
     assert found == losses
@@ -107,7 +107,7 @@ def test_activations_in_host_memory_take_none_of_the_device() -> None:
     for kept in ("stash", "offload"):
         size = mfu.Size(mfu.GPU.model.model_copy(update={"num_layers": 4, "vocab_size": 512}), 1, 2, 2048)
         train = mfu.Replica(
-            size.manifest("bf16"), size.batches(), torch.device("cuda"), memory=Memory(activations=kept)
+            size.manifest("bf16"), size.batches(), torch.device("cuda"), memory=MemoryPolicy(activations=kept)
         )
         train()
         rest = torch.cuda.memory_allocated()
@@ -175,7 +175,7 @@ def test_an_update_rounds_an_element_alike_wherever_its_tensor_is_cut(device: st
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_moments_in_host_memory_and_updates_on_the_cpu_are_the_same_training(device: str) -> None:
-    (losses, weights), (found, ours) = steps(device), steps(device, memory=Memory(offload_optimizer=True))
+    (losses, weights), (found, ours) = steps(device), steps(device, memory=MemoryPolicy(offload_optimizer=True))
     assert found == pytest.approx(losses, rel=0.0 if device == "cpu" else 1e-5)
     for mine, theirs in zip(ours, weights, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0.0 if device == "cpu" else 1e-5)

@@ -22,7 +22,7 @@ from swarmnet.manifest.file import load, to_toml
 from swarmnet.manifest.schema import Manifest, Model
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.generate import generate
-from swarmnet.state.cut import Cut
+from swarmnet.state.cut import StateHeader
 from swarmnet.state.disk import CheckpointStore
 
 MODEL = Model(
@@ -43,7 +43,7 @@ IDS = torch.randint(0, 61, (2, 16), generator=torch.Generator().manual_seed(0))
 def keep(directory: Path, run: RunId, stage: int, version: int, data: bytes, restart: Restart = NO_RESTART) -> None:
     """Write a checkpoint as a peer does."""
     store, chain = CheckpointStore(directory, run), first_chain(run, stage)
-    store.write(store.describe(stage, Cut(version, chain, chain, chain, restart), data), data)
+    store.write(store.describe(stage, StateHeader(version, chain, chain, chain, restart), data), data)
 
 
 def train(manifest: Manifest, here: Path, steps: int = 3) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ from swarmnet.messages import Commit
 from swarmnet.stage import mesh_body
 from swarmnet.stage.compute import ComputeThread
 from swarmnet.stage.feedback import RESIDUAL
-from swarmnet.stage.patience import Patience
+from swarmnet.stage.patience import RestartBackoff
 from swarmnet.stage.step_sum import StepSum
 from swarmnet.stage.torch_engine import TorchEngine
 from swarmnet.wire import codecs
@@ -66,10 +66,10 @@ class Chains:
     """One run twice: on one-rank engines, and with stage `stage` on a mesh."""
 
     def __init__(
-        self, manifest: Manifest, compute: ComputeThread, stage: int, layout: MeshLayout, patience: Patience | None
+        self, manifest: Manifest, compute: ComputeThread, stage: int, layout: MeshLayout, backoff: RestartBackoff | None
     ) -> None:
         self.own, self.mixed = StageChain(manifest, compute), StageChain(manifest, compute)
-        self.engine = TorchEngine(manifest, stage, compute, mesh=layout, patience=patience)
+        self.engine = TorchEngine(manifest, stage, compute, mesh=layout, backoff=backoff)
         self.mixed.engines[stage] = [self.engine]
         self.one_rank = self.own.engines[stage][0]
         self.heard = Heard()
@@ -89,10 +89,10 @@ class Chains:
 
 @contextlib.asynccontextmanager
 async def chains(
-    manifest: Manifest, stage: int, layout: MeshLayout, patience: Patience | None
+    manifest: Manifest, stage: int, layout: MeshLayout, backoff: RestartBackoff | None
 ) -> AsyncIterator[Chains]:
     async with compute_thread() as compute:
-        both = Chains(manifest, compute, stage, layout, patience)
+        both = Chains(manifest, compute, stage, layout, backoff)
         try:
             yield both
         finally:
@@ -104,10 +104,10 @@ def run(
     manifest: Manifest,
     stage: int = 1,
     layout: MeshLayout = TP2,
-    patience: Patience | None = None,
+    backoff: RestartBackoff | None = None,
 ) -> None:
     async def whole() -> None:
-        async with chains(manifest, stage, layout, patience) as both:
+        async with chains(manifest, stage, layout, backoff) as both:
             await scenario(both)
 
     asyncio.run(whole())
@@ -393,7 +393,7 @@ def test_a_rank_that_hangs_is_lost_at_the_deadline(monkeypatch: pytest.MonkeyPat
             os.close(handle)
         await both.check_weights()
 
-    run(scenario, tiny(1), 0, patience=Patience(floor_s=5.0, pause_s=0.0))
+    run(scenario, tiny(1), 0, backoff=RestartBackoff(floor_s=5.0, pause_s=0.0))
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -477,7 +477,7 @@ def test_ranks_die_at_any_moment(sync: str) -> None:
 
     manifest = tiny(2, averaging=Averaging(sync=sync, codec="int64"))
     endless = manifest.training.model_copy(update={"total_steps": 10_000})
-    run(scenario, manifest.model_copy(update={"training": endless}), patience=Patience(restarts=1000, pause_s=0.0))
+    run(scenario, manifest.model_copy(update={"training": endless}), backoff=RestartBackoff(restarts=1000, pause_s=0.0))
     assert len(pids) >= 50 and not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
 
 
@@ -548,7 +548,7 @@ def test_what_is_owed_from_earlier_steps_is_not_lost_with_ranks(codec: str) -> N
         assert both.heard.lost == 6
 
     manifest = tiny(1, mode="fp32", model=WIDE, averaging=Averaging(codec=codec))
-    run(scenario, manifest, 0, patience=Patience(pause_s=0.0))
+    run(scenario, manifest, 0, backoff=RestartBackoff(pause_s=0.0))
 
 
 def test_ranks_that_finish_nothing_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -557,7 +557,7 @@ def test_ranks_that_finish_nothing_are_given_up(monkeypatch: pytest.MonkeyPatch)
     async def scenario() -> None:
         async with compute_thread() as compute:
             manifest = tiny(1)
-            engine = TorchEngine(manifest, 0, compute, mesh=TP2, patience=Patience(restarts=1, pause_s=0.01))
+            engine = TorchEngine(manifest, 0, compute, mesh=TP2, backoff=RestartBackoff(restarts=1, pause_s=0.01))
             body = engine._body
             assert isinstance(body, mesh_body.MeshBody)
             order = body._group.order
@@ -586,4 +586,4 @@ def test_ranks_that_evaluate_are_good_for_something() -> None:
             await kill(both, 0)
         assert len(both.heard.of("mesh_started")) == 4
 
-    run(scenario, tiny(1), 0, patience=Patience(restarts=1, pause_s=0.0))
+    run(scenario, tiny(1), 0, backoff=RestartBackoff(restarts=1, pause_s=0.0))

@@ -16,7 +16,7 @@ from swarmnet.errors import Refused, RejectCode
 from swarmnet.local.oracle import OracleResult, run_oracle
 from swarmnet.manifest.schema import Averaging, Manifest
 from swarmnet.stage.engine import Stash
-from swarmnet.stage.passes import Memory
+from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.torch_engine import TorchEngine
 from swarmnet.state.reseed import reseed
 from swarmnet.wire import codecs
@@ -103,7 +103,7 @@ def test_deterministic_mode_has_the_oracles_bits(
 
 def test_replicas_that_spend_memory_in_different_ways_have_the_same_bits() -> None:
     manifest = overlapping(2, lead=2.5)
-    policies = [Memory(activations=policy) for policy in ("stash", "recompute", "recompute_layers", "selective")]
+    policies = [MemoryPolicy(activations=policy) for policy in ("stash", "recompute", "recompute_layers", "selective")]
     result = OracleResult()
 
     async def scenario() -> None:

@@ -27,7 +27,7 @@ from swarmnet.stage.budget import GIB, MIB, Passage, together
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.metering import LiveBytes
 from swarmnet.stage.own_body import OwnBody
-from swarmnet.stage.passes import Memory
+from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.plan import Setup, least, plan_stage, rehearsals
 from swarmnet.stage.rank_stage import RankStage
 from swarmnet.stage.step_sum import StepSum
@@ -68,7 +68,7 @@ def boundary(manifest: Manifest) -> torch.Tensor:
 
 
 def made(manifest: Manifest, stage: int, policy: str) -> tuple[OwnBody, StepSum]:
-    body = OwnBody(manifest, stage, device=CPU, memory=Memory(activations=policy))  # type: ignore[arg-type]
+    body = OwnBody(manifest, stage, device=CPU, memory=MemoryPolicy(activations=policy))  # type: ignore[arg-type]
     return body, StepSum(manifest, body.state, body.sums, memory=body.sum_memory())
 
 
@@ -110,7 +110,7 @@ def passes(body: OwnBody, manifest: Manifest, count: int, *, last: bool) -> None
 @pytest.mark.parametrize("stage", range(3), ids=STAGES)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_stage_takes_what_was_planned(policy: str, stage: int, count: int) -> None:
-    setup = Setup(RUN, MeshLayout(), slots=count, memory=Memory(activations=policy))  # type: ignore[arg-type]
+    setup = Setup(RUN, MeshLayout(), slots=count, memory=MemoryPolicy(activations=policy))  # type: ignore[arg-type]
     (rank,) = plan_stage(setup, stage).ranks
     state, peak = measured(RUN, stage, policy, count)
     assert rank.state == pytest.approx(state, rel=0.01)
@@ -144,7 +144,7 @@ def test_so_does_every_kind_of_run(change: dict[str, Any]) -> None:
 def test_stages_of_one_peer_take_what_was_planned_for_both_together(policy: str) -> None:
     """What both hold, and what one job takes: the earlier stage's microbatches wait, for backward or for their weight
     passes, while the later one computes all of its own."""
-    setup = Setup(RUN, MeshLayout(), slots=2, memory=Memory(activations=policy))  # type: ignore[arg-type]
+    setup = Setup(RUN, MeshLayout(), slots=2, memory=MemoryPolicy(activations=policy))  # type: ignore[arg-type]
     both, state, _ = allocated(lambda: [made(RUN, stage, policy) for stage in (1, 2)])
     earlier, later = (body for body, _ in both)
     earlier.state.reset_to_seed()
@@ -179,7 +179,7 @@ def test_a_stage_of_many_layers_is_planned_from_few() -> None:
 def test_so_does_a_rank_of_two(sequence_parallel: bool, policy: str) -> None:
     """Ranks are threads here, and torch's profiler records one: each counts its own storages."""
     layout = MeshLayout(2, 1, "none", sequence_parallel, ("cpu", "cpu"))
-    memory = Memory(activations=policy)  # type: ignore[arg-type]
+    memory = MemoryPolicy(activations=policy)  # type: ignore[arg-type]
     plan = plan_stage(Setup(RUN, layout, memory=memory), 1)
 
     def body(comm: Comm) -> tuple[int, Passage]:
@@ -272,9 +272,9 @@ def test_also_beside_another_change() -> None:
     found = verdict(setup, [1], judge(replace(setup, slots=1), [1], None).need - 1)
     assert found.room is not None and found.advice and all("--slots" in each.words for each in found.advice)
     changes: dict[str, dict[str, Any]] = {
-        "--activations selective": {"memory": Memory("selective")},
-        "--activations recompute_layers": {"memory": Memory("recompute_layers")},
-        "--activations recompute": {"memory": Memory("recompute")},
+        "--activations selective": {"memory": MemoryPolicy("selective")},
+        "--activations recompute_layers": {"memory": MemoryPolicy("recompute_layers")},
+        "--activations recompute": {"memory": MemoryPolicy("recompute")},
         'numerics.compute = "bf16"': {"manifest": RUN.model_copy(update={"numerics": Numerics(compute="bf16")})},
         'numerics.mode = "fp32"': {
             "manifest": RUN.model_copy(update={"numerics": Numerics(mode="fp32"), "averaging": Averaging(codec="fp32")})
@@ -300,7 +300,7 @@ def test_a_peer_of_several_stages_is_advised_to_serve_those_that_fit() -> None:
 # ------------------------------------------------------------ a search that ends
 
 
-@pytest.mark.parametrize("memory", [Memory(), Memory("recompute"), Memory("stash", True)])
+@pytest.mark.parametrize("memory", [MemoryPolicy(), MemoryPolicy("recompute"), MemoryPolicy("stash", True)])
 @pytest.mark.parametrize(
     "layout",
     [
@@ -313,7 +313,7 @@ def test_a_peer_of_several_stages_is_advised_to_serve_those_that_fit() -> None:
     ],
     ids=lambda layout: f"{layout.kind}-{layout.label}",
 )
-def test_what_shapes_alone_say_is_never_too_much(layout: MeshLayout, memory: Memory) -> None:
+def test_what_shapes_alone_say_is_never_too_much(layout: MeshLayout, memory: MemoryPolicy) -> None:
     memory = replace(memory, offload_optimizer=memory.offload_optimizer and layout.kind == "cuda")
     for stage in range(3):
         setup = Setup(RUN, layout, 2, memory, memo_bytes=MIB)

@@ -19,7 +19,7 @@ from swarmnet.stage.engine import Contribution
 from swarmnet.stage.local_sum import LocalSum
 from swarmnet.stage.mirror import MirrorState, mirrored
 from swarmnet.stage.own_body import OwnBody
-from swarmnet.stage.passes import Memory
+from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.plan import Setup, plan_stage
 from swarmnet.stage.step_sum import StepSum
 
@@ -148,7 +148,7 @@ def test_an_outer_optimizer_is_not_offloaded_with_the_moments() -> None:
     manifest = WIDE.model_copy(update={"averaging": Averaging(codec="fp32", **LOCAL)})
     size = 4 * Canonical.of(manifest, 1).num_elements
     plain, offloaded = (
-        plan_stage(Setup(manifest, GPU, memory=Memory(offload_optimizer=offload)), 1) for offload in (False, True)
+        plan_stage(Setup(manifest, GPU, memory=MemoryPolicy(offload_optimizer=offload)), 1) for offload in (False, True)
     )
     assert plain.ranks[0].state - offloaded.ranks[0].state == plain.ranks[0].optimizer
     assert plain.ranks[0].optimizer == pytest.approx(2 * size, rel=0.01)

@@ -36,7 +36,7 @@ from swarmnet.mesh.layout import MeshLayout
 from swarmnet.mesh.thread_comm import ThreadComm, run_mesh
 from swarmnet.model.blocks import MeshSplit
 from swarmnet.stage.optimizer_8bit import BLOCK, LEAST
-from swarmnet.stage.passes import Memory
+from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.rank_stage import RankStage
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ def test_a_stage_of_several(stage: int, sequence_parallel: bool) -> None:
 def test_what_is_kept_for_backward_changes_nothing(policy: str, tied: bool) -> None:
     manifest = run_of(model=MODEL.model_copy(update={"tie_embeddings": tied}))
     for found in on_ranks(
-        manifest, layout_of(2, 2, "zero2"), lambda rank: rank.train(steps=2), memory=Memory(activations=policy)
+        manifest, layout_of(2, 2, "zero2"), lambda rank: rank.train(steps=2), memory=MemoryPolicy(activations=policy)
     ):
         check(found, manifest, steps=2)
 
@@ -104,7 +104,7 @@ def test_what_is_kept_for_backward_changes_nothing(policy: str, tied: bool) -> N
 @pytest.mark.parametrize("shard", ["dp", "zero1", "zero2"])
 def test_steps_may_overlap_and_moments_rest_in_host_memory(shard: str, offload: bool) -> None:
     manifest = run_of(sync="overlap")
-    memory = Memory(offload_optimizer=offload)
+    memory = MemoryPolicy(offload_optimizer=offload)
     for found in on_ranks(manifest, layout_of(1, 2, shard), lambda rank: rank.train(), memory=memory):
         check(found, manifest)
 
@@ -112,7 +112,7 @@ def test_steps_may_overlap_and_moments_rest_in_host_memory(shard: str, offload: 
 @pytest.mark.parametrize("sync", ["exact", "overlap", "local"])
 def test_one_rank_makes_the_same_bits_with_moments_in_host_memory(sync: str) -> None:
     manifest = run_of(sync=sync)
-    found = train_alone(manifest, memory=Memory(offload_optimizer=True)).state
+    found = train_alone(manifest, memory=MemoryPolicy(offload_optimizer=True)).state
     for name, expected in train_alone(manifest).state.items():
         assert torch.equal(found[name], expected), name
 
@@ -413,7 +413,7 @@ def test_ranks_that_cannot_are_refused_up_front() -> None:
     with pytest.raises(UsageError, match="3 tensor-parallel ranks cannot split"):
         made(layout_of(3))
     with pytest.raises(UsageError, match="offloaded activations"):
-        made(layout_of(1, 2, "zero3"), memory=Memory(activations="offload"))
+        made(layout_of(1, 2, "zero3"), memory=MemoryPolicy(activations="offload"))
     with pytest.raises(ValueError, match="needs a process group"):
         made(layout_of(1, 2, "zero3"))
 

@@ -19,8 +19,8 @@ from stage_chain import StageChain, compute_thread, tiny
 
 from swarmnet.ids import Chain, RunId
 from swarmnet.stage.torch_engine import TorchEngine
-from swarmnet.state.checkpoints import Checkpointer, DirectoryDisk, Plan
-from swarmnet.state.cut import Cut
+from swarmnet.state.checkpoints import Checkpointer, CheckpointPlan, DirectoryDisk
+from swarmnet.state.cut import StateHeader
 from swarmnet.state.disk import CheckpointStore
 
 RUN = RunId("a1" * 32)
@@ -125,9 +125,9 @@ async def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, mo
         checkpointer = Checkpointer(
             0,
             engine,
-            lambda: Cut(engine.version, *[Chain("00" * 32)] * 3),
+            lambda: StateHeader(engine.version, *[Chain("00" * 32)] * 3),
             DirectoryDisk(store),
-            Plan(every=1, last=20, keep=3),
+            CheckpointPlan(every=1, last=20, keep=3),
             on_event=lambda event, fields: written.set(),
         )
         async with asyncio.TaskGroup() as group:

@@ -101,7 +101,7 @@ class _Away:
         disks = self._swarm.disks
         others = [disks[peer].files for peer in self._known() if peer != node.peer_id]
         return all(
-            any(place in files and files[place][0].cut == info.cut for files in others)
+            any(place in files and files[place][0].header == info.header for files in others)
             for place, (info, _) in disks[node.peer_id].files.items()
         )
 

@@ -16,7 +16,7 @@ from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Fetched, Gradient, Packed, Process, Rejected
 from swarmnet.net.ask import ask
-from swarmnet.simulate.clock import Process as Running
+from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.engine import proven_tokens_of
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
@@ -93,7 +93,7 @@ def test_somebody_uploads_what_is_wrong_to_everybody(
     liar = PeerId(f"s{stage - 1}.{2 * stage - 2}") if stage else STRANGER
 
     async def script(swarm: Swarm) -> None:
-        swarm.network.attach(STRANGER, Running(STRANGER), Mute())
+        swarm.network.attach(STRANGER, SimulatedProcess(STRANGER), Mute())
         transport = swarm.network.transport(liar)
         await begun(swarm)
 

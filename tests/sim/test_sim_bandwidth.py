@@ -17,7 +17,7 @@ from swarmnet.averaging.parts import shares
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Answer, Control, Finished, Packed, Part, Request, Round, Stamp
 from swarmnet.net.transport import ReadPayload
-from swarmnet.simulate.clock import Process, VirtualLoop
+from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
 from swarmnet.simulate.links import Links
 from swarmnet.simulate.network import MemoryNetwork
 from swarmnet.stage.engine import Contribution, Reduced
@@ -82,7 +82,7 @@ class Members:
         network = MemoryNetwork(loop, Links(latency_s=latency_s), seed=1)
         self.peers = tuple(PeerId(f"p{place}") for place in range(len(rates)))
         self.exchanges: dict[PeerId, Exchange] = {}
-        self.processes = {peer: Process(peer) for peer in self.peers}
+        self.processes = {peer: SimulatedProcess(peer) for peer in self.peers}
         self.network = network
         for peer, rate in zip(self.peers, rates, strict=True):
             network.lines.limit(peer, rate, rate)

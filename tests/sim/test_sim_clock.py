@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from swarmnet.ids import PeerId
-from swarmnet.simulate.clock import Process, VirtualLoop
+from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
 from swarmnet.simulate.links import Links
 from swarmnet.simulate.network import MemoryNetwork
 from tests.contracts.transport_contract import CHECKS, End, Pair, ScriptedService
@@ -52,7 +52,7 @@ def test_waiting_for_nothing_is_a_deadlock(loop: VirtualLoop) -> None:
 
 def test_a_stopped_process_holds_still_and_catches_up_in_order(loop: VirtualLoop) -> None:
     seen: list[tuple[str, float]] = []
-    process = Process("a")
+    process = SimulatedProcess("a")
 
     async def script() -> None:
         loop.start(process, count(seen, "a"))
@@ -69,7 +69,7 @@ def test_a_stopped_process_holds_still_and_catches_up_in_order(loop: VirtualLoop
 
 def test_what_piled_up_while_stopped_is_released_in_the_order_of_its_time(loop: VirtualLoop) -> None:
     order: list[int] = []
-    process = Process("a")
+    process = SimulatedProcess("a")
 
     async def script() -> None:
         for number in (3, 1, 2):
@@ -86,7 +86,7 @@ def test_what_piled_up_while_stopped_is_released_in_the_order_of_its_time(loop: 
 def test_killing_runs_no_finally_and_leaves_the_others_alone(loop: VirtualLoop) -> None:
     ended: list[str] = []
     seen: list[tuple[str, float]] = []
-    victim, other = Process("victim"), Process("other")
+    victim, other = SimulatedProcess("victim"), SimulatedProcess("other")
 
     async def careful() -> None:
         try:
@@ -110,7 +110,7 @@ def test_killing_runs_no_finally_and_leaves_the_others_alone(loop: VirtualLoop) 
 
 def test_tasks_of_tasks_belong_to_the_process(loop: VirtualLoop) -> None:
     seen: list[tuple[str, float]] = []
-    process = Process("a")
+    process = SimulatedProcess("a")
 
     async def parent() -> None:
         async with asyncio.TaskGroup() as group:
@@ -135,7 +135,7 @@ def test_tasks_of_tasks_belong_to_the_process(loop: VirtualLoop) -> None:
 def test_memory_network_is_a_transport(loop: VirtualLoop, check: Callable[[Pair], Awaitable[None]]) -> None:
     network = MemoryNetwork(loop, Links(), seed=1)
     ends = []
-    processes = {name: Process(name) for name in ("a", "b")}
+    processes = {name: SimulatedProcess(name) for name in ("a", "b")}
     for name, process in processes.items():
         service = ScriptedService()
         network.attach(PeerId(name), process, service)

@@ -112,13 +112,13 @@ def test_a_leaving_peer_begins_nothing_new() -> None:
 
     async def script(swarm: Swarm) -> None:
         node = swarm.replicas(1)[0]
-        while not (node.peer.replicas and node.peer.replicas[1].execution.num_works == 2):
+        while not (node.peer.replicas and node.peer.replicas[1].execution.num_tasks == 2):
             await asyncio.sleep(0.002)
         farewells.ask(node)
         await asyncio.sleep(0)
         execution = node.peer.replicas[1].execution
-        works = [work for lane in execution.lanes.values() for work in lane.works.values()]
-        before = execution.executions + sum(not work.computing for work in works)
+        tasks = [task for each in execution.steps.values() for task in each.by_index.values()]
+        before = execution.executions + sum(not task.computing for task in tasks)
         while node.up:
             begun.append(execution.executions - before)
             await asyncio.sleep(0.002)

@@ -17,10 +17,10 @@ from swarmnet.manifest.schema import Data
 from swarmnet.messages import Answer, Fetched, Packed, Process, Rejected
 from swarmnet.net.ask import ask
 from swarmnet.net.transport import ReadPayload
-from swarmnet.pipeline.floor import Floor
+from swarmnet.pipeline.floor import PipelineContext
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.simulate import oracle, swarm
-from swarmnet.simulate.clock import Process as Running
+from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.engine import proven_tokens_of
 from swarmnet.simulate.plan import Plan, manifest_of
 from swarmnet.simulate.swarm import Swarm
@@ -87,7 +87,7 @@ def test_a_stranger_with_other_tokens_changes_nothing_and_is_named(lie: str, mon
         return (others, path) if lie == "tokens" else (tokens, Packed("uint8", path.shape, bytes(len(path.data))))
 
     async def script(here: Swarm) -> None:
-        here.network.attach(STRANGER, Running(STRANGER), Mute())
+        here.network.attach(STRANGER, SimulatedProcess(STRANGER), Mute())
         transport = here.network.transport(STRANGER)
         for step in range(PLAN.steps):
             for node in here.replicas(0):
@@ -138,16 +138,18 @@ def test_a_stranger_may_not_feed_later_stages(stage: int, purpose: str, monkeypa
     """Its tokens and proof are good, its activations are its own: refused, and not a byte of them is read."""
     here = watched(Plan(stages=3, replicas=2, microbatches=6, steps=6, eval_every=1), 4)
     answers: list[Answer] = []
-    receive = Floor.receive
+    receive = PipelineContext.receive
 
-    async def watching(floor: Floor, caller: PeerId, request: Process, read: ReadPayload) -> tuple[Packed, ...]:
+    async def watching(
+        context: PipelineContext, caller: PeerId, request: Process, read: ReadPayload
+    ) -> tuple[Packed, ...]:
         assert caller != STRANGER, "its payload is read"
-        return await receive(floor, caller, request, read)
+        return await receive(context, caller, request, read)
 
-    monkeypatch.setattr(Floor, "receive", watching)
+    monkeypatch.setattr(PipelineContext, "receive", watching)
 
     async def script(here: Swarm) -> None:
-        here.network.attach(STRANGER, Running(STRANGER), Mute())
+        here.network.attach(STRANGER, SimulatedProcess(STRANGER), Mute())
         transport = here.network.transport(STRANGER)
         await asyncio.sleep(0.5)
         for step in range(6):

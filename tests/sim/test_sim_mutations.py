@@ -14,8 +14,8 @@ import pytest
 from strike import check_always, kill_and_restart, member_of, watched
 from test_sim_scenarios import owners_of_one_index
 
-from swarmnet.pipeline.lane import Lane
-from swarmnet.simulate.engine import Accumulator, SimulatedEngine
+from swarmnet.pipeline.lane import StepTasks
+from swarmnet.simulate.engine import SimulatedEngine, SimulatedSum
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Broken, Swarm
 
@@ -76,16 +76,16 @@ def owners_die_in_full_replicas(seed: int) -> None:
 
 
 def test_without_the_reserved_slot_repairs_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Lane.__init__
+    begin = StepTasks.__init__
 
-    def crowded(lane: Lane, step: int, floor, *, alive) -> None:
-        begin(lane, step, floor, alive=alive)
-        lane._uncounted._reserved = lane._slots
+    def crowded(tasks: StepTasks, step: int, context, *, alive) -> None:
+        begin(tasks, step, context, alive=alive)
+        tasks._uncounted._reserved = tasks._slots
 
     seeds = (4, 16, 26)
     for seed in seeds:
         owners_die_in_full_replicas(seed)
-    monkeypatch.setattr(Lane, "__init__", crowded)
+    monkeypatch.setattr(StepTasks, "__init__", crowded)
     stuck = 0
     for seed in seeds:
         try:
@@ -115,6 +115,6 @@ def test_a_lost_sum_that_is_read_all_the_same_breaks_the_step(monkeypatch: pytes
     healthy = ranks_lost_in_a_round(monkeypatch)
     healthy.run(until_s=90.0, script=check_always)
     assert healthy.counts["sum_lost"] == 1
-    monkeypatch.setattr(Accumulator, "lost", property(lambda self: False, lambda self, lost: None), raising=False)
+    monkeypatch.setattr(SimulatedSum, "lost", property(lambda self: False, lambda self, lost: None), raising=False)
     with pytest.raises(Broken, match="another sum"):
         ranks_lost_in_a_round(monkeypatch).run(until_s=90.0, script=check_always)

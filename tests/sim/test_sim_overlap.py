@@ -157,8 +157,8 @@ def test_owners_of_the_oldest_step_die_while_the_newest_has_taken_all_its_slots(
     swarm = watched(replace(PLAN, stages=3, microbatches=12, slots=slots, memo_bytes=0))
 
     async def script(swarm: Swarm) -> None:
-        def lanes(node: Node, stage: int):
-            return node.peer.replicas[stage].execution.lanes
+        def tasks_of(node: Node, stage: int):
+            return node.peer.replicas[stage].execution.steps
 
         victims: list[Node] = []
         while len(victims) < 3:
@@ -169,7 +169,7 @@ def test_owners_of_the_oldest_step_die_while_the_newest_has_taken_all_its_slots(
                         for node in swarm.replicas(stage)
                         if state(node, stage).version == STEP
                         and held(node, stage).summed
-                        and lanes(node, stage)[STEP + 1].queue == slots
+                        and tasks_of(node, stage)[STEP + 1].queue == slots
                     ),
                     None,
                 )

@@ -12,7 +12,7 @@ import pytest
 from swarmnet.errors import PeerGone
 from swarmnet.ids import PeerId
 from swarmnet.messages import Fetched
-from swarmnet.simulate.clock import Process, VirtualLoop
+from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
 from swarmnet.simulate.links import Links
 from swarmnet.simulate.network import MemoryNetwork
 from swarmnet.simulate.plan import Plan
@@ -29,8 +29,8 @@ class Two:
         self.loop = VirtualLoop()
         self.network = MemoryNetwork(self.loop, Links(), seed=1)
         self.a, self.b = ScriptedService(_fetched), ScriptedService(_fetched)
-        self.network.attach(A, Process("a"), self.a)
-        self.network.attach(B, Process("b"), self.b, answers=b_answers)
+        self.network.attach(A, SimulatedProcess("a"), self.a)
+        self.network.attach(B, SimulatedProcess("b"), self.b, answers=b_answers)
 
     def play(self, scenario: Coroutine[Any, Any, None]) -> None:
         """Run it to its end."""

@@ -33,19 +33,19 @@ def held(node: Node, stage: int):
     return state(node, stage).account
 
 
-def lane_of(node: Node, stage: int):
-    """The oldest open step's lane; None while the weights move."""
-    return node.peer.replicas[stage].execution.lanes.get(state(node, stage).version)
+def tasks_of(node: Node, stage: int):
+    """What the oldest open step has at work; None while the weights move."""
+    return node.peer.replicas[stage].execution.steps.get(state(node, stage).version)
 
 
 def works_of(node: Node, stage: int):
-    lane = lane_of(node, stage)
-    return list(lane.works.values()) if lane is not None else []
+    tasks = tasks_of(node, stage)
+    return list(tasks.by_index.values()) if tasks is not None else []
 
 
 def answered(node: Node, stage: int) -> set[int]:
-    lane = lane_of(node, stage)
-    return {index for kind, index in lane.memo._entries if kind == "up"} if lane is not None else set()
+    tasks = tasks_of(node, stage)
+    return {index for kind, index in tasks.memo._entries if kind == "up"} if tasks is not None else set()
 
 
 def holds_sum(swarm: Swarm, stage: int) -> bool:

@@ -25,7 +25,7 @@ from swarmnet.messages import (
     Round,
     Stamp,
 )
-from swarmnet.simulate.clock import Process
+from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
 
@@ -35,7 +35,7 @@ class Stranger:
 
     def __init__(self, swarm: Swarm, name: str, rng: random.Random) -> None:
         self.swarm, self.peer, self.rng = swarm, PeerId(name), rng
-        swarm.network.attach(self.peer, Process(name), self)
+        swarm.network.attach(self.peer, SimulatedProcess(name), self)
 
     def on_tell(self, caller, message):
         pass
@@ -121,4 +121,4 @@ def test_strangers_cost_only_themselves(seed: int) -> None:
     assert swarm.counts["evicted_me"] == swarm.counts["resync"] == 0
     for node in swarm.nodes:
         for replica in node.peer.replicas.values():
-            assert replica.execution.num_works <= swarm.plan.microbatches
+            assert replica.execution.num_tasks <= swarm.plan.microbatches

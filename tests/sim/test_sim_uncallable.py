@@ -9,7 +9,7 @@ import pytest
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Heartbeat, Stamp
-from swarmnet.simulate.clock import Process
+from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
 
@@ -74,7 +74,7 @@ def test_an_identity_that_only_sends_heartbeats_is_waited_for_once_in_a_while(re
             pass
 
     async def script(swarm: Swarm) -> None:
-        swarm.network.attach(stranger, Process("stranger"), Silent())
+        swarm.network.attach(stranger, SimulatedProcess("stranger"), Silent())
         await asyncio.sleep(2.0)
         while not swarm.done:
             for node in swarm.replicas(0):

@@ -25,7 +25,7 @@ from swarmnet.errors import UsageError
 from swarmnet.ids import RunId, first_chain
 from swarmnet.net.dht import KNOWN_PEERS_FILE, READ_DEADLINE_S, DhtDirectory
 from swarmnet.net.dht_daemon import Listen
-from swarmnet.net.dht_node import Node
+from swarmnet.net.dht_node import DhtNode
 from swarmnet.net.directory import Record, StageStatus
 from swarmnet.net.identity import Identity
 from swarmnet.net.records import MAX_AHEAD_S, Announcement, dht_key, places_of, seal
@@ -228,7 +228,7 @@ def test_nothing_forged_is_stored_and_an_evil_node_cannot_spoil_a_read() -> None
             victim, directory = await nodes.start()
             friend, friends = await nodes.start()
             mallory = Identity.generate()
-            evil = await Node.open(mallory, Gullible(), Listen(), own_keys=())
+            evil = await DhtNode.open(mallory, Gullible(), Listen(), own_keys=())
             stack.push_async_callback(evil.close)
             assert await evil.join(directory.maddrs)
             await directory.publish(record(victim, 0))
@@ -287,7 +287,7 @@ def test_who_stores_more_than_its_allowance_is_refused_and_nobody_else() -> None
         async with swarm() as nodes, contextlib.AsyncExitStack() as stack:
             victim, directory = await nodes.start()
             friend, friends = await nodes.start()
-            evil = await Node.open(Identity.generate(), Gullible(), Listen(), own_keys=())
+            evil = await DhtNode.open(Identity.generate(), Gullible(), Listen(), own_keys=())
             stack.push_async_callback(evil.close)
             assert await evil.join(directory.maddrs)
             key, soon_ms = dht_key(RUN, 0), int(time.time() * 1000) + 60_000

@@ -22,7 +22,7 @@ from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer import joining
 from swarmnet.peer.joining import Place, find_place
-from swarmnet.state.cut import Cut
+from swarmnet.state.cut import StateHeader
 from swarmnet.state.disk import CheckpointStore
 
 MANIFEST = Manifest(name="genuine")
@@ -144,7 +144,7 @@ def test_a_checkpoint_in_the_directory_draws_its_owner_back(tmp_path: Path) -> N
     async def story() -> None:
         async with peers(tmp_path, 0, 1, 2) as found:
             store = CheckpointStore(tmp_path / "me", RUN)
-            info = store.describe(1, Cut(2, Chain("0b" * 32), Chain("0a" * 32), Chain("0c" * 32)), b"weights")
+            info = store.describe(1, StateHeader(2, Chain("0b" * 32), Chain("0a" * 32), Chain("0c" * 32)), b"weights")
             store.write(info, b"weights")
             told: list[str] = []
             place = await find_place(newcomer(tmp_path / "me"), link(found[0]), lambda name, text: told.append(text))

@@ -19,7 +19,7 @@ from tests.swarm.test_grpc_transport import make_transport
 
 def kept(transport: GrpcTransport) -> tuple[int, int, int]:
     """Lines, links and tasks."""
-    return len(transport._lines), len(transport._links), len(transport._tasks)
+    return len(transport._channels), len(transport._links), len(transport._tasks)
 
 
 def test_strangers_are_forgotten_with_what_waited_for_them() -> None:

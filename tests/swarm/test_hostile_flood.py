@@ -37,7 +37,7 @@ from swarmnet.manifest.schema import Manifest, Protocol
 from swarmnet.messages import Answer, Control, Gradient, ManifestRequest, Packed, Process, Request, Stamp
 from swarmnet.net.address import Address
 from swarmnet.net.dht_daemon import Listen
-from swarmnet.net.dht_node import Node
+from swarmnet.net.dht_node import DhtNode
 from swarmnet.net.directory import Record, StageStatus
 from swarmnet.net.grpc_callee import LINK
 from swarmnet.net.grpc_caller import METHODS
@@ -327,7 +327,7 @@ def records(of: Victim, number: int) -> list[Entry]:
 async def fill(of: Victim, entries: Sequence[Entry], *, at_once: int = 100) -> int:
     """Store all of it at the victim's DHT node; returns how many it took."""
     taken = 0
-    evil = await Node.open(Identity.generate(), Gullible(), Listen(), own_keys=())
+    evil = await DhtNode.open(Identity.generate(), Gullible(), Listen(), own_keys=())
     try:
         assert await evil.join(of.dht)
         protocol, target = evil._dht.protocol, PeerID.from_base58(of.peer)

@@ -26,7 +26,7 @@ from swarmnet.net import endpoint
 from swarmnet.net.admission import Admissions, Pass, ban, invite, pass_of
 from swarmnet.net.admission_files import Owner, new_owner, write_owner
 from swarmnet.net.dht import DhtDirectory
-from swarmnet.net.dht_node import Node
+from swarmnet.net.dht_node import DhtNode
 from swarmnet.net.directory import Record, StageStatus
 from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.grpc_greeting import Greeter
@@ -190,7 +190,7 @@ def test_records_of_the_uninvited_are_not_read_and_not_stored_by_the_runs_own_no
             announced = record(stranger, "")
             expiry_ms = int((time.time() + TTL_S) * 1000)
             data = seal(Announcement(announced, places_of(announced)[0], expiry_ms, 1), stranger.sign)
-            evil = await Node.open(stranger, boot._gate, boot._listen, own_keys=())
+            evil = await DhtNode.open(stranger, boot._gate, boot._listen, own_keys=())
             try:
                 assert await evil.join([*boot.maddrs, *one.maddrs])
                 await one.publish(record(guest, pass_for(guest).text))
@@ -236,7 +236,7 @@ def test_only_the_owners_list_is_kept_under_the_runs_key() -> None:
     async def main() -> None:
         mallory = Identity.generate()
         async with node() as one:
-            evil = await Node.open(mallory, one._gate, one._listen, own_keys=())
+            evil = await DhtNode.open(mallory, one._gate, one._listen, own_keys=())
             try:
                 assert await evil.join(one.maddrs)
                 forged = replace(ban(RUN, OWNER.peer, 9, [one.peer], mallory.sign))

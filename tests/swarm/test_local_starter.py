@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnet.local.starter import PRELOAD, FreshInterpreter, Preloaded, Process, Starter, StarterLost
+from swarmnet.local.starter import PRELOAD, ChildProcess, ForkerLost, FreshChildren, Preloaded, Starter
 
 CHILD = """
 import json, os, signal, sys
@@ -50,7 +50,7 @@ def until_ready(starter: Starter) -> None:
         assert select.select([starter._control], [], [], 60)[0], "the zygote says nothing"
 
 
-@pytest.fixture(params=[FreshInterpreter, pytest.param(lambda: Preloaded(()), marks=linux)], ids=["fresh", "preloaded"])
+@pytest.fixture(params=[FreshChildren, pytest.param(lambda: Preloaded(()), marks=linux)], ids=["fresh", "preloaded"])
 def starter(request: pytest.FixtureRequest, place: Path) -> Iterator[Starter]:
     make: Callable[[], Starter] = request.param
     starter = make()
@@ -59,7 +59,7 @@ def starter(request: pytest.FixtureRequest, place: Path) -> Iterator[Starter]:
     starter.close()
 
 
-def stay(starter: Starter, place: Path, name: str = "child") -> Process:
+def stay(starter: Starter, place: Path, name: str = "child") -> ChildProcess:
     """A child that runs until it is ended, once it does run."""
     os.mkfifo(place / f"{name}.up")
     process = starter.start(
@@ -122,7 +122,7 @@ def test_children_of_a_lost_zygote_die_with_it_and_that_is_said(place: Path) -> 
     os.close(handle)
     assert child.returncode(wait=True) == -signal.SIGKILL
     child.send(signal.SIGTERM)
-    with pytest.raises(StarterLost):
+    with pytest.raises(ForkerLost):
         starter.start(["-m", "child_of_a_test", "exit", "0"], name="a", log=place / "log.txt")
     starter.close()
 

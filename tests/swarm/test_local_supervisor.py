@@ -26,7 +26,7 @@ from swarmnet.local.prepare import prepare as real_prepare
 from swarmnet.local.processes import ChildSpec, stop, swarmnet_command
 from swarmnet.local.report import UNCOMPARED
 from swarmnet.local.run import Kit
-from swarmnet.local.starter import FreshInterpreter, Process, StarterLost, child_environment
+from swarmnet.local.starter import ChildProcess, ForkerLost, FreshChildren, child_environment
 from swarmnet.local.supervisor import Timing
 from swarmnet.manifest.canonical import run_id
 from swarmnet.telemetry.events import EventReader
@@ -156,7 +156,7 @@ def kit(
     return Kit(
         child=child,
         oracle=oracle,
-        starter=FreshInterpreter,
+        starter=FreshChildren,
         prepare=prepare,
         timing=timing,
         console=console or Console(file=io.StringIO(), width=500),
@@ -299,16 +299,16 @@ def test_a_child_that_fails_as_the_last_of_its_stage_ends_the_run(tmp_path: Path
     assert "it was the last replica of stage 1" in said(tools)
 
 
-class Tired(FreshInterpreter):
+class Tired(FreshChildren):
     """Starts `left` children, then is lost."""
 
     def __init__(self, left: int) -> None:
         self.left = left
 
-    def start(self, *args: Any, **named: Any) -> Process:
+    def start(self, *args: Any, **named: Any) -> ChildProcess:
         self.left -= 1
         if self.left < 0:
-            raise StarterLost("no more children")
+            raise ForkerLost("no more children")
         return super().start(*args, **named)
 
 
@@ -323,13 +323,13 @@ def test_when_nothing_can_be_started_any_more_the_run_ends_with_its_files(
     assert summary(tmp_path)["problem"] == problem and (tmp_path / "out" / "loss.csv").exists()
 
 
-class Asked(FreshInterpreter):
+class Asked(FreshChildren):
     """While the third child is started somebody asks for the end."""
 
     def __init__(self) -> None:
         self.started = 0
 
-    def start(self, *args: Any, **named: Any) -> Process:
+    def start(self, *args: Any, **named: Any) -> ChildProcess:
         self.started += 1
         if self.started == 3:
             signal.raise_signal(signal.SIGTERM)

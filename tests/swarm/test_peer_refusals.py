@@ -20,7 +20,7 @@ from swarmnet.messages import Answer, Fetch, Gradient, Packed, Part, Process, Re
 from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.identity import Identity
 from swarmnet.peer.peer import Peer
-from swarmnet.peer.replica import Caps
+from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.stage.compute import ComputeThread
 from swarmnet.stage.torch_engine import TorchEngine
@@ -101,7 +101,7 @@ async def peer_and_caller(tmp_path: Path):
             windows=ProvenWindows.of(MANIFEST),
             disk=DirectoryDisk(CheckpointStore(tmp_path / "peer", run)),
             on_event=on_event,
-            caps=Caps(slots=4, memo_bytes=1 << 20),
+            caps=ReplicaLimits(slots=4, memo_bytes=1 << 20),
         )
         async with end.serve(peer), asyncio.TaskGroup() as group:
             serving = group.create_task(peer.run())

@@ -115,7 +115,7 @@ def test_a_daemon_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: 
     async def story() -> None:
         mute = await asyncio.start_unix_server(lambda reader, writer: None, tmp_path / "control.sock")
         async with mute:
-            await dht_node.Node.open(
+            await dht_node.DhtNode.open(
                 Identity.load_or_create(tmp_path / "key"), RecordGate(lambda found: None), Listen(), own_keys=()
             )
 

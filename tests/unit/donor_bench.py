@@ -12,7 +12,7 @@ from swarmnet.messages import Answer, Packed, Request, SnapshotRequest
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.signer import SimulatedSigner
 from swarmnet.state.copies import Seal
-from swarmnet.state.cut import Cut
+from swarmnet.state.cut import StateHeader
 from swarmnet.state.handover import Donor
 
 RUN = RunId("7" * 64)
@@ -22,8 +22,8 @@ PIECE = 10
 SIZE = 147
 
 
-def cut_at(version: int) -> Cut:
-    return Cut(version, Chain(f"{version:064x}"), Chain("0b" * 32), Chain("00" * 32))
+def header_at(version: int) -> StateHeader:
+    return StateHeader(version, Chain(f"{version:064x}"), Chain("0b" * 32), Chain("00" * 32))
 
 
 def state_at(version: int | None, size: int = SIZE) -> bytes:
@@ -40,10 +40,10 @@ class Mate:
         self.while_copying: Callable[[], None] = lambda: None
         self.disk: dict[int, bytes] = {}
         self.seal = Seal(RUN, SimulatedSigner(self.peer))
-        self.donor = Donor(STAGE, self, self.cut, self.seal, stored=self.stored, piece_bytes=PIECE)
+        self.donor = Donor(STAGE, self, self.header, self.seal, stored=self.stored, piece_bytes=PIECE)
 
-    def cut(self) -> Cut | None:
-        return None if self.version is None else cut_at(self.version)
+    def header(self) -> StateHeader | None:
+        return None if self.version is None else header_at(self.version)
 
     async def snapshot(self) -> bytes:
         self.copies += 1
@@ -52,8 +52,8 @@ class Mate:
         self.while_copying()
         return data
 
-    async def stored(self, version: int) -> tuple[Cut, memoryview] | None:
-        return (cut_at(version), memoryview(self.disk[version])) if version in self.disk else None
+    async def stored(self, version: int) -> tuple[StateHeader, memoryview] | None:
+        return (header_at(version), memoryview(self.disk[version])) if version in self.disk else None
 
 
 class Line:

@@ -222,8 +222,8 @@ class Table:
 
     def orders(self) -> list[tuple[str, int]]:
         """(member, index) the keeper has had executed since last asked."""
-        found = [(name, action.index) for name, action in self.did if isinstance(action, act.Execute)]
-        self.did = [(name, action) for name, action in self.did if not isinstance(action, act.Execute)]
+        found = [(name, action.index) for name, action in self.did if isinstance(action, act.TakeIndex)]
+        self.did = [(name, action) for name, action in self.did if not isinstance(action, act.TakeIndex)]
         return found
 
     def notes(self) -> list[str]:

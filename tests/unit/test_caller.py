@@ -14,7 +14,7 @@ from swarmnet.errors import NoReplica, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Busy, Gradient, MovedTo, Packed, Process, Rejected, Running
 from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
-from swarmnet.pipeline.patience import Patience
+from swarmnet.pipeline.patience import AdaptiveTimeout
 from swarmnet.pipeline.payload import AnswerCheck
 from swarmnet.pipeline.router import Router
 
@@ -33,7 +33,7 @@ class Scene:
 
     def __init__(self, **peers) -> None:
         self.transport = ScriptedTransport(**peers)
-        self.router = Router(Patience())
+        self.router = Router(AdaptiveTimeout())
         self.left: list[tuple[str, str]] = []
         self.caller = Caller(
             self.transport,

@@ -15,7 +15,7 @@ from swarmnet.manifest.delay import NO_DELAY
 from swarmnet.messages import Answer, Commit, Finished, Rejected, Stamp, TrailRequest, TrailStep
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.state.catch_up import CatchUp, Level, TrailEnds
-from swarmnet.state.cut import Cut
+from swarmnet.state.cut import StateHeader
 
 STAGE, STAGES, HERE = 1, 2, 9
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
@@ -25,8 +25,8 @@ def chain(step: int) -> Chain:
     return Chain(f"{step:064x}")
 
 
-def cut(step: int) -> Cut:
-    return Cut(step, chain(step), chain(max(step - 1, 0)), chain(0))
+def header(step: int) -> StateHeader:
+    return StateHeader(step, chain(step), chain(max(step - 1, 0)), chain(0))
 
 
 def summed(step: int) -> Finished:
@@ -69,7 +69,7 @@ class Story:
             STAGES,
             collect=self.collect,
             after=self.after,  # type: ignore[arg-type]
-            moved=lambda cut: self.log.append(f"at {cut.version}"),
+            moved=lambda header: self.log.append(f"at {header.version}"),
             failed=lambda donor, error, *, after_s=0.0: self.failed.append((donor, error)),
             refusal=lambda commit: None if commit.num_tokens else "a commit that cannot be applied",
         )
@@ -96,14 +96,14 @@ class Story:
         self.log.append(f"apply {commits[0].step}")
 
     @staticmethod
-    def after(at: Cut, commits: tuple[Commit, ...]) -> Cut:
+    def after(at: StateHeader, commits: tuple[Commit, ...]) -> StateHeader:
         honest = commits == committed(at.version)
-        return cut(at.version + 1) if honest else Cut(at.version + 1, Chain("ff" * 32), at.chain, chain(0))
+        return header(at.version + 1) if honest else StateHeader(at.version + 1, Chain("ff" * 32), at.chain, chain(0))
 
     def run(self, step: int) -> Level:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             try:
-                return runner.run(self.machine.run(cut(step), lambda: self.donors))
+                return runner.run(self.machine.run(header(step), lambda: self.donors))
             finally:
                 self.took_s = runner.get_loop().time()
 
@@ -111,14 +111,14 @@ class Story:
 def test_every_step_is_fetched_and_applied_until_the_one_that_is_open() -> None:
     story = Story()
     level = story.run(6)
-    assert level == Level(cut(HERE), summed(HERE), committed(HERE, 1))
+    assert level == Level(header(HERE), summed(HERE), committed(HERE, 1))
     steps = [line for step in (6, 7, 8) for line in (f"sum {step}", f"apply {step}", f"at {step + 1}")]
     assert story.log == [*steps, "sum 9"] and not story.failed
     assert all(holders == [A, B, C] for holders in story.collected), "a sum comes from all who hold it"
 
 
 def test_whoever_is_level_has_nothing_to_follow() -> None:
-    assert Story().run(HERE).cut == cut(HERE)
+    assert Story().run(HERE).header == header(HERE)
 
 
 def test_whoever_is_ahead_of_all_is_not_called_level() -> None:
@@ -131,7 +131,7 @@ def test_whoever_is_ahead_of_all_is_not_called_level() -> None:
 def test_the_first_story_leads_on_and_who_says_nothing_is_named_late() -> None:
     story = Story()
     story.slow_s[A] = 10.0
-    assert story.run(HERE - 1).cut == cut(HERE)
+    assert story.run(HERE - 1).header == header(HERE)
     assert story.took_s < 2.1 and story.log[:3] == ["sum 8", "apply 8", "at 9"]
     assert [peer for peer, error in story.failed if isinstance(error, PeerTimeout)] == [A, A]
     assert story.collected == [[B, C], [B, C]]
@@ -146,13 +146,13 @@ def test_the_larger_group_has_a_moment_to_answer() -> None:
 
     story = Story()
     story.lies[A], story.slow_s = (lambda step: forged(step) if step < HERE else told(step)), {B: 0.9, C: 0.9}
-    assert story.run(6).cut == cut(HERE) and all(A not in holders for holders in story.collected[:3])
+    assert story.run(6).header == header(HERE) and all(A not in holders for holders in story.collected[:3])
 
 
 def test_one_donor_that_lags_does_not_hold_back() -> None:
     story = Story()
     story.lies[A] = lambda step: TrailStep(None, ())
-    assert story.run(6).cut == cut(HERE)
+    assert story.run(6).header == header(HERE)
     assert story.collected[0] == [B, C]
 
 
@@ -160,7 +160,7 @@ def test_a_step_whose_sum_nobody_holds_is_left_to_the_member() -> None:
     story = Story()
     for donor in story.donors:
         story.lies[donor] = lambda step: TrailStep(None, committed(step))
-    assert story.run(6) == Level(cut(6), None, committed(6)) and story.log == []
+    assert story.run(6) == Level(header(6), None, committed(6)) and story.log == []
 
 
 FORGERIES = {
@@ -179,7 +179,7 @@ FORGERIES = {
 def test_what_does_not_fit_together_is_named_and_not_used(lie: Any) -> None:
     story = Story()
     story.lies[A] = lie
-    assert story.run(6).cut == cut(HERE)
+    assert story.run(6).header == header(HERE)
     assert {peer for peer, error in story.failed if isinstance(error, BadMessage)} == {A}
     assert all(A not in holders for holders in story.collected[:3])
 
@@ -194,7 +194,7 @@ def test_a_story_that_fits_together_and_differs_needs_the_larger_group() -> None
 
     story = Story()
     story.lies[A] = forged
-    assert story.run(6).cut == cut(HERE) and all(A not in holders for holders in story.collected)
+    assert story.run(6).header == header(HERE) and all(A not in holders for holders in story.collected)
 
 
 def test_of_equal_groups_the_one_whose_story_led_nowhere_is_not_believed_again() -> None:
@@ -208,7 +208,7 @@ def test_of_equal_groups_the_one_whose_story_led_nowhere_is_not_believed_again()
         story = Story(A, C)
         story.lies[C] = forged
         story.refuse[C] = error
-        assert story.run(6).cut == cut(HERE)
+        assert story.run(6).header == header(HERE)
         assert [holders for holders in story.collected if C in holders] == [[C]], error
 
 
@@ -218,7 +218,7 @@ def test_a_trail_that_does_not_reach_back_is_said_at_once() -> None:
         story.lies[donor] = lambda step: Rejected(RejectCode.NOT_FOUND) if step < 7 else told(step)
     with pytest.raises(TrailEnds):
         story.run(6)
-    assert story.run(7).cut == cut(HERE)
+    assert story.run(7).header == header(HERE)
 
 
 def test_silence_is_waited_out_for_a_while() -> None:
@@ -229,13 +229,13 @@ def test_silence_is_waited_out_for_a_while() -> None:
     story = Story(A)
     answers = iter([PeerGone("broken"), Rejected(RejectCode.NOT_READY)])
     story.lies[A] = lambda step: next(answers, None) or told(step)
-    assert story.run(6).cut == cut(HERE)
+    assert story.run(6).header == header(HERE)
 
 
 def test_a_sum_that_breaks_off_is_fetched_again() -> None:
     story = Story()
     story.break_collect = 3
-    assert story.run(8).cut == cut(HERE) and story.log.count("apply 8") == 1
+    assert story.run(8).header == header(HERE) and story.log.count("apply 8") == 1
     story.break_collect = 1000
     with pytest.raises(PeerGone):
         story.run(8)

@@ -15,8 +15,8 @@ from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import NO_RESTART, Chain, Restart, RunId
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.disk import SimulatedDisk
-from swarmnet.state.checkpoints import Checkpointer, DirectoryDisk, Disk, Plan, Written
-from swarmnet.state.cut import Cut
+from swarmnet.state.checkpoints import Checkpointer, CheckpointPlan, DirectoryDisk, Disk, Written
+from swarmnet.state.cut import StateHeader
 from swarmnet.state.disk import CheckpointStore
 
 RUN, STAGE, LAST, EVERY = RunId("a1" * 32), 1, 45, 10
@@ -28,11 +28,13 @@ class Watched(SimulatedDisk):
 
     writing = False
 
-    async def write(self, stage: int, cut: Cut, data: bytes | memoryview, owed: bytes | memoryview | None) -> Written:
+    async def write(
+        self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
+    ) -> Written:
         assert not self.writing, "two writes at once"
         self.writing = True
         try:
-            return await super().write(stage, cut, data, owed)
+            return await super().write(stage, header, data, owed)
         finally:
             self.writing = False
 
@@ -55,15 +57,17 @@ class Replica:
             self,
             self.where,
             disk,
-            Plan(every, LAST, keep),
+            CheckpointPlan(every, LAST, keep),
             common=lambda: self.common,  # type: ignore[arg-type]
             on_event=lambda event, fields: self.events.append((event, fields)),
         )
 
-    def where(self) -> Cut | None:
+    def where(self) -> StateHeader | None:
         if self.version is None:
             return None
-        return Cut(self.version, Chain(f"{self.version:064x}"), Chain("0b" * 32), Chain("00" * 32), self.restart)
+        return StateHeader(
+            self.version, Chain(f"{self.version:064x}"), Chain("0b" * 32), Chain("00" * 32), self.restart
+        )
 
     @staticmethod
     def state(version: int | None) -> bytes:
@@ -323,8 +327,8 @@ def test_leaving_copies_again_if_the_state_moved(disk: Watched) -> None:
 
 async def filled(disk: SimulatedDisk, *cuts: tuple[int, Restart]) -> None:
     for version, restart in cuts:
-        cut = Cut(version, Chain(f"{version:064x}"), Chain("0b" * 32), Chain("00" * 32), restart)
-        await disk.write(STAGE, cut, Replica.state(version), None)
+        header = StateHeader(version, Chain(f"{version:064x}"), Chain("0b" * 32), Chain("00" * 32), restart)
+        await disk.write(STAGE, header, Replica.state(version), None)
 
 
 def test_what_an_earlier_process_left_is_verified_and_the_bad_one_named(disk: Watched) -> None:

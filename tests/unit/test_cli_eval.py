@@ -89,7 +89,7 @@ def test_a_run_that_nobody_announces_is_named_at_once(
     @contextlib.asynccontextmanager
     async def reach(config, identity, invitation, tell, role, *, look_s):
         assert config.manifest == Path("run.toml") and look_s < 5.0
-        yield joining.Reached(config, invitation, run_id(invitation), None, (), None)
+        yield joining.FoundRun(config, invitation, run_id(invitation), None, (), None)
 
     monkeypatch.setattr(joining, "reach", reach)
     assert run(f"eval run.toml --bootstrap {LINK.partition('@')[2]}".split()) == 2
@@ -157,10 +157,10 @@ def test_any_temperature_can_be_drawn_with() -> None:
 def test_a_run_whose_failure_came_late_prints_first(
     manifest: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from swarmnet.cli.scores import Asked
+    from swarmnet.cli.scores import ScoreRequest
     from swarmnet.errors import NoReplica
 
-    scores = Asked(None, None, 4).of(load(manifest), manifest.parent)
+    scores = ScoreRequest(None, None, 4).of(load(manifest), manifest.parent)
     scores.tally.add(16.0, 16, 16, version=9)
     scores.failure = NoReplica("no microbatch was scored for 60 s")
     monkeypatch.setattr(command, "_through_swarm", lambda *args: scores)

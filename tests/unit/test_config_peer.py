@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from swarmnet.config import PeerConfig, toml
 from swarmnet.config.check import check, dotted, leaves
-from swarmnet.config.layers import Layer, layer, merge, resolve
+from swarmnet.config.layers import SettingsLayer, layer, merge, resolve
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Manifest, Model
 from swarmnet.peer.ranks import choose_layout
@@ -128,7 +128,7 @@ def test_the_last_layer_wins(origins: list[str]) -> None:
 
 def test_layers_meet_inside_tables_and_errors_name_who_won() -> None:
     layers = [
-        Layer(FILE, {"mesh": {"gpus": 4, "tensor": 2}, "port": -1}),
+        SettingsLayer(FILE, {"mesh": {"gpus": 4, "tensor": 2}, "port": -1}),
         layer(ENV, ("port",), 5),
         layer(SET, ("mesh", "gpus"), 8),
     ]

@@ -11,7 +11,7 @@ from swarmnet.errors import PeerGone, PeerTimeout, UsageError
 from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.messages import Answer, Busy, DialBack, DialledBack
 from swarmnet.net.directory import Record, StageStatus
-from swarmnet.peer.dial_back import MOST_ASKED, MOST_NO, Allowance, Asking, DialBacks, Inquiry, no_other_way
+from swarmnet.peer.dial_back import MOST_ASKED, MOST_NO, Asking, DialBacks, DialQuota, Inquiry, no_other_way
 from swarmnet.simulate.clock import VirtualLoop
 
 ME = PeerId("me")
@@ -168,7 +168,7 @@ def test_who_serves_already_asks_nobody() -> None:
 
 
 def test_neither_a_caller_nor_an_address_is_dialled_often_and_few_at_once() -> None:
-    allowance = Allowance(at_once=2, apart_s=5.0, most=3)
+    allowance = DialQuota(at_once=2, apart_s=5.0, most=3)
     assert allowance.wait_s(ME, 0.0) == 0.0 and allowance.take(ME, 0.0)
     assert allowance.wait_s(ME, 1.0) == 4.0 and not allowance.take(ME, 4.9)
     assert allowance.take(AT, 1.0) and not allowance.take(AT, 5.0) and allowance.take(ME, 5.0)

@@ -10,8 +10,8 @@ from stage_table import CHAIN
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import NONE, Late, Report, Stamp, Trouble
-from swarmnet.step.dispute import Again, Dispute, Leave
-from swarmnet.step.lines import Lines
+from swarmnet.step.dispute import CutAgain, Dispute, Leave
+from swarmnet.step.lines import BrokenLinks
 
 EIGHT = A, B, C, D, E, F, G, H = tuple(PeerId(name) for name in "ABCDEFGH")
 BALLOT = Ballot(1, A)
@@ -27,7 +27,7 @@ class Court:
 
     def __init__(self, *members: PeerId) -> None:
         self.members = frozenset(members)
-        self.lines = Lines()
+        self.lines = BrokenLinks()
         self.dispute = Dispute(A, patience_s=PATIENCE_S, lines=self.lines)
         self.rounds = itertools.count()
         self.open(0.0)
@@ -55,7 +55,7 @@ class Court:
         report = Report(Stamp(3, 0, CHAIN), BALLOT, Generation(1, 0), owned, NONE, None, None, 0, trouble=trouble)
         self.dispute.hear(peer, report, now=now)
 
-    def verdict(self, now: float) -> Leave | Again | None:
+    def verdict(self, now: float) -> Leave | CutAgain | None:
         return self.dispute.verdict([self.members], now=now)
 
 
@@ -99,7 +99,7 @@ def test_a_reducer_that_waits_for_one_for_whom_most_wait_is_excused() -> None:
 def test_one_voice_of_three_has_the_round_cut_again_and_then_stands_alone() -> None:
     court = Court(A, B, C)
     court.says(B, refused=(C,), now=1.0)
-    assert court.verdict(1.0) is None and court.verdict(4.5) == Again()
+    assert court.verdict(1.0) is None and court.verdict(4.5) == CutAgain()
     court.open(4.5)
     assert court.verdict(20.0) is None, "nobody complains of the second round"
     court.says(B, refused=(C,), now=21.0)
@@ -112,7 +112,7 @@ def test_two_that_refused_something_of_one_member_in_different_rounds_are_two_an
     court.open(5.0)
     court.says(A, refused=(D,), now=6.0)
     assert court.verdict(6.0) is None, "C may say otherwise, or the same"
-    assert court.verdict(9.5) == Again()
+    assert court.verdict(9.5) == CutAgain()
     court.open(9.5)
     assert court.verdict(20.0) is None, "nobody complains of the third round"
     court.says(B, refused=(D,), now=21.0)
@@ -136,7 +136,7 @@ def test_as_long_as_each_cut_finds_another_accuser_the_round_is_cut_again_up_to_
         court.says(reducer, refused=(spoiled,), now=now)
         assert court.verdict(now) is None
         now += 4.0
-        assert court.verdict(now) == Again()
+        assert court.verdict(now) == CutAgain()
         court.open(now)
     court.says(honest[3], refused=(spoiled,), now=now)
     assert court.verdict(now) == Leave(spoiled, "refused"), "four of seven"
@@ -146,7 +146,7 @@ def test_who_names_so_many_that_nobody_could_outvote_them_is_odd() -> None:
     court = Court(*EIGHT)
     for liar in (G, H):
         court.says(liar, refused=EIGHT[:6], late=EIGHT[:6], now=11.0)
-    assert court.verdict(11.0) is None and court.verdict(15.0) == Again()
+    assert court.verdict(11.0) is None and court.verdict(15.0) == CutAgain()
     court.open(15.0)
     for liar in (G, H):
         court.says(liar, refused=EIGHT[:6], now=16.0)
@@ -175,7 +175,7 @@ def test_only_the_words_of_those_that_exchange_with_somebody_count() -> None:
     for peer in (F, G, H):
         court.says(peer, refused=(A,), late=(A,), now=11.0)
     assert court.dispute.verdict(rows, now=11.0) is None
-    assert court.dispute.verdict(rows, now=15.0) == Again()
+    assert court.dispute.verdict(rows, now=15.0) == CutAgain()
     for peer in (B, C, D):
         court.says(peer, refused=(A,), now=15.0, of=court.round)
     assert court.dispute.verdict(rows, now=15.0) == Leave(A, "refused")
@@ -209,7 +209,7 @@ def test_nobody_is_late_before_the_time_that_the_keeper_gives_it_itself() -> Non
 
 def test_of_two_that_only_name_each_other_one_goes_and_it_is_known_why() -> None:
     court = Court(A, B, C, D)
-    for patience, expected in ((11.0, Again()), (30.0, Leave(C, "alone", frozenset({D})))):
+    for patience, expected in ((11.0, CutAgain()), (30.0, Leave(C, "alone", frozenset({D})))):
         court.says(C, late=(D,), now=patience)
         court.says(D, late=(C,), now=patience)
         assert court.verdict(patience) is None and court.verdict(patience + 3.5) is None
@@ -249,7 +249,7 @@ def test_no_single_member_can_have_anybody_but_itself_left_out(said: list[tuple[
             case Leave(peer, _):
                 left.append(peer)
                 break
-            case Again():
+            case CutAgain():
                 court.open(now)
     assert left in ([], [B])
 
@@ -273,7 +273,7 @@ def test_no_minority_can_have_anybody_but_its_own_left_out(said: list[tuple[Peer
             case Leave(peer, _):
                 assert peer in (E, F, G)
                 break
-            case Again():
+            case CutAgain():
                 court.open(now)
 
 

@@ -17,8 +17,8 @@ from swarmnet.net.transport import ReadPayload, layout_of
 from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.feeders import TurnedAway
-from swarmnet.pipeline.floor import Limits
-from swarmnet.pipeline.patience import Patience
+from swarmnet.pipeline.floor import PipelineLimits
+from swarmnet.pipeline.patience import AdaptiveTimeout
 from swarmnet.pipeline.payload import AnswerCheck, InputCheck
 from swarmnet.pipeline.router import Router
 from swarmnet.pipeline.sources import Sources
@@ -60,7 +60,11 @@ class Scene:
         check = InputCheck((TOKENS, HIDDEN) if stage else (TOKENS,), 8, OneProof())
         answer_check = AnswerCheck((HIDDEN,), 1)
         caller = Caller(
-            transport, Router(Patience()), lambda: {PeerId("rest"): 0}, answer_check, lambda request, peer, reason: None
+            transport,
+            Router(AdaptiveTimeout()),
+            lambda: {PeerId("rest"): 0},
+            answer_check,
+            lambda request, peer, reason: None,
         )
         self.engine = SimulatedEngine(stage, 2, Device(0.02), poison)
         self.execution = Execution(
@@ -81,7 +85,7 @@ class Scene:
                 on_bad_input=self.bad_input,
             ),
             check=check,
-            limits=Limits(SLOTS, running_s=0.5, wait_s=4.0, memo_bytes=1 << 16),
+            limits=PipelineLimits(SLOTS, running_s=0.5, wait_s=4.0, memo_bytes=1 << 16),
             spawn=group.create_task,
             on_bad_input=self.bad_input,
             may_feed=lambda caller, request: self.away,
@@ -161,7 +165,7 @@ def test_a_bad_upload_is_refused_and_leaves_nothing(bad: tuple[Packed, ...], cod
     async def act(here: Scene) -> None:
         answer = await here.ask(0, bad)
         assert isinstance(answer, Rejected) and answer.code is code
-        assert not here.execution.num_works and here.execution.queue == 0 and here.execution.executions == 0
+        assert not here.execution.num_tasks and here.execution.queue == 0 and here.execution.executions == 0
         assert ("claim", 0) not in here.said and ("non_finite", 0) not in here.said
         assert here.named == [(STRANGER, 0, 0, code)]
         assert isinstance(await here.ask(0, payload(1)), Gradient)
@@ -184,7 +188,7 @@ def test_who_may_not_feed_is_told_before_its_payload_is_read(soon: bool) -> None
                 assert isinstance(answer, Busy) and 0.0 < answer.retry_after_s <= 0.5
             else:
                 assert answer == Rejected(RejectCode.NOT_A_FEEDER, "you are nobody", 0)
-        assert asyncio.get_running_loop().time() == 0.0 and not here.execution.num_works and not here.said
+        assert asyncio.get_running_loop().time() == 0.0 and not here.execution.num_tasks and not here.said
         assert here.named == []
         here.away = None
         assert isinstance(await here.ask(0, payload(1)), Gradient)
@@ -315,7 +319,7 @@ def test_who_takes_slots_and_sends_nothing_keeps_nobody_out() -> None:
             answers.append(answer)
         assert all(isinstance(answer, Gradient) for answer in answers)
         assert asyncio.get_running_loop().time() < 10.0
-        assert here.execution.num_works <= 2 * SLOTS, "nor does it leave works behind"
+        assert here.execution.num_tasks <= 2 * SLOTS, "nor does it leave tasks behind"
         for each in hoarding:
             each.cancel()
 
@@ -336,7 +340,7 @@ def test_a_slow_sender_is_served_when_its_input_comes() -> None:
 
 
 def test_a_caller_uploads_as_much_at_once_as_there_are_slots() -> None:
-    """Also where the keeper's orders have begun works that hold no slot."""
+    """Also where the keeper's orders have begun tasks that hold no slot."""
 
     async def act(here: Scene) -> None:
         for index in range(9):
@@ -386,7 +390,7 @@ def test_our_own_result_is_a_finding_and_nobodys_fault() -> None:
     async def act(here: Scene) -> None:
         answer = await here.ask(0, payload(1))
         assert isinstance(answer, Rejected) and answer.code is RejectCode.VOID
-        assert ("non_finite", 0) in here.said and not here.execution.num_works
+        assert ("non_finite", 0) in here.said and not here.execution.num_tasks
 
     scene(1, act, poison=frozenset({(1, 0, 0)}))
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from donor_bench import PIECE, RUN, SIZE, STAGE, Line, Mate, cut_at, play, state_at
+from donor_bench import PIECE, RUN, SIZE, STAGE, Line, Mate, header_at, play, state_at
 
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import MAX_PIECES, Answer, Busy, Packed, Snapshot, SnapshotPiece, SnapshotRequest
 from swarmnet.simulate.signer import SimulatedSigner
 from swarmnet.state.copies import Seal, num_pieces, piece_size, root_of, span
-from swarmnet.state.fetch import Fetcher, Progress
+from swarmnet.state.fetch import Fetcher, TransferProgress
 from swarmnet.state.handover import KEEP_S, LEASE_S
 
 ALL = -(-SIZE // PIECE)
@@ -24,7 +24,7 @@ class Joiner:
     def __init__(self, line: Line, *, max_bytes: int = SIZE) -> None:
         self.line = line
         self.errors: list[tuple[PeerId, SwarmError]] = []
-        self.progress: list[Progress] = []
+        self.progress: list[TransferProgress] = []
         self.fetcher = Fetcher(
             line,
             STAGE,
@@ -53,7 +53,7 @@ def test_a_copy_arrives_in_pieces_from_everybody_who_has_it() -> None:
     line.slow_s = dict.fromkeys(line.mates, 1.0)
     joiner = Joiner(line)
     snapshot, data = play(joiner.fetch())
-    assert data == state_at(5) and (snapshot.version, snapshot.chain) == (5, cut_at(5).chain)
+    assert data == state_at(5) and (snapshot.version, snapshot.chain) == (5, header_at(5).chain)
     assert sorted(line.pieces()) == list(range(ALL)), "each piece once"
     assert all(len(line.pieces(peer)) >= ALL // 4 for peer in line.mates) and not joiner.errors
 
@@ -354,7 +354,7 @@ def test_progress_is_told_at_most_every_second_and_ends_whole() -> None:
 @pytest.mark.parametrize("num_bytes", [0, 1, 2 << 20, (2 << 20) + 1, 1 << 34, 12 << 40])
 def test_pieces_of_any_state_fit_a_description(num_bytes: int) -> None:
     size = piece_size(num_bytes)
-    copy = Snapshot(0, 0, "", "", "", cut_at(0).restart, num_bytes, size, b"", b"", b"")
+    copy = Snapshot(0, 0, "", "", "", header_at(0).restart, num_bytes, size, b"", b"", b"")
     assert num_pieces(copy) <= MAX_PIECES
     if num_bytes:
         assert span(copy, num_pieces(copy) - 1)[1] == num_bytes and span(copy, num_pieces(copy) - 1)[0] < num_bytes

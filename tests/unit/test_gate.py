@@ -15,7 +15,7 @@ from swarmnet.messages import (
     Granted,
     Heartbeat,
     Late,
-    Line,
+    LinkQuality,
     Measure,
     Moved,
     Prepare,
@@ -47,7 +47,7 @@ def commit(**changed: object) -> Commit:
     return Commit(**fields)
 
 
-def report(line: Line) -> Report:
+def report(line: LinkQuality) -> Report:
     return Report(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0, line=line)
 
 
@@ -75,8 +75,8 @@ GOOD = [
     round_of(rows=(2,), columns=2),
     round_of(rows=(1, 1), columns=1),
     complaint(Trouble(RoundId(BALLOT, 0), (Late(OTHER, True, 10.0),), (OTHER, KEEPER))),
-    report(Line(10**9, ((OTHER, 1), (KEEPER, 50_000)))),
-    report(Line(0)),
+    report(LinkQuality(10**9, ((OTHER, 1), (KEEPER, 50_000)))),
+    report(LinkQuality(0)),
     Heartbeat(STAMP, 1, True, BALLOT, (commit(),), (commit(stage=0, step=2),)),
     Heartbeat(STAMP, 1, True, BALLOT, numerics="cpu", measure=Measure(3, STAMP.chain, b"d" * 32, (1.0, -2.5))),
 ]
@@ -114,16 +114,16 @@ BAD = [
     complaint(Trouble(RoundId(BALLOT, 0), (Late(OTHER, True, 1.0), Late(OTHER, False, 1.0)))),
     complaint(Trouble(RoundId(BALLOT, 0), (), (OTHER, OTHER))),
     complaint(Trouble(RoundId(BALLOT, 0), (), tuple(PeerId(f"p{number}") for number in range(65)))),
-    report(Line(-1)),
-    report(Line(math.nan)),
-    report(Line(math.inf)),
-    report(Line(10**13)),
-    report(Line(5, ((OTHER, 0),))),
-    report(Line(5, ((OTHER, math.nan),))),
-    report(Line(5, ((OTHER, -3),))),
-    report(Line(5, ((OTHER, 10**10),))),
-    report(Line(5, ((OTHER, 3), (OTHER, 4)))),
-    report(Line(5, tuple((PeerId(f"p{number}"), 3) for number in range(65)))),
+    report(LinkQuality(-1)),
+    report(LinkQuality(math.nan)),
+    report(LinkQuality(math.inf)),
+    report(LinkQuality(10**13)),
+    report(LinkQuality(5, ((OTHER, 0),))),
+    report(LinkQuality(5, ((OTHER, math.nan),))),
+    report(LinkQuality(5, ((OTHER, -3),))),
+    report(LinkQuality(5, ((OTHER, 10**10),))),
+    report(LinkQuality(5, ((OTHER, 3), (OTHER, 4)))),
+    report(LinkQuality(5, tuple((PeerId(f"p{number}"), 3) for number in range(65)))),
     Committed(commit(stage=2)),
     Committed(commit(step=10)),
     Committed(commit(num_tokens=0)),

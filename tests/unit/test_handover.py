@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from donor_bench import CALLER, PIECE, SIZE, STAGE, Mate, cut_at, play, state_at
+from donor_bench import CALLER, PIECE, SIZE, STAGE, Mate, header_at, play, state_at
 
 from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId
@@ -39,7 +39,7 @@ def test_a_copy_is_described_signed_and_given_out_in_pieces() -> None:
         mate = Mate()
         copy = await described(mate)
         mate.seal.check(copy, donor=mate.peer, stage=STAGE, max_bytes=SIZE)
-        assert (copy.version, copy.chain, copy.num_bytes) == (5, cut_at(5).chain, SIZE)
+        assert (copy.version, copy.chain, copy.num_bytes) == (5, header_at(5).chain, SIZE)
         data = b""
         for number in range(-(-SIZE // PIECE)):
             found = await piece(mate, copy, number)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.cli.scores import Asked, Scores
+from swarmnet.cli.scores import ScoreRequest, Scores
 from swarmnet.data.heldout import Tally, any_text, held_out
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.source import load_tokens
@@ -87,7 +87,7 @@ def test_bytes_of_a_tokenizers_text(tmp_path: Path) -> None:
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "text").write_text("aaé" * 12)
     stream = load_tokens(str(tmp_path / "text"), str(tmp_path / "tokenizer.json"))
-    scores = Asked(str(tmp_path / "text"), tmp_path / "tokenizer.json", None).of(
+    scores = ScoreRequest(str(tmp_path / "text"), tmp_path / "tokenizer.json", None).of(
         Manifest(training=SMALL, data=Data(tokenizer_sha256=stream.tokenizer_sha256)), tmp_path
     )
     assert stream.num_tokens == 24 and scores.num_bytes(0) == 16 * 2
@@ -101,28 +101,28 @@ LINKED = Manifest(training=SMALL, data=Data(source="mine.txt", tokenizer="/etc/p
     [
         (
             LINKED,
-            Asked(None, None, None),
+            ScoreRequest(None, None, None),
             r"the network opens no files here: name your copy of it with --tokenizer FILE",
         ),
         (
             LINKED.model_copy(update={"data": Data(source="mine.txt", tokenizer="bytes")}),
-            Asked(None, None, None),
+            ScoreRequest(None, None, None),
             r"the network opens no files here: name a text with --data, or take the manifest's file",
         ),
         (
             LINKED.model_copy(update={"data": Data(tokenizer_sha256="0" * 64)}),
-            Asked("corpus:small", None, None),
+            ScoreRequest("corpus:small", None, None),
             r"bytes is not the tokenizer the run was made with",
         ),
         (
             LINKED.model_copy(update={"data": Data(), "model": Model(vocab_size=99)}),
-            Asked("corpus:small", None, None),
+            ScoreRequest("corpus:small", None, None),
             r"holds token ids up to 255, and the model knows 99",
         ),
     ],
 )
 def test_what_a_manifest_of_strangers_may_not_and_what_does_not_fit(
-    manifest: Manifest, asked: Asked, words: str
+    manifest: Manifest, asked: ScoreRequest, words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
         asked.of_strangers(manifest)

@@ -13,28 +13,28 @@ import pytest
 
 from swarmnet.errors import UsageError
 from swarmnet.net import dht_daemon
-from swarmnet.net.hold import Hold
+from swarmnet.net.hold import FileLock
 from swarmnet.net.own_dir import own_identity
 
 
 def test_a_file_is_held_by_one_until_it_is_released(tmp_path: Path) -> None:
-    mine = Hold.file(tmp_path / "lock")
-    assert mine is not None and Hold.file(tmp_path / "lock") is None
+    mine = FileLock.file(tmp_path / "lock")
+    assert mine is not None and FileLock.file(tmp_path / "lock") is None
     mine.release()
     mine.release()
-    assert Hold.file(tmp_path / "lock") is not None
+    assert FileLock.file(tmp_path / "lock") is not None
 
 
 def test_who_waited_for_a_removed_directory_hears_of_it(tmp_path: Path) -> None:
     directory = tmp_path / "d"
     directory.mkdir()
-    first = Hold.directory(directory, wait=False)
-    assert first is not None and Hold.directory(directory, wait=False) is None
+    first = FileLock.directory(directory, wait=False)
+    assert first is not None and FileLock.directory(directory, wait=False) is None
     said: list[BaseException] = []
 
     def wait() -> None:
         try:
-            Hold.directory(directory, wait=True)
+            FileLock.directory(directory, wait=True)
         except FileNotFoundError as error:
             said.append(error)
 

@@ -20,7 +20,7 @@ from swarmnet.messages import (
     Granted,
     Heartbeat,
     Late,
-    Line,
+    LinkQuality,
     Moved,
     Prepare,
     Release,
@@ -33,7 +33,7 @@ from swarmnet.simulate.signer import SimulatedSigner
 from swarmnet.step.actions import Action, Broadcast, Note, Send
 from swarmnet.step.keeper import Keeper
 from swarmnet.step.ledger import Ledger
-from swarmnet.step.lines import Lines
+from swarmnet.step.lines import BrokenLinks
 from swarmnet.step.membership import Membership, commit_of, statement
 from swarmnet.step.opening import Opening
 from swarmnet.step.strikes import Strikes
@@ -52,7 +52,7 @@ class Office:
     """A keeper with members that have reported nothing yet."""
 
     def __init__(
-        self, *mates: PeerId, microbatches: int = 2, lines: Lines | None = None, strikes: Strikes | None = None
+        self, *mates: PeerId, microbatches: int = 2, lines: BrokenLinks | None = None, strikes: Strikes | None = None
     ) -> None:
         self.view = View(ME, 0, TIMERS)
         for mate in mates:
@@ -98,7 +98,7 @@ class Office:
             finished,
             commit,
             progress,
-            line=Line(bandwidth),
+            line=LinkQuality(bandwidth),
             trouble=trouble,
             vote=vote_of(peer, finished),
         )
@@ -625,7 +625,7 @@ def test_one_voice_of_three_makes_somebody_else_reduce():
 
 
 def test_a_broken_line_between_two_of_four_costs_one_step_and_not_the_next():
-    lines, d = Lines(), PeerId("D")
+    lines, d = BrokenLinks(), PeerId("D")
     for step in range(2):
         office = Office(B, C, d, microbatches=4, lines=lines)
         for place, peer in enumerate((ME, B, C, d)):
@@ -717,8 +717,8 @@ def test_now_and_then_a_round_is_cut_evenly_so_that_lines_show_what_they_carry()
     ledger.claim((ME, gen(0)), 0)
     for step, cut in ((7, (100, 100, 700)), (8, (100, 100, 100))):
         opening = Opening(replace(STAMP, step=step), BALLOT, 16, itertools.count())
-        opening.measured(ME, Line(100))
-        opening.measured(C, Line(700))
+        opening.measured(ME, LinkQuality(100))
+        opening.measured(C, LinkQuality(700))
         assert opening.open([ME, B, C], ledger).bandwidths == cut
     assert set(shares(cut)) == {Fraction(1, 3)}
 

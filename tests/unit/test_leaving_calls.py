@@ -12,7 +12,7 @@ from test_execution import Scene, inputs, payload, scene
 from swarmnet.messages import Busy, Fetch, Fetched, Gradient, MovedTo, Process
 from swarmnet.net.transport import ReadPayload, layout_of
 from swarmnet.pipeline.caller import Caller
-from swarmnet.pipeline.patience import Patience
+from swarmnet.pipeline.patience import AdaptiveTimeout
 from swarmnet.pipeline.router import Router
 
 
@@ -23,7 +23,7 @@ def call(leaving: set[str], **peers) -> tuple[list[str], list[str]]:
     async def main() -> None:
         caller = Caller(
             transport,
-            Router(Patience()),
+            Router(AdaptiveTimeout()),
             lambda: dict.fromkeys(peers, 0),
             CHECK,
             lambda request, peer, reason: left.append(peer),

@@ -12,9 +12,9 @@ from stage_table import CHAIN
 from swarmnet.averaging.grid import groups
 from swarmnet.averaging.parts import shares
 from swarmnet.ids import Ballot, Generation, PeerId
-from swarmnet.messages import Line, Round, Stamp
+from swarmnet.messages import LinkQuality, Round, Stamp
 from swarmnet.step.ledger import Ledger
-from swarmnet.step.lines import Lines
+from swarmnet.step.lines import BrokenLinks
 from swarmnet.step.opening import Opening
 
 PEERS = A, B, C, D = tuple(PeerId(name) for name in "ABCD")
@@ -26,14 +26,14 @@ def opened(members: tuple[PeerId, ...], bandwidths: dict[PeerId, int], apart: fr
         ledger.enter((peer, Generation(1, 0)), frozenset({place}))
     opening = Opening(Stamp(3, 0, CHAIN), ballot, 16, itertools.count())
     for peer, bandwidth in bandwidths.items():
-        opening.measured(peer, Line(bandwidth))
+        opening.measured(peer, LinkQuality(bandwidth))
     for _ in range(turns):
         opening.turn()
     return opening.open(members, ledger, apart)
 
 
 def test_a_broken_line_is_remembered_for_some_steps() -> None:
-    lines = Lines()
+    lines = BrokenLinks()
     assert lines.apart(PEERS, step=3) == frozenset()
     lines.broken(C, [D], step=3)
     assert lines.apart(PEERS, step=3) == lines.apart(PEERS, step=35) == {C, D}
@@ -43,7 +43,7 @@ def test_a_broken_line_is_remembered_for_some_steps() -> None:
 
 
 def test_half_of_the_members_reduce_whatever_is_said_and_the_latest_pairs_count() -> None:
-    lines = Lines()
+    lines = BrokenLinks()
     for step, (one, other) in enumerate(itertools.combinations(PEERS, 2)):
         lines.broken(one, [other], step=step)
     assert lines.apart(PEERS, step=6) == {C, D}

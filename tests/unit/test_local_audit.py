@@ -10,10 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.local.audit import FP32_TOLERANCE, Audit, compare, multiplicity
-from swarmnet.local.events import Applied, BadEvent, Committed, Finished, Listening, Noted, parse
+from swarmnet.local.events import (
+    AppliedEvent,
+    BadEvent,
+    CommittedEvent,
+    FinishedEvent,
+    ListeningEvent,
+    OtherEvent,
+    parse,
+)
 
 M = 8
-GOOD = Committed(
+GOOD = CommittedEvent(
     stage=0,
     step=0,
     loss_sum=0.0,
@@ -26,7 +34,7 @@ GOOD = Committed(
 
 def test_replicas_that_train_on_their_own_may_end_apart_and_need_only_be_finite() -> None:
     judge = Audit(stages=1, steps=1, microbatches=M, equal=False, repeats=False)
-    for event in (GOOD, replace(GOOD, loss_sum=3.0), Finished(0, 1, "w"), Finished(0, 1, "other")):
+    for event in (GOOD, replace(GOOD, loss_sum=3.0), FinishedEvent(0, 1, "w"), FinishedEvent(0, 1, "other")):
         judge.on(event)
     judge.on(replace(GOOD, loss_sum=4.0), life=1)
     assert judge.verdict().problems == ()
@@ -34,7 +42,7 @@ def test_replicas_that_train_on_their_own_may_end_apart_and_need_only_be_finite(
     assert compare([3.0, math.nan], [3.0, 1.0], exact=False, lossless=True, promised=False).problem
 
 
-def audit(*events: Committed | Finished) -> Audit:
+def audit(*events: CommittedEvent | FinishedEvent) -> Audit:
     judge = Audit(stages=1, steps=1, microbatches=M)
     for event in events:
         judge.on(event)
@@ -42,7 +50,7 @@ def audit(*events: Committed | Finished) -> Audit:
 
 
 def test_a_good_commit_said_by_two_members() -> None:
-    verdict = audit(GOOD, GOOD, Finished(0, 1, "w"), Finished(0, 1, "w")).verdict()
+    verdict = audit(GOOD, GOOD, FinishedEvent(0, 1, "w"), FinishedEvent(0, 1, "w")).verdict()
     assert (verdict.lost, verdict.doubled, verdict.voided) == (0, 0, 0)
     assert verdict.problems == ()
 
@@ -81,7 +89,7 @@ def test_members_who_disagree() -> None:
     assert audit(GOOD, replace(GOOD, digest="e")).verdict().conflicts == ((0, 0),)
     worse = replace(GOOD, contributions=(("a", (0,)),))
     assert audit(GOOD, worse).verdict().lost == 7
-    assert audit(GOOD, Finished(0, 1, "w"), Finished(0, 1, "v")).verdict().split_stages == (0,)
+    assert audit(GOOD, FinishedEvent(0, 1, "w"), FinishedEvent(0, 1, "v")).verdict().split_stages == (0,)
 
 
 def test_a_step_without_a_commit_is_not_passed_over() -> None:
@@ -130,12 +138,12 @@ def test_events_parse() -> None:
         "contributions": [["p", [0, 1]], ["q", []]],
         "voided": [2],
     }
-    assert parse(record) == Committed(2, 5, 1.5, 4, "ab", (("p", (0, 1)), ("q", ())), frozenset({2}))
+    assert parse(record) == CommittedEvent(2, 5, 1.5, 4, "ab", (("p", (0, 1)), ("q", ())), frozenset({2}))
     assert parse(
         {"t": 1, "event": "listening", "peer": "p", "dht": ["/ip4"], "addresses": [], "incarnation": 1}
-    ) == Listening("p", ("/ip4",))
-    assert parse({"event": "applied", "stage": 0, "step": 1, "version": 2, "lr": 0.1}) == Applied(0, 1, 2)
-    assert parse({"event": "evicted", "peer": "p"}) == Noted("evicted")
+    ) == ListeningEvent("p", ("/ip4",))
+    assert parse({"event": "applied", "stage": 0, "step": 1, "version": 2, "lr": 0.1}) == AppliedEvent(0, 1, 2)
+    assert parse({"event": "evicted", "peer": "p"}) == OtherEvent("evicted")
     assert math.isnan(parse(record | {"loss_sum": "nan"}).loss_sum)  # type: ignore[union-attr]
     for broken in ({"event": "applied", "stage": 0}, {"event": "committed"}, record | {"contributions": 3}):
         with pytest.raises(BadEvent, match=broken["event"]):

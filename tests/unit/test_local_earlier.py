@@ -14,17 +14,17 @@ from rich.console import Console
 from swarmnet.errors import UsageError
 from swarmnet.local.audit import Audit
 from swarmnet.local.earlier import finished, lives, members, replay
-from swarmnet.local.events import Checkpointed, Committed
+from swarmnet.local.events import CheckpointEvent, CommittedEvent
 from swarmnet.local.options import LocalOptions, parse_kill_all
-from swarmnet.local.progress import Point, Progress, ReplicaView
+from swarmnet.local.progress import Point, ReplicaView, SwarmProgress
 from swarmnet.local.table import PlainScreen
 
-GOOD = Committed(
+GOOD = CommittedEvent(
     stage=0, step=0, loss_sum=8.0, num_tokens=4, digest="d", voided=frozenset(), contributions=(("a", (0, 1)),)
 )
 
 
-def audit(*events: tuple[int, Committed], exact: bool = True) -> Audit:
+def audit(*events: tuple[int, CommittedEvent], exact: bool = True) -> Audit:
     judge = Audit(stages=1, steps=1, microbatches=2, exact=exact)
     for life, event in events:
         judge.on(event, life=life)
@@ -89,7 +89,7 @@ def test_what_was_done_before_is_read_from_the_children_s_own_files(tmp_path: Pa
         {"t": 150.0, "event": "applied", "x": 1},
         {"t": 101.0, "event": "evaluated", "step": 0, "loss": 3.5, "num_tokens": 4},
     )
-    progress = Progress(steps=5, replicas={"s0-r0": ReplicaView(0), "s0-r1": ReplicaView(0)})
+    progress = SwarmProgress(steps=5, replicas={"s0-r0": ReplicaView(0), "s0-r1": ReplicaView(0)})
     judge = Audit(stages=1, steps=5, microbatches=2)
     replay(tmp_path, lives(tmp_path), progress, judge)
     assert [(point.step, point.loss, point.seconds) for point in progress.points] == [
@@ -151,7 +151,7 @@ def test_the_curve_goes_on_with_the_steps_of_a_stage_made_anew(tmp_path: Path) -
         committed(202.0, 2, 1.5),
     )
     write(tmp_path / "peers/s0-r1/events.jsonl", {"t": 201.5, **dropped})
-    progress = Progress(steps=5, replicas={"s0-r0": ReplicaView(0), "s0-r1": ReplicaView(0)})
+    progress = SwarmProgress(steps=5, replicas={"s0-r0": ReplicaView(0), "s0-r1": ReplicaView(0)})
     judge = Audit(stages=1, steps=5, microbatches=2, exact=False)
     replay(tmp_path, lives(tmp_path), progress, judge)
     assert [point.loss for point in progress.points] == [3.0, 2.5, 1.5]
@@ -170,7 +170,7 @@ def test_a_run_is_finished_when_every_stage_has_held_the_last_version(tmp_path: 
 
 
 def test_a_resumed_run_says_from_where_and_what_is_done_again() -> None:
-    progress = Progress(
+    progress = SwarmProgress(
         steps=9,
         replicas={"s0-r0": ReplicaView(0, alive=True, version=4), "s1-r0": ReplicaView(1, alive=True, version=5)},
         earlier_points=6,
@@ -183,10 +183,10 @@ def test_a_resumed_run_says_from_where_and_what_is_done_again() -> None:
 
 
 def test_the_newest_checkpoint_of_all_stages_is_known() -> None:
-    progress = Progress(steps=9, replicas={"s0-r0": ReplicaView(0), "s1-r0": ReplicaView(1)})
+    progress = SwarmProgress(steps=9, replicas={"s0-r0": ReplicaView(0), "s1-r0": ReplicaView(1)})
     assert progress.checkpoint is None
     for stage, version in ((0, 4), (0, 8), (1, 4)):
-        progress.on(f"s{stage}-r0", Checkpointed(stage, version), now=0.0)
+        progress.on(f"s{stage}-r0", CheckpointEvent(stage, version), now=0.0)
     assert progress.checkpoint == 4
 
 
@@ -206,7 +206,7 @@ def test_a_comparison_that_cannot_be_made_is_refused(changes: dict[str, Any]) ->
 
 def test_only_what_is_new_is_printed() -> None:
     console = Console(file=io.StringIO(), width=200)
-    progress = Progress(steps=9, replicas={"s0-r0": ReplicaView(0)}, earlier_points=2)
+    progress = SwarmProgress(steps=9, replicas={"s0-r0": ReplicaView(0)}, earlier_points=2)
     progress.points = [Point(step, 3.0, 4, float(step)) for step in range(3)]
     PlainScreen(console).update(progress, now=9.0)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO

@@ -10,27 +10,27 @@ from hypothesis import strategies as st
 
 from swarmnet.local.acts import (
     Act,
-    Asked,
     At,
-    Complete,
-    Continue,
-    Done,
-    Drain,
+    ContinueAction,
+    DrainAction,
+    FaultEnded,
+    FaultPostponed,
     Gone,
-    Hold,
-    Join,
-    Kill,
-    KillAll,
-    Links,
-    Postponed,
-    Reached,
-    Release,
-    Restart,
+    HoldAction,
+    HoldReached,
+    JoinAction,
+    KillAction,
+    KillAllAction,
+    LinksAction,
+    ReleaseAction,
+    RestartAction,
+    RunComplete,
+    SnapshotAsked,
     Started,
-    Stop,
+    StopAction,
     Tick,
 )
-from swarmnet.local.fault import Fault, Pace, links_of, member_of, names, unlikely
+from swarmnet.local.fault import Fault, LinkLimit, links_of, member_of, names, unlikely
 from swarmnet.local.faults import ASK_S, WAIT_S, Faults
 
 STEPS = 20
@@ -55,21 +55,21 @@ def only(acts: list[Act], kind: type) -> list[Act]:
 KILL = Fault("kill", "k", 1, step=3, phase="backward", moment="end", back_s=1.0)
 
 
-def armed(fault: Fault) -> tuple[Faults, Hold]:
+def armed(fault: Fault) -> tuple[Faults, HoldAction]:
     faults = machine(fault)
-    (hold,) = only([act for version in range(3) for act in bring(faults, version, now=float(version))], Hold)
+    (hold,) = only([act for version in range(3) for act in bring(faults, version, now=float(version))], HoldAction)
     return faults, hold
 
 
 def test_a_fault_in_a_phase_is_armed_a_step_ahead_and_happens_when_somebody_holds_there() -> None:
     faults, hold = armed(KILL)
-    assert hold == Hold(hold.name, hold.id, "backward", 3, "end") and NAMES[hold.name] == 1
+    assert hold == HoldAction(hold.name, hold.id, "backward", 3, "end") and NAMES[hold.name] == 1
     assert bring(faults, 3, now=3.0) == []  # it is not there yet
-    (kill,) = faults.on(Reached(hold.id, hold.name, 3), now=3.1)
-    assert kill == Kill(hold.name, 1, 3, "k", back=True)
+    (kill,) = faults.on(HoldReached(hold.id, hold.name, 3), now=3.1)
+    assert kill == KillAction(hold.name, 1, 3, "k", back=True)
     assert faults.pending == ()
     assert faults.on(Gone(hold.name), now=3.2) == []
-    assert faults.on(Tick(), now=4.2) == [Restart(hold.name)]
+    assert faults.on(Tick(), now=4.2) == [RestartAction(hold.name)]
 
 
 def test_whoever_holds_when_it_may_not_die_is_let_go_and_another_is_armed_later() -> None:
@@ -77,19 +77,19 @@ def test_whoever_holds_when_it_may_not_die_is_let_go_and_another_is_armed_later(
     others = [name for name, stage in NAMES.items() if stage == 1 and name != hold.name]
     for name in others:
         faults.on(Gone(name, back=False), now=2.5)
-    acts = faults.on(Reached(hold.id, hold.name, 3), now=3.0)
-    assert acts[:2] == [Release(hold.name, hold.id), Postponed("k", 1, "1 synced replica in stage 1")]
+    acts = faults.on(HoldReached(hold.id, hold.name, 3), now=3.0)
+    assert acts[:2] == [ReleaseAction(hold.name, hold.id), FaultPostponed("k", 1, "1 synced replica in stage 1")]
     assert faults.pending == ("k",)
     faults.on(Started(others[0]), now=4.0)
-    (again,) = only(faults.on(At(others[0], 2), now=5.0), Hold)
+    (again,) = only(faults.on(At(others[0], 2), now=5.0), HoldAction)
     assert again.id != hold.id
 
 
 def test_one_that_died_before_it_held_is_replaced() -> None:
     faults, hold = armed(KILL)
-    (other,) = only(faults.on(Gone(hold.name), now=2.5), Hold)
+    (other,) = only(faults.on(Gone(hold.name), now=2.5), HoldAction)
     assert other.name != hold.name and NAMES[other.name] == 1
-    assert faults.on(Reached(hold.id, hold.name, 3), now=2.6) == [Release(hold.name, hold.id)]  # read late
+    assert faults.on(HoldReached(hold.id, hold.name, 3), now=2.6) == [ReleaseAction(hold.name, hold.id)]  # read late
 
 
 def test_a_stopped_replica_goes_on_and_counts_for_nothing_until_it_has_moved() -> None:
@@ -98,82 +98,93 @@ def test_a_stopped_replica_goes_on_and_counts_for_nothing_until_it_has_moved() -
     faults = machine(stop, kill)
     acts = [act for version in range(3) for act in bring(faults, version, now=float(version))]
     acts += faults.on(Tick(), now=2.7)
-    assert only(acts, Stop) == [Stop("s1-r0", "s", 5.0)]
+    assert only(acts, StopAction) == [StopAction("s1-r0", "s", 5.0)]
     faults.on(Gone("s1-r2", back=False), now=2.8)
     rest = [name for name in NAMES if name not in ("s1-r0", "s1-r2")]
-    assert only(bring(faults, 3, now=3.0, whom=rest) + bring(faults, 4, now=4.0, whom=rest), Kill) == []
+    assert only(bring(faults, 3, now=3.0, whom=rest) + bring(faults, 4, now=4.0, whom=rest), KillAction) == []
     acts = faults.on(Tick(), now=7.7)
-    assert acts[:2] == [Continue("s1-r0", "s"), Done("s")]
-    assert only(acts, Kill) == [] == only(faults.on(At("s1-r0", 4), now=9.0), Kill)  # what step 4 came to, r1 may
-    assert only(bring(faults, 5, now=10.0, whom=[*rest, "s1-r0"]), Kill) == []  # have alone; and step 5, too
-    assert only(bring(faults, 6, now=11.0, whom=["s1-r0"]), Kill) == [Kill("s1-r1", 1, 6, "k", back=False)]
+    assert acts[:2] == [ContinueAction("s1-r0", "s"), FaultEnded("s")]
+    assert (
+        only(acts, KillAction) == [] == only(faults.on(At("s1-r0", 4), now=9.0), KillAction)
+    )  # what step 4 came to, r1 may
+    assert only(bring(faults, 5, now=10.0, whom=[*rest, "s1-r0"]), KillAction) == []  # have alone; and step 5, too
+    assert only(bring(faults, 6, now=11.0, whom=["s1-r0"]), KillAction) == [KillAction("s1-r1", 1, 6, "k", back=False)]
     faults.on(Gone("s1-r1"), now=9.6)
     assert faults.on(Tick(), now=99.0) == []  # never returns
 
 
 def test_a_drained_replica_is_told_and_returns_when_ordered() -> None:
     faults = machine(Fault("drain", "d", 0, peer="s0-r0", step=1, phase="apply", back_s=2.0))
-    (hold,) = only(bring(faults, 0, now=0.0), Hold)
-    assert faults.on(Reached(hold.id, "s0-r0", 1), now=1.0) == [Drain("s0-r0", 0, 0, "d"), Release("s0-r0", hold.id)]
+    (hold,) = only(bring(faults, 0, now=0.0), HoldAction)
+    assert faults.on(HoldReached(hold.id, "s0-r0", 1), now=1.0) == [
+        DrainAction("s0-r0", 0, 0, "d"),
+        ReleaseAction("s0-r0", hold.id),
+    ]
     assert faults.on(Gone("s0-r0"), now=1.5) == []
-    assert faults.on(Tick(), now=3.5) == [Restart("s0-r0")]
+    assert faults.on(Tick(), now=3.5) == [RestartAction("s0-r0")]
 
 
 def test_a_replica_joins_while_another_holds_and_is_asked() -> None:
     faults = machine(Fault("join", "j", 1, step=1, phase="averaging"))
-    (hold,) = only(bring(faults, 0, now=0.0), Hold)
-    assert faults.on(Reached(hold.id, hold.name, 1), now=1.0) == [Join("s1-r3", 1, "j")]
+    (hold,) = only(bring(faults, 0, now=0.0), HoldAction)
+    assert faults.on(HoldReached(hold.id, hold.name, 1), now=1.0) == [JoinAction("s1-r3", 1, "j")]
     assert faults.on(Started("s1-r3"), now=1.0) == []
-    assert faults.on(Asked("s1-r3"), now=2.0) == [Release(hold.name, hold.id)]
+    assert faults.on(SnapshotAsked("s1-r3"), now=2.0) == [ReleaseAction(hold.name, hold.id)]
     assert faults.on(At("s1-r3", 1), now=2.5) == []
 
 
 def test_whoever_holds_for_a_joiner_that_does_not_come_is_let_go() -> None:
     faults = machine(Fault("join", "j", 1, step=1, phase="averaging"))
-    (hold,) = only(bring(faults, 0, now=0.0), Hold)
-    faults.on(Reached(hold.id, hold.name, 1), now=1.0)
-    assert faults.on(Tick(), now=1.0 + ASK_S) == [Release(hold.name, hold.id)]
-    assert faults.on(Asked("s1-r3"), now=30.0) == []
+    (hold,) = only(bring(faults, 0, now=0.0), HoldAction)
+    faults.on(HoldReached(hold.id, hold.name, 1), now=1.0)
+    assert faults.on(Tick(), now=1.0 + ASK_S) == [ReleaseAction(hold.name, hold.id)]
+    assert faults.on(SnapshotAsked("s1-r3"), now=30.0) == []
 
 
 def test_a_join_without_a_stage_goes_where_the_fewest_live() -> None:
     faults = machine(Fault("join", "j", step=1))
     faults.on(Gone("s1-r0", back=False), now=0.0)
-    (join,) = only(bring(faults, 0, now=0.0) + bring(faults, 1, now=1.0) + faults.on(Tick(), now=9.0), Join)
-    assert join == Join("s1-r3", 1, "j")
+    (join,) = only(bring(faults, 0, now=0.0) + bring(faults, 1, now=1.0) + faults.on(Tick(), now=9.0), JoinAction)
+    assert join == JoinAction("s1-r3", 1, "j")
 
 
 def test_in_a_snapshot_transfer_all_of_the_stage_are_armed_and_the_first_is_struck() -> None:
     faults = machine(replace(KILL, phase="snapshot"))
-    holds = only([act for version in range(3) for act in bring(faults, version, now=float(version))], Hold)
+    holds = only([act for version in range(3) for act in bring(faults, version, now=float(version))], HoldAction)
     assert {hold.name for hold in holds} == {"s1-r0", "s1-r1", "s1-r2"}
     first, second, third = holds
-    acts = faults.on(Reached(second.id, second.name, None), now=3.0)
-    assert acts == [Kill(second.name, 1, 2, "k"), Release(first.name, first.id), Release(third.name, third.id)]
+    acts = faults.on(HoldReached(second.id, second.name, None), now=3.0)
+    assert acts == [
+        KillAction(second.name, 1, 2, "k"),
+        ReleaseAction(first.name, first.id),
+        ReleaseAction(third.name, third.id),
+    ]
 
 
 def test_a_donor_that_may_not_go_yet_is_kept_until_it_may() -> None:
     faults = machine(replace(KILL, phase="snapshot"))
     acts = [act for version in range(3) for act in bring(faults, version, now=float(version))]
-    first, second, third = only(acts, Hold)
+    first, second, third = only(acts, HoldAction)
     for name in (second.name, third.name):
         faults.on(Gone(name, back=False), now=2.5)
-    assert faults.on(Reached(first.id, first.name, None), now=3.0) == [Postponed("k", 1, "1 synced replica in stage 1")]
+    assert faults.on(HoldReached(first.id, first.name, None), now=3.0) == [
+        FaultPostponed("k", 1, "1 synced replica in stage 1")
+    ]
     assert faults.on(Tick(), now=4.0) == []
     (again,) = faults.on(Started(second.name), now=5.0)
-    assert isinstance(again, Hold)
+    assert isinstance(again, HoldAction)
     acts = faults.on(At(second.name, 2), now=6.0)
-    assert acts == [Kill(first.name, 1, 2, "k"), Release(again.name, again.id)]
+    assert acts == [KillAction(first.name, 1, 2, "k"), ReleaseAction(again.name, again.id)]
 
 
 def test_a_donor_that_may_never_go_is_let_go() -> None:
     faults = machine(replace(KILL, phase="snapshot"))
     acts = [act for version in range(3) for act in bring(faults, version, now=float(version))]
-    first, second, third = only(acts, Hold)
+    first, second, third = only(acts, HoldAction)
     for name in (second.name, third.name):
         faults.on(Gone(name, back=False), now=2.5)
-    faults.on(Reached(first.id, first.name, None), now=3.0)
-    assert faults.on(Tick(), now=3.0 + WAIT_S)[0] == Release(first.name, first.id)
+    faults.on(HoldReached(first.id, first.name, None), now=3.0)
+    assert faults.on(Tick(), now=3.0 + WAIT_S)[0] == ReleaseAction(first.name, first.id)
     assert faults.pending == ("k",)
 
 
@@ -184,21 +195,21 @@ def test_one_that_fetches_may_always_die_and_is_armed_as_it_starts() -> None:
     for name in ("s1-r0", "s1-r1"):
         faults.on(Gone(name, back=False), now=3.0)
     (hold,) = faults.on(Started("s1-r0"), now=4.0)
-    assert hold == Hold("s1-r0", hold.id, "fetch", 3, "end")
-    assert faults.on(Reached(hold.id, "s1-r0", None), now=5.0)[0] == Kill("s1-r0", 1, 2, "k")
+    assert hold == HoldAction("s1-r0", hold.id, "fetch", 3, "end")
+    assert faults.on(HoldReached(hold.id, "s1-r0", None), now=5.0)[0] == KillAction("s1-r0", 1, 2, "k")
 
 
 def test_a_partition_begins_ends_and_spares_those_it_divides() -> None:
     cut = Fault("partition", "p", step=1, for_s=3.0, groups=(("s1-r0",), ("s1-r1", "s1-r2", "s0")))
     faults = machine(cut, Fault("kill", "k1", 1, step=2, back_s=None), Fault("kill", "k0", 0, step=2, back_s=None))
     acts = bring(faults, 0, now=0.0) + bring(faults, 1, now=1.0) + faults.on(Tick(), now=1.7)
-    assert only(acts, Links) == [Links((cut,), "p")]
+    assert only(acts, LinksAction) == [LinksAction((cut,), "p")]
     acts = bring(faults, 2, now=2.0) + faults.on(Tick(), now=2.9)
-    assert [kill.order for kill in only(acts, Kill)] == ["k0"]  # stage 0 is whole on its side
+    assert [kill.order for kill in only(acts, KillAction)] == ["k0"]  # stage 0 is whole on its side
     acts = faults.on(Tick(), now=4.8)
-    assert acts[:2] == [Done("p"), Links((), "")] and only(acts, Kill) == []
-    assert [kill.order for kill in only(bring(faults, 3, now=5.0), Kill)] == []
-    assert [kill.order for kill in only(bring(faults, 4, now=6.0), Kill)] == ["k1"]
+    assert acts[:2] == [FaultEnded("p"), LinksAction((), "")] and only(acts, KillAction) == []
+    assert [kill.order for kill in only(bring(faults, 3, now=5.0), KillAction)] == []
+    assert [kill.order for kill in only(bring(faults, 4, now=6.0), KillAction)] == ["k1"]
 
 
 def test_one_that_took_its_state_is_good_a_step_later() -> None:
@@ -208,9 +219,9 @@ def test_one_that_took_its_state_is_good_a_step_later() -> None:
     for version in range(4):
         bring(faults, version, now=float(version), whom=["s0-r0", "s1-r0"])
     faults.on(Started("s1-r1"), now=4.0)
-    assert only(faults.on(At("s1-r1", 3, took=True), now=5.0), Kill) == []
-    assert only(bring(faults, 4, now=6.0, whom=["s1-r0"]), Kill) == []
-    assert len(only(faults.on(At("s1-r1", 4), now=6.1), Kill)) == 1
+    assert only(faults.on(At("s1-r1", 3, took=True), now=5.0), KillAction) == []
+    assert only(bring(faults, 4, now=6.0, whom=["s1-r0"]), KillAction) == []
+    assert len(only(faults.on(At("s1-r1", 4), now=6.1), KillAction)) == 1
 
 
 def test_at_the_end_everything_that_lasts_ends_and_nothing_begins() -> None:
@@ -218,9 +229,15 @@ def test_at_the_end_everything_that_lasts_ends_and_nothing_begins() -> None:
     cut = Fault("partition", "p", step=1, for_s=50.0, groups=(("s0-r0",), ("s0-r1",)))
     faults = machine(stop, cut, replace(KILL, step=1), Fault("kill", "late", 0, at_s=5.0))
     acts = bring(faults, 0, now=0.0) + bring(faults, 1, now=1.0) + faults.on(Tick(), now=1.9)
-    (hold,) = only(acts, Hold)
-    acts = faults.on(Complete(), now=2.0)
-    assert set(acts) == {Release(hold.name, hold.id), Continue("s1-r0", "s"), Done("s"), Done("p"), Links((), "")}
+    (hold,) = only(acts, HoldAction)
+    acts = faults.on(RunComplete(), now=2.0)
+    assert set(acts) == {
+        ReleaseAction(hold.name, hold.id),
+        ContinueAction("s1-r0", "s"),
+        FaultEnded("s"),
+        FaultEnded("p"),
+        LinksAction((), ""),
+    }
     assert faults.on(Tick(), now=60.0) == [] and set(faults.pending) == {"k", "late"}
 
 
@@ -229,16 +246,16 @@ def test_everything_can_be_killed() -> None:
     for version in range(4):
         assert bring(faults, version, now=float(version)) == []
     acts = bring(faults, 4, now=4.0) + faults.on(Tick(), now=4.7)
-    assert acts == [KillAll(4, "all")]
+    assert acts == [KillAllAction(4, "all")]
 
 
 def test_time_counts_from_when_every_stage_has_a_replica() -> None:
     faults = machine(Fault("kill", "k", 0, at_s=5.0, back_s=None))
     bring(faults, 0, now=10.0, whom=["s0-r0", "s0-r1"])
-    assert only(faults.on(Tick(), now=20.0), Kill) == []
+    assert only(faults.on(Tick(), now=20.0), KillAction) == []
     bring(faults, 0, now=30.0)
-    assert only(faults.on(Tick(), now=34.9), Kill) == []
-    assert len(only(faults.on(Tick(), now=35.0), Kill)) == 1
+    assert only(faults.on(Tick(), now=34.9), KillAction) == []
+    assert len(only(faults.on(Tick(), now=35.0), KillAction)) == 1
 
 
 phases = st.sampled_from(["forward", "backward", "averaging", "apply", "snapshot", "fetch", None])
@@ -268,7 +285,7 @@ story = st.lists(
 
 @given(st.lists(taking | cutting, max_size=8), story, st.integers(0, 3))
 def test_whatever_takes_a_replica_away_leaves_a_good_one(orders: list[Fault], moves: list, seed: int) -> None:
-    """The law, from outside: at each Kill, Stop and Drain of a replica with state another one of its stage is up, is
+    """The law, from outside: at each kill, stop and drain of a replica with state another one of its stage is up, is
     not stopped or leaving, and holds the newest version ever shown. Whoever is stopped goes on; whoever holds is
     let go, or dies."""
     faults = Faults(orders, replicas=NAMES, steps=STEPS, rng=random.Random(seed))
@@ -279,7 +296,7 @@ def test_whatever_takes_a_replica_away_leaves_a_good_one(orders: list[Fault], mo
     def check(acts: list[Act]) -> None:
         for act in acts:
             match act:
-                case Kill(name) | Stop(name) | Drain(name):
+                case KillAction(name) | StopAction(name) | DrainAction(name):
                     stage = NAMES[name]
                     others = [
                         version[other]
@@ -292,19 +309,19 @@ def test_whatever_takes_a_replica_away_leaves_a_good_one(orders: list[Fault], mo
                     ]
                     assert version[name] is None or max(others, default=-1) >= newest[stage]
                     away.add(name)
-                    if isinstance(act, Stop):
+                    if isinstance(act, StopAction):
                         stopped.add(name)
-                    if isinstance(act, Kill):
+                    if isinstance(act, KillAction):
                         up[name], version[name] = False, None
                         check(faults.on(Gone(name), now=now))
-                case Continue(name):
+                case ContinueAction(name):
                     stopped.discard(name)
                     away.discard(name)
-                case Hold(name, id):
+                case HoldAction(name, id):
                     holding[id] = name
-                case Release(_, id):
+                case ReleaseAction(_, id):
                     holding.pop(id, None)
-                case Restart(name):
+                case RestartAction(name):
                     assert not up[name]
                     up[name] = True
                     away.discard(name)
@@ -320,7 +337,7 @@ def test_whatever_takes_a_replica_away_leaves_a_good_one(orders: list[Fault], mo
             check(faults.on(At(name, version[name]), now=now))
         elif move == "hold" and up[name] and name not in away:
             for id in [id for id, who in holding.items() if who == name]:
-                check(faults.on(Reached(id, name, 0), now=now))
+                check(faults.on(HoldReached(id, name, 0), now=now))
         elif move == "gone" and up[name]:
             up[name], version[name] = False, None
             away.discard(name)
@@ -328,7 +345,7 @@ def test_whatever_takes_a_replica_away_leaves_a_good_one(orders: list[Fault], mo
             check(faults.on(Gone(name), now=now))
         else:
             check(faults.on(Tick(), now=now))
-    check(faults.on(Complete(), now=now))
+    check(faults.on(RunComplete(), now=now))
     assert stopped == set()
 
 
@@ -350,7 +367,7 @@ def test_links_are_cut_between_groups_and_the_slowest_pace_counts() -> None:
     assert links_of("s0-r2", [cut], everybody) == (set(), {})
     assert links_of("s1-r0", [cut], everybody) == ({"s0-r0"}, {})
     _, paces = links_of("trainer-0", [slow, slower], everybody)
-    assert paces == {"s1-r0": Pace(50.0, 0.1)}
+    assert paces == {"s1-r0": LinkLimit(50.0, 0.1)}
 
 
 def test_what_nobody_may_be_there_for_is_said_beforehand() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swarmnet.errors import PeerTimeout
-from swarmnet.local.fault import Pace
+from swarmnet.local.fault import LinkLimit
 from swarmnet.local.interpose import BREAK_S, FaultyService, FaultyTransport, HeldEngine, Interposed
 from swarmnet.local.orders import GoOn, HoldAt, Order, SetLinks, Trace, order_of, record
 from swarmnet.messages import ManifestRequest, Packed, Running, SnapshotPiece, SnapshotRequest
@@ -56,7 +56,7 @@ async def collect(transport: FaultyTransport, request: Any = None, payload: Any 
         HoldAt("a", "forward", 3, "end"),
         GoOn("a"),
         SetLinks(),
-        SetLinks(frozenset({"x", "y"}), {"z": Pace(1e5, 0.25)}),
+        SetLinks(frozenset({"x", "y"}), {"z": LinkLimit(1e5, 0.25)}),
         Trace(),
     ],
 )
@@ -110,7 +110,7 @@ def test_a_slow_link_delays_in_order_and_paces_payloads_one_after_the_other() ->
     async def work() -> None:
         wire, between = Wire(SnapshotPiece((piece(100),))), Interposed(print)
         transport, loop = FaultyTransport(wire, between), asyncio.get_running_loop()
-        between.take(SetLinks(frozenset(), {"b": Pace(100.0, 0.5)}))
+        between.take(SetLinks(frozenset(), {"b": LinkLimit(100.0, 0.5)}))
         transport.tell("b", TOLD[0])
         await asyncio.sleep(0.2)
         between.take(SetLinks())
@@ -119,7 +119,7 @@ def test_a_slow_link_delays_in_order_and_paces_payloads_one_after_the_other() ->
         transport.tell("b", TOLD[2])
         assert wire.told == [(0.5, "b", TOLD[0]), (0.5, "b", TOLD[1]), (1.2, "b", TOLD[2])]
 
-        between.take(SetLinks(frozenset(), {"b": Pace(100.0, 0.5)}))
+        between.take(SetLinks(frozenset(), {"b": LinkLimit(100.0, 0.5)}))
         began = loop.time()
         async with asyncio.TaskGroup() as group:
             both = [group.create_task(collect(transport, payload=(piece(50),))) for _ in range(2)]

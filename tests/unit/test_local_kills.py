@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.errors import UsageError
-from swarmnet.local.acts import At, Gone, Kill, Postponed, Restart, Started, Tick
+from swarmnet.local.acts import At, FaultPostponed, Gone, KillAction, RestartAction, Started, Tick
 from swarmnet.local.fault import Fault
 from swarmnet.local.faults import Faults
 from swarmnet.local.options import LocalOptions, parse_kills
@@ -37,7 +37,7 @@ def test_a_kill_waits_for_its_step_then_fires_inside_it() -> None:
     assert bring(churn, 3, "s1-r0", "s1-r1", now=3.0) == []  # a step takes 1 s: not at its very beginning
     assert churn.on(Tick(), now=3.05) == []
     (kill,) = churn.on(Tick(), now=3.65)
-    assert isinstance(kill, Kill) and kill.stage == 1 and kill.step == 3 and kill.name in ("s1-r0", "s1-r1")
+    assert isinstance(kill, KillAction) and kill.stage == 1 and kill.step == 3 and kill.name in ("s1-r0", "s1-r1")
     assert churn.pending == ()
 
 
@@ -46,7 +46,7 @@ def test_a_kill_that_missed_its_moment_fires_at_once() -> None:
     bring(churn, 0, "s0-r0", "s0-r1", now=0.0)
     bring(churn, 1, "s0-r0", "s0-r1", now=10.0)
     assert bring(churn, 2, "s0-r0", "s0-r1", now=20.0) == []
-    assert any(isinstance(action, Kill) for action in bring(churn, 3, "s0-r0", "s0-r1", now=20.1))
+    assert any(isinstance(action, KillAction) for action in bring(churn, 3, "s0-r0", "s0-r1", now=20.1))
 
 
 def test_the_last_synced_replica_is_spared_and_that_is_said_once() -> None:
@@ -54,32 +54,32 @@ def test_the_last_synced_replica_is_spared_and_that_is_said_once() -> None:
     bring(churn, 0, "s0-r0", "s0-r1", now=0.0)
     bring(churn, 1, "s0-r0", "s0-r1", now=1.0)
     kill, postponed = churn.on(Tick(), now=1.7)
-    assert isinstance(kill, Kill)
-    assert postponed == Postponed("kill 0@1", 0, "1 synced replica in stage 0")
+    assert isinstance(kill, KillAction)
+    assert postponed == FaultPostponed("kill 0@1", 0, "1 synced replica in stage 0")
     assert churn.on(Tick(), now=1.8) == []
     assert churn.on(Gone(kill.name), now=2.0) == []
     assert churn.on(Tick(), now=2.9) == []
-    assert churn.on(Tick(), now=3.0) == [Restart(kill.name)]
+    assert churn.on(Tick(), now=3.0) == [RestartAction(kill.name)]
     assert churn.on(Started(kill.name), now=3.0) == []
     assert churn.pending == ("kill 0@1",)
-    assert [type(action) for action in churn.on(At(kill.name, 1), now=4.0)] == [Kill]  # synced again: now it may
+    assert [type(action) for action in churn.on(At(kill.name, 1), now=4.0)] == [KillAction]  # synced again: now it may
     assert churn.pending == ()
 
 
 def test_a_replica_that_lags_does_not_make_its_fellow_dispensable() -> None:
     churn = machine(kill_order(0, 5))
     bring(churn, 4, "s0-r0", "s0-r1", now=0.0)
-    (kill,) = [a for a in bring(churn, 5, "s0-r0", now=50.0) + churn.on(Tick(), now=99.0) if isinstance(a, Kill)]
+    (kill,) = [a for a in bring(churn, 5, "s0-r0", now=50.0) + churn.on(Tick(), now=99.0) if isinstance(a, KillAction)]
     assert kill.name == "s0-r1"  # r0 alone holds version 5
 
 
 def test_words_of_the_dead_count_for_nothing() -> None:
     churn = machine(kill_order(0, 0), kill_order(0, 1))
-    (kill,) = [a for a in bring(churn, 0, "s0-r0", "s0-r1", now=0.0) if isinstance(a, Kill)]
+    (kill,) = [a for a in bring(churn, 0, "s0-r0", "s0-r1", now=0.0) if isinstance(a, KillAction)]
     other = {"s0-r0": "s0-r1", "s0-r1": "s0-r0"}[kill.name]
     churn.on(At(kill.name, 1), now=0.01)  # written before, read after the kill
     actions = bring(churn, 1, other, now=0.02) + churn.on(Tick(), now=0.5)
-    assert not any(isinstance(action, Kill) for action in actions)
+    assert not any(isinstance(action, KillAction) for action in actions)
 
 
 def test_one_that_crashed_for_good_is_not_started_again() -> None:
@@ -94,7 +94,7 @@ def test_timed_kills_begin_when_every_stage_has_a_replica_and_do_not_pile_up() -
     assert churn.on(Tick(), now=50.0) == []
     bring(churn, 0, "s1-r0", now=60.0)
     assert churn.on(Tick(), now=64.9) == []
-    assert [type(a) for a in churn.on(Tick(), now=65.0)] == [Postponed]
+    assert [type(a) for a in churn.on(Tick(), now=65.0)] == [FaultPostponed]
     for now in (70.0, 75.0, 80.0):
         assert churn.on(Tick(), now=now) == []
     assert len(churn.pending) == 1
@@ -103,7 +103,7 @@ def test_timed_kills_begin_when_every_stage_has_a_replica_and_do_not_pile_up() -
 def test_nobody_is_killed_after_the_last_step() -> None:
     churn = machine(kill_order(0, STEPS - 1))
     bring(churn, STEPS - 2, "s0-r0", now=0.0)
-    assert [type(a) for a in bring(churn, STEPS - 1, "s0-r0", now=1.0) + churn.on(Tick(), now=9.0)] == [Postponed]
+    assert [type(a) for a in bring(churn, STEPS - 1, "s0-r0", now=1.0) + churn.on(Tick(), now=9.0)] == [FaultPostponed]
     assert bring(churn, STEPS, "s0-r0", "s0-r1", now=10.0) == []
     assert churn.pending == (f"kill 0@{STEPS - 1}",)
 
@@ -123,7 +123,7 @@ moves = st.lists(
 def test_a_kill_always_leaves_a_synced_replica_with_the_newest_version(
     kills: list[Fault], story: list[tuple[str, str, float]], seed: int, every_s: float | None
 ) -> None:
-    """The law, from outside: at each Kill another live replica of the stage holds the newest version ever shown."""
+    """The law, from outside: at each kill another live replica of the stage holds the newest version ever shown."""
     churn = machine(*kills, replicas=3, every_s=every_s, seed=seed)
     held: dict[str, int | None] = dict.fromkeys([f"s{s}-r{r}" for s in range(2) for r in range(3)])
     down: set[str] = set()
@@ -145,13 +145,13 @@ def test_a_kill_always_leaves_a_synced_replica_with_the_newest_version(
             actions = churn.on(Tick(), now=now)
         for action in actions:
             match action:
-                case Kill(victim, stage_number, step):
+                case KillAction(victim, stage_number, step):
                     assert held[victim] is not None and victim not in down
                     held[victim] = None
                     down.add(victim)
                     rest = [v for n, v in held.items() if n[:2] == f"s{stage_number}" and v is not None]
                     assert max(rest, default=-1) >= newest[f"s{stage_number}"] == step
-                case Restart(back):
+                case RestartAction(back):
                     assert back in down
                     down.discard(back)
                     assert churn.on(Started(back), now=now) == []

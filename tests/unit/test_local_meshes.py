@@ -13,15 +13,26 @@ import pytest
 from swarmnet.config.peer import Mesh
 from swarmnet.errors import UsageError
 from swarmnet.local import earlier
-from swarmnet.local.acts import At, Gone, Hold, KillRank, Postponed, Ranks, Reached, Release, Started, Tick
-from swarmnet.local.events import LostRank, MeshStarted, parse
+from swarmnet.local.acts import (
+    At,
+    FaultPostponed,
+    Gone,
+    HoldAction,
+    HoldReached,
+    KillRankAction,
+    RankCount,
+    ReleaseAction,
+    Started,
+    Tick,
+)
+from swarmnet.local.events import MeshStartedEvent, RankLostEvent, parse
 from swarmnet.local.fault import Fault
 from swarmnet.local.faults import Faults
 from swarmnet.local.meshes import in_words, mesh_of, meshed, parse_meshes, record
 from swarmnet.local.news import News
 from swarmnet.local.options import LocalOptions, parse_kill_ranks
 from swarmnet.local.processes import ChildSpec, swarmnet_command
-from swarmnet.local.progress import Progress, ReplicaView
+from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.manifest.schema import Manifest, Model, Training
 
 MANIFEST = Manifest(
@@ -110,7 +121,7 @@ def machine(*faults: Fault, meshed: tuple[str, ...] = ("s1-r0", "s1-r1")) -> Fau
     for name in REPLICAS:
         assert found.on(Started(name), now=0.0) == []
     for name in meshed:
-        assert found.on(Ranks(name, 2), now=0.0) == []
+        assert found.on(RankCount(name, 2), now=0.0) == []
     return found
 
 
@@ -123,7 +134,7 @@ def test_a_rank_is_killed_in_the_middle_of_its_step_and_no_replica_goes_away() -
     for version in range(3):
         assert bring(faults, version, now=float(version)) == []
     (act,) = faults.on(Tick(), now=2.9)
-    assert isinstance(act, KillRank) and (act.name, act.step, act.order) == ("s1-r1", 2, "kill_rank 1@2")
+    assert isinstance(act, KillRankAction) and (act.name, act.step, act.order) == ("s1-r1", 2, "kill_rank 1@2")
     assert act.rank in (0, 1) and faults.pending == ()
 
 
@@ -132,18 +143,18 @@ def test_the_ranks_of_the_only_replica_may_be_killed_and_while_they_are_away_the
     assert faults.on(Gone("s1-r0", back=False), now=0.5) == []
     bring(faults, 0, now=1.0)
     acts = [*bring(faults, 1, now=2.0), *faults.on(Tick(), now=2.9)]
-    assert [type(act) for act in acts] == [KillRank]
-    assert faults.on(Ranks("s1-r1", 0), now=3.0) == []
-    assert bring(faults, 2, now=3.0) == [Postponed("kill_rank 1@1", 1, "no replica of stage 1 has its ranks up")]
-    assert [type(act) for act in faults.on(Ranks("s1-r1", 2), now=3.5)] == [KillRank]
+    assert [type(act) for act in acts] == [KillRankAction]
+    assert faults.on(RankCount("s1-r1", 0), now=3.0) == []
+    assert bring(faults, 2, now=3.0) == [FaultPostponed("kill_rank 1@1", 1, "no replica of stage 1 has its ranks up")]
+    assert [type(act) for act in faults.on(RankCount("s1-r1", 2), now=3.5)] == [KillRankAction]
 
 
 def test_a_rank_is_killed_while_its_replica_holds_in_a_phase() -> None:
     faults = machine(Fault("kill_rank", "k", step=3, phase="backward"))
     (hold,) = [act for version in range(3) for act in bring(faults, version, now=float(version))]
-    assert isinstance(hold, Hold) and hold.name in ("s1-r0", "s1-r1")
-    kill, release = faults.on(Reached(hold.id, hold.name, 3), now=3.0)
-    assert isinstance(kill, KillRank) and kill.name == hold.name and release == Release(hold.name, hold.id)
+    assert isinstance(hold, HoldAction) and hold.name in ("s1-r0", "s1-r1")
+    kill, release = faults.on(HoldReached(hold.id, hold.name, 3), now=3.0)
+    assert isinstance(kill, KillRankAction) and kill.name == hold.name and release == ReleaseAction(hold.name, hold.id)
 
 
 def test_bad_places_of_a_kill_name_the_flag() -> None:
@@ -161,8 +172,8 @@ LOST = {"event": "rank_lost", "stage": 1, "rank": 1, "reason": "killed by SIGKIL
 def test_ranks_that_are_lost_and_back_are_told_and_counted() -> None:
     started, lost = parse(STARTED), parse(LOST)
     again = parse(STARTED | {"epoch": 2})
-    assert started == MeshStarted(1, "tp2", 1, (11, 12), 1.25) and lost == LostRank(1, 1, "killed by SIGKILL")
-    news, progress = News(), Progress(steps=3, replicas={"s1-r0": ReplicaView(1)})
+    assert started == MeshStartedEvent(1, "tp2", 1, (11, 12), 1.25) and lost == RankLostEvent(1, 1, "killed by SIGKILL")
+    news, progress = News(), SwarmProgress(steps=3, replicas={"s1-r0": ReplicaView(1)})
     progress.started("s1-r0", now=0.0)
     lines, states = [], []
     for event in (started, lost, again):
@@ -174,6 +185,6 @@ def test_ranks_that_are_lost_and_back_are_told_and_counted() -> None:
         "s1-r0 has its 2 ranks (tp2) again, after 1.2 s",
     ]
     assert states == ["starting", "ranks start anew", "starting"] and progress.rank_restarts == 1
-    assert News().on("s1-r0", LostRank(1, None, "silence"), now=0.0) == [
+    assert News().on("s1-r0", RankLostEvent(1, None, "silence"), now=0.0) == [
         "s1-r0 has lost a rank (silence): its ranks start anew"
     ]

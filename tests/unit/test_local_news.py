@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from swarmnet.local.events import BadCheckpoint, Dropped, Event, Listening, Synced, Unwritten, Waiting, WentBack, parse
+from swarmnet.local.events import (
+    BadCheckpointEvent,
+    CheckpointFailedEvent,
+    DroppedEvent,
+    Event,
+    ListeningEvent,
+    RestartEvent,
+    SyncedEvent,
+    WaitingEvent,
+    parse,
+)
 from swarmnet.local.news import PATIENCE_S, News
 
 
-def up(link: str) -> Listening:
-    return Listening("peer", ("dht",), (f"far-{link}", link))
+def up(link: str) -> ListeningEvent:
+    return ListeningEvent("peer", ("dht",), (f"far-{link}", link))
 
 
 def test_one_link_is_printed_and_another_one_when_it_leads_nowhere_any_more() -> None:
@@ -32,30 +42,30 @@ def test_one_link_is_printed_and_another_one_when_it_leads_nowhere_any_more() ->
 )
 def test_a_bad_checkpoint_is_named_and_what_is_used_instead(how: str, words: str) -> None:
     news = News()
-    (line,) = news.on("s1-r0", BadCheckpoint("/x/stage-1-step-8", "torn"), now=0.0)
+    (line,) = news.on("s1-r0", BadCheckpointEvent("/x/stage-1-step-8", "torn"), now=0.0)
     assert "s1-r0" in line and "/x/stage-1-step-8" in line and "torn" in line
-    assert news.on("s1-r1", Synced(1, 8, "checkpoint", 0.1), now=1.0) == []
-    assert news.on("s1-r0", Synced(1, 4, how, 0.1), now=1.0) == [f"s1-r0 goes on from version 4, {words}"]
-    assert news.on("s1-r0", Synced(1, 9, "snapshot", 0.1), now=2.0) == []
+    assert news.on("s1-r1", SyncedEvent(1, 8, "checkpoint", 0.1), now=1.0) == []
+    assert news.on("s1-r0", SyncedEvent(1, 4, how, 0.1), now=1.0) == [f"s1-r0 goes on from version 4, {words}"]
+    assert news.on("s1-r0", SyncedEvent(1, 9, "snapshot", 0.1), now=2.0) == []
 
 
 def test_a_full_disk_is_said_once_a_process() -> None:
     news = News()
-    assert len(news.on("s1-r0", Unwritten("/x", "no space left"), now=0.0)) == 1
-    assert news.on("s1-r0", Unwritten("/y", "no space left"), now=9.0) == []
-    assert len(news.on("s1-r1", Unwritten("/y", "no space left"), now=9.0)) == 1
+    assert len(news.on("s1-r0", CheckpointFailedEvent("/x", "no space left"), now=0.0)) == 1
+    assert news.on("s1-r0", CheckpointFailedEvent("/y", "no space left"), now=9.0) == []
+    assert len(news.on("s1-r1", CheckpointFailedEvent("/y", "no space left"), now=9.0)) == 1
 
 
 def test_a_wait_is_worth_a_word_when_it_lasts_and_then_what_most_say() -> None:
     news = News()
     for name, reason in (("a", "little"), ("b", "all"), ("c", "all")):
-        assert news.on(name, Waiting(reason), now=0.0) == []
+        assert news.on(name, WaitingEvent(reason), now=0.0) == []
     assert news.tick(now=PATIENCE_S - 0.1) == []
     assert news.tick(now=PATIENCE_S) == ["waiting: all"] and news.tick(now=PATIENCE_S + 1) == []
     for name in "bc":
-        news.on(name, Synced(0, 4, "checkpoint", 0.1), now=6.0)
+        news.on(name, SyncedEvent(0, 4, "checkpoint", 0.1), now=6.0)
     assert news.tick(now=7.0) == ["waiting: little"]
-    news.on("a", Waiting("something else"), now=8.0)
+    news.on("a", WaitingEvent("something else"), now=8.0)
     assert news.tick(now=8.1) == []
     assert news.gone("a", back=True) == [] and news.tick(now=99.0) == []
 
@@ -67,21 +77,21 @@ def test_what_a_trainer_waited_for_is_over_when_all_stages_are_served() -> None:
     assert news.tick(now=99.0) == []
 
 
-@pytest.mark.parametrize("event", [WentBack(1, 4, "heard of it"), Dropped(1, 4, "made anew")])
+@pytest.mark.parametrize("event", [RestartEvent(1, 4, "heard of it"), DroppedEvent(1, 4, "made anew")])
 def test_what_all_replicas_say_is_said_once(event: Event) -> None:
     news = News()
     assert len(news.on("s0-r0", event, now=0.0)) == 1
-    other = WentBack(1, 4, "decided it") if isinstance(event, WentBack) else event
+    other = RestartEvent(1, 4, "decided it") if isinstance(event, RestartEvent) else event
     assert news.on("s0-r1", other, now=0.1) == []
 
 
 def test_events_of_the_children_are_understood() -> None:
-    assert parse({"event": "checkpoint_bad", "stage": 1, "path": "/x", "reason": "torn", "then": "."}) == BadCheckpoint(
-        "/x", "torn"
-    )
-    assert parse({"event": "restart", "number": 2, "version": 8, "reason": "heard of it"}) == WentBack(
+    assert parse(
+        {"event": "checkpoint_bad", "stage": 1, "path": "/x", "reason": "torn", "then": "."}
+    ) == BadCheckpointEvent("/x", "torn")
+    assert parse({"event": "restart", "number": 2, "version": 8, "reason": "heard of it"}) == RestartEvent(
         2, 8, "heard of it"
     )
-    assert parse({"event": "dropped", "stage": 1, "from": 0, "to": 4, "microbatches": 9, "reason": "r"}) == Dropped(
-        1, 4, "r"
-    )
+    assert parse(
+        {"event": "dropped", "stage": 1, "from": 0, "to": 4, "microbatches": 9, "reason": "r"}
+    ) == DroppedEvent(1, 4, "r")

@@ -7,37 +7,37 @@ from pathlib import Path
 
 from rich.console import Console
 
-from swarmnet.local.audit import Verdict
+from swarmnet.local.audit import AuditResult
 from swarmnet.local.events import (
-    Applied,
-    Committed,
-    Drifted,
-    Evaluated,
-    Executed,
-    Finished,
-    Listening,
-    Rerouted,
-    Synced,
+    AppliedEvent,
+    CommittedEvent,
+    DriftEvent,
+    EvaluatedEvent,
+    ExecutedEvent,
+    FinishedEvent,
+    ListeningEvent,
+    ReroutedEvent,
+    SyncedEvent,
 )
-from swarmnet.local.progress import Progress, ReplicaView
-from swarmnet.local.report import Outcome, print_summary
+from swarmnet.local.progress import ReplicaView, SwarmProgress
+from swarmnet.local.report import RunOutcome, print_summary
 from swarmnet.local.table import LiveScreen, PlainScreen, duration, headline, screen
 
 
-def fresh(steps: int = 3) -> Progress:
-    progress = Progress(steps=steps, replicas={f"s{s}-r{r}": ReplicaView(s) for s in range(2) for r in range(2)})
+def fresh(steps: int = 3) -> SwarmProgress:
+    progress = SwarmProgress(steps=steps, replicas={f"s{s}-r{r}": ReplicaView(s) for s in range(2) for r in range(2)})
     for name in progress.replicas:
         progress.started(name, now=0.0)
     return progress
 
 
-def commit(step: int, *, stage: int = 1, tokens: int = 10) -> Committed:
-    return Committed(stage, step, (5.0 - step) * tokens, tokens, f"d{step}", (("a", (0,)),), frozenset())
+def commit(step: int, *, stage: int = 1, tokens: int = 10) -> CommittedEvent:
+    return CommittedEvent(stage, step, (5.0 - step) * tokens, tokens, f"d{step}", (("a", (0,)),), frozenset())
 
 
-def sync(progress: Progress, now: float = 1.0) -> None:
+def sync(progress: SwarmProgress, now: float = 1.0) -> None:
     for name, replica in progress.replicas.items():
-        progress.on(name, Synced(replica.stage, 0, "seed", 0.0), now=now)
+        progress.on(name, SyncedEvent(replica.stage, 0, "seed", 0.0), now=now)
 
 
 def test_the_curve_is_the_last_stages_first_word_in_step_order() -> None:
@@ -64,27 +64,27 @@ def test_throughput_counts_from_when_every_stage_was_there() -> None:
 def test_who_drifted_is_counted_once_however_many_say_so() -> None:
     progress = fresh()
     for name in ("s0-r0", "s0-r1"):
-        progress.on(name, Drifted(0, 10, "p", 0.25, True), now=1.0)
-    progress.on("s0-r1", Drifted(0, 20, "p", None, True), now=1.0)
-    progress.on("s0-r1", Drifted(0, 20, "q", 0.5, False), now=1.0)
+        progress.on(name, DriftEvent(0, 10, "p", 0.25, True), now=1.0)
+    progress.on("s0-r1", DriftEvent(0, 20, "p", None, True), now=1.0)
+    progress.on("s0-r1", DriftEvent(0, 20, "q", 0.5, False), now=1.0)
     assert progress.strays == {(0, 10, "p"), (0, 20, "p")} and progress.apart == 0.5
 
 
 def test_executions_add_up_over_restarts() -> None:
     progress = fresh()
-    progress.on("s0-r0", Executed(0, 5), now=1.0)
-    progress.on("s0-r0", Executed(0, 7), now=1.0)
+    progress.on("s0-r0", ExecutedEvent(0, 5), now=1.0)
+    progress.on("s0-r0", ExecutedEvent(0, 7), now=1.0)
     progress.ended("s0-r0")
     progress.started("s0-r0", now=2.0)
-    progress.on("s0-r0", Executed(0, 2), now=3.0)
-    progress.on("s0-r1", Executed(0, 1), now=3.0)
+    progress.on("s0-r0", ExecutedEvent(0, 2), now=3.0)
+    progress.on("s0-r1", ExecutedEvent(0, 1), now=3.0)
     assert progress.executions == 10
 
 
 def test_the_dead_are_neither_synced_nor_bootstrap_nodes() -> None:
     progress = fresh()
     for name in progress.replicas:
-        progress.on(name, Listening(f"id-{name}", (f"/{name}", "/other")), now=0.5)
+        progress.on(name, ListeningEvent(f"id-{name}", (f"/{name}", "/other")), now=0.5)
     sync(progress)
     progress.ended("s0-r0")
     assert progress.alive(0) == 1 and progress.synced(0) == [0]
@@ -101,15 +101,15 @@ def test_complete_means_every_loss_and_every_stage_at_the_end() -> None:
     sync(progress)
     assert progress.waiting_for() == "stage 0, 1 to apply step 0"
     progress.on("s1-r0", commit(0), now=2.0)
-    progress.on("s1-r0", Applied(1, 0, 1), now=2.0)
+    progress.on("s1-r0", AppliedEvent(1, 0, 1), now=2.0)
     assert progress.waiting_for() == "stage 0 to apply step 0"
-    progress.on("s0-r0", Finished(0, 1, "w"), now=3.0)
+    progress.on("s0-r0", FinishedEvent(0, 1, "w"), now=3.0)
     assert not progress.complete
-    progress.on("s1-r0", Finished(1, 1, "w"), now=3.0)
+    progress.on("s1-r0", FinishedEvent(1, 1, "w"), now=3.0)
     assert progress.complete and not progress.all_finished
     assert progress.waiting_for() == "final snapshots of s0-r1, s1-r1"
     progress.ended("s0-r1")
-    progress.on("s1-r1", Finished(1, 1, "w"), now=3.0)
+    progress.on("s1-r1", FinishedEvent(1, 1, "w"), now=3.0)
     assert progress.all_finished
 
 
@@ -121,8 +121,8 @@ def test_a_terminal_gets_a_table_and_a_pipe_gets_lines() -> None:
     progress = fresh()
     sync(progress)
     progress.on("s1-r0", commit(0), now=2.0)
-    progress.on("s1-r0", Rerouted(1, 0, 3), now=2.0)
-    progress.on("t", Evaluated(0, 5.5, 10), now=2.0)
+    progress.on("s1-r0", ReroutedEvent(1, 0, 3), now=2.0)
+    progress.on("t", EvaluatedEvent(0, 5.5, 10), now=2.0)
     progress.ended("s0-r1")
     line = headline(progress, now=62.0)
     assert line == (
@@ -148,7 +148,7 @@ def test_a_terminal_gets_a_table_and_a_pipe_gets_lines() -> None:
 
 def test_ctrl_c_names_the_way_on_if_every_stage_has_a_checkpoint() -> None:
     progress, way_on = fresh(), "    swarmnet local --resume --out runs/local\n"
-    outcome = Outcome("ab", 1, 4, "exact", progress, Verdict(0, 0, 0, (), (), ()), 1.0, problem="interrupted")
+    outcome = RunOutcome("ab", 1, 4, "exact", progress, AuditResult(0, 0, 0, (), (), ()), 1.0, problem="interrupted")
 
     def said() -> str:
         output = io.StringIO()

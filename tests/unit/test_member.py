@@ -32,7 +32,7 @@ from swarmnet.messages import (
 )
 from swarmnet.step import actions as act
 from swarmnet.step.membership import Membership, commit_of
-from swarmnet.step.rounds import Part
+from swarmnet.step.rounds import RoundPart
 
 
 def test_a_step_without_faults():
@@ -487,7 +487,7 @@ def test_collectors_begin_with_different_holders():
     current = Round(Stamp(0, 0, CHAIN), Ballot(1, names[0]), RoundId(Ballot(1, names[0]), 7), (), tuple(names), ())
     orders = []
     for me in names[2:]:
-        (action,) = Part(me).collect(current, names[:2])
+        (action,) = RoundPart(me).collect(current, names[:2])
         assert isinstance(action, act.CollectSum) and sorted(action.round.holders) == names[:2]
         orders.append(action.round.holders[0])
     assert orders == [*names[:2]] * 3
@@ -647,17 +647,17 @@ def test_release_under_a_wrong_generation_frees_nothing():
 
 def test_without_the_comparison_of_sets_half_an_accumulator_is_contributed(monkeypatch):
     from swarmnet.step import actions as act
-    from swarmnet.step.rounds import Part
+    from swarmnet.step.rounds import RoundPart
 
-    monkeypatch.setattr(Part, "join", lambda self, account: self._start(self.round.id, act.Sum(self.round)))
+    monkeypatch.setattr(RoundPart, "join", lambda self, account: self._start(self.round.id, act.Sum(self.round)))
     with pytest.raises(AssertionError):
         test_nobody_contributes_before_all_that_was_granted_is_summed()
 
 
 def test_without_the_freeze_an_accumulator_changes_under_its_round(monkeypatch):
-    from swarmnet.step.rounds import Part
+    from swarmnet.step.rounds import RoundPart
 
-    monkeypatch.setattr(Part, "drop", lambda self: [])
+    monkeypatch.setattr(RoundPart, "drop", lambda self: [])
     with pytest.raises(AssertionError, match="about to change"):
         test_what_is_contributed_is_frozen_until_its_round_is_given_up()
 
@@ -690,7 +690,7 @@ def test_without_certificates_a_liar_has_its_sum_committed(monkeypatch):
 
 
 def test_without_the_lock_a_signed_sum_is_given_up_at_once(monkeypatch):
-    monkeypatch.setattr(Part, "locked", property(lambda self: False, lambda self, locked: None), raising=False)
+    monkeypatch.setattr(RoundPart, "locked", property(lambda self: False, lambda self, locked: None), raising=False)
     with pytest.raises(AssertionError):
         test_whoever_has_signed_a_sum_joins_no_other_round_for_a_while()
 
@@ -706,7 +706,7 @@ def test_without_the_barrier_a_stage_applies_alone(monkeypatch):
 def test_a_sum_is_collected_from_others_when_all_first_holders_are_gone():
     """Whoever lacks the sum asks those who can have it by now, but leaves nobody who is still there."""
     ballot = Ballot(0, PeerId("K"))
-    part, wanted = Part(PeerId("A")), Round(Stamp(0, 0, CHAIN), ballot, RoundId(ballot, 7), (), (), ())
+    part, wanted = RoundPart(PeerId("A")), Round(Stamp(0, 0, CHAIN), ballot, RoundId(ballot, 7), (), (), ())
 
     def asked(*holders: str) -> list[PeerId]:
         actions = part.collect(wanted, map(PeerId, holders))

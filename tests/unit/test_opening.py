@@ -8,7 +8,7 @@ import pytest
 
 from swarmnet.averaging.grid import grid_of
 from swarmnet.ids import Ballot, Chain, Generation, PeerId
-from swarmnet.messages import Heartbeat, Line, Stamp
+from swarmnet.messages import Heartbeat, LinkQuality, Stamp
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.opening import Opening, left_alone
 from swarmnet.step.view import Timers, View
@@ -37,7 +37,9 @@ def test_beyond_it_they_stand_in_a_grid_near_ones_in_a_row() -> None:
     for peer in PEERS:
         opening.measured(
             peer,
-            Line(0, tuple((other, 1000 if site[other] == site[peer] else 80_000) for other in PEERS if other != peer)),
+            LinkQuality(
+                0, tuple((other, 1000 if site[other] == site[peer] else 80_000) for other in PEERS if other != peer)
+            ),
         )
     current = opening.open(PEERS, ledger)
     assert (current.rows, current.columns) == ((5, 5, 5, 5), 5)

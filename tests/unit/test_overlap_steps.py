@@ -198,7 +198,7 @@ def test_messages_find_their_step_by_the_whole_stamp():
         table.do("A", member.receive(PeerId("K"), Execute(stamp, newest.promised, 0), now=table.now))
     assert not table.orders()
     table.do("A", member.receive(PeerId("K"), Execute(newest.stamp, newest.promised, 0), now=table.now))
-    assert [action for _, action in table.did if isinstance(action, act.Execute)] == [act.Execute(1, 0)]
+    assert [action for _, action in table.did if isinstance(action, act.TakeIndex)] == [act.TakeIndex(1, 0)]
 
 
 def test_forks_share_the_step_that_is_computed_on_what_they_share():

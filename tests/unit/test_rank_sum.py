@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.errors import BadMessage, MeshFailed, RankLost, Refused, RejectCode
-from swarmnet.stage.patience import Losses, Pace, Patience
-from swarmnet.stage.rank_sum import RankSum, Reading
+from swarmnet.stage.patience import Losses, OrderTimes, RestartBackoff
+from swarmnet.stage.rank_sum import RankSum, SumReading
 from swarmnet.stage.ranks import Ranks
 
 PATIENCE_S = 30.0
-QUICK = Patience(restarts=2, pause_s=0.0)
+QUICK = RestartBackoff(restarts=2, pause_s=0.0)
 
 
 class Group:
@@ -78,16 +78,16 @@ class Told:
 class Table:
     """Ranks and two sums over them. What ranks write is how often they were told to add, in every element."""
 
-    def __init__(self, patience: Patience = QUICK) -> None:
+    def __init__(self, backoff: RestartBackoff = QUICK) -> None:
         self.group, self.losses = Group(), Told()
         self.ranks = Ranks(
             self.group,
             self.losses,
             label="tp2",
             load=lambda: {"version": 3},
-            patience=patience,  # type: ignore
+            backoff=backoff,  # type: ignore
         )
-        self.reading = Reading(torch.zeros(3))
+        self.reading = SumReading(torch.zeros(3))
         self.sums = self.losses.sums = [RankSum(self.ranks, self.reading, self.write) for _ in range(2)]
 
     def write(self, step: int, voids: int) -> None:
@@ -206,7 +206,7 @@ def test_nothing_is_lost_that_was_not_there() -> None:
 
 
 def test_what_needs_no_sum_is_done_by_the_next_ranks() -> None:
-    table = Table(Patience(pause_s=0.0))
+    table = Table(RestartBackoff(pause_s=0.0))
     table.ranks.start()
     table.group.dies = ["check", "update", "start"]
     table.ranks.insist("update", version=3)
@@ -264,7 +264,7 @@ def test_who_is_closed_starts_nothing() -> None:
 @given(st.lists(st.sampled_from(["hold", "forget", "apply", "order", "die", "load"]), max_size=40))
 def test_ranks_hold_nothing_that_nobody_holds(acts: list[str]) -> None:
     """Whatever ends: a handle that dies, a step that is applied, ranks, a state that is replaced."""
-    table = Table(Patience(restarts=1000, pause_s=0.0))
+    table = Table(RestartBackoff(restarts=1000, pause_s=0.0))
     ranks, group, alive, key, version = table.ranks, table.group, [], 0, 0
     ranks.start()
     for act in acts:
@@ -297,7 +297,7 @@ def test_ranks_hold_nothing_that_nobody_holds(acts: list[str]) -> None:
 
 
 def test_a_deadline_is_generous_until_the_pace_is_known() -> None:
-    pace = Pace(Patience(first_s=300.0, floor_s=60.0, factor=20.0))
+    pace = OrderTimes(RestartBackoff(first_s=300.0, floor_s=60.0, factor=20.0))
     for _ in range(3):
         assert pace.deadline_s("forward") == 300.0
         pace.took("forward", 0.1)
@@ -313,20 +313,20 @@ def test_a_deadline_is_generous_until_the_pace_is_known() -> None:
 
 @given(st.lists(st.floats(0.0, 1e4), min_size=4), st.floats(0.0, 19.0))
 def test_no_order_is_late_that_takes_a_few_times_what_it_took(seen: list[float], times: float) -> None:
-    pace = Pace(Patience())
+    pace = OrderTimes(RestartBackoff())
     for seconds in seen:
         pace.took("update", seconds)
     assert pace.deadline_s("update") >= times * seen[-1]
 
 
 def test_pauses_grow_from_nothing() -> None:
-    patience = Patience()
-    assert [patience.pause(losses) for losses in range(6)] == [0.0, 0.0, 0.25, 0.5, 1.0, 2.0]
+    backoff = RestartBackoff()
+    assert [backoff.pause(losses) for losses in range(6)] == [0.0, 0.0, 0.25, 0.5, 1.0, 2.0]
 
 
 def test_losses_are_forgotten_after_minutes_without_one() -> None:
     """Ranks with nothing to do finish nothing."""
-    losses = Losses(Patience(restarts=5, forget_s=300.0))
+    losses = Losses(RestartBackoff(restarts=5, forget_s=300.0))
     for _ in range(50):
         losses.lost(None, up_s=300.0)
     assert losses.verdict is None and losses.times == 1
@@ -339,7 +339,7 @@ def test_losses_are_forgotten_after_minutes_without_one() -> None:
 
 def test_time_does_not_excuse_an_order_that_always_kills_them() -> None:
     """It may hang until its deadline, or come after half an hour of microbatches."""
-    losses = Losses(Patience(restarts=5))
+    losses = Losses(RestartBackoff(restarts=5))
     for times in range(6):
         assert losses.verdict is None and losses.times == times
         losses.did("forward")

@@ -22,7 +22,7 @@ from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, 
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.engine import Contribution
-from swarmnet.stage.rank_sum import RankSum, Reading
+from swarmnet.stage.rank_sum import RankSum, SumReading
 from swarmnet.stage.ranks import Ranks
 from swarmnet.stage.step_sum import StepSum
 
@@ -63,7 +63,7 @@ class Replica:
     def __init__(self, manifest: Manifest, name: str, *, ahead: int) -> None:
         self.me, self.state = PeerId(name), State(Canonical.of(manifest, 0))
         self.held: dict[int, torch.Tensor] = {}  # on the ranks, by step
-        self.reading = Reading(torch.zeros(self.state.canonical.num_elements))
+        self.reading = SumReading(torch.zeros(self.state.canonical.num_elements))
         ranks = cast(Ranks, SimpleNamespace(lock=threading.RLock()))
         self.sums = [RankSum(ranks, self.reading, self._write) for _ in range(1 + ahead)]
         memory = torch.zeros(self.state.canonical.num_elements)

@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.state.restart import (
-    Disk,
+    FromDisk,
+    FromHere,
+    FromLive,
+    FromMatesDisk,
+    FromNeighbours,
+    FromSeed,
     Holding,
-    InPlace,
-    Live,
-    MateDisk,
     Move,
-    Reseed,
+    NoSource,
+    RestartReport,
     Restarts,
-    Seed,
     Source,
-    Wait,
-    Word,
 )
 
 SETTLE_S, LOST_S, LAST = 3.0, 15.0, 1000
@@ -42,9 +42,9 @@ def decided(machine: Restarts, holdings: list[Holding], *, after_s: float) -> Re
     return machine.current if moved is Move.GO_BACK else None
 
 
-def under(*restarts: Restart) -> list[Word]:
+def under(*restarts: Restart) -> list[RestartReport]:
     """Peers with state that are content where they are."""
-    return [Word(restart) for restart in restarts]
+    return [RestartReport(restart) for restart in restarts]
 
 
 # ------------------------------------------------------------ when, and from which version
@@ -53,7 +53,7 @@ def under(*restarts: Restart) -> list[Word]:
 def test_a_run_that_has_not_begun_needs_no_decision() -> None:
     machine = restarts()
     assert decided(machine, [holding("a", 0, version=0), holding("b", 1)], after_s=LOST_S) is None
-    assert machine.source(holding("b", 1), [holding("a", 0, version=0)]) == Seed()
+    assert machine.source(holding("b", 1), [holding("a", 0, version=0)]) == FromSeed()
 
 
 def test_everybody_killed_goes_on_from_the_newest_version_that_every_stage_has() -> None:
@@ -86,7 +86,7 @@ def test_newcomers_who_train_from_the_seed_do_not_put_the_decision_off_by_moving
     for tick in range(31):
         new = [holding("c", 0, version=tick, disk=(tick,)), holding("d", 1, version=tick)]
         if tick < 20:
-            assert isinstance(restarts().source(old[0], [old[1], *new]), Wait)
+            assert isinstance(restarts().source(old[0], [old[1], *new]), NoSource)
         machine.want([*old, *new], now=tick * SETTLE_S / 8)
         if machine.wanted is not None:
             break
@@ -110,10 +110,10 @@ def test_whoever_has_later_state_than_a_run_that_began_again_keeps_it_until_it_i
     machine, mine = restarts(), holding("a", 0, disk=(22,))
     new = [holding("c", 0, version=5, disk=(4,)), holding("d", 1, version=5, disk=(4,))]
     source = machine.source(mine, new)
-    assert isinstance(source, Wait) and "step 22" in source.words
+    assert isinstance(source, NoSource) and "step 22" in source.words
     assert decided(machine, [mine, *new], after_s=LOST_S) is None
     level = [holding("c", 0, version=21), holding("d", 1, version=21)]
-    assert machine.source(mine, level) == Live((PeerId("c"),))
+    assert machine.source(mine, level) == FromLive((PeerId("c"),))
 
 
 def test_a_run_that_goes_on_is_left_alone_whatever_is_on_disk() -> None:
@@ -129,14 +129,14 @@ def test_the_last_replica_of_a_stage_comes_back_with_an_older_checkpoint() -> No
     held = [holding("a", 0, version=37, disk=(20, 30)), holding("b", 1, disk=(20, 30))]
     machine = restarts()
     assert decided(machine, held, after_s=LOST_S) == Restart(1, 30)
-    assert machine.source(held[0], held[1:], held=37) == Disk(30)
+    assert machine.source(held[0], held[1:], held=37) == FromDisk(30)
 
 
 def test_whoever_is_where_the_run_goes_on_stays_there() -> None:
     held = [holding("a", 0, version=30), holding("b", 1, disk=(20, 30))]
     machine = restarts()
     assert decided(machine, held, after_s=LOST_S) == Restart(1, 30)
-    assert machine.source(held[0], held[1:], held=held[0].version) == InPlace()
+    assert machine.source(held[0], held[1:], held=held[0].version) == FromHere()
 
 
 def test_a_run_without_checkpoints_so_far_goes_back_to_its_seed() -> None:
@@ -164,7 +164,7 @@ LACKING = [holding("a", 0, version=37, disk=(20, 30)), holding("b", 1, disk=(20,
 WANTED = Restart(1, 30)
 
 
-def wanting(machine: Restarts, words: list[Word], holdings: list[Holding] | None = None) -> Move | None:
+def wanting(machine: Restarts, words: list[RestartReport], holdings: list[Holding] | None = None) -> Move | None:
     """What a peer does that has come to want a restart, given what the others say."""
     held = LACKING if holdings is None else holdings
     assert machine.decide(held, words, serving=True, now=0.0) is None
@@ -172,41 +172,41 @@ def wanting(machine: Restarts, words: list[Word], holdings: list[Holding] | None
 
 
 def test_nobody_goes_back_before_more_than_half_of_all_want_it() -> None:
-    want, content = Word(wants=WANTED), Word()
+    want, content = RestartReport(wants=WANTED), RestartReport()
     assert wanting(restarts(), [want]) is Move.GO_BACK
     assert wanting(restarts(), [content]) is None
     assert wanting(restarts(), [want, content]) is Move.GO_BACK
     assert wanting(restarts(), [want, content, content]) is None
     assert wanting(restarts(), [want, want, content, content]) is Move.GO_BACK
-    assert wanting(restarts(), [Word(WANTED), content]) is Move.GO_BACK, "who is under it wants it"
+    assert wanting(restarts(), [RestartReport(WANTED), content]) is Move.GO_BACK, "who is under it wants it"
     alone = restarts()
     assert wanting(alone, [content, content]) is None and (alone.current, alone.wanted) == (NO_RESTART, WANTED)
 
 
 def test_who_is_not_heard_wants_nothing_and_counts_all_the_same() -> None:
     """Behind a cut one holds the records of everybody until they expire."""
-    silent = Word(wants=WANTED, heard=False)
+    silent = RestartReport(wants=WANTED, heard=False)
     assert wanting(restarts(), [silent]) is None
-    assert wanting(restarts(), [silent, Word(wants=WANTED)]) is Move.GO_BACK
+    assert wanting(restarts(), [silent, RestartReport(wants=WANTED)]) is Move.GO_BACK
 
 
 def test_what_most_want_moves_nobody_who_sees_no_need() -> None:
     whole = [holding("a", 0, version=37, disk=(30,)), holding("b", 1, version=37, disk=(30,))]
     machine = restarts()
-    assert wanting(machine, [Word(wants=WANTED)] * 5, whole) is None and machine.wanted is None
+    assert wanting(machine, [RestartReport(wants=WANTED)] * 5, whole) is None and machine.wanted is None
 
 
 def test_the_restart_that_is_gone_to_is_one_that_more_than_half_want_or_go_beyond() -> None:
-    far = Word(wants=Restart(900, 30))
+    far = RestartReport(wants=Restart(900, 30))
     machine = restarts()
-    assert wanting(machine, [far, Word(wants=WANTED)]) is Move.GO_BACK and machine.current == WANTED
+    assert wanting(machine, [far, RestartReport(wants=WANTED)]) is Move.GO_BACK and machine.current == WANTED
     nowhere = restarts()
-    assert wanting(nowhere, [Word(wants=Restart(1, 35))] * 3) is None, "of that version nobody has anything"
+    assert wanting(nowhere, [RestartReport(wants=Restart(1, 35))] * 3) is None, "of that version nobody has anything"
 
 
 def test_a_want_lasts_while_others_come_to_it_and_ends_with_its_reason() -> None:
     machine = restarts()
-    assert wanting(machine, [Word(), Word()]) is None and machine.wanted == WANTED
+    assert wanting(machine, [RestartReport(), RestartReport()]) is None and machine.wanted == WANTED
     machine.want([replace(LACKING[0], version=38), LACKING[1]], now=LOST_S + 0.2)
     assert machine.wanted == WANTED
     machine.want([*LACKING, holding("c", 1, version=37)], now=LOST_S + 0.3)
@@ -217,14 +217,16 @@ def test_a_newcomer_follows_those_who_have_a_say_if_more_than_half_of_them_go_th
     running = [holding("a", 0, version=9, disk=(8,)), holding("b", 1, version=9, disk=(8,))]
     one, far = Restart(1, 8), Restart(7, 8)
 
-    def goes(*words: Word) -> Restart:
+    def goes(*words: RestartReport) -> Restart:
         machine = restarts()
         machine.decide(running, words, serving=False, now=0.0)
         return machine.current
 
     assert goes(*under(NO_RESTART, NO_RESTART, far)) == NO_RESTART
     assert goes(*under(one, one, far)) == one, "a number somebody makes up does not lead beyond the others'"
-    assert goes(*under(one), Word(has_say=False), Word(has_say=False)) == one, "other newcomers have none"
+    assert goes(*under(one), RestartReport(has_say=False), RestartReport(has_say=False)) == one, (
+        "other newcomers have none"
+    )
     assert goes(*under(one), *[replace(word, heard=False) for word in under(NO_RESTART) * 3]) == one
     assert goes(*under(Restart(1, LAST + 1)) * 3) == NO_RESTART, "beyond the end of the run it is nobody's"
 
@@ -266,8 +268,8 @@ def test_whoever_was_left_behind_goes_on_with_what_it_has_once_nobody_is_ahead()
         others = [holding("a", 0, restart=one, version=version)]
         return restarts(current=one).source(mine, others, held=4, beyond=4)
 
-    assert isinstance(source(5), Wait)
-    assert source(4) == InPlace()
+    assert isinstance(source(5), NoSource)
+    assert source(4) == FromHere()
 
 
 def test_of_two_sides_of_one_size_the_one_that_lacks_a_stage_gives_way() -> None:
@@ -288,24 +290,24 @@ def test_whoever_finds_itself_alone_under_a_higher_number_takes_it_back() -> Non
     assert machine.decide(whole, there, serving=True, now=SETTLE_S) is Move.TAKE_BACK
     assert machine.current == NO_RESTART
 
-    def stays(*words: Word) -> bool:
+    def stays(*words: RestartReport) -> bool:
         alone, mine = restarts(current=Restart(1, 8)), [replace(h, restart=Restart(1, 8)) for h in whole]
         alone.decide(mine, words, serving=True, now=0.0)
         return alone.decide(mine, words, serving=True, now=10 * SETTLE_S) is None
 
-    assert stays() and stays(Word(Restart(1, 8)), Word())
-    assert stays(Word(wants=Restart(1, 8)), Word()), "who wants it is about to come"
-    assert stays(Word(heard=False), Word(heard=False)), "behind a cut nobody is left to go along with"
-    assert not stays(Word(Restart(9, 0)), Word(), Word())
+    assert stays() and stays(RestartReport(Restart(1, 8)), RestartReport())
+    assert stays(RestartReport(wants=Restart(1, 8)), RestartReport()), "who wants it is about to come"
+    assert stays(RestartReport(heard=False), RestartReport(heard=False)), "behind a cut nobody is left to go along with"
+    assert not stays(RestartReport(Restart(9, 0)), RestartReport(), RestartReport())
 
 
 def test_what_was_put_by_is_loaded_when_a_restart_is_taken_back() -> None:
     """And by whoever was away for a moment: the others have got no further, and nobody else has the stage."""
     others = [holding("a", 0, version=37)]
-    assert restarts().source(holding("b", 1, disk=(30, 37)), others) == Disk(37)
-    assert isinstance(restarts().source(holding("b", 1, disk=(30, 36)), others), Wait)
+    assert restarts().source(holding("b", 1, disk=(30, 37)), others) == FromDisk(37)
+    assert isinstance(restarts().source(holding("b", 1, disk=(30, 36)), others), NoSource)
     mates = [*others, holding("c", 1, version=37)]
-    assert restarts().source(holding("b", 1, disk=(30, 37)), mates) == Live((PeerId("c"),))
+    assert restarts().source(holding("b", 1, disk=(30, 37)), mates) == FromLive((PeerId("c"),))
 
 
 # ------------------------------------------------------------ one who makes things up
@@ -382,30 +384,32 @@ def test_a_joiner_takes_the_newest_served_state_of_the_present_restart() -> None
         holding("y", 1, restart=now, version=25),
         holding("z", 1, restart=NO_RESTART, version=40),
     ]
-    assert machine.source(holding("b", 1, disk=(20,)), mates) == Live((PeerId("y"), PeerId("x")))
+    assert machine.source(holding("b", 1, disk=(20,)), mates) == FromLive((PeerId("y"), PeerId("x")))
 
 
 def test_an_old_decision_is_no_reason_to_load_an_old_checkpoint() -> None:
     now = Restart(1, 20)
     machine = restarts(current=now)
-    assert isinstance(machine.source(holding("b", 1, disk=(20,)), [holding("a", 0, restart=now, version=60)]), Wait)
+    assert isinstance(machine.source(holding("b", 1, disk=(20,)), [holding("a", 0, restart=now, version=60)]), NoSource)
 
 
 def test_a_replica_without_the_version_takes_it_from_a_mates_disk() -> None:
     machine = restarts(current=Restart(1, 20))
-    assert machine.source(holding("b", 1, disk=(10,)), [holding("c", 1, disk=(20,))]) == MateDisk(20, (PeerId("c"),))
+    assert machine.source(holding("b", 1, disk=(10,)), [holding("c", 1, disk=(20,))]) == FromMatesDisk(
+        20, (PeerId("c"),)
+    )
 
 
 def test_with_leave_to_drop_a_lost_stage_goes_on_alone_from_its_newest_checkpoint() -> None:
     held = [holding("a", 0, version=37), holding("b", 1, disk=(20, 30)), holding("c", 1, disk=(20,))]
     machine = restarts(allow_drop=True)
     assert decided(machine, held, after_s=LOST_S) == Restart(1, 37)
-    assert machine.source(held[0], held[1:], held=held[0].version) == InPlace()
-    assert machine.source(held[1], [held[0], held[2]]) == Disk(30)
-    assert isinstance(machine.source(held[2], held[:2]), Wait)
+    assert machine.source(held[0], held[1:], held=held[0].version) == FromHere()
+    assert machine.source(held[1], [held[0], held[2]]) == FromDisk(30)
+    assert isinstance(machine.source(held[2], held[:2]), NoSource)
     now = machine.current
     serving = [holding("a", 0, version=37, restart=now), holding("b", 1, version=37, restart=now)]
-    assert machine.source(held[2], serving) == Live((PeerId("b"),))
+    assert machine.source(held[2], serving) == FromLive((PeerId("b"),))
 
 
 def test_a_lost_stage_is_made_from_its_neighbours_by_leave_of_its_operator_only() -> None:
@@ -414,10 +418,10 @@ def test_a_lost_stage_is_made_from_its_neighbours_by_leave_of_its_operator_only(
     willing = [held[0], holding("b", 1, reseed=True), held[2]]
     machine = restarts(3)
     assert decided(machine, willing, after_s=LOST_S) == Restart(1, 37)
-    assert isinstance(machine.source(willing[1], [held[0], held[2]]), Wait)  # they have to be there first
+    assert isinstance(machine.source(willing[1], [held[0], held[2]]), NoSource)  # they have to be there first
     now = machine.current
     beside = [holding("a", 0, version=37, restart=now), holding("c", 2, version=37, restart=now)]
-    assert machine.source(willing[1], beside) == Reseed((PeerId("a"),), (PeerId("c"),))
+    assert machine.source(willing[1], beside) == FromNeighbours((PeerId("a"),), (PeerId("c"),))
 
 
 def test_nobody_reseeds_a_stage_that_somebody_still_has() -> None:
@@ -457,7 +461,7 @@ def test_all_come_to_serve_one_version_if_every_stage_has_one(swarm: list[Holdin
             hidden = late.draw(st.sampled_from(sorted(state))) if now < 20 else None
             others = [h for h in state.values() if h.peer not in (peer, hidden)]
             said = [
-                Word(
+                RestartReport(
                     h.restart,
                     machines[h.peer].wanted or NO_RESTART,
                     has_say=bool(h.restart.number) or h.version is not None,
@@ -473,13 +477,13 @@ def test_all_come_to_serve_one_version_if_every_stage_has_one(swarm: list[Holdin
                 mine = replace(mine, disk=(*mine.disk, put_by[peer, machine.current]))
             if mine.restart != machine.current or mine.version is None:
                 match machine.source(replace(mine, version=None), others, held=mine.version):
-                    case InPlace():
+                    case FromHere():
                         state[peer] = Holding(peer, mine.stage, machine.current, mine.version, mine.disk)
-                    case Disk(version) | MateDisk(version, _):
+                    case FromDisk(version) | FromMatesDisk(version, _):
                         served = {h.version for h in others if h.restart == machine.current}
                         assert version == machine.current.version or version in served
                         state[peer] = Holding(peer, mine.stage, machine.current, version, mine.disk)
-                    case Live(donors):
+                    case FromLive(donors):
                         state[peer] = Holding(peer, mine.stage, machine.current, state[donors[0]].version, mine.disk)
                     case _:
                         state[peer] = Holding(peer, mine.stage, machine.current, None, mine.disk)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from donor_bench import RUN, cut_at
+from donor_bench import RUN, header_at
 
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, Refused
 from swarmnet.ids import NO_RESTART, PeerId, Restart
@@ -41,7 +41,7 @@ class Restored:
 
 
 def copy(version: int, restart: Restart) -> Snapshot:
-    at = cut_at(version)
+    at = header_at(version)
     return Snapshot(0, version, at.chain, at.before, at.term_chain, restart, 0, 1, b"", b"", b"")
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.peer.revival import FINAL, Again, Over, Pauses, Revivals
+from swarmnet.peer.revival import FINAL, Over, Pauses, Revivals, StartAgain
 
 CRASHES = st.integers(-64, 255).filter(lambda code: code not in FINAL)
 
@@ -17,9 +17,9 @@ def restarts(seed: int = 1) -> Revivals:
     return Revivals(Pauses(), random.Random(seed))
 
 
-def again(decider: Revivals, code: int = -9, ran_s: float = 5.0) -> Again:
+def again(decider: Revivals, code: int = -9, ran_s: float = 5.0) -> StartAgain:
     outcome = decider.ended(code, ran_s=ran_s, asked=False)
-    assert isinstance(outcome, Again)
+    assert isinstance(outcome, StartAgain)
     return outcome
 
 

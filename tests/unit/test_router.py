@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from swarmnet.errors import NoReplica
 from swarmnet.ids import PeerId
-from swarmnet.pipeline.patience import Patience
+from swarmnet.pipeline.patience import AdaptiveTimeout
 from swarmnet.pipeline.router import Pick, Router
 
 SIZE = 1 << 20
@@ -25,7 +25,7 @@ def names(count: int) -> list[PeerId]:
 
 
 def router_over(count: int) -> Router:
-    router = Router(Patience())
+    router = Router(AdaptiveTimeout())
     router.update(dict.fromkeys(names(count), 0))
     return router
 

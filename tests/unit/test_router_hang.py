@@ -12,7 +12,7 @@ import pytest
 
 from swarmnet.errors import NoReplica
 from swarmnet.ids import PeerId
-from swarmnet.pipeline.patience import Patience
+from swarmnet.pipeline.patience import AdaptiveTimeout
 from swarmnet.pipeline.router import Pick, Router
 
 PEERS = [PeerId(f"peer{i}") for i in range(4)]
@@ -20,7 +20,7 @@ HUNG = PEERS[2]
 
 
 def warm_router() -> Router:
-    router = Router(Patience())
+    router = Router(AdaptiveTimeout())
     router.update(dict.fromkeys(PEERS, 0))
     for _ in range(40):
         finish(router, router.pick(num_bytes=1, now=0.0), now=0.0)
@@ -122,7 +122,7 @@ class Swarm:
     """
 
     def __init__(self, seed: int, *, window: int, hang_at: float, slots: int = 8) -> None:
-        self.router = Router(Patience())
+        self.router = Router(AdaptiveTimeout())
         self.router.update(dict.fromkeys(PEERS, 0))
         self.rng, self.hang_at, self.slots = random.Random(seed), hang_at, slots
         self.serve_s = dict.fromkeys(PEERS, 0.2)
@@ -216,7 +216,7 @@ def test_a_probe_that_costs_a_whole_call_comes_ever_more_rarely(
 
     If nobody else gives results it may just be slow, and is asked again soon.
     """
-    router, now = Router(Patience()), 0.0
+    router, now = Router(AdaptiveTimeout()), 0.0
     others = frozenset() if alone else frozenset(PEERS) - {HUNG}
     router.update(dict.fromkeys({HUNG, *others}, 0))
     for _ in {HUNG, *others}:
@@ -240,7 +240,7 @@ def test_a_probe_that_costs_a_whole_call_comes_ever_more_rarely(
 def test_records_of_nobody_cost_a_tenth_of_the_time() -> None:
     """Two replicas that answer within a second, and a hundred names: each call to one hangs for fifteen seconds."""
     honest, bogus = PEERS[:2], [PeerId(f"bogus{number}") for number in range(100)]
-    router, now, lost, answered = Router(Patience()), 0.0, 0.0, 0
+    router, now, lost, answered = Router(AdaptiveTimeout()), 0.0, 0.0, 0
     router.update(dict.fromkeys(honest, 0))
     finish(router, router.pick(num_bytes=1, now=now), now=now)
     router.update(dict.fromkeys([*honest, *bogus], 0))
@@ -259,7 +259,7 @@ def test_records_of_nobody_cost_a_tenth_of_the_time() -> None:
 
 
 def test_of_two_that_begin_together_neither_gets_all_the_work() -> None:
-    router = Router(Patience())
+    router = Router(AdaptiveTimeout())
     router.update(dict.fromkeys(PEERS[:2], 0))
     finish(router, router.pick(num_bytes=1, now=0.0), now=1.0)
     picks = Counter(router.pick(num_bytes=1, now=1.0).peer for _ in range(8))

@@ -1,4 +1,4 @@
-"""Patience follows the observed tail, within bounds, and doubles when it was wrong about everybody."""
+"""The timeout follows the observed tail, within bounds, and doubles when it was wrong about everybody."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.manifest.schema import Protocol
-from swarmnet.pipeline.patience import Patience
+from swarmnet.pipeline.patience import AdaptiveTimeout
 
 
-def after(silences: list[float]) -> Patience:
-    patience = Patience(floor_s=1.0, ceiling_s=60.0)
+def after(silences: list[float]) -> AdaptiveTimeout:
+    timeout = AdaptiveTimeout(floor_s=1.0, ceiling_s=60.0)
     for silence_s in silences:
-        patience.heard(silence_s)
-    return patience
+        timeout.heard(silence_s)
+    return timeout
 
 
 def test_before_any_observation_it_is_generous() -> None:
-    assert Patience(floor_s=1.0, ceiling_s=60.0).seconds == 5.0
-    assert Patience(floor_s=1.0, ceiling_s=3.0).seconds == 3.0
+    assert AdaptiveTimeout(floor_s=1.0, ceiling_s=60.0).seconds == 5.0
+    assert AdaptiveTimeout(floor_s=1.0, ceiling_s=3.0).seconds == 3.0
 
 
 @given(st.lists(st.floats(0.0, 1000.0), max_size=300), st.integers(0, 2000))
 def test_it_stays_within_its_bounds(silences: list[float], expirations: int) -> None:
-    patience = after(silences)
+    timeout = after(silences)
     for _ in range(expirations):
-        patience.expired()
-    assert 1.0 <= patience.seconds <= 60.0
+        timeout.expired()
+    assert 1.0 <= timeout.seconds <= 60.0
 
 
 def test_it_is_four_times_the_tail() -> None:
@@ -43,42 +43,42 @@ def test_the_window_slides() -> None:
 
 
 def test_it_doubles_until_somebody_answers() -> None:
-    patience = after([0.5] * 10)
+    timeout = after([0.5] * 10)
     seen = []
     for _ in range(6):
-        patience.expired()
-        seen.append(patience.seconds)
+        timeout.expired()
+        seen.append(timeout.seconds)
     assert seen == [4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
-    patience.heard(0.5)
-    assert patience.seconds == 2.0
+    timeout.heard(0.5)
+    assert timeout.seconds == 2.0
 
 
 def test_a_call_may_take_eight_times_the_tail_and_never_less_than_its_floor() -> None:
-    patience = Patience(call_floor_s=15.0)
-    assert patience.call_s == 75.0
+    timeout = AdaptiveTimeout(call_floor_s=15.0)
+    assert timeout.call_s == 75.0
     for call_s in [4.0] * 122 + [500.0] * 6:
-        patience.heard(0.1, call_s)
-    assert patience.call_s == 32.0
+        timeout.heard(0.1, call_s)
+    assert timeout.call_s == 32.0
     for _ in range(128):
-        patience.heard(0.1, 0.5)
-    assert patience.call_s == 15.0
+        timeout.heard(0.1, 0.5)
+    assert timeout.call_s == 15.0
 
 
 def test_silences_and_calls_double_apart() -> None:
-    patience = Patience(floor_s=1.0, call_floor_s=15.0)
-    patience.heard(0.5, 1.0)
-    patience.expired(over=True)
-    assert (patience.seconds, patience.call_s) == (2.0, 30.0)
-    patience.expired()
-    assert (patience.seconds, patience.call_s) == (4.0, 30.0)
+    timeout = AdaptiveTimeout(floor_s=1.0, call_floor_s=15.0)
+    timeout.heard(0.5, 1.0)
+    timeout.expired(over=True)
+    assert (timeout.seconds, timeout.call_s) == (2.0, 30.0)
+    timeout.expired()
+    assert (timeout.seconds, timeout.call_s) == (4.0, 30.0)
 
 
 def test_who_calls_the_last_stage_leaves_it_first() -> None:
-    limits = [Patience.of(Protocol(), stages=stages).call_s for stages in (1, 2, 3)]
+    limits = [AdaptiveTimeout.of(Protocol(), stages=stages).call_s for stages in (1, 2, 3)]
     assert limits == sorted(set(limits)) and limits[0] >= Protocol().long_silence_s, "before anything was observed"
 
 
 @pytest.mark.parametrize(("floor_s", "ceiling_s"), [(0.0, 1.0), (2.0, 1.0), (1.0, float("inf"))])
 def test_senseless_bounds_are_refused(floor_s: float, ceiling_s: float) -> None:
     with pytest.raises(ValueError, match="floor_s"):
-        Patience(floor_s=floor_s, ceiling_s=ceiling_s)
+        AdaptiveTimeout(floor_s=floor_s, ceiling_s=ceiling_s)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarmnet.mesh.shared import Shared, anonymous_file, mapped
+from swarmnet.mesh.shared import SharedMemory, anonymous_file, mapped
 
 
 def descriptors() -> int:
@@ -16,7 +16,7 @@ def descriptors() -> int:
 
 
 def test_what_one_mapping_writes_the_other_reads() -> None:
-    shared = Shared(3, 10_000)
+    shared = SharedMemory(3, 10_000)
     other = mapped(shared.descriptor)
     assert shared.id == 3 and shared.bytes.shape == other.shape == (10_000,) and not shared.bytes.any()
     shared.bytes[8:16].view(torch.float32).copy_(torch.tensor([1.5, -2.0]))
@@ -26,7 +26,7 @@ def test_what_one_mapping_writes_the_other_reads() -> None:
 
 def test_closing_gives_all_back_once_no_tensor_is_left() -> None:
     before = descriptors()
-    shared = Shared(0, 1 << 16)
+    shared = SharedMemory(0, 1 << 16)
     kept = shared.bytes[100:200]
     shared.close()
     shared.close()
@@ -39,7 +39,7 @@ def test_closing_gives_all_back_once_no_tensor_is_left() -> None:
 def test_it_has_no_name_anywhere() -> None:
     folders = [Path(folder) for folder in ("/dev/shm", tempfile.gettempdir()) if Path(folder).is_dir()]
     before = {path for folder in folders for path in folder.glob("swarmnet*")}
-    shared = Shared(0, 4096)
+    shared = SharedMemory(0, 4096)
     assert {path for folder in folders for path in folder.glob("swarmnet*")} <= before
     shared.close()
 
@@ -47,7 +47,7 @@ def test_it_has_no_name_anywhere() -> None:
 def test_without_memfd_it_is_a_file_without_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    shared = Shared(0, 4096)
+    shared = SharedMemory(0, 4096)
     shared.bytes.fill_(1)
     assert mapped(shared.descriptor).sum() == 4096 and not list(tmp_path.iterdir())
     shared.close()
@@ -55,7 +55,7 @@ def test_without_memfd_it_is_a_file_without_a_name(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no memfd here")
 def test_nobody_cuts_it_short_under_a_reader() -> None:
-    shared = Shared(0, 2 * mmap.PAGESIZE)
+    shared = SharedMemory(0, 2 * mmap.PAGESIZE)
     with pytest.raises(PermissionError):
         os.ftruncate(shared.descriptor, mmap.PAGESIZE)
     shared.close()
@@ -65,13 +65,13 @@ def test_nobody_cuts_it_short_under_a_reader() -> None:
 def test_no_bytes_are_refused(num_bytes: int) -> None:
     before = descriptors()
     with pytest.raises(ValueError, match="shared memory of"):
-        Shared(0, num_bytes)
+        SharedMemory(0, num_bytes)
     assert descriptors() == before
 
 
 def test_a_file_that_cannot_be_mapped_is_let_go_of() -> None:
     before = descriptors()
     with pytest.raises((OSError, ValueError, OverflowError)):
-        Shared(0, 1 << 62)
+        SharedMemory(0, 1 << 62)
     assert descriptors() == before
     os.close(anonymous_file("swarmnet-empty"))

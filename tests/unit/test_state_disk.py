@@ -18,15 +18,15 @@ from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import NO_RESTART, Chain, Restart, RunId
 from swarmnet.state import disk
 from swarmnet.state.checkpoint_info import MAX_JSON_BYTES, CheckpointInfo
-from swarmnet.state.cut import Cut
+from swarmnet.state.cut import StateHeader
 from swarmnet.state.disk import CheckpointStore
 
 ONE, OTHER = RunId("a1" * 32), RunId("b2" * 32)
 STAGE = 2
 
 
-def cut_at(version: int, restart: Restart = NO_RESTART) -> Cut:
-    return Cut(version, Chain(f"{version:064x}"), Chain("0b" * 32), Chain("0c" * 32), restart)
+def header_at(version: int, restart: Restart = NO_RESTART) -> StateHeader:
+    return StateHeader(version, Chain(f"{version:064x}"), Chain("0b" * 32), Chain("0c" * 32), restart)
 
 
 def data_of(version: int) -> bytes:
@@ -34,7 +34,7 @@ def data_of(version: int) -> bytes:
 
 
 def put(store: CheckpointStore, version: int, stage: int = STAGE) -> CheckpointInfo:
-    info = store.describe(stage, cut_at(version), data_of(version))
+    info = store.describe(stage, header_at(version), data_of(version))
     store.write(info, data_of(version))
     return info
 
@@ -49,12 +49,12 @@ def names(store: CheckpointStore) -> list[str]:
 
 
 def test_what_was_written_is_found_and_loaded(store: CheckpointStore) -> None:
-    cut = cut_at(40, Restart(3, 20))
-    info = store.describe(STAGE, cut, data_of(40))
+    header = header_at(40, Restart(3, 20))
+    info = store.describe(STAGE, header, data_of(40))
     store.write(info, memoryview(data_of(40)))
     assert store.verified(STAGE) == disk.Found(good=(info,))
     found, data = store.load(STAGE, 40)
-    assert (found, found.cut, bytes(data)) == (info, cut, data_of(40))
+    assert (found, found.header, bytes(data)) == (info, header, data_of(40))
     assert (info.numerics, info.sha256) == ("cpu/torch-2.13/1", hashlib.sha256(data_of(40)).hexdigest())
     assert names(store) == ["stage-2-step-40.json", "stage-2-step-40.safetensors"]
 
@@ -265,7 +265,7 @@ def test_a_write_that_fails_anywhere_leaves_no_lie(
     """50 is then the old one, the new one, absent or bad: never wrong."""
     put(store, 40)
     put(store, 50)
-    new = store.describe(STAGE, cut_at(50), b"new" * 100)
+    new = store.describe(STAGE, header_at(50), b"new" * 100)
     with monkeypatch.context() as patch, contextlib.suppress(OSError):
         fail(patch, call, nth)
         store.write(new, b"new" * 100)
@@ -307,7 +307,7 @@ def test_data_are_synced_before_the_json_that_vouches_for_them(
         f"sync {folder}",
     ]
     story.clear()
-    store.write(store.describe(STAGE, cut_at(5), b"other"), b"other")
+    store.write(store.describe(STAGE, header_at(5), b"other"), b"other")
     assert story[0] == f"sync {folder}"  # the old JSON is gone for good before the data change
 
 
@@ -317,7 +317,7 @@ def test_the_state_a_run_went_back_to_is_never_absent(
 ) -> None:
     """It is written again under its restart by everybody at once, and may be the only one that all stages have."""
     old = put(store, 50)
-    new = store.describe(STAGE, cut_at(50, Restart(1, 50)), data_of(50))
+    new = store.describe(STAGE, header_at(50, Restart(1, 50)), data_of(50))
     with monkeypatch.context() as patch, contextlib.suppress(OSError):
         fail(patch, call, nth)
         store.write(new, data_of(50))
@@ -365,15 +365,15 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_is_really_full(tiny_disk: Path) -> None:
     store = CheckpointStore(tiny_disk, ONE)
     small, large = bytes(300_000), bytes(900_000)
-    first = store.describe(STAGE, cut_at(1), small)
+    first = store.describe(STAGE, header_at(1), small)
     store.write(first, small)
     with pytest.raises(OSError) as caught:
-        store.write(store.describe(STAGE, cut_at(2), large), large)
+        store.write(store.describe(STAGE, header_at(2), large), large)
     assert caught.value.errno == errno.ENOSPC
     assert store.verified(STAGE) == disk.Found(good=(first,))
     assert names(store) == ["stage-2-step-1.json", "stage-2-step-1.safetensors"]
     store.remove(STAGE, [1])
-    store.write(store.describe(STAGE, cut_at(2), large), large)
+    store.write(store.describe(STAGE, header_at(2), large), large)
     assert [info.version for info in store.verified(STAGE).good] == [2]
 
 
@@ -385,7 +385,7 @@ MINE = "12D3KooWmine"
 
 
 def put_owing(store: CheckpointStore, version: int, owed: bytes | None = OWED) -> CheckpointInfo:
-    info = store.describe(STAGE, cut_at(version), data_of(version), owed)
+    info = store.describe(STAGE, header_at(version), data_of(version), owed)
     store.write(info, data_of(version), owed)
     return info
 
