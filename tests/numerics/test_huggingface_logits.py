@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import hf_models
@@ -55,6 +56,25 @@ def test_in_and_out_again(case: str, stages: int, tmp_path: Path) -> None:
     assert [digest(stage) for stage in reread] == [digest(stage) for stage in changed]
     torch.testing.assert_close(hf_models.logits(hf_models.loaded(tmp_path / "out"), IDS), again, rtol=0, atol=1e-5)
     assert (again - found).abs().max() > 1e-3
+
+
+def test_rotary_positions_said_beside_their_table(tmp_path: Path) -> None:
+    hf_models.save("llama-llama3", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    config["original_max_position_embeddings"] = config["rope_parameters"].pop("original_max_position_embeddings")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found, _, model = computed(tmp_path, 1)
+    assert model.rope_original_length == 16
+    torch.testing.assert_close(found, hf_models.logits(hf_models.loaded(tmp_path), IDS), rtol=0, atol=1e-5)
+
+
+def test_a_config_without_its_epsilon_has_that_of_transformers(tmp_path: Path) -> None:
+    hf_models.save("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    del config["rms_norm_eps"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found, _, _ = computed(tmp_path, 1)
+    torch.testing.assert_close(found, hf_models.logits(hf_models.loaded(tmp_path), IDS), rtol=0, atol=1e-5)
 
 
 def test_a_stage_reads_its_own_tensors_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
