@@ -58,6 +58,20 @@ def test_in_and_out_again(case: str, stages: int, tmp_path: Path) -> None:
     assert (again - found).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("case", ["mistral-window", "qwen2-window", "qwen3-window"])
+def test_what_began_with_a_sliding_window_has_it_again(case: str, tmp_path: Path) -> None:
+    ids = torch.randint(0, 61, (2, 60), generator=torch.Generator().manual_seed(0))  # longer than the window of 48
+    expected = hf_models.logits(hf_models.save(case, tmp_path / "in"), ids)
+    _, tensors, model = computed(tmp_path / "in", 1)
+    write_model(tmp_path / "out", model, tensors, longest=40, began=tmp_path / "in")
+    torch.testing.assert_close(hf_models.logits(hf_models.loaded(tmp_path / "out"), ids), expected, rtol=0, atol=1e-5)
+    assert read_config(tmp_path / "out").window == 48
+
+    write_model(tmp_path / "bare", model, tensors, longest=40)
+    without = hf_models.logits(hf_models.loaded(tmp_path / "bare"), ids)
+    assert (without - expected).abs().max() > 1e-3
+
+
 def test_rotary_positions_said_beside_their_table(tmp_path: Path) -> None:
     hf_models.save("llama-llama3", tmp_path)
     config = json.loads((tmp_path / "config.json").read_bytes())

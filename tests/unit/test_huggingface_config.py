@@ -9,7 +9,7 @@ import pytest
 
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Model
-from swarmnet.model.huggingface.config import config_of, describe, read_config
+from swarmnet.model.huggingface.config import config_of, describe, read_config, sliding
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -161,6 +161,27 @@ def test_what_is_refused(changes: dict[str, Any], words: str) -> None:
 def test_what_is_written_reads_back_equal(changes: dict[str, Any]) -> None:
     written = Model.model_validate(changes)
     assert describe(config_of(written, longest=64), where="").model == written
+
+
+def test_a_window_is_written_for_the_model_that_began_with_it() -> None:
+    mistral = LLAMA | {"model_type": "mistral"}
+    ours = describe(mistral, where="").model
+    found = sliding(mistral, ours, longest=64)
+    assert found == {"model_type": "mistral", "sliding_window": 4096}
+    written = config_of(ours, longest=64, window=found)
+    assert written["architectures"] == ["MistralForCausalLM"] and describe(written, where="").window == 4096
+    assert not sliding(mistral, ours, longest=5000)  # it was trained beyond it
+    assert not sliding(mistral | {"sliding_window": None}, ours, longest=64)
+    assert not sliding(mistral | {"num_hidden_layers": 3}, ours, longest=64)
+    assert not sliding(LLAMA | {"sliding_window": 4096}, ours, longest=64)
+    qwen = LLAMA | {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}
+    assert not sliding(qwen, ours, longest=64)
+    assert sliding(qwen, describe(qwen, where="").model, longest=64) == {
+        "model_type": "qwen2",
+        "sliding_window": 4096,
+        "use_sliding_window": True,
+        "max_window_layers": 1,
+    }
 
 
 def test_what_transformers_has_no_name_for() -> None:

@@ -104,12 +104,34 @@ def describe(data: Mapping[str, Any], *, where: str) -> Described:
     return Described(model, _window(data, kind, where))
 
 
-def config_of(model: Model, *, longest: int) -> dict[str, Any]:
+def sliding(data: Mapping[str, Any], model: Model, *, longest: int) -> dict[str, Any]:
+    """What the config `data` says of a sliding window, for the config of `model`, which began with its weights.
+
+    Inside its window a model computes the same with and without it, so training knows none; longer texts need it.
+    Empty if there is no window, if sequences of `longest` tokens reach beyond it, or if `data` is of another model.
+    """
+    kind = data.get("model_type")
+    if kind not in (("mistral",) if _is_plain(model) else (_kind(model),)):
+        return {}
+    if any(data.get(theirs) != getattr(model, ours) for theirs, ours in _SIZES.items()):
+        return {}
+    window = _window(data, kind, FILE)
+    if window is None or window < longest:
+        return {}
+    if kind == "mistral":
+        return {"model_type": kind, "sliding_window": window}
+    layers = {key: data[key] for key in ("max_window_layers", "layer_types") if data.get(key) is not None}
+    return {"model_type": kind, "sliding_window": window, "use_sliding_window": True, **layers}
+
+
+def config_of(model: Model, *, longest: int, window: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The `config.json` under which transformers computes what `model` does.
 
-    longest: tokens of a sequence; what the model was trained on. Raises UsageError if there is none.
+    longest: tokens of a sequence; what the model was trained on. window: what `sliding` has found.
+    Raises UsageError if there is none.
     """
-    kind = _kind(model)
+    window = window or {}
+    kind = window.get("model_type") or _kind(model)
     data: dict[str, Any] = {
         "architectures": [ARCHITECTURES[kind]],
         "model_type": kind,
@@ -135,7 +157,12 @@ def config_of(model: Model, *, longest: int) -> dict[str, Any]:
         data["sliding_window"] = None
     if kind.startswith("qwen"):
         data["use_sliding_window"] = False
-    return data
+    return {**data, **window}
+
+
+def _is_plain(model: Model) -> bool:
+    """Neither biases nor norms over heads: a Llama, or a Mistral."""
+    return not (model.qk_norm or model.attention_bias or model.output_bias)
 
 
 def _kind(model: Model) -> str:
