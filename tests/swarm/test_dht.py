@@ -473,8 +473,8 @@ def test_a_run_is_found_by_its_first_digits() -> None:
 
 
 def test_status_tells_what_it_sees_and_fails_when_nobody_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    async def status(run: str, bootstrap: tuple[str, ...], output: str = "json") -> tuple[int, str, str]:
-        code = await asyncio.to_thread(run_status, run, bootstrap, output)
+    async def status(run: str, bootstrap: tuple[str, ...], as_json: bool = True) -> tuple[int, str, str]:
+        code = await asyncio.to_thread(run_status, run, bootstrap, as_json)
         return code, *capsys.readouterr()
 
     async def story() -> None:
@@ -488,7 +488,7 @@ def test_status_tells_what_it_sees_and_fails_when_nobody_is_there(capsys: pytest
             assert seen["loss"] == {"step": 4, "value": 2.25}
             assert [replica["peer"] for replica in seen["stages"][0]["replicas"]] == [who.peer]
 
-            code, out, said = await status(RUN, directory.maddrs, "table")
+            code, out, said = await status(RUN, directory.maddrs, False)
             assert code == 0
             assert all(words in out for words in (who.peer[-8:], "nobody serves stage 2", "loss 2.2500 at step 4"))
 

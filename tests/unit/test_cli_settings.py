@@ -249,20 +249,20 @@ def test_local_sync_brings_along_what_it_needs_and_set_wins(calls, manifest: str
     ("typed", "named"), [("run.toml", Path("run.toml")), (run_id(Manifest()), run_id(Manifest())), ("ab" * 6, "ab" * 6)]
 )
 def test_status_takes_a_file_a_run_id_or_its_first_digits(calls, typed: str, named: Path | str) -> None:
-    assert run(["status", typed, "--bootstrap", MADDR, "--output", "json"]) == 0
-    assert calls.pop() == ("run_status", named, (MADDR,), "json")
+    assert run(["status", typed, "--bootstrap", MADDR, "--json"]) == 0
+    assert calls.pop() == ("run_status", named, (MADDR,), True)
 
 
 def test_status_takes_a_link(calls) -> None:
     assert run(["status", f"swarm:{'ab' * 32}@{FULL_MADDR}", "--bootstrap", MADDR]) == 0
-    assert calls.pop() == ("run_status", "ab" * 32, (FULL_MADDR, MADDR), "table")
+    assert calls.pop() == ("run_status", "ab" * 32, (FULL_MADDR, MADDR), False)
     assert run(["status", f"swarm:{'AB' * 6}@{FULL_MADDR}"]) == 0
-    assert calls.pop() == ("run_status", "ab" * 6, (FULL_MADDR,), "table")
+    assert calls.pop() == ("run_status", "ab" * 6, (FULL_MADDR,), False)
 
 
 def test_a_run_id_may_be_typed_in_capitals(calls) -> None:
     assert run(["status", "AB" * 32, "--bootstrap", MADDR]) == 0
-    assert calls.pop() == ("run_status", "ab" * 32, (MADDR,), "table")
+    assert calls.pop() == ("run_status", "ab" * 32, (MADDR,), False)
 
 
 @pytest.mark.parametrize("command", ["peer", "local"])
