@@ -257,7 +257,7 @@ def test_a_bad_tokenizer_is_refused(tmp_path):
 
 def test_a_missing_library_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(UsageError, match=r"pip install 'swarmnet\[tokenizers\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'swarmnet-train\[tokenizers\]'"):
         load_tokens("corpus:small", "tokenizer.json", base=tmp_path)
 
 
