@@ -37,7 +37,7 @@ def command(named: tuple[str, ...], lift: bool, bootstrap: tuple[str, ...]) -> i
 
     path, manifest, peers = run_and_peers(named)
     if not peers:
-        raise UsageError("name the peers to ban by whole ids (12D3KooW...); `swarmnet status --output json` has them")
+        raise UsageError("name the peers to ban by whole ids (12D3KooW...); `swarmnet status --json` has them")
     bans = Owner(path, manifest).ban(peers, lift=lift, now=time.time())
     click.echo(f"wrote {bans_beside(path)}: list {bans.number}, {len(bans.peers)} banned")
     if not bootstrap:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     "--like",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     metavar="DIR",
-    help="Checkpoint whose tokenizer and generation settings come along.  [what the run began with]",
+    help="Checkpoint whose tokenizer, generation settings and sliding window come along.  [what the run began with]",
 )
 def command(run: str, target: Path, directories: tuple[Path, ...], step: int | None, like: Path | None) -> int:
     """Write the model of a run to a new directory OUT, as Hugging Face's transformers loads it.
@@ -66,11 +66,14 @@ def _from_disk(path: Path, target: Path, directories: list[Path], step: int | No
     from swarmnet.state.collect import Collection
 
     manifest = load(path)
-    notes = _notes(like, manifest)
+    beginning = _beginning(manifest, path.parent)
+    began = beginning or _named_beginning(like, manifest)
+    notes = _notes(like, began, manifest)
     collection = Collection(manifest, run_id(manifest), directories)
-    like, tokenizer = like or _beginning(manifest, path.parent), _tokenizer(manifest, path.parent)
     version = collection.newest() if step is None else step
-    return _write(target, manifest, collection, version, like, tokenizer, notes)
+    return _write(
+        target, manifest, collection, version, like or beginning, began, _tokenizer(manifest, path.parent), notes
+    )
 
 
 def _from_swarm(link: str, target: Path, step: int | None, like: Path | None) -> int:
@@ -93,21 +96,28 @@ def _from_swarm(link: str, target: Path, step: int | None, like: Path | None) ->
                 version=step,
             )
         )
-        notes = _notes(like, found.manifest)
+        began = _named_beginning(like, found.manifest)
+        notes = _notes(like, began, found.manifest)
         collection = Collection(found.manifest, found.run, [Path(folder)])
-        return _write(target, found.manifest, collection, found.version, like, None, notes)
+        return _write(target, found.manifest, collection, found.version, like, began, None, notes)
 
 
-def _notes(like: Path | None, manifest: Manifest) -> list[str]:
-    """What to say of the checkpoint that was named. Raises UsageError if nothing of it is of use."""
+def _notes(like: Path | None, began: Path | None, manifest: Manifest) -> list[str]:
+    """What to say of the checkpoints that are named. Raises UsageError if nothing of `like` is of use."""
     from swarmnet.model.huggingface.write import BESIDE, brought, unlike
 
+    notes = []
+    if manifest.initial.sha256 and began is None:
+        notes.append(
+            "note: the checkpoint that the run began with is not here: if its attention has a sliding window, "
+            "config.json lacks it; --like DIR brings it along"
+        )
     if like is None:
-        return []
+        return notes
     if not brought(like):
         raise UsageError(f"--like {like}: has none of {', '.join(BESIDE)}, and no config.json that says more")
-    different = unlike(like, manifest.model, longest=manifest.training.sequence_length)
-    return [] if different is None else [f"note: {different}: what came along may not fit"]
+    different = unlike(like, manifest.model, longest=manifest.training.sequence_length, began=began)
+    return notes if different is None else [*notes, f"note: {different}: what came along may not fit"]
 
 
 def _write(
@@ -116,6 +126,7 @@ def _write(
     collection: Collection,
     version: int,
     like: Path | None,
+    began: Path | None,
     tokenizer: Path | None,
     notes: list[str],
 ) -> int:
@@ -127,6 +138,7 @@ def _write(
         collection.stages(version),
         longest=manifest.training.sequence_length,
         like=like,
+        began=began,
         tokenizer=tokenizer,
     )
     total = manifest.training.total_steps
@@ -145,6 +157,11 @@ def _beginning(manifest: Manifest, base: Path) -> Path | None:
     """The checkpoint the run began with, if it is still there."""
     folder = base / Path(manifest.initial.source).expanduser()
     return folder if manifest.initial.source and (folder / "config.json").is_file() else None
+
+
+def _named_beginning(like: Path | None, manifest: Manifest) -> Path | None:
+    """`like`, if the run began with a checkpoint and `like` has a config: whoever names it says that it is that one."""
+    return like if like is not None and manifest.initial.sha256 and (like / "config.json").is_file() else None
 
 
 def _tokenizer(manifest: Manifest, base: Path) -> Path | None:

@@ -120,7 +120,8 @@ def command(
     sized_by = "--set" if sized else f"--from {checkpoint}" if begins is not None else None
     manifest = _fill(chosen, base=path.parent, sized_by=sized_by)
     if begins is not None:
-        manifest = begins.fill(manifest, source=_seen_from(path.parent, str(checkpoint)))
+        source = _seen_from(path.parent, str(checkpoint))
+        manifest = begins.fill(manifest, source=source, tied=_said_tied(assignments))
     if owner is not None:
         write_owner(path, owner)  # first: a run without its key can never have a guest
     _write(path, to_toml(manifest), force=force)
@@ -156,6 +157,14 @@ def command(
 
 def _sets(field: str, assignments: tuple[str, ...]) -> bool:
     return any(text.partition("=")[0].strip() == field for text in assignments)
+
+
+def _said_tied(assignments: tuple[str, ...]) -> bool | None:
+    """What --set says of model.tie_embeddings, if anything."""
+    from swarmnet.config import toml
+
+    said = [value for path, value in map(toml.assignment, assignments) if path == ("model", "tie_embeddings")]
+    return bool(said[-1]) if said else None
 
 
 def _seen_from(folder: Path, source: str) -> str:
@@ -218,8 +227,11 @@ class Begins:
         """Is it tied in its files and not in the run?"""
         return self._described.model.tie_embeddings and not manifest.model.tie_embeddings
 
-    def fill(self, manifest: Manifest, *, source: str) -> Manifest:
-        """`manifest` with the digests of the weights. Raises UsageError: they do not fit its model."""
+    def fill(self, manifest: Manifest, *, source: str, tied: bool | None) -> Manifest:
+        """`manifest` with the digests of the weights. Raises UsageError: they do not fit its model.
+
+        tied: whether the head is the embedding, if the operator has said so; else the checkpoint's config says it.
+        """
         from swarmnet.config.layers import SettingsLayer
         from swarmnet.manifest.file import change
         from swarmnet.model.huggingface.initial import digests
@@ -230,8 +242,16 @@ class Begins:
                 f"{self._folder}: its attention reaches back {window} tokens only (sliding_window), which "
                 f"is not supported: set training.sequence_length = {length} to {window} or less"
             )
-        found = {"source": source, "sha256": digests(manifest, self._folder)}
-        return change(manifest, [SettingsLayer("--from", {"initial": found})], where="--from")
+        described = self._described.model.tie_embeddings
+        found = digests(
+            manifest,
+            self._folder,
+            may_lack_head=described or tied is True,
+            may_differ_head=not (described if tied is None else tied),
+        )
+        return change(
+            manifest, [SettingsLayer("--from", {"initial": {"source": source, "sha256": found}})], where="--from"
+        )
 
 
 def _fill(manifest: Manifest, *, base: Path, sized_by: str | None) -> Manifest:

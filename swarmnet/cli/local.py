@@ -154,17 +154,16 @@ def command(
     from swarmnet import telemetry
     from swarmnet.local.options import LocalOptions, parse_kill_ranks, parse_kills
 
-    if resume:
-        _refuse_changes(ctx)
     typed: tuple[tuple[str, str], ...] = () if sync is None else ((f"--sync {sync}", f"averaging.sync={sync}"),)
     if manifest is not None:
-        if ctx.get_parameter_source("data") is not ParameterSource.DEFAULT:
+        if ctx.get_parameter_source("data") is not ParameterSource.DEFAULT and not resume:
             raise UsageError("--data: a manifest fixes its data by digest; make another with `swarmnet init --data`")
         typed += tuple(
             (f"--{name}", f"{_IN_MANIFEST[name]}={value}")
             for name, value in (("stages", stages), ("steps", steps), ("seed", seed))
             if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
         )
+    if manifest is not None and not resume:
         stages, steps, seed, data = _from_manifest(
             LocalOptions(manifest=manifest, numerics=numerics, typed=typed, set=assignments)
         )
@@ -200,6 +199,8 @@ def command(
         kill_rank=kill_rank,
         admission=admission,
     )
+    if resume:
+        _refuse_changes(ctx, options)
     telemetry.setup(log_level)  # type: ignore[arg-type]  # click has checked the choice
 
     from swarmnet.local import run_local
@@ -217,7 +218,7 @@ _FIXED = {
     "data": "--data",
     "manifest": "--manifest",
     "numerics": "--numerics",
-    "assignments": "--set",
+    "set": "--set",
     "checkpoint_every": "--checkpoint-every",
     "ranks": "--ranks",
     "tensor": "--tensor",
@@ -227,11 +228,20 @@ _FIXED = {
 }
 
 
-def _refuse_changes(ctx: click.Context) -> None:
-    """A run that goes on is the run it was. Raises UsageError."""
-    for name, flag in _FIXED.items():
-        if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
-            raise UsageError(f"{flag}: a resumed run keeps its manifest, its replicas and their ranks; leave it away")
+def _refuse_changes(ctx: click.Context, options: LocalOptions) -> None:
+    """A run that goes on is the run it was: a flag may say so again, and nothing else. Raises UsageError."""
+    from swarmnet.local.earlier import said_otherwise
+
+    said = [
+        name
+        for name in _FIXED
+        if ctx.get_parameter_source("assignments" if name == "set" else name) is not ParameterSource.DEFAULT
+    ]
+    if said and (name := said_otherwise(options, said)):
+        raise UsageError(
+            f"{_FIXED[name]}: a resumed run keeps its manifest, its replicas and their ranks, which say otherwise: "
+            "leave it away"
+        )
 
 
 def _from_manifest(options: LocalOptions) -> tuple[int, int, int, str]:

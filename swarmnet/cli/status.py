@@ -18,11 +18,9 @@ from swarmnet.errors import UsageError
     metavar=MULTIADDR,
     help="Multiaddr of a peer that is up; repeatable. A link brings its own.",
 )
-@click.option(
-    "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="How to print."
-)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--log-level", type=LEVELS, default="warning", show_default=True, help="The least to log.")
-def command(run: str, bootstrap: tuple[str, ...], output: str, log_level: str) -> int:
+def command(run: str, bootstrap: tuple[str, ...], as_json: bool, log_level: str) -> int:
     """Ask the DHT how a run is doing, what is wrong with it and what to do.
 
     The run is named by the link that its peers print, by its manifest file, or by its id (64 hex digits, or the first
@@ -53,4 +51,4 @@ def command(run: str, bootstrap: tuple[str, ...], output: str, log_level: str) -
     from swarmnet.peer.status import run_status
 
     telemetry.setup(log_level)  # type: ignore[arg-type]  # click has checked the choice
-    return run_status(named, bootstrap, output)
+    return run_status(named, bootstrap, as_json)

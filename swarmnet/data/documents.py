@@ -36,15 +36,18 @@ def small_corpus() -> Iterator[bytes]:
 def folder(root: Path) -> Iterator[bytes]:
     """Every file below `root` except hidden ones, by sorted relative path; links to folders are not followed."""
     for path in _walk(root, skipped=frozenset()):
-        yield _read(root / path)
+        yield from file(root / path)
 
 
 def file(path: Path) -> Iterator[bytes]:
-    """One file, one document."""
-    yield _read(path)
+    """A file is one document, and so is each line of a `.jsonl` file."""
+    if path.suffix == ".jsonl":
+        yield from _json_lines(path)
+    else:
+        yield _read(path)
 
 
-def json_lines(path: Path) -> Iterator[bytes]:
+def _json_lines(path: Path) -> Iterator[bytes]:
     """Field "text" of every line, one document each; empty lines are skipped."""
     try:
         lines = path.open("rb")

@@ -2,8 +2,9 @@
 
     stdlib            the running Python's standard library
     corpus:small      text inside this package, equal on every machine
-    FILE.txt, folder  text, any file name
+    FILE.txt          text, any file name
     FILE.jsonl        field "text" of each line
+    folder            all files of these two kinds below it
     FILE.bin, .npy    token ids: .u8.bin, .u16.bin, .u32.bin little endian, plain .bin is u16; .npy says its own type
 
 Documents come in sorted order (`documents`) and each ends with the tokenizer's end token. Knows no run.
@@ -94,7 +95,7 @@ def _documents(source: str, path: Path | None) -> Iterable[bytes]:
         raise UsageError(f'unknown data source {source!r}: the only corpus is "corpus:small"')
     if path.is_dir():
         return documents.folder(path)
-    return documents.json_lines(path) if path.suffix == ".jsonl" else documents.file(path)
+    return documents.file(path)
 
 
 def tokenizer_of(name: str, base: Path | None) -> Tokenizer:

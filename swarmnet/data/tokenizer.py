@@ -75,7 +75,7 @@ class HuggingFace:
             import tokenizers
         except ImportError as error:
             raise UsageError(
-                f"tokenizer {str(path)!r} needs the tokenizers library: pip install 'swarmnet[tokenizers]'"
+                f"tokenizer {str(path)!r} needs the tokenizers library: pip install 'swarmnet-train[tokenizers]'"
             ) from error
         try:
             content = path.read_bytes()

@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import bisect
 import re
+from collections import Counter
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
+from swarmnet.config import toml
 from swarmnet.config.peer import Mesh
 from swarmnet.errors import UsageError
 from swarmnet.local.audit import Audit
 from swarmnet.local.events import CommittedEvent, DroppedEvent, FinishedEvent, parse
-from swarmnet.local.meshes import meshes_of
+from swarmnet.local.meshes import meshes_of, parse_meshes
+from swarmnet.local.options import LocalOptions
+from swarmnet.local.prepare import absolute, choose, resume
 from swarmnet.local.progress import SwarmProgress
+from swarmnet.manifest.schema import Manifest
 from swarmnet.telemetry.events import EventReader
 
 BEGAN = "began"
@@ -31,6 +38,76 @@ def members(out: Path) -> tuple[dict[str, int], tuple[str, ...]]:
         raise UsageError(f"{out} holds no run that could be resumed: it needs run.toml and peers/")
     # The first is started alone and is the others' way into the DHT: in the order in which they were started first.
     return dict(sorted(replicas.items(), key=lambda item: (item[0].partition("-")[2], item[1]))), trainers
+
+
+_FIELDS = {
+    "stages": "cut.stages",
+    "steps": "training.total_steps",
+    "seed": "training.seed",
+    "numerics": "numerics.mode",
+    "checkpoint_every": "training.checkpoint_every",
+    "admission": "admission.policy",
+    "data": "data.source",
+}
+"""Options of `swarmnet local` that are fields of its manifest."""
+
+_PATHS = ("data.source", "data.tokenizer", "initial.source")
+
+
+def said_otherwise(options: LocalOptions, said: Collection[str]) -> str | None:
+    """Of the options `said`, the first that the run in `options.out` is not; None if it is all of them.
+
+    Raises UsageError if there is no run, or if an option makes no sense.
+    """
+    if options.out is None:
+        raise UsageError("--resume needs --out DIR: the directory of the run that is to go on")
+    (replicas, trainers), manifest = members(options.out), resume(options.out).manifest
+    fields = manifest.model_dump(mode="json")
+    assigned = {".".join(path): value for path, value in map(toml.assignment, options.set)}
+    for name in said:
+        match name:
+            case "replicas":
+                same = min(Counter(replicas.values()).values()) == options.replicas  # more have joined one stage or two
+            case "trainers":
+                same = len(trainers) == options.trainers
+            case "ranks" | "tensor" | "shard" | "sequence_parallel":
+                same = parse_meshes(options, manifest, replicas) == meshes(options.out)
+            case "manifest":
+                same = _is_from(manifest, choose(options))
+            case "set":
+                same = all(_has(fields, field, value) for field, value in assigned.items())
+            case "sync":
+                same = f"averaging.sync={manifest.averaging.sync}" in [text for _, text in options.typed]
+            case _:
+                same = _FIELDS[name] in assigned or _has(fields, _FIELDS[name], getattr(options, name))
+        if not same:
+            return name
+    return None
+
+
+def _is_from(manifest: Manifest, chosen: Manifest) -> bool:
+    """Is `manifest` what a new run made of `chosen`? It fills in digests, makes paths absolute, and has its owner."""
+    ours, theirs = (each.model_dump(mode="json") for each in (manifest, chosen))
+    for data in (ours, theirs):
+        data.pop("admission")
+        data["initial"].pop("source")
+        for name in ("source", "tokenizer", "tokens_root"):
+            data["data"].pop(name)
+    if not chosen.data.tokens_sha256:  # only `prepare` could tell
+        ours.pop("data"), theirs.pop("data")
+    return ours == theirs
+
+
+def _has(fields: Mapping[str, Any], name: str, value: object) -> bool:
+    """Has the manifest `fields` this value in the field `name`?"""
+    found: Any = fields
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    if name in _PATHS and isinstance(value, str) and value:
+        return found in (value, absolute(value, Path()))
+    if isinstance(value, Mapping) and isinstance(found, Mapping):
+        return all(_has(found, key, inner) for key, inner in value.items())
+    return bool(found == value)
 
 
 def lives(out: Path) -> list[float]:

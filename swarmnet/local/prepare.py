@@ -173,7 +173,7 @@ def with_data(manifest: Manifest, *, base: Path) -> Manifest:
     filled in. Raises UsageError for data that is not there, not the one the digests name, too
     short for a microbatch, or has more tokens than the model's vocabulary.
     """
-    source, tokenizer = (_absolute(text, base) for text in (manifest.data.source, manifest.data.tokenizer))
+    source, tokenizer = (absolute(text, base) for text in (manifest.data.source, manifest.data.tokenizer))
     tokens = load_tokens(source, tokenizer)
     if manifest.data.tokens_sha256:
         verify(tokens, manifest.data)
@@ -194,12 +194,13 @@ def with_data(manifest: Manifest, *, base: Path) -> Manifest:
         tokenizer_sha256=tokens.tokenizer_sha256,
     )
     initial = manifest.initial.model_copy(
-        update={"source": manifest.initial.source and _absolute(manifest.initial.source, base)}
+        update={"source": manifest.initial.source and absolute(manifest.initial.source, base)}
     )
     return manifest.model_copy(update={"data": data, "initial": initial})
 
 
-def _absolute(name: str, base: Path) -> str:
+def absolute(name: str, base: Path) -> str:
+    """A path that exists below `base`, for processes that run elsewhere; any other name as it is."""
     path = base / Path(name).expanduser()
     return str(path.resolve()) if path.exists() else name
 

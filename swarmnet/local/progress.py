@@ -6,6 +6,7 @@ The first member's word about a commit counts for the curve; the audit compares 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from swarmnet.local.events import (
@@ -199,6 +200,16 @@ class SwarmProgress:
     def all_finished(self) -> bool:
         """As `complete`, and no live replica is still behind."""
         return self.complete and all(replica.finished for replica in self.replicas.values() if replica.alive)
+
+    def not_up(self, ranks: Callable[[str], int]) -> list[str]:
+        """The live replicas whose processes have not started yet. ranks: how many one has, by its name."""
+        return sorted(
+            name
+            for name, replica in self.replicas.items()
+            if replica.alive
+            and not replica.finished
+            and (not replica.dht or (ranks(name) > 1 and (not replica.mesh or replica.ranks_lost)))
+        )
 
     def bootstrap(self, *, but: str = "", most: int = 4) -> tuple[str, ...]:
         """DHT addresses of up to `most` live peers other than `but`."""

@@ -205,7 +205,7 @@ def draw(outcome: RunOutcome, path: Path) -> str:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        return "no loss.png: matplotlib is not installed (pip install 'swarmnet[plot]')"
+        return "no loss.png: matplotlib is not installed (pip install 'swarmnet-train[plot]')"
     progress = outcome.progress
     if not progress.points:
         return "no loss.png: no step was finished"

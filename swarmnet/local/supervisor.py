@@ -53,7 +53,7 @@ class Timing:
     restart_s: float = 1.0  # a killed child stays away this long
     stalled_s: float = 60.0  # without progress: say what is missing
     give_up_s: float = 600.0  # without progress: stop
-    settle_s: float = 30.0  # after the last step: for the replicas that are behind and the trainers
+    settle_s: float = 30.0  # after the last step, once all processes are up: for replicas that are behind, and trainers
     grace_s: float = 10.0  # between SIGTERM and SIGKILL
 
 
@@ -108,6 +108,7 @@ class Supervisor:
         self._killed: set[str] = set()  # by us, not reaped yet
         self._away: dict[str, float] = {}  # killed replicas that have not synced again: since when
         self._complete_at: float | None = None
+        self._all_up_at = 0.0  # when it is complete: when a replica was seen last that had not started yet
         self._ending = False  # events are still read, nothing is done about them
         self._warned_at = float("-inf")
         self._problem = ""
@@ -161,12 +162,18 @@ class Supervisor:
         if not self.progress.complete:
             return False
         if self._complete_at is None:
-            self._complete_at = now
+            self._complete_at = self._all_up_at = now
             self._act(acts.RunComplete(), now=now)
         trainers = any(name in self._children for name in self.layout.trainers)
         # A replica killed in the last moments comes back and takes the final weights like any other.
         settled = self.progress.all_finished and not trainers and not self._away
-        return settled or now - self._complete_at > self.timing.settle_s
+        # A mesh may need minutes to start: it is no sign that its replica hangs.
+        if self.progress.not_up(self._num_ranks) and now - self._complete_at < self.timing.give_up_s:
+            self._all_up_at = now
+        return settled or now - self._all_up_at > self.timing.settle_s
+
+    def _num_ranks(self, name: str) -> int:
+        return mesh_of(self.layout.meshes, name).ranks
 
     # ---------------------------------------------------------------- children
 

@@ -166,7 +166,9 @@ class Optimizer(Table):
     )
     weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.1, description="decoupled, matrices only")
     clip_norm: Above0 = Field(default=1.0, description="largest L2 norm of the average gradient, over all stages")
-    warmup_steps: Count = Field(default=30, description="linear from 0 to the peak")
+    warmup_steps: Count = Field(
+        default=30, description="linear: step t = 0, 1, ... has (t + 1) / warmup_steps of the peak"
+    )
     schedule: Literal["constant", "cosine", "wsd"] = Field(
         default="cosine", description='"constant", "cosine", or "wsd" (warm-up, stable, decay)'
     )

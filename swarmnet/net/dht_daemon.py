@@ -208,7 +208,7 @@ def _take_port(listen: Listen) -> tuple[int, socket.socket | None]:
             return _take_port(replace(listen, port=listen.first))
     claim = _claimed(listen.port) if listen.port else None
     try:
-        check_free(listen.host, listen.port, option="dht_port")  # p2pd would share a taken port silently
+        check_free(listen.host, listen.port, flag="--dht-port")  # p2pd would share a taken port silently
     except UsageError:
         if claim is not None:
             claim.close()
@@ -227,5 +227,5 @@ def _claimed(port: int) -> socket.socket | None:
         claim.bind(f"\0swarmnet-dht-port-{port}")
     except OSError as error:
         claim.close()
-        raise UsageError(f"cannot listen on port {port} (another peer does): choose another dht_port") from error
+        raise UsageError(f"cannot listen on port {port} (another peer does): choose another with --dht-port") from error
     return claim

@@ -114,13 +114,13 @@ class GrpcTransport:
         first = 0
         if self._first_port:
             with contextlib.suppress(UsageError, RuntimeError):  # taken, or taken meanwhile: any free one will do
-                check_free(self._host, self._first_port, option="port")  # gRPC would complain on standard error
+                check_free(self._host, self._first_port, flag="--port")  # gRPC would complain on standard error
                 first = self._bind(listener, self._first_port)
         try:
             self._port = first or self._bind(listener, self._port)
         except RuntimeError as error:
             raise UsageError(
-                f"cannot listen on {self._at(self._port)}: choose another --port, or 0 for a free one"
+                f"cannot listen on {self._at(self._port)}: choose another with --port, or --port 0 for a free one"
             ) from error
         await listener.start()
         return listener

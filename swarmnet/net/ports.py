@@ -50,8 +50,8 @@ class LastPorts:
             log.warning("ports_not_kept", path=str(path), error=str(error))
 
 
-def check_free(host: str, port: int, *, option: str) -> None:
-    """Raises UsageError, in the name of `option`, if nobody can listen there; it may be taken a moment later."""
+def check_free(host: str, port: int, *, flag: str) -> None:
+    """Raises UsageError, in the name of `flag`, if nobody can listen there; it may be taken a moment later."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
@@ -60,9 +60,9 @@ def check_free(host: str, port: int, *, option: str) -> None:
             probe.listen()  # bind alone succeeds next to a listener that set SO_REUSEADDR only
         except OSError as error:
             advice = (
-                f"choose another {option}"
+                f"choose another with {flag}"
                 if error.errno == errno.EADDRINUSE
-                else "host must be the IP address of one of this machine's interfaces, or 0.0.0.0"
+                else "--host must be the IP address of one of this machine's interfaces, or 0.0.0.0"
             )
             raise UsageError(f"cannot listen on {host} port {port} ({error.strerror or error}): {advice}") from error
 

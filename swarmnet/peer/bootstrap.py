@@ -15,14 +15,15 @@ from swarmnet.net.own_dir import own_identity
 from swarmnet.net.ports import LastPorts
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.telemetry.events import EventLog
-from swarmnet.telemetry.journal import loopback_last
+from swarmnet.telemetry.journal import offered
 
 log = telemetry.get(__name__)
 
 
 def run_bootstrap(config: PeerConfig) -> int:
-    """Run a bootstrap node until Ctrl+C or SIGTERM; print its multiaddrs, one per line, those that only
-    this machine reaches last. Returns the exit code.
+    """Run a bootstrap node until Ctrl+C or SIGTERM; print the multiaddrs at which others reach it, one per line.
+
+    Where only this machine reaches it, those of this machine are printed. Returns the exit code.
 
     Emits `listening` with `peer` and `dht` (multiaddrs) to the events file. Raises UsageError.
     """
@@ -50,7 +51,7 @@ async def _serve(config: PeerConfig) -> int:
             return 0
         try:
             LastPorts(dht_port=directory.port).keep(config.dir)
-            for address in loopback_last(directory.maddrs):
+            for address in offered(directory.maddrs):
                 print(address, flush=True)
                 log.event(f"others join a run with: swarmnet join swarm:RUN_ID@{address}")
             events.emit("listening", peer=identity.peer, dht=directory.maddrs)

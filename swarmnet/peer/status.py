@@ -37,8 +37,8 @@ GIVEN_UP_AFTER_S = 20.0
 """After so long it answers with what is there."""
 
 
-def run_status(named: Path | str, bootstrap: tuple[str, ...], output: str) -> int:
-    """Print the state of a run, as a table or (`output` "json") as one JSON object.
+def run_status(named: Path | str, bootstrap: tuple[str, ...], as_json: bool = False) -> int:
+    """Print the state of a run, as a table or as one JSON object.
 
     named: its manifest, or its id, or the first digits of that (`FIRST_DIGITS` or more).
 
@@ -54,7 +54,7 @@ def run_status(named: Path | str, bootstrap: tuple[str, ...], output: str) -> in
 
     def answer(assessment: Assessment) -> None:
         waiting.over()
-        codes.append(_answer(assessment, output))
+        codes.append(_answer(assessment, as_json))
         sys.stdout.flush()  # what ends now may take its time
 
     with Waiting() as waiting:
@@ -62,8 +62,8 @@ def run_status(named: Path | str, bootstrap: tuple[str, ...], output: str) -> in
     return codes[0]
 
 
-def _answer(assessment: Assessment, output: str) -> int:
-    if output == "json":
+def _answer(assessment: Assessment, as_json: bool) -> int:
+    if as_json:
         print(json.dumps(asdict(assessment), indent=2))
     elif assessment.seen:
         _show(assessment)

@@ -83,13 +83,24 @@ class Journal:
         self._log.event("listening", peer=fields["peer"])
         links = fields["links"]
         assert isinstance(links, list | tuple)
-        for link in links:
+        for link in offered(links):
             self._log.event(f"others join with: swarmnet join {link}")
 
 
 def loopback_last(addresses: Iterable[str]) -> list[str]:
     """Multiaddrs in the order in which to offer them: those of this machine alone come last."""
-    return sorted(addresses, key=lambda address: address.startswith(("/ip4/127.", "/ip6/::1/")))
+    return sorted(addresses, key=_of_this_machine)
+
+
+def offered(places: Iterable[str]) -> list[str]:
+    """Of multiaddrs, or links, those that other machines can use; without any, those of this machine."""
+    known = list(places)
+    return [place for place in known if not _of_this_machine(place)] or known
+
+
+def _of_this_machine(place: str) -> bool:
+    address = place.partition("@")[2] or place
+    return address.startswith(("/ip4/127.", "/ip6/::1/"))
 
 
 def _short(value: object) -> object:

@@ -61,6 +61,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_attention_heads": 10, "num_key_value_heads": 5, "head_dim": 8, "sliding_window": None},
     ),
     "mistral-window": ("mistral", {"sliding_window": 48}),
+    "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 48, "max_window_layers": 1}),
+    "qwen3-window": ("qwen3", {"use_sliding_window": True, "sliding_window": 48, "max_window_layers": 2}),
     "qwen2": ("qwen2", {}),
     "qwen2-narrow": ("qwen2", {"head_dim": 8}),
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),

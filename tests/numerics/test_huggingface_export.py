@@ -211,6 +211,27 @@ def test_tokenizer_and_generation_settings_come_along(here: Path, capsys: pytest
     assert "without a tokenizer: the run's is 'bytes'; --like DIR brings one along" in capsys.readouterr().out
 
 
+def test_the_window_of_the_checkpoint_a_run_began_with_comes_along(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hf_models.save("mistral-window", here / "hf")
+    line = "init run.toml --from hf --data ids.u8.bin --tokenizer ids --stages 2 --steps 3"
+    assert run([*line.split(), "--set", "training.sequence_length=16", "--set", "training.microbatches=2"]) == 0
+    train(load("run.toml"), here, steps=1)
+    assert run(["export", "run.toml", "out"]) == 0
+    config = json.loads((here / "out/config.json").read_bytes())
+    assert (config["model_type"], config["sliding_window"]) == ("mistral", 48)
+    assert hf_models.loaded(here / "out").config.sliding_window == 48
+    assert "sliding window" not in capsys.readouterr().out
+
+    (here / "hf").rename(here / "moved")
+    assert run(["export", "run.toml", "bare"]) == 0
+    assert "note: the checkpoint that the run began with is not here: if its attention" in capsys.readouterr().out
+    assert run(["export", "run.toml", "again", "--like", "moved"]) == 0
+    assert json.loads((here / "again/config.json").read_bytes()) == config
+    assert "note" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("config", "files", "code", "words"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import hf_models
@@ -55,6 +56,39 @@ def test_in_and_out_again(case: str, stages: int, tmp_path: Path) -> None:
     assert [digest(stage) for stage in reread] == [digest(stage) for stage in changed]
     torch.testing.assert_close(hf_models.logits(hf_models.loaded(tmp_path / "out"), IDS), again, rtol=0, atol=1e-5)
     assert (again - found).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("case", ["mistral-window", "qwen2-window", "qwen3-window"])
+def test_what_began_with_a_sliding_window_has_it_again(case: str, tmp_path: Path) -> None:
+    ids = torch.randint(0, 61, (2, 60), generator=torch.Generator().manual_seed(0))  # longer than the window of 48
+    expected = hf_models.logits(hf_models.save(case, tmp_path / "in"), ids)
+    _, tensors, model = computed(tmp_path / "in", 1)
+    write_model(tmp_path / "out", model, tensors, longest=40, began=tmp_path / "in")
+    torch.testing.assert_close(hf_models.logits(hf_models.loaded(tmp_path / "out"), ids), expected, rtol=0, atol=1e-5)
+    assert read_config(tmp_path / "out").window == 48
+
+    write_model(tmp_path / "bare", model, tensors, longest=40)
+    without = hf_models.logits(hf_models.loaded(tmp_path / "bare"), ids)
+    assert (without - expected).abs().max() > 1e-3
+
+
+def test_rotary_positions_said_beside_their_table(tmp_path: Path) -> None:
+    hf_models.save("llama-llama3", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    config["original_max_position_embeddings"] = config["rope_parameters"].pop("original_max_position_embeddings")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found, _, model = computed(tmp_path, 1)
+    assert model.rope_original_length == 16
+    torch.testing.assert_close(found, hf_models.logits(hf_models.loaded(tmp_path), IDS), rtol=0, atol=1e-5)
+
+
+def test_a_config_without_its_epsilon_has_that_of_transformers(tmp_path: Path) -> None:
+    hf_models.save("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    del config["rms_norm_eps"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found, _, _ = computed(tmp_path, 1)
+    torch.testing.assert_close(found, hf_models.logits(hf_models.loaded(tmp_path), IDS), rtol=0, atol=1e-5)
 
 
 def test_a_stage_reads_its_own_tensors_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

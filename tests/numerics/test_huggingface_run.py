@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import hf_models
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from stage_chain import StageChain, compute_thread
 from torch import Tensor
 
@@ -176,6 +178,41 @@ def test_what_does_not_fit_is_refused_in_one_line(
     assert run(["init", "run.toml", "--from", "hf", *SMALL.split(), *flags.split()]) == 2
     err = capsys.readouterr().err
     assert words in err and err.count("\n") == 1 and not (here / "run.toml").exists()
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_a_checkpoint_without_its_head_is_refused_unless_it_is_the_embedding(
+    here: Path, capsys: pytest.CaptureFixture[str], stages: int
+) -> None:
+    hf_models.save("llama", here / "hf", shard="1GB")
+    tensors = load_file(here / "hf/model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, here / "hf/model.safetensors")
+    line = ["init", "run.toml", "--from", "hf", *SMALL.split(), "--stages", str(stages)]
+    assert run(line) == 2
+    assert "hf: holds no tensor lm_head.weight, and its config.json does not say" in capsys.readouterr().err
+    assert not (here / "run.toml").exists()
+    config = json.loads((here / "hf/config.json").read_bytes())
+    (here / "hf/config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    assert run(line) == 0
+
+
+def test_a_tied_checkpoint_with_another_head_is_one_model_for_any_number_of_stages(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hf_models.save("llama", here / "hf")
+    config = json.loads((here / "hf/config.json").read_bytes())
+    (here / "hf/config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    tokens = load_tokens("ids.u8.bin", "ids")
+    for stages in (1, 3):
+        line = ["init", "run.toml", "--from", "hf", *SMALL.split(), "--stages", str(stages), "--force"]
+        assert run(line) == 2
+        assert "hf: its config.json says that the head is the embedding, and lm_head" in capsys.readouterr().err
+        assert run([*line, "--set", "model.tie_embeddings=false"]) == 0
+        manifest = load("run.toml")
+        assert not manifest.model.tie_embeddings
+        expected = hf_models.first_loss(here / "hf", manifest, tokens)  # transformers takes the head, too
+        assert run_oracle(manifest, tokens, steps=1).losses[0] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_tokenizer_comes_along(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -434,8 +434,8 @@ def test_impossible_starts_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
             _, first = await nodes.start()
             port = int(first.maddrs[0].split("/")[4])
             for options, words in (
-                ({"port": port}, "choose another dht_port"),
-                ({"host": "192.0.2.1"}, "interfaces"),
+                ({"port": port}, r"cannot listen on .*: choose another with --dht-port$"),
+                ({"host": "192.0.2.1"}, "--host must be the IP address of one of"),
                 ({"bootstrap": ("/ip4/127.0.0.1/tcp/1",)}, "peer id"),
                 ({"bootstrap": ("nonsense",)}, "nonsense"),
             ):
@@ -473,8 +473,8 @@ def test_a_run_is_found_by_its_first_digits() -> None:
 
 
 def test_status_tells_what_it_sees_and_fails_when_nobody_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    async def status(run: str, bootstrap: tuple[str, ...], output: str = "json") -> tuple[int, str, str]:
-        code = await asyncio.to_thread(run_status, run, bootstrap, output)
+    async def status(run: str, bootstrap: tuple[str, ...], as_json: bool = True) -> tuple[int, str, str]:
+        code = await asyncio.to_thread(run_status, run, bootstrap, as_json)
         return code, *capsys.readouterr()
 
     async def story() -> None:
@@ -488,7 +488,7 @@ def test_status_tells_what_it_sees_and_fails_when_nobody_is_there(capsys: pytest
             assert seen["loss"] == {"step": 4, "value": 2.25}
             assert [replica["peer"] for replica in seen["stages"][0]["replicas"]] == [who.peer]
 
-            code, out, said = await status(RUN, directory.maddrs, "table")
+            code, out, said = await status(RUN, directory.maddrs, False)
             assert code == 0
             assert all(words in out for words in (who.peer[-8:], "nobody serves stage 2", "loss 2.2500 at step 4"))
 

@@ -75,6 +75,11 @@ starts = len(list(board.glob(f"start-{name}-*")))
 (board / f"start-{name}-{os.getpid()}").touch()
 emit("listening", peer=f"id-{name}", dht=[f"/dht/{name}"], addresses=[], incarnation=os.getpid())
 until(lambda: len(list(board.glob("start-s*"))) >= stages * replicas)
+if mode == f"late-ranks:{name}":
+    until(lambda: all(at(s, steps).exists() for s in range(stages)))
+    time.sleep(1.5)
+    emit("mesh_started", stage=stage, mesh="tp2", epoch=1, pids=[], seconds=1.5)
+    starts = 1
 version = max(v for v in range(steps + 1) if v == 0 or at(stage, v).exists()) if starts else 0
 ranks = start_ranks(1)
 emit("synced", stage=stage, version=version, how="snapshot" if starts else "seed", seconds=0.0, bytes=0)
@@ -240,6 +245,12 @@ def test_a_rank_is_killed_and_its_replica_stays(tmp_path: Path) -> None:
         "the first 20 steps equal within 1e-05",
     ):
         assert words in said(tools)
+
+
+def test_a_mesh_that_is_still_starting_after_the_last_step_is_waited_for(tmp_path: Path) -> None:
+    tools = kit(tmp_path / "board", mode="late-ranks:s1-r1", timing=replace(FAST, settle_s=0.5))
+    assert run_local(options(tmp_path, ranks=("1.1=2",)), tools) == 0, said(tools)
+    assert "did not reach the last version" not in said(tools)
 
 
 def test_ranks_that_nobody_has_are_not_killed(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """From the command line to what the commands call: one precedence, checked before anything starts."""
 
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,9 +13,11 @@ from swarmnet import telemetry
 from swarmnet.cli import settings
 from swarmnet.cli.frame import COMMANDS, run, swarmnet
 from swarmnet.config import PeerConfig
+from swarmnet.config.peer import Mesh
+from swarmnet.local.earlier import BEGAN
 from swarmnet.local.prepare import choose
 from swarmnet.manifest.canonical import run_id
-from swarmnet.manifest.file import load, to_toml
+from swarmnet.manifest.file import load, override, to_toml
 from swarmnet.manifest.schema import Manifest
 
 ROOT = Path(__file__).parents[2]
@@ -208,10 +211,58 @@ def test_local_has_ranks(calls, monkeypatch: pytest.MonkeyPatch) -> None:
     assert options.sequence_parallel and options.kill_rank == ("1@3",)
 
 
-@pytest.mark.parametrize("flag", ["--ranks 1=2", "--shard dp", "--tensor 2", "--sequence-parallel"])
-def test_local_ranks_are_no_change_for_a_run_that_goes_on(calls, capsys, flag: str) -> None:
+@pytest.fixture
+def ended() -> None:
+    """A run of two replicas a stage in `o`, of which stage 1 has two ranks; a third replica has joined stage 0."""
+    for name in ("s0-r0", "s0-r1", "s0-r2", "s1-r0", "s1-r1", "s2-r0", "s2-r1", "trainer-0"):
+        Path("o/peers", name).mkdir(parents=True)
+    manifest = override(Manifest(), ["training.total_steps=9", "training.microbatches=4", "data.source=/a/b"])
+    Path("o/run.toml").write_text(to_toml(manifest), encoding="utf-8")
+    meshes = {"s1": Mesh(ranks=2).model_dump(mode="json")}
+    Path("o/events.jsonl").write_text(json.dumps({"t": 1.0, "event": BEGAN, "meshes": meshes}) + "\n", encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--ranks 2=2",
+        "--ranks 1=2 --shard dp",
+        "--ranks 1=2 --sequence-parallel",
+        "--stages 2",
+        "--steps 10",
+        "--seed 1",
+        "--replicas 3",
+        "--trainers 2",
+        "--sync overlap",
+        "--data c",
+        "--numerics fp32",
+        "--set training.microbatches=5",
+        "--set training.nothing=5",
+        "--checkpoint-every 7",
+        "--admission invite",
+        "--manifest run.toml",
+    ],
+)
+def test_a_run_that_goes_on_is_the_run_it_was(calls, ended, capsys, flag: str) -> None:
     assert typed(f"local --resume --out o {flag}") == 2 and not calls
-    assert f"{flag.split()[0]}: a resumed run keeps its manifest, its replicas" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"{flag.split()[0]}: a resumed run keeps its manifest, its replicas and their ranks, which say" in said
+
+
+def test_a_run_that_goes_on_may_be_told_again_what_it_is(calls, ended) -> None:
+    again = (
+        "--stages 3 --steps 9 --seed 0 --replicas 2 --trainers 1 --sync exact --data /a/b --numerics deterministic "
+        "--set training.microbatches=4 --checkpoint-every 50 --admission open --ranks 1=2"
+    )
+    assert typed(f"local --resume --out o {again}") == 0
+    assert calls.pop()[1].resume
+    assert typed("local --resume --out o --manifest run.toml --steps 9 --set training.microbatches=4") == 0
+    assert typed("local --resume --out o --seed 1 --set training.seed=0") == 0  # as where it began: --set wins
+
+
+def test_a_run_that_goes_on_is_there(calls, capsys) -> None:
+    assert typed("local --resume --out o --steps 9") == 2 and not calls
+    assert "error: o holds no run that could be resumed" in capsys.readouterr().err
 
 
 def test_local_flags_change_the_manifest_it_is_given(calls) -> None:
@@ -221,11 +272,6 @@ def test_local_flags_change_the_manifest_it_is_given(calls) -> None:
     assert (options.stages, options.steps, options.seed, options.data) == (2, 9, 4, "stdlib")
     assert options.typed == (("--steps", "training.total_steps=9"),) and options.set == ("training.seed=4",)
     assert options.manifest == Path("run.toml")
-
-
-def test_local_sync_is_no_change_for_a_run_that_goes_on(calls, capsys) -> None:
-    assert typed("local --resume --out o --sync local") == 2 and not calls
-    assert "--sync: a resumed run keeps its manifest" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("manifest", ["", " --manifest run.toml"])
@@ -249,20 +295,20 @@ def test_local_sync_brings_along_what_it_needs_and_set_wins(calls, manifest: str
     ("typed", "named"), [("run.toml", Path("run.toml")), (run_id(Manifest()), run_id(Manifest())), ("ab" * 6, "ab" * 6)]
 )
 def test_status_takes_a_file_a_run_id_or_its_first_digits(calls, typed: str, named: Path | str) -> None:
-    assert run(["status", typed, "--bootstrap", MADDR, "--output", "json"]) == 0
-    assert calls.pop() == ("run_status", named, (MADDR,), "json")
+    assert run(["status", typed, "--bootstrap", MADDR, "--json"]) == 0
+    assert calls.pop() == ("run_status", named, (MADDR,), True)
 
 
 def test_status_takes_a_link(calls) -> None:
     assert run(["status", f"swarm:{'ab' * 32}@{FULL_MADDR}", "--bootstrap", MADDR]) == 0
-    assert calls.pop() == ("run_status", "ab" * 32, (FULL_MADDR, MADDR), "table")
+    assert calls.pop() == ("run_status", "ab" * 32, (FULL_MADDR, MADDR), False)
     assert run(["status", f"swarm:{'AB' * 6}@{FULL_MADDR}"]) == 0
-    assert calls.pop() == ("run_status", "ab" * 6, (FULL_MADDR,), "table")
+    assert calls.pop() == ("run_status", "ab" * 6, (FULL_MADDR,), False)
 
 
 def test_a_run_id_may_be_typed_in_capitals(calls) -> None:
     assert run(["status", "AB" * 32, "--bootstrap", MADDR]) == 0
-    assert calls.pop() == ("run_status", "ab" * 32, (MADDR,), "table")
+    assert calls.pop() == ("run_status", "ab" * 32, (MADDR,), False)
 
 
 @pytest.mark.parametrize("command", ["peer", "local"])

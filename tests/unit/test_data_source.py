@@ -75,6 +75,16 @@ def test_json_lines_give_their_text_field(tmp_path):
     assert load_tokens("a.jsonl", base=tmp_path).ids.tobytes() == "one\0zwölf\n\0\0".encode()
 
 
+def test_json_lines_in_a_folder_give_their_text_field_too(tmp_path):
+    write(tmp_path / "b/part-0.jsonl", b'{"text": "one", "url": "x"}\n{"text": "two"}\n')
+    write(tmp_path / "c.txt", b"three")
+    write(tmp_path / "a.md", b'{"text": "as it is"}')
+    assert load_tokens(str(tmp_path)).ids.tobytes() == b'{"text": "as it is"}\0one\0two\0three\0'
+    write(tmp_path / "b/part-1.jsonl", b'{"txt": "four"}\n')
+    with pytest.raises(UsageError, match=r"part-1\.jsonl, line 1: expected an object"):
+        load_tokens(str(tmp_path))
+
+
 @pytest.mark.parametrize("line", [b"{", b'{"text": "\xff"}', b'{"text": "\\ud800"}', b"[" * 100_000])
 def test_a_broken_json_line_is_named(tmp_path, line):
     write(tmp_path / "a.jsonl", b'{"text": "fine"}\n\n' + line + b"\n")
@@ -247,7 +257,7 @@ def test_a_bad_tokenizer_is_refused(tmp_path):
 
 def test_a_missing_library_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(UsageError, match=r"pip install 'swarmnet\[tokenizers\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'swarmnet-train\[tokenizers\]'"):
         load_tokens("corpus:small", "tokenizer.json", base=tmp_path)
 
 

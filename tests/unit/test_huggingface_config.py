@@ -9,7 +9,7 @@ import pytest
 
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Model
-from swarmnet.model.huggingface.config import config_of, describe, read_config
+from swarmnet.model.huggingface.config import config_of, describe, read_config, sliding
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -58,10 +58,21 @@ def test_both_spellings_of_rotary_positions_are_one() -> None:
     assert model(rope_parameters={"rope_type": "default", "rope_theta": 7.0}).rope_theta == 7.0
 
 
+def test_two_tables_that_say_the_same_are_one() -> None:
+    linear = {"rope_type": "linear", "factor": 2.0}
+    assert model(rope_parameters=linear, rope_scaling=linear) == model(rope_scaling=linear)
+    assert model(rope_parameters={}, rope_scaling=linear) == model(rope_scaling=linear)
+    assert model(rope_parameters={"rope_theta": 5e5}, rope_scaling={"type": "default"}) == model()
+    short = {key: value for key, value in LLAMA3.items() if key != "original_max_position_embeddings"}
+    beside = {"original_max_position_embeddings": 8192}
+    assert model(rope_scaling=short, **beside) == model(rope_scaling=LLAMA3, **beside) == model(rope_scaling=LLAMA3)
+
+
 def test_what_is_not_said() -> None:
-    first = {key: value for key, value in LLAMA.items() if key not in ("num_key_value_heads", "rope_theta")}
-    found = describe(first, where="").model
+    unsaid = ("num_key_value_heads", "rope_theta", "rms_norm_eps")
+    found = describe({key: value for key, value in LLAMA.items() if key not in unsaid}, where="").model
     assert (found.num_kv_heads, found.rope_theta, found.tie_embeddings) == (4, 10000.0, False)
+    assert found.rms_norm_eps == 1e-6
 
 
 def test_biases_and_norms_follow_the_kind() -> None:
@@ -105,6 +116,18 @@ def test_windows(changes: dict[str, Any], window: int | None) -> None:
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 'rope_type = "yarn": supported are'),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
         ({"rope_scaling": 3}, "must be a table"),
+        (
+            {"rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            r"rope_parameters and rope_scaling disagree \(rope_factor, rope_scaling\): remove the one that is wrong",
+        ),
+        (
+            {"rope_theta": None, "rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {"type": "default"}},
+            r"disagree \(rope_theta\)",
+        ),
+        (
+            {"rope_scaling": LLAMA3, "original_max_position_embeddings": 4096},
+            "original_max_position_embeddings = 8192, and 4096 at the top of the file",
+        ),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"hidden_size": "32"}, 'hidden_size = "32"'),
         ({"num_attention_heads": 0}, "num_heads = 0"),
@@ -138,6 +161,27 @@ def test_what_is_refused(changes: dict[str, Any], words: str) -> None:
 def test_what_is_written_reads_back_equal(changes: dict[str, Any]) -> None:
     written = Model.model_validate(changes)
     assert describe(config_of(written, longest=64), where="").model == written
+
+
+def test_a_window_is_written_for_the_model_that_began_with_it() -> None:
+    mistral = LLAMA | {"model_type": "mistral"}
+    ours = describe(mistral, where="").model
+    found = sliding(mistral, ours, longest=64)
+    assert found == {"model_type": "mistral", "sliding_window": 4096}
+    written = config_of(ours, longest=64, window=found)
+    assert written["architectures"] == ["MistralForCausalLM"] and describe(written, where="").window == 4096
+    assert not sliding(mistral, ours, longest=5000)  # it was trained beyond it
+    assert not sliding(mistral | {"sliding_window": None}, ours, longest=64)
+    assert not sliding(mistral | {"num_hidden_layers": 3}, ours, longest=64)
+    assert not sliding(LLAMA | {"sliding_window": 4096}, ours, longest=64)
+    qwen = LLAMA | {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}
+    assert not sliding(qwen, ours, longest=64)
+    assert sliding(qwen, describe(qwen, where="").model, longest=64) == {
+        "model_type": "qwen2",
+        "sliding_window": 4096,
+        "use_sliding_window": True,
+        "max_window_layers": 1,
+    }
 
 
 def test_what_transformers_has_no_name_for() -> None:

@@ -16,6 +16,8 @@ from swarmnet.local.events import (
     ExecutedEvent,
     FinishedEvent,
     ListeningEvent,
+    MeshStartedEvent,
+    RankLostEvent,
     ReroutedEvent,
     SyncedEvent,
 )
@@ -159,3 +161,20 @@ def test_ctrl_c_names_the_way_on_if_every_stage_has_a_checkpoint() -> None:
     assert way_on not in said() and "FAILED: interrupted" in said()
     progress.on_disk[1] = {2}
     assert f"go on from the checkpoints of version 2 with:\n{way_on}" in said()
+
+
+def test_who_is_not_up_yet() -> None:
+    def ranks(name: str) -> int:
+        return 2 if name == "s0-r0" else 1
+
+    progress = fresh()
+    assert progress.not_up(ranks) == ["s0-r0", "s0-r1", "s1-r0", "s1-r1"]
+    for name in progress.replicas:
+        progress.on(name, ListeningEvent("id", ("/dht",)), now=0.0)
+    assert progress.not_up(ranks) == ["s0-r0"]
+    progress.on("s0-r0", MeshStartedEvent(0, "tp2", 1, (), 0.5), now=0.0)
+    assert not progress.not_up(ranks)
+    progress.on("s0-r0", RankLostEvent(0, 0, "killed"), now=0.0)
+    assert progress.not_up(ranks) == ["s0-r0"]
+    progress.ended("s0-r0")
+    assert not progress.not_up(ranks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
@@ -111,3 +112,15 @@ def test_the_smallest_data_that_does():
 def test_a_negative_index_is_our_own_bug():
     with pytest.raises(ValueError, match="negative"):
         Sampler(0, 10_000, 64, 3).positions(-1)
+
+
+@given(sizes=sizes, index=st.integers(0, 10**6))
+def test_the_order_is_the_one_that_the_docs_tell(sizes, index):
+    page = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf-8")
+    told: dict[str, object] = {}
+    exec(next(part for part in page.split("```python\n") if "def window(" in part).partition("```")[0], told)
+    sampler, seed = make(sizes), sizes[0]
+    places = [divmod(index * sampler.microbatch_size + b, sampler.num_windows) for b in range(sampler.microbatch_size)]
+    assert sampler.windows(index) == tuple(
+        told["window"](seed, epoch, place, sampler.num_windows) for epoch, place in places
+    )

@@ -21,6 +21,13 @@ def test_warmup_starts_above_zero_and_ends_at_the_full_rate() -> None:
     assert rates(8, schedule="constant", warmup_steps=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0]
 
 
+def test_what_the_manifest_says_of_warmup_is_what_is_computed() -> None:
+    said = Optimizer.model_fields["warmup_steps"].description or ""
+    formula = said.partition(" has ")[2].partition(" of the peak")[0]
+    told = [eval(formula, {"t": t, "warmup_steps": 4}) for t in range(4)]
+    assert rates(4, schedule="constant", warmup_steps=4) == told
+
+
 def test_no_warmup() -> None:
     assert rates(3, schedule="constant", warmup_steps=0) == [1.0, 1.0, 1.0]
 

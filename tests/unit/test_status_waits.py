@@ -52,7 +52,7 @@ def directory(monkeypatch: pytest.MonkeyPatch) -> type[Directory]:
 
 
 def ask(capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    code = run_status(RUN, ("/ip4/203.0.113.7/tcp/1/p2p/x",), "table")
+    code = run_status(RUN, ("/ip4/203.0.113.7/tcp/1/p2p/x",))
     return code, *capsys.readouterr()
 
 
@@ -71,7 +71,7 @@ def test_records_that_do_not_come_leave_what_is_known(directory: type[Directory]
 def test_without_a_way_into_the_network_it_ends_in_words(directory: type[Directory]) -> None:
     directory.starts = False
     with pytest.raises(PeerTimeout, match=r"libp2p daemon, and for an answer from /ip4/203.0.113.7.*try again"):
-        run_status(RUN, ("/ip4/203.0.113.7/tcp/1/p2p/x",), "table")
+        run_status(RUN, ("/ip4/203.0.113.7/tcp/1/p2p/x",))
 
 
 def test_what_it_waits_for_is_said_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:

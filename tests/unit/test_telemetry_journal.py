@@ -7,7 +7,7 @@ import pytest
 
 from swarmnet import telemetry
 from swarmnet.telemetry.events import EventLog, EventReader
-from swarmnet.telemetry.journal import Journal, loopback_last
+from swarmnet.telemetry.journal import Journal, loopback_last, offered
 
 LAN, LOOPBACK, LOOPBACK6 = (f"/{host}/tcp/31337/p2p/12D3KooW" for host in ("ip4/10.0.0.7", "ip4/127.0.0.1", "ip6/::1"))
 
@@ -25,7 +25,6 @@ def test_the_links_to_hand_out_stand_on_lines_of_their_own(tmp_path: Path, caplo
     assert [record.getMessage() for record in caplog.records] == [
         "listening",
         f"others join with: swarmnet join swarm:ab@{LAN}",
-        f"others join with: swarmnet join swarm:ab@{LOOPBACK}",
     ]
     (written,) = EventReader(tmp_path / "events.jsonl").read()
     assert {key: written[key] for key in fields} == fields
@@ -33,3 +32,9 @@ def test_the_links_to_hand_out_stand_on_lines_of_their_own(tmp_path: Path, caplo
 
 def test_an_address_that_only_this_machine_reaches_comes_last() -> None:
     assert loopback_last((LOOPBACK6, LAN, LOOPBACK)) == [LAN, LOOPBACK6, LOOPBACK]
+
+
+def test_an_address_that_only_this_machine_reaches_is_offered_only_where_there_is_no_other() -> None:
+    assert offered((LOOPBACK6, LAN, LOOPBACK)) == [LAN]
+    assert offered((LOOPBACK, LOOPBACK6)) == [LOOPBACK, LOOPBACK6]
+    assert offered([f"swarm:ab@{LOOPBACK}", f"swarm:ab@{LAN}"]) == [f"swarm:ab@{LAN}"]

@@ -4,7 +4,8 @@
 number finite. Whatever their type in the file, tensors are fp32 here.
 
 Where a model is tied in its files and not here, the head is a copy of the embedding: so it is in every run of more than
-one stage. Which tensors a stage needs follows from the decoder, whose names are Hugging Face's.
+one stage. `check_head` refuses files whose head is another one than their config says. Which tensors a stage needs
+follows from the decoder, whose names are Hugging Face's.
 """
 
 from __future__ import annotations
@@ -99,6 +100,30 @@ class Checkpoint:
                 for name in names:
                     found[name] = tensor_in(content, path, self._source(name), shapes[name])
         return {name: found[name] for name in shapes}
+
+    def check_head(self, shapes: Shapes, *, may_lack: bool, may_differ: bool) -> None:
+        """Raises UsageError if it is not clear what the head is.
+
+        Args:
+            shapes: of the first stage's parameters.
+            may_lack: the files may hold no head, as it is the embedding.
+            may_differ: the head in the files may be another matrix than the embedding.
+        """
+        if HEAD not in self._file_of:
+            if not may_lack:
+                raise UsageError(
+                    f"{self.folder}: holds no tensor {HEAD}, and its config.json does not say that the head is the "
+                    "embedding: if it is, set tie_word_embeddings to true there"
+                )
+            return
+        if may_differ or EMBEDDING not in self._file_of:
+            return
+        embedding, head = (self.read({name: shapes[EMBEDDING]})[name] for name in (EMBEDDING, HEAD))
+        if not torch.equal(embedding, head):
+            raise UsageError(
+                f"{self.folder}: its config.json says that the head is the embedding, and {HEAD} is another matrix: "
+                "--set model.tie_embeddings=false takes it as the head"
+            )
 
     def beyond(self, stages: Sequence[Shapes]) -> list[str]:
         """Tensors here that none of `stages` reads: then the config does not say all of the model."""

@@ -37,6 +37,9 @@ _SIZES = {
 }
 _LARGEST_BYTES = 4 << 20
 
+_DEFAULT_EPS = 1e-6
+"""rms_norm_eps in transformers, of all four kinds, where a config has no word of it."""
+
 _DEFAULT_WINDOW = 4096
 """sliding_window in transformers, where a config has no word of it; null means none."""
 
@@ -85,7 +88,7 @@ def describe(data: Mapping[str, Any], *, where: str) -> Described:
         fields["head_dim"] = data["head_dim"]
     elif _is_count(fields["hidden_size"]) and _is_count(fields["num_heads"]) and fields["num_heads"]:
         fields["head_dim"] = fields["hidden_size"] // fields["num_heads"]
-    fields["rms_norm_eps"] = _need(data, "rms_norm_eps", where)
+    fields["rms_norm_eps"] = _or(data, "rms_norm_eps", _DEFAULT_EPS)
     fields["init_std"] = _or(data, "initializer_range", Model().init_std) or Model().init_std
     fields["tie_embeddings"] = _or(data, "tie_word_embeddings", False)
     everywhere = _or(data, "attention_bias", False) if kind in ("llama", "qwen3") else False
@@ -101,12 +104,34 @@ def describe(data: Mapping[str, Any], *, where: str) -> Described:
     return Described(model, _window(data, kind, where))
 
 
-def config_of(model: Model, *, longest: int) -> dict[str, Any]:
+def sliding(data: Mapping[str, Any], model: Model, *, longest: int) -> dict[str, Any]:
+    """What the config `data` says of a sliding window, for the config of `model`, which began with its weights.
+
+    Inside its window a model computes the same with and without it, so training knows none; longer texts need it.
+    Empty if there is no window, if sequences of `longest` tokens reach beyond it, or if `data` is of another model.
+    """
+    kind = data.get("model_type")
+    if kind not in (("mistral",) if _is_plain(model) else (_kind(model),)):
+        return {}
+    if any(data.get(theirs) != getattr(model, ours) for theirs, ours in _SIZES.items()):
+        return {}
+    window = _window(data, kind, FILE)
+    if window is None or window < longest:
+        return {}
+    if kind == "mistral":
+        return {"model_type": kind, "sliding_window": window}
+    layers = {key: data[key] for key in ("max_window_layers", "layer_types") if data.get(key) is not None}
+    return {"model_type": kind, "sliding_window": window, "use_sliding_window": True, **layers}
+
+
+def config_of(model: Model, *, longest: int, window: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The `config.json` under which transformers computes what `model` does.
 
-    longest: tokens of a sequence; what the model was trained on. Raises UsageError if there is none.
+    longest: tokens of a sequence; what the model was trained on. window: what `sliding` has found.
+    Raises UsageError if there is none.
     """
-    kind = _kind(model)
+    window = window or {}
+    kind = window.get("model_type") or _kind(model)
     data: dict[str, Any] = {
         "architectures": [ARCHITECTURES[kind]],
         "model_type": kind,
@@ -132,7 +157,12 @@ def config_of(model: Model, *, longest: int) -> dict[str, Any]:
         data["sliding_window"] = None
     if kind.startswith("qwen"):
         data["use_sliding_window"] = False
-    return data
+    return {**data, **window}
+
+
+def _is_plain(model: Model) -> bool:
+    """Neither biases nor norms over heads: a Llama, or a Mistral."""
+    return not (model.qk_norm or model.attention_bias or model.output_bias)
 
 
 def _kind(model: Model) -> str:
@@ -169,25 +199,50 @@ def _scaling(model: Model) -> dict[str, Any] | None:
 
 
 def _rotary(data: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The fields of rotary positions, whichever way they are written."""
-    scaling: Any = next((data[key] for key in ("rope_parameters", "rope_scaling") if data.get(key) is not None), {})
-    if not isinstance(scaling, dict):
-        raise UsageError(f"{where}: rope_scaling = {json.dumps(scaling)}: must be a table")
-    theta = _or(scaling, "rope_theta", _or(data, "rope_theta", 10000.0))
-    fields: dict[str, Any] = {"rope_theta": theta}
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    """The fields of rotary positions, whichever way they are written.
+
+    Where a file has both tables, transformers' versions differ in which one they take: so both must mean the same.
+    """
+    tables = {key: data[key] for key in ("rope_parameters", "rope_scaling") if data.get(key) not in (None, {})}
+    found = [_turning(table, data, f"{where}: {key}") for key, table in tables.items()]
+    if len(found) == 2 and found[0] != found[1]:
+        differ = sorted(name for name in found[0] | found[1] if found[0].get(name) != found[1].get(name))
+        raise UsageError(
+            f"{where}: rope_parameters and rope_scaling disagree ({', '.join(differ)}): remove the one that is wrong"
+        )
+    return found[0] if found else _turning({}, data, where)
+
+
+def _turning(table: Any, data: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The fields that one table of a config means. What it leaves out is said at the top of `data`."""
+    if not isinstance(table, dict):
+        raise UsageError(f"{where} = {json.dumps(table)}: must be a table")
+    fields: dict[str, Any] = {"rope_theta": _or(table, "rope_theta", _or(data, "rope_theta", 10000.0))}
+    kind = table.get("rope_type", table.get("type", "default"))
     if kind == "default":
         return fields
     if kind not in ("linear", "llama3"):
         raise UsageError(f'{where}: rope_type = {json.dumps(kind)}: supported are "default", "linear" and "llama3"')
-    fields |= {"rope_scaling": kind, "rope_factor": _need(scaling, "factor", where)}
+    fields |= {"rope_scaling": kind, "rope_factor": _need(table, "factor", where)}
     if kind == "llama3":
         fields |= {
-            "rope_low_freq_factor": _need(scaling, "low_freq_factor", where),
-            "rope_high_freq_factor": _need(scaling, "high_freq_factor", where),
-            "rope_original_length": _need(scaling, "original_max_position_embeddings", where),
+            "rope_low_freq_factor": _need(table, "low_freq_factor", where),
+            "rope_high_freq_factor": _need(table, "high_freq_factor", where),
+            "rope_original_length": _original_length(table, data, where),
         }
     return fields
+
+
+def _original_length(table: Mapping[str, Any], data: Mapping[str, Any], where: str) -> Any:
+    """Of "llama3". Some files have it beside the table, where versions of transformers differ in what they take."""
+    key = "original_max_position_embeddings"
+    inside, beside = table.get(key), data.get(key)
+    if inside is not None and beside is not None and inside != beside:
+        raise UsageError(
+            f"{where}: {key} = {json.dumps(inside)}, and {json.dumps(beside)} at the top of the file: "
+            "remove the one that is wrong"
+        )
+    return _need({key: inside if beside is None else beside}, key, where)
 
 
 def _refuse(data: Mapping[str, Any], where: str) -> None:

@@ -36,12 +36,14 @@ def stage_weights(manifest: Manifest, stage: int, folder: Path) -> dict[str, Ten
     return tensors
 
 
-def digests(manifest: Manifest, folder: Path) -> list[str]:
+def digests(manifest: Manifest, folder: Path, *, may_lack_head: bool, may_differ_head: bool) -> list[str]:
     """What the manifest has to say of the checkpoint in `folder`: one digest a stage.
 
+    may_lack_head, may_differ_head: as of `Checkpoint.check_head`.
     Raises UsageError: tensors are missing, do not fit the model, or the model leaves some unread.
     """
     checkpoint, stages = Checkpoint(folder), shapes_of(manifest)
+    checkpoint.check_head(stages[0], may_lack=may_lack_head, may_differ=may_differ_head)
     if strange := checkpoint.beyond(stages):
         raise UsageError(
             f"{folder}: holds tensors that the model has no use for ({', '.join(strange[:3])}"

@@ -17,7 +17,7 @@ from torch import Tensor
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Model
 from swarmnet.model.huggingface.checkpoint import INDEX, SINGLE
-from swarmnet.model.huggingface.config import FILE, config_of, raw_config
+from swarmnet.model.huggingface.config import FILE, config_of, raw_config, sliding
 
 SHARD_BYTES = 4 << 30
 
@@ -46,13 +46,19 @@ def write_model(
     *,
     longest: int,
     like: Path | None = None,
+    began: Path | None = None,
     tokenizer: Path | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> list[str]:
     """Write `model` with the tensors of `stages`, which may come one by one; at most one of them is held in memory.
 
-    longest: tokens of a sequence in training. like: the checkpoint that the run began from, if it is here. tokenizer:
-    a tokenizer.json. Returns the names of the files. Raises UsageError: `target` exists, or cannot be written.
+    Args:
+        longest: tokens of a sequence in training.
+        like: the checkpoint whose files about text come along.
+        began: the checkpoint that the run began with, if it is here; its sliding window comes along.
+        tokenizer: a tokenizer.json.
+
+    Returns the names of the files. Raises UsageError: `target` exists, or cannot be written.
     """
     if target.exists():
         raise UsageError(f"{target}: exists already; name a directory that does not")
@@ -61,7 +67,7 @@ def write_model(
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         try:
-            _json(beside / FILE, config_of(model, longest=longest) | _kept(like, longest))
+            _json(beside / FILE, _config(model, longest, began) | _kept(like, longest))
             _shards(beside, stages, shard_bytes)
             for path in [*(like / name for name in BESIDE if like is not None), *([tokenizer] if tokenizer else [])]:
                 if path.is_file():
@@ -81,14 +87,14 @@ def brought(like: Path) -> list[str]:
     return [*files, *(key for key in KEPT if fields.get(key) is not None)]
 
 
-def unlike(like: Path, model: Model, *, longest: int) -> str | None:
+def unlike(like: Path, model: Model, *, longest: int, began: Path | None = None) -> str | None:
     """How the checkpoint `like` is another one than `model`; None: as far as its text goes it is alike, or unknown.
 
     Raises UsageError if its tokenizer is of more ids than the model knows.
     """
     if not (like / FILE).is_file():
         return None
-    theirs, ours = raw_config(like), config_of(model, longest=longest)
+    theirs, ours = raw_config(like), _config(model, longest, began)
     kinds, sizes = ([data.get(key) for data in (theirs, ours)] for key in ("model_type", "vocab_size"))
     if isinstance(sizes[0], int) and sizes[0] > model.vocab_size and (like / "tokenizer.json").is_file():
         raise UsageError(
@@ -100,6 +106,11 @@ def unlike(like: Path, model: Model, *, longest: int) -> str | None:
     if sizes[0] is not None and sizes[0] != sizes[1]:
         return f"{like} is of a model with {sizes[0]} token ids, and this one knows {sizes[1]}"
     return None
+
+
+def _config(model: Model, longest: int, began: Path | None) -> dict[str, Any]:
+    window = {} if began is None or not (began / FILE).is_file() else sliding(raw_config(began), model, longest=longest)
+    return config_of(model, longest=longest, window=window)
 
 
 def _kept(like: Path | None, longest: int) -> dict[str, Any]:
