@@ -84,8 +84,9 @@ def out(tmp_path_factory) -> Path:
     )
     assert first.returncode == 0, first.stdout + first.stderr
     assert f"swarmnet local --resume --out {out}" in first.stdout
-    assert [step for step, _ in rows(out)][-1] in (KILL_ALL - 1, KILL_ALL)
-    assert json.loads((out / "summary.json").read_text())["killed_all"] == KILL_ALL
+    killed = json.loads((out / "summary.json").read_text())["killed_all"]
+    assert KILL_ALL <= killed <= KILL_ALL + 2  # on a busy machine one hears of several steps at once
+    assert [step for step, _ in rows(out)][-1] in (killed - 1, killed)
 
     with subprocess.Popen(local("--resume", "--out", str(out)), stdout=subprocess.DEVNULL) as second:
         deadline = time.monotonic() + 280
