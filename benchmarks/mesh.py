@@ -32,14 +32,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from mesh_engine import microbatches
-from mesh_orders import orders, restarts
-from mesh_tensor import Case, run_rank
 
 from swarmnet.manifest.schema import Model
+
+if TYPE_CHECKING:
+    from mesh_tensor import Case  # what torch needs for it takes long to import: not for --help
 
 PATIENCE_S = 300.0
 TOLERANCE = {"fp32": 1e-4, "bf16": 0.1}
@@ -50,6 +50,8 @@ Figures = dict[str, Any]
 
 def cases(asked: argparse.Namespace, *, cuda: bool) -> list[Case]:
     """What is timed."""
+    from mesh_tensor import Case
+
     small = Model(
         vocab_size=256, hidden_size=64, intermediate_size=176, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16
     )
@@ -115,6 +117,8 @@ def tensor_part(asked: argparse.Namespace, *, cuda: bool) -> list[Figures]:
 @contextlib.contextmanager
 def ranks(size: int, todo: Sequence[Case], *, cuda: bool) -> Iterator[Connection]:
     """`size` processes of one group, and the pipe of the first."""
+    from mesh_tensor import run_rank
+
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as directory:
         ends = [context.Pipe() for _ in range(size)]
@@ -150,6 +154,8 @@ def _next(pipe: Connection) -> Figures:
 
 def orders_part(asked: argparse.Namespace, *, cuda: bool) -> Figures:
     """Round trips and restarts, printed."""
+    from mesh_orders import orders, restarts
+
     devices = [f"cuda:{rank}" if cuda else "cpu" for rank in range(asked.ranks)]
     turns, times, kills = (2, 20, 1) if asked.quick else (asked.turns, 500, 7)
     trips = orders(devices, turns=turns, times=times)
@@ -179,6 +185,8 @@ def orders_part(asked: argparse.Namespace, *, cuda: bool) -> Figures:
 
 def engine_part(asked: argparse.Namespace, *, cuda: bool) -> list[Figures]:
     """Both engines, printed."""
+    from mesh_engine import microbatches
+
     if asked.ranks == 1:
         print("\nengine: one rank is no mesh, it is the engine in process")
         return []

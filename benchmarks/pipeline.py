@@ -39,7 +39,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from swarmnet.data.sampler import Sampler
 from swarmnet.local.prepare import read_tokens, with_data
@@ -285,6 +284,8 @@ def run_single(pipe: Connection, path: Path, plan: Plan) -> None:
 
 def run_rank(pipe: Connection, path: Path, plan: Plan, rank: int, store: str) -> None:
     """One rank of two under Schedule1F1B; the last one sends (seconds per step, last loss)."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B  # takes long to import: not for --help
+
     tune_allocator()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)

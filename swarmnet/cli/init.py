@@ -126,8 +126,12 @@ def command(
         write_owner(path, owner)  # first: a run without its key can never have a guest
     _write(path, to_toml(manifest), force=force)
     click.echo(
-        f"wrote {path}: {manifest.data.num_tokens:,} tokens, {manifest.cut.stages} stages, "
+        f"wrote {path}: a model of {manifest.model.num_parameters:,} parameters in {manifest.cut.stages} stages, "
         f"{manifest.training.total_steps} steps"
+    )
+    click.echo(
+        f"data: {manifest.data.num_tokens:,} tokens of {manifest.data.source}, tokenizer {manifest.data.tokenizer} "
+        f"({manifest.model.vocab_size:,} ids)"
     )
     if begins is not None:
         click.echo(
@@ -145,14 +149,31 @@ def command(
             f"wrote {owner_key_file(path)}: whoever has this key says who joins, and nobody can without it: "
             "keep it safe, and a copy"
         )
-        click.echo(f"next: swarmnet invite {path} --bearer, or with the id of the peer that you invite")
     elif manifest.admission.policy == "open":
         click.echo(
             "open run: anyone may join, and a majority of strangers could stop or change it; --admission invite "
             "lets in only whom you invite"
         )
-    click.echo(f"next: swarmnet local --manifest {path}")
+    for line in _next(path, manifest):
+        click.echo(line)
     return 0
+
+
+def _next(path: Path, manifest: Manifest) -> list[str]:
+    """What to type next: a run that other machines can be in is started on them."""
+    here = f"swarmnet local --manifest {path}"
+    if manifest.admission.policy == "invite":
+        return [
+            f"next: swarmnet invite {path} --bearer, or with the id of the peer that you invite",
+            f"to try it on this machine: {here}",
+        ]
+    if manifest.data.source == "stdlib":  # another Python version has another text
+        return [f"next: {here}"]
+    return [
+        f"next: swarmnet peer --manifest {path} --stage 0, and on other machines what that prints",
+        f"then: swarmnet trainer --manifest {path} --bootstrap ADDRESS, what follows the @ in the link",
+        f"to try it on this machine: {here}",
+    ]
 
 
 def _sets(field: str, assignments: tuple[str, ...]) -> bool:
@@ -243,6 +264,7 @@ class Begins:
                 f"is not supported: set training.sequence_length = {length} to {window} or less"
             )
         described = self._described.model.tie_embeddings
+        click.echo(f"reading the weights in {self._folder}")
         found = digests(
             manifest,
             self._folder,
@@ -265,7 +287,9 @@ def _fill(manifest: Manifest, *, base: Path, sized_by: str | None) -> Manifest:
     from swarmnet.data.windows import WindowTree
     from swarmnet.manifest.file import change
 
-    tokens = load_tokens(manifest.data.source, manifest.data.tokenizer, base=base)
+    click.echo(f"reading the data: {manifest.data.source}")
+    said = _said_now_and_then("reading the data: {:,} documents, {:,} tokens")
+    tokens = load_tokens(manifest.data.source, manifest.data.tokenizer, base=base, progress=said)
     if sized_by and manifest.model.vocab_size < tokens.vocab_size:
         raise UsageError(
             f"{sized_by}: model.vocab_size = {manifest.model.vocab_size}: must be at least "
@@ -273,7 +297,8 @@ def _fill(manifest: Manifest, *, base: Path, sized_by: str | None) -> Manifest:
         )
     training = manifest.training
     sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
-    tree = WindowTree(tokens, sampler.sequence_length, sampler.num_windows, progress=_said_now_and_then())
+    said = _said_now_and_then("hashing the data: {:,} of {:,} windows")
+    tree = WindowTree(tokens, sampler.sequence_length, sampler.num_windows, progress=said)
     data = {
         "num_tokens": tokens.num_tokens,
         "tokens_sha256": tokens.sha256,
@@ -284,8 +309,8 @@ def _fill(manifest: Manifest, *, base: Path, sized_by: str | None) -> Manifest:
     return change(manifest, [SettingsLayer("data", {"data": data, "model": model})], where="data")
 
 
-def _said_now_and_then() -> Callable[[int, int], None]:
-    """Progress on standard error, a line every few seconds; none of what is done sooner."""
+def _said_now_and_then(words: str) -> Callable[[int, int], None]:
+    """Progress on standard error, a line of `words` every few seconds; none of what is done sooner."""
     import time
 
     from swarmnet.cli.phases import PLAIN_EVERY_S
@@ -296,7 +321,7 @@ def _said_now_and_then() -> Callable[[int, int], None]:
         nonlocal said_at
         if time.monotonic() - said_at >= PLAIN_EVERY_S:
             said_at = time.monotonic()
-            click.echo(f"hashing the data: {done:,} of {total:,} windows", err=True)
+            click.echo(words.format(done, total), err=True)
 
     return progress
 

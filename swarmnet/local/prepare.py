@@ -19,7 +19,7 @@ from swarmnet.manifest import file
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.codec_names import may_owe
 from swarmnet.manifest.implied import implied
-from swarmnet.manifest.schema import Admission, Data, Manifest, Model
+from swarmnet.manifest.schema import Admission, Data, Manifest
 from swarmnet.net.admission_files import new_owner, write_invitation, write_owner
 from swarmnet.net.identity import Identity
 from swarmnet.wire import codecs
@@ -76,17 +76,6 @@ class Prepared:
             raise UsageError(f"{self.path} cannot be written ({error.strerror}): choose another --out") from error
 
 
-def num_parameters(model: Model) -> int:
-    """Parameters of the whole model."""
-    attention = model.hidden_size * model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads)
-    if model.attention_bias:
-        attention += model.head_dim * (model.num_heads + 2 * model.num_kv_heads)
-    attention += model.hidden_size * model.output_bias + 2 * model.head_dim * model.qk_norm
-    layer = attention + 3 * model.hidden_size * model.intermediate_size + 2 * model.hidden_size
-    ends = model.vocab_size * model.hidden_size * (1 if model.tie_embeddings else 2) + model.hidden_size
-    return model.num_layers * layer + ends
-
-
 def choose(options: LocalOptions) -> Manifest:
     """The manifest the options ask for, data digests not filled in yet. Raises UsageError in the name of the flag.
 
@@ -108,7 +97,7 @@ def choose(options: LocalOptions) -> Manifest:
         and options.manifest is None
         and not any(name in ("numerics.mode", "averaging.codec") for _, name, _ in (*follows, *typed))
     ):
-        small = num_parameters(_laid(manifest, [*described, *follows, *typed]).model) < SMALL_PARAMETERS
+        small = _laid(manifest, [*described, *follows, *typed]).model.num_parameters < SMALL_PARAMETERS
         mode = "deterministic" if small else "fp32"
     if mode is not None:
         flag = "manifest" if options.numerics is None else f"--numerics {mode}"

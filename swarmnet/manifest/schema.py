@@ -54,6 +54,17 @@ class Model(Table):
     output_bias: bool = Field(default=False, description="a bias in the attention's output projection too")
     qk_norm: bool = Field(default=False, description="a norm over each query and key head, as in Qwen3")
 
+    @property
+    def num_parameters(self) -> int:
+        """Of the whole model."""
+        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        if self.attention_bias:
+            attention += self.head_dim * (self.num_heads + 2 * self.num_kv_heads)
+        attention += self.hidden_size * self.output_bias + 2 * self.head_dim * self.qk_norm
+        layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
+        ends = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2) + self.hidden_size
+        return self.num_layers * layer + ends
+
     @model_validator(mode="after")
     def _biases(self) -> Model:
         if self.output_bias and not self.attention_bias:

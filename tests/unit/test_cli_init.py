@@ -1,6 +1,7 @@
 """`swarmnet init`: a complete file, the data's digests in it, nothing overwritten."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +34,15 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, st
     """What was asked of the data, in an empty directory."""
     made: list[tuple[str, str, Path | None]] = []
     fake = ModuleType("swarmnet.data.source")
-    fake.load_tokens = lambda source, tokenizer, *, base: made.append((source, tokenizer, base)) or FakeTokens()  # type: ignore[attr-defined]
+
+    def load_tokens(
+        source: str, tokenizer: str, *, base: Path | None, progress: Callable[[int, int], None]
+    ) -> FakeTokens:
+        made.append((source, tokenizer, base))
+        progress(3, 1000)
+        return FakeTokens()
+
+    fake.load_tokens = load_tokens  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "swarmnet.data.source", fake)
     monkeypatch.chdir(tmp_path)
     return made
@@ -51,6 +60,24 @@ def test_it_writes_a_complete_file_and_says_what_is_next(asked, capsys) -> None:
     assert manifest.model.vocab_size == 300 and asked == [("stdlib", "bytes", Path())]
     out = capsys.readouterr().out
     assert f"run id {run_id(manifest)}\n" in out and "next: swarmnet local --manifest run.toml\n" in out
+    assert out.startswith(
+        "reading the data: stdlib\n"
+        f"wrote run.toml: a model of {manifest.model.num_parameters:,} parameters in 3 stages, 60 steps\n"
+        "data: 1,000 tokens of stdlib, tokenizer bytes (300 ids)\n"
+    )
+
+
+def test_what_is_next_depends_on_who_can_take_part(asked, capsys) -> None:
+    local = "swarmnet local --manifest run.toml\n"
+    assert typed("init --data corpus:small") == 0
+    out = capsys.readouterr().out
+    assert "next: swarmnet peer --manifest run.toml --stage 0, and on other machines what that prints\n" in out
+    assert "then: swarmnet trainer --manifest run.toml --bootstrap ADDRESS" in out
+    assert out.endswith(f"to try it on this machine: {local}")
+    assert typed("init --data corpus:small --admission invite --force") == 0
+    out = capsys.readouterr().out
+    assert "next: swarmnet invite run.toml --bearer" in out and "swarmnet peer" not in out
+    assert out.endswith(f"to try it on this machine: {local}")
 
 
 def test_every_flag_arrives(asked) -> None:
@@ -161,4 +188,6 @@ def test_who_waits_for_long_is_told_how_far_it_is(asked, capsys, monkeypatch: py
     assert typed("init quick.toml") == 0 and not capsys.readouterr().err
     monkeypatch.setattr("swarmnet.cli.phases.PLAIN_EVERY_S", 0.0)
     assert typed("init long.toml") == 0
-    assert capsys.readouterr().err == "hashing the data: 14 of 14 windows\n"
+    assert capsys.readouterr().err == (
+        "reading the data: 3 documents, 1,000 tokens\nhashing the data: 14 of 14 windows\n"
+    )

@@ -11,7 +11,7 @@ import pytest
 
 from swarmnet.errors import UsageError
 from swarmnet.local.options import LocalOptions
-from swarmnet.local.prepare import choose, num_parameters, prepare, read_manifest, read_tokens, resume
+from swarmnet.local.prepare import choose, prepare, read_manifest, read_tokens, resume
 from swarmnet.local.processes import ChildSpec, swarmnet_command
 from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Admission, Data, Manifest, Model
@@ -41,11 +41,11 @@ def test_num_parameters_counts_every_tensor() -> None:
         vocab_size=10, hidden_size=8, intermediate_size=12, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4
     )
     attention = 8 * 8 + 8 * 4 + 8 * 4 + 8 * 8  # q, k, v, o
-    assert num_parameters(model) == 2 * (attention + 3 * 8 * 12 + 2 * 8) + 2 * 10 * 8 + 8
+    assert model.num_parameters == 2 * (attention + 3 * 8 * 12 + 2 * 8) + 2 * 10 * 8 + 8
     biased = model.model_copy(update={"attention_bias": True, "tie_embeddings": True})
-    assert num_parameters(biased) == num_parameters(model) + 2 * (8 + 4 + 4) - 10 * 8
+    assert biased.num_parameters == model.num_parameters + 2 * (8 + 4 + 4) - 10 * 8
     normed = model.model_copy(update={"attention_bias": True, "output_bias": True, "qk_norm": True})
-    assert num_parameters(normed) == num_parameters(model) + 2 * (8 + 4 + 4 + 8 + 2 * 4)
+    assert normed.num_parameters == model.num_parameters + 2 * (8 + 4 + 4 + 8 + 2 * 4)
 
 
 def test_what_children_read_is_the_run(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ class Checkpoint:
         embedding, head = (self.read({name: shapes[EMBEDDING]})[name] for name in (EMBEDDING, HEAD))
         if not torch.equal(embedding, head):
             raise UsageError(
-                f"{self.folder}: its config.json says that the head is the embedding, and {HEAD} is another matrix: "
+                f"{self.folder}: the head is said to be the embedding, and {HEAD} is another matrix: "
                 "--set model.tie_embeddings=false takes it as the head"
             )
 

@@ -1,0 +1,36 @@
+"""Whoever asks a benchmark for its help gets it, without what takes long to import."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+ASK = """
+import contextlib, io, json, runpy, sys
+sys.path[:0] = ["benchmarks"]
+found = {}
+for name in sys.argv[1:]:
+    sys.argv, said, code = [name, "--help"], io.StringIO(), None
+    with contextlib.redirect_stdout(said):
+        try:
+            runpy.run_path(f"benchmarks/{name}.py", run_name="__main__")
+        except SystemExit as end:
+            code = end.code
+    slow = {"torch._dynamo", "torch.distributed.pipelining", "torch.distributed.tensor"} & sys.modules.keys()
+    found[name] = code, said.getvalue().startswith("usage: "), sorted(slow)
+print(json.dumps(found))
+"""
+
+
+def test_help_is_there_at_once() -> None:
+    programs = [
+        path.stem for path in sorted((ROOT / "benchmarks").glob("*.py")) if "ArgumentParser(" in path.read_text("utf-8")
+    ]
+    assert {"mesh", "pipeline"} < set(programs)
+    asked = subprocess.run([sys.executable, "-c", ASK, *programs], cwd=ROOT, capture_output=True, text=True)
+    assert asked.returncode == 0, asked.stderr
+    assert json.loads(asked.stdout) == {name: [0, True, []] for name in programs}
