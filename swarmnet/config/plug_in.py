@@ -48,11 +48,12 @@ def one_of(name: str, ours: Sequence[str]) -> str:
     raise ValueError(f"must be one of {', '.join(ours)}, or a plug-in's such as acme.mine")
 
 
-def load(kind: str, name: str, *, needs: Sequence[str] = ("__call__",)) -> tuple[Any, str]:
+def load(kind: str, name: str, *, field: str = "", needs: Sequence[str] = ("__call__",)) -> tuple[Any, str]:
     """Make what another distribution brings under `name`.
 
     Args:
         kind: a key of `GROUPS`.
+        field: of a manifest or peer config, that has the name; errors begin with it.
         needs: attributes without which it is no such thing.
 
     Returns: it, and whose it is, in words for errors about it.
@@ -61,16 +62,17 @@ def load(kind: str, name: str, *, needs: Sequence[str] = ("__call__",)) -> tuple
         something.
     """
     family, parameter = split(name)
+    head = f"{field}: " if field else ""
     found = list(importlib.metadata.entry_points(group=GROUPS[kind], name=family))
     if not found:
         raise UsageError(
-            f"{kind} {name}: no installed distribution has an entry point {family!r} in group {GROUPS[kind]!r}; "
+            f"{head}{kind} {name}: no installed distribution has an entry point {family!r} in group {GROUPS[kind]!r}; "
             "install the one that brings it"
         )
     brought = sorted({entry.dist.name if entry.dist else entry.value for entry in found})
     if len(found) > 1:
-        raise UsageError(f"{kind} {name}: brought by {' and by '.join(brought)}; uninstall all but one")
-    where = f"{kind} {name} of distribution {brought[0]}"
+        raise UsageError(f"{head}{kind} {name}: brought by {' and by '.join(brought)}; uninstall all but one")
+    where = f"{head}{kind} {name} of distribution {brought[0]}"
     try:
         made = found[0].load()(parameter)
     except Exception as error:  # foreign code: whatever it raises, its distribution is to blame

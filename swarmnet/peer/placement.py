@@ -68,10 +68,7 @@ def placement_rule(name: str) -> PlacementRule:
     """The rule by its name in a peer's config. Raises UsageError if no installed distribution brings it."""
     if name == "neediest":
         return choose
-    try:
-        rule: PlacementRule = plug_in.load("placement rule", name)[0]
-    except UsageError as error:
-        raise UsageError(f"placement: {error}") from error
+    rule: PlacementRule = plug_in.load("placement rule", name, field="placement")[0]
 
     def checked(me: PeerId, num_stages: int, serving: Sequence[Serving], *, held: Collection[int] = ()) -> Choice:
         choice = rule(me, num_stages, serving, held=held)

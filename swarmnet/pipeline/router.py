@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarmnet.config import plug_in
-from swarmnet.errors import NoReplica, UsageError
+from swarmnet.errors import NoReplica
 from swarmnet.ids import PeerId
 from swarmnet.pipeline.patience import Patience
 
@@ -70,10 +70,7 @@ def routing_rule(name: str) -> RoutingRule:
     """A fresh rule by its name in a peer's config. Raises UsageError if no installed distribution brings it."""
     if name == "least_time":
         return least_time
-    try:
-        rule: RoutingRule = plug_in.load("routing rule", name)[0]
-    except UsageError as error:
-        raise UsageError(f"routing: {error}") from error
+    rule: RoutingRule = plug_in.load("routing rule", name, field="routing")[0]
     return rule
 
 

@@ -26,7 +26,6 @@ from torch.nn import functional
 from torch.optim.adamw import adamw
 
 from swarmnet.config import plug_in
-from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Numerics, Optimizer
 from swarmnet.stage.accumulator import chunk_elements
 from swarmnet.stage.optimizer_8bit import LEAST, PackedMoments
@@ -72,10 +71,7 @@ def update_rule_of(table: Optimizer) -> UpdateRule | None:
     """
     if table.name == "adamw":
         return None
-    try:
-        rule: UpdateRule = plug_in.load("optimizer", table.name)[0]
-    except UsageError as error:
-        raise UsageError(f"optimizer.name: {error}") from error
+    rule: UpdateRule = plug_in.load("optimizer", table.name, field="optimizer.name")[0]
     return rule
 
 

@@ -204,12 +204,11 @@ def lower_median(values: Sequence[float], weights: Sequence[int]) -> float:
 
 def _load(name: str) -> Rule:
     rule: Rule
-    try:
-        rule, where = plug_in.load("reducer", name, needs=("noted_below", "needs_center", "__call__"))
-    except UsageError as error:
-        raise UsageError(f"averaging.reducer: {error}") from error
+    rule, where = plug_in.load(
+        "reducer", name, field="averaging.reducer", needs=("noted_below", "needs_center", "__call__")
+    )
     if not 0.0 < rule.noted_below <= 1.0:
-        raise UsageError(f"averaging.reducer: {where} notes who kept less than {rule.noted_below!r}: not in (0, 1]")
+        raise UsageError(f"{where} notes who kept less than {rule.noted_below!r}: not in (0, 1]")
     return rule
 
 

@@ -59,10 +59,16 @@ def use(name: str) -> Codec:
 
 
 def use_all(manifest: Manifest) -> None:
-    """Load what the run's codecs need, so that what is not installed is said before anything starts.
+    """Load what a run asks of other distributions, so that what is not installed is said before anything starts.
 
     Raises UsageError as `use` does, in the name of the field.
     """
+    for field, kind, name in (
+        ("averaging.reducer", "reducer", manifest.averaging.reducer),
+        ("optimizer.name", "optimizer", manifest.optimizer.name),
+    ):
+        if is_plug_in(name):
+            plug_in.load(kind, name, field=field)
     for field, name in (
         ("averaging.codec", travels_as(manifest.averaging.codec)),
         ("wire.activations", manifest.wire.activations),
