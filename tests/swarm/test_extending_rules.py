@@ -31,12 +31,12 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     extending_page.install(tmp_path / "site", monkeypatch)
 
 
-def counted(routing: str) -> Counter[str]:
-    """Microbatches that each replica of stage 1 counted in a swarm of two stages with two replicas each."""
+def counted(routing: str, stage: int = 1) -> Counter[str]:
+    """Microbatches that each replica of `stage` counted in a swarm of two stages with two replicas each."""
     swarm, found = Swarm(Plan(stages=2, replicas=2, steps=6, routing=routing), seed=1), Counter[str]()
 
     def hear(peer, event, fields) -> None:
-        if event == "committed" and fields["stage"] == 1 and peer == "s1.2":
+        if event == "committed" and fields["stage"] == stage and peer == f"s{stage}.{2 * stage}":
             found.update({name: len(indexes) for name, indexes in fields["contributions"]})
 
     swarm.hooks.append(hear)
@@ -48,6 +48,12 @@ def counted(routing: str) -> Counter[str]:
 def test_peers_call_whom_the_rule_prefers_and_the_sums_are_those_of_one_process() -> None:
     assert counted("least_time") == {"s1.2": 12, "s1.3": 12}
     assert counted("acme.prefer:.2") == {"s1.2": 24} and counted("acme.prefer:.3") == {"s1.3": 24}
+
+
+@pytest.mark.usefixtures("acme")
+def test_trainers_do_so_too() -> None:
+    assert counted("least_time", stage=0) == {"s0.0": 12, "s0.1": 12}
+    assert counted("acme.prefer:.1", stage=0) == {"s0.1": 24}
 
 
 @pytest.mark.usefixtures("acme")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny_run import write_tiny_run
 
 import swarmnet
 from swarmnet.manifest.file import to_toml
@@ -29,9 +30,38 @@ def run(name: str, folder: Path) -> str:
     return done.stdout
 
 
+SPY = """
+from swarmnet.pipeline.router import least_time
+
+def least(parameter):
+    def rule(candidates):
+        with open("called", "a") as file:
+            print(parameter, file=file)
+        return least_time(candidates)
+    return rule
+"""
+
+
 def test_the_programs_of_the_page_run(tmp_path: Path) -> None:
     assert run("local_swarm.py", tmp_path).endswith("code 0 stages 2 steps 3\n")
     assert run("by_hand.py", tmp_path).endswith("seen True stages 2\ncodes 0 0\n")
+
+
+def test_peer_and_trainer_route_by_their_configs_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "spy.py").write_text(SPY)
+    info = tmp_path / "spy-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: spy\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[swarmnet.routing_rules]\nspy.least = spy:least\n")
+    (tmp_path / "runs/small").mkdir(parents=True)
+    write_tiny_run(tmp_path / "runs/small", stages=2, steps=2)
+    program = PROGRAMS["by_hand.py"]
+    for place in ("stages=[0, 1],", 'role="trainer",'):
+        assert program.count(place) == 1
+        program = program.replace(place, f'{place} routing="spy.least:{place[:5]}",')
+    monkeypatch.setitem(PROGRAMS, "by_hand.py", program)
+    run("by_hand.py", tmp_path)
+    assert set((tmp_path / "called").read_text().split()) == {"stage", "role="}
 
 
 def test_the_page_names_what_is_public() -> None:
