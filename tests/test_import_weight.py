@@ -32,6 +32,13 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert not probe("import swarmnet") & (HEAVY | {"click"})
 
 
+def test_a_public_name_is_imported_when_it_is_used() -> None:
+    light = probe("import swarmnet; dir(swarmnet); hasattr(swarmnet, 'telemetry'); from swarmnet import errors")
+    assert "swarmnet.api" not in light
+    used = probe("import swarmnet; swarmnet.UsageError, swarmnet.run_peer, swarmnet.LocalOptions")
+    assert "swarmnet.api" in used and not used & (HEAVY - {"pydantic"})
+
+
 @pytest.mark.parametrize("argv", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
 def test_help_imports_nothing_heavy(argv: list[str]) -> None:
     assert not probe(HELP.format(argv=argv)) & HEAVY

@@ -8,7 +8,6 @@ import click
 
 from swarmnet.cli.frame import Typed
 from swarmnet.cli.settings import MEMORY, MESH, SETTINGS, options, read_config, read_manifest
-from swarmnet.errors import UsageError
 
 
 @click.command("peer", context_settings=SETTINGS)
@@ -56,8 +55,6 @@ def command(ctx: click.Context, /, *, no_restart: bool, **_: Any) -> int:
         return supervise(typed.again("--no-restart"))
     config = read_config(ctx, "stage")
     manifest = read_manifest(config, "peer")
-    if not config.stages:
-        raise UsageError(f"`swarmnet peer` needs --stage: stages are 0 to {manifest.cut.stages - 1}, several are 0,1")
 
     from swarmnet.peer import run_peer
 

@@ -186,7 +186,7 @@ def read_config(ctx: click.Context, role: Role) -> PeerConfig:
 
 
 def read_manifest(config: PeerConfig, command: str) -> Manifest:
-    """The manifest that `config` names; the stages it asks for exist. Raises UsageError."""
+    """The manifest that `config` names; the stages it asks for exist, and `peer` has some. Raises UsageError."""
     from swarmnet.manifest.file import load
 
     if config.manifest is None:
@@ -195,7 +195,16 @@ def read_manifest(config: PeerConfig, command: str) -> Manifest:
     for stage in config.stages:
         if stage >= manifest.cut.stages:
             raise UsageError(f"there is no stage {stage}: {config.manifest} has stages 0 to {manifest.cut.stages - 1}")
+    if command == "peer" and not config.stages:
+        raise UsageError(f"`swarmnet peer` needs --stage: stages are 0 to {manifest.cut.stages - 1}, several are 0,1")
     return manifest
+
+
+def implied(role: Role) -> SettingsLayer:
+    """What it says of a peer's config that it does this."""
+    from swarmnet.config.layers import SettingsLayer
+
+    return SettingsLayer("default", {"roles": [role], "dir": f"~/.swarmnet/{_command(role)}"})
 
 
 def _layers(ctx: click.Context, role: Role) -> list[SettingsLayer]:
@@ -203,7 +212,7 @@ def _layers(ctx: click.Context, role: Role) -> list[SettingsLayer]:
     from swarmnet.config import toml
     from swarmnet.config.layers import SettingsLayer, layer
 
-    layers = [SettingsLayer("default", {"roles": [role], "dir": f"~/.swarmnet/{_command(role)}"})]
+    layers = [implied(role)]
     if file := ctx.params["config"]:
         layers.append(SettingsLayer(file, toml.read(Path(file).expanduser())))
     for source in (ParameterSource.ENVIRONMENT, ParameterSource.COMMANDLINE):

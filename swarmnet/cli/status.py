@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from swarmnet.cli.settings import LEVELS, MULTIADDR, SETTINGS
-from swarmnet.errors import UsageError
 
 
 @click.command("status", context_settings=SETTINGS)
@@ -31,21 +28,9 @@ def command(run: str, bootstrap: tuple[str, ...], as_json: bool, log_level: str)
       swarmnet status swarm:RUN_ID@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
       swarmnet status run.toml --bootstrap /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
-    from swarmnet.net.swarm_link import SCHEME, SwarmLink, names_run
+    from swarmnet.net.swarm_link import find_run
 
-    named: Path | str = run.lower()
-    if run.strip().startswith(SCHEME):
-        link = SwarmLink.parse(run)
-        named, bootstrap = link.run, (link.address, *bootstrap)
-    elif Path(run).expanduser().is_file():
-        named = Path(run).expanduser()
-    elif not names_run(run):
-        raise UsageError(
-            f"{run}: no such file, and neither a link (swarm:RUN_ID@ADDRESS) nor a run id (64 hex digits, "
-            "or the first 12 or more)"
-        )
-    if not bootstrap:
-        raise UsageError("status needs to know a peer: give its link, or --bootstrap with the address it printed")
+    named, bootstrap = find_run(run, bootstrap)
 
     from swarmnet import telemetry
     from swarmnet.peer.status import run_status

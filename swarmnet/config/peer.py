@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from swarmnet.config.plug_in import one_of
 from swarmnet.config.table import Count, Positive, Seconds, Table
 
 Role = Literal["stage", "trainer", "bootstrap"]
@@ -60,6 +61,9 @@ Home = Annotated[Path, AfterValidator(_home)]
 """A path; `~` is the operator's home."""
 
 Multiaddr = Annotated[str, AfterValidator(_multiaddr)]
+
+RoutingName = Annotated[str, AfterValidator(lambda name: one_of(name, ("least_time",)))]
+PlacementName = Annotated[str, AfterValidator(lambda name: one_of(name, ("neediest",)))]
 
 
 Gpus = Annotated[str, BeforeValidator(_in_words), AfterValidator(_gpus)]
@@ -168,6 +172,12 @@ class PeerConfig(Table):
     )
     drain_s: Seconds = Field(
         default=60.0, description="seconds a leaving peer waits for another replica to have its stage's state"
+    )
+    routing: RoutingName = Field(
+        default="least_time", description="which replica of the next stage gets a microbatch (docs/extending.md)"
+    )
+    placement: PlacementName = Field(
+        default="neediest", description="which stage `swarmnet join` takes (docs/extending.md)"
     )
     reseed_from_neighbours: bool = Field(
         default=False, description="last resort: make a stage that has no state left from the stages beside it"

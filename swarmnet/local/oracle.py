@@ -105,7 +105,8 @@ class _Plain:
     def __init__(self, manifest: Manifest, module: StageModule, behind: StageModule) -> None:
         self._manifest, self._parameters, self._behind = manifest, list(module.parameters()), list(behind.parameters())
         table = manifest.optimizer
-        self._packed = StageOptimizer(self._parameters, table) if table.state == "8bit" else None
+        plain = table.state == "fp32" and table.name == "adamw"
+        self._own = None if plain else StageOptimizer(self._parameters, table)
         self._adamw = torch.optim.AdamW(
             [
                 {"params": [p for p in self._parameters if p.ndim >= 2], "weight_decay": table.weight_decay},
@@ -127,8 +128,8 @@ class _Plain:
         torch.nn.utils.clip_grad_norm_(self._parameters, table.clip_norm)
         rate = learning_rate(table, step, total_steps=self._manifest.training.total_steps)
         _follow(self._parameters, self._behind)
-        if self._packed is not None:  # of which torch has none
-            self._packed.step([p.grad for p in self._parameters if p.grad is not None], learning_rate=rate)
+        if self._own is not None:  # of which torch has none
+            self._own.step([p.grad for p in self._parameters if p.grad is not None], learning_rate=rate)
         else:
             for group in self._adamw.param_groups:
                 group["lr"] = rate

@@ -2,14 +2,14 @@
 
 A name is a family, and for some families a parameter after a colon: `topk:0.01`, `powersgd:4`. A parameter has one
 spelling only, so that equal runs have equal ids. Families of our own contain no dot; those of other distributions do
-(`acme.ternary`, `acme.ternary:3`), so that none can take the place of ours, now or in a later release.
+(`config.plug_in`).
 
 Knows names, no bytes: `swarmnet.wire.codec_registry` turns one into a codec.
 """
 
 from __future__ import annotations
 
-import re
+from swarmnet.config.plug_in import is_plug_in, split
 
 ELEMENTWISE = ("fp32", "bf16", "fp16", "int8", "bnb8", "nf4")
 """Float codecs that need no memory of what they lost: for activations as for sums."""
@@ -19,21 +19,6 @@ AUTO_DEFAULT = "int8"
 
 LARGEST_FRACTION = 0.25
 LARGEST_RANK = 64
-
-_PLUG_IN = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)+")
-_MAX_CHARACTERS = 32
-
-
-def split(name: str) -> tuple[str, str | None]:
-    """`topk:0.01` as ("topk", "0.01"), `fp32` as ("fp32", None)."""
-    family, colon, parameter = name.partition(":")
-    return family, parameter if colon else None
-
-
-def is_plug_in(name: str) -> bool:
-    """Is it spelled as a codec of another distribution?"""
-    family, parameter = split(name)
-    return len(name) <= _MAX_CHARACTERS and _PLUG_IN.fullmatch(family) is not None and parameter != ""
 
 
 def fraction(parameter: str | None) -> float:

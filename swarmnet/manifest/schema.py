@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from swarmnet.config.plug_in import one_of
 from swarmnet.config.table import Count, Positive, Seconds, Table
 from swarmnet.manifest.codec_names import check_averaging, check_boundary
 from swarmnet.manifest.delay import NO_DELAY, Delay
@@ -23,6 +24,10 @@ FullDigest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 OwnerKey = Annotated[str, Field(pattern="^(12D3Koo[1-9A-HJ-NP-Za-km-z]{45})?$")]
 BoundaryCodec = Annotated[str, AfterValidator(check_boundary)]
 SumCodec = Annotated[str, AfterValidator(check_averaging)]
+
+REDUCERS = ("sum", "norm_clip", "trimmed_mean", "median", "centered_clip")
+Reducer = Annotated[str, AfterValidator(lambda name: one_of(name, REDUCERS))]
+UpdateRule = Annotated[str, AfterValidator(lambda name: one_of(name, ("adamw",)))]
 
 
 class Model(Table):
@@ -164,7 +169,7 @@ class Training(Table):
 class Optimizer(Table):
     """AdamW (arXiv:1711.05101) with linear warm-up and a schedule; decay on matrices only."""
 
-    name: Literal["adamw"] = Field(default="adamw", description="the only one so far")
+    name: UpdateRule = Field(default="adamw", description='"adamw", or a plug-in\'s (docs/extending.md)')
     learning_rate: Above0 = Field(default=2e-3, description="at the peak, after warm-up")
     beta1: Decay = Field(default=0.9, description="decay of the first moment")
     beta2: Decay = Field(default=0.95, description="decay of the second moment")
@@ -190,6 +195,10 @@ class Optimizer(Table):
     def _moving(self) -> Optimizer:
         if self.lead and not self.beta1:
             raise ValueError(f"lead = {self.lead} carries on a first moment that beta1 = 0 does not keep: set lead = 0")
+        if self.name != "adamw" and (self.lead or self.state != "fp32"):
+            raise ValueError(
+                f'name = "{self.name}" goes with lead = 0.0 and state = "fp32": other values are made for AdamW'
+            )
         return self
 
 
@@ -246,8 +255,8 @@ class Averaging(Table):
     group_size: Annotated[int, Field(ge=2, le=1024)] = Field(
         default=16, description="replicas that average in one group; more stand in a grid of groups"
     )
-    reducer: Literal["sum", "norm_clip", "trimmed_mean", "median", "centered_clip"] = Field(
-        default="sum", description='"sum" (exact), "norm_clip", "trimmed_mean", "median" or "centered_clip"'
+    reducer: Reducer = Field(
+        default="sum", description='"sum" (exact), "norm_clip", "trimmed_mean", "median", "centered_clip", ...'
     )
     norm_factor: Above0 = Field(default=2.0, description='"norm_clip": the longest gradient, in median lengths')
     clip_radius: Above0 = Field(default=1.0, description='"centered_clip": the strongest pull, in median distances')

@@ -126,6 +126,11 @@ class Layer(nn.Module):
         return y
 
 
+def layer_of(model: Model) -> Layer:
+    """One layer of the architecture that `model` describes: the place where another one is chosen."""
+    return Layer(model)
+
+
 class Trunk(nn.Module):
     """What Hugging Face calls `model`: everything but the head."""
 
@@ -142,14 +147,14 @@ class StageModule(nn.Module):
     """Layers `layers` of the model, with the embedding if `first`, with final norm and head if `last`.
 
     Both flags and all layers make the whole model. Weights are whatever memory held until `reset`. `layer` makes one
-    layer of given dimensions.
+    layer of given dimensions; by default `layer_of` does.
     """
 
     def __init__(
-        self, model: Model, layers: range, *, first: bool, last: bool, layer: Callable[[Model], Layer] = Layer
+        self, model: Model, layers: range, *, first: bool, last: bool, layer: Callable[[Model], Layer] | None = None
     ) -> None:
         super().__init__()
-        self.model = Trunk(model, layers, first=first, last=last, layer=layer)
+        self.model = Trunk(model, layers, first=first, last=last, layer=layer or layer_of)
         self.lm_head = Linear(model.hidden_size, model.vocab_size) if last else None
         if model.tie_embeddings and self.lm_head is not None and self.model.embed_tokens is not None:
             self.lm_head.weight = self.model.embed_tokens.weight

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from swarmnet.errors import UsageError
 from swarmnet.ids import RunId
@@ -74,6 +75,29 @@ class SwarmLink:
 
     def __str__(self) -> str:
         return f"{SCHEME}{self.run}@{self.address}{INVITE if self.invitation else ''}{self.invitation}"
+
+
+def find_run(text: str, bootstrap: tuple[str, ...]) -> tuple[Path | str, tuple[str, ...]]:
+    """Which run is meant by a link, a manifest's path or a run id, and whom to ask for it.
+
+    Returns: the manifest's path, or (the first digits of) the run id; and addresses, the link's before `bootstrap`.
+
+    Raises: UsageError if it is none of the three, or there is nobody to ask.
+    """
+    named: Path | str = text.lower()
+    if text.strip().startswith(SCHEME):
+        link = SwarmLink.parse(text)
+        named, bootstrap = link.run, (link.address, *bootstrap)
+    elif Path(text).expanduser().is_file():
+        named = Path(text).expanduser()
+    elif not names_run(text):
+        raise UsageError(
+            f"{text}: no such file, and neither a link (swarm:RUN_ID@ADDRESS) nor a run id (64 hex digits, "
+            "or the first 12 or more)"
+        )
+    if not bootstrap:
+        raise UsageError("status needs to know a peer: give its link, or --bootstrap with the address it printed")
+    return named, bootstrap
 
 
 def names_run(text: str) -> bool:

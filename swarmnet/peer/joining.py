@@ -38,7 +38,7 @@ from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.net.tls import open_authority
 from swarmnet.net.transport import ReadPayload
 from swarmnet.peer.away import until_somebody_answers, was_in
-from swarmnet.peer.placement import Choice, Serving, choose
+from swarmnet.peer.placement import Choice, Serving, placement_rule
 from swarmnet.state.disk import CheckpointStore
 
 LOOK_S = 10.0
@@ -73,6 +73,7 @@ async def find_place(config: PeerConfig, invitation: SwarmLink | Manifest, tell:
     with own_identity(config.dir) as identity:
         tell("identity", f"{identity.peer}, kept in {config.dir}")
         announced_at(config.announce, identity.peer, port=config.port, dht_port=config.dht_port)  # refuses early
+        placement_rule(config.placement)  # refuses early, too
         run = invitation.run if isinstance(invitation, SwarmLink) else run_id(invitation)
         if was_in(config.dir, run):
             return await until_somebody_answers(
@@ -361,11 +362,11 @@ async def _stages(found: FoundRun, tell: Tell) -> tuple[int, ...]:
 
 async def _choose(found: FoundRun, held: Collection[int]) -> Choice:
     """Say that I am choosing, listen for others who are, choose, and say what."""
-    directory = found.directory
+    directory, rule = found.directory, placement_rule(found.config.placement)
 
     async def choice() -> Choice:
         records = await directory.records()
-        return choose(directory.peer, found.manifest.cut.stages, servings(records), held=held)
+        return rule(directory.peer, found.manifest.cut.stages, servings(records), held=held)
 
     first = await choice()
     await directory.publish(_intent(found, first.stage, slots=0))

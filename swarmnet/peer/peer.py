@@ -44,6 +44,7 @@ from swarmnet.peer.loopback import Loopback
 from swarmnet.peer.replica import Replica, ReplicaLimits, Surroundings, timers_of
 from swarmnet.peer.starting import Starting, StartingContext
 from swarmnet.pipeline.payload import Windows
+from swarmnet.pipeline.router import RoutingRule, least_time
 from swarmnet.stage.engine import Engine
 from swarmnet.state.checkpoints import Disk
 from swarmnet.state.restart import Restarts, newest_on_disk
@@ -63,7 +64,7 @@ class Peer:
 
     record() is what the peer announces of itself, stages apart; asked once the port is bound. admissions: who takes
     part; None: anyone. wall(): Unix seconds, by which invitations end. other_way: how it may be reached when nobody can
-    connect to it.
+    connect to it. routing(): by which rule one of its replicas calls the next stage.
     """
 
     def __init__(
@@ -88,13 +89,14 @@ class Peer:
         admissions: Admissions | None = None,
         wall: Callable[[], float] = time.time,
         other_way: OtherWay = no_other_way,
+        routing: Callable[[], RoutingRule] = lambda: least_time,
     ) -> None:
         self.me, self.run_id, self.manifest = me, run, manifest
         self._engines, self._directory = engines, directory
         self._incarnation, self._record = incarnation, record
         self._transport = Loopback(me, self, transport)
         self._tokens, self._on_event, self._caps, self._toml = tokens, on_event, caps, manifest_toml
-        self._windows = windows
+        self._windows, self._routing = windows, routing
         self._disk, self._signer, self._numerics = disk, signer, numerics
         self._admissions, self._wall = admissions or Admissions(run), wall
         self._timers = timers_of(manifest)
@@ -158,6 +160,7 @@ class Peer:
                 lambda: newest_on_disk(self._starting.everybody(), self.manifest.cut.stages),
                 self._numerics,
                 self.admitted,
+                self._routing,
             )
             for stage, engine in self._engines.items():
                 self._complaints[stage] = Complaints(self._timers, partial(self.on_event, stage), now=self._now())

@@ -15,7 +15,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from swarmnet.config import plug_in
+from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId
 
 _LOAD_STEP = 0.25
@@ -44,6 +47,36 @@ class Choice:
 
     stage: int
     reason: str
+
+
+class PlacementRule(Protocol):
+    """Decides which stage a joiner serves."""
+
+    def __call__(
+        self, me: PeerId, num_stages: int, serving: Sequence[Serving], *, held: Collection[int] = ()
+    ) -> Choice:
+        """The stage that `me` takes. It is asked twice: before and after others have heard that `me` is choosing.
+
+        Args:
+            serving: what everybody announces, `me` perhaps included.
+            held: stages whose checkpoint lies on my disk.
+        """
+        ...
+
+
+def placement_rule(name: str) -> PlacementRule:
+    """The rule by its name in a peer's config. Raises UsageError if no installed distribution brings it."""
+    if name == "neediest":
+        return choose
+    rule: PlacementRule = plug_in.load("placement rule", name, field="placement")[0]
+
+    def checked(me: PeerId, num_stages: int, serving: Sequence[Serving], *, held: Collection[int] = ()) -> Choice:
+        choice = rule(me, num_stages, serving, held=held)
+        if choice.stage not in range(num_stages):
+            raise UsageError(f"placement: {name} chose stage {choice.stage!r}: the run has 0 to {num_stages - 1}")
+        return choice
+
+    return checked
 
 
 def choose(me: PeerId, num_stages: int, serving: Sequence[Serving], *, held: Collection[int] = ()) -> Choice:

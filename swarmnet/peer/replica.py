@@ -29,7 +29,7 @@ from swarmnet.pipeline.floor import PipelineLimits
 from swarmnet.pipeline.patience import AdaptiveTimeout
 from swarmnet.pipeline.payload import AnswerCheck, InputCheck, Windows
 from swarmnet.pipeline.relay import Spawn
-from swarmnet.pipeline.router import Router
+from swarmnet.pipeline.router import Router, RoutingRule, least_time
 from swarmnet.pipeline.sources import Sources
 from swarmnet.stage.engine import Engine
 from swarmnet.state.checkpoints import Checkpointer, CheckpointPlan, Disk, Written
@@ -56,6 +56,7 @@ class Surroundings:
     holders(): who may have tokens; tokens(step, index): this peer's own, with their proof; windows: what tells whether
     others' are the run's. common(): the newest version that every stage is known to have on some disk. numerics: the
     class of this peer's arithmetic, the same bits inside it. admitted(peer, role): does the run take it as that?
+    routing(): a rule for one caller.
     """
 
     me: PeerId
@@ -73,6 +74,7 @@ class Surroundings:
     common: Callable[[], int | None]
     numerics: str = ""
     admitted: Admitted = lambda peer, role: True
+    routing: Callable[[], RoutingRule] = lambda: least_time
 
 
 class MakeAnew(Protocol):
@@ -172,7 +174,7 @@ class Replica:
         if stage + 1 < num_stages:
             self.caller = Caller(
                 around.transport,
-                Router(AdaptiveTimeout.of(manifest.protocol, stages=num_stages - stage - 1)),
+                Router(AdaptiveTimeout.of(manifest.protocol, stages=num_stages - stage - 1), rule=around.routing()),
                 self._next_replicas,
                 answer_check,
                 self._rerouted,

@@ -24,6 +24,7 @@ from swarmnet.peer.memory import check_memory, rounding
 from swarmnet.peer.peer import OnEvent, Peer, Tokens
 from swarmnet.peer.ranks import choose_layout, meaningless
 from swarmnet.peer.replica import ReplicaLimits
+from swarmnet.pipeline.router import routing_rule
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.stage.engine import Engine
 from swarmnet.state.checkpoints import DirectoryDisk
@@ -57,6 +58,7 @@ def run_peer(
     from swarmnet.stage.compute import ComputeThread
     from swarmnet.stage.torch_engine import TorchEngine
 
+    routing_rule(config.routing)  # refuses early
     torch.set_num_threads(config.threads)
     # Large pages for large CPU tensors: a fresh 50 MB sum then costs 3 ms of page faults instead of 20. torch asks the
     # environment for this once, at its first tensor, and offers no other way.
@@ -199,6 +201,7 @@ async def _serve(
             ),
             manifest_toml=to_toml(manifest),
             admissions=endpoint.admissions,
+            routing=lambda: routing_rule(config.routing),
         )
         async with endpoint.serve(wrap.service(peer)), asyncio.TaskGroup() as group:
             on_event("listening", endpoint.whereabouts())

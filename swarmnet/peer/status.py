@@ -62,6 +62,14 @@ def run_status(named: Path | str, bootstrap: tuple[str, ...], as_json: bool = Fa
     return codes[0]
 
 
+def read_status(named: Path | str, bootstrap: tuple[str, ...]) -> Assessment:
+    """The state of a run, as `run_status` would print it. Raises what that raises."""
+    run, num_stages, admissions = _which(named)
+    found: list[Assessment] = []
+    asyncio.run(_ask(run, num_stages, admissions, bootstrap, Waiting(), found.append))
+    return found[0]
+
+
 def _answer(assessment: Assessment, as_json: bool) -> int:
     if as_json:
         print(json.dumps(asdict(assessment), indent=2))

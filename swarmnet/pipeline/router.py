@@ -1,8 +1,9 @@
 """Which replica of the next stage gets a microbatch: interleaved weighted round robin on measured cost.
 
 The rule is that of SWARM Parallelism (ICML 2023, arXiv:2301.11913): take the replica with the least accumulated virtual
-time, charge it up front, correct the charge by what was measured. One router per caller and next stage. It does not
-know clocks, connections, steps or other callers. docs/routing.md has the formulas and their reasons.
+time, charge it up front, correct the charge by what was measured. A peer's config may name another rule
+(`RoutingRule`). One router per caller and next stage. It does not know clocks, connections, steps or other callers.
+docs/routing.md has the formulas and their reasons.
 
 Virtual time is in integer nanoseconds: refunds are exact, nothing drifts, nothing overflows.
 """
@@ -13,9 +14,10 @@ import collections
 import itertools
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from swarmnet.config import plug_in
 from swarmnet.errors import NoReplica
 from swarmnet.ids import PeerId
 from swarmnet.pipeline.patience import AdaptiveTimeout
@@ -36,6 +38,40 @@ class Pick:
     number: int
     num_bytes: int
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A replica that may get the payload: it is neither banned, nor busy, nor excluded."""
+
+    peer: PeerId
+    cost_ns: int
+    """What the payload is expected to take there; of a replica that was never measured, as much as of the dearest."""
+    time_ns: int
+    """Virtual time: the sum of what it was charged so far. A newcomer starts level with the most loaded."""
+    queue: int
+    """Microbatches in its queue, as it announced seconds ago."""
+    in_flight: int
+    """Calls of this caller that it has not answered."""
+    measured: bool
+    """Has it answered this caller yet?"""
+
+
+RoutingRule = Callable[[Sequence[Candidate]], PeerId]
+"""Chooses one of at least one candidate. One rule object per caller, so it may remember what it chose."""
+
+
+def least_time(candidates: Sequence[Candidate]) -> PeerId:
+    """Who has the least virtual time, if its queue were worked off first. Ties go to the lower peer id."""
+    return min(candidates, key=lambda each: (each.time_ns + each.queue * each.cost_ns, each.peer)).peer
+
+
+def routing_rule(name: str) -> RoutingRule:
+    """A fresh rule by its name in a peer's config. Raises UsageError if no installed distribution brings it."""
+    if name == "least_time":
+        return least_time
+    rule: RoutingRule = plug_in.load("routing rule", name, field="routing")[0]
+    return rule
 
 
 class _Estimate:
@@ -83,11 +119,12 @@ class Router:
         self,
         timeout: AdaptiveTimeout,
         *,
+        rule: RoutingRule = least_time,
         first_ban_s: float = 4.0,
         longest_ban_s: float = 30.0,
         longest_ban_over_s: float = 600.0,
     ) -> None:
-        self._timeout = timeout
+        self._timeout, self._rule = timeout, rule
         self._first_ban_s, self._longest_ban_s = first_ban_s, longest_ban_s
         self._longest_ban_over_s = longest_ban_over_s
         self._replicas: dict[PeerId, _Replica] = {}
@@ -115,9 +152,10 @@ class Router:
     # ------------------------------------------------------------ choose
 
     def pick(self, *, num_bytes: int, now: float, exclude: frozenset[PeerId] = frozenset()) -> Pick:
-        """Choose a replica for a payload of `num_bytes` and charge it. Ties go to the lower peer id.
+        """Choose a replica for a payload of `num_bytes` by the rule, and charge it.
 
-        Raises NoReplica with the counts of `known, banned, busy, excluded` and `retry_at` (see `next_chance`).
+        Raises NoReplica with the counts of `known, banned, busy, excluded` and `retry_at` (see `next_chance`), and
+        ValueError if the rule names none of the candidates.
         """
         self._readmit(now)
         everybody = self._replicas.values()
@@ -132,7 +170,7 @@ class Router:
                 retry_at=self.next_chance(now),
             )
         costs = self._costs_ns(num_bytes)
-        best = min(eligible, key=lambda replica: (replica.time_ns + replica.queue * costs[replica.peer], replica.peer))
+        best = self._chosen(eligible, costs)
         self._level_ns = min(replica.time_ns for replica in free)
         pick = Pick(best.peer, next(self._numbers), num_bytes, now)
         best.charges[pick.number] = costs[best.peer]
@@ -217,6 +255,18 @@ class Router:
             self._timeout.expired(over=over)
 
     # ------------------------------------------------------------ inside
+
+    def _chosen(self, eligible: Sequence[_Replica], costs_ns: Mapping[PeerId, int]) -> _Replica:
+        chosen = self._rule(
+            [
+                Candidate(each.peer, costs_ns[each.peer], each.time_ns, each.queue, len(each.charges), each.measured)
+                for each in eligible
+            ]
+        )
+        for each in eligible:
+            if each.peer == chosen:
+                return each
+        raise ValueError(f"the routing rule chose {chosen!r}, which is none of its candidates")
 
     def _close(self, pick: Pick) -> tuple[_Replica | None, int]:
         """Find whom an open pick was charged to; (None, 0) if that incarnation has left or it was reported before."""

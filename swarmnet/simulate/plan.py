@@ -54,6 +54,7 @@ class Plan:
     no_beginning: frozenset[str] = frozenset()
     invite: bool = False
     protocol: Protocol = field(default_factory=Protocol)
+    routing: str = "least_time"  # of every peer and trainer
     served: tuple[tuple[int, ...], ...] | None = None  # stages of each peer; default: `replicas` of each stage
 
     @property

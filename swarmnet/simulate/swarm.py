@@ -22,6 +22,7 @@ from swarmnet.net.directory import Record
 from swarmnet.net.transport import Service, Transport
 from swarmnet.peer.peer import Peer
 from swarmnet.peer.replica import ReplicaLimits
+from swarmnet.pipeline.router import routing_rule
 from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
 from swarmnet.simulate.describe import standing
 from swarmnet.simulate.device import Device
@@ -154,6 +155,7 @@ class Swarm:
             numerics=self.classes.get(peer_id, ""),
             admissions=admissions,
             wall=self.loop.time,
+            routing=lambda: routing_rule(plan.routing),
         )
         node = Node(peer_id, served, process, peer, engines)
         self.nodes.append(node)
@@ -199,6 +201,7 @@ class Swarm:
             on_event=lambda event, fields: self._on_event(peer_id, event, fields),
             admissions=admissions,
             wall=self.loop.time,
+            rule=routing_rule(self.plan.routing),
         )
         self.trainers[peer_id] = process
         self.network.attach(peer_id, process, trainer)

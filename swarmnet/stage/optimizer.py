@@ -1,5 +1,7 @@
 """The optimizer step on a finished sum: average, clip, AdamW (arXiv:1711.05101), led on if the manifest says so.
 
+Another distribution may bring an update rule of its own in AdamW's place (`UpdateRule`).
+
 With `optimizer.lead` = a the update follows not the first moment m but where it will be in a steps if it goes on as in
 the last one, m(t) + a (m(t) - m(t - 1)), both without bias. Nesterov's is about a = beta1. A gradient that is one step
 late makes momentum swing; this damps it (arXiv:2505.01099).
@@ -15,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +25,7 @@ from torch.autograd.graph import increment_version
 from torch.nn import functional
 from torch.optim.adamw import adamw
 
+from swarmnet.config import plug_in
 from swarmnet.manifest.schema import Numerics, Optimizer
 from swarmnet.stage.accumulator import chunk_elements
 from swarmnet.stage.optimizer_8bit import LEAST, PackedMoments
@@ -29,6 +33,46 @@ from swarmnet.stage.optimizer_8bit import LEAST, PackedMoments
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 _VECTOR = 64  # elements: a multiple of what any processor takes at once
+
+
+class UpdateRule(Protocol):
+    """What an optimizer does to one list of tensors: the arithmetic alone. State, snapshots and ranks are ours."""
+
+    def __call__(
+        self,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        firsts: Sequence[Tensor],
+        seconds: Sequence[Tensor],
+        *,
+        step: int,
+        learning_rate: float,
+        weight_decay: float,
+        table: Optimizer,
+    ) -> None:
+        """Update `weights`, `firsts` and `seconds` in place, fp32, place by place of the same shapes.
+
+        Elementwise: tensors are parts of parameters, cut anywhere, and some end in padding.
+
+        Args:
+            gradients: averaged and clipped. May be overwritten.
+            firsts, seconds: what is remembered of each weight, two numbers; both 0 before the first step.
+            step: 1 in the first step.
+            weight_decay: decoupled, 0 for all but matrices.
+            table: `[optimizer]` of the manifest.
+        """
+        ...
+
+
+def update_rule_of(table: Optimizer) -> UpdateRule | None:
+    """The run's update rule; None for AdamW.
+
+    Raises: UsageError if no installed distribution brings it.
+    """
+    if table.name == "adamw":
+        return None
+    rule: UpdateRule = plug_in.load("optimizer", table.name, field="optimizer.name")[0]
+    return rule
 
 
 class WholeMoments:
@@ -74,7 +118,7 @@ class StageOptimizer:
         offload: bool = False,
         whole: Sequence[int] | None = None,
     ) -> None:
-        self._table = table
+        self._table, self._rule = table, update_rule_of(table)
         self._whole = [p.numel() for p in parameters] if whole is None else list(whole)
         self._host = [torch.empty(p.shape, dtype=p.dtype) for p in parameters] if offload else None
         self._parameters = list(parameters) if self._host is None else self._host
@@ -148,7 +192,7 @@ class StageOptimizer:
             [pairs[place][1] for place in places],
             *([moments[number] for moments in map(self._read, places)] for number in (0, 1)),
         ]
-        self._adamw(columns, [self._steps[place] for place in places], learning_rate, weight_decay)
+        self._apply(columns, [self._steps[place] for place in places], learning_rate, weight_decay)
 
     def _read(self, place: int) -> tuple[Tensor, Tensor]:
         return self._moments[place].read()
@@ -163,17 +207,31 @@ class StageOptimizer:
         for start, part, piece in zip(itertools.count(0, size), parts, pieces, strict=False):
             first, second = moments.piece(start, start + part.numel())
             seen = steps.clone()
-            self._adamw([[part], [piece], [first], [second]], [seen], learning_rate, decay)
+            self._apply([[part], [piece], [first], [second]], [seen], learning_rate, decay)
             if self._table.lead:
                 self._lead(part, piece, first, second, seen, learning_rate)
             moments.keep(start, first, second)
         steps += 1
 
-    def _adamw(
+    def _apply(
         self, columns: Sequence[Sequence[Tensor]], counts: Sequence[Tensor], learning_rate: float, weight_decay: float
     ) -> None:
-        """columns: weights, gradients, first and second moments."""
+        """columns: weights, gradients, first and second moments. counts: steps seen by each, counted up here."""
         with _whole_vectors(columns, counts) as ((weights, gradients, firsts, seconds), steps):
+            if self._rule is not None and steps:
+                for step in steps:
+                    step += 1
+                self._rule(
+                    weights,
+                    gradients,
+                    firsts,
+                    seconds,
+                    step=int(steps[0].item()),
+                    learning_rate=learning_rate,
+                    weight_decay=weight_decay,
+                    table=self._table,
+                )
+                return
             adamw(
                 weights,
                 gradients,

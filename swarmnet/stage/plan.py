@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from swarmnet.config.plug_in import split
 from swarmnet.manifest import codec_names
 from swarmnet.manifest.schema import Averaging, Cut, Data, Initial, Manifest, Protocol
 from swarmnet.mesh.layout import MeshLayout
@@ -26,6 +27,7 @@ from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.low_rank import vector_sizes
 from swarmnet.stage.mirror import mirrored
 from swarmnet.stage.passes import MemoryPolicy
+from swarmnet.stage.robust import rule_of
 
 if TYPE_CHECKING:
     from swarmnet.stage.rehearsal import Rehearsed
@@ -242,11 +244,12 @@ def _of_rounds(averaging: Averaging, canonical: Canonical, ranks: int) -> int:
     """What averaging holds beside the finished sum, in the round that takes most: a second one of the same step, and
     with `sync = "local"` that of the run's last step, whose outer step is of all elements. Of a plug-in codec the most
     it may."""
-    local, (family, parameter) = averaging.sync == "local", codec_names.split(averaging.codec)
+    local, (family, parameter) = averaging.sync == "local", split(averaging.codec)
+    rule = rule_of(averaging)
     factors, owes = family == "powersgd", codec_names.may_owe(averaging.codec)
     twice = owes and not factors and family != "topk"  # sums are encoded with a loss, too
     vectors = (
-        (averaging.reducer == "centered_clip")  # the last mean
+        (rule is not None and rule.needs_center)  # the last mean
         + 2 * local  # what this replica gives, and what comes back
         + 2 * (local and ranks > 1)  # the outer optimizer's; one rank has them itself
         + 3 * owes  # from earlier steps; in this round, and the one before

@@ -35,7 +35,7 @@ class PartReducer:
         self._reduced = codecs.use(self._codec).reduced
         self._dtype = sum_dtype(manifest.numerics)
         self._fixed_point = manifest.numerics.mode == "deterministic"
-        self.needs_center = manifest.averaging.reducer == "centered_clip"
+        self.needs_center = self._rule is not None and self._rule.needs_center
 
     def __call__(
         self, contributions: Sequence[Contribution], num_elements: int, center: Tensor | None = None, *, hop: int = 0

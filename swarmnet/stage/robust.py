@@ -22,6 +22,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from swarmnet.config import plug_in
+from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Averaging
 from swarmnet.stage.accumulator import chunk_elements
 
@@ -41,11 +43,16 @@ class RobustTotal:
 
 
 class Rule(Protocol):
-    """One way to reduce a part. noted_below: whoever kept less than this has been clipped, and is reported."""
+    """One way to reduce a part."""
 
     @property
     def noted_below(self) -> float:
-        """In (0, 1]."""
+        """Whoever kept less than this has been clipped, and is reported. In (0, 1]."""
+        ...
+
+    @property
+    def needs_center(self) -> bool:
+        """Is the mean of the step before to be remembered, 4 bytes an element?"""
         ...
 
     def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> RobustTotal:
@@ -58,7 +65,10 @@ class Rule(Protocol):
 
 
 def rule_of(averaging: Averaging) -> Rule | None:
-    """The run's rule; None for the plain sum, which needs no more than one contribution in memory at a time."""
+    """The run's rule; None for the plain sum, which needs no more than one contribution in memory at a time.
+
+    Raises: UsageError if another distribution should bring it and none does.
+    """
     match averaging.reducer:
         case "sum":
             return None
@@ -70,6 +80,8 @@ def rule_of(averaging: Averaging) -> Rule | None:
             return Median()
         case "centered_clip":
             return CenteredClip(averaging.clip_radius, averaging.clip_iterations)
+        case foreign:
+            return _load(foreign)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,7 @@ class NormClip:
 
     factor: float
     noted_below: float = 1.0
+    needs_center: bool = False
 
     def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> RobustTotal:
         """The bound is |total| <= factor * (median length) * (sum of weights)."""
@@ -98,6 +111,7 @@ class TrimmedMean:
 
     trim: float
     noted_below: float = 0.5
+    needs_center: bool = False
 
     def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> RobustTotal:
         """Wrong members of at most `trim` of the weight cannot leave the range of the others' values.
@@ -118,6 +132,7 @@ class Median:
     """Per coordinate: the value in the middle of the weight, or the mean of the two that meet there."""
 
     noted_below: float = 0.5
+    needs_center: bool = False
 
     def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> RobustTotal:
         """Wrong members of less than half of the weight cannot leave the range of the others' values.
@@ -139,6 +154,7 @@ class CenteredClip:
 
     radius: float
     iterations: int
+    needs_center: bool = True
 
     @property
     def noted_below(self) -> float:
@@ -184,6 +200,16 @@ def lower_median(values: Sequence[float], weights: Sequence[int]) -> float:
 
 
 # ---------------------------------------------------------------- inside
+
+
+def _load(name: str) -> Rule:
+    rule: Rule
+    rule, where = plug_in.load(
+        "reducer", name, field="averaging.reducer", needs=("noted_below", "needs_center", "__call__")
+    )
+    if not 0.0 < rule.noted_below <= 1.0:
+        raise UsageError(f"{where} notes who kept less than {rule.noted_below!r}: not in (0, 1]")
+    return rule
 
 
 Inside = Callable[[Tensor, Tensor], Tensor]

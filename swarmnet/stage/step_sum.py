@@ -13,9 +13,10 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from swarmnet.config.plug_in import split
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
-from swarmnet.manifest.codec_names import rank, split
+from swarmnet.manifest.codec_names import rank
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage import snapshot

@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from swarmnet.config.plug_in import split
 from swarmnet.ids import RoundId
-from swarmnet.manifest.codec_names import auto_matrices, split, travels_as
+from swarmnet.manifest.codec_names import auto_matrices, travels_as
 from swarmnet.messages import Packed
 from swarmnet.stage.codec_choice import Parameter, runs
 from swarmnet.stage.feedback import RESIDUAL, Feedback

@@ -17,7 +17,7 @@ from swarmnet.net.unserved import nobody_serves, unserved
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.patience import AdaptiveTimeout
 from swarmnet.pipeline.payload import AnswerCheck
-from swarmnet.pipeline.router import Router
+from swarmnet.pipeline.router import Router, RoutingRule, least_time
 from swarmnet.state.restart import MAX_RESTARTS_AHEAD
 
 
@@ -35,6 +35,7 @@ class FirstStage:
         transport: Transport,
         directory: Directory,
         rerouted: Callable[[dict[str, object]], None],
+        rule: RoutingRule = least_time,
     ) -> None:
         self._me, self._manifest, self._directory, self._rerouted = me, manifest, directory, rerouted
         self.records: dict[PeerId, Record] = {}
@@ -42,7 +43,7 @@ class FirstStage:
         self._dead: dict[PeerId, int] = {}  # peer -> the incarnation that is gone
         self._caller = Caller(
             transport,
-            Router(AdaptiveTimeout.of(manifest.protocol, stages=manifest.cut.stages)),
+            Router(AdaptiveTimeout.of(manifest.protocol, stages=manifest.cut.stages), rule=rule),
             self.candidates,
             AnswerCheck.of(manifest, 0),
             self._left,

@@ -15,6 +15,7 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.net.endpoint import open_endpoint
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
+from swarmnet.pipeline.router import RoutingRule, routing_rule
 from swarmnet.pipeline.windows import OwnTokens
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import Journal
@@ -32,15 +33,18 @@ def run_trainer(config: PeerConfig, manifest: Manifest, *, wrap: Wrap = NOTHING_
     has what the run needs.
     """
     use_all(manifest)
+    rule = routing_rule(config.routing)
     torch.set_num_threads(config.threads)
     base = config.manifest.parent if config.manifest else None
     tokens = load_tokens(config.data or manifest.data.source, manifest.data.tokenizer, base=base)
     own = OwnTokens(tokens, manifest)
     with EventLog(config.events) as events:
-        return asyncio.run(_feed(config, manifest, own, events, wrap))
+        return asyncio.run(_feed(config, manifest, own, events, wrap, rule))
 
 
-async def _feed(config: PeerConfig, manifest: Manifest, own: OwnTokens, events: EventLog, wrap: Wrap) -> int:
+async def _feed(
+    config: PeerConfig, manifest: Manifest, own: OwnTokens, events: EventLog, wrap: Wrap, rule: RoutingRule
+) -> int:
     journal, reminder = Journal(events, log), Reminder(log)
 
     def on_event(event: str, fields: dict[str, object]) -> None:
@@ -68,6 +72,7 @@ async def _feed(config: PeerConfig, manifest: Manifest, own: OwnTokens, events: 
             eval_tokens=own.evaluation,
             on_event=on_event,
             admissions=endpoint.admissions,
+            rule=rule,
         )
         async with endpoint.serve(wrap.service(trainer)), asyncio.TaskGroup() as group:
             on_event("listening", endpoint.whereabouts())

@@ -22,6 +22,7 @@ from swarmnet.messages import Answer, Control, Fetch, Fetched, Packed, Process, 
 from swarmnet.net.admission import Admissions, advised, role_for
 from swarmnet.net.directory import Directory, Record
 from swarmnet.net.transport import ReadPayload, Transport
+from swarmnet.pipeline.router import RoutingRule, least_time
 from swarmnet.trainer.first_stage import FirstStage
 from swarmnet.trainer.split import feeder, my_indexes
 from swarmnet.trainer.window import Window
@@ -41,7 +42,8 @@ class Trainer:
     """One trainer. Implements Service: it hands out tokens to peers that have no data.
 
     tokens(number) of training microbatch `step * M + index`; eval_tokens(number) of held-out microbatch `number`.
-    admissions: who takes part; None: anyone. wall(): Unix seconds, by which invitations end.
+    admissions: who takes part; None: anyone. wall(): Unix seconds, by which invitations end. rule: which replica of
+    stage 0 gets a microbatch.
     """
 
     def __init__(
@@ -57,13 +59,19 @@ class Trainer:
         on_event: Callable[[str, dict[str, object]], None],
         admissions: Admissions | None = None,
         wall: Callable[[], float] = time.time,
+        rule: RoutingRule = least_time,
     ) -> None:
         self.me, self._manifest, self._directory = me, manifest, directory
         self._record = record
         self._admissions, self._wall = admissions, wall
         self._tokens, self._eval_tokens, self._on_event = tokens, eval_tokens, on_event
         self._stage = FirstStage(
-            me, manifest, transport=transport, directory=directory, rerouted=lambda fields: on_event("rerouted", fields)
+            me,
+            manifest,
+            transport=transport,
+            directory=directory,
+            rerouted=lambda fields: on_event("rerouted", fields),
+            rule=rule,
         )
         self._news = asyncio.Event()  # somebody's record was read, or an answer came
         self._delay = manifest.averaging.delay

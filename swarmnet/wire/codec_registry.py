@@ -1,8 +1,7 @@
-"""Codecs by name: our own, and those that other distributions bring as entry points of the group `swarmnet.codecs`.
+"""Codecs by name: our own, and those that other distributions bring (`config.plug_in`).
 
-An entry point's name is the codec's family and contains a dot (`acme.ternary`); ours contain none, so nothing that is
-installed can take the place of a codec of ours. It leads to a callable that takes the parameter (what follows the colon
-of the name, or None) and returns a `wire.codec.Codec` of that full name.
+An entry point of the group `swarmnet.codecs` leads to a callable that takes the parameter and returns a
+`wire.codec.Codec` of that full name.
 
 What a peer sends can name a codec but not have one loaded: `find` knows ours and those that this process's own manifest
 asked for with `use`.
@@ -11,11 +10,12 @@ asked for with `use`.
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 from typing import TYPE_CHECKING
 
+from swarmnet.config import plug_in
+from swarmnet.config.plug_in import is_plug_in, split
 from swarmnet.errors import BadMessage, UsageError
-from swarmnet.manifest.codec_names import is_plug_in, split, travels_as
+from swarmnet.manifest.codec_names import travels_as
 from swarmnet.wire.codec import MAX_BLOCK, Codec, malformed
 from swarmnet.wire.codec_casts import CASTS
 from swarmnet.wire.codec_fp16 import Fp16
@@ -26,8 +26,6 @@ from swarmnet.wire.codec_table import BNB8, NF4
 
 if TYPE_CHECKING:
     from swarmnet.manifest.schema import Manifest
-
-GROUP = "swarmnet.codecs"
 
 _PLAIN: dict[str, Codec] = {codec.name: codec for codec in (*CASTS, Fp16(), Int8(), BNB8, NF4, Sparse(), Mixed())}
 _MAX_CHARACTERS = 32
@@ -61,10 +59,16 @@ def use(name: str) -> Codec:
 
 
 def use_all(manifest: Manifest) -> None:
-    """Load what the run's codecs need, so that what is not installed is said before anything starts.
+    """Load what a run asks of other distributions, so that what is not installed is said before anything starts.
 
     Raises UsageError as `use` does, in the name of the field.
     """
+    for field, kind, name in (
+        ("averaging.reducer", "reducer", manifest.averaging.reducer),
+        ("optimizer.name", "optimizer", manifest.optimizer.name),
+    ):
+        if is_plug_in(name):
+            plug_in.load(kind, name, field=field)
     for field, name in (
         ("averaging.codec", travels_as(manifest.averaging.codec)),
         ("wire.activations", manifest.wire.activations),
@@ -88,34 +92,13 @@ def _with_parameter(name: str) -> Codec | None:
 
 
 def _load(name: str) -> Codec:
-    family, parameter = split(name)
-    found = list(importlib.metadata.entry_points(group=GROUP, name=family))
-    if not found:
-        raise UsageError(
-            f"codec {name}: no installed distribution has an entry point {family!r} in group {GROUP!r}; "
-            "install the one that brings it"
-        )
-    brought = sorted({entry.dist.name if entry.dist else entry.value for entry in found})
-    if len(found) > 1:
-        raise UsageError(f"codec {name}: brought by {' and by '.join(brought)}; uninstall all but one")
-    where = f"codec {name} of distribution {brought[0]}"
-    try:
-        codec: Codec = found[0].load()(parameter)
-    except Exception as error:  # foreign code: whatever it raises, its distribution is to blame
-        raise UsageError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
-    _check(codec, name, where)
-    return codec
-
-
-def _check(codec: Codec, name: str, where: str) -> None:
-    """Raise UsageError unless `codec` has all a codec must have."""
-    lacking = [
-        each
-        for each in ("name", "dtype", "reduced", "feedback", "block", "sizes", "check", "encode", "decode", "bound")
-        if not hasattr(codec, each)
-    ]
-    if lacking:
-        raise UsageError(f"{where} is no codec: it has no {', no '.join(lacking)}")
+    """Raises UsageError unless it is all that a codec must be."""
+    codec: Codec
+    codec, where = plug_in.load(
+        "codec",
+        name,
+        needs=("name", "dtype", "reduced", "feedback", "block", "sizes", "check", "encode", "decode", "bound"),
+    )
     if codec.name != name or codec.dtype != "float32":
         raise UsageError(f"{where} is no such codec: it is {codec.name!r} for {codec.dtype!r}, not for 'float32'")
     if codec.reduced != name and codec.reduced not in _PLAIN:
@@ -127,3 +110,4 @@ def _check(codec: Codec, name: str, where: str) -> None:
         low, high = sizes if isinstance(sizes, tuple) and len(sizes) == 2 else (-1, -1)
         if not (type(low) is type(high) is int and 0 <= low <= high <= 64 + 8 * size):
             raise UsageError(f"{where} takes {sizes!r} bytes for {size} elements: not (shortest, longest)")
+    return codec

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from swarmnet.config.peer import PeerConfig
+from swarmnet.config.plug_in import is_plug_in
 from swarmnet.errors import BadMessage, UsageError
-from swarmnet.manifest.codec_names import check_averaging, check_boundary, is_plug_in
+from swarmnet.manifest.codec_names import check_averaging, check_boundary
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Wire
 from swarmnet.messages import Packed
 from swarmnet.trainer.run import run_trainer

@@ -1,0 +1,191 @@
+"""What every float codec must do, as laws that hypothesis tries to break: for the tests of whoever writes a codec.
+
+    from swarmnet.wire.codec_contract import check_codec
+
+    def test_ternary() -> None:
+        check_codec("acme.ternary")
+
+Our own codecs are held to the same laws. Needs hypothesis, which only tests have.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from torch import Tensor
+
+from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.messages import Packed
+from swarmnet.wire import codecs
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A codec, how tensors are encoded under it, and its bound of each element's error."""
+
+    name: str
+    encode: Callable[[Tensor], Packed]
+    bound: Callable[[Tensor], Tensor]
+
+
+def subject(name: str) -> Subject:
+    """The codec of that name, ours or an installed plug-in's. Raises UsageError if there is none."""
+    return Subject(name, functools.partial(codecs.encode, name), codecs.use(name).bound)
+
+
+def check_codec(name: str) -> None:
+    """Hold the codec of that name to all `LAWS`.
+
+    Raises: AssertionError with the smallest example that breaks a law; UsageError if there is no such codec.
+    """
+    for law in LAWS:
+        law(subject(name))
+
+
+def errors_stay_within_the_bound(codec: Subject) -> None:
+    """A decoded tensor is fp32, of the same shape, and as close as `bound` says. Sizes are as declared."""
+
+    @settings(deadline=None)
+    @given(x=_vectors(codec))
+    def law(x: Tensor) -> None:
+        packed = codec.encode(x)
+        shortest, longest = codecs.encoded_sizes(codec.name, x.shape)
+        assert shortest <= packed.num_bytes <= longest
+        y = codecs.decode(packed)
+        assert y.dtype == torch.float32 and y.shape == x.shape and y.is_contiguous()
+        assert bool(((y.double() - x.double()).abs() <= codec.bound(x)).all())
+
+    law()
+
+
+def equal_input_gives_equal_bytes(codec: Subject) -> None:
+    """The bytes depend on the numbers alone: not on dtype, layout, graph or how often it is asked."""
+
+    @settings(deadline=None)
+    @given(x=_vectors(codec))
+    def law(x: Tensor) -> None:
+        plain = bytes(codec.encode(x.clone()).data)
+        spread = torch.stack((x, -x), dim=1)[:, 0]
+        for same in (x, spread, x.double(), x.clone().requires_grad_()):
+            assert bytes(codec.encode(same).data) == plain
+
+    law()
+
+
+def threads_change_no_bit(codec: Subject) -> None:
+    """Encoding, decoding and adding give the same bits with one thread and with three."""
+    x = torch.randn(3 * (1 << 18) + 77, generator=torch.Generator().manual_seed(1))
+    before, results = torch.get_num_threads(), set()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            packed, total = codec.encode(x), torch.ones_like(x)
+            codecs.add_decoded(total, packed)
+            results.add((bytes(packed.data), total.numpy().tobytes(), codecs.decode(packed).numpy().tobytes()))
+    finally:
+        torch.set_num_threads(before)
+    assert len(results) == 1
+
+
+def adding_equals_decoding_then_adding(codec: Subject) -> None:
+    """`decode(..., add=True)` has the bits of `out += decoded`."""
+
+    @settings(deadline=None)
+    @given(x=_vectors(codec))
+    def law(x: Tensor) -> None:
+        packed = codec.encode(x)
+        total = torch.linspace(-3, 5, x.numel())
+        expected = total + codecs.decode(packed)
+        codecs.add_decoded(total, packed)
+        assert torch.equal(total, expected)
+
+    law()
+
+
+def pieces_decode_as_the_whole(codec: Subject) -> None:
+    """A piece that begins at a multiple of `block` decodes to what that piece of the whole does."""
+    block = codecs.use(codec.name).block
+    x = torch.randn(2 * block + 33, generator=torch.Generator().manual_seed(2))
+    pieces = [codecs.decode(codec.encode(piece)) for piece in (x[:block], x[block:])]
+    assert torch.equal(torch.cat(pieces), codecs.decode(codec.encode(x)))
+
+
+def what_is_not_finite_is_refused(codec: Subject) -> None:
+    """Encoding a NaN or an infinity raises BadMessage(NON_FINITE), wherever it stands."""
+    for bad in (float("nan"), float("inf"), float("-inf")):
+        for place in (0, 255, 256, 299):
+            x = torch.ones(300)
+            x[place] = bad
+            assert _refuses(functools.partial(codec.encode, x), RejectCode.NON_FINITE), f"encodes {bad}, at {place}"
+
+
+def any_bytes_decode_or_are_refused(codec: Subject) -> None:
+    """Decoders are total: any bytes give finite numbers or BadMessage. `check` says which, and a sum that is refused
+    is left alone."""
+
+    @settings(deadline=None)
+    @given(x=_vectors(codec), data=st.data())
+    def law(x: Tensor, data: st.DataObject) -> None:
+        shortest, longest = codecs.encoded_sizes(codec.name, x.shape)
+        blob = data.draw(_altered(bytes(codec.encode(x).data)) | st.binary(min_size=shortest, max_size=longest))
+        packed, total = Packed(codec.name, (x.numel(),), blob), torch.ones(x.numel())
+
+        def check() -> None:
+            codecs.check_packed(packed)
+            codecs.find(codec.name).check(np.frombuffer(blob, np.uint8), x.numel())
+
+        refused = _refuses(check)
+        assert _refuses(lambda: codecs.decode(packed)) == refused, "`check` and `decode` disagree"
+        assert _refuses(lambda: codecs.add_decoded(total, packed)) == refused, "`check` and adding disagree"
+        if refused:
+            assert torch.equal(total, torch.ones(x.numel())), "what was refused has changed the sum"
+        else:
+            decoded = codecs.decode(packed)
+            assert bool(torch.isfinite(decoded).all()) and torch.equal(total, 1.0 + decoded)
+
+    law()
+
+
+LAWS: tuple[Callable[[Subject], None], ...] = (
+    errors_stay_within_the_bound,
+    equal_input_gives_equal_bytes,
+    threads_change_no_bit,
+    adding_equals_decoding_then_adding,
+    pieces_decode_as_the_whole,
+    what_is_not_finite_is_refused,
+    any_bytes_decode_or_are_refused,
+)
+
+
+def _refuses(attempt: Callable[[], object], code: RejectCode | None = None) -> bool:
+    """Does it raise BadMessage, with that code if one is given? Any other error passes."""
+    try:
+        attempt()
+    except BadMessage as refusal:
+        return code in (None, refusal.code)
+    return False
+
+
+def _vectors(codec: Subject) -> st.SearchStrategy[Tensor]:
+    """fp32 vectors: often a repeated fill with a few odd elements, as activations with outliers are. Sizes around those
+    where blocks begin and end."""
+    edge = min(codecs.find(codec.name).block, 1024)
+    sizes = st.sampled_from([0, 1, max(edge - 1, 0), edge, edge + 1, 1000]) | st.integers(0, 600)
+    finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+    return sizes.flatmap(lambda n: hnp.arrays("float32", n, elements=finite, fill=finite)).map(torch.from_numpy)
+
+
+@st.composite
+def _altered(draw: st.DrawFn, blob: bytes) -> bytes:
+    """An encoding of which some bytes are other ones, or some at the end are missing."""
+    changed = bytearray(blob)
+    for place in draw(st.lists(st.integers(0, max(len(blob) - 1, 0)), max_size=3)) if blob else ():
+        changed[place] = draw(st.integers(0, 255))
+    return bytes(changed[: len(changed) - draw(st.integers(0, 2))])
