@@ -56,9 +56,10 @@ class Election:
         return peer in self._sitting(now)
 
     def _sitting(self, now: float) -> frozenset[PeerId]:
+        """Whom I pass over: less than half of us, whether they count or do not yet."""
         view = self._view
-        live = self._membership.live(view.stage, now=now)
-        mates = (live | set(view.live(view.stage, now=now))) - {view.me}
+        live = self._membership.live(view.stage, now=now) | {*view.live(view.stage, now=now), view.me}
+        mates = live - {view.me}
         return sitting(mates, self._strikes, view.shunned(now=now), live, vain=self._vain, now=now)
 
     def promise(self, ballot: Ballot, *, told_by: PeerId | None = None, now: float) -> bool:
@@ -97,10 +98,10 @@ class Election:
         return True
 
     def _order(self, now: float) -> list[PeerId]:
-        """Who should keep: as drawn, those who count before those who do not yet, and who has kept in vain last."""
+        """Who should keep: as drawn, those who count before those who do not yet."""
         passed_over = self._sitting(now)
         order = [peer for peer in self._view.keeper_order(self._term_chain, now=now) if peer not in passed_over]
-        return sorted(order, key=lambda peer: (self._vain.sits(peer, now=now), self._membership.is_new(peer)))
+        return sorted(order, key=self._membership.is_new)
 
     def _usurps(self, ballot: Ballot, now: float) -> bool:
         """Does it stand though another keeper is alive and followed, or is the first and has just begun?"""
