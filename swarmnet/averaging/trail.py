@@ -25,10 +25,7 @@ KEEP_S = 60.0
 MOST_STEPS = 64
 
 _BYTES_PER_ELEMENT, _LEAST_BYTES = 24, 64 << 20
-"""The cap: three sums of 8 bytes an element, six of 4."""
-
-_MOST_ASIDE = 3
-"""Sums of the open step that were signed and left: one every few seconds of it, at most."""
+"""The cap: three sums of 8 bytes an element, six of 4. Those set aside come first."""
 
 
 @dataclass(slots=True)
@@ -79,8 +76,7 @@ class Trail:
     async def set_aside(self, stamp: Stamp, finished: Finished) -> None:
         """Another sum of the same step takes the buffer: keep this one until the step is over."""
         self._aside[stamp, finished.id] = _Kept(finished, (), await self._copy())
-        while len(self._aside) > _MOST_ASIDE:
-            del self._aside[next(iter(self._aside))]
+        self._shrink()
 
     def aside(self, stamp: Stamp, round_id: RoundId) -> tuple[Finished, list[Packed]] | None:
         """A sum that was set aside, in pieces from the first element to the last."""
@@ -102,10 +98,7 @@ class Trail:
             self._steps.clear()
             return
         last.data = await self._copy()
-        while len(self._steps) > self.most_steps or sum(kept.num_bytes for kept in self._steps.values()) > (
-            self._most_bytes
-        ):
-            del self._steps[next(iter(self._steps))]
+        self._shrink()
 
     def step(self, stamp: Stamp) -> TrailStep | None:
         """What happened on that version, if it is remembered."""
@@ -123,3 +116,14 @@ class Trail:
     async def _copy(self) -> dict[tuple[int, int], Packed]:
         """What is in the engine's buffer."""
         return {piece: await self._engine.finished_sum(*piece) for piece in self._pieces()}
+
+    def _shrink(self) -> None:
+        """Forget what is over the cap: the oldest steps, and then the oldest sums that were set aside, but one."""
+        while len(self._steps) > self.most_steps or (self._steps and self._num_bytes > self._most_bytes):
+            del self._steps[next(iter(self._steps))]
+        while len(self._aside) > 1 and self._num_bytes > self._most_bytes:
+            del self._aside[next(iter(self._aside))]
+
+    @property
+    def _num_bytes(self) -> int:
+        return sum(kept.num_bytes for kept in (*self._steps.values(), *self._aside.values()))

@@ -134,10 +134,10 @@ def test_steps_and_bytes_are_bounded_and_the_newest_stay() -> None:
     play(story())
 
 
-def test_sums_set_aside_stay_until_their_step_is_over_the_newest_three() -> None:
+def test_sums_set_aside_stay_until_their_step_is_over_the_newest_within_the_cap() -> None:
     async def story() -> None:
         buffer, step = Buffer(), stamp(5)
-        trail = Trail(buffer, lambda: CUT)
+        trail = Trail(buffer, lambda: CUT, most_bytes=3 * 80)
         left = [replace(finished(5), id=RoundId(Ballot(0, ME), number)) for number in range(5)]
         for number, each in enumerate(left):
             buffer.step = number
