@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from swarmnet.local.acts import (
     Act,
@@ -39,13 +40,57 @@ from swarmnet.local.acts import (
     StopAction,
 )
 from swarmnet.local.fault import Fault, member_of
-from swarmnet.local.standing import Lasting, Order, ReplicaStanding, Stage
 
 ASK_S = 15.0
 """A replica held for a joiner is let go after this, whether the joiner has asked or not."""
 
 WAIT_S = 10.0
 """Transfers of state are rare: who holds in one when it may not go yet stays there for so long."""
+
+
+@dataclass(slots=True)
+class Order:
+    """A fault that has not happened yet. stage: whose steps and phases count."""
+
+    fault: Fault
+    stage: int | None
+    fire_at: float | None = None
+    reported: bool = False
+    holds: dict[str, str] = field(default_factory=dict)  # replica -> id of its hold
+    waits: dict[str, float] = field(default_factory=dict)  # who holds in a transfer, until it may go or then
+
+
+@dataclass(slots=True)
+class ReplicaStanding:
+    """What is known of one replica."""
+
+    stage: int
+    version: int | None = None  # None: not synced, or dead
+    up: bool = True
+    stopped: bool = False
+    draining: bool = False
+    ranks: int = 0  # processes beside its own that can be killed
+    good_at: int = -1  # from this version on it has been through a whole step undisturbed
+
+
+@dataclass(slots=True)
+class Stage:
+    """How far a stage is."""
+
+    seen: int = -1  # newest version any replica ever showed
+    since: float = 0.0
+    step_s: float = 0.0  # how long the last whole step took
+
+
+@dataclass(slots=True)
+class Lasting:
+    """A fault that has begun and not ended."""
+
+    until: float
+    fault: Fault
+    name: str = ""  # who is stopped, or held for a joiner
+    hold: str = ""
+    joiner: str = ""
 
 
 class Faults:

@@ -17,18 +17,17 @@ from types import TracebackType
 import grpc
 
 from swarmnet import telemetry
-from swarmnet.errors import UsageError
+from swarmnet.errors import PeerGone, PeerTimeout, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Answer, Control, Packed, Request
 from swarmnet.net.address import Address
 from swarmnet.net.descriptors import DescriptorWatch, lowest_free, raise_limit
 from swarmnet.net.grpc_callee import Callee
 from swarmnet.net.grpc_caller import place_call
-from swarmnet.net.grpc_dial import dial
 from swarmnet.net.grpc_greeting import Greeted, Greeter
 from swarmnet.net.grpc_line import Dialling, PeerChannels
 from swarmnet.net.grpc_link import Link, MessageWriter
-from swarmnet.net.grpc_options import GrpcConfig, listener_options, tune_allocator
+from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig, listener_options, tune_allocator
 from swarmnet.net.identity import Identity
 from swarmnet.net.ports import check_free
 from swarmnet.net.tls import AdmissionCertificates, Leaf
@@ -265,3 +264,51 @@ def _outbound_host(host: str) -> str:
         except OSError:
             return "127.0.0.1" if ip.version == 4 else "::1"
         return str(probe.getsockname()[0])
+
+
+SILENCE_S = 3.5
+"""A TCP dial that is not answered for so long is dropped on the way: lost packets were sent again after 1 and 3 s."""
+
+
+async def dial(peer: PeerId, text: str, leaf: Leaf, *, deadline: float) -> None:
+    """Open one new connection to find out whether `peer` can be connected to there, and close it again.
+
+    A plain TCP dial first: only it can tell silence (a firewall) from a refusal. Then TLS, which proves who answers.
+    Nothing is called: a peer whose event loop is busy can be connected to all the same. Raises PeerGone, PeerTimeout.
+    """
+    try:
+        address = Address.parse(text)
+    except UsageError as error:
+        raise PeerGone("no TCP address", peer=peer, address=text) from error
+    if address.peer not in (None, peer):
+        raise PeerGone("the address of another peer", peer=peer, address=text)
+    await _connect(peer, address, deadline)
+    channel = grpc.aio.secure_channel(address.target, leaf.channel_credentials(peer), options=CHANNEL_OPTIONS)
+    try:
+        async with asyncio.timeout_at(deadline):
+            await _prove(peer, channel)
+    except TimeoutError as error:
+        raise PeerTimeout("something answers, and does not say in time who it is", peer=peer) from error
+    finally:
+        await channel.close()
+
+
+async def _connect(peer: PeerId, address: Address, deadline: float) -> None:
+    limit = min(deadline, asyncio.get_running_loop().time() + SILENCE_S)
+    try:
+        async with asyncio.timeout_at(limit):
+            _, writer = await asyncio.open_connection(address.host, address.port)
+    except TimeoutError as error:
+        raise PeerGone("no answer", peer=peer) from error
+    except ConnectionRefusedError as error:
+        raise PeerGone("refused", peer=peer) from error
+    except OSError as error:
+        raise PeerGone("no way there", peer=peer) from error
+    writer.close()
+
+
+async def _prove(peer: PeerId, channel: grpc.aio.Channel) -> None:
+    while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+        if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+            raise PeerGone("somebody else answers there", peer=peer)
+        await channel.wait_for_state_change(state)

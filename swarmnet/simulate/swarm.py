@@ -21,10 +21,9 @@ from swarmnet.net.admission import Admissions, Bans, Role, ban, invite, pass_of
 from swarmnet.net.directory import Record
 from swarmnet.net.transport import Service, Transport
 from swarmnet.peer.peer import Peer
-from swarmnet.peer.replica import ReplicaLimits
+from swarmnet.peer.replica import Replica, ReplicaLimits
 from swarmnet.pipeline.router import routing_rule
 from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
-from swarmnet.simulate.describe import standing
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.directory import DirectoryAt, MemoryDirectory
 from swarmnet.simulate.disk import SimulatedDisk
@@ -474,3 +473,23 @@ class Swarm:
 
 def _name(peer: Node | PeerId) -> PeerId:
     return peer.peer_id if isinstance(peer, Node) else peer
+
+
+def standing(replica: Replica) -> str:
+    """Where the replica stands in its step, and its keeper if it is one."""
+    member, pipeline = replica.member, replica.execution
+    account, part, keeper = member.account, member.part, member.keeper
+    works = {step: sorted(tasks.by_index) for step, tasks in pipeline.steps.items()}
+    line = (
+        f"stage {member.stage} v{member.version} synced={member.synced} promised={member.promised} "
+        f"gen={account.generation.number} asked={sorted(account.asked)} granted={sorted(account.granted)} "
+        f"summed={sorted(account.summed)} round={part.round and part.round.id} exchange={part.exchange} "
+        f"R={part.finished and part.finished.id} commits={[commit.stage for commit in member.barrier.known]} "
+        f"applying={member.applying} works={works} queue={pipeline.queue}"
+    )
+    if keeper is None:
+        return line
+    return (
+        f"{line} keeper(members={sorted(keeper.members)} owners={keeper.ledger.owners} acks={sorted(keeper.acks)} "
+        f"commit={keeper.commit is not None})"
+    )

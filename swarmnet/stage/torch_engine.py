@@ -37,7 +37,6 @@ from swarmnet.stage.own_body import OwnBody
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.patience import RestartBackoff
 from swarmnet.stage.payloads import Payloads
-from swarmnet.stage.posted import Posted
 from swarmnet.stage.sketch import Sketcher, digest
 from swarmnet.stage.step_sum import StepSum
 
@@ -412,3 +411,20 @@ def _saved(stash: Stash) -> _ForwardWork:
     if not isinstance(stash.saved, _ForwardWork):
         raise ValueError(f"nothing is stashed of microbatch {stash.step}/{stash.index}: it was an evaluation")
     return stash.saved
+
+
+class Posted:
+    """`stage.body.Watcher` that tells the event loop what a body finds out by itself, in whatever thread, in order."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, audience: Audience) -> None:
+        self._loop, self._audience = loop, audience
+
+    def lost(self) -> None:
+        self._post(self._audience.on_sums_lost)
+
+    def event(self, event: str, fields: dict[str, object]) -> None:
+        self._post(lambda: self._audience.on_engine(event, fields))
+
+    def _post(self, tell: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(tell)

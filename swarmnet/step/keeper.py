@@ -37,7 +37,6 @@ from swarmnet.step.lines import BrokenLinks
 from swarmnet.step.membership import Membership, commit_of
 from swarmnet.step.opening import Opening, left_alone
 from swarmnet.step.pace import Pace
-from swarmnet.step.progress import Progress
 from swarmnet.step.strikes import Delays, Strikes, sitting
 from swarmnet.step.view import Seen, View
 
@@ -632,3 +631,25 @@ class Keeper:
         if differing:
             notes.append(Note("digest_differs", {"peers": differing, "round": str(commit.id)}))
         return [*notes, Broadcast(Committed(self.commit, self.stamp.restart))]
+
+
+class Progress:
+    """Who owns unfinished work and does nothing about it, by the members' own counts of compute jobs (rule 12)."""
+
+    def __init__(self) -> None:
+        self._moved: dict[PeerId, tuple[int, float]] = {}
+
+    def hear(self, peer: PeerId, report: Report, *, now: float) -> None:
+        """A member's count; who has summed what it owns need not move."""
+        before = self._moved.get(peer)
+        if before is None or before[0] != report.progress or report.owned <= report.summed:
+            self._moved[peer] = (report.progress, now)
+
+    def forget(self, peer: PeerId) -> None:
+        """That member is another now: it has the whole time again to show some."""
+        self._moved.pop(peer, None)
+
+    def still_s(self, peer: PeerId, *, now: float) -> float:
+        """For how long its counter has stood still; 0 if nothing was heard."""
+        moved = self._moved.get(peer)
+        return now - moved[1] if moved is not None else 0.0

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,6 @@ from swarmnet.net.directory import Directory, Record
 from swarmnet.net.transport import ReadPayload, Transport
 from swarmnet.pipeline.router import RoutingRule, least_time
 from swarmnet.trainer.first_stage import FirstStage
-from swarmnet.trainer.split import feeder, my_indexes
 from swarmnet.trainer.window import Window
 
 Tokens = Callable[[int], tuple[Packed, ...]]
@@ -276,3 +276,18 @@ class Trainer:
         await self._directory.publish(
             replace(self._record(), trainer=True, eval_loss=self._eval_loss, finished=self._left)
         )
+
+
+def feeder(trainers: Iterable[PeerId], step: int, index: int) -> PeerId:
+    """The trainer that feeds microbatch (step, index): rendezvous hashing (Thaler and Ravishankar, 1998).
+
+    Trainers need not agree on who is alive: an index fed twice is counted once, one fed by nobody is executed on the
+    keeper's order.
+    """
+    return max(trainers, key=lambda peer: hashlib.sha256(f"{peer}/{step}/{index}".encode()).digest())
+
+
+def my_indexes(me: PeerId, trainers: Iterable[PeerId], step: int, num_microbatches: int) -> list[int]:
+    """Indexes that `me` feeds in `step`, lowest first."""
+    everybody = sorted({me, *trainers})
+    return [index for index in range(num_microbatches) if feeder(everybody, step, index) == me]

@@ -13,8 +13,7 @@ from swarmnet.manifest.schema import Manifest, Training
 from swarmnet.messages import Accepted, Answer, Control, Gradient, Packed, Process, Rejected, Request
 from swarmnet.net.directory import Record, StageStatus
 from swarmnet.simulate.clock import VirtualLoop
-from swarmnet.trainer.split import feeder
-from swarmnet.trainer.trainer import Trainer
+from swarmnet.trainer.trainer import Trainer, feeder
 
 RUN, ME, REPLICA = RunId("00" * 32), PeerId("trainer"), PeerId("replica")
 STEPS = 50
