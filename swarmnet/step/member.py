@@ -323,6 +323,7 @@ class Member:
         self.last_commits, self.last_finished, self._last_stamp = self.barrier.known, self.finished, self.stamp
         self._kept_last, self._bad_voters = self.promised, set()
         actions: list[Action] = [*self.oldest.applied(now)]
+        late_s = self.oldest.late_s
         self.steps = self.steps[1:]
         self.before, self.chain = self.chain, next_chain(self.chain, evidence(self.last_commits))
         self.membership.applied(self.last_commits)
@@ -330,7 +331,7 @@ class Member:
         if self.version % self.shape.keeper_term_steps == 0:
             self.term_chain = self.chain
         self._lag.caught_up()
-        actions += self._review_keeper(now)
+        actions += self._review_keeper(late_s, now)
         self.membership.patience_s = self._shared.pace.patience_s(0.0, 0.0)
         self._shared.pace.begin()
         follows = bool(self.steps)
@@ -349,10 +350,13 @@ class Member:
             actions.append(act.MeasureWeights(self.version, self.chain, self.term_chain))
         return actions + self._advance(now)
 
-    def _review_keeper(self, now: float) -> list[Note]:
-        """Under whom several steps in a row were slow, though under others they are not, keeps no more for a while."""
+    def _review_keeper(self, late_s: float, now: float) -> list[Note]:
+        """Under whom several steps in a row were slow, though under others they are not, keeps no more for a while.
+
+        late_s: for so long the step waited for another member, which is not the keeper's fault.
+        """
         kept = self._kept_last.peer if self._kept_last is not None else None
-        slow_s = self._shared.pace.applied(kept, now=now)
+        slow_s = self._shared.pace.applied(kept, late_s=late_s, now=now)
         if kept is None or kept == self.me or not slow_s:
             return []
         return self._shared.vain.strike(kept, "keeps, and steps are slow", cost_s=slow_s, now=now)

@@ -475,6 +475,11 @@ class OpenStep:
             shared.absent = frozenset(seen.sitting)
         return self._delays.charge(shared.strikes, shared.me, now=now) if self.keeper is None else []
 
+    @property
+    def late_s(self) -> float:
+        """How long its round has waited here for one member alone, the keeper apart."""
+        return self._delays.late_s(without=self.promised.peer if self.promised is not None else None)
+
     def _collect_committed(self) -> list[Action]:
         """My stage has committed a sum I do not hold: fetch it from whoever holds it (rule 16)."""
         commit = self._own_commit

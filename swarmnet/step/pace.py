@@ -26,8 +26,11 @@ class Pace:
         self._steps_s: dict[PeerId | None, deque[float]] = {}  # by keeper, the latest last
         self._slow_s: list[float] = []  # the slow steps in a row under the last keeper
 
-    def applied(self, keeper: PeerId | None = None, *, now: float) -> float:
-        """A step is over. Returns the seconds of slow steps in a row under its keeper, if they are several and many."""
+    def applied(self, keeper: PeerId | None = None, *, late_s: float = 0.0, now: float) -> float:
+        """A step is over. Returns the seconds of slow steps in a row under its keeper, if they are several and many.
+
+        late_s: of the step, that are another member's.
+        """
         if self._applied_at is None:
             self._applied_at = now
             return 0.0
@@ -35,7 +38,7 @@ class Pace:
         if keeper != next(reversed(self._steps_s), None):
             self._slow_s = []
         usual_s = self._usual_s(without=keeper)
-        slow = usual_s is not None and took_s > max(self._timers.suspect_s, _SLOW * usual_s)
+        slow = usual_s is not None and took_s - late_s > max(self._timers.suspect_s, _SLOW * usual_s)
         self._slow_s = [*self._slow_s, took_s] if slow else []
         steps_s = self._steps_s.pop(keeper, deque(maxlen=_STEPS))
         steps_s.append(took_s)

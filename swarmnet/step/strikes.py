@@ -134,6 +134,10 @@ class Delays:
         self._noted_at = now
         self._waits_for = frozenset(waits_for) if 2 * len(waits_for) < 1 + members else frozenset()
 
+    def late_s(self, *, without: PeerId | None) -> float:
+        """The longest that it has waited for one of the others."""
+        return max((late_s for peer, late_s in self._late_s.items() if peer != without), default=0.0)
+
     def charge(self, strikes: Strikes, me: PeerId, *, now: float) -> list[Note]:
         """The step is over: what whoever was late has cost beyond half of what the others took is its debt."""
         self.note(frozenset(), 0, now=now)

@@ -47,8 +47,17 @@ def test_nothing_is_slow_where_only_one_keeper_is_known():
     assert pace_of((A, 1.0), (A, 60.0), (A, 60.0))[2] == [0.0] * 3
 
 
-def test_what_takes_less_than_two_silence_limits_is_never_slow():
-    assert pace_of((A, 0.1), (B, 5.9), (B, 5.9))[2] == [0.0] * 3
+def test_what_takes_less_than_a_silence_limit_is_never_slow_and_slow_steps_add_up():
+    assert pace_of((A, 0.1), (B, 2.9), (B, 2.9), (B, 2.9), (B, 2.9), (B, 2.9))[2] == [0.0] * 6
+    assert pace_of((A, 0.1), (B, 5.0), (B, 5.0), (B, 5.0))[2] == [0.0, 0.0, 0.0, 15.0]
+
+
+def test_what_another_member_has_cost_is_not_its_keepers():
+    pace, now, _ = pace_of((A, 1.0), (A, 1.0))
+    assert pace.applied(B, late_s=8.0, now=now + 9.0) == 0.0
+    assert pace.applied(B, late_s=8.0, now=now + 18.0) == 0.0
+    assert pace.applied(B, late_s=2.0, now=now + 27.0) == 0.0
+    assert pace.applied(B, late_s=2.0, now=now + 36.0) == 18.0
 
 
 def test_how_long_a_state_was_fetched_is_nobodys_pace():
