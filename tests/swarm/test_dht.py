@@ -301,11 +301,12 @@ def test_who_stores_more_than_its_allowance_is_refused_and_nobody_else() -> None
                 )
                 for who in strangers
             ]
-            kept, protocol = 0, evil._dht.protocol
+            kept, protocol, began = 0, evil._dht.protocol, time.monotonic()
             for begin in range(0, len(entries), 100):
                 columns = map(list, zip(*entries[begin : begin + 100], strict=True))
                 kept += sum(map(bool, await protocol.call_store(PeerID.from_base58(victim.peer), *columns) or ()))
-            assert 300 <= kept <= 800, "what comes at once, and a second's worth each second"
+            allowed = 400 + 100 * (time.monotonic() - began + 1)
+            assert 0 < kept <= allowed, "four seconds' worth at once, and a second's worth each second"
             await friends.publish(record(friend, 1))
             await until(lambda: sees(directory, friend.peer))
 
