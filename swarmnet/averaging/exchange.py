@@ -152,11 +152,15 @@ class Exchange:
     async def collect(self, current: Round) -> Finished:
         """Fetch the finished sum `current.id` from one of its holders, whichever answers. Cancel to abandon.
 
-        One that was set aside here comes back into the buffer.
+        One that was set aside here comes back into the buffer, once: if the stage has committed other bits under that
+        id, they are with the others. Raises Refused if it is not here and there is nobody to ask.
         """
         if (mine := self.trail.aside(current.stamp, current.id)) is not None:
             await self._install(current, mine[1])
+            self.trail.drop_aside(current.stamp, current.id)
             return self._hold(current, mine[0])
+        if not current.holders:
+            raise Refused(RejectCode.NOT_FOUND, "nobody has that sum")
         clock, patience_s = asyncio.get_running_loop().time, SILENT_S
         while True:
             for holder in sorted(current.holders, key=lambda holder: self._silent_until.get(holder, 0.0) > clock()):

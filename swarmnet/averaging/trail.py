@@ -85,6 +85,10 @@ class Trail:
             return None
         return kept.finished, [packed for _, packed in sorted(kept.data.items())]
 
+    def drop_aside(self, stamp: Stamp, round_id: RoundId) -> None:
+        """It is in the engine's buffer again."""
+        self._aside.pop((stamp, round_id), None)
+
     async def save(self, stamp: Stamp, round_id: RoundId) -> None:
         """Another sum takes the buffer: copy the one of that round, if it was applied and somebody may want it."""
         last = self._steps.get(stamp)

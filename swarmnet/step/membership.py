@@ -151,6 +151,8 @@ class Membership:
             stale = sorted((step, peer) for peer, step in of.items() if commit.step - step > _STAYS)
             for _, peer in stale[: (len(of) - 1) // 2]:
                 del of[peer]
+                if commit.stage == self.stage:
+                    self._lives.pop(peer, None)
         self._name_odd(commits)
         for stage, told in self._listed.items():
             self._listed[stage] = {peer: told[peer] for peer in told if self._view.get(peer, stage) is not None}

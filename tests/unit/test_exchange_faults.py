@@ -339,6 +339,29 @@ def test_a_sum_that_was_left_for_another_of_its_step_is_served_and_comes_back() 
     assert not members.asked or all(request.id == again.id for _, request in members.asked), "nobody was asked for it"
 
 
+def test_a_sum_set_aside_that_the_stage_has_committed_with_other_bits_is_fetched() -> None:
+    members, again = Members(ONES, TWOS), replace(BOTH, id=RoundId(ID.ballot, 2))
+    other = replace(ALONE, contributions=BOTH.contributions[1:], receivers=(B,))  # the same id, and other bits
+
+    async def story() -> tuple[Finished, Finished]:
+        exchange, wanted = members.exchanges[A], replace(ALONE, holders=(B,))
+        await members.sum(A, ALONE)
+        async with asyncio.TaskGroup() as group:
+            for peer in (A, B):
+                group.create_task(members.sum(peer, again))
+        await members.sum(B, other)
+        return await exchange.collect(wanted), await exchange.collect(wanted)
+
+    mine, theirs = play(story())
+    assert mine.digest != theirs.digest and theirs == members.finished[B]
+    assert members.engines[A]._buffer == TWOS
+
+
+def test_without_a_holder_a_sum_that_is_not_here_is_refused() -> None:
+    with pytest.raises(Refused, match="nobody"):
+        play(Members(ONES, TWOS).exchanges[A].collect(ALONE))
+
+
 def test_who_waits_for_a_piece_of_an_abandoned_round_is_told() -> None:
     members = Members(ONES, TWOS)
 
