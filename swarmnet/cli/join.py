@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     "invitation",
     "device",
     "slots",
-    "reseed_from_neighbours",
     "events",
     "log_level",
     "log_format",

@@ -76,11 +76,6 @@ _IN_MANIFEST = {"stages": "cut.stages", "steps": "training.total_steps", "seed":
 @click.option("--checkpoint-every", type=int, metavar="C", help="Steps between two checkpoints on disk.")
 @click.option("--kill-all", type=int, metavar="STEP", help="SIGKILL every process in the middle of STEP, and end.")
 @click.option("--resume", is_flag=True, help="Go on with the run in --out DIR.")
-@click.option(
-    "--reseed-from-neighbours",
-    is_flag=True,
-    help="Last resort: make a stage that nobody has any state of from the stages beside it.",
-)
 @click.option("--oracle", is_flag=True, help="Then train in one process, too; print the largest difference in loss.")
 @click.option("--trainers", type=int, default=1, show_default=True, help="Trainers.")
 @click.option("--data", default="stdlib", show_default=True, metavar="SOURCE", help="Text or token file, or directory.")
@@ -123,7 +118,6 @@ def command(
     checkpoint_every: int | None,
     kill_all: int | None,
     resume: bool,
-    reseed_from_neighbours: bool,
     oracle: bool,
     trainers: int,
     data: str,
@@ -191,7 +185,6 @@ def command(
         checkpoint_every=checkpoint_every,
         kill_all=kill_all,
         resume=resume,
-        reseed_from_neighbours=reseed_from_neighbours,
         ranks=ranks,
         tensor=tensor,
         shard=shard,

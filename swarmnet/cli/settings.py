@@ -122,14 +122,6 @@ _OPTIONS: dict[str, tuple[tuple[str, ...], Callable[[F], F]]] = {
         ("slots",),
         click.option("--slots", type=int, metavar="N", help="Microbatches in flight per stage.  [4]"),
     ),
-    "reseed_from_neighbours": (
-        ("reseed_from_neighbours",),
-        click.option(
-            "--reseed-from-neighbours",
-            is_flag=True,
-            help="Last resort: make a stage that nobody has any state of from the stages beside it.",
-        ),
-    ),
     "events": (("events",), click.option("--events", metavar="FILE", help="Append events to FILE, one JSON a line.")),
     "log_level": (("log", "level"), click.option("--log-level", type=LEVELS, help="The least to log.  [info]")),
     "log_format": (

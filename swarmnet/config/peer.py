@@ -179,9 +179,6 @@ class PeerConfig(Table):
     placement: PlacementName = Field(
         default="neediest", description="which stage `swarmnet join` takes (docs/extending.md)"
     )
-    reseed_from_neighbours: bool = Field(
-        default=False, description="last resort: make a stage that has no state left from the stages beside it"
-    )
     events: Home | None = Field(default=None, description="append events to this file, one JSON object per line")
     mesh: Mesh = Mesh()
     memory: Memory = Memory()

@@ -27,8 +27,7 @@ class LocalOptions:
     works on at once, None for what a peer does by default. numerics: None means deterministic for models under 50M
     parameters, else fp32. chaos: a chaos file, or "random:SEED"; implies oracle. checkpoint_every: steps between two
     checkpoints. kill_all: SIGKILL every process in the middle of this step, and end. resume: go on with what is in
-    `out`, whose manifest and replicas count then. reseed_from_neighbours: a stage that nobody has any state of is made
-    from the stages beside it, as a last resort. ranks: "STAGE=N" or "STAGE.REPLICA=N", several with commas; tensor,
+    `out`, whose manifest and replicas count then. ranks: "STAGE=N" or "STAGE.REPLICA=N", several with commas; tensor,
     shard, sequence_parallel: how those ranks share a stage, as in the peer config. kill_rank: "STAGE@STEP" each.
     admission: "invite": this swarm's owner is made, and invites its peers; None: as the manifest says, or open.
     """
@@ -53,7 +52,6 @@ class LocalOptions:
     checkpoint_every: int | None = None
     kill_all: int | None = None
     resume: bool = False
-    reseed_from_neighbours: bool = False
     ranks: tuple[str, ...] = ()
     tensor: int = 0
     shard: Shard = "none"
@@ -79,11 +77,6 @@ class LocalOptions:
             raise UsageError(
                 f"{'--oracle' if self.chaos is None else '--chaos'} and --kill-all exclude each other: losses are held "
                 "against one process at the end of a run, which --kill-all does not reach; give it with --resume"
-            )
-        if self.reseed_from_neighbours and (self.chaos is not None or self.oracle):
-            raise UsageError(
-                f"{'--oracle' if self.chaos is None else '--chaos'} and --reseed-from-neighbours exclude each other: a "
-                "stage that is made anew is not what one process has"
             )
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
             raise UsageError(f"--checkpoint-every must be at least 1, got {self.checkpoint_every}")

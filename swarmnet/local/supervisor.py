@@ -70,7 +70,6 @@ class SwarmLayout:
     chaos: bool = False  # faults in phases and on links: children follow orders
     trace: bool = False  # they say what they work on, too
     life: int = 0  # how often this run has been resumed
-    reseed: bool = False  # a stage without state may be made anew
     meshes: Meshes = field(default_factory=dict)  # whose replicas have several ranks
 
 
@@ -198,7 +197,6 @@ class Supervisor:
             slots=self.layout.slots,
             log_level=self.layout.log_level,
             orders=directory / "orders" / f"{time.time_ns()}.jsonl" if self.layout.chaos else None,
-            reseed=self.layout.reseed,
             mesh=mesh_of(self.layout.meshes, name),
         )
         if spec.orders is not None:
