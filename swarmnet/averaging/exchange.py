@@ -42,9 +42,8 @@ from swarmnet.messages import (
     TrailStep,
     Trouble,
 )
-from swarmnet.net.ask import ask
-from swarmnet.net.transport import Transport
 from swarmnet.stage.engine import Engine
+from swarmnet.transport import Transport, ask
 
 PIECE_ELEMENTS = 1 << 22
 """A finished sum travels in pieces of this many elements, so that no message grows with the model."""

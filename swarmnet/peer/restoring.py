@@ -13,7 +13,6 @@ from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import BadMessage, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId, Restart, next_chain
 from swarmnet.messages import Commit, Finished, Round, Snapshot, Stamp
-from swarmnet.net.transport import Transport
 from swarmnet.stage.engine import Engine
 from swarmnet.state.catch_up import CatchUp, Level, TrailEnds
 from swarmnet.state.copies import Seal
@@ -21,6 +20,7 @@ from swarmnet.state.cut import StateHeader
 from swarmnet.state.fetch import Donors, Fetcher, TransferProgress
 from swarmnet.step.barrier import evidence
 from swarmnet.step.gate import Shape, commit_refusal
+from swarmnet.transport import Transport
 
 Event = Callable[[str, dict[str, object]], None]
 

@@ -16,13 +16,13 @@ from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import SwarmError, leaves
 from swarmnet.ids import PeerId, Restart, RoundId
 from swarmnet.messages import Commit, Control, Finished, Heartbeat, Measure, Round, Stamp
-from swarmnet.net.transport import Transport
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.relay import Spawn
 from swarmnet.stage.engine import Engine, Stash
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action
 from swarmnet.step.member import Member
+from swarmnet.transport import Transport
 
 _MOST_REASONS = 32
 """Why a sum of one round failed is said so often; reasons come from others, too."""
