@@ -232,6 +232,9 @@ def test_planning_allocates_nothing() -> None:
     assert len(set(plan.ranks)) == 1
 
 
+GPU = MeshLayout(devices=("cuda:0",))
+
+
 def test_as_many_slots_as_fit_and_not_one_more() -> None:
     setup = Setup(RUN, MeshLayout(), slots=0)
     room = {slots: needed([plan_stage(replace(setup, slots=slots), 1)], setup.layout) for slots in (1, 5, 8)}

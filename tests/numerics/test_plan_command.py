@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_plan import RUN
+from test_plan import GPU, RUN
 
 from swarmnet.cli import plan as cli_plan
 from swarmnet.cli.frame import run
@@ -18,8 +18,6 @@ from swarmnet.peer.fitting import slots_that_fit
 from swarmnet.peer.planning import judge
 from swarmnet.stage.budget import MIB
 from swarmnet.stage.plan import Setup
-
-GPU = MeshLayout(devices=("cuda:0",))
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
