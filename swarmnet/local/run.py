@@ -22,7 +22,7 @@ from swarmnet.local.interrupt import Interrupt
 from swarmnet.local.meshes import Meshes, in_words, mesh_of, meshed, parse_meshes, record
 from swarmnet.local.options import LocalOptions
 from swarmnet.local.prepare import Prepared, prepare, resume
-from swarmnet.local.processes import ChildCommand, swarmnet_command
+from swarmnet.local.processes import ChildCommand, child_starter, swarmnet_command
 from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.local.report import (
     INTERRUPTED,
@@ -37,11 +37,11 @@ from swarmnet.local.report import (
     shape,
     write,
 )
-from swarmnet.local.starter import FreshChildren, Starter, best_starter
 from swarmnet.local.supervisor import Supervisor, SwarmLayout, Timing
 from swarmnet.local.table import screen
 from swarmnet.manifest.remarks import remarks
 from swarmnet.manifest.schema import Manifest, Model
+from swarmnet.mesh.starter import FreshStarter, Starter
 from swarmnet.net.admission_files import invitation_beside
 
 PROCESSES_PER_CORE = 8
@@ -54,7 +54,7 @@ class Kit:
 
     child: ChildCommand = swarmnet_command
     oracle: ChildCommand = oracle_command
-    starter: Callable[[], Starter] = best_starter
+    starter: Callable[[], Starter] = child_starter
     prepare: Callable[[LocalOptions, Path], Prepared] = prepare
     timing: Timing = field(default_factory=Timing)
     console: Console | None = None
@@ -217,7 +217,7 @@ def _compare_finished(options: LocalOptions, out: Path, kit: Kit, console: Conso
     before = judged_before(out, steps=progress.steps)
     outcome = replace(outcome, problem=_judge(outcome) if before is None else before)
     with Interrupt() as interrupt:
-        bench = Bench(kit.oracle, FreshChildren(), console, interrupt, kit.timing.poll_s, kit.timing.grace_s)
+        bench = Bench(kit.oracle, FreshStarter(), console, interrupt, kit.timing.poll_s, kit.timing.grace_s)
         outcome = beside(outcome, prepared, out, exact=exact, log_level=options.log_level, bench=bench)
     note = write(outcome, out) if before is None else add_comparison(outcome, out)
     if note:

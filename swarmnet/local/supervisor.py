@@ -49,8 +49,8 @@ from swarmnet.local.orders import FaultOrders
 from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop
 from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.local.report import MergedLog
-from swarmnet.local.starter import ForkerLost, Starter
 from swarmnet.local.table import Screen
+from swarmnet.mesh.starter import ForkerLost, Starter
 from swarmnet.telemetry.events import EventReader
 
 
