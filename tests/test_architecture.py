@@ -61,7 +61,6 @@ PURE = (
     "averaging/gossip.py",
     "averaging/meter.py",
     "averaging/watch.py",
-    "stage/advice.py",
     "stage/budget.py",
     "stage/codec_choice.py",
     "model/blocks.py",
