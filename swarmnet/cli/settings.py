@@ -1,8 +1,8 @@
 """Options that fields declare, and the config that peer, trainer, bootstrap and plan read with them.
 
-A field of a schema that has a `config.table.Flag` is an option of every command that names it: its type, its default
-and its help are the field's. click reads the flags and the variables (SWARMNET_ and the flag's name in capitals:
-`--dht-port` is SWARMNET_DHT_PORT), and `config.layers` decides who wins. Every command imports this module. It imports
+A field of a schema that has a `config.table.CliOption` is an option of every command that names it. Its type, its
+default and its help are the field's. click reads the flags and the variables (`--dht-port` is
+SWARMNET_DHT_PORT), and `config.layers` decides who wins. Every command imports this module. It imports
 the schemas, and pydantic with them, only when a command's options are asked for.
 """
 
@@ -22,7 +22,7 @@ from swarmnet.errors import UsageError
 if TYPE_CHECKING:
     from swarmnet.config.layers import SettingsLayer
     from swarmnet.config.peer import PeerConfig, Role
-    from swarmnet.config.table import Flag
+    from swarmnet.config.table import CliOption
     from swarmnet.manifest.schema import Manifest
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -135,7 +135,7 @@ class FlaggedField:
     """A field that is an option of some command."""
 
     path: FieldPath
-    flag: Flag
+    flag: CliOption
     type: Any
     """Without `Annotated` and None."""
     default: Any
@@ -199,7 +199,7 @@ def flagged(schema: str) -> Iterator[FlaggedField]:
     """The fields of a schema that are options, in its order."""
     from swarmnet.config.check import leaves
     from swarmnet.config.peer import PeerConfig
-    from swarmnet.config.table import Flag
+    from swarmnet.config.table import CliOption
     from swarmnet.manifest.schema import Manifest
 
     if schema == "local":
@@ -212,7 +212,7 @@ def flagged(schema: str) -> Iterator[FlaggedField]:
         return
     for path, field in leaves(PeerConfig if schema == "peer" else Manifest):
         for flag in field.metadata:
-            if isinstance(flag, Flag):
+            if isinstance(flag, CliOption):
                 default = None if field.default_factory else field.default
                 yield FlaggedField(path, flag, _bare(field.annotation), default, field.description or "")
 

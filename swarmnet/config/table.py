@@ -19,7 +19,7 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 @dataclass(frozen=True, slots=True)
-class Flag:
+class CliOption:
     """Part of a field's type (`Annotated`): commands have an option for it, and its description is the help."""
 
     metavar: str | None = None
@@ -38,7 +38,7 @@ class Table(BaseModel):
     """A frozen, strict table: unknown keys, wrong types and non-finite numbers are errors.
 
     The class docstring and each field's `description` are the comments of the file that `config.toml.write` makes, and
-    descriptions are the help of the options that a `Flag` declares.
+    descriptions are the help of the options that a `CliOption` declares.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

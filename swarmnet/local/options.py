@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from swarmnet.config.peer import Shard
-from swarmnet.config.table import Flag
+from swarmnet.config.table import CliOption
 from swarmnet.errors import UsageError
 from swarmnet.local.fault import Fault
 
@@ -21,8 +21,8 @@ MOST = 1000
 class LocalOptions:
     """One local swarm. Raises UsageError at once for values that cannot work.
 
-    A field with a `Flag` is an option of `swarmnet local`, and the flag says what it is. The first seven describe a
-    manifest that is built on the spot, as its fields of that name do. With `manifest` the file says them. `tensor`,
+    A field with a `CliOption` is an option of `swarmnet local`, and it says what the field is. The first seven describe
+    a manifest that is built on the spot, as its fields of that name do. With `manifest` the file says them. `tensor`,
     `shard`, `sequence_parallel` and `reseed_from_neighbours` are those of each replica's peer config.
     """
 
@@ -34,44 +34,54 @@ class LocalOptions:
     """"invite": this swarm's owner is made, and invites its peers. None: as the manifest says, or open."""
     numerics: Annotated[
         Literal["deterministic", "fp32"] | None,
-        Flag(default="deterministic below 50M parameters, else fp32", help="how gradients are summed"),
+        CliOption(default="deterministic below 50M parameters, else fp32", help="how gradients are summed"),
     ] = None
-    checkpoint_every: Annotated[int | None, Flag("N", default="50", help="steps between two checkpoints on disk")] = (
-        None
-    )
+    checkpoint_every: Annotated[
+        int | None, CliOption("N", default="50", help="steps between two checkpoints on disk")
+    ] = None
     manifest: Annotated[
-        Path | None, Flag("FILE", help="run this manifest; --stages, --steps, --sync and --seed then change it")
+        Path | None, CliOption("FILE", help="run this manifest; --stages, --steps, --sync and --seed then change it")
     ] = None
     set: Annotated[
         tuple[str, ...],
-        Flag("KEY=VALUE", variable=False, help="change a field of the manifest, such as training.microbatches=16"),
+        CliOption("KEY=VALUE", variable=False, help="change a field of the manifest, such as training.microbatches=16"),
     ] = ()
     typed: tuple[tuple[str, str], ...] = ()
     """(Flag, "section.key=value") of other flags that change the manifest. `set` goes over them."""
-    replicas: Annotated[int, Flag("N", help="peers per stage")] = 2
-    trainers: Annotated[int, Flag("N", help="trainers")] = 1
-    out: Annotated[Path | None, Flag("DIR", default="runs/local-SEED-TIME", help="directory of the results")] = None
-    oracle: Annotated[bool, Flag(help="then train in one process, too; print the largest difference in loss")] = False
-    kill: Annotated[tuple[str, ...], Flag("STAGE@STEP", help="SIGKILL a replica of STAGE in the middle of STEP")] = ()
-    kill_every: Annotated[float | None, Flag("S", help="SIGKILL some replica every S seconds")] = None
-    kill_rank: Annotated[
-        tuple[str, ...], Flag("STAGE@STEP", help="SIGKILL one rank of a replica of STAGE in the middle of STEP")
+    replicas: Annotated[int, CliOption("N", help="peers per stage")] = 2
+    trainers: Annotated[int, CliOption("N", help="trainers")] = 1
+    out: Annotated[Path | None, CliOption("DIR", default="runs/local-SEED-TIME", help="directory of the results")] = (
+        None
+    )
+    oracle: Annotated[bool, CliOption(help="then train in one process, too; print the largest difference in loss")] = (
+        False
+    )
+    kill: Annotated[
+        tuple[str, ...], CliOption("STAGE@STEP", help="SIGKILL a replica of STAGE in the middle of STEP")
     ] = ()
-    kill_all: Annotated[int | None, Flag("STEP", help="SIGKILL every process in the middle of STEP, and end")] = None
+    kill_every: Annotated[float | None, CliOption("S", help="SIGKILL some replica every S seconds")] = None
+    kill_rank: Annotated[
+        tuple[str, ...], CliOption("STAGE@STEP", help="SIGKILL one rank of a replica of STAGE in the middle of STEP")
+    ] = ()
+    kill_all: Annotated[int | None, CliOption("STEP", help="SIGKILL every process in the middle of STEP, and end")] = (
+        None
+    )
     chaos: Annotated[
-        str | None, Flag("FILE", help="carry out this schedule of faults, or random:SEED; implies --oracle")
+        str | None, CliOption("FILE", help="carry out this schedule of faults, or random:SEED; implies --oracle")
     ] = None
-    resume: Annotated[bool, Flag(help="go on with the run in --out DIR, whose manifest and replicas count")] = False
+    resume: Annotated[bool, CliOption(help="go on with the run in --out DIR, whose manifest and replicas count")] = (
+        False
+    )
     ranks: Annotated[
         tuple[str, ...],
-        Flag(
+        CliOption(
             "STAGE=N", help="ranks of each replica of STAGE, on the CPU; STAGE.REPLICA=N: of one; several with commas"
         ),
     ] = ()
     tensor: int = 0
     shard: Shard = "none"
     sequence_parallel: bool = False
-    slots: Annotated[int | None, Flag("N", default="4", help="microbatches in flight per stage")] = None
+    slots: Annotated[int | None, CliOption("N", default="4", help="microbatches in flight per stage")] = None
     reseed_from_neighbours: bool = False
     log_level: str = "warning"
 

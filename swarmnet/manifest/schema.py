@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from swarmnet.config.plug_in import one_of
-from swarmnet.config.table import Count, Flag, Positive, Seconds, Table
+from swarmnet.config.table import CliOption, Count, Positive, Seconds, Table
 from swarmnet.manifest.codec_names import check_averaging, check_boundary
 from swarmnet.manifest.delay import NO_DELAY, Delay
 
@@ -101,7 +101,7 @@ class Model(Table):
 class Cut(Table):
     """How the layers are cut into stages: balanced by FLOPs ("auto") or the number of layers of each stage."""
 
-    stages: Annotated[Positive, Flag("N")] = Field(default=3, description="stages the model is cut into")
+    stages: Annotated[Positive, CliOption("N")] = Field(default=3, description="stages the model is cut into")
     layers: Literal["auto"] | tuple[Count, ...] = Field(
         default="auto", description='"auto": balanced by FLOPs, head included; or layers per stage, such as [3, 2, 1]'
     )
@@ -127,11 +127,11 @@ class Initial(Table):
 class Data(Table):
     """The token stream. `source` is a hint where to find it; the digests are what counts."""
 
-    source: Annotated[str, Flag("SOURCE", name="data")] = Field(
+    source: Annotated[str, CliOption("SOURCE", name="data")] = Field(
         default="stdlib",
         description='text (.txt, .jsonl, directory) or tokens (.bin, .npy); "stdlib": Python\'s source; "corpus:small"',
     )
-    tokenizer: Annotated[str, Flag("NAME", default="that of --from, else bytes")] = Field(
+    tokenizer: Annotated[str, CliOption("NAME", default="that of --from, else bytes")] = Field(
         default="bytes", description='"bytes", a tokenizer.json, or "ids" for a file of token ids'
     )
     num_tokens: Count = Field(default=0, description="length of the token stream; filled in by `swarmnet init`")
@@ -145,10 +145,10 @@ class Data(Table):
 class Training(Table):
     """One step is `microbatches` microbatches of `microbatch_size` sequences of `sequence_length` tokens."""
 
-    seed: Annotated[Count, Flag("N")] = Field(
+    seed: Annotated[Count, CliOption("N")] = Field(
         default=0, description="of the initial weights and of the order of the data"
     )
-    total_steps: Annotated[Positive, Flag("N", name="steps")] = Field(
+    total_steps: Annotated[Positive, CliOption("N", name="steps")] = Field(
         default=60, description="optimizer steps of the run"
     )
     microbatches: Annotated[int, Field(ge=1, le=16384)] = Field(
@@ -253,7 +253,7 @@ class Averaging(Table):
     """How replicas of a stage agree (docs/numerics.md, docs/local-sync.md). `codec` "int64" belongs to deterministic
     mode."""
 
-    sync: Annotated[Literal["exact", "overlap", "local"], Flag()] = Field(
+    sync: Annotated[Literal["exact", "overlap", "local"], CliOption()] = Field(
         default="exact",
         description='how replicas of a stage agree: "exact": in each step; "overlap": a step is averaged while the '
         'next computes; "local": each trains on its own, with an outer step now and then',
@@ -362,7 +362,7 @@ class Protocol(Table):
 class Admission(Table):
     """Who may join; docs/admission.md says what "open" risks."""
 
-    policy: Annotated[Literal["open", "invite"], Flag(name="admission")] = Field(
+    policy: Annotated[Literal["open", "invite"], CliOption(name="admission")] = Field(
         default="open",
         description='who may join: "open": anyone; "invite": whom the owner invites, who has the private half of `key`',
     )
@@ -389,7 +389,9 @@ class Manifest(Table):
     """A run."""
 
     format: Literal[1] = Field(default=1, description="of this file")
-    name: Annotated[str, Flag("TEXT")] = Field(default="my-run", description="for people; shown by `swarmnet status`")
+    name: Annotated[str, CliOption("TEXT")] = Field(
+        default="my-run", description="for people; shown by `swarmnet status`"
+    )
     model: Model = Model()
     cut: Cut = Cut()
     initial: Initial = Initial()
