@@ -17,8 +17,10 @@ PACKAGE = Path(swarmnet.__file__).parent
 # may use each other, without a cycle.
 ROWS = (
     "config manifest ids errors messages telemetry",
-    "data mesh wire",
-    "model net",
+    "data wire",
+    "net",
+    "mesh",
+    "model",
     "stage",
     "pipeline averaging state",
     "step",
@@ -59,7 +61,6 @@ PURE = (
     "averaging/gossip.py",
     "averaging/meter.py",
     "averaging/watch.py",
-    "stage/advice.py",
     "stage/budget.py",
     "stage/codec_choice.py",
     "model/blocks.py",

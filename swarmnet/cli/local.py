@@ -56,7 +56,7 @@ def command(ctx: click.Context, /, **_: Any) -> int:
       swarmnet local --resume --out runs/dark --oracle
     """
     from swarmnet import telemetry
-    from swarmnet.local.options import LocalOptions, parse_kill_ranks, parse_kills
+    from swarmnet.local.options import LocalOptions
 
     said = {option.name or "": value for option, _, value in given(ctx, *TYPED)}
     paths = {option.name: ".".join(option.path) for option, _, _ in given(ctx, *TYPED)}
@@ -73,8 +73,8 @@ def command(ctx: click.Context, /, **_: Any) -> int:
     else:
         if options.manifest is not None:
             options = _from_manifest(options)
-        parse_kills(options.kill, stages=options.stages, steps=options.steps)
-        parse_kill_ranks(options.kill_rank, stages=options.stages, steps=options.steps)
+        # What cannot be is refused at once.
+        options.faults(stages=options.stages, replicas=options.replicas, steps=options.steps, seed=options.seed)
     telemetry.setup(ctx.params["log_level"])
 
     from swarmnet.local import run_local
