@@ -57,9 +57,8 @@ from swarmnet.messages import (
     Vote,
 )
 from swarmnet.wire import convert
-from swarmnet.wire.convert_calls import Done, GreetFirst, Hello, Pong, Pulse, Signal, TensorHeader
-from swarmnet.wire.convert_control import Ping
-from swarmnet.wire.convert_fields import peer_id_from_public_bytes
+from swarmnet.wire.convert import Done, GreetFirst, Hello, Ping, Pong, Pulse, Signal, TensorHeader
+from swarmnet.wire.peer_ids import peer_id_from_public_bytes
 
 GOLDEN = Path(__file__).with_name("wire_golden.json")
 
