@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,9 @@ light, tests/test_import_weight.py asserts."""
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if GENERATED not in path.parents)
 
 
+parsed = cache(ast.parse)
+
+
 def name_of(path: Path, package: Path = PACKAGE) -> str:
     """`swarmnet.net.transport` for its file; a package for its `__init__.py`."""
     parts = path.relative_to(package.parent).with_suffix("").parts
@@ -89,6 +93,7 @@ def name_of(path: Path, package: Path = PACKAGE) -> str:
 
 
 NAMES = frozenset(name_of(path) for path in PACKAGE.rglob("*.py"))
+SOURCES = {name_of(path): path.read_text(encoding="utf-8") for path in MODULES}
 
 
 def room_of(module: str) -> str:
@@ -99,7 +104,7 @@ def room_of(module: str) -> str:
 
 def imports(source: str, names: frozenset[str] = NAMES) -> Iterator[tuple[str, int]]:
     """(module, line) of every import anywhere in `source`; relative ones as written, with their dots."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -140,23 +145,24 @@ def words(name: str) -> set[str]:
     return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
 
 
-def pure_modules() -> list[Path]:
+def pure_modules() -> list[str]:
     found = {path for pattern in PURE for path in PACKAGE.glob(pattern) if not path.name.endswith(DRIVER)}
-    return sorted(found)
+    return sorted(name_of(path) for path in found)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_imports_are_absolute_and_point_down(path: Path) -> None:
-    module = name_of(path)
-    assert room_of(module) in ROW, f"{module} is in no room of the house"
-    assert not list(breaches(module, path.read_text(encoding="utf-8")))
+def test_every_module_is_in_a_room() -> None:
+    assert not [module for module in SOURCES if room_of(module) not in ROW]
+
+
+def test_imports_are_absolute_and_point_down() -> None:
+    assert not [breach for module, source in SOURCES.items() for breach in breaches(module, source)]
 
 
 def test_the_ground_has_no_cycle() -> None:
     below: dict[str, set[str]] = {room: set() for room in GROUND}
-    for path in MODULES:
-        if (room := room_of(name_of(path))) in GROUND and path != PACKAGE / "__init__.py":
-            seen = {room_of(target) for target, _ in imports(path.read_text()) if target.startswith("swarmnet.")}
+    for module, source in SOURCES.items():
+        if (room := room_of(module)) in GROUND and module != "swarmnet":
+            seen = {room_of(target) for target, _ in imports(source) if target.startswith("swarmnet.")}
             below[room] |= seen - {room}
     while free := [room for room, uses in below.items() if not uses & below.keys()]:
         for room in free:
@@ -164,32 +170,38 @@ def test_the_ground_has_no_cycle() -> None:
     assert not below, f"a cycle: {below}"
 
 
-@pytest.mark.parametrize("path", pure_modules(), ids=name_of)
-def test_pure_modules_decide_and_do_nothing_else(path: Path) -> None:
-    pure = frozenset(name_of(each) for each in pure_modules()) | {"swarmnet.step"}
-    assert not list(impurities(name_of(path), path.read_text(encoding="utf-8"), pure))
+def test_pure_modules_decide_and_do_nothing_else() -> None:
+    pure = frozenset(pure_modules()) | {"swarmnet.step"}
+    assert not [finding for module in pure_modules() for finding in impurities(module, SOURCES[module], pure)]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_names_are_the_fields_own(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    names = {path.stem, path.parent.name} | {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    assert not {name for name in names if words(name) & FORBIDDEN}
+def borrowed(module: str, source: str) -> set[str]:
+    """Names of the module, its room and its classes that have a forbidden word in them."""
+    classes = {node.name for node in ast.walk(parsed(source)) if isinstance(node, ast.ClassDef)}
+    return {name for name in {*module.split(".")[-2:], *classes} if words(name) & FORBIDDEN}
+
+
+def test_names_are_the_fields_own() -> None:
+    assert not [f"{module}: {name}" for module, source in SOURCES.items() for name in sorted(borrowed(module, source))]
+
+
+def test_a_borrowed_name_is_found() -> None:
+    source = "class Observer: ...\ndef f():\n    class GrpcServer: ..."
+    assert borrowed("swarmnet.core.utils", source) == {"core", "utils", "GrpcServer"}
 
 
 def duplicates(sources: Mapping[str, str]) -> dict[str, list[str]]:
     """Top-level class names that more than one module defines, with those modules. sources: by module."""
     found: dict[str, list[str]] = {}
     for module, source in sources.items():
-        for node in ast.parse(source).body:
+        for node in parsed(source).body:
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(module)
     return {name: modules for name, modules in sorted(found.items()) if len(modules) > 1}
 
 
 def test_a_class_name_means_one_class() -> None:
-    sources = {name_of(path): path.read_text(encoding="utf-8") for path in MODULES}
-    twice = [f"{name} is a class of {', '.join(modules)}" for name, modules in duplicates(sources).items()]
+    twice = [f"{name} is a class of {', '.join(modules)}" for name, modules in duplicates(SOURCES).items()]
     assert not twice, "; ".join(twice)
 
 
@@ -206,15 +218,14 @@ def test_the_glossary_names_modules_that_exist() -> None:
 
 def references(module: str, source: str) -> Iterator[str]:
     """Docstrings that only send the reader elsewhere."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         if documented and re.match(r"See\b", ast.get_docstring(node) or ""):
             yield f"{module}:{node.body[0].lineno} begins with See: say what it is, or nothing"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_docstring_says_what_a_thing_is(path: Path) -> None:
-    assert not list(references(name_of(path), path.read_text(encoding="utf-8")))
+def test_a_docstring_says_what_a_thing_is() -> None:
+    assert not [finding for module, source in SOURCES.items() for finding in references(module, source)]
 
 
 def test_a_docstring_that_refers_is_found() -> None:
@@ -222,10 +233,9 @@ def test_a_docstring_that_refers_is_found() -> None:
     assert [line.split()[0] for line in references("m", source)] == ["m:2", "m:6"]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_module_says_what_it_is_for(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert ast.get_docstring(tree) or not tree.body, f"{name_of(path)} has no docstring"
+def test_a_module_says_what_it_is_for() -> None:
+    trees = {module: parsed(source) for module, source in SOURCES.items()}
+    assert not [module for module, tree in trees.items() if tree.body and not ast.get_docstring(tree)]
 
 
 @pytest.mark.parametrize(
@@ -259,7 +269,7 @@ LEVELS = frozenset(["debug", "info", "warning", "error", "exception"])
 
 def prose(module: str, source: str) -> Iterator[str]:
     """Log lines that are not an event's name and fields, and loggers that know no fields."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id="logging"), attr="getLogger"), args=[ast.Name()]):
                 yield f"{module}:{node.lineno} makes a logger of its own: telemetry.get(__name__)"
@@ -284,7 +294,6 @@ def test_prose_is_told_from_events(line: str, wrong: bool) -> None:
     assert bool(list(prose("m", line))) == wrong
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_logs_are_events_with_fields(path: Path) -> None:
-    if room_of(name_of(path)) != "telemetry":
-        assert not list(prose(name_of(path), path.read_text(encoding="utf-8")))
+def test_logs_are_events_with_fields() -> None:
+    told = {module: source for module, source in SOURCES.items() if room_of(module) != "telemetry"}
+    assert not [finding for module, source in told.items() for finding in prose(module, source)]

@@ -1,0 +1,61 @@
+"""The pages that people land on: links lead somewhere, and quoted messages are those that the code prints."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+
+
+def headings(page: str) -> set[str]:
+    """What a link may name behind #, as forges derive it from headings."""
+    found = re.findall(r"^#+ (.*)$", page, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = page.parent / name if name else page
+        assert file.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in headings(file.read_text(encoding="utf-8")), f"{page.name} links to {target}"
+
+
+def templates(source: str) -> list[str]:
+    """Every text in a module, with … where an f-string has a value."""
+    return [
+        "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+        if isinstance(node, ast.JoinedStr)
+        else node.value
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+    ]
+
+
+def said(message: str, texts: list[str]) -> bool:
+    """Does one text have the pieces of `message` between its … in their order?"""
+    pattern = re.compile(".*".join(re.escape(piece.strip()) for piece in message.split("…")), re.DOTALL)
+    return any(pattern.search(text) for text in texts)
+
+
+def test_troubleshooting_quotes_what_the_code_says() -> None:
+    texts = [text for path in (ROOT / "swarmnet").rglob("*.py") for text in templates(path.read_text(encoding="utf-8"))]
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    quoted = [
+        quote for line in re.findall(r"^### (.*)$", page, flags=re.MULTILINE) for quote in re.findall("`(.+?)`", line)
+    ]
+    assert len(quoted) > 20
+    assert not [message for message in quoted if not said(message, texts)]
+
+
+def test_a_message_that_nobody_prints_is_found() -> None:
+    texts = templates('def f(x):\n    raise E(f"stage {x} is gone: " "start it")')
+    assert said("stage … is gone: start", texts) and said("start it", texts)
+    assert not said("stage … has gone", texts)
