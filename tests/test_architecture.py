@@ -17,8 +17,10 @@ PACKAGE = Path(swarmnet.__file__).parent
 # may use each other, without a cycle.
 ROWS = (
     "bounds config manifest ids errors messages telemetry",
-    "data mesh wire",
-    "model net",
+    "data wire",
+    "net",
+    "mesh",
+    "model",
     "stage",
     "pipeline averaging state",
     "step",

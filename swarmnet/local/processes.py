@@ -1,7 +1,6 @@
 """The children of a local swarm: what each is told, its events and log, and how all are stopped. Decides nothing.
 
-A child that is started again appends to the same events file and the same log as before. How a process comes to life
-is `starter`'s business.
+A child that is started again appends to the same events file and the same log as before.
 """
 
 from __future__ import annotations
@@ -16,13 +15,41 @@ from typing import Any, Literal, cast
 
 from swarmnet.config import toml
 from swarmnet.config.peer import Log, Mesh, PeerConfig
-from swarmnet.local.starter import Starter
+from swarmnet.mesh.starter import Starter, best_starter
 from swarmnet.net.admission_files import invitation_beside
 from swarmnet.telemetry.events import EventReader
 
 Level = Literal["debug", "info", "warning", "error"]
 
 ONE_RANK = Mesh()
+
+START_S = 60.0
+"""How long a start may take once all is imported: a fork takes milliseconds."""
+
+PRELOAD = (
+    "torch",
+    "swarmnet.net.hivemind_dht",
+    "swarmnet.cli",
+    "swarmnet.cli.peer",
+    "swarmnet.cli.trainer",
+    "swarmnet.config.layers",
+    "swarmnet.manifest.file",
+    "swarmnet.net.endpoint",
+    "swarmnet.peer.run",
+    "swarmnet.stage.compute",
+    "swarmnet.stage.torch_engine",
+    "swarmnet.trainer.run",
+    "swarmnet.local.oracle",
+    "swarmnet.local.prepare",
+    "swarmnet.local.interpose",
+    "torch.fx.experimental.symbolic_shapes",  # the first backward imports it, and with it sympy
+)
+"""What peers, trainers and the oracle import. Importing these starts no thread and opens nothing."""
+
+
+def child_starter() -> Starter:
+    """What children are started with: on Linux forks of a process that has imported what they need."""
+    return best_starter(PRELOAD, quiet=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +174,9 @@ class Child:
         with self.log.open("ab") as log:
             self._log_from = log.tell()
         self._reader = reader
-        self._process = starter.start(call, name=spec.name, log=self.log)
+        deadline = time.monotonic() + START_S
+        self._process = starter.start(call, name=spec.name, output=self.log, deadline=deadline)
+        self._code: int | None = None
 
     @property
     def pid(self) -> int:
@@ -156,7 +185,11 @@ class Child:
 
     def returncode(self) -> int | None:
         """None while it runs; -9 after SIGKILL."""
-        return self._process.returncode()
+        if self._code is None and self._process.wait(0.0):
+            code = self._process.code()
+            self._code = -signal.SIGKILL if code is None else code  # nobody can tell: it was killed with the forker
+            self._process.close()
+        return self._code
 
     def read(self) -> list[dict[str, Any]]:
         """Whole events written since the last call."""
@@ -168,7 +201,8 @@ class Child:
 
     def wait(self) -> None:
         """Until it has ended, after SIGKILL."""
-        self._process.returncode(wait=True)
+        while self.returncode() is None:
+            self._process.wait(time.monotonic() + 1.0)
 
     def last_lines(self, count: int = 15) -> list[str]:
         """The end of what this start wrote to its log."""

@@ -13,16 +13,16 @@ from pathlib import Path
 from rich.console import Console
 
 from swarmnet.errors import UsageError
-from swarmnet.local import chaos, earlier, outlet
+from swarmnet.local import earlier, outlet
 from swarmnet.local.audit import Audit
 from swarmnet.local.beside import Bench, beside, by_bits, oracle_command
-from swarmnet.local.fault import Fault, unlikely
+from swarmnet.local.fault import Fault, KillRank, unlikely
 from swarmnet.local.faults import Faults
 from swarmnet.local.interrupt import Interrupt
 from swarmnet.local.meshes import Meshes, in_words, mesh_of, meshed, parse_meshes, record
-from swarmnet.local.options import LocalOptions, parse_kill_all, parse_kill_ranks, parse_kills
+from swarmnet.local.options import LocalOptions
 from swarmnet.local.prepare import Prepared, prepare, resume
-from swarmnet.local.processes import ChildCommand, swarmnet_command
+from swarmnet.local.processes import ChildCommand, child_starter, swarmnet_command
 from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.local.report import (
     INTERRUPTED,
@@ -37,11 +37,11 @@ from swarmnet.local.report import (
     shape,
     write,
 )
-from swarmnet.local.starter import FreshChildren, Starter, best_starter
 from swarmnet.local.supervisor import Supervisor, SwarmLayout, Timing
 from swarmnet.local.table import screen
 from swarmnet.manifest.remarks import remarks
 from swarmnet.manifest.schema import Manifest, Model
+from swarmnet.mesh.starter import FreshStarter, Starter
 from swarmnet.net.admission_files import invitation_beside
 
 PROCESSES_PER_CORE = 8
@@ -54,7 +54,7 @@ class Kit:
 
     child: ChildCommand = swarmnet_command
     oracle: ChildCommand = oracle_command
-    starter: Callable[[], Starter] = best_starter
+    starter: Callable[[], Starter] = child_starter
     prepare: Callable[[LocalOptions, Path], Prepared] = prepare
     timing: Timing = field(default_factory=Timing)
     console: Console | None = None
@@ -136,27 +136,16 @@ def _plan(
     options: LocalOptions, prepared: Prepared, replicas: dict[str, int], meshes: Meshes
 ) -> tuple[str, tuple[Fault, ...]]:
     """(seed, faults) that the options ask for. Raises UsageError."""
-    seed, faults = _faults(options, prepared, replicas)
+    training, stages = prepared.manifest.training, prepared.manifest.cut.stages
+    seed, faults = options.faults(
+        stages=stages, replicas=len(replicas) // stages, steps=training.total_steps, seed=training.seed
+    )
     several = {replicas[name] for name in meshed(meshes, replicas)}
     for fault in faults:
-        if fault.kind == "kill_rank" and (fault.stage not in several if fault.stage is not None else not several):
-            where = "no stage" if fault.stage is None else f"no replica of stage {fault.stage}"
-            raise UsageError(f"{fault.label}: {where} has more than one rank: add --ranks {fault.stage or 0}=2")
+        if isinstance(fault, KillRank) and (fault.place not in several if fault.place is not None else not several):
+            where = "no stage" if fault.place is None else f"no replica of stage {fault.place}"
+            raise UsageError(f"{fault}: {where} has more than one rank: add --ranks {fault.place or 0}=2")
     return seed, faults
-
-
-def _faults(options: LocalOptions, prepared: Prepared, replicas: dict[str, int]) -> tuple[str, tuple[Fault, ...]]:
-    stages, training = prepared.manifest.cut.stages, prepared.manifest.training
-    steps, last = training.total_steps, parse_kill_all(options.kill_all, steps=training.total_steps)
-    if options.chaos is None:
-        kills = parse_kills(options.kill, stages=stages, steps=steps)
-        return f"{training.seed}/churn", (
-            *kills,
-            *parse_kill_ranks(options.kill_rank, stages=stages, steps=steps),
-            *last,
-        )
-    seed, faults = chaos.load(options.chaos, stages=stages, replicas=len(replicas) // stages, steps=steps)
-    return f"{seed}/whom", (*faults, *last)
 
 
 def _over(out: Path) -> str:
@@ -228,7 +217,7 @@ def _compare_finished(options: LocalOptions, out: Path, kit: Kit, console: Conso
     before = judged_before(out, steps=progress.steps)
     outcome = replace(outcome, problem=_judge(outcome) if before is None else before)
     with Interrupt() as interrupt:
-        bench = Bench(kit.oracle, FreshChildren(), console, interrupt, kit.timing.poll_s, kit.timing.grace_s)
+        bench = Bench(kit.oracle, FreshStarter(), console, interrupt, kit.timing.poll_s, kit.timing.grace_s)
         outcome = beside(outcome, prepared, out, exact=exact, log_level=options.log_level, bench=bench)
     note = write(outcome, out) if before is None else add_comparison(outcome, out)
     if note:

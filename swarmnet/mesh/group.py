@@ -26,12 +26,23 @@ from swarmnet.errors import RankLost
 from swarmnet.mesh.rank_errors import disagreement, error_of
 from swarmnet.mesh.rank_fate import KILL_S, Rank, cause, hear, late
 from swarmnet.mesh.rank_line import Packet, PeerEnd, packed
-from swarmnet.mesh.rank_starter import RankStarter, RankStarterLost, best_starter
 from swarmnet.mesh.shared import SharedMemory, anonymous_file
+from swarmnet.mesh.starter import ForkerLost, Starter, best_starter
 
 log = telemetry.get(__name__)
 
 CLOSED = "the group of ranks is closed"
+
+CALL = ("-m", "swarmnet.mesh")
+"""A rank, with its end of the line as the last argument."""
+
+PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "swarmnet.mesh.rank",
+    "torch.fx.experimental.symbolic_shapes",  # the first backward imports it, and with it sympy
+)
+"""What every rank imports, beside its program. Importing these starts no thread and touches no device."""
 
 MAP_BYTES_PER_S = 1 << 28
 """Slower than any rank maps memory, and registers it with CUDA."""
@@ -58,7 +69,7 @@ class RankGroup:
         self._program, self._settings, self._devices = program, settings, tuple(devices)
         self._deadline_s, self._start_deadline_s = deadline_s, start_deadline_s
         self._lock = threading.Lock()
-        self._starter: RankStarter | None = None
+        self._starter: Starter | None = None
         self._shared: list[SharedMemory] = []
         self._ranks: list[Rank] = []
         self._lost = RankLost(None, "the ranks have not been started")
@@ -66,7 +77,7 @@ class RankGroup:
         # all in `_ranks` (`_join` kills who comes later), and break off what `_starting` is at.
         self._killing = threading.Lock()
         self._asked: str | None = None
-        self._starting: RankStarter | None = None
+        self._starting: Starter | None = None
 
     # ------------------------------------------------------------ what the peer process calls
 
@@ -166,14 +177,14 @@ class RankGroup:
         try:
             self._let_go_of_lost_starter()
             if self._starter is None:
-                self._starter = best_starter(self._program.partition(":")[0])
+                self._starter = best_starter((*PRELOAD, self._program.partition(":")[0]))
             with self._killing:
                 if self._asked is not None:
-                    raise RankStarterLost(self._asked)
+                    raise ForkerLost(self._asked)
                 self._starting = self._starter
             for number in range(len(self._devices)):
                 self._join(_begun(self._starter, number, self._shared, deadline))
-        except (RankStarterLost, OSError) as error:
+        except (ForkerLost, OSError) as error:
             lost = RankLost(None, f"the ranks could not be started: {error}")
             self._end(lost)
             self._let_go_of_lost_starter()  # another one next time
@@ -287,13 +298,14 @@ class RankGroup:
             rank.process.close()
 
 
-def _begun(starter: RankStarter, number: int, shared: list[SharedMemory], deadline: float) -> Rank:
-    """A rank's process and our end of its line. Raises RankStarterLost, OSError."""
+def _begun(starter: Starter, number: int, shared: list[SharedMemory], deadline: float) -> Rank:
+    """A rank's process and our end of its line. Raises ForkerLost, OSError."""
     ours, theirs = socket.socketpair()
     line = PeerEnd(ours)
     with theirs:
         try:
-            return Rank(number, line, starter.start(theirs, f"swarmnet-rank-{number}", deadline), shared)
+            process = starter.start(CALL, name=f"swarmnet-rank-{number}", line=theirs, deadline=deadline)
+            return Rank(number, line, process, shared)
         except BaseException:
             line.close()
             raise

@@ -30,8 +30,8 @@ from torch._C._distributed_c10d import FileStore
 
 from swarmnet.mesh.process_comm import ProcessComm
 from swarmnet.mesh.rank_errors import ALIKE, packet_of
+from swarmnet.mesh.rank_fate import DUMP
 from swarmnet.mesh.rank_line import LineEnded, Packet, RankEnd
-from swarmnet.mesh.rank_starter import DUMP
 from swarmnet.mesh.shared import mapped, pin
 
 Handler = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
@@ -82,9 +82,8 @@ def main(end: socket.socket) -> NoReturn:
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        faulthandler.enable()
         faulthandler.register(DUMP, chain=True)
-        threading.Thread(target=_leave_with, args=(line,), name="leash", daemon=True).start()
+        threading.Thread(target=_leave_with, args=(line,), name="parent-death", daemon=True).start()
         torch.set_num_threads(1)
         _answer(line, *_joined(line))
     except LineEnded:  # the peer process is gone

@@ -15,14 +15,17 @@ from pathlib import Path
 
 from swarmnet.errors import RankLost
 from swarmnet.mesh.rank_line import LineEnded, Packet, PeerEnd, packed
-from swarmnet.mesh.rank_starter import DUMP, RankProcess
 from swarmnet.mesh.shared import SharedMemory
+from swarmnet.mesh.starter import ChildProcess
 
 KILL_S = 30.0
 """How long a killed process may take to end: a driver that frees a device's memory takes its time."""
 
 GRACE_S = 0.3
 """How long after one rank said that it failed another may yet turn out to have died before."""
+
+DUMP = signal.SIGUSR1
+"""Ends a rank that hangs, with the stacks of its threads on stderr."""
 
 DUMP_S = 0.3
 """How long ranks that hang may take to say where."""
@@ -31,7 +34,7 @@ DUMP_S = 0.3
 class Rank:
     """One rank that runs: its process, our end of its line, and how much of the shared memory it has."""
 
-    def __init__(self, number: int, line: PeerEnd, process: RankProcess, shared: list[SharedMemory]) -> None:
+    def __init__(self, number: int, line: PeerEnd, process: ChildProcess, shared: list[SharedMemory]) -> None:
         self.number, self.line, self.process = number, line, process
         self._shared, self._mapped = shared, 0
 

@@ -1,6 +1,6 @@
 """`stage.rank_program` for ranks that shard parameters: imports FSDP2 first, seconds that no restart should wait for.
 
-Ranks are forks of a process that has imported their program (`mesh.rank_starter`), and other meshes need none of it.
+Ranks are forks of a process that has imported their program (`mesh.starter`), and other meshes need none of it.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ from swarmnet.local.prepare import prepare as real_prepare
 from swarmnet.local.processes import ChildSpec, stop, swarmnet_command
 from swarmnet.local.report import UNCOMPARED
 from swarmnet.local.run import Kit
-from swarmnet.local.starter import ChildProcess, ForkerLost, FreshChildren, child_environment
 from swarmnet.local.supervisor import Timing
 from swarmnet.manifest.canonical import run_id
+from swarmnet.mesh.starter import ChildProcess, ForkerLost, FreshStarter, child_environment
 from swarmnet.telemetry.events import EventReader
 
 STAGES, REPLICAS, STEPS, M = 3, 2, 6, 4
@@ -161,7 +161,7 @@ def kit(
     return Kit(
         child=child,
         oracle=oracle,
-        starter=FreshChildren,
+        starter=FreshStarter,
         prepare=prepare,
         timing=timing,
         console=console or Console(file=io.StringIO(), width=500),
@@ -310,7 +310,7 @@ def test_a_child_that_fails_as_the_last_of_its_stage_ends_the_run(tmp_path: Path
     assert "it was the last replica of stage 1" in said(tools)
 
 
-class Tired(FreshChildren):
+class Tired(FreshStarter):
     """Starts `left` children, then is lost."""
 
     def __init__(self, left: int) -> None:
@@ -334,7 +334,7 @@ def test_when_nothing_can_be_started_any_more_the_run_ends_with_its_files(
     assert summary(tmp_path)["problem"] == problem and (tmp_path / "out" / "loss.csv").exists()
 
 
-class Asked(FreshChildren):
+class Asked(FreshStarter):
     """While the third child is started somebody asks for the end."""
 
     def __init__(self) -> None:

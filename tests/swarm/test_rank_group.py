@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from swarmnet.errors import BadMessage, Overflow, RankLost, Refused, RejectCode
-from swarmnet.local.starter import Preloaded
 from swarmnet.mesh.group import RankGroup
+from swarmnet.mesh.starter import ForkStarter
 
 RANKS = 4
 DEADLINE_S = 60.0
@@ -463,15 +463,14 @@ def test_ranks_die_with_a_peer_process_that_is_killed(tmp_path: Path) -> None:
     output = tmp_path / "output"
     os.mkfifo(output)
     with os.fdopen(os.open(output, os.O_RDWR), buffering=1) as lines:
-        starter = Preloaded(("torch",))
-        while not starter.ready():
-            pass
-        peer = starter.start(("-m", "rank_peer"), name="peer", log=output)
+        starter = ForkStarter(("torch",))
+        peer = starter.start(("-m", "rank_peer"), name="peer", output=output, deadline=time.monotonic() + DEADLINE_S)
         pids = json.loads(next(line for line in lines if line.startswith("[")))
         seen = [next(line for line in lines if "is apart" in line) for _ in pids]
         forks = parent_of(pids[0])
         with all_gone(peer.pid, forks, *pids):
             peer.send(signal.SIGKILL)
+        peer.close()
         assert len(seen) == RANKS
         starter.close()
     assert left_behind() == before

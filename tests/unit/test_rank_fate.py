@@ -4,9 +4,8 @@ import signal
 import socket
 import threading
 
-from swarmnet.mesh.rank_fate import Rank, cause, hear, late
+from swarmnet.mesh.rank_fate import DUMP, Rank, cause, hear, late
 from swarmnet.mesh.rank_line import PeerEnd, RankEnd, packed
-from swarmnet.mesh.rank_starter import DUMP
 
 
 class Process:

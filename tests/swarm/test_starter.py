@@ -1,4 +1,4 @@
-"""Both ways to start a child keep one contract; the preloaded one forks from something that may be forked."""
+"""Both ways to start a child keep one contract; what is forked from may be forked."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from swarmnet.local.starter import PRELOAD, ChildProcess, ForkerLost, FreshChildren, Preloaded, Starter
+from swarmnet.local.processes import PRELOAD, child_starter
+from swarmnet.mesh.starter import ChildProcess, ForkerLost, ForkStarter, FreshStarter, Starter
 
 CHILD = """
 import json, os, signal, sys
@@ -30,7 +32,7 @@ match sys.argv[1]:
         print("ready", file=open(sys.argv[2], "w"), flush=True)
         signal.pause()
 """
-linux = pytest.mark.skipif(sys.platform != "linux", reason="forks, /proc and the leash are Linux's")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="forks, /proc and a parent's death are Linux's to tell")
 
 
 @pytest.fixture
@@ -46,11 +48,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def until_ready(starter: Starter) -> None:
     while not starter.ready():
-        assert isinstance(starter, Preloaded)
-        assert select.select([starter._control], [], [], 60)[0], "the zygote says nothing"
+        assert isinstance(starter, ForkStarter)
+        assert select.select([starter._control], [], [], 60)[0], "the forker says nothing"
 
 
-@pytest.fixture(params=[FreshChildren, pytest.param(lambda: Preloaded(()), marks=linux)], ids=["fresh", "preloaded"])
+@pytest.fixture(params=[FreshStarter, pytest.param(lambda: ForkStarter(()), marks=linux)], ids=["fresh", "forked"])
 def starter(request: pytest.FixtureRequest, place: Path) -> Iterator[Starter]:
     make: Callable[[], Starter] = request.param
     starter = make()
@@ -59,12 +61,22 @@ def starter(request: pytest.FixtureRequest, place: Path) -> Iterator[Starter]:
     starter.close()
 
 
+def begin(starter: Starter, *words: str, name: str = "child", log: Path) -> ChildProcess:
+    """`python -m WORDS...`."""
+    return starter.start(["-m", *words], name=name, output=log, deadline=time.monotonic() + 60)
+
+
+def code(process: ChildProcess) -> int | None:
+    """How it has ended, once it has."""
+    assert process.wait(time.monotonic() + 60)
+    return process.code()
+
+
 def stay(starter: Starter, place: Path, name: str = "child") -> ChildProcess:
     """A child that runs until it is ended, once it does run."""
     os.mkfifo(place / f"{name}.up")
-    process = starter.start(
-        ["-m", "child_of_a_test", "stay", str(place / f"{name}.up")], name=name, log=place / f"{name}.txt"
-    )
+    up = str(place / f"{name}.up")
+    process = begin(starter, "child_of_a_test", "stay", up, name=name, log=place / f"{name}.txt")
     assert (place / f"{name}.up").read_text() == "ready\n"
     return process
 
@@ -73,8 +85,8 @@ def stay(starter: Starter, place: Path, name: str = "child") -> ChildProcess:
 def test_a_child_is_a_process_of_its_own(starter: Starter, place: Path) -> None:
     log = place / "log.txt"
     log.write_text("before\n")
-    process = starter.start(["-m", "child_of_a_test", "exit", "0", "ü x"], name="s0-r0", log=log)
-    assert process.returncode(wait=True) == 0
+    process = begin(starter, "child_of_a_test", "exit", "0", "ü x", log=log)
+    assert code(process) == 0
     before, line = log.read_text().splitlines()
     said = json.loads(line)
     assert before == "before" and said["name"] == "__main__" and said["argv"] == ["exit", "0", "ü x"]
@@ -85,45 +97,45 @@ def test_a_child_is_a_process_of_its_own(starter: Starter, place: Path) -> None:
 
 def test_how_a_child_ends_is_known(starter: Starter, place: Path) -> None:
     log = place / "log.txt"
-    assert starter.start(["-m", "child_of_a_test", "exit", "3"], name="a", log=log).returncode(wait=True) == 3
-    assert starter.start(["-m", "child_of_a_test", "raise"], name="b", log=log).returncode(wait=True) == 1
+    assert code(begin(starter, "child_of_a_test", "exit", "3", log=log)) == 3
+    assert code(begin(starter, "child_of_a_test", "raise", log=log)) == 1
     assert log.read_text().rstrip().endswith("ValueError: out of luck")
-    assert starter.start(["-m", "no_such_module_here"], name="c", log=log).returncode(wait=True) == 1
+    assert code(begin(starter, "no_such_module_here", log=log)) == 1
     assert "no_such_module_here" in log.read_text()
 
 
 def test_a_signal_meets_the_child_and_nobody_after_it(starter: Starter, place: Path) -> None:
     first, second = stay(starter, place, "a"), stay(starter, place, "b")
-    assert first.returncode() is None and second.returncode() is None
+    assert not first.wait(0.0) and not second.wait(0.0)
     first.send(signal.SIGKILL)
-    assert first.returncode(wait=True) == first.returncode() == -signal.SIGKILL
+    assert code(first) == first.code() == -signal.SIGKILL
     first.send(signal.SIGTERM)  # gone: nothing happens
-    assert second.returncode() is None
+    assert not second.wait(0.0)
     os.kill(second.pid, signal.SIGTERM)  # by hand, as an operator would
-    assert second.returncode(wait=True) == -signal.SIGTERM
+    assert code(second) == -signal.SIGTERM
 
 
 def test_a_log_that_cannot_be_written_is_no_silent_success(starter: Starter, place: Path) -> None:
     try:
-        process = starter.start(["-m", "child_of_a_test", "exit", "0"], name="a", log=place / "nowhere" / "log.txt")
+        process = begin(starter, "child_of_a_test", "exit", "0", log=place / "nowhere" / "log.txt")
     except OSError:
         return
-    assert process.returncode(wait=True) == 1
+    assert code(process) == 1
 
 
 @linux
-def test_children_of_a_lost_zygote_die_with_it_and_that_is_said(place: Path) -> None:
-    starter = Preloaded(())
+def test_children_of_a_lost_forker_die_with_it_and_that_is_said(place: Path) -> None:
+    starter = ForkStarter(())
     until_ready(starter)
     child = stay(starter, place)
     handle = os.pidfd_open(child.pid)
-    starter._zygote.kill()
-    assert select.select([handle], [], [], 30)[0], "the child outlived the zygote"
+    starter._forker.kill()
+    assert select.select([handle], [], [], 30)[0], "the child outlived the forker"
     os.close(handle)
-    assert child.returncode(wait=True) == -signal.SIGKILL
+    assert code(child) is None
     child.send(signal.SIGTERM)
     with pytest.raises(ForkerLost):
-        starter.start(["-m", "child_of_a_test", "exit", "0"], name="a", log=place / "log.txt")
+        begin(starter, "child_of_a_test", "exit", "0", log=place / "log.txt")
     starter.close()
 
 
@@ -137,26 +149,26 @@ def test_children_of_a_lost_zygote_die_with_it_and_that_is_said(place: Path) -> 
 )
 def test_what_cannot_be_forked_is_started_afresh(place: Path, module: str) -> None:
     (place / "awkward_for_a_test.py").write_text(module)
-    starter = Preloaded(["awkward_for_a_test"])
+    starter = ForkStarter(["awkward_for_a_test"])
     until_ready(starter)
-    process = starter.start(["-m", "child_of_a_test", "exit", "7"], name="a", log=place / "log.txt")
-    assert process.returncode(wait=True) == 7
+    process = begin(starter, "child_of_a_test", "exit", "7", log=place / "log.txt")
+    assert code(process) == 7
     starter.close()
 
 
 @linux
 def test_a_module_that_is_missing_is_the_childs_affair(place: Path) -> None:
-    starter = Preloaded(["no_such_module_here"])
+    starter = ForkStarter(["no_such_module_here"])
     until_ready(starter)
-    assert starter.start(["-m", "child_of_a_test", "exit", "0"], name="a", log=place / "l").returncode(wait=True) == 0
+    assert code(begin(starter, "child_of_a_test", "exit", "0", log=place / "l")) == 0
     starter.close()
 
 
 @linux
 def test_everything_is_preloaded_and_leaves_no_thread_behind(place: Path) -> None:
-    starter = Preloaded()
+    starter = child_starter()
     until_ready(starter)
     assert starter._instead is None
-    process = starter.start(["-m", "child_of_a_test", "missing", *PRELOAD], name="a", log=place / "log.txt")
-    assert process.returncode(wait=True) == 0 and (place / "log.txt").read_text().splitlines()[1] == "missing: []"
+    process = begin(starter, "child_of_a_test", "missing", *PRELOAD, log=place / "log.txt")
+    assert code(process) == 0 and (place / "log.txt").read_text().splitlines()[1] == "missing: []"
     starter.close()
