@@ -40,8 +40,8 @@ from swarmnet.messages import (
     Running,
     Stamp,
 )
-from swarmnet.net.transport import Transport
 from swarmnet.stage.engine import Contribution, Engine
+from swarmnet.transport import Transport
 
 Losses = dict[int, tuple[float, int]]
 OnEvent = Callable[[str, dict[str, object]], None]

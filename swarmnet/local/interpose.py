@@ -19,8 +19,8 @@ from swarmnet.ids import PeerId
 from swarmnet.local.fault import Moment, Phase
 from swarmnet.local.orders import LinkLimit
 from swarmnet.messages import Answer, Commit, Control, Packed, Request, Running, SnapshotPiece, SnapshotRequest
-from swarmnet.net.transport import ReadPayload, Service, Transport
 from swarmnet.stage.engine import Engine, Stash
+from swarmnet.transport import ReadPayload, Service, Transport
 
 BREAK_S = 5.0
 """A call over a cut link breaks after so long, as keepalive would break it."""
