@@ -534,7 +534,7 @@ class PartData:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A copy that the callee keeps for as long as it is fetched, as its donor describes and signs it (`state.copies`).
+    """A copy that the callee keeps for as long as it is fetched, as its donor describes and signs it.
 
     term_chain: the chain at the start of the keeper's term; before: the one of a version earlier. restart: what the
     state descends from. digests: SHA-256 of every piece of `piece_bytes` (the last may be shorter), one after the

@@ -34,8 +34,7 @@ GROUND = frozenset(ROWS[0].split())
 
 # Decisions: the standard library, row 0 and each other. No clock, no socket, no torch.
 PURE = (
-    "state/pasts.py",
-    "state/aside.py",
+    "state/lineage.py",
     "net/admission.py",
     "ids.py",
     "errors.py",
@@ -53,9 +52,7 @@ PURE = (
     "peer/revival.py",
     "peer/ranks.py",
     "peer/memory.py",
-    "state/restart.py",
-    "state/rhythm.py",
-    "state/pieces.py",
+    "state/rollback.py",
     "averaging/parts.py",
     "averaging/grid.py",
     "averaging/arrange.py",

@@ -191,10 +191,13 @@ def _follow(following: Following, scores: Scores, waiting: str = "") -> None:
 
 def _from_disk(manifest: Manifest, scores: Scores, step: int | None, directories: list[Path]) -> Scores:
     from swarmnet.manifest.canonical import run_id
+    from swarmnet.model.huggingface.initial import shapes_of
     from swarmnet.model.whole import loss_of, whole
-    from swarmnet.state.collect import Collection
+    from swarmnet.state.collect import CollectedCheckpoints
 
-    collection = Collection(manifest, run_id(manifest), directories)
+    collection = CollectedCheckpoints(
+        run_id(manifest), directories, shapes_of(manifest), allow_drop=manifest.training.allow_drop
+    )
     version = collection.newest() if step is None else step
     module = whole(manifest.model, collection.stages(version))
     try:

@@ -12,8 +12,9 @@ from swarmnet.cli.settings import SETTINGS, with_checkpoints
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
+    from swarmnet.ids import RunId
     from swarmnet.manifest.schema import Manifest
-    from swarmnet.state.collect import Collection
+    from swarmnet.state.collect import CollectedCheckpoints
 
 
 @click.command("export", context_settings=SETTINGS)
@@ -52,13 +53,12 @@ def command(run: str, target: Path, directories: tuple[Path, ...], step: int | N
 def _from_disk(path: Path, target: Path, directories: list[Path], step: int | None, like: Path | None) -> int:
     from swarmnet.manifest.canonical import run_id
     from swarmnet.manifest.file import load
-    from swarmnet.state.collect import Collection
 
     manifest = load(path)
     beginning = _beginning(manifest, path.parent)
     began = beginning or _named_beginning(like, manifest)
     notes = _notes(like, began, manifest)
-    collection = Collection(manifest, run_id(manifest), directories)
+    collection = _collected(manifest, run_id(manifest), directories)
     version = collection.newest() if step is None else step
     return _write(
         target, manifest, collection, version, like or beginning, began, _tokenizer(manifest, path.parent), notes
@@ -73,7 +73,6 @@ def _from_swarm(link: str, target: Path, step: int | None, like: Path | None) ->
     from swarmnet import telemetry
     from swarmnet.net.swarm_link import SwarmLink
     from swarmnet.peer.gather import gather
-    from swarmnet.state.collect import Collection
 
     telemetry.setup("warning")
     with tempfile.TemporaryDirectory(prefix="swarmnet-export-") as folder:
@@ -87,7 +86,7 @@ def _from_swarm(link: str, target: Path, step: int | None, like: Path | None) ->
         )
         began = _named_beginning(like, found.manifest)
         notes = _notes(like, began, found.manifest)
-        collection = Collection(found.manifest, found.run, [Path(folder)])
+        collection = _collected(found.manifest, found.run, [Path(folder)])
         return _write(target, found.manifest, collection, found.version, like, began, None, notes)
 
 
@@ -112,7 +111,7 @@ def _notes(like: Path | None, began: Path | None, manifest: Manifest) -> list[st
 def _write(
     target: Path,
     manifest: Manifest,
-    collection: Collection,
+    collection: CollectedCheckpoints,
     version: int,
     like: Path | None,
     began: Path | None,
@@ -157,3 +156,10 @@ def _tokenizer(manifest: Manifest, base: Path) -> Path | None:
     """The run's tokenizer, where it is a file that is here."""
     path = base / Path(manifest.data.tokenizer).expanduser()
     return path if path.suffix == ".json" and path.is_file() else None
+
+
+def _collected(manifest: Manifest, run: RunId, directories: list[Path]) -> CollectedCheckpoints:
+    from swarmnet.model.huggingface.initial import shapes_of
+    from swarmnet.state.collect import CollectedCheckpoints
+
+    return CollectedCheckpoints(run, directories, shapes_of(manifest), allow_drop=manifest.training.allow_drop)

@@ -56,15 +56,21 @@ def command(
     from swarmnet.manifest.canonical import run_id
     from swarmnet.manifest.file import load
     from swarmnet.model.generate import generate
+    from swarmnet.model.huggingface.initial import shapes_of
     from swarmnet.model.whole import whole
-    from swarmnet.state.collect import Collection
+    from swarmnet.state.collect import CollectedCheckpoints
 
     run = load(manifest)
     tokenizer = tokenizer_of(run.data.tokenizer, manifest.parent)
     ids = tokenizer.of_prompt(prompt)
     if not ids:
         raise UsageError("PROMPT is empty: a model continues something")
-    collection = Collection(run, run_id(run), [path.expanduser() for path in directories] or [manifest.parent])
+    collection = CollectedCheckpoints(
+        run_id(run),
+        [path.expanduser() for path in directories] or [manifest.parent],
+        shapes_of(run),
+        allow_drop=run.training.allow_drop,
+    )
     version = collection.newest() if step is None else step
     module = whole(run.model, collection.stages(version))
     interrupted = False

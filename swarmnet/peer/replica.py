@@ -30,10 +30,11 @@ from swarmnet.pipeline.relay import Spawn
 from swarmnet.pipeline.router import Router, RoutingRule, least_time
 from swarmnet.pipeline.sources import Sources
 from swarmnet.stage.engine import Engine
-from swarmnet.state.checkpoints import Checkpointer, CheckpointPlan, Disk, Written
-from swarmnet.state.copies import PIECE_BYTES, Seal
-from swarmnet.state.cut import StateHeader
-from swarmnet.state.handover import Donor
+from swarmnet.state.checkpoints import Checkpointer, CheckpointSchedule
+from swarmnet.state.disk import Disk, Written
+from swarmnet.state.header import StateHeader
+from swarmnet.state.snapshot_index import PIECE_BYTES, Seal
+from swarmnet.state.snapshot_source import Donor
 from swarmnet.step.drift import DriftRules
 from swarmnet.step.driver import Listener, StepDriver
 from swarmnet.step.gate import Shape
@@ -207,7 +208,8 @@ class Replica:
             engine,
             self._header,
             around.disk,
-            CheckpointPlan(manifest.training.checkpoint_every, manifest.training.total_steps, caps.keep_checkpoints),
+            CheckpointSchedule(every=manifest.training.checkpoint_every, last=manifest.training.total_steps),
+            keep=caps.keep_checkpoints,
             on_event=self._event,
             common=around.common,
         )

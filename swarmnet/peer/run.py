@@ -26,8 +26,7 @@ from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.pipeline.router import routing_rule
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.stage.engine import Engine
-from swarmnet.state.checkpoints import DirectoryDisk
-from swarmnet.state.disk import CheckpointStore
+from swarmnet.state.disk import CheckpointStore, DirectoryDisk
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import Journal
 from swarmnet.telemetry.reminder import Reminder

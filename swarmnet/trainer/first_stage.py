@@ -17,7 +17,7 @@ from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.patience import AdaptiveTimeout
 from swarmnet.pipeline.payload import AnswerCheck
 from swarmnet.pipeline.router import Router, RoutingRule, least_time
-from swarmnet.state.restart import MAX_RESTARTS_AHEAD
+from swarmnet.state.rollback import MAX_RESTARTS_AHEAD
 from swarmnet.transport import Transport
 
 

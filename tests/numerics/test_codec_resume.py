@@ -15,9 +15,9 @@ from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import Chain, RunId
 from swarmnet.manifest.schema import Averaging, Manifest, Model
 from swarmnet.stage.torch_engine import TorchEngine
-from swarmnet.state.checkpoints import Checkpointer, CheckpointPlan, DirectoryDisk
-from swarmnet.state.cut import StateHeader
-from swarmnet.state.disk import CheckpointStore
+from swarmnet.state.checkpoints import Checkpointer, CheckpointSchedule
+from swarmnet.state.disk import CheckpointStore, DirectoryDisk
+from swarmnet.state.header import StateHeader
 
 RUN, KILLED, LAST = RunId("a1" * 32), 3, 6
 HASH = Chain("00" * 32)
@@ -37,7 +37,8 @@ class Kept:
                 engine,
                 self._where,
                 DirectoryDisk(CheckpointStore(folder / f"{stage}-{place}", RUN, owner=f"{stage}-{place}")),
-                CheckpointPlan(KILLED, LAST, 3),
+                CheckpointSchedule(every=KILLED, last=LAST),
+                keep=3,
                 on_event=lambda event, fields: self.said.append({"event": event, **fields}),
             )
             for stage, replicas in enumerate(chain.engines)

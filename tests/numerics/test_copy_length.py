@@ -18,10 +18,10 @@ from swarmnet.peer import gather
 from swarmnet.peer.restoring import Footing, Restoring
 from swarmnet.simulate.signer import SimulatedSigner
 from swarmnet.stage.torch_engine import TorchEngine
-from swarmnet.state import fetch
-from swarmnet.state.copies import Seal
-from swarmnet.state.cut import StateHeader
-from swarmnet.state.handover import Donor
+from swarmnet.state import snapshot_fetch
+from swarmnet.state.header import StateHeader
+from swarmnet.state.snapshot_index import Seal
+from swarmnet.state.snapshot_source import Donor
 from swarmnet.step.gate import Shape
 
 RUN, CHAIN, MATE, ME = RunId("7" * 64), Chain("00" * 32), PeerId("mate"), PeerId("me")
@@ -93,7 +93,7 @@ async def gathered(chain: StageChain, mate: Mate) -> memoryview:
 
 @pytest.mark.parametrize("averaging", SYNCS.values(), ids=SYNCS)
 def test_a_mate_is_believed_to_the_byte(averaging: Averaging, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "_PATIENCE_S", 0.0)  # a mate that is refused is the only one: no use in waiting
+    monkeypatch.setattr(snapshot_fetch, "_PATIENCE_S", 0.0)  # a mate that is refused is the only one: no use in waiting
 
     async def story() -> None:
         async with compute_thread() as compute:

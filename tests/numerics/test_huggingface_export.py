@@ -22,8 +22,8 @@ from swarmnet.manifest.file import load, to_toml
 from swarmnet.manifest.schema import Manifest, Model
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.generate import generate
-from swarmnet.state.cut import StateHeader
 from swarmnet.state.disk import CheckpointStore
+from swarmnet.state.header import StateHeader
 
 MODEL = Model(
     vocab_size=61,

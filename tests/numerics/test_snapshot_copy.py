@@ -19,9 +19,9 @@ from stage_chain import StageChain, compute_thread, tiny
 
 from swarmnet.ids import Chain, RunId
 from swarmnet.stage.torch_engine import TorchEngine
-from swarmnet.state.checkpoints import Checkpointer, CheckpointPlan, DirectoryDisk
-from swarmnet.state.cut import StateHeader
-from swarmnet.state.disk import CheckpointStore
+from swarmnet.state.checkpoints import Checkpointer, CheckpointSchedule
+from swarmnet.state.disk import CheckpointStore, DirectoryDisk
+from swarmnet.state.header import StateHeader
 
 RUN = RunId("a1" * 32)
 
@@ -127,7 +127,8 @@ async def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, mo
             engine,
             lambda: StateHeader(engine.version, *[Chain("00" * 32)] * 3),
             DirectoryDisk(store),
-            CheckpointPlan(every=1, last=20, keep=3),
+            CheckpointSchedule(every=1, last=20),
+            keep=3,
             on_event=lambda event, fields: written.set(),
         )
         async with asyncio.TaskGroup() as group:

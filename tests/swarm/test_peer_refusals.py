@@ -24,8 +24,7 @@ from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.stage.compute import ComputeThread
 from swarmnet.stage.torch_engine import TorchEngine
-from swarmnet.state.checkpoints import DirectoryDisk
-from swarmnet.state.disk import CheckpointStore
+from swarmnet.state.disk import CheckpointStore, DirectoryDisk
 from swarmnet.wire.codecs import encode
 
 B, T, D, V = 2, 8, 16, 64

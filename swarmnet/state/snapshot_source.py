@@ -19,8 +19,8 @@ from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Busy, Packed, Rejected, Snapshot, SnapshotPiece, SnapshotRequest
 from swarmnet.stage.engine import Engine
-from swarmnet.state.copies import LARGE, PIECE_BYTES, Seal, num_pieces, piece_digests, piece_size, span
-from swarmnet.state.cut import StateHeader, consistent_copy
+from swarmnet.state.header import StateHeader, consistent_copy
+from swarmnet.state.snapshot_index import LARGE, PIECE_BYTES, Seal, num_pieces, piece_digests, piece_size, span
 
 MOST_COPIES = 2
 """In memory at once."""
