@@ -1,6 +1,6 @@
-"""Do the stages of a peer fit in the memory there is, and if not, what to change: plans of `stage.plan`, and a search.
+"""Do the stages of a peer fit in the memory there is, and if not, what to change: plans of `plan.plan`, and a search.
 
-What may be changed, and how little one would want to, is listed here; `stage.advice` tries it. A size is given as
+What may be changed, and how little one would want to, is listed here; `plan.advice` tries it. A size is given as
 `room`: what this machine has is `peer.fitting`'s to find out. Measures nothing and prints nothing.
 """
 
@@ -13,11 +13,10 @@ from typing import Any
 
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Cut, Manifest
-from swarmnet.mesh.layout import MeshLayout
-from swarmnet.model.blocks import MeshSplit
-from swarmnet.stage.advice import Advice, Option, advise
-from swarmnet.stage.budget import GIB, MIB, StagePlan, shown, together
-from swarmnet.stage.plan import Setup, least, plan_stage, rehearsals
+from swarmnet.plan.advice import Advice, Option, advise
+from swarmnet.plan.budget import GIB, MIB, StagePlan, shown, together
+from swarmnet.plan.plan import Setup, least, plan_stage, rehearsals
+from swarmnet.ranks.layout import MeshLayout, MeshSplit
 
 RESERVE = {"cuda": GIB, "cpu": 256 * MIB}
 """What is kept free beside each process that computes: for torch itself, kernels, communication, and gaps in memory."""

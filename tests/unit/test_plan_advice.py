@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from swarmnet.plan.advice import Option, advise
 
 from swarmnet.cli.frame import run
 from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest
-from swarmnet.stage.advice import Option, advise
-from swarmnet.stage.budget import (
+from swarmnet.plan.budget import (
     GIB,
     HostMemory,
     Passage,

@@ -3,6 +3,6 @@
 import socket
 import sys
 
-from swarmnet.mesh.rank import main
+from swarmnet.ranks.process import main
 
 main(socket.socket(fileno=int(sys.argv[1])))
