@@ -38,13 +38,13 @@ from swarmnet.messages import (
     Stamp,
 )
 from swarmnet.net.grpc_transport import GrpcTransport
-from swarmnet.net.transport import ReadPayload
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.compute import ComputeThread, Turn, Work
 from swarmnet.stage.engine import Contribution, Engine, Reduced
 from swarmnet.stage.step_sum import StepSum
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.opening import Opening
+from swarmnet.transport import ReadPayload
 
 CHAIN = Chain("00" * 32)
 GENERATION = Generation(1, 0)

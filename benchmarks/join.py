@@ -35,11 +35,11 @@ from swarmnet.messages import Answer, Control, Gradient, Packed, Process, Reques
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
 from swarmnet.net.tls import open_authority
-from swarmnet.net.transport import ReadPayload
 from swarmnet.state.copies import Seal
 from swarmnet.state.cut import StateHeader
 from swarmnet.state.fetch import Fetcher
 from swarmnet.state.handover import Donor
+from swarmnet.transport import ReadPayload
 
 RUN = RunId("00" * 32)
 CUT = StateHeader(7, Chain("11" * 32), Chain("10" * 32), Chain("22" * 32))

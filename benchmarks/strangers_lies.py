@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import PeerTimeout, RejectCode, SwarmError
 from swarmnet.ids import Ballot, Chain, PeerId, Restart, RoundId
 from swarmnet.messages import (
@@ -52,11 +53,10 @@ from swarmnet.messages import (
     Trouble,
 )
 from swarmnet.messages import Process as ProcessCall
-from swarmnet.net.directory import Record, StageStatus
-from swarmnet.net.transport import ReadPayload, Service, Transport
 from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.engine import NUM_ELEMENTS, Arithmetic, SimulatedEngine, proven_tokens_of, tokens_of
 from swarmnet.simulate.swarm import RUN, Node, Swarm
+from swarmnet.transport import ReadPayload, Service, Transport
 
 STAGE, BESIDE = 1, 0
 """Whom liars pose as replicas of, and the stage that feeds it. Both are all there is."""

@@ -32,7 +32,7 @@ from swarmnet.messages import Answer, Control, Gradient, Packed, Process, Reques
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
 from swarmnet.net.tls import Leaf, open_authority
-from swarmnet.net.transport import ReadPayload
+from swarmnet.transport import ReadPayload
 
 RUN = RunId("00" * 32)
 MB = 1_000_000

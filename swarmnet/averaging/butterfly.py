@@ -27,8 +27,8 @@ from swarmnet.averaging.watch import StreamWait, Watch
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId, RoundId
 from swarmnet.messages import Accepted, Answer, Busy, Indexes, Packed, Part, PartData, Rejected, Round, Running, Stamp
-from swarmnet.net.transport import Transport
 from swarmnet.stage.engine import Contribution, Engine
+from swarmnet.transport import Transport
 
 Losses = dict[int, tuple[float, int]]
 OnEvent = Callable[[str, dict[str, object]], None]

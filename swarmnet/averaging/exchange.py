@@ -42,9 +42,8 @@ from swarmnet.messages import (
     TrailStep,
     Trouble,
 )
-from swarmnet.net.ask import ask
-from swarmnet.net.transport import Transport
 from swarmnet.stage.engine import Engine
+from swarmnet.transport import Transport, ask
 
 PIECE_ELEMENTS = 1 << 22
 """A finished sum travels in pieces of this many elements, so that no message grows with the model."""
@@ -149,13 +148,17 @@ class Exchange:
         digest, sq_norm = await self._engine.seal()
         return self._hold(current, _describe(current, digest, sq_norm, all_losses))
 
-    async def collect(self, current: Round) -> Finished:
-        """Fetch the finished sum `current.id` from one of its holders, whichever answers. Cancel to abandon.
+    async def collect(self, current: Round, digest: bytes) -> Finished:
+        """Fetch the sum of `current.id` with that digest from one of its holders. Cancel to abandon.
 
-        One that was set aside here comes back into the buffer, once: if the stage has committed other bits under that
-        id, they are with the others. Raises Refused if it is not here and there is nobody to ask.
+        A holder that describes other bits, or does not deliver, is passed over. A sum that was set aside here comes
+        back into the buffer, if its digest is this one.
+
+        Raises:
+            Refused: it is not here, and there is nobody to ask.
         """
-        if (mine := self.trail.aside(current.stamp, current.id)) is not None:
+        mine = self.trail.aside(current.stamp, current.id)
+        if mine is not None and mine[0].digest == digest:
             await self._install(current, mine[1])
             self.trail.drop_aside(current.stamp, current.id)
             return self._hold(current, mine[0])
@@ -165,7 +168,7 @@ class Exchange:
         while True:
             for holder in sorted(current.holders, key=lambda holder: self._silent_until.get(holder, 0.0) > clock()):
                 try:
-                    finished = await self.collect_from(current, holder, patience_s=patience_s)
+                    finished = await self.collect_from(current, digest, holder, patience_s=patience_s)
                 except (PeerGone, PeerTimeout) as error:
                     if isinstance(error, PeerTimeout):
                         self._silent_until[holder] = clock() + ASIDE_S
@@ -173,15 +176,21 @@ class Exchange:
                     pass
                 else:
                     self._silent_until.pop(holder, None)
+                    self.trail.drop_aside(current.stamp, current.id)  # other bits of that id: nobody may get those now
                     return finished
             patience_s *= 2
             await asyncio.sleep(PAUSE_S)
 
-    async def collect_from(self, current: Round, *holders: PeerId, patience_s: float | None = None) -> Finished:
-        """Fetch the finished sum `current.id`, piece by piece from all these holders at once.
+    async def collect_from(
+        self, current: Round, digest: bytes, *holders: PeerId, patience_s: float | None = None
+    ) -> Finished:
+        """Fetch the sum of `current.id` with that digest, piece by piece from all these holders at once.
 
-        patience_s: how long a holder may show no sign of life; None leaves that to the transport. Raises PeerGone,
-        PeerTimeout, Refused, BadMessage: of the last holder that failed.
+        patience_s: how long a holder may show no sign of life; None leaves that to the transport.
+
+        Raises:
+            PeerGone, PeerTimeout, Refused, BadMessage: of the last holder that failed. Before anything is installed,
+                unless a holder describes the right sum and sends other bits.
         """
         window = asyncio.Semaphore(_AT_ONCE * len(holders))
         ranges = pieces(0, self._engine.sum_elements)
@@ -189,7 +198,7 @@ class Exchange:
             async with asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(
-                        self._sum_piece(current, [*holders[at:], *holders[:at]], *piece, window, patience_s)
+                        self._sum_piece(current, digest, [*holders[at:], *holders[:at]], *piece, window, patience_s)
                     )
                     for place, piece in enumerate(ranges)
                     for at in [place % len(holders)]
@@ -198,10 +207,11 @@ class Exchange:
             raise error.exceptions[0] from error
         collected = [task.result() for task in tasks]
         finished = collected[0].finished
-        if finished is None or any(data.finished != finished for data in collected) or finished.id != current.id:
-            raise BadMessage(RejectCode.MALFORMED, "a sum without its description", peer=holders[0])
-        digest, sq_norm = await self._install(current, [data.payload[0] for data in collected])
-        if digest != finished.digest or sq_norm != finished.grad_sq_norm:
+        assert finished is not None, "looked at with each piece"
+        if any(data.finished != finished for data in collected):
+            raise BadMessage(RejectCode.MALFORMED, "two descriptions of a sum", peer=holders[0])
+        found, sq_norm = await self._install(current, [data.payload[0] for data in collected])
+        if found != digest or sq_norm != finished.grad_sq_norm:
             raise BadMessage(RejectCode.MALFORMED, "the sum does not have its digest", peer=holders[0])
         return self._hold(current, finished)
 
@@ -394,6 +404,7 @@ class Exchange:
     async def _sum_piece(
         self,
         current: Round,
+        digest: bytes,
         holders: Sequence[PeerId],
         start: int,
         stop: int,
@@ -401,11 +412,12 @@ class Exchange:
         patience_s: float | None,
     ) -> PartData:
         """One piece of a finished sum, from the first of these holders that has it."""
+        request = Part(current.stamp, current.id, "sum", start, stop)
         async with window:
             for holder in holders[:-1]:
-                with contextlib.suppress(PeerGone, PeerTimeout, Refused):
-                    return await self._ask(holder, Part(current.stamp, current.id, "sum", start, stop), patience_s)
-            return await self._ask(holders[-1], Part(current.stamp, current.id, "sum", start, stop), patience_s)
+                with contextlib.suppress(PeerGone, PeerTimeout, Refused, BadMessage):
+                    return await self._ask(holder, request, digest, patience_s)
+            return await self._ask(holders[-1], request, digest, patience_s)
 
     def _opened_as(self, request: Part) -> Butterfly | None:
         return next((phase for phase in self._open if phase.is_of(request)), None)
@@ -415,7 +427,7 @@ class Exchange:
         reached = max((hop.group.span[1] for hop in self._open if hop.is_in(request.stamp, request.id)), default=None)
         return reached is not None and reached <= request.start < request.stop <= sum(self._engine.phases)
 
-    async def _ask(self, peer: PeerId, request: Part, patience_s: float | None) -> PartData:
+    async def _ask(self, peer: PeerId, request: Part, digest: bytes, patience_s: float | None) -> PartData:
         # Only the first sign of life is waited for so long: a piece on a slow line takes as long as it takes.
         signs: list[None] = []
         answer = await ask(
@@ -432,6 +444,9 @@ class Exchange:
                 shape = answer.payload[0].shape
                 if shape != (request.stop - request.start,):
                     raise BadMessage(RejectCode.BAD_SHAPE, f"part of shape {shape}", peer=peer)
+                finished = answer.finished
+                if finished is None or (finished.id, finished.digest) != (request.id, digest):
+                    raise BadMessage(RejectCode.MALFORMED, "another sum than the one asked for", peer=peer)
                 return answer
             case _:
                 raise BadMessage(RejectCode.MALFORMED, "not an answer to Part", peer=peer)

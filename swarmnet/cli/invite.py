@@ -13,9 +13,9 @@ from swarmnet.cli.settings import MULTIADDR, SETTINGS
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
+    from swarmnet.directory import Role
     from swarmnet.ids import PeerId
     from swarmnet.manifest.schema import Manifest
-    from swarmnet.net.admission import Role
 
 _UNITS = {"m": 60, "h": 3600, "d": 24 * 3600, "w": 7 * 24 * 3600}
 _SPAN = re.compile(r"([1-9][0-9]{0,5})([mhdw])")

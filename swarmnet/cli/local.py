@@ -152,7 +152,7 @@ def command(
       swarmnet local --resume --out runs/dark --oracle
     """
     from swarmnet import telemetry
-    from swarmnet.local.options import LocalOptions, parse_kill_ranks, parse_kills
+    from swarmnet.local.options import LocalOptions
 
     typed: tuple[tuple[str, str], ...] = () if sync is None else ((f"--sync {sync}", f"averaging.sync={sync}"),)
     if manifest is not None:
@@ -167,9 +167,6 @@ def command(
         stages, steps, seed, data = _from_manifest(
             LocalOptions(manifest=manifest, numerics=numerics, typed=typed, set=assignments)
         )
-    if not resume:
-        parse_kills(kill, stages=stages, steps=steps)
-        parse_kill_ranks(kill_rank, stages=stages, steps=steps)
     options = LocalOptions(
         stages=stages,
         replicas=replicas,
@@ -201,6 +198,8 @@ def command(
     )
     if resume:
         _refuse_changes(ctx, options)
+    else:
+        options.faults(stages=stages, replicas=replicas, steps=steps, seed=seed)  # what cannot be is refused at once
     telemetry.setup(log_level)  # type: ignore[arg-type]  # click has checked the choice
 
     from swarmnet.local import run_local

@@ -37,7 +37,7 @@ def _stages(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
 @options(*MESH, *MEMORY, "device", "slots")
 @click.pass_context
 def command(ctx: click.Context, /, *, room: str | None, as_json: bool, **_: Any) -> int:
-    """Print what memory stages of MANIFEST take on each rank, and what to change where they do not fit.
+    """Print what memory stages of MANIFEST take on each rank, and how much is missing where they do not fit.
 
     Takes --config and the flags of `swarmnet peer` that say how memory is spent, and refuses what that refuses. Needs
     no GPU for a plan of GPUs: --gpus says how many. Several stages named are one peer's, and have to fit together. The

@@ -1,15 +1,14 @@
-"""How `swarmnet plan` says what came of it: a table with advice, or JSON. Knows no machine."""
+"""How `swarmnet plan` says what came of it: a table, or JSON. Knows no machine."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from swarmnet.peer.fitting import leaves_half, room_of, with_slots
-from swarmnet.peer.planning import PlanFit, judge, listed, verdict
+from swarmnet.peer.planning import PlanFit, judge, listed
 from swarmnet.plan.budget import StagePlan, groups, shown
 from swarmnet.plan.plan import Setup
 
@@ -53,20 +52,7 @@ def record(plan: StagePlan, found: PlanFit) -> dict[str, Any]:
 
 
 def _meaning(found: PlanFit) -> dict[str, Any]:
-    return {
-        "fits": found.fits,
-        "need": found.need,
-        "room": found.room,
-        "advice": [
-            {
-                "need": advice.need,
-                "change": [option.words for option in advice.options],
-                "new_manifest": any(option.of_run for option in advice.options),
-            }
-            for advice in found.advice
-        ],
-        "hint": "" if found.fits or found.advice else found.hint,
-    }
+    return {"fits": found.fits, "need": found.need, "room": found.room, "missing": found.missing}
 
 
 def run_plan(setup: Setup, stages: Sequence[int], room: int | None, *, as_json: bool) -> int:
@@ -74,19 +60,15 @@ def run_plan(setup: Setup, stages: Sequence[int], room: int | None, *, as_json: 
 
     0: all fit, or nobody said in what; 1: something does not. Raises UsageError.
     """
-
-    def tell(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
     half, room, remarks = leaves_half(setup), room_of(setup, room), []
     peer: PlanFit | None = None
     if len(stages) > 1:
         sized = with_slots(setup, stages, room)
         alone = [judge(sized, [stage], room) for stage in stages]
-        peer = verdict(sized, stages, room, tell)
+        peer = judge(sized, stages, room)
     else:
         every = stages or range(setup.manifest.cut.stages)
-        alone = [verdict(with_slots(setup, [stage], room), [stage], room, tell) for stage in every]
+        alone = [judge(with_slots(setup, [stage], room), [stage], room) for stage in every]
         if len(alone) > 1:
             remarks.append(f"each is for a peer of its own: --stage {listed(every[:2])} plans one peer with both")
     verdicts = alone if peer is None else [*alone, peer]

@@ -16,7 +16,6 @@ from swarmnet.config.check import check
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.local.interpose import FaultyService, FaultyTransport, HeldEngine, Interposed
-from swarmnet.local.orders import order_of
 from swarmnet.manifest.file import load
 from swarmnet.net.wrap import Wrap
 from swarmnet.peer.run import run_peer
@@ -61,8 +60,8 @@ async def follow(orders: EventReader, between: Interposed) -> None:
 
 
 def _read(orders: EventReader, between: Interposed) -> None:
-    for fields in orders.read():
-        between.take(order_of(fields))
+    for order in orders.read():
+        between.take(order)
 
 
 if __name__ == "__main__":

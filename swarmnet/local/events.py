@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarmnet.errors import SwarmError
-from swarmnet.local.orders import ASKING, REACHED
 
 ORACLE_STEP = "oracle_step"
 """What the single process writes after each step: `step`, `loss`, `tokens`."""
@@ -284,8 +283,8 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any]], Event]] = {
     ),
     "rank_lost": lambda r: RankLostEvent(r["stage"], r["rank"], str(r["reason"])),
     "dropped": lambda r: DroppedEvent(r["stage"], r["to"], str(r["reason"])),
-    REACHED: lambda r: HoldReachedEvent(r["hold"], r["step"]),
-    ASKING: lambda r: SnapshotAskedEvent(),
+    "reached": lambda r: HoldReachedEvent(r["hold"], r["step"]),
+    "asking": lambda r: SnapshotAskedEvent(),
     "finished": lambda r: FinishedEvent(r["stage"], r["version"], r["weights_sha256"]),
 }
 

@@ -1,84 +1,293 @@
-"""What can be done to a local swarm, in words: one frozen value a fault. Knows no file and no process."""
+"""What can be done to a local swarm: each kind of fault is declared once, and everything else is derived from it.
+
+A kind is a class. Its fields are the keys of its entries in a chaos file, its `told` is the line on the terminal, its
+`event` the line in events.jsonl, its `flag` the help of the option that orders it, `drawn` what chance makes of it:
+
+    seed = 7
+
+    [[kill]]
+    stage = 1
+    step = 5
+    phase = "backward"
+
+    [random]
+    stop = 4            # on average, per 100 steps
+
+Text in, `Fault`s out; `faults` decides about them, `supervisor` carries them out. docs/chaos.md shows every key.
+"""
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-Kind = Literal["kill", "stop", "join", "drain", "partition", "slow", "kill_all", "kill_rank"]
+from pydantic import Field, PrivateAttr, create_model, model_validator
+
+from swarmnet.config import toml
+from swarmnet.config.check import check
+from swarmnet.config.table import Count, Table
+from swarmnet.errors import UsageError
+
 Phase = Literal["forward", "backward", "averaging", "apply", "snapshot", "fetch"]
+"""Where in a step. "averaging" begins when a contribution is asked for and ends when the sum is in; "snapshot": a donor
+is about to hand over a piece of its state; "fetch": a joiner has just received one, and knows no step."""
 Moment = Literal["begin", "end"]
+Duration = Annotated[float, Field(gt=0, le=3600)]
+
+TRANSFERS = ("snapshot", "fetch")
+"""Phases that a replica comes through only while it hands over or takes state."""
+PHASES: tuple[Phase, ...] = ("forward", "backward", "averaging", "apply")
+"""Phases that every replica comes through in every step, so that random faults can count on them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One thing to be done, once, and when.
+class Draw(NamedTuple):
+    """What chance has chosen for any kind of fault, in a swarm of `stages` stages of `replicas` replicas."""
 
-    stage or peer (a name such as "s1-r0"): to whom, or whose step and phase count; neither: chosen by the seed. step:
-    in the middle of it, or, with `phase`, in the first such phase from that step on. at_s: seconds since every stage
-    had a replica. moment: before that phase's work is done, or after, when nobody has seen the result yet.
+    stages: int
+    replicas: int
+    step: int
+    stage: int
+    moment: Moment
+    phase: Phase | None
 
-    phase "averaging" begins when a contribution is asked for and ends when the sum is in; "snapshot": a donor is about
-    to hand over a piece of its state; "fetch": a joiner has just received one, and knows no step.
 
-    "kill_rank": one of its ranks, of a replica that has several; the replica stays.
+class Fault(Table):
+    """One thing to be done, once, and when; the base of all kinds."""
 
-    for_s: how long a stop, partition or slow link lasts. back_s: when a killed or drained replica returns, None: never.
-    groups: who is cut off from whom, or whose links are slow (one group): names of peers, or of stages ("s1").
-    """
+    step: Count | None = Field(default=None, description="in the middle of this step, or in its `phase`")
+    at_s: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="seconds since every stage had a replica"
+    )
+    stage: Count | None = Field(default=None, description="a replica of this stage, chosen by the seed")
+    peer: Annotated[str, Field(pattern=r"^s\d+-r\d+$")] | None = Field(
+        default=None, description='this replica, such as "s1-r0"'
+    )
+    phase: Phase | None = Field(default=None, description="while that replica is in this phase of the step")
+    moment: Moment = Field(default="begin", description="before the phase's work is done, or after")
 
-    kind: Kind
-    label: str
-    stage: int | None = None
-    peer: str | None = None
-    step: int | None = None
-    at_s: float | None = None
-    phase: Phase | None = None
-    moment: Moment = "begin"
-    for_s: float = 0.0
-    back_s: float | None = None
-    groups: tuple[tuple[str, ...], ...] = ()
-    bytes_per_s: float = 0.0
-    latency_s: float = 0.0
+    kind: ClassVar[str]
+    event: ClassVar[str]
+    told: ClassVar[str]
+    """The line on the terminal when it is done; of what happens to `name` in `step`, with the fault's own fields."""
+    flag: ClassVar[str] = ""
+    """Help of the option that orders one such fault at a stage and step, "" if there is no such option."""
+    takes_away: ClassVar[bool] = False
+    """Is there a replica less while this lasts?"""
+    strikes_one: ClassVar[bool] = False
+    """Is it done to one replica?"""
+    _label: str = PrivateAttr("")
+
+    @model_validator(mode="after")
+    def _once(self) -> Self:
+        if (self.step is None) == (self.at_s is None):
+            raise ValueError("name either step or at_s")
+        if self.stage is not None and self.peer is not None:
+            raise ValueError("name either stage or peer")
+        return self
+
+    def __str__(self) -> str:
+        """What it goes by on the terminal: "kill s1@5 backward"."""
+        if self._label:
+            return self._label
+        whom = self.peer or (f"s{self.stage}" if self.stage is not None else "")
+        if self.groups:
+            whom = "|".join("+".join(group) for group in self.groups)
+        when = f"@{self.step}" if self.step is not None else f" at {self.at_s:g} s"
+        phase = f" {self.phase}" + (" end" if self.moment == "end" else "") if self.phase else ""
+        return f"{self.kind} {whom}{when}{phase}"
+
+    def named(self, label: str) -> Self:
+        """The same fault, under the name that who ordered it knows it by."""
+        found = self.model_copy()
+        found._label = label
+        return found
 
     @property
-    def takes_away(self) -> bool:
-        """Is there a replica less while this lasts?"""
-        return self.kind in ("kill", "stop", "drain")
+    def place(self) -> int | None:
+        """The stage that it says, or that of the replica it names."""
+        return self.stage if self.peer is None else stage_of(self.peer)
 
     @property
-    def strikes_one(self) -> bool:
-        """Is it done to one replica?"""
-        return self.takes_away or self.kind == "kill_rank"
+    def returns_s(self) -> float | None:
+        """After how long who was taken away is started again; None: never."""
+        return None
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """Who is cut off from whom, or (one group) whose links are slow: names of peers, or of stages ("s1")."""
+        return ()
+
+    @classmethod
+    def drawn(cls, rng: random.Random, draw: Draw) -> list[Fault]:
+        """One such fault by chance, or what else it leads to."""
+        return [cls(step=draw.step, stage=draw.stage, phase=draw.phase, moment=draw.moment)]
 
 
-@dataclass(frozen=True, slots=True)
-class LinkLimit:
-    """A slow link: bytes_per_s 0 means unlimited."""
+class Kill(Fault):
+    """SIGKILL."""
 
-    bytes_per_s: float
-    latency_s: float
+    back_s: Duration | None = Field(default=None, description="it returns after so long; 1 if not said")
+    back: bool = Field(default=True, description="false: it never returns")
+
+    kind, event, takes_away, strikes_one = "kill", "killed", True, True
+    told = "{name} was killed ({fault}, step {step})"
+    flag = "SIGKILL a replica of STAGE in the middle of STEP; repeatable."
+
+    @property
+    def returns_s(self) -> float | None:
+        return (self.back_s or 1.0) if self.back else None
+
+    @classmethod
+    def drawn(cls, rng: random.Random, draw: Draw) -> list[Fault]:
+        stage, step = draw.stage, draw.step
+        found: list[Fault] = [
+            cls(stage=stage, step=step, phase=draw.phase, moment=draw.moment, back_s=rng.uniform(0.2, 2.0))
+        ]
+        if rng.random() < 0.3:  # and again while the first one fetches its state
+            during: Phase = rng.choice(("snapshot", "fetch"))
+            found.append(cls(stage=stage, step=step, phase=during, back_s=rng.uniform(0.2, 2.0)))
+        return found
 
 
-def unlikely(faults: Iterable[Fault], replicas: Mapping[str, int]) -> list[str]:
-    """In words: what of `faults` no replica may ever be there for. replicas: stage by name, those at the start."""
-    faults, stages = list(faults), list(replicas.values())
-    single = {stage for stage in stages if stages.count(stage) == 1}
-    joins = [fault.stage for fault in faults if fault.kind == "join"]
-    found: dict[tuple[str, bool], list[str]] = {}
-    for fault in faults:
-        stage = fault.stage if fault.peer is None else stage_of(fault.peer)
-        later = bool(joins) and (stage is None or stage in joins or None in joins)
-        if fault.peer is not None and fault.peer not in replicas:
-            found.setdefault(("no replica of that name is there", later), []).append(fault.label)
-        elif fault.takes_away and (stage in single if stage is not None else bool(single)):
-            found.setdefault(("the only replica of a stage is never taken away", later), []).append(fault.label)
-    return [
-        f"note: {why}, so {'this waits for one that joins' if later else 'this cannot be carried out'}: "
-        f"{', '.join(labels)}"
-        for (why, later), labels in found.items()
-    ]
+class Stop(Fault):
+    """SIGSTOP, and SIGCONT after `for_s`."""
+
+    for_s: Duration = Field(description="seconds until it goes on")
+
+    kind, event, takes_away, strikes_one = "stop", "stop", True, True
+    told = "{name} is stopped for {fault.for_s:.1f} s ({fault})"
+
+    @classmethod
+    def drawn(cls, rng: random.Random, draw: Draw) -> list[Fault]:
+        for_s = rng.uniform(0.5, 6.0)
+        return [cls(stage=draw.stage, step=draw.step, phase=draw.phase, moment=draw.moment, for_s=for_s)]
+
+
+class Join(Fault):
+    """A replica more, in `stage` or where the fewest are."""
+
+    kind, event = "join", "join"
+    told = "{name} joins stage {stage} ({fault})"
+
+    @classmethod
+    def drawn(cls, rng: random.Random, draw: Draw) -> list[Fault]:
+        return [cls(stage=rng.choice((None, draw.stage)), step=draw.step)]
+
+
+class Drain(Fault):
+    """SIGTERM: it leaves in an orderly way."""
+
+    back_s: Duration | None = Field(default=None, description="it returns after so long; not at all if not said")
+
+    kind, event, takes_away, strikes_one = "drain", "drain", True, True
+    told = "{name} is told to leave ({fault}, step {step})"
+
+    @property
+    def returns_s(self) -> float | None:
+        return self.back_s
+
+    @classmethod
+    def drawn(cls, rng: random.Random, draw: Draw) -> list[Fault]:
+        back_s = rng.uniform(1.0, 3.0)
+        return [cls(stage=draw.stage, step=draw.step, phase=draw.phase, moment=draw.moment, back_s=back_s)]
+
+
+class Partition(Fault):
+    """Groups that do not hear of each other for a while; who is in no group hears everybody."""
+
+    between: Annotated[tuple[tuple[str, ...], ...], Field(min_length=2)] = Field(
+        description='groups of replicas, stages and trainers: [["s0", "s1-r0"], ["s1-r1", "trainer-0"]]'
+    )
+    for_s: Duration = Field(description="seconds until it is healed")
+
+    kind, event = "partition", "partition"
+    told = "{fault} begins"
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        return self.between
+
+    @classmethod
+    def drawn(cls, rng: random.Random, draw: Draw) -> list[Fault]:
+        everybody = [f"s{stage}-r{replica}" for stage in range(draw.stages) for replica in range(draw.replicas)]
+        rng.shuffle(everybody)
+        here = rng.choice((1, max(len(everybody) // 2, 1)))
+        groups = tuple(sorted(everybody[:here])), tuple(sorted(everybody[here:]))
+        # A lone replica has nobody to be cut off from.
+        return [cls(step=draw.step, for_s=rng.uniform(0.5, 4.0), between=groups)] if groups[1] else []
+
+
+class Slow(Fault):
+    """Slow links."""
+
+    peers: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        description='whose links, to everybody: replicas, stages, trainers, such as ["s1-r0", "s2"]'
+    )
+    bytes_per_s: Annotated[float, Field(ge=0)] = Field(default=0.0, description="of each link, each way; 0: unlimited")
+    latency_s: Annotated[float, Field(ge=0, le=60)] = Field(default=0.0, description="added, each way")
+    for_s: Duration = Field(description="seconds until they are as before")
+
+    kind, event = "slow", "slow"
+    told = "{fault} begins"
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not (self.bytes_per_s or self.latency_s):
+            raise ValueError("name bytes_per_s, latency_s, or both")
+        return self
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        return (self.peers,)
+
+    @classmethod
+    def drawn(cls, rng: random.Random, draw: Draw) -> list[Fault]:
+        peers = (f"s{draw.stage}-r{rng.randrange(draw.replicas)}",)
+        for_s, bytes_per_s = rng.uniform(1.0, 5.0), 10 ** rng.uniform(5.0, 7.0)
+        latency_s = rng.uniform(0.0, 0.1)
+        return [cls(step=draw.step, peers=peers, for_s=for_s, bytes_per_s=bytes_per_s, latency_s=latency_s)]
+
+
+class KillRank(Fault):
+    """SIGKILL to one rank of a replica that has several; the replica starts its ranks anew."""
+
+    kind, event, strikes_one = "kill_rank", "kill_rank", True
+    told = "rank {rank} of {name} was killed ({fault}, step {step})"
+    flag = "SIGKILL one rank of a replica of STAGE in the middle of STEP; repeatable."
+
+    @classmethod
+    def drawn(cls, rng: random.Random, draw: Draw) -> list[Fault]:
+        # The stage is one that has ranks: the machine of faults knows which.
+        return [cls(step=draw.step, phase=draw.phase, moment=draw.moment)]
+
+
+class KillAll(Fault):
+    """SIGKILL to every process, by `--kill-all` alone."""
+
+    kind, event = "kill_all", "killed_all"
+    told = "step {step}: everything is killed"
+
+
+KINDS: dict[str, type[Fault]] = {each.kind: each for each in (Kill, Stop, Join, Drain, Partition, Slow, KillRank)}
+"""What a chaos file may order, by its key."""
+
+_RATES: dict[str, Any] = dict.fromkeys(KINDS, (Annotated[float, Field(ge=0, le=1000)], 0.0))
+Random: Any = create_model(
+    "Random", __base__=Table, __doc__="How many faults of each kind are drawn per 100 steps, on average.", **_RATES
+)
+SHORTHAND = Random(kill=10, stop=5, join=2, partition=2, slow=2)
+"""What `random:SEED` means."""
+
+
+class _Top(Table):
+    seed: Count = 0
+    random: Random = Random()
+
+
+# ---------------------------------------------------------------- names
 
 
 def stage_of(name: str) -> int | None:
@@ -89,9 +298,8 @@ def stage_of(name: str) -> int | None:
 
 def names(selector: str, name: str) -> bool:
     """Does `selector` ("s1-r0", "s1", "trainer-0") mean the process `name`?"""
-    return selector == name or (
-        "-" not in selector and stage_of(selector) is not None and stage_of(selector) == stage_of(name)
-    )
+    whole_stage = "-" not in selector and stage_of(selector) is not None
+    return selector == name or (whole_stage and stage_of(selector) == stage_of(name))
 
 
 def member_of(groups: Sequence[Iterable[str]], name: str) -> int | None:
@@ -102,23 +310,112 @@ def member_of(groups: Sequence[Iterable[str]], name: str) -> int | None:
     return None
 
 
-def links_of(name: str, rules: Iterable[Fault], others: Iterable[str]) -> tuple[set[str], Mapping[str, LinkLimit]]:
-    """Under these partitions and slow links: whom `name` cannot reach, and at what pace it reaches whom.
+# ---------------------------------------------------------------- from flags and files
 
-    A process in no group of a partition reaches everybody. Of several slow links between two the slowest counts.
+
+def flagged(kind: type[Fault], texts: Iterable[str], *, stages: int, steps: int) -> tuple[Fault, ...]:
+    """The faults of one kind that its option asks for, "STAGE@STEP" each. Raises UsageError with the text at fault."""
+    found = []
+    for text in texts:
+        here = f"--{kind.kind.replace('_', '-')} {text}"
+        if not (match := re.fullmatch(r"\s*(\d{1,15})\s*@\s*(\d{1,15})\s*", text)):
+            raise UsageError(f"{here}: write STAGE@STEP, for example 1@20")
+        stage, step = int(match[1]), int(match[2])
+        found.append(kind(stage=stage, step=step).named(f"{kind.kind} {stage}@{step}"))
+        _exists(found[-1], here, stages=stages, steps=steps)
+    return tuple(found)
+
+
+def kill_all(step: int | None, *, steps: int) -> tuple[Fault, ...]:
+    """The end of everything, if it is ordered. Raises UsageError for a step that the run has not."""
+    if step is None:
+        return ()
+    if not 0 <= step < steps:
+        raise UsageError(f"--kill-all {step}: there is no step {step}, steps are 0 to {steps - 1}")
+    return (KillAll(step=step).named(f"kill all@{step}"),)
+
+
+def load(text: str, *, stages: int, replicas: int, steps: int) -> tuple[int, tuple[Fault, ...]]:
+    """(seed, faults) of `--chaos text`: the path of a chaos file, or `random:SEED`.
+
+    Raises:
+        UsageError: one line that names the file and the entry.
     """
-    cut: set[str] = set()
-    paces: dict[str, LinkLimit] = {}
-    for rule in rules:
-        mine = member_of(rule.groups, name)
-        for other in others:
-            theirs = member_of(rule.groups, other)
-            if other == name:
-                continue
-            if rule.kind == "partition" and None not in (mine, theirs) and mine != theirs:
-                cut.add(other)
-            elif rule.kind == "slow" and (mine is not None or theirs is not None):
-                before = paces.get(other, LinkLimit(0.0, 0.0))
-                rates = [rate for rate in (before.bytes_per_s, rule.bytes_per_s) if rate]
-                paces[other] = LinkLimit(min(rates, default=0.0), max(before.latency_s, rule.latency_s))
-    return cut, paces
+    if (seed := text.removeprefix("random:")) != text:
+        if not seed.isdigit():
+            raise UsageError(f"--chaos {text}: write random:SEED, for example random:7, or the path of a file")
+        return int(seed), expand(SHORTHAND, int(seed), stages=stages, replicas=replicas, steps=steps)
+    data = toml.read(Path(text))
+    if unknown := sorted(data.keys() - {"seed", "random", *KINDS}):
+        raise UsageError(f"{text}: {unknown[0]}: unknown key; known here: seed, random, [[{']], [['.join(KINDS)}]]")
+    top = check(_Top, {key: data[key] for key in ("seed", "random") if key in data}, origin=lambda _: text)
+    found: list[Fault] = []
+    for kind, model in KINDS.items():
+        entries = data.get(kind, [])
+        if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
+            raise UsageError(f"{text}: {kind}: write [[{kind}]] above each entry")
+        for number, entry in enumerate(entries, 1):
+            found.append(_entry(model, entry, f"{text}: [[{kind}]] number {number}"))
+            _exists(found[-1], f"{text}: [[{kind}]] number {number}", stages=stages, steps=steps)
+    found += expand(top.random, top.seed, stages=stages, replicas=replicas, steps=steps)
+    if not found:
+        raise UsageError(f"{text}: nothing is to happen: add [[kill]], [[stop]], ... or [random]")
+    return top.seed, tuple(found)
+
+
+def _entry(model: type[Fault], entry: Mapping[str, Any], here: str) -> Fault:
+    for name, field in model.model_fields.items():
+        # A misspelt key is the better explanation of one that is missing.
+        if field.is_required() and name not in entry and entry.keys() <= model.model_fields.keys():
+            raise UsageError(f"{here}: {name} is missing: {field.description}")
+    return check(model, entry, origin=lambda _: here)
+
+
+def _exists(fault: Fault, here: str, *, stages: int, steps: int) -> None:
+    """Raises UsageError for a stage or step that the run has not. A replica may be one that joins."""
+    if fault.step is not None and fault.step >= steps:
+        raise UsageError(f"{here}: there is no step {fault.step}, steps are 0 to {steps - 1}")
+    for name in (*(name for group in fault.groups for name in group), *((fault.peer,) if fault.peer else ())):
+        stage = stage_of(name)
+        if stage is None and not name.startswith("trainer-"):
+            raise UsageError(
+                f'{here}: "{name}" is no name: write a replica ("s1-r0"), a stage ("s1") or a trainer ("trainer-0")'
+            )
+        if stage is not None and stage >= stages:
+            raise UsageError(f"{here}: {name}: there is no stage {stage}, stages are 0 to {stages - 1}")
+    if fault.stage is not None and fault.stage >= stages:
+        raise UsageError(f"{here}: there is no stage {fault.stage}, stages are 0 to {stages - 1}")
+
+
+def expand(rates: Table, seed: int, *, stages: int, replicas: int, steps: int) -> tuple[Fault, ...]:
+    """Draw faults for `steps` steps: the same for the same arguments. The last steps are left alone."""
+    rng = random.Random(f"{seed}/chaos")
+    found: list[Fault] = []
+    for kind, model in KINDS.items():
+        expected = getattr(rates, kind) * steps / 100
+        for _ in range(int(expected) + (rng.random() < expected % 1)):
+            step, stage = rng.randrange(1, max(steps - 2, 2)), rng.randrange(stages)
+            moment: Moment = rng.choice(("begin", "end"))
+            phase = rng.choice((None, *PHASES))
+            found += model.drawn(rng, Draw(stages, replicas, step, stage, moment, phase))
+    return tuple(sorted(found, key=lambda fault: fault.step or 0))
+
+
+def unlikely(faults: Iterable[Fault], replicas: Mapping[str, int]) -> list[str]:
+    """In words: what of `faults` no replica may ever be there for. replicas: stage by name, those at the start."""
+    faults, stages = list(faults), list(replicas.values())
+    single = {stage for stage in stages if stages.count(stage) == 1}
+    joins = [fault.place for fault in faults if isinstance(fault, Join)]
+    found: dict[tuple[str, bool], list[str]] = {}
+    for fault in faults:
+        stage = fault.place
+        later = bool(joins) and (stage is None or stage in joins or None in joins)
+        if fault.peer is not None and fault.peer not in replicas:
+            found.setdefault(("no replica of that name is there", later), []).append(str(fault))
+        elif fault.takes_away and (stage in single if stage is not None else bool(single)):
+            found.setdefault(("the only replica of a stage is never taken away", later), []).append(str(fault))
+    return [
+        f"note: {why}, so {'this waits for one that joins' if later else 'this cannot be carried out'}: "
+        f"{', '.join(labels)}"
+        for (why, later), labels in found.items()
+    ]

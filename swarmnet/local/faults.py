@@ -1,4 +1,4 @@
-"""Decide what is done to whom and when, and who comes back. Pure: events and `now` in, actions out.
+"""Decide what is done to whom and when, and who comes back. Pure: what has happened and `now` in, actions out.
 
 What takes a replica away (kill, stop, drain) never takes a stage's last good one: another must be synced, hold the
 stage's newest version and be undisturbed. Until then it is postponed, and said once. While a replica is stopped, cut
@@ -6,40 +6,16 @@ off or not yet a member, its stage may commit a step without it, whose sum the o
 again when it has been through a whole step since.
 
 A fault in a phase is armed: the replica holds there and says so, and only then is decided. Knows no processes: the
-supervisor kills, starts and tells what happened.
+supervisor kills, starts and tells what happened. Names are those of processes: "s1-r0".
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from swarmnet.local.acts import (
-    Act,
-    At,
-    ContinueAction,
-    DrainAction,
-    Event,
-    FaultEnded,
-    FaultPostponed,
-    Gone,
-    HoldAction,
-    HoldReached,
-    JoinAction,
-    KillAction,
-    KillAllAction,
-    KillRankAction,
-    LinksAction,
-    RankCount,
-    ReleaseAction,
-    RestartAction,
-    RunComplete,
-    SnapshotAsked,
-    Started,
-    StopAction,
-)
-from swarmnet.local.fault import Fault, member_of
+from swarmnet.local.fault import TRANSFERS, Drain, Fault, Join, Kill, KillRank, Partition, Slow, Stop, member_of
 
 ASK_S = 15.0
 """A replica held for a joiner is let go after this, whether the joiner has asked or not."""
@@ -47,13 +23,73 @@ ASK_S = 15.0
 WAIT_S = 10.0
 """Transfers of state are rare: who holds in one when it may not go yet stays there for so long."""
 
+# ---------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True, slots=True)
+class FaultAction:
+    """Do `fault` now."""
+
+    fault: Fault
+    step: int
+    """The version that the stage is at."""
+    name: str = ""
+    """To whom, or who joins; "" for what is done to nobody in particular."""
+    stage: int = -1
+    rank: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class FaultEnded:
+    """A fault that lasts has ended: `name` goes on, or links are as before."""
+
+    fault: Fault
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPostponed:
+    """This has to wait; it is done as soon as it may."""
+
+    fault: Fault
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HoldAction:
+    """`name` is to hold in the phase of `fault`, from its step on, and say so."""
+
+    name: str
+    id: str
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseAction:
+    """`name` goes on, or need not hold any more."""
+
+    name: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestartAction:
+    """Start `name` again in its old directory."""
+
+    name: str
+
+
+Action = FaultAction | FaultEnded | FaultPostponed | HoldAction | ReleaseAction | RestartAction
+
+# ---------------------------------------------------------------- what is remembered
+
 
 @dataclass(slots=True)
 class Order:
-    """A fault that has not happened yet. stage: whose steps and phases count."""
+    """A fault that has not happened yet."""
 
     fault: Fault
-    stage: int | None
+    stage: int | None  # whose steps and phases count
     fire_at: float | None = None
     reported: bool = False
     holds: dict[str, str] = field(default_factory=dict)  # replica -> id of its hold
@@ -94,9 +130,18 @@ class Lasting:
 
 
 class Faults:
-    """One swarm's troubles. every_s: some replica is killed that often; restart_s: who died by itself returns then.
+    """One swarm's troubles.
 
-    meshed: who has ranks that can be killed.
+    Each method takes in one thing that has happened and returns what is to be done now.
+
+    Args:
+        faults: what is ordered.
+        replicas: stage by name.
+        steps: of the whole run.
+        rng: chooses replicas where a fault names only a stage, and moments inside a step.
+        every_s: some replica is killed that often.
+        restart_s: who died by itself returns then.
+        meshed: who has ranks that can be killed.
     """
 
     def __init__(
@@ -116,6 +161,7 @@ class Faults:
         self._orders = [Order(fault, self._stage_for(fault)) for fault in faults]
         self._steps, self._every_s, self._restart_s = steps, every_s, restart_s
         self._next_timed: float | None = None
+        self._timed: Order | None = None
         self._training_at: float | None = None
         self._num_timed = self._num_holds = 0
         self._returns: dict[str, float] = {}
@@ -126,69 +172,48 @@ class Faults:
     @property
     def pending(self) -> tuple[str, ...]:
         """Labels of what was ordered and has not happened (yet)."""
-        return tuple(order.fault.label for order in self._orders)
+        return tuple(str(order.fault) for order in self._orders)
 
-    def on(self, event: Event, *, now: float) -> list[Act]:
-        """Take one event in; what is to be done now."""
-        actions: list[Act] = []
-        match event:
-            case At(name, version, took):
-                self._at(name, version, took, now)
-            case Started(name):
-                self._replicas[name] = ReplicaStanding(self._replicas[name].stage)
-                actions += [
-                    self._hold(order, name)
-                    for order in self._orders
-                    if order.holds and order.fault.phase in ("snapshot", "fetch") and name in self._whom(order)
-                ]
-            case Gone(name, back):
-                actions += self._gone(name, back, now)
-            case HoldReached(hold, name, _):
-                actions += self._reached(hold, name, now)
-            case SnapshotAsked(name):
-                actions += self._let_go([lasting for lasting in self._lasting if lasting.joiner == name])
-            case RankCount(name, number):
-                self._replicas[name].ranks = number
-            case RunComplete():
-                self._complete = True
-                actions += [ReleaseAction(name, hold) for order in self._orders for name, hold in order.holds.items()]
-                actions += self._end(list(self._lasting))
-        self._clock(now)
-        actions += self._end([lasting for lasting in self._lasting if now >= lasting.until])
-        actions += self._restarts(now)
-        if not self._complete:
-            for order in list(self._orders):
-                actions += self._try(order, now)
-        return actions
+    @property
+    def rules(self) -> tuple[Fault, ...]:
+        """The partitions and slow links that hold now."""
+        return tuple(each.fault for each in self._lasting if isinstance(each.fault, Partition | Slow))
 
-    # ---------------------------------------------------------------- what is known
+    # ---------------------------------------------------------------- what happens
 
-    def _stage_for(self, fault: Fault) -> int | None:
-        """Whose steps and phases count."""
-        if fault.peer is not None:
-            return next((r.stage for name, r in self._replicas.items() if name == fault.peer), fault.stage)
-        if fault.stage is None and fault.kind == "kill_rank":
-            return self._rng.choice(self._meshed)
-        if fault.stage is None and (fault.phase is not None or fault.takes_away):
-            return self._rng.choice(sorted(self._stages))
-        return fault.stage
+    def tick(self, *, now: float) -> list[Action]:
+        """Time has passed."""
+        return self._next([], now)
 
-    def _at(self, name: str, version: int, took: bool, now: float) -> None:
+    def at(self, name: str, version: int, *, now: float, took: bool = False) -> list[Action]:
+        """`name` is synced and holds `version` of its stage. took: it has just taken its state from others."""
         replica = self._replicas[name]
-        if not replica.up:  # written before it died, read after
-            return
-        replica.version = version
-        stage = self._stages[replica.stage]
-        if replica.stopped or self._cut_off(name):
-            replica.good_at = max(stage.seen, version) + 2
-        elif took:
-            replica.good_at = version + 1
-        if version > stage.seen:
-            if version == stage.seen + 1 and stage.seen >= 0:
-                stage.step_s = now - stage.since
-            stage.seen, stage.since = version, now
+        if replica.up:  # else it was written before it died, and read after
+            replica.version = version
+            stage = self._stages[replica.stage]
+            if replica.stopped or self._cut_off(name):
+                replica.good_at = max(stage.seen, version) + 2
+            elif took:
+                replica.good_at = version + 1
+            if version > stage.seen:
+                if version == stage.seen + 1 and stage.seen >= 0:
+                    stage.step_s = now - stage.since
+                stage.seen, stage.since = version, now
+        return self._next([], now)
 
-    def _gone(self, name: str, back: bool, now: float) -> list[Act]:
+    def started(self, name: str, *, now: float) -> list[Action]:
+        """The process of `name` was started (again)."""
+        self._replicas[name] = ReplicaStanding(self._replicas[name].stage)
+        # It may take state at once: what waits for a transfer waits for its transfers, too.
+        holds: list[Action] = [
+            self._hold(order, name)
+            for order in self._orders
+            if order.holds and order.fault.phase in TRANSFERS and name in self._whom(order)
+        ]
+        return self._next(holds, now)
+
+    def gone(self, name: str, *, now: float, back: bool = True) -> list[Action]:
+        """The process of `name` has ended, whoever did it. back: start it again, unless its fault forbids that."""
         replica = self._replicas[name]
         replica.version, replica.up, replica.stopped = None, False, False
         after = self._back_s.pop(name, self._restart_s)
@@ -197,12 +222,53 @@ class Faults:
         for order in self._orders:
             order.holds.pop(name, None)
             order.waits.pop(name, None)
-        mine = [lasting for lasting in self._lasting if name in (lasting.name, lasting.joiner)]
-        return [
-            act
-            for act in self._let_go(mine)
-            if not (isinstance(act, ContinueAction | ReleaseAction) and act.name == name)
-        ]
+        actions = self._let_go([lasting for lasting in self._lasting if name in (lasting.name, lasting.joiner)])
+        # The dead need not be told to go on.
+        return self._next([act for act in actions if not (isinstance(act, ReleaseAction) and act.name == name)], now)
+
+    def holds(self, name: str, hold: str, *, now: float) -> list[Action]:
+        """`name` holds where it was told to."""
+        return self._next(self._reached(hold, name, now), now)
+
+    def asked(self, name: str, *, now: float) -> list[Action]:
+        """`name` has asked for a snapshot for the first time since it was started."""
+        return self._next(self._let_go([lasting for lasting in self._lasting if lasting.joiner == name]), now)
+
+    def ranks(self, name: str, number: int, *, now: float) -> list[Action]:
+        """`name` has so many rank processes now; 0: it has lost them, and starts them anew."""
+        self._replicas[name].ranks = number
+        return self._next([], now)
+
+    def complete(self, *, now: float) -> list[Action]:
+        """The run's last step is done: nothing new is done to anybody, and everything ends that lasts."""
+        self._complete = True
+        released = [ReleaseAction(name, hold) for order in self._orders for name, hold in order.holds.items()]
+        return self._next([*released, *self._end(list(self._lasting))], now)
+
+    def _next(self, actions: Iterable[Action], now: float) -> list[Action]:
+        """`actions`, and whatever else is due."""
+        found = list(actions)
+        self._clock(now)
+        found += self._end([lasting for lasting in self._lasting if now >= lasting.until])
+        for name in sorted(name for name, at in self._returns.items() if now >= at):
+            del self._returns[name]
+            found.append(RestartAction(name))
+        if not self._complete:
+            for order in list(self._orders):
+                found += self._try(order, now)
+        return found
+
+    # ---------------------------------------------------------------- what is known
+
+    def _stage_for(self, fault: Fault) -> int | None:
+        """Whose steps and phases count."""
+        if fault.place is not None:
+            return fault.place
+        if isinstance(fault, KillRank):
+            return self._rng.choice(self._meshed)
+        if fault.phase is not None or fault.takes_away:
+            return self._rng.choice(sorted(self._stages))
+        return None
 
     def _clock(self, now: float) -> None:
         """What time alone brings: the first moment with a replica in every stage, and kills every so often."""
@@ -218,18 +284,13 @@ class Faults:
         if now < self._next_timed:
             return
         self._next_timed = now + self._every_s
-        if any(order.fault.label.startswith("kill every") for order in self._orders):
+        if self._timed in self._orders:
             return  # the one before is still waiting: do not pile up
         self._num_timed += 1
         stage = self._rng.choice(sorted(self._stages))
-        fault = Fault(
-            "kill",
-            f"kill every-{self._num_timed}",
-            stage,
-            step=max(self._stages[stage].seen, 0),
-            back_s=self._restart_s,
-        )
-        self._orders.append(Order(fault, stage, fire_at=now))
+        kill = Kill(stage=stage, step=max(self._stages[stage].seen, 0), back_s=self._restart_s)
+        self._timed = Order(kill.named(f"kill every-{self._num_timed}"), stage, fire_at=now)
+        self._orders.append(self._timed)
 
     def _versions(self, stage: int) -> dict[str, int]:
         return {
@@ -243,10 +304,10 @@ class Faults:
 
     def _touches(self, fault: Fault, name: str) -> bool:
         """Is `name` slowed down by this, or cut off from a replica of its own stage?"""
-        if fault.kind not in ("partition", "slow") or (mine := member_of(fault.groups, name)) is None:
+        if (mine := member_of(fault.groups, name)) is None:
             return False
         mates = (other for other, replica in self._replicas.items() if replica.stage == self._replicas[name].stage)
-        return fault.kind == "slow" or any(member_of(fault.groups, mate) not in (None, mine) for mate in mates)
+        return isinstance(fault, Slow) or any(member_of(fault.groups, mate) not in (None, mine) for mate in mates)
 
     def _good(self, name: str) -> bool:
         """Synced at its stage's newest version, and nothing is being done to it."""
@@ -274,7 +335,7 @@ class Faults:
         if fault.takes_away:
             return self._may_go(name)
         replica = self._replicas[name]
-        able = fault.kind != "kill_rank" or (replica.ranks > 0 and not replica.stopped)
+        able = not isinstance(fault, KillRank) or (replica.ranks > 0 and not replica.stopped)
         return able and replica.version is not None
 
     # ---------------------------------------------------------------- when
@@ -300,7 +361,7 @@ class Faults:
             order.fire_at = stage.since + self._rng.uniform(0.1, 0.6) * stage.step_s
         return stage.seen > fault.step or now >= order.fire_at
 
-    def _try(self, order: Order, now: float) -> list[Act]:
+    def _try(self, order: Order, now: float) -> list[Action]:
         for name, until in order.waits.items():
             if self._strikes(order, name) or now >= until:
                 del order.waits[name]
@@ -321,16 +382,16 @@ class Faults:
             return [order.fault.peer] if order.fault.peer in self._replicas else []
         return [name for name, replica in self._replicas.items() if replica.stage == order.stage]
 
-    def _postponed(self, order: Order) -> list[Act]:
+    def _postponed(self, order: Order) -> list[Action]:
         if order.reported or not (why := self._why_not(order)):
             return []
         order.reported = True
-        return [FaultPostponed(order.fault.label, order.stage or 0, why)]
+        return [FaultPostponed(order.fault, why)]
 
     def _why_not(self, order: Order) -> str:
         assert order.stage is not None
         missed = order.fault.step is not None and self._stages[order.stage].seen > order.fault.step
-        if order.fault.kind == "kill_rank":
+        if isinstance(order.fault, KillRank):
             return f"no replica of stage {order.stage} has its ranks up" if missed else ""
         versions = self._versions(order.stage)
         if len(versions) < 2:
@@ -341,9 +402,9 @@ class Faults:
 
     # ---------------------------------------------------------------- in a phase
 
-    def _arm(self, order: Order) -> list[Act]:
+    def _arm(self, order: Order) -> list[Action]:
         """Let someone hold in the phase: a seeded choice, or, where others decide who gets there, all of the stage."""
-        everybody = order.fault.phase in ("snapshot", "fetch")
+        everybody = order.fault.phase in TRANSFERS
         whom = [
             name
             for name in self._whom(order)
@@ -356,10 +417,8 @@ class Faults:
 
     def _hold(self, order: Order, name: str) -> HoldAction:
         self._num_holds += 1
-        order.holds[name] = f"{order.fault.label} ({self._num_holds})"
-        phase, step = order.fault.phase, order.fault.step
-        assert phase is not None
-        return HoldAction(name, order.holds[name], phase, -1 if step is None else step, order.fault.moment)
+        order.holds[name] = f"{order.fault} ({self._num_holds})"
+        return HoldAction(name, order.holds[name], order.fault)
 
     def _strikes(self, order: Order, name: str) -> bool:
         """May this be done to `name`, which holds?"""
@@ -367,12 +426,12 @@ class Faults:
         joiner = fault.takes_away and fault.phase == "fetch" and self._replicas[name].version is None
         return joiner or not fault.strikes_one or self._may(fault, name)
 
-    def _reached(self, hold: str, name: str, now: float, *, last: bool = False) -> list[Act]:
+    def _reached(self, hold: str, name: str, now: float, *, last: bool = False) -> list[Action]:
         order = next((order for order in self._orders if order.holds.get(name) == hold), None)
         if order is None or self._complete:
             return [ReleaseAction(name, hold)]
         if not self._strikes(order, name):
-            if order.fault.phase in ("snapshot", "fetch") and not last:
+            if order.fault.phase in TRANSFERS and not last:
                 order.waits[name] = now + WAIT_S
                 return self._postponed(order)
             del order.holds[name]
@@ -382,44 +441,36 @@ class Faults:
 
     # ---------------------------------------------------------------- what
 
-    def _carry_out(self, order: Order, name: str, now: float, *, hold: str = "") -> list[Act]:
+    def _carry_out(self, order: Order, name: str, now: float, *, hold: str = "") -> list[Action]:
         """Do it: to `name`, or while `name` holds, or to nobody in particular."""
-        fault = order.fault
+        fault, step = order.fault, self._seen(order).seen
         self._orders.remove(order)
-        replica = self._replicas.get(name)
-        stage = replica.stage if replica else order.stage if order.stage is not None else -1
-        step = self._seen(order).seen
-        release: list[Act] = [ReleaseAction(name, hold)] if hold else []
-        match fault.kind:
-            case "kill":
-                assert replica is not None
-                replica.version, replica.up = None, False
-                self._back_s[name] = fault.back_s
-                return [KillAction(name, stage, step, fault.label, back=fault.back_s is not None)]
-            case "kill_rank":
-                assert replica is not None
-                rank, replica.ranks = self._rng.randrange(replica.ranks), 0
-                return [KillRankAction(name, rank, step, fault.label), *release]
-            case "stop":
-                assert replica is not None
-                replica.stopped = True
+        stage = self._replicas[name].stage if name else -1
+        release: list[Action] = [ReleaseAction(name, hold)] if hold else []
+        if isinstance(fault, Kill | Drain):
+            self._back_s[name] = fault.returns_s
+        match fault:
+            case Kill():
+                self._replicas[name].version, self._replicas[name].up = None, False
+                return [FaultAction(fault, step, name, stage)]  # the dead are not told to go on
+            case Stop():
+                self._replicas[name].stopped = True
                 self._lasting.append(Lasting(now + fault.for_s, fault, name, hold))
-                return [StopAction(name, fault.label, fault.for_s)]
-            case "drain":
-                assert replica is not None
-                replica.draining = True
-                self._back_s[name] = fault.back_s
-                return [DrainAction(name, stage, step, fault.label), *release]
-            case "join":
-                joiner = self._newcomer(fault.stage)
-                if hold:
+                return [FaultAction(fault, step, name, stage)]  # it holds until it goes on
+            case Join():
+                joiner = self._newcomer(fault.place)
+                if hold:  # until the joiner has asked
                     self._lasting.append(Lasting(now + ASK_S, fault, name, hold, joiner))
-                return [JoinAction(joiner, self._replicas[joiner].stage, fault.label)]
-            case "partition" | "slow":
+                return [FaultAction(fault, step, joiner, self._replicas[joiner].stage)]
+            case KillRank():
+                rank, self._replicas[name].ranks = self._rng.randrange(self._replicas[name].ranks), 0
+                return [FaultAction(fault, step, name, stage, rank), *release]
+            case Drain():
+                self._replicas[name].draining = True
+                return [FaultAction(fault, step, name, stage), *release]
+            case Partition() | Slow():
                 self._lasting.append(Lasting(now + fault.for_s, fault))
-                return [LinksAction(self._rules(), fault.label), *release]
-            case "kill_all":
-                return [KillAllAction(step, fault.label)]
+        return [FaultAction(fault, step), *release]
 
     def _newcomer(self, stage: int | None) -> str:
         """A new name in `stage`, or in the stage with the fewest live replicas."""
@@ -438,12 +489,9 @@ class Faults:
         self._replicas[name] = ReplicaStanding(stage)
         return name
 
-    def _rules(self) -> tuple[Fault, ...]:
-        return tuple(lasting.fault for lasting in self._lasting if lasting.fault.kind in ("partition", "slow"))
-
     # ---------------------------------------------------------------- ends
 
-    def _end(self, over: list[Lasting]) -> list[Act]:
+    def _end(self, over: list[Lasting]) -> list[Action]:
         """These have lasted long enough."""
         actions = self._let_go([lasting for lasting in over if lasting.name])
         links = [lasting for lasting in over if not lasting.name]
@@ -452,18 +500,18 @@ class Faults:
             for name in self._replicas:
                 if self._touches(lasting.fault, name):
                     self._disturbed(name)
-            actions += [FaultEnded(lasting.fault.label), LinksAction(self._rules(), "")]
+            actions.append(FaultEnded(lasting.fault))
         return actions
 
-    def _let_go(self, over: list[Lasting]) -> list[Act]:
+    def _let_go(self, over: list[Lasting]) -> list[Action]:
         """Stopped replicas go on; those that were held for a joiner, too."""
-        actions: list[Act] = []
+        actions: list[Action] = []
         for lasting in over:
             self._lasting.remove(lasting)
-            if lasting.fault.kind == "stop":
+            if isinstance(lasting.fault, Stop):
                 self._replicas[lasting.name].stopped = False
                 self._disturbed(lasting.name)
-                actions += [ContinueAction(lasting.name, lasting.fault.label), FaultEnded(lasting.fault.label)]
+                actions.append(FaultEnded(lasting.fault, lasting.name))
             if lasting.hold:
                 actions.append(ReleaseAction(lasting.name, lasting.hold))
         return actions
@@ -472,9 +520,3 @@ class Faults:
         """It was away until now: the step that its stage is in, and the next one, may be committed without it."""
         replica = self._replicas[name]
         replica.good_at = self._stages[replica.stage].seen + 2
-
-    def _restarts(self, now: float) -> list[Act]:
-        due = sorted(name for name, at in self._returns.items() if now >= at)
-        for name in due:
-            del self._returns[name]
-        return [RestartAction(name) for name in due]

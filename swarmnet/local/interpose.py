@@ -11,16 +11,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from swarmnet.errors import PeerTimeout
 from swarmnet.ids import PeerId
-from swarmnet.local.fault import LinkLimit, Moment, Phase
-from swarmnet.local.orders import ASKING, REACHED, WORKED, GoOn, HoldAt, Order, SetLinks, Trace
+from swarmnet.local.fault import Moment, Phase
+from swarmnet.local.orders import LinkLimit
 from swarmnet.messages import Answer, Commit, Control, Packed, Request, Running, SnapshotPiece, SnapshotRequest
-from swarmnet.net.transport import ReadPayload, Service, Transport
 from swarmnet.stage.engine import Engine, Stash
+from swarmnet.transport import ReadPayload, Service, Transport
 
 BREAK_S = 5.0
 """A call over a cut link breaks after so long, as keepalive would break it."""
@@ -36,55 +36,61 @@ class Interposed:
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self._holds: dict[str, HoldAt] = {}
+        self._holds: dict[str, Mapping[str, Any]] = {}
         self._going_on: dict[str, asyncio.Event] = {}
-        self._links = SetLinks()
+        self._cut: frozenset[PeerId] = frozenset()
+        self._paces: dict[PeerId, LinkLimit] = {}
         self._healed = asyncio.Event()
         self._asked = self._traced = False
 
-    def take(self, order: Order) -> None:
-        """From now on this holds."""
-        match order:
-            case HoldAt(id):
-                self._holds[id] = order
-            case GoOn(id):
-                self._holds.pop(id, None)
-                if id in self._going_on:
-                    self._going_on.pop(id).set()
-            case Trace():
+    def take(self, order: Mapping[str, Any]) -> None:
+        """From now on this line of the orders holds."""
+        match order["event"]:
+            case "hold":
+                self._holds[order["id"]] = order
+            case "go_on":
+                self._holds.pop(order["id"], None)
+                if order["id"] in self._going_on:
+                    self._going_on.pop(order["id"]).set()
+            case "trace":
                 self._traced = True
-            case SetLinks():
-                self._links = order
+            case "links":
+                self._cut = frozenset(order["cut"])
+                self._paces = {PeerId(peer): LinkLimit(*pace) for peer, pace in order["paces"].items()}
                 self._healed.set()
                 self._healed = asyncio.Event()
 
     async def reach(self, phase: Phase, moment: Moment | None, step: int | None) -> None:
-        """This phase begins or ends now; returns when it may go on. step None: not known here."""
-        for hold in [*self._holds.values()]:
-            due = hold.phase == phase and moment in (None, hold.moment) and (step is None or step >= hold.step)
-            if due and self._holds.pop(hold.id, None) is not None:  # while I was held, another call may have taken it
-                go_on = self._going_on[hold.id] = asyncio.Event()
-                self._say(REACHED, hold=hold.id, phase=phase, step=step)
+        """This phase begins or ends now; returns when it may go on.
+
+        `reached` is said of each hold. step None: not known here, as a joiner knows none.
+        """
+        for id, hold in [*self._holds.items()]:
+            due = hold["phase"] == phase and moment in (None, hold["moment"])
+            if due and (step is None or step >= hold["step"]) and id in self._holds:
+                del self._holds[id]  # while I am held, no other call is
+                go_on = self._going_on[id] = asyncio.Event()
+                self._say("reached", hold=id, phase=phase, step=step)
                 await go_on.wait()
 
     def working(self, phase: str, step: int, index: int) -> None:
-        """A microbatch has come this far here."""
+        """A microbatch has come this far here: "begun"; "forward", which is done; "counted", its gradient is in."""
         if self._traced:
-            self._say(WORKED, phase=phase, step=step, index=index)
+            self._say("worked", phase=phase, step=step, index=index)
 
     def asking(self) -> None:
-        """A snapshot is asked for."""
+        """A snapshot is asked for. It is said the first time since this child was started."""
         if not self._asked:
             self._asked = True
-            self._say(ASKING)
+            self._say("asking")
 
     def cut(self, peer: PeerId) -> bool:
         """Is the link to `peer` cut?"""
-        return peer in self._links.cut
+        return peer in self._cut
 
     def pace(self, peer: PeerId) -> LinkLimit | None:
         """How slow the link to `peer` is; None: as it is."""
-        return self._links.paces.get(peer)
+        return self._paces.get(peer)
 
     async def healed(self, peer: PeerId, *, deadline: float) -> None:
         """Returns when the link to `peer` is not cut. Raises PeerTimeout after BREAK_S or at the deadline."""

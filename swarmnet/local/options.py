@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from swarmnet.config.peer import Shard
 from swarmnet.errors import UsageError
-from swarmnet.local.fault import Fault
+from swarmnet.local import fault
+from swarmnet.local.fault import Fault, Kill, KillRank
 
 MOST = 1000
 """Stages, replicas of one, ranks, trainers, microbatches in flight: no machine makes use of more."""
@@ -92,39 +91,19 @@ class LocalOptions:
         if self.numerics not in (None, "deterministic", "fp32"):
             raise UsageError(f'--numerics must be "deterministic" or "fp32", got {self.numerics!r}')
 
+    def faults(self, *, stages: int, replicas: int, steps: int, seed: int) -> tuple[str, tuple[Fault, ...]]:
+        """What seeds the choice of replicas, and the faults that are asked for. Raises UsageError for what cannot be.
 
-def parse_kills(texts: tuple[str, ...], *, stages: int, steps: int, back_s: float = 1.0) -> tuple[Fault, ...]:
-    """The kills among `stages` stages and steps 0 .. steps - 1. Raises UsageError with the text at fault."""
-    return tuple(
-        Fault("kill", f"kill {stage}@{step}", stage, step=step, back_s=back_s)
-        for stage, step in _places("--kill", texts, stages, steps)
-    )
-
-
-def parse_kill_ranks(texts: tuple[str, ...], *, stages: int, steps: int) -> tuple[Fault, ...]:
-    """The kills of single ranks. Raises UsageError with the text at fault."""
-    return tuple(
-        Fault("kill_rank", f"kill_rank {stage}@{step}", stage, step=step)
-        for stage, step in _places("--kill-rank", texts, stages, steps)
-    )
-
-
-def _places(flag: str, texts: tuple[str, ...], stages: int, steps: int) -> Iterator[tuple[int, int]]:
-    for text in texts:
-        if not (match := re.fullmatch(r"\s*(\d{1,18})\s*@\s*(\d{1,18})\s*", text)):
-            raise UsageError(f"{flag} {text}: write STAGE@STEP, for example 1@20")
-        stage, step = int(match[1]), int(match[2])
-        if stage >= stages:
-            raise UsageError(f"{flag} {text}: there is no stage {stage}, stages are 0 to {stages - 1}")
-        if step >= steps:
-            raise UsageError(f"{flag} {text}: there is no step {step}, steps are 0 to {steps - 1}")
-        yield stage, step
-
-
-def parse_kill_all(step: int | None, *, steps: int) -> tuple[Fault, ...]:
-    """The end of everything, if it is ordered. Raises UsageError for a step that the run has not."""
-    if step is None:
-        return ()
-    if not 0 <= step < steps:
-        raise UsageError(f"--kill-all {step}: there is no step {step}, steps are 0 to {steps - 1}")
-    return (Fault("kill_all", f"kill all@{step}", step=step),)
+        Args:
+            replicas: of each stage.
+            seed: the run's, which counts unless a schedule of faults has its own.
+        """
+        everything = fault.kill_all(self.kill_all, steps=steps)
+        if self.chaos is not None:
+            own, faults = fault.load(self.chaos, stages=stages, replicas=replicas, steps=steps)
+            return f"{own}/whom", (*faults, *everything)
+        flagged = (
+            *fault.flagged(Kill, self.kill, stages=stages, steps=steps),
+            *fault.flagged(KillRank, self.kill_rank, stages=stages, steps=steps),
+        )
+        return f"{seed}/churn", (*flagged, *everything)

@@ -1,87 +1,100 @@
-"""What the supervisor tells a child that was started for chaos, and the child's answers: JSON lines in files.
+"""What the supervisor tells the children that were started for chaos: one file for each start of a child.
 
-Orders say what is to hold from now on, so that reading one twice changes nothing. A child starts with its own file, in
-which what holds at that moment is already written.
+Orders are JSON lines, and say what is to hold from now on, so that reading one twice changes nothing:
+
+    hold    id, phase, step, moment: hold once, the first time this phase comes at `step` or later, and say so
+    go_on   id: hold no longer, or not at all, for that order
+    links   cut: peer ids; paces: [bytes_per_s, latency_s] by peer id; the state of this child's links, whole
+    trace   say what is worked on, microbatch by microbatch
+
+Peer ids are learned from the children; a link rule reaches a child as soon as both ends have one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, cast
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
-from swarmnet.local.fault import LinkLimit, Moment, Phase
-
-REACHED = "reached"
-"""The child's event: it holds. `hold`, `phase`, `step` (null for a joiner, which knows none)."""
-WORKED = "worked"
-"""The child's event while it is traced: `step`, `index`, and `phase`: "begun"; "forward", which is done; "counted",
-when its gradient is in."""
-ASKING = "asking"
-"""The child's event: it asks for a snapshot, for the first time since it was started."""
+from swarmnet.local.fault import Fault, Partition, Slow, member_of
+from swarmnet.telemetry.events import EventLog
 
 
-@dataclass(frozen=True, slots=True)
-class HoldAt:
-    """Hold once, the first time this phase comes at `step` or later."""
+class LinkLimit(NamedTuple):
+    """A slow link: bytes_per_s 0 means unlimited."""
 
-    id: str
-    phase: Phase
-    step: int
-    moment: Moment
+    bytes_per_s: float
+    latency_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class GoOn:
-    """Hold no longer, or not at all, for this order."""
+class FaultOrders:
+    """Who is not open here has no faults below it, and is told nothing. trace: all say what they work on."""
 
-    id: str
+    def __init__(self, *, trace: bool = False) -> None:
+        self._trace = trace
+        self._files: dict[str, EventLog] = {}
+        self._said: dict[str, dict[str, object]] = {}
+        self._peers: dict[str, str] = {}
+        self._rules: Sequence[Fault] = ()
+
+    def open(self, name: str, path: Path) -> None:
+        """`name` is about to be started and will follow `path`, which does not exist yet."""
+        self.close(name)
+        self._files[name] = EventLog(path)
+        self._links(name)
+        if self._trace:
+            self.send(name, "trace")
+
+    def close(self, name: str) -> None:
+        """`name` has ended."""
+        if (file := self._files.pop(name, None)) is not None:
+            file.close()
+        self._said.pop(name, None)
+
+    def send(self, name: str, order: str, **fields: object) -> None:
+        """Tell a child something, if it listens."""
+        if (file := self._files.get(name)) is not None:
+            file.emit(order, **fields)
+
+    def listening(self, name: str, peer: str) -> None:
+        """`name` goes by this peer id."""
+        self._peers[name] = peer
+        self.rules(self._rules)
+
+    def rules(self, rules: Sequence[Fault]) -> None:
+        """From now on these partitions and slow links hold."""
+        self._rules = rules
+        for name in sorted(self._files):
+            self._links(name)
+
+    def _links(self, name: str) -> None:
+        cut, paces = links_of(name, self._rules, self._peers)
+        links: dict[str, object] = {
+            "cut": sorted(self._peers[other] for other in cut),
+            "paces": {self._peers[other]: pace for other, pace in paces.items()},
+        }
+        if links != self._said.get(name, {"cut": [], "paces": {}}):
+            self._said[name] = links
+            self.send(name, "links", **links)
 
 
-@dataclass(frozen=True, slots=True)
-class SetLinks:
-    """The state of this child's links, whole. cut, paces: by peer id."""
+def links_of(name: str, rules: Iterable[Fault], others: Iterable[str]) -> tuple[set[str], Mapping[str, LinkLimit]]:
+    """Under these partitions and slow links: whom `name` cannot reach, and at what pace it reaches whom.
 
-    cut: frozenset[str] = frozenset()
-    paces: Mapping[str, LinkLimit] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """Say what is worked on, microbatch by microbatch."""
-
-
-Order = HoldAt | GoOn | SetLinks | Trace
-
-
-def record(order: Order) -> tuple[str, dict[str, Any]]:
-    """An order as (name, fields) for `EventLog.emit`."""
-    match order:
-        case HoldAt(id, phase, step, moment):
-            return "hold", {"id": id, "phase": phase, "step": step, "moment": moment}
-        case GoOn(id):
-            return "go_on", {"id": id}
-        case Trace():
-            return "trace", {}
-        case SetLinks(cut, paces):
-            return "links", {
-                "cut": sorted(cut),
-                "paces": {peer: [pace.bytes_per_s, pace.latency_s] for peer, pace in sorted(paces.items())},
-            }
-
-
-def order_of(fields: Mapping[str, Any]) -> Order:
-    """The order that `record` wrote."""
-    match fields["event"]:
-        case "hold":
-            return HoldAt(fields["id"], cast(Phase, fields["phase"]), fields["step"], cast(Moment, fields["moment"]))
-        case "go_on":
-            return GoOn(fields["id"])
-        case "trace":
-            return Trace()
-        case "links":
-            return SetLinks(
-                frozenset(fields["cut"]), {peer: LinkLimit(*numbers) for peer, numbers in fields["paces"].items()}
-            )
-        case other:
-            raise AssertionError(f"no such order: {other}")
+    A process in no group of a partition reaches everybody. Of several slow links between two the slowest counts.
+    """
+    cut: set[str] = set()
+    paces: dict[str, LinkLimit] = {}
+    for rule in rules:
+        mine = member_of(rule.groups, name)
+        for other in others:
+            theirs = member_of(rule.groups, other)
+            if other == name:
+                continue
+            if isinstance(rule, Partition) and None not in (mine, theirs) and mine != theirs:
+                cut.add(other)
+            elif isinstance(rule, Slow) and (mine is not None or theirs is not None):
+                before = paces.get(other, LinkLimit(0.0, 0.0))
+                rates = [rate for rate in (before.bytes_per_s, rule.bytes_per_s) if rate]
+                paces[other] = LinkLimit(min(rates, default=0.0), max(before.latency_s, rule.latency_s))
+    return cut, paces

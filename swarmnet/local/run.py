@@ -13,14 +13,14 @@ from pathlib import Path
 from rich.console import Console
 
 from swarmnet.errors import UsageError
-from swarmnet.local import chaos, earlier, outlet
+from swarmnet.local import earlier, outlet
 from swarmnet.local.audit import Audit
 from swarmnet.local.beside import Bench, beside, by_bits, oracle_command
-from swarmnet.local.fault import Fault, unlikely
+from swarmnet.local.fault import Fault, KillRank, unlikely
 from swarmnet.local.faults import Faults
 from swarmnet.local.interrupt import Interrupt
 from swarmnet.local.meshes import Meshes, in_words, mesh_of, meshed, parse_meshes, record
-from swarmnet.local.options import LocalOptions, parse_kill_all, parse_kill_ranks, parse_kills
+from swarmnet.local.options import LocalOptions
 from swarmnet.local.prepare import Prepared, prepare, resume
 from swarmnet.local.processes import ChildCommand, child_starter, swarmnet_command
 from swarmnet.local.progress import ReplicaView, SwarmProgress
@@ -136,27 +136,16 @@ def _plan(
     options: LocalOptions, prepared: Prepared, replicas: dict[str, int], meshes: Meshes
 ) -> tuple[str, tuple[Fault, ...]]:
     """(seed, faults) that the options ask for. Raises UsageError."""
-    seed, faults = _faults(options, prepared, replicas)
+    training, stages = prepared.manifest.training, prepared.manifest.cut.stages
+    seed, faults = options.faults(
+        stages=stages, replicas=len(replicas) // stages, steps=training.total_steps, seed=training.seed
+    )
     several = {replicas[name] for name in meshed(meshes, replicas)}
     for fault in faults:
-        if fault.kind == "kill_rank" and (fault.stage not in several if fault.stage is not None else not several):
-            where = "no stage" if fault.stage is None else f"no replica of stage {fault.stage}"
-            raise UsageError(f"{fault.label}: {where} has more than one rank: add --ranks {fault.stage or 0}=2")
+        if isinstance(fault, KillRank) and (fault.place not in several if fault.place is not None else not several):
+            where = "no stage" if fault.place is None else f"no replica of stage {fault.place}"
+            raise UsageError(f"{fault}: {where} has more than one rank: add --ranks {fault.place or 0}=2")
     return seed, faults
-
-
-def _faults(options: LocalOptions, prepared: Prepared, replicas: dict[str, int]) -> tuple[str, tuple[Fault, ...]]:
-    stages, training = prepared.manifest.cut.stages, prepared.manifest.training
-    steps, last = training.total_steps, parse_kill_all(options.kill_all, steps=training.total_steps)
-    if options.chaos is None:
-        kills = parse_kills(options.kill, stages=stages, steps=steps)
-        return f"{training.seed}/churn", (
-            *kills,
-            *parse_kill_ranks(options.kill_rank, stages=stages, steps=steps),
-            *last,
-        )
-    seed, faults = chaos.load(options.chaos, stages=stages, replicas=len(replicas) // stages, steps=steps)
-    return f"{seed}/whom", (*faults, *last)
 
 
 def _over(out: Path) -> str:

@@ -13,14 +13,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swarmnet.local import acts
 from swarmnet.local.audit import Audit
-from swarmnet.local.channels import Channels
 from swarmnet.local.events import (
     AppliedEvent,
     BadEvent,
     CommittedEvent,
     DroppedEvent,
+    Event,
     FinishedEvent,
     HaltedEvent,
     HoldReachedEvent,
@@ -32,11 +31,21 @@ from swarmnet.local.events import (
     SyncedEvent,
     parse,
 )
-from swarmnet.local.faults import Faults
+from swarmnet.local.fault import Drain, Join, Kill, KillAll, KillRank, Stop
+from swarmnet.local.faults import (
+    Action,
+    FaultAction,
+    FaultEnded,
+    FaultPostponed,
+    Faults,
+    HoldAction,
+    ReleaseAction,
+    RestartAction,
+)
 from swarmnet.local.interrupt import Interrupt
 from swarmnet.local.meshes import Meshes, mesh_of
 from swarmnet.local.news import News
-from swarmnet.local.orders import GoOn, HoldAt
+from swarmnet.local.orders import FaultOrders
 from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop
 from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.local.report import MergedLog
@@ -97,7 +106,7 @@ class Supervisor:
         self.crashes: list[str] = []
         self.killed_all: int | None = None  # at which step all processes were killed, by order
         self._stages = dict(layout.replicas)  # those that joined, too
-        self._channels = Channels(trace=layout.trace)
+        self._orders = FaultOrders(trace=layout.trace)
         self._ranks: dict[str, tuple[int, ...]] = {}  # process ids, of the replicas whose ranks are up
         self._leaving: set[str] = set()  # told to drain
         self._children: dict[str, Child] = {}
@@ -146,7 +155,7 @@ class Supervisor:
         for name in list(self._children):
             self._read(name, now=now)
             self._reap(name, now=now)
-        self._act(acts.Tick(), now=now)
+        self._perform(self.faults.tick(now=now), now=now)
         for name in [name for name, at in self._back_at.items() if now >= at]:
             del self._back_at[name]
             self._start(name, now=now)
@@ -163,7 +172,7 @@ class Supervisor:
             return False
         if self._complete_at is None:
             self._complete_at = self._all_up_at = now
-            self._act(acts.RunComplete(), now=now)
+            self._perform(self.faults.complete(now=now), now=now)
         trainers = any(name in self._children for name in self.layout.trainers)
         # A replica killed in the last moments comes back and takes the final weights like any other.
         settled = self.progress.all_finished and not trainers and not self._away
@@ -202,7 +211,7 @@ class Supervisor:
             mesh=mesh_of(self.layout.meshes, name),
         )
         if spec.orders is not None:
-            self._channels.open(name, spec.orders)
+            self._orders.open(name, spec.orders)
         if (reader := self._readers.get(name)) is None:
             reader = self._readers[name] = EventReader(spec.events)
             reader.read()  # of a run that goes on: said before, and replayed by `earlier`
@@ -210,7 +219,7 @@ class Supervisor:
         self.progress.started(name, now=now)
         self.log.ours("started", child=name, pid=child.pid, start=number)
         if name in self._stages:
-            self._act(acts.Started(name), now=now)
+            self._perform(self.faults.started(name, now=now), now=now)
 
     def _read(self, name: str, *, now: float) -> None:
         for record in self._children[name].read():
@@ -222,37 +231,42 @@ class Supervisor:
                 continue  # another replica has said so
             self.progress.on(name, event, now=now)
             self._say(self._news.on(name, event, now=now))
-            match event:
-                case SyncedEvent(version=version, how=how) if name in self._away and name not in self._killed:
-                    self.screen.note(
-                        f"{name} is back at version {version} by {how}, "
-                        f"{now - self._away.pop(name):.1f} s after it was killed"
-                    )
-                    self._act(acts.At(name, version, took=how == "snapshot"), now=now)
-                case SyncedEvent(version=version, how=how) if name in self._stages:
-                    self._act(acts.At(name, version, took=how == "snapshot"), now=now)
-                case AppliedEvent(version=version) if name in self._stages:
-                    self._act(acts.At(name, version), now=now)
-                case ListeningEvent(peer=peer):
-                    self._channels.listening(name, peer)
-                case HoldReachedEvent(hold=hold, step=step):
-                    self._act(acts.HoldReached(hold, name, step), now=now)
-                case MeshStartedEvent(pids=pids):
-                    self._ranks[name] = pids
-                    self._act(acts.RankCount(name, len(pids)), now=now)
-                case RankLostEvent():
-                    self._ranks.pop(name, None)
-                    self._act(acts.RankCount(name, 0), now=now)
-                case SnapshotAskedEvent():
-                    self._act(acts.SnapshotAsked(name), now=now)
-                case CommittedEvent() | FinishedEvent():
-                    self.audit.on(event, life=self.layout.life)
-                case HaltedEvent(reason):
-                    self._problem = reason
+            if isinstance(event, CommittedEvent | FinishedEvent):
+                self.audit.on(event, life=self.layout.life)
+            if isinstance(event, HaltedEvent):
+                self._problem = event.reason
+            if not self._ending:
+                self._perform(self._decide(name, event, now), now=now)
 
         if self._resumes and self.progress.training_at is not None:
             self._resumes = False
             self._say([self.progress.again()])
+
+    def _decide(self, name: str, event: Event, now: float) -> list[Action]:
+        """What an event of `name` means for the faults, and for the supervisor itself."""
+        match event:
+            case SyncedEvent(version=version, how=how) if name in self._stages:
+                if name in self._away and name not in self._killed:
+                    away_s = now - self._away.pop(name)
+                    self.screen.note(
+                        f"{name} is back at version {version} by {how}, {away_s:.1f} s after it was killed"
+                    )
+                return self.faults.at(name, version, took=how == "snapshot", now=now)
+            case AppliedEvent(version=version) if name in self._stages:
+                return self.faults.at(name, version, now=now)
+            case ListeningEvent(peer=peer):
+                self._orders.listening(name, peer)
+            case HoldReachedEvent(hold=hold):
+                return self.faults.holds(name, hold, now=now)
+            case MeshStartedEvent(pids=pids):
+                self._ranks[name] = pids
+                return self.faults.ranks(name, len(pids), now=now)
+            case RankLostEvent():
+                self._ranks.pop(name, None)
+                return self.faults.ranks(name, 0, now=now)
+            case SnapshotAskedEvent():
+                return self.faults.asked(name, now=now)
+        return []
 
     def _say(self, lines: list[str]) -> None:
         for line in lines:
@@ -264,7 +278,7 @@ class Supervisor:
             return
         self._read(name, now=now)
         del self._children[name]
-        self._channels.close(name)
+        self._orders.close(name)
         self._ranks.pop(name, None)
         self.progress.ended(name)
         self._say(self._news.gone(name, back=self._returns(name, code)))
@@ -272,7 +286,7 @@ class Supervisor:
             self._leaving.discard(name)
             self.screen.note(f"{name} has left")
             self.log.ours("left", child=name)
-            self._act(acts.Gone(name), now=now)
+            self._perform(self.faults.gone(name, now=now), now=now)
             return
         if (done := self._complete_at is not None) and code == 0:
             return
@@ -282,9 +296,11 @@ class Supervisor:
         self._killed.discard(name)
         if code == -signal.SIGKILL:
             if not ours:
-                self._note_kill(name, by="from outside", now=now)
+                if name in self._stages:
+                    self._away[name] = now
+                self._note_kill(name, f"{name} was killed (from outside)", by="from outside", now=now)
             if name in self._stages:
-                self._act(acts.Gone(name), now=now)
+                self._perform(self.faults.gone(name, now=now), now=now)
             else:
                 self._back_at[name] = now + self.timing.restart_s
         else:
@@ -297,7 +313,7 @@ class Supervisor:
     def _crashed(self, child: Child, code: int, *, done: bool, now: float) -> None:
         name = child.spec.name
         if name in self._stages:
-            self._act(acts.Gone(name, back=False), now=now)
+            self._perform(self.faults.gone(name, back=False, now=now), now=now)
         how = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
         self.crashes.append(f"{name} {how}")
         self.log.ours("crashed", child=name, code=code)
@@ -315,76 +331,76 @@ class Supervisor:
 
     # ---------------------------------------------------------------- faults
 
-    def _act(self, event: acts.Event, *, now: float) -> None:
-        if not self._ending:
-            for action in self.faults.on(event, now=now):
-                self._perform(action, now=now)
+    def _perform(self, actions: list[Action], *, now: float) -> None:
+        for action in actions:
+            match action:
+                case FaultAction(fault):
+                    self._strike(action, now)
+                    if fault.groups:
+                        self._orders.rules(self.faults.rules)
+                case FaultEnded(fault, name):
+                    if fault.groups:
+                        self._orders.rules(self.faults.rules)
+                    elif name in self._children:
+                        self._children[name].send(signal.SIGCONT)
+                        self.log.ours("continued", child=name, order=str(fault))
+                    self.screen.note(f"{fault} is over")
+                    self.log.ours("over", order=str(fault))
+                case FaultPostponed(fault, reason):
+                    self.progress.postponed.append(str(fault))
+                    self.screen.note(f"{fault} is postponed: {reason}")
+                    self.log.ours("postponed", order=str(fault), reason=reason)
+                case HoldAction(name, id, fault):
+                    step = -1 if fault.step is None else fault.step
+                    self._orders.send(name, "hold", id=id, phase=fault.phase, step=step, moment=fault.moment)
+                case ReleaseAction(name, id):
+                    self._orders.send(name, "go_on", id=id)
+                case RestartAction(name):
+                    self._start(name, now=now)
 
-    def _perform(self, action: acts.Act, *, now: float) -> None:
-        match action:
-            case acts.KillAction(name, _, step, order, back):
+    def _strike(self, action: FaultAction, now: float) -> None:
+        """Do it, and say so: on the terminal, in events.jsonl, in the summary."""
+        fault, name = action.fault, action.name
+        told = fault.told.format(fault=fault, name=name, step=action.step, stage=action.stage, rank=action.rank)
+        fields = {"order": str(fault)} | ({"child": name} if name else {})
+        match fault:
+            case Kill():
                 self._killed.add(name)
                 self._children[name].send(signal.SIGKILL)
-                self._note_kill(name, by=f"{order}, step {step}", now=now, back=back)
-            case acts.KillRankAction(name, rank, step, order):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._ranks[name][rank], signal.SIGKILL)
-                self._note(
-                    "kill_rank", f"rank {rank} of {name} was killed ({order}, step {step})", child=name, order=order
-                )
-            case acts.KillAllAction(step):
-                self.killed_all = step
-                self.screen.note(f"step {step}: everything is killed")
-                self.log.ours("killed_all", step=step)
+                if fault.returns_s is not None:
+                    self._away[name] = now
+                self._note_kill(name, told, by=f"{fault}, step {action.step}", now=now)
+                return
+            case KillAll():
+                self.killed_all = action.step
+                self.screen.note(told)
+                self.log.ours(fault.event, step=action.step)
                 for child in self._children.values():
                     child.send(signal.SIGKILL)
-            case acts.StopAction(name, order, for_s):
+                return
+            case KillRank():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._ranks[name][action.rank], signal.SIGKILL)
+            case Stop():
                 self._children[name].send(signal.SIGSTOP)
-                self._note("stop", f"{name} is stopped for {for_s:.1f} s ({order})", child=name, order=order)
-            case acts.ContinueAction(name, order):
-                if name in self._children:
-                    self._children[name].send(signal.SIGCONT)
-                self.log.ours("continued", child=name, order=order)
-            case acts.DrainAction(name, _, step, order):
+            case Drain():
                 self._leaving.add(name)
                 self._children[name].send(signal.SIGTERM)
-                self._note("drain", f"{name} is told to leave ({order}, step {step})", child=name, order=order)
-            case acts.JoinAction(name, stage, order):
-                self._stages[name] = stage
-                self.progress.replicas[name] = ReplicaView(stage)
-                self._note("join", f"{name} joins stage {stage} ({order})", child=name, order=order)
-                self._start(name, now=now)
-            case acts.RestartAction(name):
-                self._start(name, now=now)
-            case acts.HoldAction(name, id, phase, step, moment):
-                self._channels.send(name, HoldAt(id, phase, step, moment))
-            case acts.ReleaseAction(name, id):
-                self._channels.send(name, GoOn(id))
-            case acts.LinksAction(rules, order):
-                self._channels.rules(rules)
-                if order:
-                    self._note(order.partition(" ")[0], f"{order} begins", order=order)
-            case acts.FaultEnded(order):
-                self.screen.note(f"{order} is over")
-                self.log.ours("over", order=order)
-            case acts.FaultPostponed(order, _, reason):
-                self.progress.postponed.append(order)
-                self.screen.note(f"{order} is postponed: {reason}")
-                self.log.ours("postponed", order=order, reason=reason)
+            case Join():
+                self._stages[name] = action.stage
+                self.progress.replicas[name] = ReplicaView(action.stage)
+        self.progress.faults[fault.kind] += 1
+        self.screen.note(told)
+        self.log.ours(fault.event, step=len(self.progress.points), **fields)
+        if isinstance(fault, Join):
+            self._start(name, now=now)
 
-    def _note(self, kind: str, text: str, **fields: str) -> None:
-        self.progress.faults[kind] += 1
-        self.screen.note(text)
-        self.log.ours(kind, step=len(self.progress.points), **fields)
-
-    def _note_kill(self, name: str, *, by: str, now: float, back: bool = True) -> None:
+    def _note_kill(self, name: str, told: str, *, by: str, now: float) -> None:
         step = len(self.progress.points)
-        if back:
-            self._away[name] = now
         self.progress.kills.append((name, step, now - self.progress.started_at))
-        self.progress.faults["kill"] += 1
-        self.screen.note(f"{name} was killed ({by})")
-        self.log.ours("killed", child=name, by=by, step=step)
+        self.progress.faults[Kill.kind] += 1
+        self.screen.note(told)
+        self.log.ours(Kill.event, child=name, by=by, step=step)
 
     # ---------------------------------------------------------------- patience
 

@@ -25,7 +25,7 @@ OwnerKey = Annotated[str, Field(pattern="^(12D3Koo[1-9A-HJ-NP-Za-km-z]{45})?$")]
 BoundaryCodec = Annotated[str, AfterValidator(check_boundary)]
 SumCodec = Annotated[str, AfterValidator(check_averaging)]
 
-REDUCERS = ("sum", "norm_clip", "trimmed_mean", "median", "centered_clip")
+REDUCERS = ("sum", "norm_clip", "centered_clip")
 Reducer = Annotated[str, AfterValidator(lambda name: one_of(name, REDUCERS))]
 UpdateRule = Annotated[str, AfterValidator(lambda name: one_of(name, ("adamw",)))]
 
@@ -235,7 +235,6 @@ _BELONGS = {
     "norm_factor": ("reducer", "norm_clip"),
     "clip_radius": ("reducer", "centered_clip"),
     "clip_iterations": ("reducer", "centered_clip"),
-    "trim": ("reducer", "trimmed_mean"),
 }
 """Fields of `Averaging` that have an effect with one value of another field; with any other they keep their default."""
 
@@ -255,16 +254,11 @@ class Averaging(Table):
     group_size: Annotated[int, Field(ge=2, le=1024)] = Field(
         default=16, description="replicas that average in one group; more stand in a grid of groups"
     )
-    reducer: Reducer = Field(
-        default="sum", description='"sum" (exact), "norm_clip", "trimmed_mean", "median", "centered_clip", ...'
-    )
+    reducer: Reducer = Field(default="sum", description='"sum" (exact), "norm_clip", "centered_clip", ...')
     norm_factor: Above0 = Field(default=2.0, description='"norm_clip": the longest gradient, in median lengths')
     clip_radius: Above0 = Field(default=1.0, description='"centered_clip": the strongest pull, in median distances')
     clip_iterations: Annotated[int, Field(ge=1, le=100)] = Field(
         default=5, description='"centered_clip": steps from the last mean towards the new one'
-    )
-    trim: Annotated[float, Field(ge=0.0, lt=0.5)] = Field(
-        default=0.25, description='"trimmed_mean": share of the weight cut off at either end'
     )
     drift_every: Count = Field(
         default=10, description="steps between measures of how far replicas' weights are apart; 0: never"
@@ -419,11 +413,6 @@ class Manifest(Table):
             raise ValueError(
                 f'averaging.codec = "{self.averaging.codec}" does not go with numerics.mode = "{self.numerics.mode}": '
                 'exact sums are "int64" in "deterministic" mode, every other codec needs numerics.mode = "fp32"'
-            )
-        if self.averaging.codec.startswith("topk") and self.averaging.reducer in ("median", "trimmed_mean"):
-            raise ValueError(
-                f'averaging.codec = "{self.averaging.codec}" leaves most elements of every contribution zero, and so '
-                f"is their {self.averaging.reducer.replace('_', ' ')}: choose another reducer or codec"
             )
         if self.averaging.codec.startswith("powersgd") and self.averaging.reducer != "sum":
             raise ValueError(

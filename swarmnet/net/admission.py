@@ -18,13 +18,12 @@ import datetime
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
 
+from swarmnet.directory import Record, Role
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Part, Process, Request, TrailRequest
 
-Role = Literal["stage", "trainer"]
 Sign = Callable[[bytes], bytes]
 Verify = Callable[[PeerId, bytes, bytes], bool]
 """(who, what, signature): did they sign it?"""
@@ -394,3 +393,9 @@ def _bytes(text: str) -> bytes:
     if not data or _base64(data) != text:
         raise ValueError("not an invitation: its signature is damaged; copy all of it")
     return data
+
+
+def admits(admissions: Admissions, record: Record, *, now: float) -> bool:
+    """Is the record's peer admitted as all that the record says it is, by what it or an earlier one shows?"""
+    admissions.show(record.peer, record.invitation, now=now)
+    return all(admissions.admitted(record.peer, role, now=now) for role in record.roles)

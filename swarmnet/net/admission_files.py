@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from swarmnet.directory import Role
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.canonical import run_id
@@ -28,7 +29,6 @@ from swarmnet.net.admission import (
     Bans,
     Invitation,
     Pass,
-    Role,
     advised,
     ban,
     in_words,

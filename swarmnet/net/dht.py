@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from swarmnet.directory import Record
 from swarmnet.errors import SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.net.address import Address
-from swarmnet.net.admission import Admissions, Bans
+from swarmnet.net.admission import Admissions, Bans, admits
 from swarmnet.net.admission_files import BanFiles
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.dht_gate import RecordGate
 from swarmnet.net.dht_known import KnownPeers, peer_in
 from swarmnet.net.dht_node import DhtNode, Entry, NobodyAnswered, clock_ahead_s
-from swarmnet.net.directory import Record, admits
 from swarmnet.net.identity import Identity
 from swarmnet.net.record_table import RecordTable, agreed_num_stages
 from swarmnet.net.records import (

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarmnet.config.peer import PeerConfig
+from swarmnet.directory import Record, Role
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.schema import Manifest
-from swarmnet.net.admission import Admissions, Role
+from swarmnet.net.admission import Admissions
 from swarmnet.net.admission_files import OwnPass, admissions_of
 from swarmnet.net.announced import announced_at
 from swarmnet.net.dht import DhtDirectory
-from swarmnet.net.directory import Record
 from swarmnet.net.grpc_greeting import Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
@@ -29,8 +29,8 @@ from swarmnet.net.own_dir import own_identity
 from swarmnet.net.ports import LastPorts
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.net.tls import open_authority
-from swarmnet.net.transport import Service
 from swarmnet.telemetry.journal import loopback_last
+from swarmnet.transport import Service
 
 LOOK_S = 5.0
 """How often a peer looks whether it is still admitted."""

@@ -29,7 +29,7 @@ from swarmnet.net.grpc_greeting import HELLO, Greeted, Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.tls import caller_of
 from swarmnet.net.traffic import Flow, Traffic
-from swarmnet.net.transport import ReadPayload, Service
+from swarmnet.transport import ReadPayload, Service
 from swarmnet.wire.convert import read_hello, write_answer, write_hello_reply
 from swarmnet.wire.convert_calls import Done, GreetFirst, Pong, Pulse, Signal, TensorHeader
 from swarmnet.wire.convert_control import Ping

@@ -60,7 +60,7 @@ async def place_call(
     config: GrpcConfig,
     flow: Flow,
 ) -> AsyncGenerator[Answer, None]:
-    """Greet if needed, call, and yield the answers; see `net.transport.Transport.call`."""
+    """Greet if needed, call, and yield the answers; see `transport.Transport.call`."""
     greets = not isinstance(request, ManifestRequest)
     for _ in range(_GREETINGS):
         refusal = await channels.greet(deadline=deadline) if greets else None

@@ -32,7 +32,7 @@ from swarmnet.net.identity import Identity
 from swarmnet.net.ports import check_free
 from swarmnet.net.tls import AdmissionCertificates, Leaf
 from swarmnet.net.traffic import Traffic
-from swarmnet.net.transport import Service
+from swarmnet.transport import Service
 
 log = telemetry.get(__name__)
 
@@ -41,7 +41,7 @@ _DESCRIPTORS_EVERY_S = 1.0
 
 
 class GrpcTransport:
-    """`net.transport.Transport` over gRPC.
+    """`transport.Transport` over gRPC.
 
     run: None for somebody who joins and can only ask for a manifest. addresses: where a peer listens (multiaddrs),
     asked at every dial. announce: addresses to publish instead of the one bound. `service` must be set before `start`.

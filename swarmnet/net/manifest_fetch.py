@@ -14,8 +14,7 @@ from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import ManifestData, ManifestRequest, Rejected
-from swarmnet.net.ask import ask
-from swarmnet.net.transport import Transport
+from swarmnet.transport import Transport, ask
 
 PATIENCE_S = 5.0
 """A peer that says nothing for so long is passed over."""

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, get_args
 
+from swarmnet.directory import Complaint, Grounds, Record, StageStatus
 from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.ids import Chain, OnDisk, PeerId, Restart, RunId
 from swarmnet.net.address import Address
 from swarmnet.net.admission import MAX_CHARS
-from swarmnet.net.directory import Complaint, Grounds, Record, StageStatus
 from swarmnet.net.identity import verify
 
 TTL_S = 30.0

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from swarmnet.net.transport import Service, Transport
+from swarmnet.transport import Service, Transport
 
 
 async def _nothing() -> None:

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
+from swarmnet.directory import Complaint, Record
 from swarmnet.ids import NO_RESTART, Chain, PeerId, Restart, RunId
 from swarmnet.net.admission import Admissions
-from swarmnet.net.directory import Complaint, Record
 from swarmnet.state.pasts import of_one_past
 from swarmnet.state.restart import Holding, Restarts, half_of, newest_on_disk
 

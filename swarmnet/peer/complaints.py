@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from swarmnet.directory import Complaint
 from swarmnet.ids import PeerId
 from swarmnet.messages import Trouble
-from swarmnet.net.directory import Complaint
 from swarmnet.step.member import Member
 from swarmnet.step.view import Timers
 

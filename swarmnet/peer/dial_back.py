@@ -13,13 +13,12 @@ import ipaddress
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from swarmnet.directory import Record
 from swarmnet.errors import PeerGone, PeerTimeout, SwarmError, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Busy, DialBack, DialledBack
 from swarmnet.net.address import Address
-from swarmnet.net.ask import ask
-from swarmnet.net.directory import Record
-from swarmnet.net.transport import Transport
+from swarmnet.transport import Transport, ask
 
 OtherWay = Callable[[], Awaitable[bool]]
 """Find a way for others to reach this peer although nobody can connect to it. True: there is one now."""

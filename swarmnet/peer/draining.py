@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from swarmnet.directory import Record
 from swarmnet.ids import PeerId
-from swarmnet.net.directory import Record
-from swarmnet.net.transport import Transport
 from swarmnet.peer.leaving import Leaving, Standing
 from swarmnet.peer.replica import Replica
+from swarmnet.transport import Transport
 
 _LOOKS_PER_HEARTBEAT = 5
 

@@ -15,7 +15,7 @@ from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Manifest
 from swarmnet.model.cut import cut_layers
-from swarmnet.peer.planning import RESERVE, judge, most_slots, verdict
+from swarmnet.peer.planning import RESERVE, judge, most_slots
 from swarmnet.plan.plan import Setup
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.stage.canonical import Canonical
@@ -122,7 +122,7 @@ def check_fits(setup: Setup, stages: Sequence[int], room: int) -> None:
 
 
 def _refused(one: Setup, stages: Sequence[int], room: int) -> UsageError:
-    return UsageError("; ".join(line.strip() for line in verdict(one, stages, room).lines()))
+    return UsageError("; ".join(line.strip() for line in judge(one, stages, room).lines()))
 
 
 def _rough(setup: Setup, stages: Sequence[int]) -> int:

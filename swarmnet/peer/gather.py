@@ -13,17 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarmnet.config.peer import PeerConfig
+from swarmnet.directory import Record
 from swarmnet.errors import SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Snapshot
-from swarmnet.net.directory import Record
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.net.tls import open_authority
-from swarmnet.net.transport import Transport
 from swarmnet.peer.joining import FoundRun, Nobody, Tell, reach
 from swarmnet.stage.canonical import Canonical
 from swarmnet.state.collect import usable_together
@@ -32,6 +31,7 @@ from swarmnet.state.cut import StateHeader
 from swarmnet.state.disk import CheckpointStore
 from swarmnet.state.fetch import Fetcher
 from swarmnet.state.restart import Holding, half_of, newest_on_disk
+from swarmnet.transport import Transport
 
 LOOK_S, BETWEEN_LOOKS_S = 5.0, 0.5
 """How long announcements are waited for that make a version whole, and how often they are read."""

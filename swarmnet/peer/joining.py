@@ -16,18 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarmnet.config.peer import PeerConfig
+from swarmnet.directory import Record, Role, StageStatus
 from swarmnet.errors import RejectCode, SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Answer, Control, Rejected, Request
-from swarmnet.net.admission import Role
 from swarmnet.net.admission_files import OwnPass, admissions_of
 from swarmnet.net.announced import announced_at
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_node import NobodyAnswered
-from swarmnet.net.directory import Record, StageStatus
 from swarmnet.net.endpoint import greeter_of
 from swarmnet.net.grpc_greeting import Greeter
 from swarmnet.net.grpc_transport import GrpcTransport
@@ -36,10 +35,10 @@ from swarmnet.net.manifest_fetch import fetch_manifest
 from swarmnet.net.own_dir import own_identity
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.net.tls import open_authority
-from swarmnet.net.transport import ReadPayload
 from swarmnet.peer.away import until_somebody_answers, was_in
 from swarmnet.peer.placement import Choice, Serving, placement_rule
 from swarmnet.state.disk import CheckpointStore
+from swarmnet.transport import ReadPayload
 
 LOOK_S = 10.0
 """How long a newcomer looks for a run: the nodes it meets first may not know yet what they will know in a moment."""

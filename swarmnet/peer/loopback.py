@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from swarmnet.errors import BadMessage, Refused
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Control, Packed, Rejected, Request
-from swarmnet.net.transport import ReadPayload, Service, Transport, layout_of
+from swarmnet.transport import ReadPayload, Service, Transport, layout_of
 
 
 class Loopback:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from swarmnet.directory import Directory, Record, Role, StageStatus
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import NO_RESTART, PeerId, RunId, Signer
 from swarmnet.manifest.schema import Manifest
@@ -33,9 +34,7 @@ from swarmnet.messages import (
     SnapshotRequest,
     TrailRequest,
 )
-from swarmnet.net.admission import Admissions, Role, advised, role_for
-from swarmnet.net.directory import Directory, Record, StageStatus
-from swarmnet.net.transport import ReadPayload, Transport
+from swarmnet.net.admission import Admissions, advised, role_for
 from swarmnet.net.unserved import nobody_serves, unserved
 from swarmnet.peer.complaints import Complaints
 from swarmnet.peer.dial_back import Asking, DialBacks, OtherWay, no_other_way
@@ -48,6 +47,7 @@ from swarmnet.pipeline.router import RoutingRule, least_time
 from swarmnet.stage.engine import Engine
 from swarmnet.state.checkpoints import Disk
 from swarmnet.state.restart import Restarts, newest_on_disk
+from swarmnet.transport import ReadPayload, Transport
 
 Tokens = Callable[[int, int], tuple[Packed, ...] | None]
 OnEvent = Callable[[str, dict[str, object]], None]

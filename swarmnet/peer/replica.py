@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from swarmnet.averaging.exchange import Exchange
+from swarmnet.directory import Role
 from swarmnet.errors import BadCheckpoint, BadMessage, SwarmError, UsageError
 from swarmnet.ids import Chain, PeerId, Restart, RunId, Signer, first_chain, next_chain
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Answer, Commit, Finished, Packed, Process, SnapshotRequest, TrailRequest, TrailStep
-from swarmnet.net.admission import Role
-from swarmnet.net.transport import ReadPayload, Transport
 from swarmnet.peer.restoring import Footing, Restoring
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.execution import Execution
@@ -42,6 +41,7 @@ from swarmnet.step.driver import Listener, StepDriver
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
 from swarmnet.step.view import Timers
+from swarmnet.transport import ReadPayload, Transport
 
 Admitted = Callable[[PeerId, Role], bool]
 

@@ -13,7 +13,6 @@ from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import BadMessage, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId, Restart, next_chain
 from swarmnet.messages import Commit, Finished, Round, Snapshot, Stamp
-from swarmnet.net.transport import Transport
 from swarmnet.stage.engine import Engine
 from swarmnet.state.catch_up import CatchUp, Level, TrailEnds
 from swarmnet.state.copies import Seal
@@ -21,6 +20,7 @@ from swarmnet.state.cut import StateHeader
 from swarmnet.state.fetch import Donors, Fetcher, TransferProgress
 from swarmnet.step.barrier import evidence
 from swarmnet.step.gate import Shape, commit_refusal
+from swarmnet.transport import Transport
 
 Event = Callable[[str, dict[str, object]], None]
 
@@ -132,7 +132,7 @@ class Restoring:
 
     async def _collect(self, stamp: Stamp, finished: Finished, holders: Sequence[PeerId]) -> None:
         wanted = Round(stamp, finished.id.ballot, finished.id, (), (), tuple(holders))
-        if await self._exchange.collect_from(wanted, *holders) != finished:
+        if await self._exchange.collect_from(wanted, finished.digest, *holders) != finished:
             raise BadMessage(RejectCode.MALFORMED, "not the sum its holders describe", step=stamp.step)
 
     def _after(self, header: StateHeader, commits: tuple[Commit, ...]) -> StateHeader:

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from swarmnet.directory import Record
 from swarmnet.ids import PeerId, Restart
-from swarmnet.net.directory import Record
 from swarmnet.peer.replica import Replica
 from swarmnet.pipeline.relay import Spawn
 from swarmnet.state.pasts import of_one_past

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Busy, Gradient, MovedTo, Packed, Process, Rejected
-from swarmnet.net.ask import ask
-from swarmnet.net.transport import Transport
 from swarmnet.pipeline.router import Pick, Router
+from swarmnet.transport import Transport, ask
 
 _FINAL = frozenset({RejectCode.STALE, RejectCode.VOID, RejectCode.FINISHED})
 """Refusals that no other replica would answer differently: believed when half of them agree."""

@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Busy, Fetch, Process, Rejected
-from swarmnet.net.transport import ReadPayload
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.feeders import TurnedAway
 from swarmnet.pipeline.floor import Claims, PipelineContext, PipelineLimits
@@ -23,6 +22,7 @@ from swarmnet.pipeline.payload import InputCheck, OnBadInput
 from swarmnet.pipeline.relay import Spawn
 from swarmnet.pipeline.sources import Sources
 from swarmnet.stage.engine import Engine
+from swarmnet.transport import ReadPayload
 
 _UNSURE_S = 0.25
 """When a caller may try again that is known and was not heard for a while."""

@@ -10,13 +10,13 @@ from typing import Protocol
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Busy, Packed, Process, Rejected
-from swarmnet.net.transport import ReadPayload
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.payload import InputCheck, OnBadInput
 from swarmnet.pipeline.relay import Spawn
 from swarmnet.pipeline.sources import Sources
 from swarmnet.pipeline.work import Slots
 from swarmnet.stage.engine import Engine, Stash
+from swarmnet.transport import ReadPayload
 
 _AFTER_LEAVING_S = 1.0
 """When to ask a replica again that is about to leave: it may be the last one then, and serve on."""

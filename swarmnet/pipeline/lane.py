@@ -16,13 +16,13 @@ from typing import Any
 from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Fetch, Gradient, MovedTo, Packed, Process, Running
-from swarmnet.net.transport import ReadPayload
 from swarmnet.pipeline.caller import OF_PAYLOAD
 from swarmnet.pipeline.floor import PipelineContext
 from swarmnet.pipeline.memo import Memo
 from swarmnet.pipeline.uncounted import Uncounted
 from swarmnet.pipeline.work import MicrobatchTask, Slots
 from swarmnet.stage.engine import Stash
+from swarmnet.transport import ReadPayload
 
 
 class StepTasks:

@@ -16,7 +16,7 @@ from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Fetch, Fetched, Gradient, Packed, Process
-from swarmnet.net.transport import Layout, TensorLayout, layout_of
+from swarmnet.transport import Layout, TensorLayout, layout_of
 from swarmnet.wire.values import check_range, check_values
 
 OnBadInput = Callable[[PeerId, int, int, BadMessage], None]

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Fetch, Fetched, Packed, Rejected
-from swarmnet.net.ask import ask
-from swarmnet.net.transport import Transport
 from swarmnet.pipeline.payload import InputCheck, OnBadInput
+from swarmnet.transport import Transport, ask
 
 ASK_S = 10.0
 """Silence after which somebody asked for a memoised copy is given up."""

@@ -11,13 +11,13 @@ from dataclasses import replace
 from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Fetch, Fetched, Gradient, Packed, Process, Rejected
-from swarmnet.net.transport import ReadPayload
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.memo import Memo
 from swarmnet.pipeline.relay import Relay, Spawn
 from swarmnet.pipeline.sources import Sources
 from swarmnet.pipeline.work import Slots
 from swarmnet.stage.engine import Engine
+from swarmnet.transport import ReadPayload
 
 
 class Uncounted:

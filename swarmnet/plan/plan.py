@@ -74,22 +74,6 @@ def plan_stage(setup: Setup, stage: int) -> StagePlan:
     return StagePlan(stage, ranges[stage], tuple(ranks), host, in_flight, on_host=layout.kind == "cpu")
 
 
-def least(setup: Setup, stage: int) -> int:
-    """Bytes that `plan_stage` finds at least for a device (for the machine, if ranks compute on the CPU): weights,
-    gradients and sums, by their shapes alone, in no time. Raises UsageError if these ranks cannot."""
-    held = _least_held(setup.manifest, setup.layout, stage)
-    if setup.layout.kind != "cpu":
-        return max(held)
-    in_flight = setup.slots * (1 + setup.manifest.averaging.delay.most)
-    return sum(held) + _host_memory(setup, Canonical.of(setup.manifest, stage), [], in_flight).total
-
-
-@functools.lru_cache(maxsize=1024)
-def _least_held(manifest: Manifest, layout: MeshLayout, stage: int) -> tuple[int, ...]:
-    mesh, shapes = MeshSplit.of(manifest, layout), Canonical.of(manifest, stage).shapes
-    return tuple(sum(_held(manifest, mesh, rank, shapes)) for rank in range(layout.ranks))
-
-
 # ------------------------------------------------------------ a rank
 
 
@@ -193,11 +177,6 @@ def _rehearsed(part: tuple[Manifest, int, MeshLayout, int, MemoryPolicy, bool]) 
     from swarmnet.plan.rehearsal import RehearsedRank, rehearse  # seconds of imports, of those who plan
 
     return rehearse(RehearsedRank(*part))
-
-
-def rehearsals() -> int:
-    """How many there were so far in this process. One takes some tenths of a second, the rest of a plan nothing."""
-    return _rehearsed.cache_info().misses
 
 
 def keeps_scores(manifest: Manifest) -> bool:

@@ -1,4 +1,4 @@
-"""A rank as a process: `python -m swarmnet.mesh DESCRIPTOR`, its end of the line to the peer process."""
+"""A rank as a process: `python -m swarmnet.ranks DESCRIPTOR`, its end of the line to the peer process."""
 
 import socket
 import sys

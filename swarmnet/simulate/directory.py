@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from swarmnet.directory import Record
 from swarmnet.ids import PeerId
-from swarmnet.net.admission import Admissions
-from swarmnet.net.directory import Record, admits
+from swarmnet.net.admission import Admissions, admits
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.links import SimulatedLinks
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Control, Heartbeat, Packed, Rejected, Request
-from swarmnet.net.transport import ReadPayload, Service, layout_of
 from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
 from swarmnet.simulate.links import Links, SimulatedLinks
+from swarmnet.transport import ReadPayload, Service, layout_of
 
 _LOOKS_PER_STALL = 4
 

@@ -14,12 +14,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from swarmnet.directory import Record, Role
 from swarmnet.errors import UsageError
 from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.messages import Packed
-from swarmnet.net.admission import Admissions, Bans, Role, ban, invite, pass_of
-from swarmnet.net.directory import Record
-from swarmnet.net.transport import Service, Transport
+from swarmnet.net.admission import Admissions, Bans, ban, invite, pass_of
 from swarmnet.peer.peer import Peer
 from swarmnet.peer.replica import Replica, ReplicaLimits
 from swarmnet.pipeline.router import routing_rule
@@ -34,6 +33,7 @@ from swarmnet.simulate.plan import OWNER, Plan, manifest_of
 from swarmnet.simulate.signer import SimulatedSigner
 from swarmnet.stage.engine import Engine
 from swarmnet.trainer.trainer import Trainer
+from swarmnet.transport import Service, Transport
 
 RUN = RunId("0" * 64)
 

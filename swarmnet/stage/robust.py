@@ -1,8 +1,6 @@
 """Reducers that a minority of wrong contributions cannot carry away: the rules, on the tensors of one part.
 
     norm_clip       no mean gradient longer than a multiple of the median length (arXiv:1911.07963)
-    trimmed_mean    per coordinate, without the extreme weight at either end (arXiv:1803.01498)
-    median          per coordinate (arXiv:1803.01498)
     centered_clip   a few steps towards everybody, each step of bounded length (arXiv:2012.10333, arXiv:2106.11257)
 
 A contribution is a sum over microbatches, its weight their number as the *ledger* has it; rules compare means and give
@@ -15,7 +13,7 @@ Given the same order of members the bits are the same; other orders differ by ro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,10 +72,6 @@ def rule_of(averaging: Averaging) -> Rule | None:
             return None
         case "norm_clip":
             return NormClip(averaging.norm_factor)
-        case "trimmed_mean":
-            return TrimmedMean(averaging.trim)
-        case "median":
-            return Median()
         case "centered_clip":
             return CenteredClip(averaging.clip_radius, averaging.clip_iterations)
         case foreign:
@@ -105,49 +99,6 @@ class NormClip:
 
 
 @dataclass(frozen=True, slots=True)
-class TrimmedMean:
-    """Per coordinate: the mean without the share `trim` of the weight at the low end and as much at the high end. A
-    contribution on the edge counts for the part of its weight inside."""
-
-    trim: float
-    noted_below: float = 0.5
-    needs_center: bool = False
-
-    def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> RobustTotal:
-        """Wrong members of at most `trim` of the weight cannot leave the range of the others' values.
-
-        kept: the median distance from the result by one's own; the rule itself weighs coordinates, not members.
-        """
-        whole = sum(weights)
-        low, high = self.trim * whole, (1.0 - self.trim) * whole
-
-        def inside(before: Tensor, upto: Tensor) -> Tensor:
-            return (upto.clamp(max=high) - before.clamp(min=low)).clamp_(min=0.0)
-
-        return _by_coordinate(sums, weights, inside)
-
-
-@dataclass(frozen=True, slots=True)
-class Median:
-    """Per coordinate: the value in the middle of the weight, or the mean of the two that meet there."""
-
-    noted_below: float = 0.5
-    needs_center: bool = False
-
-    def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> RobustTotal:
-        """Wrong members of less than half of the weight cannot leave the range of the others' values.
-
-        kept: as for TrimmedMean.
-        """
-        half = sum(weights) / 2.0  # counts of microbatches and their halves: exact in fp32
-
-        def inside(before: Tensor, upto: Tensor) -> Tensor:
-            return ((before <= half) & (upto >= half)).to(torch.float32)
-
-        return _by_coordinate(sums, weights, inside)
-
-
-@dataclass(frozen=True, slots=True)
 class CenteredClip:
     """From the step before's mean go `iterations` times towards the weighted mean of everybody's pull, none stronger
     than `radius` times the median distance. Without a step before, start from the median of each coordinate."""
@@ -165,11 +116,9 @@ class CenteredClip:
         """In one iteration wrong members of share s move the result by at most s * radius * (median
         distance), wherever they are."""
         whole = sum(weights)
-        if center is None:
-            start = Median()([each.clone() for each in sums], weights, None).total.div_(whole)
-        else:
-            start = center.clone()
         means = [each.div_(weight) for each, weight in zip(sums, weights, strict=True)]
+        # The plain mean would start wherever a liar wants; no coordinate of the median is beyond the honest ones.
+        start = coordinate_median(means, weights) if center is None else center.clone()
         limit, kept = math.inf, [1.0] * len(means)
         for _ in range(self.iterations):
             distances = [_distance(mean, start) for mean in means]
@@ -199,6 +148,18 @@ def lower_median(values: Sequence[float], weights: Sequence[int]) -> float:
     raise ValueError("the median of nothing")
 
 
+def coordinate_median(means: Sequence[Tensor], weights: Sequence[int]) -> Tensor:
+    """Per coordinate the value in the middle of the weight, or the mean of those that meet there. fp32 [K]."""
+    half, weighed = sum(weights) / 2, torch.tensor(weights, dtype=torch.float32)  # counts: exact in fp32
+    result = torch.empty_like(means[0])
+    for block, *rows in zip(*(torch.split(each, _BLOCK) for each in (result, *means)), strict=True):
+        values, order = torch.stack(rows).sort(dim=0)
+        upto = weighed[order].cumsum(0)
+        middle = (upto - weighed[order] <= half) & (upto >= half)
+        torch.div((values * middle).sum(0), middle.sum(0), out=block)
+    return result
+
+
 # ---------------------------------------------------------------- inside
 
 
@@ -210,61 +171,6 @@ def _load(name: str) -> Rule:
     if not 0.0 < rule.noted_below <= 1.0:
         raise UsageError(f"{where} notes who kept less than {rule.noted_below!r}: not in (0, 1]")
     return rule
-
-
-Inside = Callable[[Tensor, Tensor], Tensor]
-"""(weight before a place of the order, weight up to and with it) -> the weight it counts with; [B] each."""
-
-
-def _by_coordinate(sums: Sequence[Tensor], weights: Sequence[int], inside: Inside) -> RobustTotal:
-    """Sort each coordinate's means; average them by the weight that `inside` leaves to each place of the order."""
-    whole = sum(weights)
-    means = [each.div_(weight) for each, weight in zip(sums, weights, strict=True)]
-    result = torch.empty_like(means[0])
-    for block, *rows in zip(*(torch.split(each, _BLOCK) for each in (result, *means)), strict=True):
-        _order_and_average(block, rows, weights, inside)
-    distances = [_distance(mean, result) for mean in means]
-    kept = _shares(distances, lower_median(distances, weights), noise=_ROUNDING * _length(result))
-    return RobustTotal(result.mul_(whole), tuple(kept))
-
-
-def _order_and_average(out_B: Tensor, rows: Sequence[Tensor], weights: Sequence[int], inside: Inside) -> None:
-    values = [row.clone() for row in rows]
-    placed = [torch.full_like(out_B, weight) for weight in weights]
-    even = len(set(weights)) == 1  # weights that are all alike need not be carried along
-    swapped = torch.empty_like(out_B)
-    for left, right in comparators(len(values)):
-        one, other = values[left], values[right]
-        if not even:
-            torch.gt(one, other, out=swapped)  # 1.0 or 0.0: arithmetic on counts is exact, and faster than `where`
-            moved = (placed[right] - placed[left]).mul_(swapped)
-            placed[left].add_(moved)
-            placed[right].sub_(moved)
-        values[left], values[right] = torch.minimum(one, other), torch.maximum(one, other)
-    out_B.zero_()
-    before, counted = torch.zeros_like(out_B), torch.zeros_like(out_B)
-    for value, weight in zip(values, placed, strict=True):
-        upto = before + weight
-        share = inside(before, upto)
-        out_B.addcmul_(value, share)
-        counted.add_(share)
-        before = upto
-    out_B.div_(counted)
-
-
-def comparators(num_rows: int) -> Iterator[tuple[int, int]]:
-    """Pairs to put in order, one after the other, so that `num_rows` rows are sorted: Batcher's merge exchange (Knuth,
-    volume 3, 5.2.2 M). Whole rows are compared at once, which no sort along a short dimension does."""
-    top = 1 << max(num_rows - 1, 0).bit_length() >> 1
-    width = top
-    while width:
-        partner, wanted, apart = top, 0, width
-        while True:
-            yield from ((row, row + apart) for row in range(num_rows - apart) if row & width == wanted)
-            if partner == width:
-                break
-            apart, partner, wanted = partner - width, partner >> 1, width
-        width >>= 1
 
 
 def _shares(lengths: Sequence[float], limit: float, *, noise: float) -> list[float]:

@@ -19,10 +19,9 @@ from typing import Any, Protocol
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Commit, Finished, Rejected, Stamp, TrailRequest, TrailStep
-from swarmnet.net.ask import ask
-from swarmnet.net.transport import Transport
 from swarmnet.stage.engine import Engine
 from swarmnet.state.cut import StateHeader
+from swarmnet.transport import Transport, ask
 
 _ATTEMPTS, _PAUSE_S = 10, 0.5
 """How often one step is asked for while nobody answers."""

@@ -17,11 +17,10 @@ import numpy as np
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Busy, Packed, Rejected, Snapshot, SnapshotPiece, SnapshotRequest
-from swarmnet.net.ask import ask
-from swarmnet.net.transport import Transport
 from swarmnet.state.aside import Aside
 from swarmnet.state.copies import LARGE, Seal, digest_of, num_pieces, same_copy, sha256, span
 from swarmnet.state.pieces import Action, Ask, PieceSchedule
+from swarmnet.transport import Transport, ask
 
 Donors = Callable[[], Sequence[PeerId]]
 Failed = Callable[[PeerId, SwarmError], None]

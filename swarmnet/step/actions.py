@@ -59,9 +59,11 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class CollectSum:
-    """Fetch the finished sum of this round from one of its holders (rules 14, 16)."""
+    """Fetch the sum of this round that the stage has committed from one of the round's holders (rules 14, 16)."""
 
     round: Round
+    digest: bytes
+    """As the certificate has it: a holder of other bits is passed over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,13 @@ from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import SwarmError, leaves
 from swarmnet.ids import PeerId, Restart, RoundId
 from swarmnet.messages import Commit, Control, Finished, Heartbeat, Measure, Round, Stamp
-from swarmnet.net.transport import Transport
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.relay import Spawn
 from swarmnet.stage.engine import Engine, Stash
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action
 from swarmnet.step.member import Member
+from swarmnet.transport import Transport
 
 _MOST_REASONS = 32
 """Why a sum of one round failed is said so often; reasons come from others, too."""
@@ -214,8 +214,8 @@ class StepDriver:
                 self._pipeline.voided(step)
             case act.Sum(current):
                 self._round = self._spawn(self._sum(current))
-            case act.CollectSum(current):
-                self._round = self._spawn(self._collect(current))
+            case act.CollectSum(current, digest):
+                self._round = self._spawn(self._collect(current, digest))
             case act.StopSum():
                 self._stop_round()
             case act.Apply():
@@ -261,8 +261,8 @@ class StepDriver:
             self._listener.on_event(self.member.stage, event, {"step": step, "seconds": self._now() - began})
         return finished
 
-    async def _collect(self, current: Round) -> None:
-        await self._whole(current.id, self._exchange.collect(current))
+    async def _collect(self, current: Round, digest: bytes) -> None:
+        await self._whole(current.id, self._exchange.collect(current, digest))
 
     async def _whole(self, round_id: RoundId, exchange: Coroutine[Any, Any, Finished]) -> None:
         try:

@@ -488,7 +488,7 @@ class OpenStep:
         if self.promised is None:
             return []
         holders = sorted(p for p, seen in self._shared.view.mates() if seen.synced and not seen.dead)
-        return self.part.collect(Round(self.stamp, self.promised, commit.id, (), (), ()), holders)
+        return self.part.collect(Round(self.stamp, self.promised, commit.id, (), (), ()), commit.digest, holders)
 
     def _try_apply(self) -> list[Action]:
         commit = self._own_commit

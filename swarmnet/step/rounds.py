@@ -34,7 +34,7 @@ class RoundPart:
 
     stuck: the exchange cannot end by itself, as far as is known here. locked: who has signed a sum takes part in no
     other one of the step for a while, for the first may have become a certificate elsewhere. Both are said on
-    every tick. aside: sums that were left for others all the same, and are still here.
+    every tick. aside: sums that were left for others all the same, and are still here, as (round, digest).
     """
 
     def __init__(self, me: PeerId, finished: Finished | None = None) -> None:
@@ -42,7 +42,7 @@ class RoundPart:
         self.round: Round | None = None
         self.exchange: RoundId | None = None
         self.collecting: frozenset[PeerId] = frozenset()
-        self.aside: set[RoundId] = set()
+        self.aside: set[tuple[RoundId, bytes]] = set()
         self.stuck = False
         self.locked = False
 
@@ -85,16 +85,16 @@ class RoundPart:
             return Differs()  # I hold indexes this round gives to others: the keeper must decide
         return self._start(current.id, act.Sum(current))
 
-    def collect(self, wanted: Round, holders: Iterable[PeerId]) -> list[Action]:
-        """Fetch the finished sum of `wanted` from one of these, unless one of them is being asked already.
+    def collect(self, wanted: Round, digest: bytes, holders: Iterable[PeerId]) -> list[Action]:
+        """Fetch the sum of `wanted` with that digest from one of these, unless one of them is being asked already.
 
         What I take part in goes on for as long as it can end. If it cannot, a contribution may be void by now or a
         reducer gone; and those it was collected from may all be gone: then start again with who holds it now.
         """
         found = sorted(holders)
         if not found:
-            alone = wanted.id in self.aside and self.exchange != wanted.id
-            return self._start(wanted.id, act.CollectSum(wanted)) if alone else []
+            alone = (wanted.id, digest) in self.aside and self.exchange != wanted.id
+            return self._start(wanted.id, act.CollectSum(wanted, digest)) if alone else []
         if self.exchange == wanted.id and not (self.collecting or self.stuck):
             return []
         if self.exchange == wanted.id and self.collecting & set(found):
@@ -103,12 +103,13 @@ class RoundPart:
         lacking = sorted({*wanted.receivers, self.me} - set(found))
         first = lacking.index(self.me) % len(found)
         order = (*found[first:], *found[:first])
-        return self._start(wanted.id, act.CollectSum(Round(wanted.stamp, wanted.ballot, wanted.id, (), (), order)))
+        asked = Round(wanted.stamp, wanted.ballot, wanted.id, (), (), order)
+        return self._start(wanted.id, act.CollectSum(asked, digest))
 
     def _start(self, round_id: RoundId, action: act.Sum | act.CollectSum) -> list[Action]:
         stop: list[Action] = [act.StopSum()] if self.exchange is not None else []
         if isinstance(action, act.Sum) and self.finished is not None:
-            self.aside.add(self.finished.id)  # what is summed now takes its place
+            self.aside.add((self.finished.id, self.finished.digest))  # what is summed now takes its place
             self.finished = None
         self.exchange, self.stuck = round_id, False
         self.collecting = frozenset(action.round.holders) if isinstance(action, act.CollectSum) else frozenset()

@@ -17,9 +17,9 @@ from swarmnet.data.heldout import Tally
 from swarmnet.errors import NoReplica, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Control, Gradient, Packed, Rejected, Request
-from swarmnet.net.transport import ReadPayload
 from swarmnet.trainer.first_stage import FirstStage
 from swarmnet.trainer.window import Window
+from swarmnet.transport import ReadPayload
 
 LOOK_S = 0.5
 GIVE_UP_S = 60.0

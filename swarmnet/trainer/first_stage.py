@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from swarmnet.directory import Directory, Record
 from swarmnet.errors import Refused
 from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Gradient, Packed, Process
-from swarmnet.net.directory import Directory, Record
-from swarmnet.net.transport import Transport
 from swarmnet.net.unserved import nobody_serves, unserved
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.patience import AdaptiveTimeout
 from swarmnet.pipeline.payload import AnswerCheck
 from swarmnet.pipeline.router import Router, RoutingRule, least_time
 from swarmnet.state.restart import MAX_RESTARTS_AHEAD
+from swarmnet.transport import Transport
 
 
 class FirstStage:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarmnet.data.heldout import Tally
+from swarmnet.directory import Directory
 from swarmnet.errors import SwarmError, leaves
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.schema import Manifest
-from swarmnet.net.directory import Directory
 from swarmnet.net.grpc_greeting import Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport

@@ -16,16 +16,16 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any
 
+from swarmnet.directory import Directory, Record
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Answer, Control, Fetch, Fetched, Packed, Process, Rejected, Request
 from swarmnet.net.admission import Admissions, advised, role_for
-from swarmnet.net.directory import Directory, Record
-from swarmnet.net.transport import ReadPayload, Transport
 from swarmnet.pipeline.router import RoutingRule, least_time
 from swarmnet.trainer.first_stage import FirstStage
 from swarmnet.trainer.window import Window
+from swarmnet.transport import ReadPayload, Transport
 
 Tokens = Callable[[int], tuple[Packed, ...]]
 """Number of a microbatch in its stream -> its tokens: (tokens,) int32 [B, T + 1], in training (tokens, proof)."""

@@ -1,4 +1,4 @@
-"""What every `net.transport.Transport` must do. Run each of `CHECKS` on a fresh `Pair`, on whatever event loop.
+"""What every `transport.Transport` must do. Run each of `CHECKS` on a fresh `Pair`, on whatever event loop.
 
 A pair is two connected ends, `a` and `b`, each with a `ScriptedService`. `kill_b` ends `b` the way a crash would:
 nobody listens at its address afterwards. Nothing here sleeps to synchronise; all waits end with an event.
@@ -32,7 +32,7 @@ from swarmnet.messages import (
     Running,
     Stamp,
 )
-from swarmnet.net.transport import ReadPayload, Transport
+from swarmnet.transport import ReadPayload, Transport
 
 Answering = Callable[[PeerId, Request, ReadPayload], AsyncIterator[Answer]]
 
@@ -46,7 +46,7 @@ async def _nothing(caller: PeerId, request: Request, payload: ReadPayload) -> As
 
 @dataclass
 class ScriptedService:
-    """A `net.transport.Service` that records what it hears and answers as the test says."""
+    """A `transport.Service` that records what it hears and answers as the test says."""
 
     answering: Answering = _nothing
     told: asyncio.Queue[tuple[PeerId, Control]] = field(default_factory=asyncio.Queue)

@@ -124,7 +124,7 @@ class Node:
     member: Member
     added: tuple[int, ...] = ()
     sum: Round | None = None
-    collect: Round | None = None
+    collect: tuple[Round, bytes] | None = None
     due: frozenset[int] = frozenset()
     applies: bool = False
     applied: bytes | None = None
@@ -249,8 +249,8 @@ def begin(setup: Setup, state: State, peer: PeerId, actions: list[Action]) -> No
                 node.sum = current
                 if any(each == peer for each, _, _ in current.contributions):
                     state.parts |= {(current.id, peer, tuple(sorted(node.added)))}
-            case act.CollectSum(current):
-                node.collect = current
+            case act.CollectSum(current, digest):
+                node.collect = current, digest
             case act.StopSum():
                 node.sum = node.collect = None
             case act.Apply():
@@ -329,10 +329,12 @@ def _own(setup: Setup, state: State, peer: PeerId, node: Node) -> Iterator[str]:
         yield from (f"collects from {x}" for x in sorted(state.nodes) if _served(state, x, node.collect) is not None)
 
 
-def _served(state: State, holder: PeerId, wanted: Round) -> Finished | None:
-    if holder not in wanted.holders:
+def _served(state: State, holder: PeerId, wanted: tuple[Round, bytes]) -> Finished | None:
+    current, digest = wanted
+    if holder not in current.holders:
         return None
-    return state.nodes[holder].member.sum_of(wanted.stamp, wanted.id)
+    found = state.nodes[holder].member.sum_of(current.stamp, current.id)
+    return found if found is not None and found.digest == digest else None  # who describes another sum is passed over
 
 
 def _act(setup: Setup, state: State, peer: PeerId, what: str) -> State:

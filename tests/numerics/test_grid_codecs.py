@@ -187,7 +187,7 @@ def test_so_it_is_where_sums_of_the_round_before_are_kept(codec: str) -> None:
     play(Averaging(codec=codec), story)
 
 
-@pytest.mark.parametrize("reducer", ["norm_clip", "trimmed_mean", "median", "centered_clip"])
+@pytest.mark.parametrize("reducer", ["norm_clip", "centered_clip"])
 def test_a_liar_is_found_in_its_row_and_the_row_is_weighed_by_its_microbatches(reducer: str) -> None:
     async def story(members: Members) -> None:
         shared = torch.randn(members.engines[PEERS[0]].num_elements, generator=torch.Generator().manual_seed(9))
@@ -203,9 +203,7 @@ def test_a_liar_is_found_in_its_row_and_the_row_is_weighed_by_its_microbatches(r
         ratio = float(members.total().norm() / honest.norm())
         assert torch.nn.functional.cosine_similarity(members.total(), honest, dim=0) > 0.98 and 0.5 < ratio < 1.1
 
-    # The trim must be worth more than one member of the smallest group that it works in.
-    own = {"trim": 0.4} if reducer == "trimmed_mean" else {}
-    play(Averaging(codec="fp32", reducer=reducer, **own), story)
+    play(Averaging(codec="fp32", reducer=reducer), story)
 
 
 def test_rows_of_these_rounds_are_what_the_tests_say() -> None:

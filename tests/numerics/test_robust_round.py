@@ -123,7 +123,7 @@ LIES: dict[str, Lie] = {
 }
 
 
-@pytest.mark.parametrize("reducer", ["norm_clip", "trimmed_mean", "median", "centered_clip"])
+@pytest.mark.parametrize("reducer", ["norm_clip", "centered_clip"])
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 def test_everybody_ends_up_with_the_same_sum_and_every_reducer_names_the_liar(reducer: str, lie: Lie) -> None:
     group, found = play(reducer, lie)

@@ -15,11 +15,11 @@ from strike import watched
 from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Fetched, Gradient, Packed, Process, Rejected
-from swarmnet.net.ask import ask
 from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.engine import proven_tokens_of
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
+from swarmnet.transport import ask
 
 PLAN = Plan(stages=3, replicas=2, microbatches=6, steps=4, max_void=0)
 HIDDEN = Packed("fp32", (1, 1, 1), struct.pack("<f", 7.0))

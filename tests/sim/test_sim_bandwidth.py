@@ -16,11 +16,11 @@ from swarmnet.averaging.exchange import Exchange
 from swarmnet.averaging.parts import shares
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Answer, Control, Finished, Packed, Part, Request, Round, Stamp
-from swarmnet.net.transport import ReadPayload
 from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
 from swarmnet.simulate.links import Links
 from swarmnet.simulate.network import MemoryNetwork
 from swarmnet.stage.engine import Contribution, Reduced
+from swarmnet.transport import ReadPayload
 
 ELEMENTS, TOKENS = 4 << 20, 10
 SIZE = 4.0 * ELEMENTS

@@ -15,10 +15,10 @@ import pytest
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Packed, Part, Request
-from swarmnet.net.transport import Transport
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.transport import Transport
 
 STEP, STAGE = 1, 0
 Read = Callable[[int, int], Awaitable[Packed]]

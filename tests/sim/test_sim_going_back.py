@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from swarmnet.directory import Record, StageStatus
 from swarmnet.ids import NO_RESTART, OnDisk, PeerId, Restart, first_chain
 from swarmnet.messages import Heartbeat, Stamp
-from swarmnet.net.directory import Record, StageStatus
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import RUN, Swarm
 from swarmnet.state.restart import Move

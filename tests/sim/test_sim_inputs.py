@@ -15,8 +15,6 @@ from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Data
 from swarmnet.messages import Answer, Fetched, Packed, Process, Rejected
-from swarmnet.net.ask import ask
-from swarmnet.net.transport import ReadPayload
 from swarmnet.pipeline.floor import PipelineContext
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.simulate import oracle, swarm
@@ -25,6 +23,7 @@ from swarmnet.simulate.engine import proven_tokens_of
 from swarmnet.simulate.plan import Plan, manifest_of
 from swarmnet.simulate.swarm import Swarm
 from swarmnet.trainer.trainer import Trainer
+from swarmnet.transport import ReadPayload, ask
 
 PLAN = Plan(stages=3, replicas=2, microbatches=6, steps=6)
 STRANGER = PeerId("stranger")

@@ -6,9 +6,9 @@ import asyncio
 
 from swarmnet.errors import RejectCode
 from swarmnet.messages import Fetch, Rejected
-from swarmnet.net.ask import ask
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
+from swarmnet.transport import ask
 
 
 def outcome(*, invite: bool) -> tuple[float, int]:

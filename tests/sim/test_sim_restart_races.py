@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
+from swarmnet.directory import Record, StageStatus
 from swarmnet.ids import PeerId, Restart, first_chain
-from swarmnet.net.directory import Record, StageStatus
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import RUN, Node, Swarm
 from tests.sim.going_back import GoingBack

@@ -13,7 +13,7 @@ from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
 from swarmnet.net.tls import open_authority
-from swarmnet.net.transport import ReadPayload
+from swarmnet.transport import ReadPayload
 
 
 class Silent:

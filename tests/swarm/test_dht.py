@@ -21,12 +21,12 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import PeerID
 
+from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import UsageError
 from swarmnet.ids import RunId, first_chain
 from swarmnet.net.dht import KNOWN_PEERS_FILE, READ_DEADLINE_S, DhtDirectory
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.dht_node import DhtNode
-from swarmnet.net.directory import Record, StageStatus
 from swarmnet.net.identity import Identity
 from swarmnet.net.records import MAX_AHEAD_S, Announcement, dht_key, places_of, seal
 from swarmnet.peer.status import run_status

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from swarmnet.config.peer import PeerConfig
+from swarmnet.directory import StageStatus
 from swarmnet.errors import RejectCode, UsageError
 from swarmnet.ids import Chain, first_chain
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load, override, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import ManifestData, ManifestRequest, Rejected
-from swarmnet.net.directory import StageStatus
 from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer import joining

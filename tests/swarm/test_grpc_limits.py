@@ -25,7 +25,7 @@ from swarmnet.net.grpc_caller import METHODS
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
-from swarmnet.net.transport import ReadPayload
+from swarmnet.transport import ReadPayload
 from swarmnet.wire.convert import read_answer, write_control
 from tests.contracts.transport_contract import FETCH, LIMIT_S, PROCESS, ScriptedService, execute
 

@@ -39,7 +39,7 @@ from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
 from swarmnet.net.tls import Authority, Leaf, open_authority, trust_anchor
-from swarmnet.net.transport import ReadPayload
+from swarmnet.transport import ReadPayload
 from swarmnet.wire.convert import read_answer, write_hello, write_request
 from swarmnet.wire.convert_calls import GreetFirst, Hello, TensorHeader
 from swarmnet.wire.framing import CHUNK_BYTES

@@ -29,6 +29,7 @@ from running import PATIENCE_S, Running
 from test_dht import Gullible
 from tiny_run import write_tiny_run
 
+from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import SwarmError
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.canonical import run_id
@@ -38,7 +39,6 @@ from swarmnet.messages import Answer, Control, Gradient, ManifestRequest, Packed
 from swarmnet.net.address import Address
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.dht_node import DhtNode
-from swarmnet.net.directory import Record, StageStatus
 from swarmnet.net.grpc_callee import LINK
 from swarmnet.net.grpc_caller import METHODS
 from swarmnet.net.grpc_greeting import HELLO, Greeter
@@ -47,7 +47,7 @@ from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
 from swarmnet.net.records import TRAINERS, Announcement, dht_key, seal
 from swarmnet.net.tls import Leaf, open_authority, trust_anchor
-from swarmnet.net.transport import ReadPayload
+from swarmnet.transport import ReadPayload
 from swarmnet.wire.codecs import encode
 from swarmnet.wire.convert import write_control, write_hello, write_request
 from tests.unit import test_wire_messages as messages

@@ -16,6 +16,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 
 from swarmnet.config.peer import PeerConfig
+from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import RejectCode, UsageError
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.canonical import run_id
@@ -27,7 +28,6 @@ from swarmnet.net.admission import Admissions, Pass, ban, invite, pass_of
 from swarmnet.net.admission_files import Owner, new_owner, write_owner
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_node import DhtNode
-from swarmnet.net.directory import Record, StageStatus
 from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.grpc_greeting import Greeter
 from swarmnet.net.grpc_transport import GrpcTransport
@@ -35,9 +35,9 @@ from swarmnet.net.identity import Identity, verify
 from swarmnet.net.records import TTL_S, Announcement, bans_key, dht_key, places_of, seal
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.net.tls import open_authority
-from swarmnet.net.transport import ReadPayload
 from swarmnet.peer.joining import find_place
 from swarmnet.peer.status import run_status
+from swarmnet.transport import ReadPayload
 from tests.contracts.transport_contract import LIMIT_S, PROCESS, ScriptedService, packed
 
 RUN = RunId("ab" * 32)

@@ -52,7 +52,7 @@ class Table:
         self.sums: dict[str, list[int]] = {}
         self.later: dict[str, list[int]] = {}
         self.rounds: dict[str, Round | None] = {}
-        self.collects: dict[str, Round | None] = {}
+        self.collects: dict[str, tuple[Round, bytes] | None] = {}
         self.applies: list[str] = []
         self.did: list[tuple[str, Action]] = []
         self.wire: list[tuple[PeerId, PeerId, Control]] = []
@@ -107,8 +107,8 @@ class Table:
                     self._accumulator(name, step).clear()
                 case act.Sum(current):
                     self.rounds[name] = current
-                case act.CollectSum(current):
-                    self.collects[name] = current
+                case act.CollectSum(current, digest):
+                    self.collects[name] = current, digest
                 case act.StopSum():
                     self.rounds[name] = self.collects[name] = None
                 case act.Apply():
@@ -165,10 +165,11 @@ class Table:
 
     def collect(self, name: str) -> None:
         """`name` fetches the sum it was told to collect."""
-        current = self.collects[name]
-        assert current is not None, f"{name} collects nothing"
+        wanted = self.collects[name]
+        assert wanted is not None, f"{name} collects nothing"
+        current, digest = wanted
         found = [self.members[h].sum_of(current.stamp, current.id) for h in current.holders if h in self.members]
-        whole = [finished for finished in found if finished is not None]
+        whole = [finished for finished in found if finished is not None and finished.digest == digest]
         assert whole, f"nobody of {current.holders} holds {current.id}"
         self.do(name, self.members[name].sum_whole(whole[0], now=self.now))
 

@@ -10,8 +10,8 @@ import pytest
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Packed, Rejected, Request, Running, SnapshotRequest
-from swarmnet.net.ask import ask
 from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.transport import ask
 
 PEER = PeerId("p")
 NO = Rejected(RejectCode.NOT_FOUND, "no")

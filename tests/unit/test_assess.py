@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from swarmnet.directory import Complaint, Record, StageStatus
 from swarmnet.ids import NO_RESTART, Chain, OnDisk, PeerId, Restart, RunId
-from swarmnet.net.directory import Complaint, Record, StageStatus
 from swarmnet.peer.assess import Assessment, Problem, assess
 
 RUN = RunId("ab" * 32)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from stage_table import TIMERS, Table
 
+from swarmnet.directory import Complaint
 from swarmnet.ids import PeerId
-from swarmnet.net.directory import Complaint
 from swarmnet.peer.complaints import Complaints
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import PeerGone, PeerTimeout, UsageError
 from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.messages import Answer, Busy, DialBack, DialledBack
-from swarmnet.net.directory import Record, StageStatus
 from swarmnet.peer.dial_back import MOST_ASKED, MOST_NO, Asking, DialBacks, DialQuota, Inquiry, no_other_way
 from swarmnet.simulate.clock import VirtualLoop
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from swarmnet.data.heldout import Tally
+from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import NoReplica, PeerGone, Refused, RejectCode
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.schema import Averaging, Manifest, Training
 from swarmnet.messages import Accepted, Answer, Busy, Control, Gradient, Packed, Process, Rejected, Request
-from swarmnet.net.directory import Record, StageStatus
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.trainer.evaluation import GIVE_UP_S, UNSEEN_S, Evaluation, Piece
 from swarmnet.trainer.first_stage import FirstStage

@@ -88,6 +88,14 @@ class Members:
         self.finished[peer] = found
         return found
 
+    async def collect(self, current: Round, *holders: PeerId) -> Finished:
+        """B fetches what A has finished: from its holders in turn, or from these at once."""
+        committed, exchange = self.finished[A], self.exchanges[B]
+        assert committed is not None
+        if holders:
+            return await exchange.collect_from(current, committed.digest, *holders)
+        return await exchange.collect(current, committed.digest)
+
     async def sum_all(self) -> list[Finished]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self.sum(peer, BOTH)) for peer in (A, B)]
@@ -168,7 +176,7 @@ def test_a_member_speaks_for_the_microbatches_the_round_gives_it_and_no_others(
 
 async def _collect(members: Members) -> Finished:
     await members.sum(A, ALONE)
-    return await members.exchanges[B].collect_from(replace(ALONE, holders=(A,)), A)
+    return await members.collect(replace(ALONE, holders=(A,)), A)
 
 
 def test_a_finished_sum_is_collected() -> None:
@@ -206,7 +214,7 @@ def test_a_sum_that_was_held_is_not_once_another_was_written_over_it() -> None:
         await _collect(members)
         members.change = lambda _, answer: flip(answer)
         with pytest.raises(BadMessage):
-            await members.exchanges[B].collect_from(replace(ALONE, holders=(A,)), A)
+            await members.collect(replace(ALONE, holders=(A,)), A)
 
     play(story())
     assert not members.exchanges[B].holds(STAMP, ID)
@@ -225,7 +233,7 @@ def test_collecting_goes_on_until_a_holder_has_it_whole() -> None:
 
     async def story() -> Finished:
         await members.sum(A, ALONE)
-        return await members.exchanges[B].collect(replace(ALONE, holders=(A,)))
+        return await members.collect(replace(ALONE, holders=(A,)))
 
     assert play(story()) == members.finished[A]
     assert len(members.asked) == 6 and members.engines[B]._buffer == ONES
@@ -240,7 +248,7 @@ def test_a_holder_that_cannot_be_called_costs_a_second_once_a_minute() -> None:
 
     async def collect() -> float:
         began = asyncio.get_running_loop().time()
-        assert await members.exchanges[B].collect(replace(ALONE, holders=(C, A))) == members.finished[A]
+        assert await members.collect(replace(ALONE, holders=(C, A))) == members.finished[A]
         return asyncio.get_running_loop().time() - began
 
     async def story() -> list[float]:
@@ -259,7 +267,7 @@ def test_the_only_holder_is_waited_for_longer_each_time() -> None:
 
     async def story() -> Finished:
         await members.sum(A, ALONE)
-        return await members.exchanges[B].collect(replace(ALONE, holders=(A,)))
+        return await members.collect(replace(ALONE, holders=(A,)))
 
     assert play(story()) == members.finished[A]
     assert len(members.asked) == 3, "for 1, 2 and 4 seconds"
@@ -271,7 +279,7 @@ def test_a_holder_that_shows_a_sign_of_life_is_waited_for() -> None:
 
     async def story() -> Finished:
         await members.sum(A, ALONE)
-        return await members.exchanges[B].collect(replace(ALONE, holders=(A,)))
+        return await members.collect(replace(ALONE, holders=(A,)))
 
     assert play(story()) == members.finished[A] and len(members.asked) == 1
 
@@ -330,7 +338,7 @@ def test_a_sum_that_was_left_for_another_of_its_step_is_served_and_comes_back() 
         exchange = members.exchanges[A]
         assert exchange.holds(STAMP, again.id) and not exchange.holds(STAMP, ID)
         served = await _last(exchange, "sum")
-        back = await exchange.collect(replace(ALONE, holders=()))
+        back = await exchange.collect(replace(ALONE, holders=()), first.digest)
         assert exchange.holds(STAMP, ID) and members.engines[A]._buffer == ONES
         return first, tasks[0].result(), served, back
 
@@ -343,23 +351,72 @@ def test_a_sum_set_aside_that_the_stage_has_committed_with_other_bits_is_fetched
     members, again = Members(ONES, TWOS), replace(BOTH, id=RoundId(ID.ballot, 2))
     other = replace(ALONE, contributions=BOTH.contributions[1:], receivers=(B,))  # the same id, and other bits
 
-    async def story() -> tuple[Finished, Finished]:
-        exchange, wanted = members.exchanges[A], replace(ALONE, holders=(B,))
+    async def story() -> tuple[Finished, Finished, Answer]:
+        exchange = members.exchanges[A]
+        mine = await members.sum(A, ALONE)
+        async with asyncio.TaskGroup() as group:
+            for peer in (A, B):
+                group.create_task(members.sum(peer, again))
+        committed = await members.sum(B, other)
+        members.finished[A] = await exchange.collect(replace(ALONE, holders=(B,)), committed.digest)
+        return mine, members.finished[A], await _last(exchange, "sum")
+
+    mine, theirs, served = play(story())
+    assert mine.digest != theirs.digest and theirs == members.finished[B]
+    assert members.engines[A]._buffer == TWOS
+    assert isinstance(served, PartData) and served.finished == theirs, "nobody is handed the sum that was given up"
+
+
+def test_a_sum_set_aside_with_other_bits_than_the_committed_ones_does_not_come_back() -> None:
+    members, again = Members(ONES, TWOS), replace(BOTH, id=RoundId(ID.ballot, 2))
+
+    async def story() -> None:
         await members.sum(A, ALONE)
         async with asyncio.TaskGroup() as group:
             for peer in (A, B):
                 group.create_task(members.sum(peer, again))
-        await members.sum(B, other)
-        return await exchange.collect(wanted), await exchange.collect(wanted)
+        with pytest.raises(Refused, match="nobody"):
+            await members.exchanges[A].collect(ALONE, b"other bits")
+        assert members.exchanges[A].holds(STAMP, again.id), "what is in the buffer stays"
 
-    mine, theirs = play(story())
-    assert mine.digest != theirs.digest and theirs == members.finished[B]
-    assert members.engines[A]._buffer == TWOS
+    play(story())
+
+
+def test_a_holder_of_a_foreign_sum_is_passed_over_before_anything_is_installed() -> None:
+    """It serves a sum of the same round id: that it is whole and has its own digest makes it no commit."""
+    members = Members(ONES, TWOS)
+    foreign = replace(ALONE, contributions=BOTH.contributions[1:], receivers=(B,))
+    exchange = Exchange(C, Engine([0] * NUM_ELEMENTS), members, lambda stamp, number: None, num_tokens=10)
+
+    async def story() -> Finished:
+        committed = await members.sum(A, ALONE)
+        await members.sum(B, foreign)
+        with pytest.raises(BadMessage, match="another sum"):
+            await exchange.collect_from(ALONE, committed.digest, B)
+        assert not exchange.holds(STAMP, ID)
+        found = await exchange.collect(replace(ALONE, holders=(B, A)), committed.digest)
+        assert [peer for peer, _ in members.asked] == [B, B, A]
+        return found
+
+    assert play(story()) == members.finished[A]
+
+
+def test_of_many_holders_one_with_a_foreign_sum_costs_no_more_than_its_answer() -> None:
+    members = Members(ONES, TWOS)
+    foreign = replace(ALONE, contributions=BOTH.contributions[1:], receivers=(B,))
+    exchange = Exchange(C, Engine([0] * NUM_ELEMENTS), members, lambda stamp, number: None, num_tokens=10)
+
+    async def story() -> Finished:
+        committed = await members.sum(A, ALONE)
+        await members.sum(B, foreign)
+        return await exchange.collect_from(ALONE, committed.digest, B, A)
+
+    assert play(story()) == members.finished[A]
 
 
 def test_without_a_holder_a_sum_that_is_not_here_is_refused() -> None:
     with pytest.raises(Refused, match="nobody"):
-        play(Members(ONES, TWOS).exchanges[A].collect(ALONE))
+        play(Members(ONES, TWOS).exchanges[A].collect(ALONE, b""))
 
 
 def test_who_waits_for_a_piece_of_an_abandoned_round_is_told() -> None:

@@ -13,7 +13,6 @@ from scripted import PROOF, OneProof, Says, ScriptedTransport, on_virtual_time
 from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Busy, Fetch, Fetched, Gradient, Packed, Process, Rejected, Running
-from swarmnet.net.transport import ReadPayload, layout_of
 from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.feeders import TurnedAway
@@ -25,6 +24,7 @@ from swarmnet.pipeline.sources import Sources
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.stage.engine import Stash
+from swarmnet.transport import ReadPayload, layout_of
 
 SLOTS = 2
 TOKENS = ("int32", (1, 2))

@@ -25,7 +25,7 @@ CLIP = {"averaging.reducer": "norm_clip"}
         (LOCAL, {**INT8, **CLIP}),
         (LOCAL | {"averaging.codec": "int8"}, {"numerics.mode": "fp32", **CLIP}),
         (LOCAL | {"averaging.codec": "powersgd:4"}, {"numerics.mode": "fp32"}),
-        (LOCAL | {"averaging.reducer": "median"}, INT8),
+        (LOCAL | {"averaging.reducer": "centered_clip"}, INT8),
         (LOCAL | PAIRS, {**FP16, **CLIP, "averaging.outer_momentum": PAIRS_MOMENTUM, **WARMUP}),
         (LOCAL | PAIRS | {"averaging.outer_momentum": 0.2}, {**FP16, **CLIP, **WARMUP}),
         (LOCAL | {"numerics.mode": "deterministic"}, {}),

@@ -10,10 +10,10 @@ from test_caller import CHECK, PAYLOAD, REQUEST, gradient
 from test_execution import Scene, inputs, payload, scene
 
 from swarmnet.messages import Busy, Fetch, Fetched, Gradient, MovedTo, Process
-from swarmnet.net.transport import ReadPayload, layout_of
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.patience import AdaptiveTimeout
 from swarmnet.pipeline.router import Router
+from swarmnet.transport import ReadPayload, layout_of
 
 
 def call(leaving: set[str], **peers) -> tuple[list[str], list[str]]:

@@ -8,8 +8,20 @@ from pathlib import Path
 import pytest
 
 from swarmnet.errors import UsageError
-from swarmnet.local.chaos import SHORTHAND, Random, expand, load
-from swarmnet.local.fault import Fault
+from swarmnet.local.fault import (
+    SHORTHAND,
+    Drain,
+    Fault,
+    Join,
+    Kill,
+    KillRank,
+    Partition,
+    Random,
+    Slow,
+    Stop,
+    expand,
+    load,
+)
 
 
 def read(tmp_path: Path, text: str) -> tuple[int, tuple[Fault, ...]]:
@@ -57,22 +69,18 @@ phase = "backward"
 """,
     )
     assert seed == 7
-    assert faults == (
-        Fault("kill", "kill s1@5 backward end", 1, step=5, phase="backward", moment="end", back_s=1.0),
-        Fault("kill", "kill s2-r1 at 2.5 s", 2, "s2-r1", at_s=2.5, back_s=None),
-        Fault("stop", "stop @3", step=3, for_s=2.0),
-        Fault("join", "join @4", step=4),
-        Fault("drain", "drain s0@6", 0, step=6, back_s=1.5),
-        Fault(
-            "partition",
-            "partition s0-r0|s0-r1+trainer-0@7",
-            step=7,
-            for_s=3.0,
-            groups=(("s0-r0",), ("s0-r1", "trainer-0")),
-        ),
-        Fault("slow", "slow s2@8", step=8, for_s=1.0, groups=(("s2",),), bytes_per_s=1e5),
-        Fault("kill_rank", "kill_rank s1@9 backward", 1, step=9, phase="backward"),
-    )
+    assert {str(fault): fault for fault in faults} == {
+        "kill s1@5 backward end": Kill(stage=1, step=5, phase="backward", moment="end"),
+        "kill s2-r1 at 2.5 s": Kill(peer="s2-r1", at_s=2.5, back=False),
+        "stop @3": Stop(step=3, for_s=2.0),
+        "join @4": Join(step=4),
+        "drain s0@6": Drain(stage=0, step=6, back_s=1.5),
+        "partition s0-r0|s0-r1+trainer-0@7": Partition(step=7, for_s=3.0, between=(("s0-r0",), ("s0-r1", "trainer-0"))),
+        "slow s2@8": Slow(step=8, for_s=1.0, peers=("s2",), bytes_per_s=1e5),
+        "kill_rank s1@9 backward": KillRank(stage=1, step=9, phase="backward"),
+    }
+    assert [fault.returns_s for fault in faults if fault.takes_away] == [1.0, None, None, 1.5]
+    assert faults[1].place == 2
 
 
 @pytest.mark.parametrize(
@@ -116,7 +124,7 @@ def test_a_seed_draws_the_same_faults_and_another_one_others() -> None:
     kinds = Counter(fault.kind for fault in draw(1))
     assert set(kinds) == {"kill", "stop", "join", "partition", "slow"} and kinds["kill"] >= 20
     assert all(1 <= fault.step < 198 for fault in draw(1) if fault.step is not None)
-    assert len({fault.label for fault in draw(1)}) > 20
+    assert len({str(fault) for fault in draw(1)}) > 20
 
 
 def test_rates_are_counts_per_hundred_steps() -> None:

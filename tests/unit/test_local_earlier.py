@@ -15,7 +15,8 @@ from swarmnet.errors import UsageError
 from swarmnet.local.audit import Audit
 from swarmnet.local.earlier import finished, lives, members, replay
 from swarmnet.local.events import CheckpointEvent, CommittedEvent
-from swarmnet.local.options import LocalOptions, parse_kill_all
+from swarmnet.local.fault import kill_all
+from swarmnet.local.options import LocalOptions
 from swarmnet.local.progress import Point, ReplicaView, SwarmProgress
 from swarmnet.local.table import PlainScreen
 
@@ -114,11 +115,11 @@ def test_who_takes_part_is_who_has_a_directory(tmp_path: Path) -> None:
 
 
 def test_orders_that_cannot_be_carried_out() -> None:
-    assert parse_kill_all(None, steps=5) == ()
-    assert [fault.kind for fault in parse_kill_all(4, steps=5)] == ["kill_all"]
+    assert kill_all(None, steps=5) == ()
+    assert [fault.kind for fault in kill_all(4, steps=5)] == ["kill_all"]
     for step in (-1, 5):
         with pytest.raises(UsageError, match="--kill-all"):
-            parse_kill_all(step, steps=5)
+            kill_all(step, steps=5)
     with pytest.raises(UsageError, match="--resume needs --out"):
         LocalOptions(resume=True)
     with pytest.raises(UsageError, match="--chaos and --kill"):

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.local.acts import (
-    Act,
-    At,
-    ContinueAction,
-    DrainAction,
+from swarmnet.local.fault import Drain, Fault, Join, Kill, KillAll, Partition, Slow, Stop, member_of, names, unlikely
+from swarmnet.local.faults import (
+    ASK_S,
+    WAIT_S,
+    Action,
+    FaultAction,
     FaultEnded,
     FaultPostponed,
-    Gone,
+    Faults,
     HoldAction,
-    HoldReached,
-    JoinAction,
-    KillAction,
-    KillAllAction,
-    LinksAction,
     ReleaseAction,
     RestartAction,
-    RunComplete,
-    SnapshotAsked,
-    Started,
-    StopAction,
-    Tick,
 )
-from swarmnet.local.fault import Fault, LinkLimit, links_of, member_of, names, unlikely
-from swarmnet.local.faults import ASK_S, WAIT_S, Faults
+from swarmnet.local.orders import LinkLimit, links_of
 
 STEPS = 20
 NAMES = {f"s{stage}-r{number}": stage for stage in range(2) for number in range(3)}
@@ -40,19 +30,23 @@ NAMES = {f"s{stage}-r{number}": stage for stage in range(2) for number in range(
 def machine(*faults: Fault, seed: int = 0) -> Faults:
     found = Faults(faults, replicas=NAMES, steps=STEPS, rng=random.Random(seed))
     for name in NAMES:
-        assert found.on(Started(name), now=0.0) == []
+        assert found.started(name, now=0.0) == []
     return found
 
 
-def bring(faults: Faults, version: int, *, now: float, whom: list[str] | None = None) -> list[Act]:
-    return [act for name in whom or NAMES for act in faults.on(At(name, version), now=now)]
+def bring(faults: Faults, version: int, *, now: float, whom: list[str] | None = None) -> list[Action]:
+    return [act for name in whom or NAMES for act in faults.at(name, version, now=now)]
 
 
-def only(acts: list[Act], kind: type) -> list[Act]:
+def only(acts: list[Action], kind: type) -> list[Any]:
     return [act for act in acts if isinstance(act, kind)]
 
 
-KILL = Fault("kill", "k", 1, step=3, phase="backward", moment="end", back_s=1.0)
+def struck(acts: list[Action], kind: type[Fault]) -> list[FaultAction]:
+    return [act for act in only(acts, FaultAction) if isinstance(act.fault, kind)]
+
+
+KILL = Kill(stage=1, step=3, phase="backward", moment="end").named("k")
 
 
 def armed(fault: Fault) -> tuple[Faults, HoldAction]:
@@ -63,219 +57,210 @@ def armed(fault: Fault) -> tuple[Faults, HoldAction]:
 
 def test_a_fault_in_a_phase_is_armed_a_step_ahead_and_happens_when_somebody_holds_there() -> None:
     faults, hold = armed(KILL)
-    assert hold == HoldAction(hold.name, hold.id, "backward", 3, "end") and NAMES[hold.name] == 1
+    assert hold == HoldAction(hold.name, hold.id, KILL) and NAMES[hold.name] == 1
     assert bring(faults, 3, now=3.0) == []  # it is not there yet
-    (kill,) = faults.on(HoldReached(hold.id, hold.name, 3), now=3.1)
-    assert kill == KillAction(hold.name, 1, 3, "k", back=True)
+    (kill,) = faults.holds(hold.name, hold.id, now=3.1)
+    assert kill == FaultAction(KILL, 3, hold.name, 1)
     assert faults.pending == ()
-    assert faults.on(Gone(hold.name), now=3.2) == []
-    assert faults.on(Tick(), now=4.2) == [RestartAction(hold.name)]
+    assert faults.gone(hold.name, now=3.2) == []
+    assert faults.tick(now=4.2) == [RestartAction(hold.name)]
 
 
 def test_whoever_holds_when_it_may_not_die_is_let_go_and_another_is_armed_later() -> None:
     faults, hold = armed(KILL)
     others = [name for name, stage in NAMES.items() if stage == 1 and name != hold.name]
     for name in others:
-        faults.on(Gone(name, back=False), now=2.5)
-    acts = faults.on(HoldReached(hold.id, hold.name, 3), now=3.0)
-    assert acts[:2] == [ReleaseAction(hold.name, hold.id), FaultPostponed("k", 1, "1 synced replica in stage 1")]
+        faults.gone(name, back=False, now=2.5)
+    acts = faults.holds(hold.name, hold.id, now=3.0)
+    assert acts[:2] == [ReleaseAction(hold.name, hold.id), FaultPostponed(KILL, "1 synced replica in stage 1")]
     assert faults.pending == ("k",)
-    faults.on(Started(others[0]), now=4.0)
-    (again,) = only(faults.on(At(others[0], 2), now=5.0), HoldAction)
+    faults.started(others[0], now=4.0)
+    (again,) = only(faults.at(others[0], 2, now=5.0), HoldAction)
     assert again.id != hold.id
 
 
 def test_one_that_died_before_it_held_is_replaced() -> None:
     faults, hold = armed(KILL)
-    (other,) = only(faults.on(Gone(hold.name), now=2.5), HoldAction)
+    (other,) = only(faults.gone(hold.name, now=2.5), HoldAction)
     assert other.name != hold.name and NAMES[other.name] == 1
-    assert faults.on(HoldReached(hold.id, hold.name, 3), now=2.6) == [ReleaseAction(hold.name, hold.id)]  # read late
+    assert faults.holds(hold.name, hold.id, now=2.6) == [ReleaseAction(hold.name, hold.id)]  # read late
 
 
 def test_a_stopped_replica_goes_on_and_counts_for_nothing_until_it_has_moved() -> None:
-    stop = Fault("stop", "s", 1, peer="s1-r0", step=2, for_s=5.0)
-    kill = Fault("kill", "k", 1, peer="s1-r1", step=4, back_s=None)
+    stop = Stop(peer="s1-r0", step=2, for_s=5.0)
+    kill = Kill(peer="s1-r1", step=4, back=False)
     faults = machine(stop, kill)
     acts = [act for version in range(3) for act in bring(faults, version, now=float(version))]
-    acts += faults.on(Tick(), now=2.7)
-    assert only(acts, StopAction) == [StopAction("s1-r0", "s", 5.0)]
-    faults.on(Gone("s1-r2", back=False), now=2.8)
+    acts += faults.tick(now=2.7)
+    assert [act.name for act in struck(acts, Stop)] == ["s1-r0"]
+    faults.gone("s1-r2", back=False, now=2.8)
     rest = [name for name in NAMES if name not in ("s1-r0", "s1-r2")]
-    assert only(bring(faults, 3, now=3.0, whom=rest) + bring(faults, 4, now=4.0, whom=rest), KillAction) == []
-    acts = faults.on(Tick(), now=7.7)
-    assert acts[:2] == [ContinueAction("s1-r0", "s"), FaultEnded("s")]
-    assert (
-        only(acts, KillAction) == [] == only(faults.on(At("s1-r0", 4), now=9.0), KillAction)
-    )  # what step 4 came to, r1 may
-    assert only(bring(faults, 5, now=10.0, whom=[*rest, "s1-r0"]), KillAction) == []  # have alone; and step 5, too
-    assert only(bring(faults, 6, now=11.0, whom=["s1-r0"]), KillAction) == [KillAction("s1-r1", 1, 6, "k", back=False)]
-    faults.on(Gone("s1-r1"), now=9.6)
-    assert faults.on(Tick(), now=99.0) == []  # never returns
+    assert struck(bring(faults, 3, now=3.0, whom=rest) + bring(faults, 4, now=4.0, whom=rest), Kill) == []
+    acts = faults.tick(now=7.7)
+    assert acts[:1] == [FaultEnded(stop, "s1-r0")]
+    assert struck(acts, Kill) == [] == struck(faults.at("s1-r0", 4, now=9.0), Kill)  # what step 4 came to, r1 may
+    assert struck(bring(faults, 5, now=10.0, whom=[*rest, "s1-r0"]), Kill) == []  # have alone; and step 5, too
+    assert struck(bring(faults, 6, now=11.0, whom=["s1-r0"]), Kill) == [FaultAction(kill, 6, "s1-r1", 1)]
+    faults.gone("s1-r1", now=9.6)
+    assert faults.tick(now=99.0) == []  # never returns
 
 
 def test_a_drained_replica_is_told_and_returns_when_ordered() -> None:
-    faults = machine(Fault("drain", "d", 0, peer="s0-r0", step=1, phase="apply", back_s=2.0))
+    drain = Drain(peer="s0-r0", step=1, phase="apply", back_s=2.0)
+    faults = machine(drain)
     (hold,) = only(bring(faults, 0, now=0.0), HoldAction)
-    assert faults.on(HoldReached(hold.id, "s0-r0", 1), now=1.0) == [
-        DrainAction("s0-r0", 0, 0, "d"),
+    assert faults.holds("s0-r0", hold.id, now=1.0) == [
+        FaultAction(drain, 0, "s0-r0", 0),
         ReleaseAction("s0-r0", hold.id),
     ]
-    assert faults.on(Gone("s0-r0"), now=1.5) == []
-    assert faults.on(Tick(), now=3.5) == [RestartAction("s0-r0")]
+    assert faults.gone("s0-r0", now=1.5) == []
+    assert faults.tick(now=3.5) == [RestartAction("s0-r0")]
 
 
 def test_a_replica_joins_while_another_holds_and_is_asked() -> None:
-    faults = machine(Fault("join", "j", 1, step=1, phase="averaging"))
+    join = Join(stage=1, step=1, phase="averaging")
+    faults = machine(join)
     (hold,) = only(bring(faults, 0, now=0.0), HoldAction)
-    assert faults.on(HoldReached(hold.id, hold.name, 1), now=1.0) == [JoinAction("s1-r3", 1, "j")]
-    assert faults.on(Started("s1-r3"), now=1.0) == []
-    assert faults.on(SnapshotAsked("s1-r3"), now=2.0) == [ReleaseAction(hold.name, hold.id)]
-    assert faults.on(At("s1-r3", 1), now=2.5) == []
+    assert faults.holds(hold.name, hold.id, now=1.0) == [FaultAction(join, 0, "s1-r3", 1)]
+    assert faults.started("s1-r3", now=1.0) == []
+    assert faults.asked("s1-r3", now=2.0) == [ReleaseAction(hold.name, hold.id)]
+    assert faults.at("s1-r3", 1, now=2.5) == []
 
 
 def test_whoever_holds_for_a_joiner_that_does_not_come_is_let_go() -> None:
-    faults = machine(Fault("join", "j", 1, step=1, phase="averaging"))
+    join = Join(stage=1, step=1, phase="averaging")
+    faults = machine(join)
     (hold,) = only(bring(faults, 0, now=0.0), HoldAction)
-    faults.on(HoldReached(hold.id, hold.name, 1), now=1.0)
-    assert faults.on(Tick(), now=1.0 + ASK_S) == [ReleaseAction(hold.name, hold.id)]
-    assert faults.on(SnapshotAsked("s1-r3"), now=30.0) == []
+    faults.holds(hold.name, hold.id, now=1.0)
+    assert faults.tick(now=1.0 + ASK_S) == [ReleaseAction(hold.name, hold.id)]
+    assert faults.asked("s1-r3", now=30.0) == []
 
 
 def test_a_join_without_a_stage_goes_where_the_fewest_live() -> None:
-    faults = machine(Fault("join", "j", step=1))
-    faults.on(Gone("s1-r0", back=False), now=0.0)
-    (join,) = only(bring(faults, 0, now=0.0) + bring(faults, 1, now=1.0) + faults.on(Tick(), now=9.0), JoinAction)
-    assert join == JoinAction("s1-r3", 1, "j")
+    faults = machine(Join(step=1))
+    faults.gone("s1-r0", back=False, now=0.0)
+    (join,) = struck(bring(faults, 0, now=0.0) + bring(faults, 1, now=1.0) + faults.tick(now=9.0), Join)
+    assert (join.name, join.stage) == ("s1-r3", 1)
 
 
 def test_in_a_snapshot_transfer_all_of_the_stage_are_armed_and_the_first_is_struck() -> None:
-    faults = machine(replace(KILL, phase="snapshot"))
+    fault = KILL.model_copy(update={"phase": "snapshot"})
+    faults = machine(fault)
     holds = only([act for version in range(3) for act in bring(faults, version, now=float(version))], HoldAction)
     assert {hold.name for hold in holds} == {"s1-r0", "s1-r1", "s1-r2"}
     first, second, third = holds
-    acts = faults.on(HoldReached(second.id, second.name, None), now=3.0)
+    acts = faults.holds(second.name, second.id, now=3.0)
     assert acts == [
-        KillAction(second.name, 1, 2, "k"),
+        FaultAction(fault, 2, second.name, 1),
         ReleaseAction(first.name, first.id),
         ReleaseAction(third.name, third.id),
     ]
 
 
 def test_a_donor_that_may_not_go_yet_is_kept_until_it_may() -> None:
-    faults = machine(replace(KILL, phase="snapshot"))
+    fault = KILL.model_copy(update={"phase": "snapshot"})
+    faults = machine(fault)
     acts = [act for version in range(3) for act in bring(faults, version, now=float(version))]
     first, second, third = only(acts, HoldAction)
     for name in (second.name, third.name):
-        faults.on(Gone(name, back=False), now=2.5)
-    assert faults.on(HoldReached(first.id, first.name, None), now=3.0) == [
-        FaultPostponed("k", 1, "1 synced replica in stage 1")
-    ]
-    assert faults.on(Tick(), now=4.0) == []
-    (again,) = faults.on(Started(second.name), now=5.0)
+        faults.gone(name, back=False, now=2.5)
+    assert faults.holds(first.name, first.id, now=3.0) == [FaultPostponed(fault, "1 synced replica in stage 1")]
+    assert faults.tick(now=4.0) == []
+    (again,) = faults.started(second.name, now=5.0)
     assert isinstance(again, HoldAction)
-    acts = faults.on(At(second.name, 2), now=6.0)
-    assert acts == [KillAction(first.name, 1, 2, "k"), ReleaseAction(again.name, again.id)]
+    acts = faults.at(second.name, 2, now=6.0)
+    assert acts == [FaultAction(fault, 2, first.name, 1), ReleaseAction(again.name, again.id)]
 
 
 def test_a_donor_that_may_never_go_is_let_go() -> None:
-    faults = machine(replace(KILL, phase="snapshot"))
+    fault = KILL.model_copy(update={"phase": "snapshot"})
+    faults = machine(fault)
     acts = [act for version in range(3) for act in bring(faults, version, now=float(version))]
     first, second, third = only(acts, HoldAction)
     for name in (second.name, third.name):
-        faults.on(Gone(name, back=False), now=2.5)
-    faults.on(HoldReached(first.id, first.name, None), now=3.0)
-    assert faults.on(Tick(), now=3.0 + WAIT_S)[0] == ReleaseAction(first.name, first.id)
+        faults.gone(name, back=False, now=2.5)
+    faults.holds(first.name, first.id, now=3.0)
+    assert faults.tick(now=3.0 + WAIT_S)[0] == ReleaseAction(first.name, first.id)
     assert faults.pending == ("k",)
 
 
 def test_one_that_fetches_may_always_die_and_is_armed_as_it_starts() -> None:
-    faults = machine(replace(KILL, phase="fetch"))
+    fault = KILL.model_copy(update={"phase": "fetch"})
+    faults = machine(fault)
     for version in range(3):
         bring(faults, version, now=float(version))
     for name in ("s1-r0", "s1-r1"):
-        faults.on(Gone(name, back=False), now=3.0)
-    (hold,) = faults.on(Started("s1-r0"), now=4.0)
-    assert hold == HoldAction("s1-r0", hold.id, "fetch", 3, "end")
-    assert faults.on(HoldReached(hold.id, "s1-r0", None), now=5.0)[0] == KillAction("s1-r0", 1, 2, "k")
+        faults.gone(name, back=False, now=3.0)
+    (hold,) = faults.started("s1-r0", now=4.0)
+    assert hold == HoldAction("s1-r0", hold.id, fault)
+    assert faults.holds("s1-r0", hold.id, now=5.0)[0] == FaultAction(fault, 2, "s1-r0", 1)
 
 
 def test_a_partition_begins_ends_and_spares_those_it_divides() -> None:
-    cut = Fault("partition", "p", step=1, for_s=3.0, groups=(("s1-r0",), ("s1-r1", "s1-r2", "s0")))
-    faults = machine(cut, Fault("kill", "k1", 1, step=2, back_s=None), Fault("kill", "k0", 0, step=2, back_s=None))
-    acts = bring(faults, 0, now=0.0) + bring(faults, 1, now=1.0) + faults.on(Tick(), now=1.7)
-    assert only(acts, LinksAction) == [LinksAction((cut,), "p")]
-    acts = bring(faults, 2, now=2.0) + faults.on(Tick(), now=2.9)
-    assert [kill.order for kill in only(acts, KillAction)] == ["k0"]  # stage 0 is whole on its side
-    acts = faults.on(Tick(), now=4.8)
-    assert acts[:2] == [FaultEnded("p"), LinksAction((), "")] and only(acts, KillAction) == []
-    assert [kill.order for kill in only(bring(faults, 3, now=5.0), KillAction)] == []
-    assert [kill.order for kill in only(bring(faults, 4, now=6.0), KillAction)] == ["k1"]
+    cut = Partition(step=1, for_s=3.0, between=(("s1-r0",), ("s1-r1", "s1-r2", "s0")))
+    faults = machine(cut, Kill(stage=1, step=2, back=False), Kill(stage=0, step=2, back=False))
+    acts = bring(faults, 0, now=0.0) + bring(faults, 1, now=1.0) + faults.tick(now=1.7)
+    assert struck(acts, Partition) == [FaultAction(cut, 1)] and faults.rules == (cut,)
+    acts = bring(faults, 2, now=2.0) + faults.tick(now=2.9)
+    assert [kill.stage for kill in struck(acts, Kill)] == [0]  # stage 0 is whole on its side
+    acts = faults.tick(now=4.8)
+    assert acts[:1] == [FaultEnded(cut)] and faults.rules == () and struck(acts, Kill) == []
+    assert [kill.stage for kill in struck(bring(faults, 3, now=5.0), Kill)] == []
+    assert [kill.stage for kill in struck(bring(faults, 4, now=6.0), Kill)] == [1]
 
 
 def test_one_that_took_its_state_is_good_a_step_later() -> None:
-    faults = machine(Fault("kill", "k", 1, peer="s1-r0", step=3, back_s=None))
+    faults = machine(Kill(peer="s1-r0", step=3, back=False))
     for name in ("s1-r1", "s1-r2"):
-        faults.on(Gone(name, back=False), now=0.0)
+        faults.gone(name, back=False, now=0.0)
     for version in range(4):
         bring(faults, version, now=float(version), whom=["s0-r0", "s1-r0"])
-    faults.on(Started("s1-r1"), now=4.0)
-    assert only(faults.on(At("s1-r1", 3, took=True), now=5.0), KillAction) == []
-    assert only(bring(faults, 4, now=6.0, whom=["s1-r0"]), KillAction) == []
-    assert len(only(faults.on(At("s1-r1", 4), now=6.1), KillAction)) == 1
+    faults.started("s1-r1", now=4.0)
+    assert struck(faults.at("s1-r1", 3, took=True, now=5.0), Kill) == []
+    assert struck(bring(faults, 4, now=6.0, whom=["s1-r0"]), Kill) == []
+    assert len(struck(faults.at("s1-r1", 4, now=6.1), Kill)) == 1
 
 
 def test_at_the_end_everything_that_lasts_ends_and_nothing_begins() -> None:
-    stop = Fault("stop", "s", 1, peer="s1-r0", step=1, for_s=50.0)
-    cut = Fault("partition", "p", step=1, for_s=50.0, groups=(("s0-r0",), ("s0-r1",)))
-    faults = machine(stop, cut, replace(KILL, step=1), Fault("kill", "late", 0, at_s=5.0))
-    acts = bring(faults, 0, now=0.0) + bring(faults, 1, now=1.0) + faults.on(Tick(), now=1.9)
+    stop = Stop(peer="s1-r0", step=1, for_s=50.0)
+    cut = Partition(step=1, for_s=50.0, between=(("s0-r0",), ("s0-r1",)))
+    faults = machine(stop, cut, KILL.model_copy(update={"step": 1}), Kill(stage=0, at_s=5.0))
+    acts = bring(faults, 0, now=0.0) + bring(faults, 1, now=1.0) + faults.tick(now=1.9)
     (hold,) = only(acts, HoldAction)
-    acts = faults.on(RunComplete(), now=2.0)
-    assert set(acts) == {
-        ReleaseAction(hold.name, hold.id),
-        ContinueAction("s1-r0", "s"),
-        FaultEnded("s"),
-        FaultEnded("p"),
-        LinksAction((), ""),
-    }
-    assert faults.on(Tick(), now=60.0) == [] and set(faults.pending) == {"k", "late"}
+    acts = faults.complete(now=2.0)
+    assert set(acts) == {ReleaseAction(hold.name, hold.id), FaultEnded(stop, "s1-r0"), FaultEnded(cut)}
+    assert faults.rules == ()
+    assert faults.tick(now=60.0) == [] and set(faults.pending) == {"k", "kill s0 at 5 s"}
 
 
 def test_everything_can_be_killed() -> None:
-    faults = machine(Fault("kill_all", "all", step=4))
+    everything = KillAll(step=4)
+    faults = machine(everything)
     for version in range(4):
         assert bring(faults, version, now=float(version)) == []
-    acts = bring(faults, 4, now=4.0) + faults.on(Tick(), now=4.7)
-    assert acts == [KillAllAction(4, "all")]
+    acts = bring(faults, 4, now=4.0) + faults.tick(now=4.7)
+    assert acts == [FaultAction(everything, 4)]
 
 
 def test_time_counts_from_when_every_stage_has_a_replica() -> None:
-    faults = machine(Fault("kill", "k", 0, at_s=5.0, back_s=None))
+    faults = machine(Kill(stage=0, at_s=5.0, back=False))
     bring(faults, 0, now=10.0, whom=["s0-r0", "s0-r1"])
-    assert only(faults.on(Tick(), now=20.0), KillAction) == []
+    assert struck(faults.tick(now=20.0), Kill) == []
     bring(faults, 0, now=30.0)
-    assert only(faults.on(Tick(), now=34.9), KillAction) == []
-    assert len(only(faults.on(Tick(), now=35.0), KillAction)) == 1
+    assert struck(faults.tick(now=34.9), Kill) == []
+    assert len(struck(faults.tick(now=35.0), Kill)) == 1
 
 
 phases = st.sampled_from(["forward", "backward", "averaging", "apply", "snapshot", "fetch", None])
-taking = st.builds(
-    Fault,
-    st.sampled_from(["kill", "stop", "drain"]),
-    st.uuids().map(str),
-    st.integers(0, 1),
-    step=st.integers(0, 8),
-    phase=phases,
-    for_s=st.floats(0.5, 3.0),
-    back_s=st.sampled_from([None, 0.5]),
+place = {"stage": st.integers(0, 1), "step": st.integers(0, 8), "phase": phases}
+taking = (
+    st.builds(Kill, **place, back_s=st.just(0.5), back=st.booleans())
+    | st.builds(Stop, **place, for_s=st.floats(0.5, 3.0))
+    | st.builds(Drain, **place, back_s=st.sampled_from([None, 0.5]))
 )
-cutting = st.builds(
-    Fault,
-    st.sampled_from(["partition", "slow"]),
-    st.uuids().map(str),
-    step=st.integers(0, 8),
-    for_s=st.floats(0.5, 3.0),
-    groups=st.just((("s0-r0",), ("s0-r1", "s0-r2"))),
+cut_off = {"step": st.integers(0, 8), "for_s": st.floats(0.5, 3.0)}
+cutting = st.builds(Partition, **cut_off, between=st.just((("s0-r0",), ("s0-r1", "s0-r2")))) | st.builds(
+    Slow, **cut_off, peers=st.just(("s0-r0",)), latency_s=st.just(0.1)
 )
 story = st.lists(
     st.tuples(st.sampled_from(sorted(NAMES)), st.sampled_from(["step", "hold", "gone", "wait"]), st.floats(0.0, 1.0)),
@@ -293,10 +278,10 @@ def test_whatever_takes_a_replica_away_leaves_a_good_one(orders: list[Fault], mo
     up, away, holding = dict.fromkeys(NAMES, True), set(), {}
     newest, stopped, now = {0: -1, 1: -1}, set(), 0.0
 
-    def check(acts: list[Act]) -> None:
+    def check(acts: list[Action]) -> None:
         for act in acts:
             match act:
-                case KillAction(name) | StopAction(name) | DrainAction(name):
+                case FaultAction(Kill() | Stop() | Drain() as fault, _, name):
                     stage = NAMES[name]
                     others = [
                         version[other]
@@ -309,12 +294,12 @@ def test_whatever_takes_a_replica_away_leaves_a_good_one(orders: list[Fault], mo
                     ]
                     assert version[name] is None or max(others, default=-1) >= newest[stage]
                     away.add(name)
-                    if isinstance(act, StopAction):
+                    if isinstance(fault, Stop):
                         stopped.add(name)
-                    if isinstance(act, KillAction):
+                    if isinstance(fault, Kill):
                         up[name], version[name] = False, None
-                        check(faults.on(Gone(name), now=now))
-                case ContinueAction(name):
+                        check(faults.gone(name, now=now))
+                case FaultEnded(Stop(), name):
                     stopped.discard(name)
                     away.discard(name)
                 case HoldAction(name, id):
@@ -325,7 +310,7 @@ def test_whatever_takes_a_replica_away_leaves_a_good_one(orders: list[Fault], mo
                     assert not up[name]
                     up[name] = True
                     away.discard(name)
-                    check(faults.on(Started(name), now=now))
+                    check(faults.started(name, now=now))
 
     for name, move, seconds in moves:
         now += seconds
@@ -334,18 +319,18 @@ def test_whatever_takes_a_replica_away_leaves_a_good_one(orders: list[Fault], mo
             own = version[name]
             version[name] = max(known, default=0) if own is None else min(own + 1, STEPS)
             newest[NAMES[name]] = max(newest[NAMES[name]], version[name])
-            check(faults.on(At(name, version[name]), now=now))
+            check(faults.at(name, version[name], now=now))
         elif move == "hold" and up[name] and name not in away:
             for id in [id for id, who in holding.items() if who == name]:
-                check(faults.on(HoldReached(id, name, 0), now=now))
+                check(faults.holds(name, id, now=now))
         elif move == "gone" and up[name]:
             up[name], version[name] = False, None
             away.discard(name)
             stopped.discard(name)
-            check(faults.on(Gone(name), now=now))
+            check(faults.gone(name, now=now))
         else:
-            check(faults.on(Tick(), now=now))
-    check(faults.on(RunComplete(), now=now))
+            check(faults.tick(now=now))
+    check(faults.complete(now=now))
     assert stopped == set()
 
 
@@ -359,9 +344,9 @@ def test_names() -> None:
 
 
 def test_links_are_cut_between_groups_and_the_slowest_pace_counts() -> None:
-    cut = Fault("partition", "p", groups=(("s0-r0",), ("s0-r1", "s1")))
-    slow = Fault("slow", "a", groups=(("s1-r0",),), bytes_per_s=100.0, latency_s=0.1)
-    slower = Fault("slow", "b", groups=(("s1",),), bytes_per_s=50.0)
+    cut = Partition(step=0, between=(("s0-r0",), ("s0-r1", "s1")), for_s=1.0)
+    slow = Slow(step=0, peers=("s1-r0",), bytes_per_s=100.0, latency_s=0.1, for_s=1.0)
+    slower = Slow(step=0, peers=("s1",), bytes_per_s=50.0, for_s=1.0)
     everybody = ["s0-r0", "s0-r1", "s0-r2", "s1-r0", "trainer-0"]
     assert links_of("s0-r0", [cut], everybody) == ({"s0-r1", "s1-r0"}, {})
     assert links_of("s0-r2", [cut], everybody) == (set(), {})
@@ -372,19 +357,19 @@ def test_links_are_cut_between_groups_and_the_slowest_pace_counts() -> None:
 
 def test_what_nobody_may_be_there_for_is_said_beforehand() -> None:
     faults = [
-        Fault("kill", "kill s1@5", 1, step=5),
-        Fault("kill", "kill s0@5", 0, step=5),
-        Fault("slow", "slow", step=1, groups=(("s1",),)),
-        Fault("stop", "stop s1-r9", 1, "s1-r9", step=2),
+        Kill(stage=1, step=5),
+        Kill(stage=0, step=5),
+        Slow(step=1, peers=("s1",), latency_s=0.1, for_s=1.0),
+        Stop(peer="s1-r9", step=2, for_s=1.0),
     ]
     one = {"s0-r0": 0, "s0-r1": 0, "s1-r0": 1}
     never, absent = "cannot be carried out", "no replica of that name is there"
     assert unlikely(faults, one) == [
         f"note: the only replica of a stage is never taken away, so this {never}: kill s1@5",
-        f"note: {absent}, so this {never}: stop s1-r9",
+        f"note: {absent}, so this {never}: stop s1-r9@2",
     ]
-    joined = unlikely([*faults, Fault("join", "join", 1, step=3)], one)
+    joined = unlikely([*faults, Join(stage=1, step=3)], one)
     assert len(joined) == 2 and all("waits for one that joins" in line for line in joined)
-    elsewhere = unlikely([*faults, Fault("join", "join", 0, step=3)], one)
+    elsewhere = unlikely([*faults, Join(stage=0, step=3)], one)
     assert len(elsewhere) == 2 and all(never in line for line in elsewhere)
     assert unlikely(faults[:3], {**one, "s1-r1": 1}) == []

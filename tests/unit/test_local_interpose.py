@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from swarmnet.errors import PeerTimeout
-from swarmnet.local.fault import LinkLimit
+from swarmnet.local.fault import Partition, Slow
 from swarmnet.local.interpose import BREAK_S, FaultyService, FaultyTransport, HeldEngine, Interposed
-from swarmnet.local.orders import GoOn, HoldAt, Order, SetLinks, Trace, order_of, record
+from swarmnet.local.orders import FaultOrders
 from swarmnet.messages import ManifestRequest, Packed, Running, SnapshotPiece, SnapshotRequest
 from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.telemetry.events import EventReader
 
 TOLD = ("hello", "again", "bye")
 
@@ -50,19 +52,35 @@ async def collect(transport: FaultyTransport, request: Any = None, payload: Any 
     ]
 
 
-@pytest.mark.parametrize(
-    "order",
-    [
-        HoldAt("a", "forward", 3, "end"),
-        GoOn("a"),
-        SetLinks(),
-        SetLinks(frozenset({"x", "y"}), {"z": LinkLimit(1e5, 0.25)}),
-        Trace(),
-    ],
-)
-def test_orders_survive_their_file(order: Order) -> None:
-    name, fields = record(order)
-    assert order_of({"t": 0.0, "event": name, **fields}) == order
+def links(*cut: str, **paces: list[float]) -> dict[str, Any]:
+    return {"t": 0.0, "event": "links", "cut": [*cut], "paces": paces}
+
+
+def hold(id: str, phase: str, step: int, moment: str) -> dict[str, Any]:
+    return {"t": 0.0, "event": "hold", "id": id, "phase": phase, "step": step, "moment": moment}
+
+
+def go_on(id: str) -> dict[str, Any]:
+    return {"t": 0.0, "event": "go_on", "id": id}
+
+
+def test_orders_reach_a_child_by_its_file(tmp_path: Path) -> None:
+    told, path = FaultOrders(trace=True), tmp_path / "orders"
+    cut = Partition(step=0, between=(("s0-r0",), ("s0-r1",)), for_s=1.0)
+    slow = Slow(step=0, peers=("s1",), bytes_per_s=1e5, latency_s=0.25, for_s=1.0)
+    told.open("s0-r0", path)
+    told.listening("s0-r1", "mate")
+    told.rules([cut])
+    told.rules([cut])  # nothing new
+    told.listening("s1-r0", "next")
+    told.rules([cut, slow])
+    told.send("s0-r0", "go_on", id="a")
+    orders = [{**order, "t": 0.0} for order in EventReader(path).read()]
+    assert orders == [{"t": 0.0, "event": "trace"}, links("mate"), links("mate", next=[1e5, 0.25]), go_on("a")]
+    between = Interposed(print)
+    for order in orders:
+        between.take(order)
+    assert between.cut("mate") and not between.cut("next")  # type: ignore[arg-type]
 
 
 def test_a_link_as_it_is_passes_everything_at_once() -> None:
@@ -81,7 +99,7 @@ def test_a_cut_link_loses_what_is_told_and_breaks_calls_after_a_while() -> None:
     async def work() -> None:
         wire, between = Wire("one"), Interposed(print)
         transport = FaultyTransport(wire, between)
-        between.take(SetLinks(frozenset({"b"})))
+        between.take(links("b"))
         transport.tell("b", "lost")
         transport.tell("c", "heard")
         assert [told[1:] for told in wire.told] == [("c", "heard")]
@@ -99,8 +117,8 @@ def test_a_call_survives_a_short_cut() -> None:
     async def work() -> None:
         between = Interposed(print)
         transport = FaultyTransport(Wire("one"), between)
-        between.take(SetLinks(frozenset({"b"})))
-        asyncio.get_running_loop().call_later(2.0, between.take, SetLinks())
+        between.take(links("b"))
+        asyncio.get_running_loop().call_later(2.0, between.take, links())
         assert await collect(transport) == [(2.0, "one")]
 
     run(work())
@@ -110,16 +128,16 @@ def test_a_slow_link_delays_in_order_and_paces_payloads_one_after_the_other() ->
     async def work() -> None:
         wire, between = Wire(SnapshotPiece((piece(100),))), Interposed(print)
         transport, loop = FaultyTransport(wire, between), asyncio.get_running_loop()
-        between.take(SetLinks(frozenset(), {"b": LinkLimit(100.0, 0.5)}))
+        between.take(links(b=[100.0, 0.5]))
         transport.tell("b", TOLD[0])
         await asyncio.sleep(0.2)
-        between.take(SetLinks())
+        between.take(links())
         transport.tell("b", TOLD[1])  # fast by now, yet not before the first
         await asyncio.sleep(1.0)
         transport.tell("b", TOLD[2])
         assert wire.told == [(0.5, "b", TOLD[0]), (0.5, "b", TOLD[1]), (1.2, "b", TOLD[2])]
 
-        between.take(SetLinks(frozenset(), {"b": LinkLimit(100.0, 0.5)}))
+        between.take(links(b=[100.0, 0.5]))
         began = loop.time()
         async with asyncio.TaskGroup() as group:
             both = [group.create_task(collect(transport, payload=(piece(50),))) for _ in range(2)]
@@ -160,9 +178,9 @@ def test_a_child_holds_once_where_it_was_told_to_and_goes_on_when_told() -> None
         between = Interposed(lambda event, **fields: said.append((event, fields)))
         engine = HeldEngine(Echo(), between)
         assert engine.num_elements == 7
-        between.take(HoldAt("h", "forward", 2, "end"))
+        between.take(hold("h", "forward", 2, "end"))
         loop = asyncio.get_running_loop()
-        loop.call_later(3.0, between.take, GoOn("h"))
+        loop.call_later(3.0, between.take, go_on("h"))
         assert await engine.forward(1, 0, (), train=True) == "1.0"
         assert await engine.forward(2, 0, (), train=False) == "2.0" and said == []
         async with asyncio.TaskGroup() as group:
@@ -183,10 +201,10 @@ def test_two_holds_of_one_phase_are_each_reached_by_one_call() -> None:
         between = Interposed(lambda event, **fields: said.append(fields["hold"]))
         engine = HeldEngine(Echo(), between)
         for name in ("one", "two"):
-            between.take(HoldAt(name, "forward", 2, "end"))
+            between.take(hold(name, "forward", 2, "end"))
         loop = asyncio.get_running_loop()
-        loop.call_later(1.0, between.take, GoOn("one"))
-        loop.call_later(2.0, between.take, GoOn("two"))
+        loop.call_later(1.0, between.take, go_on("one"))
+        loop.call_later(2.0, between.take, go_on("two"))
         async with asyncio.TaskGroup() as group:
             for index in range(3):
                 group.create_task(engine.forward(2, index, (), train=True))
@@ -198,8 +216,8 @@ def test_two_holds_of_one_phase_are_each_reached_by_one_call() -> None:
 def test_what_is_revoked_before_it_was_reached_holds_nobody() -> None:
     async def work() -> None:
         between = Interposed(print)
-        between.take(HoldAt("h", "averaging", 0, "begin"))
-        between.take(GoOn("h"))
+        between.take(hold("h", "averaging", 0, "begin"))
+        between.take(go_on("h"))
         assert await HeldEngine(Echo(), between).contribution(0, 1) == "mine"
 
     run(work())
@@ -210,10 +228,10 @@ def test_state_is_held_at_both_ends_of_its_way() -> None:
         said: list[str] = []
         between = Interposed(lambda event, **fields: said.append(fields.get("hold", event)))
         for phase in ("snapshot", "fetch"):
-            between.take(HoldAt(phase, phase, 5, "end"))
+            between.take(hold(phase, phase, 5, "end"))
         loop = asyncio.get_running_loop()
-        loop.call_later(1.0, between.take, GoOn("snapshot"))
-        loop.call_later(2.0, between.take, GoOn("fetch"))
+        loop.call_later(1.0, between.take, go_on("snapshot"))
+        loop.call_later(2.0, between.take, go_on("fetch"))
         service, wire = FaultyService(Echo(), between), Wire(SnapshotPiece((piece(1),)))
         assert [answer async for answer in service.on_call("a", SnapshotRequest(0), None)] and loop.time() == 1.0
         transport = FaultyTransport(wire, between)
@@ -239,4 +257,4 @@ def test_behind_a_cut_link_death_is_silence() -> None:
 
 
 async def cut(between: Interposed) -> None:
-    between.take(SetLinks(frozenset({"b"})))
+    between.take(links("b"))

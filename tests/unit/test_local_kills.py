@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.errors import UsageError
-from swarmnet.local.acts import At, FaultPostponed, Gone, KillAction, RestartAction, Started, Tick
-from swarmnet.local.fault import Fault
-from swarmnet.local.faults import Faults
-from swarmnet.local.options import LocalOptions, parse_kills
+from swarmnet.local import fault
+from swarmnet.local.fault import Fault, Kill
+from swarmnet.local.faults import Action, FaultAction, FaultPostponed, Faults, RestartAction
+from swarmnet.local.options import LocalOptions
 
 STEPS = 20
 
 
 def kill_order(stage: int, step: int) -> Fault:
-    return Fault("kill", f"kill {stage}@{step}", stage, step=step, back_s=1.0)
+    return Kill(stage=stage, step=step).named(f"kill {stage}@{step}")
 
 
 def machine(*kills: Fault, replicas: int = 2, every_s: float | None = None, seed: int = 0) -> Faults:
@@ -26,8 +26,8 @@ def machine(*kills: Fault, replicas: int = 2, every_s: float | None = None, seed
     return Faults(kills, replicas=names, steps=STEPS, rng=random.Random(seed), every_s=every_s, restart_s=1.0)
 
 
-def bring(churn: Faults, version: int, *names: str, now: float) -> list[object]:
-    return [action for name in names for action in churn.on(At(name, version), now=now)]
+def bring(churn: Faults, version: int, *names: str, now: float) -> list[Action]:
+    return [action for name in names for action in churn.at(name, version, now=now)]
 
 
 def test_a_kill_waits_for_its_step_then_fires_inside_it() -> None:
@@ -35,9 +35,9 @@ def test_a_kill_waits_for_its_step_then_fires_inside_it() -> None:
     for version in range(3):
         assert bring(churn, version, "s1-r0", "s1-r1", now=float(version)) == []
     assert bring(churn, 3, "s1-r0", "s1-r1", now=3.0) == []  # a step takes 1 s: not at its very beginning
-    assert churn.on(Tick(), now=3.05) == []
-    (kill,) = churn.on(Tick(), now=3.65)
-    assert isinstance(kill, KillAction) and kill.stage == 1 and kill.step == 3 and kill.name in ("s1-r0", "s1-r1")
+    assert churn.tick(now=3.05) == []
+    (kill,) = churn.tick(now=3.65)
+    assert isinstance(kill, FaultAction) and kill.stage == 1 and kill.step == 3 and kill.name in ("s1-r0", "s1-r1")
     assert churn.pending == ()
 
 
@@ -46,64 +46,64 @@ def test_a_kill_that_missed_its_moment_fires_at_once() -> None:
     bring(churn, 0, "s0-r0", "s0-r1", now=0.0)
     bring(churn, 1, "s0-r0", "s0-r1", now=10.0)
     assert bring(churn, 2, "s0-r0", "s0-r1", now=20.0) == []
-    assert any(isinstance(action, KillAction) for action in bring(churn, 3, "s0-r0", "s0-r1", now=20.1))
+    assert any(isinstance(action, FaultAction) for action in bring(churn, 3, "s0-r0", "s0-r1", now=20.1))
 
 
 def test_the_last_synced_replica_is_spared_and_that_is_said_once() -> None:
     churn = machine(kill_order(0, 1), kill_order(0, 1))
     bring(churn, 0, "s0-r0", "s0-r1", now=0.0)
     bring(churn, 1, "s0-r0", "s0-r1", now=1.0)
-    kill, postponed = churn.on(Tick(), now=1.7)
-    assert isinstance(kill, KillAction)
-    assert postponed == FaultPostponed("kill 0@1", 0, "1 synced replica in stage 0")
-    assert churn.on(Tick(), now=1.8) == []
-    assert churn.on(Gone(kill.name), now=2.0) == []
-    assert churn.on(Tick(), now=2.9) == []
-    assert churn.on(Tick(), now=3.0) == [RestartAction(kill.name)]
-    assert churn.on(Started(kill.name), now=3.0) == []
+    kill, postponed = churn.tick(now=1.7)
+    assert isinstance(kill, FaultAction)
+    assert postponed == FaultPostponed(kill_order(0, 1), "1 synced replica in stage 0")
+    assert churn.tick(now=1.8) == []
+    assert churn.gone(kill.name, now=2.0) == []
+    assert churn.tick(now=2.9) == []
+    assert churn.tick(now=3.0) == [RestartAction(kill.name)]
+    assert churn.started(kill.name, now=3.0) == []
     assert churn.pending == ("kill 0@1",)
-    assert [type(action) for action in churn.on(At(kill.name, 1), now=4.0)] == [KillAction]  # synced again: now it may
+    assert [type(action) for action in churn.at(kill.name, 1, now=4.0)] == [FaultAction]  # synced again: now it may
     assert churn.pending == ()
 
 
 def test_a_replica_that_lags_does_not_make_its_fellow_dispensable() -> None:
     churn = machine(kill_order(0, 5))
     bring(churn, 4, "s0-r0", "s0-r1", now=0.0)
-    (kill,) = [a for a in bring(churn, 5, "s0-r0", now=50.0) + churn.on(Tick(), now=99.0) if isinstance(a, KillAction)]
+    (kill,) = [a for a in bring(churn, 5, "s0-r0", now=50.0) + churn.tick(now=99.0) if isinstance(a, FaultAction)]
     assert kill.name == "s0-r1"  # r0 alone holds version 5
 
 
 def test_words_of_the_dead_count_for_nothing() -> None:
     churn = machine(kill_order(0, 0), kill_order(0, 1))
-    (kill,) = [a for a in bring(churn, 0, "s0-r0", "s0-r1", now=0.0) if isinstance(a, KillAction)]
+    (kill,) = [a for a in bring(churn, 0, "s0-r0", "s0-r1", now=0.0) if isinstance(a, FaultAction)]
     other = {"s0-r0": "s0-r1", "s0-r1": "s0-r0"}[kill.name]
-    churn.on(At(kill.name, 1), now=0.01)  # written before, read after the kill
-    actions = bring(churn, 1, other, now=0.02) + churn.on(Tick(), now=0.5)
-    assert not any(isinstance(action, KillAction) for action in actions)
+    churn.at(kill.name, 1, now=0.01)  # written before, read after the kill
+    actions = bring(churn, 1, other, now=0.02) + churn.tick(now=0.5)
+    assert not any(isinstance(action, FaultAction) for action in actions)
 
 
 def test_one_that_crashed_for_good_is_not_started_again() -> None:
     churn = machine()
-    churn.on(Gone("s0-r0", back=False), now=0.0)
-    assert churn.on(Tick(), now=100.0) == []
+    churn.gone("s0-r0", back=False, now=0.0)
+    assert churn.tick(now=100.0) == []
 
 
 def test_timed_kills_begin_when_every_stage_has_a_replica_and_do_not_pile_up() -> None:
     churn = machine(every_s=5.0)
     bring(churn, 0, "s0-r0", now=0.0)
-    assert churn.on(Tick(), now=50.0) == []
+    assert churn.tick(now=50.0) == []
     bring(churn, 0, "s1-r0", now=60.0)
-    assert churn.on(Tick(), now=64.9) == []
-    assert [type(a) for a in churn.on(Tick(), now=65.0)] == [FaultPostponed]
+    assert churn.tick(now=64.9) == []
+    assert [type(a) for a in churn.tick(now=65.0)] == [FaultPostponed]
     for now in (70.0, 75.0, 80.0):
-        assert churn.on(Tick(), now=now) == []
+        assert churn.tick(now=now) == []
     assert len(churn.pending) == 1
 
 
 def test_nobody_is_killed_after_the_last_step() -> None:
     churn = machine(kill_order(0, STEPS - 1))
     bring(churn, STEPS - 2, "s0-r0", now=0.0)
-    assert [type(a) for a in bring(churn, STEPS - 1, "s0-r0", now=1.0) + churn.on(Tick(), now=9.0)] == [FaultPostponed]
+    assert [type(a) for a in bring(churn, STEPS - 1, "s0-r0", now=1.0) + churn.tick(now=9.0)] == [FaultPostponed]
     assert bring(churn, STEPS, "s0-r0", "s0-r1", now=10.0) == []
     assert churn.pending == (f"kill 0@{STEPS - 1}",)
 
@@ -136,16 +136,16 @@ def test_a_kill_always_leaves_a_synced_replica_with_the_newest_version(
             own = held[name]
             version = max(fellows, default=0) if own is None else min(own + 1, STEPS)
             held[name], newest[stage] = version, max(newest[stage], version)
-            actions = churn.on(At(name, version), now=now)
+            actions = churn.at(name, version, now=now)
         elif move == "gone":
             held[name] = None
             down.add(name)
-            actions = churn.on(Gone(name), now=now)
+            actions = churn.gone(name, now=now)
         else:
-            actions = churn.on(Tick(), now=now)
+            actions = churn.tick(now=now)
         for action in actions:
             match action:
-                case KillAction(victim, stage_number, step):
+                case FaultAction(Kill(), step, victim, stage_number):
                     assert held[victim] is not None and victim not in down
                     held[victim] = None
                     down.add(victim)
@@ -154,17 +154,17 @@ def test_a_kill_always_leaves_a_synced_replica_with_the_newest_version(
                 case RestartAction(back):
                     assert back in down
                     down.discard(back)
-                    assert churn.on(Started(back), now=now) == []
+                    assert churn.started(back, now=now) == []
 
 
 @pytest.mark.parametrize("text", ["", "1", "1@", "a@b", "1@2@3", "-1@2", "3@0", "0@20", f"{'9' * 5000}@1"])
 def test_a_kill_order_nobody_can_carry_out_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--kill"):
-        parse_kills((text,), stages=3, steps=20)
+        fault.flagged(Kill, (text,), stages=3, steps=20)
 
 
 def test_kill_orders_parse() -> None:
-    assert parse_kills(("1@7", " 0 @ 19 "), stages=3, steps=20) == (kill_order(1, 7), kill_order(0, 19))
+    assert fault.flagged(Kill, ("1@7", " 0 @ 19 "), stages=3, steps=20) == (kill_order(1, 7), kill_order(0, 19))
 
 
 @pytest.mark.parametrize(

@@ -13,24 +13,12 @@ import pytest
 from swarmnet.config.peer import Mesh
 from swarmnet.errors import UsageError
 from swarmnet.local import earlier
-from swarmnet.local.acts import (
-    At,
-    FaultPostponed,
-    Gone,
-    HoldAction,
-    HoldReached,
-    KillRankAction,
-    RankCount,
-    ReleaseAction,
-    Started,
-    Tick,
-)
 from swarmnet.local.events import MeshStartedEvent, RankLostEvent, parse
-from swarmnet.local.fault import Fault
-from swarmnet.local.faults import Faults
+from swarmnet.local.fault import Fault, KillRank, flagged
+from swarmnet.local.faults import Action, FaultAction, FaultPostponed, Faults, HoldAction, ReleaseAction
 from swarmnet.local.meshes import in_words, mesh_of, meshed, parse_meshes, record
 from swarmnet.local.news import News
-from swarmnet.local.options import LocalOptions, parse_kill_ranks
+from swarmnet.local.options import LocalOptions
 from swarmnet.local.processes import ChildSpec, swarmnet_command
 from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.manifest.schema import Manifest, Model, Training
@@ -119,47 +107,48 @@ def machine(*faults: Fault, meshed: tuple[str, ...] = ("s1-r0", "s1-r1")) -> Fau
     replicas = {name: int(name[1]) for name in REPLICAS}
     found = Faults(faults, replicas=replicas, steps=20, rng=random.Random(0), meshed=meshed)
     for name in REPLICAS:
-        assert found.on(Started(name), now=0.0) == []
+        assert found.started(name, now=0.0) == []
     for name in meshed:
-        assert found.on(RankCount(name, 2), now=0.0) == []
+        assert found.ranks(name, 2, now=0.0) == []
     return found
 
 
-def bring(faults: Faults, version: int, *, now: float) -> list[object]:
-    return [act for name in REPLICAS for act in faults.on(At(name, version), now=now)]
+def bring(faults: Faults, version: int, *, now: float) -> list[Action]:
+    return [act for name in REPLICAS for act in faults.at(name, version, now=now)]
 
 
 def test_a_rank_is_killed_in_the_middle_of_its_step_and_no_replica_goes_away() -> None:
-    faults = machine(*parse_kill_ranks(("1@2",), stages=3, steps=20), meshed=("s1-r1",))
+    faults = machine(*flagged(KillRank, ("1@2",), stages=3, steps=20), meshed=("s1-r1",))
     for version in range(3):
         assert bring(faults, version, now=float(version)) == []
-    (act,) = faults.on(Tick(), now=2.9)
-    assert isinstance(act, KillRankAction) and (act.name, act.step, act.order) == ("s1-r1", 2, "kill_rank 1@2")
+    (act,) = faults.tick(now=2.9)
+    assert isinstance(act, FaultAction) and (act.name, act.step, str(act.fault)) == ("s1-r1", 2, "kill_rank 1@2")
     assert act.rank in (0, 1) and faults.pending == ()
 
 
 def test_the_ranks_of_the_only_replica_may_be_killed_and_while_they_are_away_the_next_kill_waits() -> None:
-    faults = machine(*parse_kill_ranks(("1@1", "1@1"), stages=3, steps=20), meshed=("s1-r1",))
-    assert faults.on(Gone("s1-r0", back=False), now=0.5) == []
+    faults = machine(*flagged(KillRank, ("1@1", "1@1"), stages=3, steps=20), meshed=("s1-r1",))
+    assert faults.gone("s1-r0", back=False, now=0.5) == []
     bring(faults, 0, now=1.0)
-    acts = [*bring(faults, 1, now=2.0), *faults.on(Tick(), now=2.9)]
-    assert [type(act) for act in acts] == [KillRankAction]
-    assert faults.on(RankCount("s1-r1", 0), now=3.0) == []
-    assert bring(faults, 2, now=3.0) == [FaultPostponed("kill_rank 1@1", 1, "no replica of stage 1 has its ranks up")]
-    assert [type(act) for act in faults.on(RankCount("s1-r1", 2), now=3.5)] == [KillRankAction]
+    acts = [*bring(faults, 1, now=2.0), *faults.tick(now=2.9)]
+    (act,) = acts
+    assert isinstance(act, FaultAction)
+    assert faults.ranks("s1-r1", 0, now=3.0) == []
+    assert bring(faults, 2, now=3.0) == [FaultPostponed(act.fault, "no replica of stage 1 has its ranks up")]
+    assert [type(act) for act in faults.ranks("s1-r1", 2, now=3.5)] == [FaultAction]
 
 
 def test_a_rank_is_killed_while_its_replica_holds_in_a_phase() -> None:
-    faults = machine(Fault("kill_rank", "k", step=3, phase="backward"))
+    faults = machine(KillRank(step=3, phase="backward"))
     (hold,) = [act for version in range(3) for act in bring(faults, version, now=float(version))]
     assert isinstance(hold, HoldAction) and hold.name in ("s1-r0", "s1-r1")
-    kill, release = faults.on(HoldReached(hold.id, hold.name, 3), now=3.0)
-    assert isinstance(kill, KillRankAction) and kill.name == hold.name and release == ReleaseAction(hold.name, hold.id)
+    kill, release = faults.holds(hold.name, hold.id, now=3.0)
+    assert isinstance(kill, FaultAction) and kill.name == hold.name and release == ReleaseAction(hold.name, hold.id)
 
 
 def test_bad_places_of_a_kill_name_the_flag() -> None:
     with pytest.raises(UsageError, match="--kill-rank 1: write STAGE@STEP, for example 1@20"):
-        parse_kill_ranks(("1",), stages=3, steps=20)
+        flagged(KillRank, ("1",), stages=3, steps=20)
 
 
 # ---------------------------------------------------------------- what a mesh says

@@ -31,6 +31,7 @@ from swarmnet.messages import (
     Trouble,
 )
 from swarmnet.step import actions as act
+from swarmnet.step.account import Account, Generations
 from swarmnet.step.membership import Membership, commit_of
 from swarmnet.step.rounds import RoundPart
 
@@ -271,7 +272,8 @@ def test_whoever_knows_what_its_stage_has_committed_sums_nothing_else():
     beat = Heartbeat(Stamp(0, 0, CHAIN), 1, True, ballot, (committed,), ())
     for _ in range(2):  # it is known now, and its votes count
         table.do("K", alone.receive(PeerId("M"), beat, now=table.now))
-    assert table.collects["K"] is not None and table.collects["K"].id == committed.id
+    wanted = table.collects["K"]
+    assert wanted is not None and (wanted[0].id, wanted[1]) == (committed.id, committed.digest)
     summed = Finished(mine.id, b"mine", 2, 0.0, 1.0, mine.contributions)
     again: list[act.Sum] = []
     for _ in range(10):
@@ -487,7 +489,7 @@ def test_collectors_begin_with_different_holders():
     current = Round(Stamp(0, 0, CHAIN), Ballot(1, names[0]), RoundId(Ballot(1, names[0]), 7), (), tuple(names), ())
     orders = []
     for me in names[2:]:
-        (action,) = RoundPart(me).collect(current, names[:2])
+        (action,) = RoundPart(me).collect(current, b"digest", names[:2])
         assert isinstance(action, act.CollectSum) and sorted(action.round.holders) == names[:2]
         orders.append(action.round.holders[0])
     assert orders == [*names[:2]] * 3
@@ -709,12 +711,24 @@ def test_a_sum_is_collected_from_others_when_all_first_holders_are_gone():
     part, wanted = RoundPart(PeerId("A")), Round(Stamp(0, 0, CHAIN), ballot, RoundId(ballot, 7), (), (), ())
 
     def asked(*holders: str) -> list[PeerId]:
-        actions = part.collect(wanted, map(PeerId, holders))
+        actions = part.collect(wanted, b"digest", map(PeerId, holders))
         return [holder for action in actions if isinstance(action, act.CollectSum) for holder in action.round.holders]
 
     assert asked("B") == ["B"]
     assert asked("B", "C") == []  # B is still among them: go on
     assert asked("C") == ["C"]
+
+
+def test_a_sum_set_aside_is_taken_back_only_if_it_is_the_committed_one():
+    ballot, me = Ballot(0, PeerId("K")), PeerId("A")
+    first, second = RoundId(ballot, 7), RoundId(ballot, 8)
+    part = RoundPart(me, Finished(first, b"mine", 2, 0.0, 1.0, ()))
+    share = ((PeerId("B"), Generation(1, 0), frozenset({0, 1})),)
+    part.hear(Round(Stamp(0, 0, CHAIN), ballot, second, share, (me, PeerId("B")), ()))
+    assert isinstance(part.join(Account(Generations(1))), list) and part.finished is None
+    wanted = Round(Stamp(0, 0, CHAIN), ballot, first, (), (), ())
+    assert part.collect(wanted, b"theirs", ()) == []
+    assert part.collect(wanted, b"mine", ()) == [act.StopSum(), act.CollectSum(wanted, b"mine")]
 
 
 def test_who_keeps_no_longer_says_so_to_those_who_wait_for_it():

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnet.directory import Complaint, Record, StageStatus
 from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.ids import Chain, OnDisk, PeerId, Restart, RunId, first_chain
-from swarmnet.net.directory import Complaint, Record, StageStatus
 from swarmnet.net.identity import Identity
 from swarmnet.net.record_table import RecordTable, agreed_num_stages
 from swarmnet.net.records import (

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
+from swarmnet.directory import Record, StageStatus
 from swarmnet.ids import Chain, OnDisk, PeerId, RunId
-from swarmnet.net.directory import Record, StageStatus
 from swarmnet.peer import status
 from swarmnet.peer.assess import assess
 

@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
+from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import PeerTimeout
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.net import dht
-from swarmnet.net.directory import Record, StageStatus
 from swarmnet.peer import status
 from swarmnet.peer.status import Waiting, run_status
 

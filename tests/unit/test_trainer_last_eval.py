@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import PeerGone, RejectCode
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.schema import Manifest, Training
 from swarmnet.messages import Accepted, Answer, Control, Gradient, Packed, Process, Rejected, Request
-from swarmnet.net.directory import Record, StageStatus
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.trainer.trainer import Trainer, feeder
 

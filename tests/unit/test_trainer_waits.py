@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from swarmnet import telemetry
+from swarmnet.directory import Record, StageStatus
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.schema import Cut, Manifest, Training
 from swarmnet.messages import Answer, Control, Packed, Request
-from swarmnet.net.directory import Record, StageStatus
 from swarmnet.net.unserved import nobody_serves, unserved
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.telemetry.reminder import Reminder

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from swarmnet.ids import NO_RESTART, Chain, OnDisk, PeerId, Restart, RunId
-from swarmnet.net.admission import Admissions, Role
+
+Role = Literal["stage", "trainer"]
+"""What a peer is in a run, and what a run by invitation admits it as."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +96,6 @@ class Record:
     def feeds(self) -> bool:
         """Is this a trainer that has not left? Its last record says `finished`."""
         return self.trainer and not self.finished
-
-
-def admits(admissions: Admissions, record: Record, *, now: float) -> bool:
-    """Is the record's peer admitted as all that the record says it is, by what it or an earlier one shows?"""
-    admissions.show(record.peer, record.invitation, now=now)
-    return all(admissions.admitted(record.peer, role, now=now) for role in record.roles)
 
 
 class Directory(Protocol):

@@ -1,16 +1,19 @@
 """How peers reach each other: one-way messages and streamed calls. Two implementations: gRPC and memory.
 
-A transport knows who is calling (proved, not claimed) and nothing of what is said.
+A transport knows who is calling (proved, not claimed) and nothing of what is said. `ask` is how most of its users call.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from swarmnet.errors import PeerGone, PeerTimeout
 from swarmnet.ids import PeerId
-from swarmnet.messages import Answer, Control, Packed, Request
+from swarmnet.messages import Accepted, Answer, Control, Packed, Request, Running
 
 TensorLayout = tuple[str, tuple[int, ...]]
 """(codec, shape) of a tensor."""
@@ -86,3 +89,46 @@ class Service(Protocol):
     def on_gone(self, peer: PeerId, *, definite: bool) -> None:
         """A connection to `peer` broke; `definite`: nobody listens at its address any more (the process is gone)."""
         ...
+
+
+_DEADLINE_S = 3600.0
+"""Of one call, where only silence is to end it."""
+
+
+async def ask(
+    transport: Transport,
+    peer: PeerId,
+    request: Request,
+    payload: tuple[Packed, ...] = (),
+    *,
+    patience: Callable[[], float | None] = lambda: None,
+    heard: Callable[[], None] = lambda: None,
+    limit_s: float = _DEADLINE_S,
+) -> Answer:
+    """Call and return the first answer that is more than a sign of life. Cancel to give up.
+
+    Silence and an end without an answer are the peer's failures. What an answer means, a refusal included, is the
+    caller's business.
+
+    patience() is asked before every wait: the seconds of silence after which the peer is given up; None leaves that to
+    the transport, which ends a call when nothing moves. heard() is called at every sign of life, the answer among them.
+    limit_s: of the whole call, whatever the peer says meanwhile. Raises PeerTimeout (silent for too long, or over the
+    limit), PeerGone, BadMessage.
+    """
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + limit_s
+    async with contextlib.aclosing(transport.call(peer, request, payload, deadline=deadline)) as answers:
+        while True:
+            patience_s = patience()
+            try:
+                async with asyncio.timeout_at(min(clock() + (patience_s or limit_s), deadline)):
+                    answer = await anext(answers)
+            except TimeoutError as error:
+                if clock() >= deadline:
+                    raise PeerTimeout("no answer in time", peer=peer, limit_s=round(limit_s, 2)) from error
+                raise PeerTimeout("silent", peer=peer, patience_s=round(patience_s or 0.0, 2)) from error
+            except StopAsyncIteration as error:
+                raise PeerGone("the call ended without an answer", peer=peer) from error
+            heard()
+            if not isinstance(answer, Accepted | Running):
+                return answer

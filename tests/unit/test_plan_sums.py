@@ -1,4 +1,4 @@
-"""What a plan adds up, what it advises, and what `swarmnet plan` says of input that it cannot use."""
+"""What a plan adds up, and what `swarmnet plan` says of input that it cannot use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarmnet.plan.advice import Option, advise
 
 from swarmnet.cli.frame import run
 from swarmnet.manifest.file import to_toml
@@ -27,40 +26,6 @@ from swarmnet.plan.budget import (
 )
 
 SIZES = st.integers(0, 10**6)
-
-
-def option(kind: str, cost: int, saves: int) -> Option:
-    return Option(kind, f"{kind}-{saves}", cost, False, saves)
-
-
-def need(options: tuple[Option, ...]) -> int:
-    return 100 - sum(each.change for each in options)
-
-
-def test_the_cheapest_single_change_comes_first() -> None:
-    options = [option("a", 5, 40), option("b", 1, 10), option("c", 2, 30)]
-    assert [found.words for found in advise(options, need, room=70)] == ["c-30", "a-40"]
-    assert [found.need for found in advise(options, need, room=70)] == [70, 60]
-
-
-def test_changes_are_combined_only_where_one_is_not_enough() -> None:
-    options = [option("a", 5, 40), option("a", 1, 35), option("b", 1, 10), option("c", 2, 30)]
-    assert [found.words for found in advise(options, need, room=35)] == ["a-35 and c-30", "a-40 and c-30"]
-    assert [found.words for found in advise(options, need, room=20)] == ["a-40 and b-10 and c-30"]
-    assert advise(options, need, room=19) == []
-
-
-def test_what_cannot_be_is_not_advised() -> None:
-    options = [option("a", 1, 40), option("b", 2, 50)]
-    assert [
-        found.words
-        for found in advise(options, lambda chosen: None if chosen[0].kind == "a" else need(chosen), room=60)
-    ] == ["b-50"]
-
-
-def test_no_more_than_asked_for() -> None:
-    options = [option(str(n), n, 50) for n in range(9)]
-    assert [found.words for found in advise(options, need, room=60, most=2)] == ["0-50", "1-50"]
 
 
 @given(st.lists(st.integers(-1000, 1000)), st.lists(st.integers(-1000, 1000)), st.lists(st.integers(-1000, 1000)))
