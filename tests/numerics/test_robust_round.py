@@ -39,7 +39,7 @@ class Member(TorchEngine):
     """An engine whose accumulator holds what it is told to, sent as it is told to."""
 
     def __init__(self, manifest: Manifest, compute: ComputeThread, gradient: Tensor, send: Lie) -> None:
-        super().__init__(manifest, 0, compute)
+        super().__init__(manifest, 0, compute, DeviceBackend(manifest, 0))
         self.gradient, self.send = gradient, send
 
     async def contribution(self, start: int, stop: int) -> Packed:
