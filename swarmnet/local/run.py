@@ -108,7 +108,6 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
             chaos=options.chaos is not None,
             trace=kit.trace,
             life=len(earlier.lives(out)) if options.resume else 0,
-            reseed=options.reseed_from_neighbours,
             meshes=meshes,
         )
         with Interrupt() as interrupt:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
@@ -195,11 +194,7 @@ async def _serve(
             disk=disk,
             on_event=on_event,
             caps=ReplicaLimits(
-                config.slots,
-                config.caps.memo_bytes,
-                config.caps.keep_checkpoints,
-                functools.partial(_reseed, manifest, begin) if config.reseed_from_neighbours else None,
-                no_beginning=begin.missing,
+                config.slots, config.caps.memo_bytes, config.caps.keep_checkpoints, no_beginning=begin.missing
             ),
             manifest_toml=to_toml(manifest),
             admissions=endpoint.admissions,
@@ -262,20 +257,6 @@ async def _compute(ranks: Callable[[], Awaitable[None]], peer: Peer, on_event: O
             await replica.write_last()
         on_event("stopped", {"reason": failed.message})
         raise
-
-
-def _reseed(
-    manifest: Manifest,
-    begin: Beginning,
-    stage: int,
-    *,
-    version: int,
-    before: bytes | memoryview | None,
-    after: bytes | memoryview | None,
-) -> memoryview:
-    from swarmnet.state.reseed import reseed
-
-    return reseed(manifest, stage, version=version, before=before, after=after, initial=begin.weights(stage))
 
 
 async def _keep_result(peer: Peer, on_event: OnEvent) -> None:

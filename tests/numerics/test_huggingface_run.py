@@ -142,20 +142,6 @@ def test_who_has_no_files_asks_its_mates(here: Path) -> None:
         Beginning(PeerConfig(initial=here), Manifest(), at_source=True)
 
 
-def test_what_a_stage_began_with_is_read_again_if_it_is_still_here(
-    here: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    manifest = begun(here, "llama", "--stages", "2")
-    config = PeerConfig(manifest=here / "run.toml")
-    found, expected = Beginning(config, manifest, at_source=True).weights(1), stage_weights(manifest, 1, here / "hf")
-    assert found is not None and all(torch.equal(found[name], expected[name]) for name in expected)
-    assert Beginning(PeerConfig(), Manifest(), at_source=True).weights(1) is None and not caplog.records
-    assert Beginning(config, manifest, at_source=False).weights(1) is None
-    shutil.move(here / "hf", here / "moved")
-    assert Beginning(config, manifest, at_source=True).weights(1) is None
-    assert [record.msg for record in caplog.records].count("made_anew_without_checkpoint") == 2
-
-
 @pytest.mark.parametrize(
     ("case", "flags", "words"),
     [
