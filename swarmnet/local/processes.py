@@ -18,7 +18,7 @@ from typing import Any
 
 from swarmnet.config import toml
 from swarmnet.config.peer import PeerConfig
-from swarmnet.mesh.starter import Starter, best_starter
+from swarmnet.ranks.starter import Starter, best_starter
 from swarmnet.telemetry.events import EventReader
 
 START_S = 60.0

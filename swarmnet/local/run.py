@@ -51,8 +51,8 @@ from swarmnet.local.screen import SwarmScreen, say
 from swarmnet.local.supervisor import Supervisor, SwarmLayout, Timing
 from swarmnet.manifest.remarks import remarks
 from swarmnet.manifest.schema import Model
-from swarmnet.mesh.starter import ForkerLost, FreshStarter, Starter
 from swarmnet.net.admission_files import invitation_beside
+from swarmnet.ranks.starter import ForkerLost, FreshStarter, Starter
 from swarmnet.telemetry.events import EventReader
 
 PROCESSES_PER_CORE = 8
@@ -287,7 +287,6 @@ class LocalSwarm:
             device="cpu",
             invitation=str(invitation) if invitation.exists() else "",
             log=Log(level=cast(LogLevel, options.log_level)),
-            reseed_from_neighbours=options.reseed_from_neighbours,
             slots=PeerConfig().slots if options.slots is None else options.slots,
         )
 
