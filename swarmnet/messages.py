@@ -112,15 +112,12 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What a replica's weights were like at `version`, after the commits of `chain` (docs/drift.md).
-
-    digest: SHA-256 of their bits, b"" where nobody promises equal bits. sketch: see `stage.sketch`.
-    """
+    """What a replica's weights were at `version`, after the commits of `chain` (docs/drift.md)."""
 
     version: int
     chain: Chain
     digest: bytes
-    sketch: tuple[float, ...]
+    """SHA-256 of their bits."""
 
 
 @dataclass(frozen=True, slots=True)

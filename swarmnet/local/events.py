@@ -152,14 +152,11 @@ class CheckpointFailedEvent:
 
 @dataclass(frozen=True, slots=True)
 class DriftEvent:
-    """The weights of `peer` were not those of the others at `version`. distance: relative to their norm, None: unknown.
-    stray: it is the odd one, and takes the others'."""
+    """The weights of `peer` were not those of the others at `version`: it takes theirs."""
 
     stage: int
     version: int
     peer: str
-    distance: float | None
-    stray: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +270,7 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any]], Event]] = {
     "checkpoint": lambda r: CheckpointEvent(r["stage"], r["version"]),
     "checkpoint_bad": lambda r: BadCheckpointEvent(str(r["path"]), str(r["reason"])),
     "checkpoint_failed": lambda r: CheckpointFailedEvent(str(r["path"]), str(r["reason"])),
-    "drift": lambda r: DriftEvent(r["stage"], r["version"], r["peer"], r["distance"], True),
-    "apart": lambda r: DriftEvent(r["stage"], r["version"], r["peer"], r["distance"], False),
+    "drift": lambda r: DriftEvent(r["stage"], r["version"], r["peer"]),
     "waiting": lambda r: WaitingEvent(str(r["reason"]), r.get("stage")),
     "complete": lambda r: CompleteEvent(),
     "restart": lambda r: RestartEvent(r["number"], r["version"], str(r["reason"])),

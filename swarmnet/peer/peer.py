@@ -443,7 +443,7 @@ class Peer:
                 reseed=replica.reseeds,
                 executions=self._executed[stage],
                 counted=self._counted[stage],
-                drift=replica.member.drift.distance,
+                drift=replica.member.drift.compared_at,
                 stray=replica.member.drift.strays(self.me),
                 still_s=self._still_s(replica),
             )

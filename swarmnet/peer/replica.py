@@ -36,7 +36,7 @@ from swarmnet.state.copies import PIECE_BYTES, Seal
 from swarmnet.state.cut import StateHeader
 from swarmnet.state.fetch import Fetcher
 from swarmnet.state.handover import Donor
-from swarmnet.step.drift import DriftRules
+from swarmnet.step.drift import NO_DRIFT, DriftRules
 from swarmnet.step.driver import Listener, StepDriver
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
@@ -113,13 +113,9 @@ def timers_of(manifest: Manifest) -> Timers:
 def drift_rules_of(manifest: Manifest) -> DriftRules:
     """When the run's replicas measure their weights, and what follows."""
     averaging = manifest.averaging
-    return DriftRules(
-        averaging.drift_every,
-        averaging.resync_every,
-        manifest.training.total_steps,
-        averaging.equal_bits,
-        averaging.inner_steps,
-    )
+    if not averaging.equal_bits:
+        return NO_DRIFT
+    return DriftRules(averaging.drift_every, averaging.resync_every, manifest.training.total_steps)
 
 
 class Replica:

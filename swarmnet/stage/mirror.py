@@ -2,8 +2,8 @@
 
 Two copies of weights and moments, whole and in canonical order, in memory that ranks share: number version % 2 is
 `version`, the other is where ranks write the next one. Only when every rank has answered does the version count up. So
-a rank that dies in the middle of an update leaves this version whole, and the update is done again. Snapshots, digests
-and sketches are read here, and never hold up a rank; nowhere does one device have all of it.
+a rank that dies in the middle of an update leaves this version whole, and the update is done again. Snapshots and
+digests are read here, and never hold up a rank; nowhere does one device have all of it.
 """
 
 from __future__ import annotations

@@ -37,7 +37,6 @@ from swarmnet.stage.own_body import OwnBody
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.patience import RestartBackoff
 from swarmnet.stage.payloads import Payloads
-from swarmnet.stage.sketch import Sketcher, digest
 from swarmnet.stage.step_sum import StepSum
 
 T = TypeVar("T")
@@ -107,7 +106,6 @@ class TorchEngine:
         else:
             self._sum = StepSum(manifest, self._state, self._accumulators, memory=self._body.sum_memory())
         self._spare: Tensor | None = None  # memory for the next snapshot
-        self._sketcher: Sketcher | None = None
         self._sum_lock = threading.Lock()  # StepSum and what it reads of the state: of one thread at a time
         try:
             self._reset_to_seed()
@@ -291,8 +289,8 @@ class TorchEngine:
         """One optimizer step on the sum buffer."""
         return await self._turn(lambda: self._apply(commits))
 
-    async def measure(self) -> tuple[int, bytes, tuple[float, ...]]:
-        """Digest and sketch of the newest weights. At once: later they would be of another version."""
+    async def measure(self) -> tuple[int, bytes]:
+        """Digest of the newest weights. At once: later they would be of another version."""
         return await self._run(Work.STATE, self.version, 0, self._measure)
 
     async def prepare_snapshot(self) -> None:
@@ -353,12 +351,8 @@ class TorchEngine:
         self._epochs[applied] += 1  # its accumulator's content is of that step: for the next it reads as empty
         return outer
 
-    def _measure(self) -> tuple[int, bytes, tuple[float, ...]]:
-        if self._sketcher is None:
-            self._sketcher = Sketcher(self._manifest.training.seed, device=self._body.device)
-        state = self._state
-        bits = digest(state.newest) if self._manifest.averaging.equal_bits else b""
-        return state.version, bits, self._sketcher.sketch(state.newest)
+    def _measure(self) -> tuple[int, bytes]:
+        return self._state.version, snapshot.digest(self._state.newest)
 
     def _reset_to_seed(self) -> None:
         self._state.reset_to_seed()

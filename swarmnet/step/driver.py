@@ -318,7 +318,7 @@ class StepDriver:
             self._cannot_apply(step, str(error))
             return
         self._exchange.applied(member.stamp, finished, apply.commits)
-        actions = member.applied(now=self._now(), missed=outer is not None and not outer.taken)
+        actions = member.applied(now=self._now())
         self._settled.set()
         self._listener.on_event(
             member.stage,
@@ -355,9 +355,9 @@ class StepDriver:
         )
 
     async def _measure(self, wanted: act.MeasureWeights) -> None:
-        version, digest, sketch = await self._engine.measure()
+        version, digest = await self._engine.measure()
         if version == wanted.version:  # else the weights have moved on
-            measure = Measure(version, wanted.chain, digest, sketch)
+            measure = Measure(version, wanted.chain, digest)
             self._perform(self.member.measured(measure, wanted.term_chain, now=self._now()))
 
     def _begin(self) -> None:

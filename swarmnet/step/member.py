@@ -317,8 +317,8 @@ class Member:
         """The exchange gave up; the next Round message (or tick) starts it again."""
         self.oldest.sum_failed(round_id)
 
-    def applied(self, *, now: float, missed: bool = False) -> list[Action]:
-        """The optimizer step is done: the next version begins. missed: an outer step without me (`sync = "local"`)."""
+    def applied(self, *, now: float) -> list[Action]:
+        """The optimizer step is done: the next version begins."""
         assert self.applying and self.barrier.complete
         self.last_commits, self.last_finished, self._last_stamp = self.barrier.known, self.finished, self.stamp
         self._kept_last, self._bad_voters = self.promised, set()
@@ -346,7 +346,7 @@ class Member:
         actions += self.drift.review(now=now)
         if mending := self._mend(now, begins=True):
             return actions + mending  # nothing is counted at this version yet: now it costs least
-        if self.drift.due(self.version, missed=missed):
+        if self.drift.rules.due(self.version):
             actions.append(act.MeasureWeights(self.version, self.chain, self.term_chain))
         return actions + self._advance(now)
 

@@ -52,16 +52,10 @@ from swarmnet.wire.convert_values import (
 )
 from swarmnet.wire.pb import control_pb2 as pb
 
-MAX_SKETCH, MAX_NUMERICS = 256, 256
-"""Numbers of a sketch, and characters of a numerics class, at most."""
+MAX_NUMERICS = 256
+"""Characters of a numerics class, at most."""
 
-_LARGEST = 3e38  # as fp32 it is finite
-
-_MEASURE = Value(
-    Measure,
-    pb.Measure,
-    {"version": STEP, "chain": CHAIN, "digest": Blob(0, 32), "sketch": Items(Real(-_LARGEST, _LARGEST), MAX_SKETCH)},
-)
+_MEASURE = Value(Measure, pb.Measure, {"version": STEP, "chain": CHAIN, "digest": Blob(0, 32)})
 
 MAX_BYTES_PER_S = 10**12
 MAX_ALLOWED_S = 1e6

@@ -21,13 +21,7 @@ RECORDS = [
         (),
         (
             StageStatus(
-                stage,
-                2839,
-                Chain("c"),
-                synced=True,
-                slots=4,
-                disk=tuple(map(OnDisk, (2700, 2750, 2800))),
-                drift=(2830, 0.0),
+                stage, 2839, Chain("c"), synced=True, slots=4, disk=tuple(map(OnDisk, (2700, 2750, 2800))), drift=2830
             ),
         ),
         numerics=NUMERICS,
