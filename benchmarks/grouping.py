@@ -7,7 +7,7 @@ No network: the pure classes that production's rounds are made of, driven over l
 Mixing. Every member holds a vector; in a round each group replaces its members' vectors by their mean, and who is
 absent keeps its own. Printed is what a round leaves of the squared distance from the mean, on average, beside
 (r - 1) / N + r / N^2 of arXiv:2103.03239 (theorem 3.2), r the number of groups, an absentee a group of its own.
-`random`: groups drawn anew each round (`averaging.gossip`, pairs are what `sync = "local"` uses). `grid`: rows and
+`random`: groups drawn anew each round (`averaging.grid`, pairs are what `sync = "local"` uses). `grid`: rows and
 columns in turns, which is no random partition: without absentees two rounds give the exact mean.
 
 Exact rounds. In every round of a step some members are lost before it ends, what they had counted is counted again
@@ -31,8 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from swarmnet.averaging.gossip import contraction, random_groups
-from swarmnet.averaging.grid import Group, groups, in_rows, shape
+from swarmnet.averaging.grid import Group, groups, in_rows, random_groups, shape
 from swarmnet.ids import Ballot, Chain, Generation, PeerId
 from swarmnet.messages import MAX_MATES, LinkQuality, Stamp
 from swarmnet.step.ledger import Ledger
@@ -80,6 +79,11 @@ class Traffic:
     vectors: float
     from_afar: float
     mates: int
+
+
+def contraction(num_members: int, num_groups: int) -> float:
+    """By what one round of a random partition shrinks the expected squared distance from the mean (Moshpit, 3.2)."""
+    return (num_groups - 1) / num_members + num_groups / num_members**2
 
 
 def peers_of(number: int) -> list[PeerId]:

@@ -197,7 +197,7 @@ MAX_MATES = 64
 
 @dataclass(frozen=True, slots=True)
 class LinkQuality:
-    """What a replica has measured of its own line (`averaging.meter`).
+    """What a replica has measured of its own line (`averaging.watch`).
 
     bytes_per_s: what it carries, the lower of both directions; 0: not known yet. round_trips: mates and how far away
     they are, in microseconds; each once.

@@ -469,7 +469,7 @@ class Replica:
 
     def snapshot(self, caller: PeerId, request: SnapshotRequest) -> AsyncGenerator[Answer, None]:
         """Answer one `SnapshotRequest`; see Donor.serve."""
-        self.exchange.trail.wanted()
+        self.exchange.replay_log.wanted()
         return self.donor.serve(caller, request)
 
     async def trail(self, request: TrailRequest) -> AsyncGenerator[Answer, None]:

@@ -126,7 +126,7 @@ class Engine(Protocol):
     @property
     def private_phases(self) -> int:
         """How many of this version's `phases`, from the first, each member sums with its partners only
-        (`averaging.gossip`): no part of the finished sum."""
+        (`averaging.grid`): no part of the finished sum."""
         ...
 
     @property

@@ -10,8 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Iterator, Mapping
 
-from swarmnet.averaging.arrange import rearranged
-from swarmnet.averaging.grid import Grid, circles, grid_of
+from swarmnet.averaging.grid import Grid, circles, grid_of, rearranged
 from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.messages import UNMEASURED, LinkQuality, Round, Stamp
 from swarmnet.step.ledger import Ledger
