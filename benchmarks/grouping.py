@@ -35,7 +35,7 @@ from swarmnet.averaging.grid import Group, groups, in_rows, random_groups, shape
 from swarmnet.ids import Ballot, Chain, Generation, PeerId
 from swarmnet.messages import MAX_MATES, LinkQuality, Stamp
 from swarmnet.step.ledger import Ledger
-from swarmnet.step.opening import Opening
+from swarmnet.step.rounds import RoundBuilder
 
 STAMP = Stamp(3, 0, Chain("00" * 32))
 DIMENSIONS, ELEMENTS = 24, 1 << 20
@@ -161,7 +161,9 @@ def by_turns(members: int, size: int, absent: float, *, rounds: int, seed: int) 
     )
 
 
-def hop_0(peer: PeerId, opening: Opening, members: Sequence[PeerId], ledger: Ledger, size: int) -> dict[PeerId, Group]:
+def hop_0(
+    peer: PeerId, opening: RoundBuilder, members: Sequence[PeerId], ledger: Ledger, size: int
+) -> dict[PeerId, Group]:
     """What every member takes part in first, in the round that the keeper opens now."""
     current = opening.open(members, ledger)
     return {peer: groups(peer, current, (0, ELEMENTS), group_size=size)[0] for peer in members}
@@ -170,7 +172,7 @@ def hop_0(peer: PeerId, opening: Opening, members: Sequence[PeerId], ledger: Led
 def losses(members: int, size: int, absent: float, *, waves: int, seed: int) -> Losses:
     """`absent` of the members are lost, in so many waves, each in the middle of a round."""
     rng, names = random.Random(seed), peers_of(members)
-    ledger, opening = Ledger(members), Opening(STAMP, Ballot(1, names[0]), size, itertools.count())
+    ledger, opening = Ledger(members), RoundBuilder(STAMP, Ballot(1, names[0]), size, itertools.count())
     for index, peer in enumerate(names):
         ledger.claim((peer, Generation(1, 0)), index)
     now = hop_0(names[0], opening, names, ledger, size)
@@ -195,7 +197,7 @@ def traffic(members: int, sites: int, size: int) -> Traffic:
     """Of one round in which everybody has counted something."""
     names = peers_of(members)
     site = {peer: place % sites for place, peer in enumerate(names)}
-    ledger, opening = Ledger(members), Opening(STAMP, Ballot(1, names[0]), size, itertools.count())
+    ledger, opening = Ledger(members), RoundBuilder(STAMP, Ballot(1, names[0]), size, itertools.count())
     for index, peer in enumerate(names):
         ledger.claim((peer, Generation(1, 0)), index)
         opening.measured(

@@ -20,7 +20,7 @@ from swarmnet.messages import MAX_MATES, Late, LinkQuality, Trouble
 # A line is busy only while somebody feeds it, so a round's average says little. Measured is the busiest stretch of a
 # round that is long enough for buffers not to matter; the lower of the two directions counts, since a round moves as
 # much up as down. Of the last rounds the best is believed, since whatever else a machine or its mates are busy with,
-# and a small part in a round, make a line look narrower than it is; one of them is always cut evenly (`step.opening`).
+# and a small part in a round, make a line look narrower than it is; one of them is always cut evenly (`step.rounds`).
 # And what has been said is not said anew for small changes: the parts of a round follow bandwidths (`averaging.parts`)
 # and should not follow noise. Events and `now` in, numbers out.
 

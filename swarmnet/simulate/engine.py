@@ -25,7 +25,7 @@ from swarmnet.manifest.delay import NO_DELAY, Delay
 from swarmnet.messages import Commit, Packed
 from swarmnet.simulate.device import Device, JobKind, JobTurn
 from swarmnet.stage.engine import Audience, Contribution, Reduced, Stash
-from swarmnet.step.barrier import evidence
+from swarmnet.step.membership import evidence
 from swarmnet.wire.values import check_values
 
 NUM_ELEMENTS = 4
