@@ -42,8 +42,6 @@ PURE = (
     "messages.py",
     "step/*.py",
     "pipeline/router.py",
-    "pipeline/patience.py",
-    "pipeline/feeders.py",
     "data/sampler.py",
     "model/cut.py",
     "model/slices.py",

@@ -23,13 +23,10 @@ from swarmnet.messages import Answer, Commit, Finished, Packed, Process, Snapsho
 from swarmnet.peer.restoring import Footing, Restoring
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.execution import Execution
-from swarmnet.pipeline.feeders import Known, TurnedAway, may_feed
-from swarmnet.pipeline.floor import PipelineLimits
-from swarmnet.pipeline.patience import AdaptiveTimeout
-from swarmnet.pipeline.payload import AnswerCheck, InputCheck, Windows
-from swarmnet.pipeline.relay import Spawn
-from swarmnet.pipeline.router import Router, RoutingRule, least_time
-from swarmnet.pipeline.sources import Sources
+from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, Known, TurnedAway, Windows, may_feed
+from swarmnet.pipeline.recovery import Recovery, Spawn
+from swarmnet.pipeline.router import AdaptiveTimeout, Router, RoutingRule, least_time
+from swarmnet.pipeline.tasks import PipelineContext, PipelineLimits
 from swarmnet.stage.engine import Engine
 from swarmnet.state.checkpoints import Checkpointer, CheckpointPlan, Disk, Written
 from swarmnet.state.copies import PIECE_BYTES, Seal
@@ -177,13 +174,13 @@ class Replica:
                 leaving=self._next_leaving,
             )
         check = InputCheck.of(manifest, stage, around.windows)
-        self.execution = Execution(
+        context = PipelineContext(
             stage,
             num_stages,
             engine=engine,
             claims=self.driver,
             caller=self.caller,
-            sources=Sources(
+            recovery=Recovery(
                 around.transport,
                 stage,
                 before=lambda: self._live(stage - 1),
@@ -198,8 +195,8 @@ class Replica:
             limits=PipelineLimits(caps.slots, timers.heartbeat_s, 2 * timers.suspect_s, caps.memo_bytes),
             spawn=around.spawn,
             on_bad_input=self._bad_input,
-            may_feed=self._may_feed,
         )
+        self.execution = Execution(context, may_feed=self._may_feed)
         self.driver.attach(self.execution)
         seal = Seal(around.run, around.signer)
         self.donor = Donor(stage, engine, self._header, seal, stored=self._checkpoint, piece_bytes=caps.piece_bytes)

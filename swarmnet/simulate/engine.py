@@ -61,7 +61,7 @@ def proven_tokens_of(number: int) -> tuple[Packed, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedWindows:
-    """Implements Windows (`pipeline.payload`): it knows all tokens, which is cheaper than a tree."""
+    """Implements Windows (`pipeline.inputs`): it knows all tokens, which is cheaper than a tree."""
 
     microbatches: int
 

@@ -1,4 +1,4 @@
-"""How long ranks may take for an order, and how often they may be lost. (With other peers: `pipeline.patience`.) Pure.
+"""How long ranks may take for an order, and how often they may be lost. (With other peers: `pipeline.router`.) Pure.
 
 A deadline is there for what never ends, not for what is slow: it is a multiple of what the same order has taken before,
 and generous as long as little is known: first orders build kernels, fill caches, meet a busy machine.

@@ -17,7 +17,7 @@ from swarmnet.errors import SwarmError, leaves
 from swarmnet.ids import PeerId, Restart, RoundId
 from swarmnet.messages import Commit, Control, Finished, Heartbeat, Measure, Round, Stamp
 from swarmnet.pipeline.execution import Execution
-from swarmnet.pipeline.relay import Spawn
+from swarmnet.pipeline.recovery import Spawn
 from swarmnet.stage.engine import Engine, Stash
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action
