@@ -16,7 +16,7 @@ PACKAGE = Path(swarmnet.__file__).parent
 # Row by row from the ground. A module imports from rows below its own, and from its own room. The rooms of row 0
 # may use each other, without a cycle.
 ROWS = (
-    "config manifest ids errors messages transport directory telemetry",
+    "bounds config manifest ids errors messages transport directory telemetry",
     "data wire",
     "net",
     "mesh",
@@ -40,6 +40,7 @@ PURE = (
     "ids.py",
     "errors.py",
     "messages.py",
+    "bounds.py",
     "step/*.py",
     "pipeline/router.py",
     "data/sampler.py",

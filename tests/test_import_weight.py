@@ -41,7 +41,8 @@ def test_a_public_name_is_imported_when_it_is_used() -> None:
 
 @pytest.mark.parametrize("argv", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
 def test_help_imports_nothing_heavy(argv: list[str]) -> None:
-    assert not probe(HELP.format(argv=argv)) & HEAVY
+    """Of commands that take a config, the options are the fields of a schema, which is pydantic's."""
+    assert not probe(HELP.format(argv=argv)) & (HEAVY if argv[0].startswith("-") else HEAVY - {"pydantic"})
 
 
 def test_a_manifest_is_read_without_torch() -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from swarmnet.cli.settings import SETTINGS, options, read_config
+from swarmnet.cli.settings import LOGS, NETWORK, SETTINGS, SchemaCommand, peer_options, read_config
 
 
-@click.command("bootstrap", context_settings=SETTINGS)
-@options("dir", "host", "dht_port", "announce", "bootstrap", "events", "log_level", "log_format")
+@click.command("bootstrap", cls=SchemaCommand, context_settings=SETTINGS)
+@peer_options("dir", "host", *NETWORK, *LOGS)
 @click.pass_context
 def command(ctx: click.Context, /, **_: Any) -> int:
     """Run a DHT node that others can join by; serves no stage.

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from swarmnet.cli.frame import INTERRUPTED
-from swarmnet.cli.settings import MULTIADDR, SETTINGS
+from swarmnet.cli.settings import SETTINGS, with_bootstrap, with_checkpoints, with_json
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,12 +26,7 @@ LOOK_S = 3.0
 
 @click.command("eval", context_settings=SETTINGS)
 @click.argument("run", metavar="LINK_OR_MANIFEST")
-@click.option(
-    "--bootstrap",
-    multiple=True,
-    metavar=MULTIADDR,
-    help="Multiaddr of a peer that is up; repeatable. A link brings its own.",
-)
+@with_bootstrap
 @click.option("--data", metavar="SOURCE", help="Any text, as `init` takes it.  [the part the run has held out]")
 @click.option(
     "--tokenizer",
@@ -40,19 +35,8 @@ LOOK_S = 3.0
     help="The run's tokenizer.json.  [where the manifest says]",
 )
 @click.option("--microbatches", type=click.IntRange(min=1), metavar="N", help="How many to score at most.  [all]")
-@click.option(
-    "--dir",
-    "directories",
-    type=click.Path(path_type=Path, file_okay=False),
-    multiple=True,
-    metavar="DIR",
-    envvar="SWARMNET_DIR",
-    help="From disk: where peers keep checkpoints; repeatable.  [MANIFEST's]",
-)
-@click.option(
-    "--step", type=click.IntRange(min=0), metavar="N", help="From disk: which version.  [the newest that is whole]"
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@with_checkpoints
+@with_json
 @click.pass_context
 def command(
     ctx: click.Context,

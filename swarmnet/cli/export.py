@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from swarmnet.cli.settings import SETTINGS
+from swarmnet.cli.settings import SETTINGS, with_checkpoints
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,18 +19,7 @@ if TYPE_CHECKING:
 @click.command("export", context_settings=SETTINGS)
 @click.argument("run", metavar="MANIFEST_OR_LINK")
 @click.argument("target", type=click.Path(path_type=Path), metavar="OUT")
-@click.option(
-    "--dir",
-    "directories",
-    type=click.Path(path_type=Path, file_okay=False),
-    multiple=True,
-    metavar="DIR",
-    envvar="SWARMNET_DIR",
-    help="Where peers keep their checkpoints, at any depth; repeatable.  [MANIFEST's]",
-)
-@click.option(
-    "--step", type=click.IntRange(min=0), metavar="N", help="Which version of the weights.  [the newest that is whole]"
-)
+@with_checkpoints
 @click.option(
     "--like",
     type=click.Path(path_type=Path, file_okay=False, exists=True),

@@ -9,25 +9,14 @@ from pathlib import Path
 import click
 
 from swarmnet.cli.frame import INTERRUPTED
-from swarmnet.cli.settings import SETTINGS
+from swarmnet.cli.settings import SETTINGS, with_checkpoints
 from swarmnet.errors import UsageError
 
 
 @click.command("generate", context_settings=SETTINGS)
 @click.argument("manifest", type=click.Path(path_type=Path, dir_okay=False), metavar="MANIFEST")
 @click.argument("prompt", metavar="PROMPT")
-@click.option(
-    "--dir",
-    "directories",
-    type=click.Path(path_type=Path, file_okay=False),
-    multiple=True,
-    metavar="DIR",
-    envvar="SWARMNET_DIR",
-    help="Where peers keep their checkpoints, at any depth; repeatable.  [MANIFEST's]",
-)
-@click.option(
-    "--step", type=click.IntRange(min=0), metavar="N", help="Which version of the weights.  [the newest that is whole]"
-)
+@with_checkpoints
 @click.option(
     "--tokens", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="How many to add."
 )

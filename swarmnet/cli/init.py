@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from swarmnet.cli.settings import SETTINGS
+from swarmnet.cli.settings import SETTINGS, TYPED, SchemaCommand, fields, given
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,18 +22,9 @@ NAMES = frozenset(["stdlib", "bytes", "ids"])
 """Sources and tokenizers that are no paths, even where a file has that name."""
 
 
-@click.command("init", context_settings=SETTINGS)
+@click.command("init", cls=SchemaCommand, context_settings=SETTINGS)
 @click.argument("path", type=click.Path(path_type=Path, dir_okay=False), default=Path("run.toml"), metavar="[FILE]")
-@click.option("--name", help="For people.  [my-run]")
-@click.option("--stages", type=int, metavar="N", help="Stages the model is cut into.  [3]")
-@click.option("--steps", type=int, metavar="N", help="Optimizer steps of the run.  [60]")
-@click.option(
-    "--sync",
-    type=click.Choice(["exact", "overlap", "local"]),
-    help="How replicas of a stage agree; overlap averages a step while the next computes, local "
-    "lets them train on their own, with an outer step now and then.  [exact]",
-)
-@click.option("--seed", type=int, metavar="N", help="Of weights and data order.  [0]")
+@fields("manifest", "name", "cut", "training.total_steps", "averaging", "training.seed")
 @click.option(
     "--from",
     "checkpoint",
@@ -42,21 +33,7 @@ NAMES = frozenset(["stdlib", "bytes", "ids"])
     envvar="SWARMNET_FROM",
     help="Begin with a Hugging Face checkpoint (Llama, Mistral, Qwen2, Qwen3): its model and weights.",
 )
-@click.option(
-    "--data",
-    default="stdlib",
-    show_default=True,
-    metavar="SOURCE",
-    help="Text (.txt, .jsonl, directory) or tokens (.bin, .npy); stdlib: source of Python's own library.",
-)
-@click.option(
-    "--tokenizer", metavar="NAME", help="bytes, a tokenizer.json, or ids (token files).  [that of --from, else bytes]"
-)
-@click.option(
-    "--admission",
-    type=click.Choice(["open", "invite"]),
-    help="Who may join: anyone, or whom you invite; invite writes the owner's key beside FILE.  [open]",
-)
+@fields("manifest", "data", "admission")
 @click.option(
     "--set",
     "assignments",
@@ -66,19 +43,9 @@ NAMES = frozenset(["stdlib", "bytes", "ids"])
     help="Any field of the manifest, such as model.num_layers=12; repeatable.",
 )
 @click.option("--force", is_flag=True, allow_from_autoenv=False, help="Overwrite FILE.")
+@click.pass_context
 def command(
-    path: Path,
-    name: str | None,
-    stages: int | None,
-    steps: int | None,
-    sync: str | None,
-    seed: int | None,
-    checkpoint: Path | None,
-    data: str,
-    tokenizer: str | None,
-    admission: str | None,
-    assignments: tuple[str, ...],
-    force: bool,
+    ctx: click.Context, /, path: Path, *, checkpoint: Path | None, assignments: tuple[str, ...], force: bool, **_: Any
 ) -> int:
     """Write FILE (run.toml): a run's manifest, with every field and what it means.
 
@@ -98,23 +65,17 @@ def command(
     from swarmnet.wire import codecs
 
     begins = None if checkpoint is None else Begins(checkpoint)
-    if tokenizer is None and not _sets("data.tokenizer", assignments):
-        tokenizer = "bytes" if begins is None else begins.tokenizer
-    flags = {
-        "--name": ("name", name),
-        "--stages": ("cut.stages", stages),
-        "--steps": ("training.total_steps", steps),
-        "--sync": ("averaging.sync", sync),
-        "--seed": ("training.seed", seed),
-        "--data": ("data.source", _seen_from(path.parent, data)),
-        "--tokenizer": ("data.tokenizer", tokenizer and _seen_from(path.parent, tokenizer)),
-        "--admission": ("admission.policy", admission),
-    }
+    said = {".".join(option.path): (origin, value) for option, origin, value in given(ctx, *TYPED)}
+    if "data.tokenizer" not in said and not _sets("data.tokenizer", assignments):
+        said["data.tokenizer"] = ("--tokenizer", "bytes" if begins is None else begins.tokenizer)
+    for name in ("data.source", "data.tokenizer"):
+        if name in said:
+            said[name] = (said[name][0], _seen_from(path.parent, said[name][1]))
     owner = None
-    if admission == "invite" and not _sets("admission.key", assignments):
+    if said.get("admission.policy", ("", ""))[1] == "invite" and not _sets("admission.key", assignments):
         owner = new_owner(path)
-        flags["owner's key"] = ("admission.key", owner.peer)
-    chosen, follows = _manifest(flags, assignments, begins)
+        said["admission.key"] = ("owner's key", owner.peer)
+    chosen, follows = _manifest(said, assignments, begins)
     codecs.use_all(chosen)
     sized = _sets("model.vocab_size", assignments)
     sized_by = "--set" if sized else f"--from {checkpoint}" if begins is not None else None
@@ -196,18 +157,18 @@ def _seen_from(folder: Path, source: str) -> str:
 
 
 def _manifest(
-    flags: Mapping[str, tuple[str, object]], assignments: tuple[str, ...], begins: Begins | None
+    options: Mapping[str, tuple[str, object]], assignments: tuple[str, ...], begins: Begins | None
 ) -> tuple[Manifest, dict[str, object]]:
-    """The manifest asked for, and which of its fields follow from others."""
+    """The manifest asked for, and which of its fields follow from others. options: (who says it, value) by field."""
     from swarmnet.config import toml
     from swarmnet.config.layers import layer
     from swarmnet.manifest.file import change
     from swarmnet.manifest.implied import implied
     from swarmnet.manifest.schema import Manifest
 
-    changes = [layer(flag, tuple(key.split(".")), value) for flag, (key, value) in flags.items() if value is not None]
+    changes = [layer(origin, tuple(key.split(".")), value) for key, (origin, value) in options.items()]
     changes += [layer("--set", *toml.assignment(text)) for text in assignments]
-    said = {key: value for key, value in flags.values() if value is not None}
+    said = {key: value for key, (_, value) in options.items()}
     said |= {".".join(path): value for path, value in map(toml.assignment, assignments)}
     follows = implied(said, opened=said.get("admission.policy", "open") == "open")
     under = [layer("manifest", tuple(name.split(".")), value) for name, value in follows.items()]

@@ -88,7 +88,7 @@ def run_and_peers(named: tuple[str, ...]) -> tuple[Path, Manifest, list[PeerId]]
     """The manifest's path (run.toml unless one is named), the manifest, and the peers. Raises UsageError."""
     from swarmnet.ids import PeerId
     from swarmnet.manifest.file import load
-    from swarmnet.wire.convert_fields import is_peer_id
+    from swarmnet.wire.peer_ids import is_peer_id
 
     peers = [PeerId(text) for text in named if is_peer_id(text)]
     others = [text for text in named if not is_peer_id(text)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swarmnet.cli.frame import Typed
-from swarmnet.cli.settings import MEMORY, MESH, SETTINGS, options, read_config
+from swarmnet.cli.settings import SERVING, SETTINGS, SchemaCommand, peer_options, read_config
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,28 +17,9 @@ if TYPE_CHECKING:
     from swarmnet.net.swarm_link import SwarmLink
 
 
-@click.command("join", context_settings=SETTINGS)
+@click.command("join", cls=SchemaCommand, context_settings=SETTINGS)
 @click.argument("run", metavar="LINK_OR_MANIFEST")
-@options(
-    "stage",
-    *MESH,
-    *MEMORY,
-    "dir",
-    "data",
-    "initial",
-    "host",
-    "port",
-    "dht_port",
-    "announce",
-    "bootstrap",
-    "invitation",
-    "device",
-    "slots",
-    "reseed_from_neighbours",
-    "events",
-    "log_level",
-    "log_format",
-)
+@peer_options(*SERVING)
 @click.option("--no-restart", is_flag=True, help="End when the peer crashes. Without it, it joins again.")
 @click.pass_context
 def command(ctx: click.Context, /, run: str, *, no_restart: bool, **_: Any) -> int:

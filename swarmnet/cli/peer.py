@@ -7,31 +7,11 @@ from typing import Any
 import click
 
 from swarmnet.cli.frame import Typed
-from swarmnet.cli.settings import MEMORY, MESH, SETTINGS, options, read_config, read_manifest
+from swarmnet.cli.settings import SERVING, SETTINGS, SchemaCommand, peer_options, read_config, read_manifest
 
 
-@click.command("peer", context_settings=SETTINGS)
-@options(
-    "manifest",
-    "stage",
-    *MESH,
-    *MEMORY,
-    "dir",
-    "data",
-    "initial",
-    "host",
-    "port",
-    "dht_port",
-    "announce",
-    "bootstrap",
-    "invitation",
-    "device",
-    "slots",
-    "reseed_from_neighbours",
-    "events",
-    "log_level",
-    "log_format",
-)
+@click.command("peer", cls=SchemaCommand, context_settings=SETTINGS)
+@peer_options("manifest", *SERVING)
 @click.option("--no-restart", is_flag=True, help="End when the peer crashes. Without it, it is started again.")
 @click.pass_context
 def command(ctx: click.Context, /, *, no_restart: bool, **_: Any) -> int:

@@ -6,23 +6,25 @@ from typing import Any
 
 import click
 
-from swarmnet.cli.settings import MEMORY, MESH, SETTINGS, options, read_config, read_manifest
+from swarmnet.cli.settings import (
+    MESH_AND_MEMORY,
+    SETTINGS,
+    SchemaCommand,
+    StageList,
+    fields,
+    peer_options,
+    read_config,
+    read_manifest,
+)
 from swarmnet.errors import UsageError
 
 
-def _stages(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """`1,3` as (1, 3); `all` names none."""
-    try:
-        return None if value is None else () if value == "all" else tuple(int(part) for part in value.split(","))
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r}: write stage numbers with commas, such as 0,3, or all") from error
-
-
-@click.command("plan", context_settings=SETTINGS)
+@click.command("plan", cls=SchemaCommand, context_settings=SETTINGS)
 @click.argument("manifest", metavar="MANIFEST")
-@click.option(
-    "--stage",
-    callback=_stages,
+@fields(
+    "peer",
+    "stages",
+    type=StageList(knows_all=True),
     metavar="N[,N..]|all",
     help="Stages of one peer, or all, each for a peer of its own.  [those of --config, or all]",
 )
@@ -34,7 +36,7 @@ def _stages(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
     "or neither a GPU here nor --gpus.  [what is here]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, sizes in bytes.")
-@options(*MESH, *MEMORY, "device", "slots")
+@peer_options(*MESH_AND_MEMORY, "device", "slots")
 @click.pass_context
 def command(ctx: click.Context, /, *, room: str | None, as_json: bool, **_: Any) -> int:
     """Print what memory stages of MANIFEST take on each rank, and how much is missing where they do not fit.

@@ -1,14 +1,18 @@
-"""From flags, environment and `--config` to a `PeerConfig`: the options that peer, trainer and bootstrap share.
+"""Options that fields declare, and the config that peer, trainer, bootstrap and plan read with them.
 
-click reads the flags and the variables (SWARMNET_ and the flag's name in capitals: `--dht-port` is SWARMNET_DHT_PORT);
-`config.layers` decides who wins. Imported by every command, so pydantic is imported only once a command runs.
+A field of a schema that has a `config.table.CliOption` is an option of every command that names it. Its type, its
+default and its help are the field's. click reads the flags and the variables (`--dht-port` is
+SWARMNET_DHT_PORT), and `config.layers` decides who wins. Every command imports this module. It imports
+the schemas, and pydantic with them, only when a command's options are asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 from click.core import ParameterSource
@@ -18,136 +22,253 @@ from swarmnet.errors import UsageError
 if TYPE_CHECKING:
     from swarmnet.config.layers import SettingsLayer
     from swarmnet.config.peer import PeerConfig, Role
+    from swarmnet.config.table import CliOption
     from swarmnet.manifest.schema import Manifest
 
 F = TypeVar("F", bound=Callable[..., Any])
+FieldPath = tuple[str, ...]
 
 PREFIX = "SWARMNET"
 SETTINGS = {"auto_envvar_prefix": PREFIX, "help_option_names": ["-h", "--help"]}
 """The context of every command: one variable per flag, the same one whatever the command."""
 
-LEVELS = click.Choice(["debug", "info", "warning", "error"])
+# ------------------------------------------------------------ options of several commands that are no fields
+
 MULTIADDR = "MADDR"
 
-
-def _stages(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """`0,3` as (0, 3)."""
-    try:
-        return None if value is None else tuple(int(part) for part in value.split(","))
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r}: write stage numbers with commas, such as 0,3") from error
-
-
-# option -> (its place in PeerConfig, the option)
-_OPTIONS: dict[str, tuple[tuple[str, ...], Callable[[F], F]]] = {
-    "manifest": (("manifest",), click.option("--manifest", metavar="FILE", help="The run's manifest (run.toml).")),
-    "stage": (("stages",), click.option("--stage", callback=_stages, metavar="N[,N..]", help="Stages to serve.")),
-    "gpus": (
-        ("mesh", "gpus"),
-        click.option(
-            "--gpus", metavar="N|I,J..|auto", help="GPUs of this peer, one rank each: how many, which, or all.  [1]"
-        ),
-    ),
-    "ranks": (("mesh", "ranks"), click.option("--ranks", type=int, metavar="N", help="Ranks on the CPU.  [1]")),
-    "tensor": (
-        ("mesh", "tensor"),
-        click.option("--tensor", type=int, metavar="N", help="Ranks that split each layer.  [all, or 1 with --shard]"),
-    ),
-    "shard": (
-        ("mesh", "shard"),
-        click.option(
-            "--shard",
-            type=click.Choice(["none", "dp", "zero1", "zero2", "zero3"]),
-            help="The rest split microbatches and, with zeroN, moments, sums, weights.  [none]",
-        ),
-    ),
-    "sequence_parallel": (
-        ("mesh", "sequence_parallel"),
-        click.option(
-            "--sequence-parallel", is_flag=True, help="Ranks that split layers split norms and residuals by tokens."
-        ),
-    ),
-    "activations": (
-        ("memory", "activations"),
-        click.option(
-            "--activations",
-            type=click.Choice(["stash", "selective", "recompute_layers", "recompute", "offload"]),
-            help="What is kept of a microbatch until its backward; the rest is computed again.  [stash]",
-        ),
-    ),
-    "compile": (
-        ("memory", "compile"),
-        click.option("--compile", is_flag=True, help="torch.compile each layer, on CUDA."),
-    ),
-    "dir": (("dir",), click.option("--dir", metavar="DIR", help="Identity key and snapshots.  [~/.swarmnet/COMMAND]")),
-    "data": (("data",), click.option("--data", metavar="PATH", help="Where this machine has the run's tokens.")),
-    "initial": (
-        ("initial",),
-        click.option(
-            "--initial", metavar="DIR", help="Where this machine has the checkpoint that the run begins with."
-        ),
-    ),
-    "host": (("host",), click.option("--host", metavar="ADDR", help="Address to listen on.  [0.0.0.0]")),
-    "port": (
-        ("port",),
-        click.option("--port", type=int, metavar="N", help="Port of the data plane.  [last time's, or any free]"),
-    ),
-    "dht_port": (
-        ("dht_port",),
-        click.option("--dht-port", type=int, metavar="N", help="Port of the DHT.  [last time's, or any free]"),
-    ),
-    "announce": (
-        ("announce",),
-        click.option(
-            "--announce", multiple=True, metavar=MULTIADDR, help="Multiaddr to publish instead of --host's; repeatable."
-        ),
-    ),
-    "bootstrap": (
-        ("bootstrap",),
-        click.option(
-            "--bootstrap", multiple=True, metavar=MULTIADDR, help="Multiaddr of a peer that is up; repeatable."
-        ),
-    ),
-    "invitation": (
-        ("invitation",),
-        click.option(
-            "--invitation", metavar="FILE|TEXT", help="In a run by invitation: what `swarmnet invite` printed."
-        ),
-    ),
-    "device": (
-        ("device",),
-        click.option("--device", type=click.Choice(["cpu", "cuda", "auto"]), help="Where to compute.  [auto]"),
-    ),
-    "slots": (
-        ("slots",),
-        click.option("--slots", type=int, metavar="N", help="Microbatches in flight per stage.  [4]"),
-    ),
-    "reseed_from_neighbours": (
-        ("reseed_from_neighbours",),
-        click.option(
-            "--reseed-from-neighbours",
-            is_flag=True,
-            help="Last resort: make a stage that nobody has any state of from the stages beside it.",
-        ),
-    ),
-    "events": (("events",), click.option("--events", metavar="FILE", help="Append events to FILE, one JSON a line.")),
-    "log_level": (("log", "level"), click.option("--log-level", type=LEVELS, help="The least to log.  [info]")),
-    "log_format": (
-        ("log", "format"),
-        click.option("--log-format", type=click.Choice(["text", "json"]), help="Short lines or JSON.  [text]"),
-    ),
-}
+with_bootstrap = click.option(
+    "--bootstrap",
+    multiple=True,
+    metavar=MULTIADDR,
+    help="Multiaddr of a peer that is up; repeatable. A link brings its own.",
+)
+with_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+with_log_level = click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="warning",
+    show_default=True,
+    help="The least to log.",
+)
 
 
-MESH = ("gpus", "ranks", "tensor", "shard", "sequence_parallel")
-"""The options that say which ranks a peer has."""
+def with_checkpoints(command: F) -> F:
+    """`--dir` and `--step`: which checkpoints on this disk."""
+    directories = click.option(
+        "--dir",
+        "directories",
+        type=click.Path(path_type=Path, file_okay=False),
+        multiple=True,
+        metavar="DIR",
+        envvar="SWARMNET_DIR",
+        help="Where peers keep their checkpoints, at any depth; repeatable.  [MANIFEST's]",
+    )
+    step = click.option(
+        "--step",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Which version of the weights.  [the newest that is whole]",
+    )
+    return directories(step(command))
 
-MEMORY = ("activations", "compile")
-"""The options that say how a device's memory is spent."""
+
+# ------------------------------------------------------------ options that are fields
 
 
-def options(*names: str) -> Callable[[F], F]:
-    """Add the shared options `names`, then `--config` and `--set`, to a command, in this order."""
+class FieldOption(click.Option):
+    """An option that sets the field at `path` of a schema."""
+
+    def __init__(self, path: FieldPath, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.path = path
+
+
+class SchemaCommand(click.Command):
+    """A command with `fields`: they become options when the options are asked for."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """All options and arguments, in the order in which they are declared."""
+        self.params = [
+            option for each in self.params for option in (each.options() if isinstance(each, _Fields) else [each])
+        ]
+        return super().get_params(ctx)
+
+
+def fields(schema: Literal["peer", "manifest", "local"], *names: str, **changes: Any) -> Callable[[F], F]:
+    """Add the options of some fields to a `SchemaCommand`.
+
+    Args:
+        names: dotted names of fields, or of tables: then all their fields that have a flag. Without any, all of the
+            schema.
+        changes: of click's keywords for an option, for each of them.
+    """
+
+    def decorate(command: F) -> F:
+        command.__dict__.setdefault("__click_params__", []).append(_Fields(schema, names, changes))
+        return command
+
+    return decorate
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """What `fields` says, in a command's list of options."""
+
+    schema: str
+    names: tuple[str, ...]
+    changes: dict[str, Any]
+
+    def options(self) -> list[FieldOption]:
+        """The options, by the order of `names`."""
+        found = {".".join(field.path): field for field in flagged(self.schema)}
+        chosen = [
+            field
+            for name in self.names or found
+            for dotted, field in found.items()
+            if dotted == name or dotted.startswith(f"{name}.")
+        ]
+        return [field.option(self.changes) for field in chosen]
+
+
+@dataclass(frozen=True, slots=True)
+class FlaggedField:
+    """A field that is an option of some command."""
+
+    path: FieldPath
+    flag: CliOption
+    type: Any
+    """Without `Annotated` and None."""
+    default: Any
+    """None if it has none, or one that only the flag can tell."""
+    description: str
+
+    @property
+    def name(self) -> str:
+        """The option's, without its dashes."""
+        return self.flag.name or self.path[-1].replace("_", "-")
+
+    def option(self, changes: dict[str, Any]) -> FieldOption:
+        """The option as click wants it."""
+        kind = self._kind()
+        words = self.description.replace('"', "")
+        if words.partition(" ")[0].isalpha() and self.description[:1] != '"':  # `text:`, "bytes" are what one types
+            words = words[:1].upper() + words[1:]
+        text = f"{words}{'; repeatable' if 'multiple' in kind else ''}."
+        default = self.flag.default or self.default
+        # False, "" and () are what nobody has to be told; 0 is a number.
+        if default or (default == 0 and default is not False):
+            text += f"  [{default}]"
+        named = {"metavar": self.flag.metavar, "help": text, "allow_from_autoenv": self.flag.variable}
+        return FieldOption(self.path, [f"--{self.name}"], **kind | named | changes)
+
+    def _kind(self) -> dict[str, Any]:
+        """click's words for the type. What needs more than these is checked with the whole config."""
+        if get_origin(self.type) is Literal:
+            return {"type": click.Choice(get_args(self.type))}
+        if get_origin(self.type) is tuple:
+            of_numbers = _bare(get_args(self.type)[0]) is int
+            return {"type": StageList()} if of_numbers else {"multiple": True}
+        if self.type is bool:
+            return {"is_flag": True}
+        if self.type is Path:
+            kind = {"DIR": {"file_okay": False}, "FILE": {"dir_okay": False}}[self.flag.metavar or ""]
+            return {"type": click.Path(path_type=Path, readable=False, **kind)}
+        return {"type": self.type if self.type in (int, float) else str}
+
+
+class StageList(click.ParamType):  # type: ignore[type-arg]  # generic only in some releases
+    """`0,3` as (0, 3); `all` is a word for none where a command knows it."""
+
+    name = "stages"
+
+    def __init__(self, *, knows_all: bool = False) -> None:
+        self._knows_all = knows_all
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Raises click's BadParameter."""
+        if isinstance(value, tuple) or (self._knows_all and value == "all"):
+            return value if isinstance(value, tuple) else ()
+        try:
+            return tuple(int(part) for part in value.split(","))
+        except ValueError:
+            more = ", or all" if self._knows_all else ""
+            self.fail(f"{value!r}: write stage numbers with commas, such as 0,3{more}", param, ctx)
+
+
+def flagged(schema: str) -> Iterator[FlaggedField]:
+    """The fields of a schema that are options, in its order."""
+    from swarmnet.config.check import leaves
+    from swarmnet.config.peer import PeerConfig
+    from swarmnet.config.table import CliOption
+    from swarmnet.manifest.schema import Manifest
+
+    if schema == "local":
+        from swarmnet.local.options import LocalOptions
+
+        hints = get_type_hints(LocalOptions, include_extras=True)
+        for each in dataclasses.fields(LocalOptions):
+            for flag in getattr(hints[each.name], "__metadata__", ()):
+                yield FlaggedField((each.name,), flag, _bare(hints[each.name]), each.default, flag.help)
+        return
+    for path, field in leaves(PeerConfig if schema == "peer" else Manifest):
+        for flag in field.metadata:
+            if isinstance(flag, CliOption):
+                default = None if field.default_factory else field.default
+                yield FlaggedField(path, flag, _bare(field.annotation), default, field.description or "")
+
+
+def _bare(annotation: Any) -> Any:
+    """A type without `Annotated` and without "or None"."""
+    inner = getattr(annotation, "__origin__", annotation) if hasattr(annotation, "__metadata__") else annotation
+    some = [each for each in get_args(inner) if each is not type(None)]
+    return _bare(some[0]) if type(None) in get_args(inner) else inner
+
+
+TYPED = (ParameterSource.ENVIRONMENT, ParameterSource.COMMANDLINE)
+"""Whoever says something says it by one of these."""
+
+
+def given(ctx: click.Context, *sources: ParameterSource) -> Iterator[tuple[FieldOption, str, Any]]:
+    """Field options that were said by one of `sources`, by whom (a flag or a variable), and what."""
+    for param in ctx.command.params:
+        if isinstance(param, FieldOption) and param.name is not None:
+            source = ctx.get_parameter_source(param.name)
+            if source in sources:
+                yield param, origin_of(param, source), ctx.params[param.name]
+
+
+def origin_of(param: click.Parameter, source: ParameterSource | None) -> str:
+    """What the operator typed: `--dht-port`, or the variable `SWARMNET_DHT_PORT`."""
+    if source is ParameterSource.ENVIRONMENT:
+        return f"{PREFIX}_{param.opts[0].lstrip('-').replace('-', '_').upper()}"
+    return param.opts[0]
+
+
+# ------------------------------------------------------------ the peer config
+
+MESH_AND_MEMORY = ("mesh", "memory")
+NETWORK = ("dht_port", "announce", "bootstrap")
+LOGS = ("events", "log")
+SERVING = (
+    "stages",
+    *MESH_AND_MEMORY,
+    "dir",
+    "data",
+    "initial",
+    "host",
+    "port",
+    *NETWORK,
+    "invitation",
+    "device",
+    "slots",
+    "reseed_from_neighbours",
+    *LOGS,
+)
+"""Fields of the peer config that whoever serves a stage says."""
+
+
+def peer_options(*names: str) -> Callable[[F], F]:
+    """Add the options of these fields of the peer config, then `--config` and `--set`."""
     config = click.option("--config", metavar="FILE", help="Peer config file; flags and SWARMNET_* variables win.")
     assignments = click.option(
         "--set",
@@ -157,13 +278,7 @@ def options(*names: str) -> Callable[[F], F]:
         envvar=f"{PREFIX}_SET",
         help="Any other setting of the peer config, such as threads=2; repeatable.",
     )
-
-    def decorate(command: F) -> F:
-        for option in reversed([*(_OPTIONS[name][1] for name in names), config, assignments]):
-            command = option(command)
-        return command
-
-    return decorate
+    return lambda command: fields("peer", *names)(config(assignments(command)))
 
 
 def read_config(ctx: click.Context, role: Role) -> PeerConfig:
@@ -215,24 +330,16 @@ def _layers(ctx: click.Context, role: Role) -> list[SettingsLayer]:
     layers = [implied(role)]
     if file := ctx.params["config"]:
         layers.append(SettingsLayer(file, toml.read(Path(file).expanduser())))
+    assignments = next(param for param in ctx.command.params if param.name == "assignments")
     for source in (ParameterSource.ENVIRONMENT, ParameterSource.COMMANDLINE):
         if ctx.get_parameter_source("assignments") is source:
-            name = _origin(ctx, "assignments", source)
+            name = origin_of(assignments, source)
             layers += [layer(name, *toml.assignment(text, where=name)) for text in ctx.params["assignments"]]
         layers += [
-            layer(_origin(ctx, name, source), _OPTIONS[name][0], value)
-            for name, value in ctx.params.items()
-            if name in _OPTIONS and ctx.get_parameter_source(name) is source
+            layer(name, option.path, str(value) if isinstance(value, Path) else value)
+            for option, name, value in given(ctx, source)
         ]
     return layers
-
-
-def _origin(ctx: click.Context, name: str, source: ParameterSource) -> str:
-    """What the operator typed: `--dht-port`, or the variable `SWARMNET_DHT_PORT`."""
-    flag = next(param.opts[0] for param in ctx.command.params if param.name == name)
-    if source is ParameterSource.ENVIRONMENT:
-        return f"{PREFIX}_{flag.lstrip('-').replace('-', '_').upper()}"
-    return flag
 
 
 def _command(role: Role) -> str:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import click
 
-from swarmnet.cli.settings import LEVELS, MULTIADDR, SETTINGS
+from swarmnet.cli.settings import SETTINGS, with_bootstrap, with_json, with_log_level
 
 
 @click.command("status", context_settings=SETTINGS)
 @click.argument("run", metavar="LINK_OR_RUN_OR_MANIFEST")
-@click.option(
-    "--bootstrap",
-    multiple=True,
-    metavar=MULTIADDR,
-    help="Multiaddr of a peer that is up; repeatable. A link brings its own.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--log-level", type=LEVELS, default="warning", show_default=True, help="The least to log.")
+@with_bootstrap
+@with_json
+@with_log_level
 def command(run: str, bootstrap: tuple[str, ...], as_json: bool, log_level: str) -> int:
     """Ask the DHT how a run is doing, what is wrong with it and what to do.
 

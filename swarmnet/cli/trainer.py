@@ -6,24 +6,11 @@ from typing import Any
 
 import click
 
-from swarmnet.cli.settings import SETTINGS, options, read_config, read_manifest
+from swarmnet.cli.settings import LOGS, NETWORK, SETTINGS, SchemaCommand, peer_options, read_config, read_manifest
 
 
-@click.command("trainer", context_settings=SETTINGS)
-@options(
-    "manifest",
-    "dir",
-    "data",
-    "host",
-    "port",
-    "dht_port",
-    "announce",
-    "bootstrap",
-    "invitation",
-    "events",
-    "log_level",
-    "log_format",
-)
+@click.command("trainer", cls=SchemaCommand, context_settings=SETTINGS)
+@peer_options("manifest", "dir", "data", "host", "port", *NETWORK, "invitation", *LOGS)
 @click.pass_context
 def command(ctx: click.Context, /, **_: Any) -> int:
     """Feed microbatches into stage 0; holds no weights.

@@ -1,6 +1,7 @@
 """What one operator chooses for one machine. Never part of the run id; see `docs/peer-config.md`.
 
-Knows no file and no flag: `cli.settings` lays those over each other.
+Knows no file and no command line: `cli.settings` makes options of the fields that have a `CliOption`, and lays what is
+said over what is in files.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from swarmnet.config.plug_in import one_of
-from swarmnet.config.table import Count, Positive, Seconds, Table
+from swarmnet.config.table import CliOption, Count, Positive, Seconds, Table
 
 Role = Literal["stage", "trainer", "bootstrap"]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -75,17 +76,19 @@ Shard = Literal["none", "dp", "zero1", "zero2", "zero3"]
 class Mesh(Table):
     """The ranks inside this peer: one per GPU, or processes on the CPU. They share its stages; see docs/mesh.md."""
 
-    gpus: Gpus = Field(
+    gpus: Annotated[Gpus, CliOption("N|I,J..|auto")] = Field(
         default="1", description='GPUs, one rank each: a number, which ones ("0,1,3"), or "auto": all, or else the CPU'
     )
-    ranks: Positive = Field(default=1, description="ranks on the CPU, instead of GPUs")
-    tensor: Count = Field(
-        default=0, description="ranks that split each layer; 0: all, or 1 with `shard`; the rest split microbatches"
+    ranks: Annotated[Positive, CliOption("N")] = Field(default=1, description="ranks on the CPU, instead of GPUs")
+    tensor: Annotated[Count, CliOption("N")] = Field(
+        default=0, description="ranks that split each layer; the rest split microbatches. 0: all, or 1 with `shard`"
     )
-    shard: Shard = Field(
-        default="none", description="and shard: dp: nothing; zero1: moments; zero2: sums, too; zero3: weights, too"
+    shard: Annotated[Shard, CliOption()] = Field(
+        default="none",
+        description='what the other ranks split: "dp" microbatches, "zero1" and moments, "zero2" and sums, "zero3" and '
+        "weights",
     )
-    sequence_parallel: bool = Field(
+    sequence_parallel: Annotated[bool, CliOption()] = Field(
         default=False, description="ranks that split layers split norms and residuals by tokens"
     )
 
@@ -96,17 +99,24 @@ class Mesh(Table):
         return self
 
 
+Activations = Literal["stash", "selective", "recompute_layers", "recompute", "offload"]
+
+
 class Memory(Table):
     """How a device's memory is spent. `compile` and `offload_optimizer` round in their own ways, no other choice does.
     See docs/memory.md."""
 
-    activations: Literal["stash", "recompute", "recompute_layers", "selective", "offload"] = Field(
-        default="stash", description='"stash", "selective", "recompute_layers", "recompute" (least) or "offload" (CUDA)'
+    activations: Annotated[Activations, CliOption()] = Field(
+        default="stash",
+        description='what is kept of a microbatch until its backward: from "stash" (all) to "recompute" (least), or '
+        '"offload": in host memory (CUDA)',
     )
     offload_optimizer: bool = Field(
         default=False, description="optimizer state in host memory, updates on the CPU (CUDA)"
     )
-    compile: bool = Field(default=False, description="torch.compile each layer (CUDA); a numerics class of its own")
+    compile: Annotated[bool, CliOption()] = Field(
+        default=False, description="torch.compile each layer (CUDA); a numerics class of its own"
+    )
 
     @model_validator(mode="after")
     def _whole_layers(self) -> Memory:
@@ -127,11 +137,16 @@ class Caps(Table):
     )
 
 
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
 class Log(Table):
     """Logging to standard error."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="the least that is shown")
-    format: Literal["text", "json"] = Field(default="text", description="text: short lines; json: one object per line")
+    level: Annotated[LogLevel, CliOption(name="log-level")] = Field(default="info", description="the least to log")
+    format: Annotated[Literal["text", "json"], CliOption(name="log-format")] = Field(
+        default="text", description="text: short lines; json: one object per line"
+    )
 
 
 class PeerConfig(Table):
@@ -141,33 +156,47 @@ class PeerConfig(Table):
     the command is typed; `~` is your home directory.
     """
 
-    manifest: Home | None = Field(default=None, description="the run's manifest; a bootstrap node needs none")
+    manifest: Annotated[Home | None, CliOption("FILE")] = Field(
+        default=None, description="the run's manifest, such as run.toml; a bootstrap node needs none"
+    )
     roles: tuple[Role, ...] = Field(
         default=("stage",), description="what the peer does; must include what the command asks"
     )
-    stages: tuple[Count, ...] = Field(default=(), description="the stages it serves, such as [0, 3]")
-    dir: Home = Field(default_factory=lambda: _home(Path("~/.swarmnet/peer")), description="identity key and snapshots")
-    data: str | None = Field(default=None, description="where this machine has the run's tokens, if not at data.source")
-    initial: Home | None = Field(
+    stages: Annotated[tuple[Count, ...], CliOption("N[,N..]", name="stage")] = Field(
+        default=(), description="the stages to serve"
+    )
+    dir: Annotated[Home, CliOption("DIR", default="~/.swarmnet/COMMAND")] = Field(
+        default_factory=lambda: _home(Path("~/.swarmnet/peer")), description="identity key and snapshots"
+    )
+    data: Annotated[str | None, CliOption("PATH")] = Field(
+        default=None, description="where this machine has the run's tokens, if not at data.source"
+    )
+    initial: Annotated[Home | None, CliOption("DIR")] = Field(
         default=None, description="where this machine has the checkpoint the run begins with, if not at initial.source"
     )
-    host: str = Field(default="0.0.0.0", min_length=1, description="address to listen on")
-    port: Port = Field(default=0, description="port of the data plane; 0: last time's, else any free one")
-    dht_port: Port = Field(default=0, description="port of the DHT; 0: last time's, else any free one")
-    announce: tuple[Multiaddr, ...] = Field(
-        default=(), description="multiaddrs to publish instead of what `host` suggests"
+    host: Annotated[str, CliOption("ADDR")] = Field(default="0.0.0.0", min_length=1, description="address to listen on")
+    port: Annotated[Port, CliOption("N")] = Field(
+        default=0, description="port of the data plane; 0: last time's, else any free one"
     )
-    bootstrap: tuple[Multiaddr, ...] = Field(
-        default=(), description="multiaddrs of peers that are up; empty: start a new swarm"
+    dht_port: Annotated[Port, CliOption("N")] = Field(
+        default=0, description="port of the DHT; 0: last time's, else any free one"
     )
-    invitation: str = Field(
+    announce: Annotated[tuple[Multiaddr, ...], CliOption("MADDR")] = Field(
+        default=(), description="multiaddr to publish instead of what `host` suggests"
+    )
+    bootstrap: Annotated[tuple[Multiaddr, ...], CliOption("MADDR")] = Field(
+        default=(), description="multiaddr of a peer that is up; without any, a new swarm begins"
+    )
+    invitation: Annotated[str, CliOption("FILE|TEXT")] = Field(
         default="", description="in a run by invitation: what `swarmnet invite` printed, or the file it is in"
     )
-    device: Literal["cpu", "cuda", "auto"] = Field(default="auto", description="auto: cuda where there is one")
+    device: Annotated[Literal["cpu", "cuda", "auto"], CliOption()] = Field(
+        default="auto", description="where to compute; auto: on cuda where there is one"
+    )
     threads: Annotated[Positive, AfterValidator(_threads)] = Field(
         default=1, description="CPU threads of the compute thread"
     )
-    slots: Count = Field(
+    slots: Annotated[Count, CliOption("N")] = Field(
         default=4, description="microbatches in flight per stage and open step: the memory bound; 0: as many as fit"
     )
     drain_s: Seconds = Field(
@@ -179,10 +208,12 @@ class PeerConfig(Table):
     placement: PlacementName = Field(
         default="neediest", description="which stage `swarmnet join` takes (docs/extending.md)"
     )
-    reseed_from_neighbours: bool = Field(
+    reseed_from_neighbours: Annotated[bool, CliOption()] = Field(
         default=False, description="last resort: make a stage that has no state left from the stages beside it"
     )
-    events: Home | None = Field(default=None, description="append events to this file, one JSON object per line")
+    events: Annotated[Home | None, CliOption("FILE")] = Field(
+        default=None, description="append events to this file, one JSON object per line"
+    )
     mesh: Mesh = Mesh()
     memory: Memory = Memory()
     caps: Caps = Caps()

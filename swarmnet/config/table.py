@@ -6,6 +6,7 @@ NaN or infinity.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,10 +18,27 @@ Count = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
 Seconds = Annotated[float, Field(gt=0)]
 
 
+@dataclass(frozen=True, slots=True)
+class CliOption:
+    """Part of a field's type (`Annotated`): commands have an option for it, and its description is the help."""
+
+    metavar: str | None = None
+    """What stands for the value in the help; None: the choices, or nothing."""
+    name: str = ""
+    """Without its dashes; by default the field's own."""
+    default: str = ""
+    """What the help says the default is, where the field's own does not say it."""
+    variable: bool = True
+    """May the environment say it, too?"""
+    help: str = ""
+    """The description, of a field that has no other."""
+
+
 class Table(BaseModel):
     """A frozen, strict table: unknown keys, wrong types and non-finite numbers are errors.
 
-    The class docstring and each field's `description` are the comments of the file that `config.toml.write` makes.
+    The class docstring and each field's `description` are the comments of the file that `config.toml.write` makes, and
+    descriptions are the help of the options that a `CliOption` declares.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from swarmnet.config.peer import Shard
+from swarmnet.config.table import CliOption
 from swarmnet.errors import UsageError
 from swarmnet.local import fault
 from swarmnet.local.fault import Fault, Kill, KillRank
@@ -19,46 +20,69 @@ MOST = 1000
 class LocalOptions:
     """One local swarm. Raises UsageError at once for values that cannot work.
 
-    stages, steps, seed, data, numerics describe a manifest built on the spot; with `manifest` the file says them.
-    out: directory of the results, ./runs/local-<seed>-<timestamp> if None. kill: "STAGE@STEP" each. kill_every:
-    seconds between two kills anywhere. set: manifest overrides "section.key=value". typed: (flag, override) of other
-    flags that change the manifest; `set` goes over them. slots: microbatches one replica
-    works on at once, None for what a peer does by default. numerics: None means deterministic for models under 50M
-    parameters, else fp32. chaos: a chaos file, or "random:SEED"; implies oracle. checkpoint_every: steps between two
-    checkpoints. kill_all: SIGKILL every process in the middle of this step, and end. resume: go on with what is in
-    `out`, whose manifest and replicas count then. reseed_from_neighbours: a stage that nobody has any state of is made
-    from the stages beside it, as a last resort. ranks: "STAGE=N" or "STAGE.REPLICA=N", several with commas; tensor,
-    shard, sequence_parallel: how those ranks share a stage, as in the peer config. kill_rank: "STAGE@STEP" each.
-    admission: "invite": this swarm's owner is made, and invites its peers; None: as the manifest says, or open.
+    A field with a `CliOption` is an option of `swarmnet local`, and it says what the field is. The first seven describe
+    a manifest that is built on the spot, as its fields of that name do. With `manifest` the file says them. `tensor`,
+    `shard`, `sequence_parallel` and `reseed_from_neighbours` are those of each replica's peer config.
     """
 
     stages: int = 3
-    replicas: int = 2
     steps: int = 60
     seed: int = 0
-    out: Path | None = None
-    kill: tuple[str, ...] = ()
-    kill_every: float | None = None
-    oracle: bool = False
-    trainers: int = 1
     data: str = "stdlib"
-    manifest: Path | None = None
-    numerics: Literal["deterministic", "fp32"] | None = None
-    set: tuple[str, ...] = ()
+    admission: Literal["open", "invite"] | None = None
+    """"invite": this swarm's owner is made, and invites its peers. None: as the manifest says, or open."""
+    numerics: Annotated[
+        Literal["deterministic", "fp32"] | None,
+        CliOption(default="deterministic below 50M parameters, else fp32", help="how gradients are summed"),
+    ] = None
+    checkpoint_every: Annotated[
+        int | None, CliOption("N", default="50", help="steps between two checkpoints on disk")
+    ] = None
+    manifest: Annotated[
+        Path | None, CliOption("FILE", help="run this manifest; --stages, --steps, --sync and --seed then change it")
+    ] = None
+    set: Annotated[
+        tuple[str, ...],
+        CliOption("KEY=VALUE", variable=False, help="change a field of the manifest, such as training.microbatches=16"),
+    ] = ()
     typed: tuple[tuple[str, str], ...] = ()
-    slots: int | None = None
-    log_level: str = "warning"
-    chaos: str | None = None
-    checkpoint_every: int | None = None
-    kill_all: int | None = None
-    resume: bool = False
-    reseed_from_neighbours: bool = False
-    ranks: tuple[str, ...] = ()
+    """(Flag, "section.key=value") of other flags that change the manifest. `set` goes over them."""
+    replicas: Annotated[int, CliOption("N", help="peers per stage")] = 2
+    trainers: Annotated[int, CliOption("N", help="trainers")] = 1
+    out: Annotated[Path | None, CliOption("DIR", default="runs/local-SEED-TIME", help="directory of the results")] = (
+        None
+    )
+    oracle: Annotated[bool, CliOption(help="then train in one process, too; print the largest difference in loss")] = (
+        False
+    )
+    kill: Annotated[
+        tuple[str, ...], CliOption("STAGE@STEP", help="SIGKILL a replica of STAGE in the middle of STEP")
+    ] = ()
+    kill_every: Annotated[float | None, CliOption("S", help="SIGKILL some replica every S seconds")] = None
+    kill_rank: Annotated[
+        tuple[str, ...], CliOption("STAGE@STEP", help="SIGKILL one rank of a replica of STAGE in the middle of STEP")
+    ] = ()
+    kill_all: Annotated[int | None, CliOption("STEP", help="SIGKILL every process in the middle of STEP, and end")] = (
+        None
+    )
+    chaos: Annotated[
+        str | None, CliOption("FILE", help="carry out this schedule of faults, or random:SEED; implies --oracle")
+    ] = None
+    resume: Annotated[bool, CliOption(help="go on with the run in --out DIR, whose manifest and replicas count")] = (
+        False
+    )
+    ranks: Annotated[
+        tuple[str, ...],
+        CliOption(
+            "STAGE=N", help="ranks of each replica of STAGE, on the CPU; STAGE.REPLICA=N: of one; several with commas"
+        ),
+    ] = ()
     tensor: int = 0
     shard: Shard = "none"
     sequence_parallel: bool = False
-    kill_rank: tuple[str, ...] = ()
-    admission: Literal["open", "invite"] | None = None
+    slots: Annotated[int | None, CliOption("N", default="4", help="microbatches in flight per stage")] = None
+    reseed_from_neighbours: bool = False
+    log_level: str = "warning"
 
     def __post_init__(self) -> None:
         for name in ("stages", "replicas", "steps", "trainers", "slots"):

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from swarmnet.config.plug_in import one_of
-from swarmnet.config.table import Count, Positive, Seconds, Table
+from swarmnet.config.table import CliOption, Count, Positive, Seconds, Table
 from swarmnet.manifest.codec_names import check_averaging, check_boundary
 from swarmnet.manifest.delay import NO_DELAY, Delay
 
@@ -101,7 +101,7 @@ class Model(Table):
 class Cut(Table):
     """How the layers are cut into stages: balanced by FLOPs ("auto") or the number of layers of each stage."""
 
-    stages: Positive = Field(default=3, description="number of stages")
+    stages: Annotated[Positive, CliOption("N")] = Field(default=3, description="stages the model is cut into")
     layers: Literal["auto"] | tuple[Count, ...] = Field(
         default="auto", description='"auto": balanced by FLOPs, head included; or layers per stage, such as [3, 2, 1]'
     )
@@ -127,10 +127,13 @@ class Initial(Table):
 class Data(Table):
     """The token stream. `source` is a hint where to find it; the digests are what counts."""
 
-    source: str = Field(
-        default="stdlib", description='"stdlib" (source of Python\'s library), "corpus:small", or a file or directory'
+    source: Annotated[str, CliOption("SOURCE", name="data")] = Field(
+        default="stdlib",
+        description='text (.txt, .jsonl, directory) or tokens (.bin, .npy); "stdlib": Python\'s source; "corpus:small"',
     )
-    tokenizer: str = Field(default="bytes", description='"bytes", a tokenizer.json, or "ids" for a file of token ids')
+    tokenizer: Annotated[str, CliOption("NAME", default="that of --from, else bytes")] = Field(
+        default="bytes", description='"bytes", a tokenizer.json, or "ids" for a file of token ids'
+    )
     num_tokens: Count = Field(default=0, description="length of the token stream; filled in by `swarmnet init`")
     tokens_sha256: Digest = Field(default="", description="digest of the token stream; filled in by `swarmnet init`")
     tokens_root: Digest = Field(
@@ -142,8 +145,12 @@ class Data(Table):
 class Training(Table):
     """One step is `microbatches` microbatches of `microbatch_size` sequences of `sequence_length` tokens."""
 
-    seed: Count = Field(default=0, description="of the initial weights and of the order of the data")
-    total_steps: Positive = Field(default=60, description="the run ends here")
+    seed: Annotated[Count, CliOption("N")] = Field(
+        default=0, description="of the initial weights and of the order of the data"
+    )
+    total_steps: Annotated[Positive, CliOption("N", name="steps")] = Field(
+        default=60, description="optimizer steps of the run"
+    )
     microbatches: Annotated[int, Field(ge=1, le=16384)] = Field(
         default=8, description="per step, over the whole swarm; at most 16384"
     )
@@ -208,7 +215,9 @@ class Numerics(Table):
     compute: of a microbatch; weights and sums are fp32 whatever it is.
     """
 
-    mode: Literal["deterministic", "fp32"] = Field(default="deterministic", description='"deterministic" or "fp32"')
+    mode: Literal["deterministic", "fp32"] = Field(
+        default="deterministic", description='how gradients are summed: "deterministic" or "fp32"'
+    )
     grid_bits: Annotated[int, Field(ge=8, le=48)] = Field(
         default=32, description='"deterministic": gradients are rounded to multiples of 2^-grid_bits'
     )
@@ -240,11 +249,13 @@ _BELONGS = {
 
 
 class Averaging(Table):
-    """How replicas of a stage agree. `codec` "int64" belongs to deterministic mode."""
+    """How replicas of a stage agree (docs/numerics.md, docs/local-sync.md). `codec` "int64" belongs to deterministic
+    mode."""
 
-    sync: Literal["exact", "overlap", "local"] = Field(
+    sync: Annotated[Literal["exact", "overlap", "local"], CliOption()] = Field(
         default="exact",
-        description='"exact", "overlap" (docs/numerics.md), or "local": outer steps now and then (docs/local-sync.md)',
+        description='how replicas of a stage agree: "exact": in each step; "overlap": a step is averaged while the '
+        'next computes; "local": each trains on its own, with an outer step now and then',
     )
     overlap_after: Count = Field(default=40, description='"overlap": after so many steps one by one; `init` writes 100')
     codec: SumCodec = Field(
@@ -345,8 +356,9 @@ class Protocol(Table):
 class Admission(Table):
     """Who may join; docs/admission.md says what "open" risks."""
 
-    policy: Literal["open", "invite"] = Field(
-        default="open", description='"open": anyone; "invite": whom the holder of the private half of `key` invites'
+    policy: Annotated[Literal["open", "invite"], CliOption(name="admission")] = Field(
+        default="open",
+        description='who may join: "open": anyone; "invite": whom the owner invites, who has the private half of `key`',
     )
     key: OwnerKey = Field(default="", description='"invite": the owner\'s public Ed25519 key, as a peer id; else empty')
 
@@ -371,7 +383,9 @@ class Manifest(Table):
     """A run."""
 
     format: Literal[1] = Field(default=1, description="of this file")
-    name: str = Field(default="my-run", description="for people; shown by `swarmnet status`")
+    name: Annotated[str, CliOption("TEXT")] = Field(
+        default="my-run", description="for people; shown by `swarmnet status`"
+    )
     model: Model = Model()
     cut: Cut = Cut()
     initial: Initial = Initial()

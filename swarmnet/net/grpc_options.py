@@ -11,12 +11,12 @@ import platform
 from dataclasses import dataclass
 from typing import Any
 
+from swarmnet.bounds import Bounds
 from swarmnet.data.windows import HASH_BYTES
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Fetch, Heartbeat, Prepare, Process, Report, Round
 from swarmnet.net.allowance import Allowance
 from swarmnet.net.tls import TLS_NAME
-from swarmnet.wire.bounds import Bounds
 from swarmnet.wire.codecs import encoded_bytes
 from swarmnet.wire.convert import IN_ANY_RUN, MAX_MESSAGE_BYTES, Reader
 from swarmnet.wire.framing import CHUNK_BYTES

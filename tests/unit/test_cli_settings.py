@@ -10,8 +10,8 @@ import click
 import pytest
 
 from swarmnet import telemetry
-from swarmnet.cli import settings
 from swarmnet.cli.frame import COMMANDS, run, swarmnet
+from swarmnet.cli.settings import flagged
 from swarmnet.config import PeerConfig
 from swarmnet.config.peer import Mesh
 from swarmnet.local.earlier import BEGAN
@@ -311,14 +311,10 @@ def test_a_run_id_may_be_typed_in_capitals(calls) -> None:
     assert calls.pop() == ("run_status", "ab" * 32, (MADDR,), False)
 
 
-@pytest.mark.parametrize("command", ["peer", "local"])
-def test_the_slots_that_help_names_are_the_peer_configs(calls, capsys, command: str) -> None:
-    assert run([command, "--help"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert (
-        f"--slots N Microbatches in flight per {'stage' if command == 'peer' else 'peer'}. [{PeerConfig().slots}]"
-        in said
-    )
+def test_local_names_the_defaults_of_others() -> None:
+    named = {field.name: field.flag.default for field in flagged("local")}
+    assert named["slots"] == str(PeerConfig().slots)
+    assert named["checkpoint-every"] == str(Manifest().training.checkpoint_every)
 
 
 def test_local_leaves_the_slots_to_the_peers(calls) -> None:
@@ -332,6 +328,6 @@ def test_one_flag_is_one_variable_whatever_the_command() -> None:
     for name in COMMANDS:
         command = swarmnet.get_command(group, name)
         assert command and command.context_settings["auto_envvar_prefix"] == "SWARMNET"
-    for name, (path, _) in settings._OPTIONS.items():
-        flag = name.replace("_", "-")
-        assert f"| `--{flag}` | `SWARMNET_{name.upper()}` | `{'.'.join(path)}` |" in page
+    for field in flagged("peer"):
+        variable = field.name.replace("-", "_").upper()
+        assert f"| `--{field.name}` | `SWARMNET_{variable}` | `{'.'.join(field.path)}` |" in page

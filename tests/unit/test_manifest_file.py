@@ -125,8 +125,9 @@ def test_every_field_must_be_named(path: tuple[str, ...]) -> None:
 
 
 def test_every_field_says_what_it_is() -> None:
+    said = DEFAULT.replace("\n# ", " ")
     for path, field in leaves(Manifest):
-        assert field.description and f"\n{path[-1]} = " in DEFAULT and f"# {field.description}\n" in DEFAULT, path
+        assert field.description and f"\n{path[-1]} = " in DEFAULT and f" {field.description}\n" in said, path
 
 
 def test_a_written_file_fits_the_screen() -> None:
@@ -142,10 +143,22 @@ BAD = [
     ("[wire]", "[wir]", "run.toml: wir: unknown key; did you mean wire?"),
     ("format = 1", "format = 1\nseed = 4", "run.toml: seed: unknown key; did you mean training.seed?"),
     ("[wire]", "[wire]\nqqq = 1", "run.toml: wire.qqq: unknown key; known here: activations, gradients"),
-    ("total_steps = 60", "total_steps = 60.0", "run.toml: training.total_steps = 60.0: must be an integer (the run"),
-    ("total_steps = 60", 'total_steps = "60"', 'run.toml: training.total_steps = "60": must be an integer (the run'),
-    ("total_steps = 60", "total_steps = true", "run.toml: training.total_steps = true: must be an integer (the run"),
-    ("total_steps = 60", "total_steps = 0", "run.toml: training.total_steps = 0: must be above 0 (the run"),
+    (
+        "total_steps = 60",
+        "total_steps = 60.0",
+        "run.toml: training.total_steps = 60.0: must be an integer (optimizer steps",
+    ),
+    (
+        "total_steps = 60",
+        'total_steps = "60"',
+        'run.toml: training.total_steps = "60": must be an integer (optimizer steps',
+    ),
+    (
+        "total_steps = 60",
+        "total_steps = true",
+        "run.toml: training.total_steps = true: must be an integer (optimizer steps",
+    ),
+    ("total_steps = 60", "total_steps = 0", "run.toml: training.total_steps = 0: must be above 0 (optimizer steps"),
     ("total_steps = 60", "total_steps = 2024-01-01", 'run.toml: training.total_steps = "2024-01-01": must be an int'),
     ("total_steps = 60", "total_steps = {a = 1}", 'run.toml: training.total_steps = {"a": 1}: must be a value'),
     ("total_steps = 60", f"total_steps = {2**53}", "run.toml: training.total_steps = 9007199254740992: must be at"),
