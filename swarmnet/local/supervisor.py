@@ -35,7 +35,7 @@ from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop
 from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.local.report import MergedLog
 from swarmnet.local.table import Screen
-from swarmnet.mesh.starter import ForkerLost, Starter
+from swarmnet.ranks.starter import ForkerLost, Starter
 from swarmnet.telemetry.events import EventReader
 
 
@@ -64,7 +64,6 @@ class SwarmLayout:
     chaos: bool = False  # faults in phases and on links: children follow orders
     trace: bool = False  # they say what they work on, too
     life: int = 0  # how often this run has been resumed
-    reseed: bool = False  # a stage without state may be made anew
     meshes: Meshes = field(default_factory=dict)  # whose replicas have several ranks
 
 
@@ -192,7 +191,6 @@ class Supervisor:
             slots=self.layout.slots,
             log_level=self.layout.log_level,
             orders=directory / "orders" / f"{time.time_ns()}.jsonl" if self.layout.chaos else None,
-            reseed=self.layout.reseed,
             mesh=mesh_of(self.layout.meshes, name),
         )
         if spec.orders is not None:

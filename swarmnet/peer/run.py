@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
@@ -55,7 +54,11 @@ def run_peer(
     import torch
 
     from swarmnet.peer.fitting import setup_of, slots_here
+    from swarmnet.ranks.backend import MeshBackend
+    from swarmnet.stage.backend import StageBackend
+    from swarmnet.stage.canonical import Initial
     from swarmnet.stage.compute import ComputeThread
+    from swarmnet.stage.device_backend import DeviceBackend
     from swarmnet.stage.torch_engine import TorchEngine
 
     routing_rule(config.routing)  # refuses early
@@ -80,18 +83,16 @@ def run_peer(
         stack.callback(compute.close)
         begin = Beginning(config, manifest, at_source=data_at_source)
         engines: dict[int, TorchEngine] = {}
+
+        def backend(stage: int, initial: Initial | None) -> StageBackend:
+            if layout.ranks == 1:
+                device = layout.devices[0]
+                return DeviceBackend(manifest, stage, device=device, initial=initial, memory=setup.memory)
+            return MeshBackend(manifest, stage, layout, initial=initial, memory=setup.memory)
+
         for stage in config.stages:
             engines[stage] = begin.engine(
-                stage,
-                lambda stage, initial: TorchEngine(
-                    manifest,
-                    stage,
-                    compute,
-                    device=layout.devices[0],
-                    mesh=layout,
-                    initial=initial,
-                    memory=setup.memory,
-                ),
+                stage, lambda stage, initial: TorchEngine(manifest, stage, compute, backend(stage, initial))
             )
             stack.callback(engines[stage].close)
             if layout.ranks > 1:
@@ -193,11 +194,7 @@ async def _serve(
             disk=disk,
             on_event=on_event,
             caps=ReplicaLimits(
-                config.slots,
-                config.caps.memo_bytes,
-                config.caps.keep_checkpoints,
-                functools.partial(_reseed, manifest, begin) if config.reseed_from_neighbours else None,
-                no_beginning=begin.missing,
+                config.slots, config.caps.memo_bytes, config.caps.keep_checkpoints, no_beginning=begin.missing
             ),
             manifest_toml=to_toml(manifest),
             admissions=endpoint.admissions,
@@ -260,20 +257,6 @@ async def _compute(ranks: Callable[[], Awaitable[None]], peer: Peer, on_event: O
             await replica.write_last()
         on_event("stopped", {"reason": failed.message})
         raise
-
-
-def _reseed(
-    manifest: Manifest,
-    begin: Beginning,
-    stage: int,
-    *,
-    version: int,
-    before: bytes | memoryview | None,
-    after: bytes | memoryview | None,
-) -> memoryview:
-    from swarmnet.state.reseed import reseed
-
-    return reseed(manifest, stage, version=version, before=before, after=after, initial=begin.weights(stage))
 
 
 async def _keep_result(peer: Peer, on_event: OnEvent) -> None:

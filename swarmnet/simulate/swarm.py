@@ -26,7 +26,7 @@ from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.directory import DirectoryAt, MemoryDirectory
 from swarmnet.simulate.disk import SimulatedDisk
-from swarmnet.simulate.engine import SimulatedEngine, SimulatedWindows, make_anew, proven_tokens_of, tokens_of
+from swarmnet.simulate.engine import SimulatedEngine, SimulatedWindows, proven_tokens_of, tokens_of
 from swarmnet.simulate.network import MemoryNetwork
 from swarmnet.simulate.oracle import Oracle
 from swarmnet.simulate.plan import OWNER, Plan, manifest_of
@@ -147,7 +147,6 @@ class Swarm:
             caps=ReplicaLimits(
                 plan.slots,
                 plan.memo_bytes,
-                reseed=make_anew if plan.reseed else None,
                 piece_bytes=plan.piece_bytes,
                 no_beginning="no weights" if peer_id in plan.no_beginning else "",
             ),

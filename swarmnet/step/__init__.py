@@ -1,4 +1,4 @@
-"""What counts: who owns which microbatch, when a stage's sum is whole, and when weights may move. The theory, on a page.
+"""What counts: who owns which microbatch, when a stage's sum is whole, and when weights may move. The theory of it.
 
 One step sums the gradients of microbatches 0 .. M - 1 in every stage, each exactly once, and then moves the weights of
 all stages. docs/protocol.md has the rules; rule numbers in this room refer to it. Everything but `driver` is pure:
@@ -48,6 +48,7 @@ are disjoint and complete. A wrong keeper wastes time; it cannot make a wrong su
 | member | events of its own replica, messages, ticks; finds the step that a message is about | `member` |
 | open step | claims, grants, rounds, commits of one step | `open_step`, `ledger` |
 | keeper | claims, reports, releases | `keeper`, `rounds`, `ledger` |
-| every replica, privately | who lives, who counts, who keeps, who has cost time | `view`, `membership`, `election`, `strikes` |
+| every replica, privately | who lives, who counts | `view`, `membership` |
+| the same | who keeps, who has cost time | `election`, `strikes` |
 | every replica, every few steps | whether weights are still equal | `drift` |
 """

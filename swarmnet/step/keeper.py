@@ -100,7 +100,7 @@ class Keeper:
         self._progress = Progress()
         self._level_at = now
         self._stragglers = Stragglers(view.me, patience_s=view.timers.suspect_s, lines=self._lines)
-        self._left_out: set[PeerId] = set()  # of this step, see step.dispute
+        self._left_out: set[PeerId] = set()  # of this step, see step.rounds
         self._opened_at = now
         self._first_ack_at: float | None = None
         self._told: dict[PeerId, Round] = {}

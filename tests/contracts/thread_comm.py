@@ -1,4 +1,4 @@
-"""`mesh.comm.Comm` among threads of one process: a group without processes, for tests.
+"""`model.comm.Comm` among threads of one process: a group without processes.
 
 A collective is two waits at one barrier: all have put their tensor down; all have read the others'. Sums go in order
 of rank, so every rank has the same bits. Checks what real groups leave undefined: that all ranks called the same
@@ -8,6 +8,7 @@ collective with the same shapes. A rank that raises breaks the barrier, and the 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -15,7 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from swarmnet.mesh.comm import Reduction, part_length
+from swarmnet.model.comm import Comm, Reduction, part_length
 
 T = TypeVar("T")
 
@@ -111,3 +112,36 @@ def _reduce(xs: list[Tensor], op: Reduction) -> Tensor:
         else:
             torch.maximum(y, x, out=y)
     return y
+
+
+class Counted:
+    """Another `Comm`, and how often each collective was called on this rank: `counts["all_reduce"]`."""
+
+    def __init__(self, comm: Comm) -> None:
+        self._comm = comm
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def rank(self) -> int:
+        """This rank's number, from 0."""
+        return self._comm.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks the group has."""
+        return self._comm.size
+
+    def all_reduce(self, x: Tensor, op: Reduction = "sum") -> Tensor:
+        """The elementwise reduction over all ranks."""
+        self.counts["all_reduce"] += 1
+        return self._comm.all_reduce(x, op)
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """All ranks' tensors, concatenated along `dim` in order of rank."""
+        self.counts["all_gather"] += 1
+        return self._comm.all_gather(x, dim)
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """This rank's part of the sum over all ranks."""
+        self.counts["reduce_scatter"] += 1
+        return self._comm.reduce_scatter(x, dim)

@@ -28,11 +28,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
-from swarmnet.mesh.process_comm import ProcessComm
-from swarmnet.mesh.rank_errors import ALIKE, packet_of
-from swarmnet.mesh.rank_fate import DUMP
-from swarmnet.mesh.rank_line import LineEnded, Packet, RankEnd
-from swarmnet.mesh.shared import mapped, pin
+from swarmnet.ranks.comm import ProcessComm
+from swarmnet.ranks.fate import DUMP
+from swarmnet.ranks.line import ALIKE, LineEnded, Packet, RankEnd, packet_of
+from swarmnet.ranks.memory import mapped, pin
 
 Handler = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
 """Does one order, (name, fields), and returns the fields of the answer."""

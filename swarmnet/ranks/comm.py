@@ -1,4 +1,4 @@
-"""`mesh.comm.Comm` over a torch process group: gloo on the CPU, nccl on CUDA, by the same code.
+"""`model.comm.Comm` over a torch process group: gloo on the CPU, nccl on CUDA, by the same code.
 
 The group belongs to whoever passes it: made, given a deadline and destroyed there. Torch's collectives join along the
 first dimension, so others are moved to the front and back; at one sequence per microbatch that moves no memory.
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from swarmnet.mesh.comm import Reduction, part_length
+from swarmnet.model.comm import Reduction, part_length
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
@@ -48,3 +48,30 @@ class ProcessComm:
         y = front.new_empty((length, *front.shape[1:]))
         dist.reduce_scatter_single(y, front, group=self._group)
         return y.movedim(0, dim).contiguous()
+
+
+class FakeComm:
+    """Rank `rank` of `size`."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        if not 0 <= rank < size:
+            raise ValueError(f"rank {rank} is none of {size}")
+        self.rank, self.size = rank, size
+
+    def all_reduce(self, x: Tensor, op: Reduction = "sum") -> Tensor:
+        """A tensor like `x`."""
+        return torch.empty_like(x, memory_format=torch.contiguous_format, requires_grad=False)
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """A tensor `size` times as long as `x` along `dim`."""
+        return self._resized(x, dim, x.shape[dim] * self.size)
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """A tensor of one `size`-th of `x` along `dim`."""
+        return self._resized(x, dim, part_length(x, dim, self.size))
+
+    @staticmethod
+    def _resized(x: Tensor, dim: int, length: int) -> Tensor:
+        shape = list(x.shape)
+        shape[dim] = length
+        return x.new_empty(shape)

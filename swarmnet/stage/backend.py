@@ -1,8 +1,8 @@
 """What an engine computes with: the modules, the sums and the state of one stage, wherever they live.
 
-Two implementations: in this process, on one device (`stage.own_body`), or on the ranks of a mesh (`stage.mesh_body`).
-Tensors in, tensors out; what may be counted, and what travels, is the engine's business. Of the compute thread but for
-`GradientSum`, which the averaging thread reads.
+Two implementations: in this process, on one device (`stage.device_backend`), or on the ranks of a mesh
+(`ranks.backend`). Tensors in, tensors out; what may be counted, and what travels, is the engine's business. Of the
+compute thread but for `GradientSum`, which the averaging thread reads.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class GradientSum(Protocol):
         """Whose gradients the sum of `step` holds."""
 
 
-class Body(Protocol):
+class StageBackend(Protocol):
     """One stage. sums: that of step s is number s % (1 + delay.most). device: of `forward`'s tensors in here."""
 
     @property
@@ -98,6 +98,10 @@ class Body(Protocol):
 
     @property
     def sums(self) -> Sequence[GradientSum]: ...
+
+    @property
+    def writes_at_once(self) -> bool:
+        """Does backward write weight gradients, so that `accumulate` only adds them and frees their memory?"""
 
     def watch(self, watcher: Watcher) -> None:
         """Tell it from now on."""

@@ -1,8 +1,8 @@
 """One microbatch and one update on one rank, with tensors that are only shapes: what would be allocated, and when.
 
-Makes what a peer makes, `stage.own_body` or `stage.rank_stage`, and calls it as the engine does. Only FSDP2 (ZeRO-3)
+Makes what a peer makes, `stage.device_backend` or `ranks.stage`, and calls it as the engine does. Only FSDP2 (ZeRO-3)
 cannot go without its group: there the rank computes on whole layers, and what is whole but for a while is forgotten at
-once; `stage.plan` adds what is gathered. CUDA is rehearsed on the CPU, with the kind of attention kernel it would take.
+once; `plan.plan` adds what is gathered. CUDA is rehearsed on the CPU, with the kind of attention kernel it would take.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.schema import Manifest
-from swarmnet.mesh.fake_comm import FakeComm
-from swarmnet.mesh.layout import MeshLayout
 from swarmnet.messages import Commit
-from swarmnet.model.blocks import MeshSplit
 from swarmnet.model.cut import cut_layers
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.sharded import ShardedStage
+from swarmnet.plan.budget import Passage, along, highest
+from swarmnet.plan.metering import LiveBytes, imagined
+from swarmnet.ranks.comm import FakeComm
+from swarmnet.ranks.layout import MeshLayout, MeshSplit
+from swarmnet.ranks.stage import RankStage
 from swarmnet.stage.accumulator import Accumulator, sum_dtype
-from swarmnet.stage.budget import Passage, along, highest
 from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.metering import LiveBytes, imagined
+from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.stage.optimizer import StageOptimizer, average
-from swarmnet.stage.own_body import OwnBody
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy, Passes
-from swarmnet.stage.rank_stage import RankStage
 
 _CPU = torch.device("cpu")
 _ROUND = RoundId(Ballot(0, PeerId("")), 0)
@@ -136,11 +135,11 @@ class _Inputs:
 
 
 class _Own:
-    """`OwnBody`."""
+    """`DeviceBackend`."""
 
     def __init__(self, part: RehearsedRank) -> None:
         self._manifest, self._inputs = part.manifest, _Inputs(part)
-        self._body = OwnBody(part.manifest, part.stage, device=_CPU, memory=part.memory)
+        self._body = DeviceBackend(part.manifest, part.stage, device=_CPU, memory=part.memory)
         self._work: object | None = None
 
     def hold_sum(self) -> bool:

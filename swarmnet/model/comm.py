@@ -1,13 +1,12 @@
 """What the ranks of one peer tell each other: three collectives on tensors. Nothing else crosses between them.
 
 Every rank of a group calls the same collective, with the same shapes, in the same order. A group is made elsewhere:
-by torch (`mesh.process_comm`), by threads of one process (`mesh.thread_comm`), or not at all (`mesh.fake_comm`, shapes
+by torch (`ranks.comm`), by threads of one process (`tests.contracts.thread_comm`), or not at all (`ranks.comm`, shapes
 only). Knows no model and no network: the swarm averages by its own protocol, and only ever sees the peer.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -37,39 +36,6 @@ class Comm(Protocol):
 
     def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
         """This rank's part of the sum over all ranks. Raises ValueError if `dim` cannot be cut into `size` parts."""
-
-
-class Counted:
-    """Another `Comm`, and how often each collective was called on this rank: `counts["all_reduce"]`."""
-
-    def __init__(self, comm: Comm) -> None:
-        self._comm = comm
-        self.counts: Counter[str] = Counter()
-
-    @property
-    def rank(self) -> int:
-        """This rank's number, from 0."""
-        return self._comm.rank
-
-    @property
-    def size(self) -> int:
-        """How many ranks the group has."""
-        return self._comm.size
-
-    def all_reduce(self, x: Tensor, op: Reduction = "sum") -> Tensor:
-        """The elementwise reduction over all ranks."""
-        self.counts["all_reduce"] += 1
-        return self._comm.all_reduce(x, op)
-
-    def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        """All ranks' tensors, concatenated along `dim` in order of rank."""
-        self.counts["all_gather"] += 1
-        return self._comm.all_gather(x, dim)
-
-    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
-        """This rank's part of the sum over all ranks."""
-        self.counts["reduce_scatter"] += 1
-        return self._comm.reduce_scatter(x, dim)
 
 
 def part_length(x: Tensor, dim: int, size: int) -> int:

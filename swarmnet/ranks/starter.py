@@ -25,8 +25,8 @@ from typing import Any, Protocol
 
 from swarmnet import telemetry
 from swarmnet.errors import SwarmError
-from swarmnet.mesh.rank_line import receive_with_descriptor
 from swarmnet.net.leash import leashed
+from swarmnet.ranks.line import receive_with_descriptor
 
 log = telemetry.get(__name__)
 

@@ -2,7 +2,7 @@
 
 One microbatch passes three times: forward, backward, weight pass. What it holds between them is what each further
 microbatch in flight adds; the largest peak of a pass comes on top once, because one runs at a time. Pure: the traces
-come from `stage.plan`, which runs the stage's own code.
+come from `plan.plan`, which runs the stage's own code.
 """
 
 from __future__ import annotations

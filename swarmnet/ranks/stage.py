@@ -1,4 +1,4 @@
-"""What one rank of a mesh computes of a stage, and what it holds: `model.blocks` with tensors, ZeRO (arXiv:1910.02054).
+"""What one rank of a mesh computes of a stage, and what it holds: `ranks.layout` with tensors, ZeRO (arXiv:1910.02054).
 
 All ranks of a peer get the same orders in the same sequence, so none waits in a collective that others do not enter;
 and errors are the same on all: what a rank finds in its part of a gradient is agreed on before anything is added.
@@ -23,25 +23,23 @@ from torch import Tensor
 
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Manifest
-from swarmnet.mesh.comm import Comm
-from swarmnet.mesh.layout import MeshLayout
-from swarmnet.mesh.process_comm import ProcessComm
-from swarmnet.model.blocks import Block, MeshSplit, What
+from swarmnet.model.comm import Comm
 from swarmnet.model.cut import cut_layers
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.partial import sum_terms
 from swarmnet.model.sharded import ShardedStage
-from swarmnet.model.sharding import take_block
+from swarmnet.ranks.buckets import ScatteredGradients, buckets_of, own_chunk, take_block
+from swarmnet.ranks.comm import ProcessComm
+from swarmnet.ranks.layout import Block, MeshLayout, MeshSplit, What
 from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import Accumulator, largest_magnitude
-from swarmnet.stage.buckets import buckets_of, own_chunk
 from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.gradients import ScatteredGradients, WholeGradients
+from swarmnet.stage.gradients import WholeGradients
 from swarmnet.stage.optimizer import MOMENTS, StageOptimizer, average
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy, Passes
 
 if TYPE_CHECKING:
-    from swarmnet.stage.fully_sharded import FullySharded
+    from swarmnet.ranks.fully_sharded import FullySharded
 
 
 @dataclass(slots=True, eq=False)
@@ -119,7 +117,7 @@ class RankStage:
             return None
         if not isinstance(self._data, ProcessComm):
             raise ValueError("ZeRO-3 needs a process group along the data axis")
-        from swarmnet.stage.fully_sharded import FullySharded  # 0.6 s of imports
+        from swarmnet.ranks.fully_sharded import FullySharded  # 0.6 s of imports
 
         return FullySharded(self._data.group, self._device)
 

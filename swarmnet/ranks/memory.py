@@ -2,7 +2,7 @@
 
 Anonymous: a memfd where the system has one, else a temporary file without a name. It has no entry in /dev/shm or
 anywhere else, so nothing is left to clean up, however the processes end. The peer process makes it and sends the
-descriptor to each rank (`mesh.rank_line`), which maps it again. Knows nothing of what is in it.
+descriptor to each rank (`ranks.line`), which maps it again. Knows nothing of what is in it.
 """
 
 from __future__ import annotations

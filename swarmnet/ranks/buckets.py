@@ -1,6 +1,6 @@
 """Chunks along the data axis of a mesh, exchanged a bucket at a time: a layer's parameters, or what is beside layers.
 
-A parameter's chunks are those of `model.blocks.chunk`. In a collective all have the length of the first, so the last
+A parameter's chunks are those of `ranks.layout.chunk`. In a collective all have the length of the first, so the last
 ones are padded; a bucket's parameters lie one after the other, hence one collective per bucket, whose temporary memory
 is that of a layer and not of the stage. Knows no optimizer and no accumulator.
 """
@@ -12,9 +12,19 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from swarmnet.mesh.comm import Comm
-from swarmnet.model.blocks import chunk
+from swarmnet.model.comm import Comm
+from swarmnet.model.split import Tape
+from swarmnet.ranks.layout import Block, chunk
+from swarmnet.stage.gradients import Places, aligned, check_all_written
+
+
+def take_block(whole: Tensor, block: Block) -> Tensor:
+    """The view of `whole` that is `block`."""
+    for dim, places in enumerate(block.ranges):
+        whole = whole.narrow(dim, places.start, len(places))
+    return whole
 
 
 def own_chunk(whole: Tensor, comm: Comm) -> Tensor:
@@ -82,3 +92,48 @@ def layer_of(name: str) -> str:
     """The index of the layer that the parameter of that Hugging Face name is in; empty if it is beside layers."""
     parts = name.split(".")
     return parts[2] if parts[1] == "layers" else ""
+
+
+class ScatteredGradients:
+    """This rank's chunk of every parameter's gradient, summed over the data ranks (ZeRO-2).
+
+    A weight pass goes through the layers from the last to the first, so a layer's gradients are whole, and are
+    scattered and forgotten, before the next layer's begin: one reduce-scatter per layer and one for what is beside
+    layers, and memory for one layer. Every rank calls it at the same place among its collectives.
+    """
+
+    def __init__(
+        self, places: Places, shapes: Sequence[torch.Size], buckets: Sequence[Bucket], device: torch.device
+    ) -> None:
+        self._places, self._shapes, self._buckets, self._device = places, shapes, list(buckets), device
+        self._bucket_of = {place: bucket for bucket in buckets for place in bucket.places}
+
+    def of(self, tape: Tape) -> list[Tensor]:
+        """Run the weight pass: one fp32 chunk per parameter, ours to keep."""
+        pieces: dict[int, Tensor] = {}  # of buckets that are not whole yet
+        chunks: dict[int, Tensor] = {}
+
+        def out(parameter: Parameter) -> Tensor:
+            place = self._places[parameter]
+            bucket = self._bucket_of[place]
+            if place not in pieces:
+                if place in chunks:
+                    raise ValueError("a weight pass came back to a layer")
+                for other in self._buckets:
+                    if other.is_layer and other is not bucket and other.places[0] in pieces:
+                        _scatter(other, pieces, chunks)
+                shapes = [self._shapes[own] for own in bucket.places]
+                pieces.update(zip(bucket.places, aligned(shapes, self._device), strict=True))
+            return pieces[place]
+
+        written = tape.weight_pass(out)
+        check_all_written(len(written), len(self._shapes))
+        for bucket in self._buckets:
+            if bucket.places[0] in pieces:
+                _scatter(bucket, pieces, chunks)
+        return [chunks[place] for place in range(len(self._shapes))]
+
+
+def _scatter(bucket: Bucket, pieces: dict[int, Tensor], chunks: dict[int, Tensor]) -> None:
+    wholes = [pieces.pop(place) for place in bucket.places]
+    chunks.update(zip(bucket.places, bucket.scatter_sum(wholes), strict=True))

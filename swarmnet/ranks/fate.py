@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarmnet.errors import RankLost
-from swarmnet.mesh.rank_line import LineEnded, Packet, PeerEnd, packed
-from swarmnet.mesh.shared import SharedMemory
-from swarmnet.mesh.starter import ChildProcess
+from swarmnet.ranks.line import LineEnded, Packet, PeerEnd, packed
+from swarmnet.ranks.memory import SharedMemory
+from swarmnet.ranks.starter import ChildProcess
 
 KILL_S = 30.0
 """How long a killed process may take to end: a driver that frees a device's memory takes its time."""

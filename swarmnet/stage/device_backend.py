@@ -1,4 +1,4 @@
-"""What one replica holds of a version on one device: weights, moments, gradients of one microbatch. No threads.
+"""A stage on one device, computed in this process: `stage.backend` as module, accumulators and optimizer. No threads.
 
 With `averaging.sync = "overlap"` step s is computed on the weights of version s - 1: two versions' weights rest in two
 modules, and step s uses module s % 2. The update of step s reads the other one, which holds the newest weights, and
@@ -20,13 +20,84 @@ from swarmnet.model.cut import cut_layers
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.split import Tape
 from swarmnet.stage import snapshot
+from swarmnet.stage.accumulator import Accumulator, sum_dtype
+from swarmnet.stage.backend import Watcher
 from swarmnet.stage.canonical import Canonical, Initial
 from swarmnet.stage.gradients import WholeGradients
 from swarmnet.stage.optimizer import MOMENTS, StageOptimizer, average
 from swarmnet.stage.outer import Outer
+from swarmnet.stage.passes import ForwardPass, MemoryPolicy, Passes
 
 
-class ReplicaState:
+class DeviceBackend:
+    """`stage.backend.StageBackend` on `device`."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        stage: int,
+        *,
+        device: str | torch.device = "cpu",
+        initial: Initial | None = None,
+        memory: MemoryPolicy | None = None,
+    ) -> None:
+        device = torch.device(device)
+        self.device, self._dtype = device, sum_dtype(manifest.numerics)
+        self.writes_at_once = memory is not None and memory.writes_at_once
+        offload = memory is not None and memory.offload_optimizer
+        self.state = DeviceState(manifest, stage, device=device, initial=initial, offload=offload)
+        self._passes = Passes(
+            first=self.state.first,
+            last=self.state.last,
+            device=device,
+            reproducible=manifest.numerics.mode == "deterministic",
+            memory=memory,
+            compute=manifest.numerics.compute,
+        )
+        self.sums = [
+            Accumulator(
+                self.state.canonical.num_elements,
+                manifest.numerics,
+                max_microbatches=manifest.training.microbatches,
+                device=device,
+            )
+            for _ in range(1 + self.state.delay.most)
+        ]
+
+    def watch(self, watcher: Watcher) -> None:
+        """Nothing happens by itself here."""
+
+    def start(self) -> None:
+        """Everything is here."""
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+    def sum_memory(self) -> Tensor:
+        """Memory for one finished sum: on the CPU, where pieces come from the network and are hashed. On a device each
+        piece would wait for whatever the compute thread has queued there."""
+        size, pinned = self.state.canonical.num_elements, self.device.type == "cuda"
+        return torch.zeros(size, dtype=self._dtype, pin_memory=pinned)
+
+    def forward(
+        self, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool
+    ) -> tuple[Tensor, ForwardPass | None]:
+        return self._passes.forward(self.state.module(step), tokens, hidden, train=train)
+
+    def backward(self, work: object, gradient: Tensor | None) -> Tensor | None:
+        assert isinstance(work, ForwardPass)
+        return self._passes.backward(work, gradient)
+
+    def accumulate(self, work: object, *, step: int, index: int, voids: int) -> bool:
+        assert isinstance(work, ForwardPass)
+        if not work.went_back or work.tape is None:
+            raise ValueError(f"no gradient to add: microbatch {step}/{index}")
+        tape, work.tape = work.tape, None
+        gradients = self.state.gradients(tape)
+        return self.sums[step % len(self.sums)].add(gradients, step=step, index=index, voids=voids)
+
+
+class DeviceState:
     """Weights of `version` of one stage (with a delay also of the version before), and the update to the next.
 
     offload: moments are in host memory, and the update is computed there.

@@ -1,9 +1,9 @@
-"""A stage on the ranks of a mesh: `stage.body` by orders to rank processes and memory that they share with this one.
+"""A stage on the ranks of a mesh: `stage.backend` by orders to rank processes and memory that they share with this one.
 
 In this process: what crosses to ranks and back (one microbatch at a time, so one place for what goes in and one for
-what comes out), the flat sum of a round, the finished sum, and two mirrors of the state (`stage.mirror`). On the ranks:
-modules, stashes, sums and moments (`stage.rank_stage`). Ranks keep a stash until its weight pass, or until nobody here
-holds what it is called by: however work ends, the next order has them drop it.
+what comes out), the flat sum of a round, the finished sum, and two copies of the state (`ranks.host_state`). On the
+ranks: modules, stashes, sums and moments (`ranks.stage`). Ranks keep a stash until its weight pass, or until nobody
+here holds what it is called by: however work ends, the next order has them drop it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,16 @@ from torch import Tensor
 
 from swarmnet.errors import Refused
 from swarmnet.manifest.schema import Manifest
-from swarmnet.mesh.group import RankGroup
-from swarmnet.mesh.layout import MeshLayout
-from swarmnet.model.blocks import MeshSplit
+from swarmnet.ranks.group import RankGroup
+from swarmnet.ranks.host_state import HostState, RankSum, SumReading, mirrored
+from swarmnet.ranks.layout import MeshLayout, MeshSplit
+from swarmnet.ranks.restarts import Ranks, RestartBackoff
 from swarmnet.stage.accumulator import sum_dtype
-from swarmnet.stage.body import Watcher
+from swarmnet.stage.backend import Watcher
 from swarmnet.stage.canonical import Canonical, Initial, Update
-from swarmnet.stage.mirror import MirrorState, mirrored
 from swarmnet.stage.passes import MemoryPolicy
-from swarmnet.stage.patience import RestartBackoff
-from swarmnet.stage.rank_sum import RankSum, SumReading
-from swarmnet.stage.ranks import Ranks
 
-PROGRAM = "swarmnet.stage.rank_program:handler"
-SHARDED_PROGRAM = "swarmnet.stage.sharded_program:handler"
+PROGRAM = "swarmnet.ranks.program:handler"
 
 
 class Held:
@@ -42,8 +38,8 @@ class Held:
         self.key, self.life, self.went_back = key, life, False
 
 
-class MeshBody:
-    """`stage.body.Body` on the ranks of `layout`. They are started by `start`, or when first needed.
+class MeshBackend:
+    """`stage.backend.StageBackend` on the ranks of `layout`. They are started by `start`, or when first needed.
 
     memory: how each rank spends its own. Raises UsageError if these ranks cannot share the stage.
     """
@@ -56,12 +52,14 @@ class MeshBody:
         stage: int,
         layout: MeshLayout,
         *,
-        memory: MemoryPolicy,
-        backoff: RestartBackoff,
         initial: Initial | None = None,
+        memory: MemoryPolicy | None = None,
+        backoff: RestartBackoff | None = None,
     ) -> None:
+        memory, backoff = memory or MemoryPolicy(), backoff or RestartBackoff()
         MeshSplit.of(manifest, layout)  # raises what is wrong with that, before anything is made
         canonical, training = Canonical.of(manifest, stage), manifest.training
+        self.writes_at_once = memory.writes_at_once
         self._layout, self._first, self._last = layout, stage == 0, stage == manifest.cut.stages - 1
         settings = {
             "manifest": manifest.model_dump_json(),
@@ -69,8 +67,14 @@ class MeshBody:
             "layout": layout.record(),
             "memory": asdict(memory),
         }
-        program = SHARDED_PROGRAM if layout.shard == "zero3" else PROGRAM
-        self._group = RankGroup(program, settings, devices=layout.devices, deadline_s=backoff.first_s)
+        self._group = RankGroup(
+            PROGRAM,
+            settings,
+            devices=layout.devices,
+            deadline_s=backoff.first_s,
+            # FSDP2 takes seconds to import: no restart should wait for it, and other meshes need none of it
+            preload=("swarmnet.ranks.fully_sharded",) if layout.shard == "zero3" else (),
+        )
         self._places: dict[str, int] = {}
         rows, length = training.microbatch_size, training.sequence_length
         dtype = sum_dtype(manifest.numerics)
@@ -82,7 +86,7 @@ class MeshBody:
         size = mirrored(canonical).num_bytes
         mirrors = [self._share(f"mirror{number}", (size,), torch.uint8) for number in range(2)]
         self._ranks = Ranks(self._group, self, label=layout.label, load=self._standing, backoff=backoff)
-        self.state = MirrorState(canonical, mirrors, update=self._update, changed=self._changed, initial=initial)
+        self.state = HostState(canonical, mirrors, update=self._update, changed=self._changed, initial=initial)
         self.sums = [
             RankSum(self._ranks, self._reading, self._write_sum) for _ in range(1 + manifest.averaging.delay.most)
         ]

@@ -1,6 +1,6 @@
 """How much memory a stage takes on each rank, found by running the stage's own code on tensors that are only shapes.
 
-`stage.rehearsal` runs it. Layers are equal, so of many some are run and the rest follows: a 70B model takes no longer
+`plan.rehearsal` runs it. Layers are equal, so of many some are run and the rest follows: a 70B model takes no longer
 than a small one. By formula is only what no single rank's run shows: what FSDP2 gathers (ZeRO-3), what lies in the peer
 process, and what is copied between it and a GPU. Knows no machine.
 """
@@ -17,20 +17,19 @@ import torch
 from swarmnet.config.plug_in import split
 from swarmnet.manifest import codec_names
 from swarmnet.manifest.schema import Averaging, Cut, Data, Initial, Manifest, Protocol
-from swarmnet.mesh.layout import MeshLayout
-from swarmnet.model.blocks import MeshSplit
 from swarmnet.model.cut import cut_layers
+from swarmnet.plan.budget import HostMemory, Passage, RankMemory, StagePlan
+from swarmnet.ranks.buckets import layer_of
+from swarmnet.ranks.host_state import mirrored
+from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.stage.accumulator import chunk_elements, sum_dtype
-from swarmnet.stage.buckets import layer_of
-from swarmnet.stage.budget import HostMemory, Passage, RankMemory, StagePlan
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.low_rank import vector_sizes
-from swarmnet.stage.mirror import mirrored
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.robust import rule_of
 
 if TYPE_CHECKING:
-    from swarmnet.stage.rehearsal import Rehearsed
+    from swarmnet.plan.rehearsal import Rehearsed
 
 _FP32 = 4
 _ALIGN = 64  # bytes: where a scratch piece may begin
@@ -175,7 +174,7 @@ def _traced(manifest: Manifest, layout: MeshLayout, rank: int, memory: MemoryPol
 
 @functools.lru_cache(maxsize=512)
 def _rehearsed(part: tuple[Manifest, int, MeshLayout, int, MemoryPolicy, bool]) -> Rehearsed:
-    from swarmnet.stage.rehearsal import RehearsedRank, rehearse  # seconds of imports, of those who plan
+    from swarmnet.plan.rehearsal import RehearsedRank, rehearse  # seconds of imports, of those who plan
 
     return rehearse(RehearsedRank(*part))
 

@@ -1,6 +1,6 @@
 """A process that has loaded what its children need, and forks them: a child is there in milliseconds, not seconds.
 
-Run as a script by `mesh.starter.ForkStarter`, which describes the packets on the control socket. The forker stays
+Run as a script by `ranks.starter.ForkStarter`, which describes the packets on the control socket. The forker stays
 single-threaded and opens nothing: neither a thread nor a CUDA context nor a gRPC channel survives a fork. So a child
 cannot tell that it was not started by `python -m MODULE ARGUMENTS...`: it has its own session, log and process id.
 

@@ -1,6 +1,6 @@
-"""What a rank does with orders of `stage.mesh_body`: the rank's part of a stage, fed from and written to shared memory.
+"""What a rank does with orders of `ranks.backend`: the rank's part of a stage, fed from and written to shared memory.
 
-Runs in a rank process (`mesh.rank`). Shapes, checks and what an order means to the protocol are the peer process's.
+Runs in a rank process (`ranks.process`). Shapes, checks and what an order means to the protocol are the peer process's.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from swarmnet.manifest.schema import Manifest
-from swarmnet.mesh.layout import MeshLayout
-from swarmnet.mesh.rank import Handler, RankContext
-from swarmnet.model.blocks import MeshSplit
+from swarmnet.ranks.host_state import mirrored
+from swarmnet.ranks.layout import MeshLayout, MeshSplit
+from swarmnet.ranks.process import Handler, RankContext
+from swarmnet.ranks.stage import RankStage
 from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.mirror import mirrored
 from swarmnet.stage.passes import MemoryPolicy
-from swarmnet.stage.rank_stage import RankStage
 
 Fields = Mapping[str, Any]
 

@@ -23,23 +23,22 @@ from typing import Any, NoReturn
 
 from swarmnet import telemetry
 from swarmnet.errors import RankLost
-from swarmnet.mesh.rank_errors import disagreement, error_of
-from swarmnet.mesh.rank_fate import KILL_S, Rank, cause, hear, late
-from swarmnet.mesh.rank_line import Packet, PeerEnd, packed
-from swarmnet.mesh.shared import SharedMemory, anonymous_file
-from swarmnet.mesh.starter import ForkerLost, Starter, best_starter
+from swarmnet.ranks.fate import KILL_S, Rank, cause, hear, late
+from swarmnet.ranks.line import Packet, PeerEnd, disagreement, error_of, packed
+from swarmnet.ranks.memory import SharedMemory, anonymous_file
+from swarmnet.ranks.starter import ForkerLost, Starter, best_starter
 
 log = telemetry.get(__name__)
 
 CLOSED = "the group of ranks is closed"
 
-CALL = ("-m", "swarmnet.mesh")
+CALL = ("-m", "swarmnet.ranks")
 """A rank, with its end of the line as the last argument."""
 
 PRELOAD = (
     "torch",
     "torch.distributed",
-    "swarmnet.mesh.rank",
+    "swarmnet.ranks.process",
     "torch.fx.experimental.symbolic_shapes",  # the first backward imports it, and with it sympy
 )
 """What every rank imports, beside its program. Importing these starts no thread and touches no device."""
@@ -51,9 +50,13 @@ MAP_BYTES_PER_S = 1 << 28
 class RankGroup:
     """All ranks of a peer. Blocking; one call at a time has the group, others wait for it, `close` for nobody.
 
-    program: "package.module:factory"; each rank calls `factory(context)` (`mesh.rank.RankContext`) for the handler of
-    its orders. devices: of each rank, in torch's words. deadline_s: of an order that names none. start_deadline_s: of
-    a start, besides what shared memory takes (`MAP_BYTES_PER_S`).
+    Args:
+        program: "package.module:factory"; each rank calls `factory(context)` (`ranks.process.RankContext`) for the
+            handler of its orders.
+        devices: of each rank, in torch's words.
+        deadline_s: of an order that names none.
+        start_deadline_s: of a start, besides what shared memory takes (`MAP_BYTES_PER_S`).
+        preload: modules that ranks import beside their program, once for all starts.
     """
 
     def __init__(
@@ -64,9 +67,11 @@ class RankGroup:
         devices: Sequence[str],
         deadline_s: float,
         start_deadline_s: float = 120.0,
+        preload: Sequence[str] = (),
     ) -> None:
         self.epoch = 0
         self._program, self._settings, self._devices = program, settings, tuple(devices)
+        self._modules = (*PRELOAD, *preload, program.partition(":")[0])
         self._deadline_s, self._start_deadline_s = deadline_s, start_deadline_s
         self._lock = threading.Lock()
         self._starter: Starter | None = None
@@ -177,7 +182,7 @@ class RankGroup:
         try:
             self._let_go_of_lost_starter()
             if self._starter is None:
-                self._starter = best_starter((*PRELOAD, self._program.partition(":")[0]))
+                self._starter = best_starter(self._modules)
             with self._killing:
                 if self._asked is not None:
                     raise ForkerLost(self._asked)
