@@ -18,8 +18,8 @@ from swarmnet.state.header import StateHeader
 from swarmnet.state.replay import Level, Replay, ReplayLogEnds
 from swarmnet.state.snapshot_fetch import Donors, Fetcher, TransferProgress
 from swarmnet.state.snapshot_index import Seal
-from swarmnet.step.barrier import evidence
 from swarmnet.step.gate import Shape, commit_refusal
+from swarmnet.step.membership import evidence
 from swarmnet.transport import Transport
 
 Event = Callable[[str, dict[str, object]], None]
