@@ -54,7 +54,11 @@ def run_peer(
     import torch
 
     from swarmnet.peer.fitting import setup_of, slots_here
+    from swarmnet.ranks.backend import MeshBackend
+    from swarmnet.stage.backend import StageBackend
+    from swarmnet.stage.canonical import Initial
     from swarmnet.stage.compute import ComputeThread
+    from swarmnet.stage.device_backend import DeviceBackend
     from swarmnet.stage.torch_engine import TorchEngine
 
     routing_rule(config.routing)  # refuses early
@@ -79,18 +83,16 @@ def run_peer(
         stack.callback(compute.close)
         begin = Beginning(config, manifest, at_source=data_at_source)
         engines: dict[int, TorchEngine] = {}
+
+        def backend(stage: int, initial: Initial | None) -> StageBackend:
+            if layout.ranks == 1:
+                device = layout.devices[0]
+                return DeviceBackend(manifest, stage, device=device, initial=initial, memory=setup.memory)
+            return MeshBackend(manifest, stage, layout, initial=initial, memory=setup.memory)
+
         for stage in config.stages:
             engines[stage] = begin.engine(
-                stage,
-                lambda stage, initial: TorchEngine(
-                    manifest,
-                    stage,
-                    compute,
-                    device=layout.devices[0],
-                    mesh=layout,
-                    initial=initial,
-                    memory=setup.memory,
-                ),
+                stage, lambda stage, initial: TorchEngine(manifest, stage, compute, backend(stage, initial))
             )
             stack.callback(engines[stage].close)
             if layout.ranks > 1:

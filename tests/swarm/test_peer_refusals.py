@@ -23,6 +23,7 @@ from swarmnet.peer.peer import Peer
 from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.stage.compute import ComputeThread
+from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.stage.torch_engine import TorchEngine
 from swarmnet.state.checkpoints import DirectoryDisk
 from swarmnet.state.disk import CheckpointStore
@@ -74,7 +75,7 @@ class Silent:
 async def peer_and_caller(tmp_path: Path):
     """(ask, peer): a peer that serves both stages, and a stranger's way to call it."""
     compute = ComputeThread()
-    engines = {stage: TorchEngine(MANIFEST, stage, compute) for stage in (0, 1)}
+    engines = {stage: TorchEngine(MANIFEST, stage, compute, DeviceBackend(MANIFEST, stage)) for stage in (0, 1)}
     run = run_id(MANIFEST)
     applied = asyncio.Event()
 
