@@ -18,7 +18,7 @@ from swarmnet.local.meshes import Meshes, meshed
 from swarmnet.local.prepare import Prepared
 from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop
 from swarmnet.local.report import UNCOMPARED, RunOutcome
-from swarmnet.mesh.starter import ForkerLost, Starter
+from swarmnet.ranks.starter import ForkerLost, Starter
 from swarmnet.telemetry.events import EventReader
 
 

@@ -15,8 +15,8 @@ from typing import Any, Literal, cast
 
 from swarmnet.config import toml
 from swarmnet.config.peer import Log, Mesh, PeerConfig
-from swarmnet.mesh.starter import Starter, best_starter
 from swarmnet.net.admission_files import invitation_beside
+from swarmnet.ranks.starter import Starter, best_starter
 from swarmnet.telemetry.events import EventReader
 
 Level = Literal["debug", "info", "warning", "error"]

@@ -41,8 +41,8 @@ from swarmnet.local.supervisor import Supervisor, SwarmLayout, Timing
 from swarmnet.local.table import screen
 from swarmnet.manifest.remarks import remarks
 from swarmnet.manifest.schema import Manifest, Model
-from swarmnet.mesh.starter import FreshStarter, Starter
 from swarmnet.net.admission_files import invitation_beside
+from swarmnet.ranks.starter import FreshStarter, Starter
 
 PROCESSES_PER_CORE = 8
 """With more, most of the machine's time goes into starting them and passing on."""

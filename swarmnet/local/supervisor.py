@@ -35,7 +35,7 @@ from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop
 from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.local.report import MergedLog
 from swarmnet.local.table import Screen
-from swarmnet.mesh.starter import ForkerLost, Starter
+from swarmnet.ranks.starter import ForkerLost, Starter
 from swarmnet.telemetry.events import EventReader
 
 

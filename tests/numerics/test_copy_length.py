@@ -17,6 +17,7 @@ from swarmnet.messages import Answer, Packed, Request, SnapshotRequest, TrailReq
 from swarmnet.peer import gather
 from swarmnet.peer.restoring import Footing, Restoring
 from swarmnet.simulate.signer import SimulatedSigner
+from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.stage.torch_engine import TorchEngine
 from swarmnet.state import fetch
 from swarmnet.state.copies import Seal
@@ -101,7 +102,7 @@ def test_a_mate_is_believed_to_the_byte(averaging: Averaging, monkeypatch: pytes
             for step in range(STEPS):
                 await chain.step(random.Random(step))
             donor = chain.engines[STAGE][0]
-            joiner = TorchEngine(chain.manifest, STAGE, compute)
+            joiner = TorchEngine(chain.manifest, STAGE, compute, DeviceBackend(chain.manifest, STAGE))
             await restored(joiner, Mate(donor))
             assert await joiner.snapshot() == await donor.snapshot() == await gathered(chain, Mate(donor))
             with pytest.raises(NoReplica, match="a copy larger than this stage"):

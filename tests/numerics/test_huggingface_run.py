@@ -24,6 +24,7 @@ from swarmnet.manifest.file import load
 from swarmnet.manifest.schema import Manifest
 from swarmnet.model.huggingface.initial import stage_weights
 from swarmnet.peer.beginning import Beginning
+from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.stage.torch_engine import TorchEngine
 
 SMALL = (
@@ -77,7 +78,9 @@ def test_the_first_loss_is_that_of_transformers_and_the_swarm_is_the_single_proc
                         manifest,
                         stage,
                         compute,
-                        initial=lambda stage=stage: stage_weights(manifest, stage, here / "hf"),
+                        DeviceBackend(
+                            manifest, stage, initial=lambda stage=stage: stage_weights(manifest, stage, here / "hf")
+                        ),
                     )
                     for _ in range(2)
                 ]

@@ -1,0 +1,133 @@
+"""What a replica has summed and applied lately, kept for those who are on the way with an older copy of the state.
+
+A state takes longer to travel than a step may take. Whoever has fetched version v goes on from there by the sums of
+steps v, v + 1, ... and catches up as long as a sum travels faster than a step takes. Sums are kept only while somebody
+is on the way, the newest few of them, within a memory cap. The last one lies in the engine's sum buffer and is copied
+just before another takes its place.
+
+So is a sum of the open step that this replica has signed and leaves for another: with that vote it may still become the
+stage's commit, and then somebody must have it. Knows no peers and no rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from swarmnet.ids import RoundId
+from swarmnet.messages import Commit, Finished, Packed, Part, PartData, Stamp, TrailStep
+from swarmnet.stage.engine import Engine
+
+KEEP_S = 60.0
+"""How long after the last sign of a joiner sums are kept."""
+
+MOST_STEPS = 64
+
+_BYTES_PER_ELEMENT, _LEAST_BYTES = 24, 64 << 20
+"""The cap: three sums of 8 bytes an element, six of 4. Those set aside come first."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A sum, of a step that is over or set aside. data: in pieces, None while it is still in the engine's buffer."""
+
+    finished: Finished
+    commits: tuple[Commit, ...]
+    data: dict[tuple[int, int], Packed] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(packed.num_bytes for packed in (self.data or {}).values())
+
+
+class ReplayLog:
+    """The last steps of one (peer, stage). cut(): the pieces that the sum in the engine's buffer travels in."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        cut: Callable[[], list[tuple[int, int]]],
+        *,
+        most_steps: int = MOST_STEPS,
+        most_bytes: int | None = None,
+    ) -> None:
+        self._engine, self._pieces, self.most_steps = engine, cut, most_steps
+        self._most_bytes = most_bytes or max(_LEAST_BYTES, _BYTES_PER_ELEMENT * engine.num_elements)
+        self._steps: dict[Stamp, _Kept] = {}
+        self._aside: dict[tuple[Stamp, RoundId], _Kept] = {}
+        self._until = -1.0
+
+    def wanted(self) -> None:
+        """Somebody is on the way: keep sums for a while from now on."""
+        self._until = asyncio.get_running_loop().time() + KEEP_S
+
+    def forget(self) -> None:
+        """The run has gone back: these steps are of a past that was given up."""
+        self._steps.clear()
+        self._aside.clear()
+
+    def applied(self, stamp: Stamp, finished: Finished, commits: tuple[Commit, ...]) -> None:
+        """The step of `stamp` is over; its sum is in the engine's buffer until `save`."""
+        self._steps = {at: kept for at, kept in self._steps.items() if kept.data is not None}
+        self._steps[stamp] = _Kept(finished, commits)
+        self._aside.clear()
+
+    async def set_aside(self, stamp: Stamp, finished: Finished) -> None:
+        """Another sum of the same step takes the buffer: keep this one until the step is over."""
+        self._aside[stamp, finished.id] = _Kept(finished, (), await self._copy())
+        self._shrink()
+
+    def aside(self, stamp: Stamp, round_id: RoundId) -> tuple[Finished, list[Packed]] | None:
+        """A sum that was set aside, in pieces from the first element to the last."""
+        kept = self._aside.get((stamp, round_id))
+        if kept is None or kept.data is None:
+            return None
+        return kept.finished, [packed for _, packed in sorted(kept.data.items())]
+
+    def drop_aside(self, stamp: Stamp, round_id: RoundId) -> None:
+        """It is in the engine's buffer again."""
+        self._aside.pop((stamp, round_id), None)
+
+    async def save(self, stamp: Stamp, round_id: RoundId) -> None:
+        """Another sum takes the buffer: copy the one of that round, if it was applied and somebody may want it."""
+        last = self._steps.get(stamp)
+        if last is None or last.finished.id != round_id:
+            # A sum that was not applied here: what waited in the buffer before it is gone.
+            self._steps = {at: kept for at, kept in self._steps.items() if kept.data is not None}
+            return
+        if last.data is not None:
+            return
+        if asyncio.get_running_loop().time() > self._until:
+            self._steps.clear()
+            return
+        last.data = await self._copy()
+        self._shrink()
+
+    def step(self, stamp: Stamp) -> TrailStep | None:
+        """What happened on that version, if it is remembered."""
+        kept = self._steps.get(stamp)
+        return None if kept is None else TrailStep(kept.finished, kept.commits)
+
+    def piece(self, request: Part) -> PartData | None:
+        """A piece of a kept sum; None if it is not kept, or still in the engine's buffer."""
+        kept = self._aside.get((request.stamp, request.id)) or self._steps.get(request.stamp)
+        if kept is None or kept.data is None or kept.finished.id != request.id:
+            return None
+        packed = kept.data.get((request.start, request.stop))
+        return None if packed is None else PartData((packed,), finished=kept.finished)
+
+    async def _copy(self) -> dict[tuple[int, int], Packed]:
+        """What is in the engine's buffer."""
+        return {piece: await self._engine.finished_sum(*piece) for piece in self._pieces()}
+
+    def _shrink(self) -> None:
+        """Forget what is over the cap: the oldest steps, and then the oldest sums that were set aside, but one."""
+        while len(self._steps) > self.most_steps or (self._steps and self._num_bytes > self._most_bytes):
+            del self._steps[next(iter(self._steps))]
+        while len(self._aside) > 1 and self._num_bytes > self._most_bytes:
+            del self._aside[next(iter(self._aside))]
+
+    @property
+    def _num_bytes(self) -> int:
+        return sum(kept.num_bytes for kept in (*self._steps.values(), *self._aside.values()))

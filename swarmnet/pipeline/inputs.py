@@ -1,0 +1,159 @@
+"""What comes into a stage: who may bring a microbatch, and what its tensors must look like, both ways.
+
+Checked before anything is computed, and as early as can be:
+
+| when | what | refused as |
+|---|---|---|
+| the call arrives | may this caller feed the stage (rule 1)? | `NOT_A_FEEDER`, or `Busy` |
+| before the payload is read | declared codecs and shapes | `BAD_SHAPE` |
+| it is here | tokens are words, proven to be those of (step, index); all is finite | `MALFORMED`, `NON_FINITE` |
+
+Whoever sends what does not pass is to blame, so it is checked where the sender is still known: at the upload, at the
+answer. What passes is used without further suspicion, and a value that is not finite from then on is nobody's fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.ids import PeerId
+from swarmnet.manifest.schema import Manifest
+from swarmnet.messages import Fetch, Fetched, Gradient, Packed, Process
+from swarmnet.transport import Layout, TensorLayout, layout_of
+from swarmnet.wire.values import check_range, check_values
+
+# ---------------------------------------------------------------- who may feed
+#
+# Stage k > 0 is fed by members of stage k - 1, stage 0 by trainers: what those send is proven (`pipeline.windows`),
+# what the others send cannot be. Where the facts about a caller come from is the replica's concern.
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a replica knows of a caller right now.
+
+    feeds: a live member of the stage before, or another stage of this very peer. mate: a live member of the same stage.
+    heard: it was heard as a replica of the stage before, and is silent, or without its state. admitted: the run takes
+    it as a trainer.
+    """
+
+    feeds: bool = False
+    mate: bool = False
+    heard: bool = False
+    admitted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """Why a caller may not feed, in words for a person. soon: one more heartbeat may change that, so it is to wait."""
+
+    reason: str
+    soon: bool = False
+
+
+def may_feed(caller: Known, request: Process) -> TurnedAway | None:
+    """None if the caller may bring this microbatch to `request.stage`."""
+    if request.stage == 0:
+        if request.purpose == "eval" or caller.admitted or caller.mate:
+            return None  # an evaluation is nobody's privilege: it counts nothing
+        return TurnedAway("the run has not admitted you as a trainer: ask its owner for an invitation")
+    if caller.feeds or (caller.mate and request.repair):
+        return None
+    before = f"a replica of stage {request.stage - 1}"
+    if caller.heard:
+        return TurnedAway(f"you are known as {before}, but silent or without its state for now", soon=True)
+    return TurnedAway(f"you are not known here as {before}, and nobody else feeds stage {request.stage}")
+
+
+# ---------------------------------------------------------------- what it must look like
+
+OnBadInput = Callable[[PeerId, int, int, BadMessage], None]
+"""Hears (peer, step, index, error) of an input that cannot be used, and whose it is."""
+
+
+class Windows(Protocol):
+    """Which tokens are those of a training microbatch: `pipeline.windows`, or in the simulator a stand-in."""
+
+    @property
+    def layout(self) -> TensorLayout:
+        """Of the proof that travels with the tokens."""
+        ...
+
+    def check(self, step: int, index: int, tokens: Packed, proof: Packed) -> None:
+        """Raise BadMessage(MALFORMED) unless `proof` shows that `tokens` are those of (step, index)."""
+        ...
+
+
+def _check_layout(found: Layout, expected: Layout) -> None:
+    if found != expected:
+        raise BadMessage(RejectCode.BAD_SHAPE, f"expected {expected}, got {found}"[:500])
+
+
+def _evaluates(request: Process | Fetch) -> bool:
+    return isinstance(request, Process) and request.purpose == "eval"
+
+
+@dataclass(frozen=True, slots=True)
+class InputCheck:
+    """Checks the input of one stage: `expected` is (tokens,) for stage 0, (tokens, hidden) otherwise. In training the
+    proof of the tokens comes last."""
+
+    expected: Layout
+    vocab_size: int
+    windows: Windows
+
+    @staticmethod
+    def of(manifest: Manifest, stage: int, windows: Windows) -> InputCheck:
+        """The check for `stage` of this run."""
+        batch, length = manifest.training.microbatch_size, manifest.training.sequence_length
+        tokens = ("int32", (batch, length + 1))
+        hidden = (manifest.wire.activations, (batch, length, manifest.model.hidden_size))
+        return InputCheck((tokens, hidden) if stage > 0 else (tokens,), manifest.model.vocab_size, windows)
+
+    def declared(self, request: Process | Fetch, layout: Layout) -> None:
+        """Raise BadMessage (BAD_SHAPE) unless codecs and shapes are those of the run."""
+        _check_layout(layout, self.expected if _evaluates(request) else (*self.expected, self.windows.layout))
+
+    def __call__(self, request: Process | Fetch, payload: tuple[Packed, ...]) -> None:
+        """Raise BadMessage unless codecs and shapes are those of the run (BAD_SHAPE), tokens are words, in training
+        those of this very microbatch (MALFORMED), and everything is finite (NON_FINITE)."""
+        self.declared(request, layout_of(payload))
+        for packed in payload:
+            check_values(packed)
+        check_range(payload[0], below=self.vocab_size)
+        if not _evaluates(request):  # an evaluation may be of any text, and nothing of it counts
+            self.windows.check(request.step, request.index, payload[0], payload[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerCheck:
+    """Checks what one stage answers: (gradient,) of its input, () from stage 0 and to an evaluation."""
+
+    expected: Layout
+    num_tokens: int
+
+    @staticmethod
+    def of(manifest: Manifest, stage: int) -> AnswerCheck:
+        """The check of answers of `stage` in this run."""
+        batch, length = manifest.training.microbatch_size, manifest.training.sequence_length
+        gradient = (manifest.wire.gradients, (batch, length, manifest.model.hidden_size))
+        return AnswerCheck((gradient,) if stage > 0 else (), batch * length)
+
+    def __call__(self, request: Process, answer: Gradient) -> None:
+        """Raise BadMessage unless `answer` can be an answer to `request`: BAD_SHAPE, MALFORMED, NON_FINITE."""
+        _check_layout(layout_of(answer.payload), self.expected if request.purpose == "train" else ())
+        self._check(answer)
+
+    def remembered(self, answer: Fetched) -> None:
+        """The same for a memoised answer to training."""
+        _check_layout(layout_of(answer.payload), self.expected)
+        self._check(answer)
+
+    def _check(self, answer: Gradient | Fetched) -> None:
+        if answer.num_tokens != self.num_tokens:
+            raise BadMessage(RejectCode.MALFORMED, "not the microbatch's tokens", num_tokens=answer.num_tokens)
+        for packed in answer.payload:
+            check_values(packed)

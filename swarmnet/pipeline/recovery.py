@@ -1,0 +1,222 @@
+"""Where a replica gets what it lacks for a microbatch (rule 6 of docs/protocol.md), and what it remembers for others.
+
+It asks everybody for a memoised copy first; if nobody has one, it has it recomputed (inputs, from the stage before) or
+executed (gradients, by the stage after). Nothing here is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from typing import Any, Generic, TypeVar
+
+from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
+from swarmnet.ids import PeerId
+from swarmnet.messages import Fetch, Fetched, Gradient, Packed, Rejected, Running
+from swarmnet.pipeline.inputs import InputCheck, OnBadInput
+from swarmnet.transport import Transport, ask
+
+ASK_S = 10.0
+"""Silence after which somebody asked for a memoised copy is given up."""
+
+LIMIT_S = 60.0
+"""The same, whatever it says meanwhile: another one may have it."""
+
+_PAUSE_S = 0.2
+
+
+class Recovery:
+    """Fetches inputs for and gradients of microbatches of one stage.
+
+    before() and after() list live replicas of the neighbour stages; holders() whoever may have tokens (stage 0 only);
+    tokens(step, index) is this peer's own data, or None without data. check and check_answer raise BadMessage for an
+    input or an answer that is none: then the next one is asked, and on_bad_input hears whose input it was.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        stage: int,
+        *,
+        before: Callable[[], Sequence[PeerId]],
+        after: Callable[[], Sequence[PeerId]],
+        holders: Callable[[], Sequence[PeerId]],
+        tokens: Callable[[int, int], tuple[Packed, ...] | None],
+        check: InputCheck,
+        check_answer: Callable[[Fetched], None],
+        on_bad_input: OnBadInput,
+    ) -> None:
+        self._transport, self._stage = transport, stage
+        self._before, self._after, self._holders = before, after, holders
+        self._tokens, self._check, self._check_answer = tokens, check, check_answer
+        self._on_bad_input = on_bad_input
+
+    def own_tokens(self, step: int, index: int) -> tuple[Packed, ...] | None:
+        """Tokens of a microbatch from this peer's own data."""
+        return self._tokens(step, index)
+
+    async def input(self, step: int, index: int) -> tuple[Packed, ...]:
+        """What stage `stage` needs to run the microbatch. Tries for ever; cancel to give up.
+
+        Raises Refused(VOID) if the stage before computed it and it is not finite.
+        """
+        while True:
+            if self._stage == 0:
+                own = self._tokens(step, index)
+                if own is not None:
+                    return own
+                peers = self._holders()
+            else:
+                peers = self._before()
+            request = Fetch(step, self._stage - 1, index, "input", cached=True)
+            found = await self._first(peers, request)
+            if found is None and self._stage > 0:
+                # Nobody remembers: one after the other is asked to recompute it.
+                for peer in peers:
+                    found = await self._ask(peer, Fetch(step, self._stage - 1, index, "input", cached=False))
+                    if found is not None:
+                        break
+            if found is not None:
+                return found.payload
+            await asyncio.sleep(_PAUSE_S)
+
+    async def gradient(self, step: int, index: int) -> Fetched | None:
+        """The answer stage `stage + 1` has memoised, if anybody there has."""
+        return await self._first(self._after(), Fetch(step, self._stage + 1, index, "gradient", cached=True))
+
+    async def _first(self, peers: Sequence[PeerId], request: Fetch) -> Fetched | None:
+        """Ask all at once; the first copy wins."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._ask(peer, request)) for peer in peers]
+            pending = set(tasks)
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in [task for task in tasks if task in done]:
+                    found = task.result()
+                    if found is not None:
+                        for other in tasks:
+                            other.cancel()
+                        return found
+        return None
+
+    async def _ask(self, peer: PeerId, request: Fetch) -> Fetched | None:
+        try:
+            answer = await ask(self._transport, peer, request, patience=lambda: ASK_S, limit_s=LIMIT_S)
+            match answer:
+                case Fetched():
+                    if request.kind == "input":
+                        self._check(request, answer.payload)
+                    else:
+                        self._check_answer(answer)
+                    return answer
+                case Rejected(RejectCode.VOID) if not request.cached:
+                    raise Refused(answer.code, answer.reason, peer=peer)
+                case _:  # it has none, or what it says is no answer to Fetch
+                    return None
+        except (PeerGone, PeerTimeout):
+            return None
+        except BadMessage as error:
+            if request.kind == "input":
+                self._on_bad_input(peer, request.step, request.index, error)
+            return None
+
+
+# ---------------------------------------------------------------- what is remembered
+#
+# A cache: losing an entry costs recomputation, never correctness (docs/protocol.md, I1), so it is bounded in bytes and
+# drops the oldest first. Entries are the bytes as they go over the wire.
+
+
+class Memo:
+    """index -> what went down (input of the next stage) and what went up (the answer), within `cap_bytes`."""
+
+    def __init__(self, cap_bytes: int) -> None:
+        self.cap_bytes = cap_bytes
+        self.num_bytes = 0
+        self._entries: OrderedDict[tuple[str, int], tuple[Packed, ...] | Gradient] = OrderedDict()
+
+    def keep_output(self, index: int, output: tuple[Packed, ...]) -> None:
+        """Remember what stage k sent to stage k + 1."""
+        self._keep(("down", index), output)
+
+    def keep_answer(self, index: int, answer: Gradient) -> None:
+        """Remember the answer to `Process`."""
+        self._keep(("up", index), answer)
+
+    def output(self, index: int) -> tuple[Packed, ...] | None:
+        """What was sent to the next stage, if still known."""
+        entry = self._entries.get(("down", index))
+        return entry if isinstance(entry, tuple) else None
+
+    def answer(self, index: int) -> Gradient | None:
+        """The answer, if still known."""
+        entry = self._entries.get(("up", index))
+        return entry if isinstance(entry, Gradient) else None
+
+    def clear(self) -> None:
+        """The step is applied."""
+        self._entries.clear()
+        self.num_bytes = 0
+
+    def _keep(self, key: tuple[str, int], entry: tuple[Packed, ...] | Gradient) -> None:
+        size = _size(entry)
+        before = self._entries.pop(key, None)
+        if before is not None:
+            self.num_bytes -= _size(before)
+        if size > self.cap_bytes:
+            return
+        self._entries[key] = entry
+        self.num_bytes += size
+        while self.num_bytes > self.cap_bytes:
+            _, dropped = self._entries.popitem(last=False)
+            self.num_bytes -= _size(dropped)
+
+
+def _size(entry: tuple[Packed, ...] | Gradient) -> int:
+    payload = entry.payload if isinstance(entry, Gradient) else entry
+    return sum(packed.num_bytes for packed in payload) + 64
+
+
+# ---------------------------------------------------------------- signs of life
+
+T = TypeVar("T")
+
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+"""Starts a task that somebody owns."""
+
+
+class Keepalive(Generic[T]):
+    """A coroutine in a task of its own; iterate `signs`, then take the `result`."""
+
+    def __init__(self, spawn: Spawn, work: Coroutine[Any, Any, T]) -> None:
+        self._outcome: asyncio.Future[tuple[T | None, SwarmError | None]] = asyncio.get_running_loop().create_future()
+        self._task = spawn(self._run(work))
+
+    async def signs(self, every_s: float) -> AsyncGenerator[Running, None]:
+        """`Running` every `every_s` seconds until the work is done."""
+        try:
+            while not self._outcome.done():
+                await asyncio.wait([self._outcome], timeout=every_s)
+                if not self._outcome.done():
+                    yield Running()
+        finally:
+            self._task.cancel()
+
+    def result(self) -> T:
+        """What the work returned. Raises the SwarmError it raised."""
+        value, error = self._outcome.result()
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value]  # None only where T is None
+
+    async def _run(self, work: Coroutine[Any, Any, T]) -> None:
+        try:
+            outcome: tuple[T | None, SwarmError | None] = (await work, None)
+        except SwarmError as error:
+            outcome = (None, error)
+        except asyncio.CancelledError:
+            self._outcome.cancel()
+            raise
+        if not self._outcome.done():
+            self._outcome.set_result(outcome)

@@ -1,0 +1,688 @@
+"""The microbatches of one open step through one stage of this replica: accept, run, pass on, answer, count.
+
+Everything here is keyed by index and forgotten with the step: tasks and their slots, who owns what, the memo, the
+losses. Where steps overlap each open one has its own `StepTasks`, so that the newest can never take a slot from a
+repair of the oldest. It asks the step machine (through `Claims`) who may count an index and obeys; it never counts by
+itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode, SwarmError
+from swarmnet.ids import PeerId
+from swarmnet.messages import (
+    Accepted,
+    Answer,
+    Busy,
+    Fetch,
+    Fetched,
+    Gradient,
+    MovedTo,
+    Packed,
+    Process,
+    Rejected,
+    Running,
+)
+from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
+from swarmnet.pipeline.inputs import InputCheck, OnBadInput
+from swarmnet.pipeline.recovery import Keepalive, Memo, Recovery, Spawn
+from swarmnet.stage.engine import Engine, Stash
+from swarmnet.transport import ReadPayload
+
+# ---------------------------------------------------------------- one microbatch, and slots
+#
+# One microbatch at work in one stage of this replica: what has arrived, who may count it, how it ended.
+
+Outcome = Gradient | MovedTo | Busy | SwarmError
+
+
+@dataclass(slots=True, eq=False)
+class MicrobatchTask:
+    """input and outcome are set once; `voids` (granted) and `owner` (counted by another) follow the keeper's word.
+
+    patient: learn who owns it before computing (a repair's call). hedged: a caller found the owner hung, so it is
+    computed whoever owns it.
+    waiting: callers attached while the input is missing, the one who sends it among them. sending: who sends it now,
+    and since when; unsent: the last upload came to nothing.
+    """
+
+    index: int
+    patient: bool
+    hedged: bool
+    input: asyncio.Future[tuple[Packed, ...]]
+    outcome: asyncio.Future[Outcome]
+    waiting: int = 0
+    sending: dict[PeerId, float] = field(default_factory=dict)
+    unsent: asyncio.Event = field(default_factory=asyncio.Event)
+    has_slot: bool = False
+    computing: bool = False
+    voids: int | None = None
+    owner: PeerId | None = None
+    decided: asyncio.Event = field(default_factory=asyncio.Event)
+    starved: bool = False
+    fed_or_starved: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def granted(self, voids: int) -> None:
+        """This replica counts it, under void counter `voids`."""
+        self.voids, self.owner = voids, None
+        self.decided.set()
+
+    def owned_by(self, owner: PeerId) -> None:
+        """Another replica counts it."""
+        self.owner, self.voids = owner, None
+        self.decided.set()
+
+    def undecided(self) -> None:
+        """The grant is void, or the other owner gone: the claim is open again."""
+        self.voids = self.owner = None
+        self.decided.clear()
+
+    def may_send(self, caller: PeerId, *, now: float, slow_s: float) -> bool:
+        """One caller at a time sends the input; another one only if the last to begin takes longer than `slow_s`."""
+        return caller not in self.sending and all(now - began >= slow_s for began in self.sending.values())
+
+    def feed(self, payload: tuple[Packed, ...]) -> None:
+        """The input has arrived; the first one counts."""
+        if not self.input.done():
+            self.input.set_result(payload)
+            self.fed_or_starved.set()
+
+    def starve(self) -> None:
+        """Nobody is sending the input."""
+        self.starved = True
+        self.fed_or_starved.set()
+
+    def finish(self, outcome: Outcome) -> None:
+        """Tell everybody attached how it ended."""
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+
+
+class Slots:
+    """Bounds the microbatches that hold memory at once. Work that waits in line goes before calls at the door."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.taken = 0
+        self._line: deque[asyncio.Future[None]] = deque()
+        self._door: deque[asyncio.Future[None]] = deque()
+
+    def try_take(self) -> bool:
+        """Take a slot if one is free and nobody waits for it."""
+        if self.taken >= self.size or self._line or self._door:
+            return False
+        self.taken += 1
+        return True
+
+    async def take(self) -> None:
+        """Wait for a slot, in line."""
+        if not self.try_take():
+            await self._wait(self._line)
+
+    @property
+    def crowded(self) -> bool:
+        """As many wait at the door as there are slots: nobody else may."""
+        return len(self._door) >= self.size
+
+    @property
+    def wanted(self) -> bool:
+        """Does anybody wait for a slot?"""
+        return bool(self._line or self._door)
+
+    async def enter(self, *, patience_s: float) -> bool:
+        """Wait at the door for at most `patience_s`. False: no slot came free, or the door is crowded."""
+        if self.try_take():
+            return True
+        if self.crowded:
+            return False
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._wait(self._door)
+        except TimeoutError:
+            return False
+        return True
+
+    def give(self) -> None:
+        """Give a slot back, to the first who waits if anybody does."""
+        for queue in (self._line, self._door):
+            while queue:
+                ticket = queue.popleft()
+                if not ticket.done():
+                    ticket.set_result(None)
+                    return
+        self.taken -= 1
+        assert self.taken >= 0
+
+    async def _wait(self, queue: deque[asyncio.Future[None]]) -> None:
+        ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue.append(ticket)
+        try:
+            await ticket
+        except asyncio.CancelledError:
+            if ticket in queue:
+                queue.remove(ticket)
+            elif ticket.done() and not ticket.cancelled():
+                self.give()
+            raise
+
+
+# ---------------------------------------------------------------- what the open steps share
+
+_AFTER_LEAVING_S = 1.0
+"""When to ask a replica again that is about to leave: it may be the last one then, and serve on."""
+
+
+_EVAL_UPLOAD_S = 30.0
+"""How long an evaluation's input may take: anybody may ask for one, and it holds the only slot of its kind."""
+
+
+class Claims(Protocol):
+    """What the step machine does for the pipeline."""
+
+    def claim(self, step: int, index: int) -> None:
+        """Ask to count (step, index); the word comes back through `Execution.granted` or `Execution.owned`."""
+        ...
+
+    def withdraw(self, step: int, index: int) -> None:
+        """The work on (step, index) was dropped."""
+        ...
+
+    def added(self, stash: Stash) -> None:
+        """The weight gradient of this microbatch was added under `stash.voids`."""
+        ...
+
+    def non_finite(self, step: int, index: int) -> None:
+        """(step, index) gave a non-finite value here or further on, from finite input."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineLimits:
+    """slots: microbatches in flight, of each open step. running_s: pause between signs of life to callers, and how long
+    a call that is ahead of us may wait. wait_s: how long finished work waits for the keeper's word before its stash is
+    dropped. memo_bytes: of each open step."""
+
+    slots: int
+    running_s: float
+    wait_s: float
+    memo_bytes: int
+
+    @property
+    def door_s(self) -> float:
+        """How long a call waits for a slot before it is told to come back: longer, and callers leave a replica that
+        is stuck behind a hung neighbour too late."""
+        return self.wait_s / 4
+
+
+@dataclass(slots=True, eq=False)
+class PipelineContext:
+    """What the open steps of one replica share.
+
+    version: of its weights, -1: none. executions: forwards run for training.
+    leaving: nothing new is begun for callers; what is at work here is finished. evals: one evaluation at a time, beside
+    the slots of the steps. sending: inputs that each caller is uploading.
+    """
+
+    stage: int
+    num_stages: int
+    engine: Engine
+    claims: Claims
+    caller: Caller | None
+    recovery: Recovery
+    check: InputCheck
+    limits: PipelineLimits
+    spawn: Spawn
+    on_bad_input: OnBadInput
+    version: int = -1
+    leaving: bool = False
+    executions: int = 0
+    evals: Slots = field(default_factory=lambda: Slots(1))
+    sending: Counter[PeerId] = field(default_factory=Counter)
+
+    def may_send(self, caller: PeerId) -> bool:
+        """May this caller upload one more input? As many at once as there are slots: what is received takes memory."""
+        return self.sending[caller] < self.limits.slots * (1 + self.engine.delay.most)
+
+    def look(self, caller: PeerId, request: Process, read: ReadPayload) -> None:
+        """Raise BadMessage, and name whose input it is, unless what the caller declares can be this stage's input."""
+        try:
+            self.check.declared(request, read.declared)
+        except BadMessage as error:
+            self.on_bad_input(caller, request.step, request.index, error)
+            raise
+
+    async def receive(self, caller: PeerId, request: Process, read: ReadPayload) -> tuple[Packed, ...]:
+        """The caller's input, checked. Raises BadMessage, and names whose input it is."""
+        try:
+            payload = await self._read(request, read)
+            self.check(request, payload)
+        except BadMessage as error:
+            self.on_bad_input(caller, request.step, request.index, error)
+            raise
+        return payload
+
+    @staticmethod
+    async def _read(request: Process, read: ReadPayload) -> tuple[Packed, ...]:
+        try:
+            async with asyncio.timeout(_EVAL_UPLOAD_S if request.purpose == "eval" else None):
+                return await read()
+        except TimeoutError:
+            raise BadMessage(
+                RejectCode.TOO_LARGE, f"the input of an evaluation did not come within {_EVAL_UPLOAD_S:.0f} s"
+            ) from None
+
+    def wrong_step(self, step: int) -> Answer:
+        """What a call gets whose step is not open here."""
+        if 0 <= step < self.version:
+            return Rejected(RejectCode.STALE, f"step {step} is applied", self.version)
+        return self.busy()
+
+    def busy(self) -> Busy:
+        """Come back later."""
+        if self.leaving:
+            return Busy(_AFTER_LEAVING_S, self.version)
+        return Busy(0.05 if self.version >= 0 else 0.1, self.version)
+
+
+# ---------------------------------------------------------------- the tasks of one step
+
+
+class StepTasks:
+    """Executes the microbatches of one step. alive(peer): may an owner still answer?"""
+
+    def __init__(self, step: int, context: PipelineContext, *, alive: Callable[[PeerId], bool]) -> None:
+        self.step, self._context, self._alive = step, context, alive
+        self._engine, self._claims, self._limits = context.engine, context.claims, context.limits
+        self.memo = Memo(context.limits.memo_bytes)
+        self.by_index: dict[int, MicrobatchTask] = {}
+        self.losses: dict[int, tuple[float, int]] = {}
+        self.ended = False
+        self._running: dict[MicrobatchTask, asyncio.Task[None]] = {}
+        self._owners: dict[int, PeerId] = {}
+        self._slots = Slots(context.limits.slots)
+        self._slow: set[MicrobatchTask] = set()  # gave their slot back, as their input does not come
+        self._uncounted = UncountedWork(context, self.memo)
+
+    def end(self) -> None:
+        """The step is about to be applied, or the weights to be replaced: drop all work and memory."""
+        self.ended = True
+        for running in self._running.values():
+            running.cancel()
+        for task in self.by_index.values():
+            task.finish(Refused(RejectCode.STALE, "the step was applied"))
+        self.by_index, self._running, self._owners = {}, {}, {}
+        self.memo.clear()
+
+    # ------------------------------------------------------------ what the step machine says
+
+    def granted(self, index: int, voids: int) -> None:
+        """This replica counts `index`."""
+        self._owners.pop(index, None)
+        task = self.by_index.get(index)
+        if task is None:
+            self._claims.withdraw(self.step, index)
+        else:
+            task.granted(voids)
+
+    def owned(self, index: int, owner: PeerId) -> None:
+        """Another replica counts `index`: before forward its callers are sent there, later it is not accumulated."""
+        self._owners[index] = owner
+        task = self.by_index.get(index)
+        if task is not None:
+            task.owned_by(owner)
+
+    def voided(self) -> None:
+        """The accumulator is empty again: what has not been added yet claims once more."""
+        self.losses = {}
+        for task in self.by_index.values():
+            if task.voids is not None:
+                task.undecided()
+                self._claims.claim(self.step, task.index)
+
+    def order(self, index: int) -> None:
+        """The keeper wants `index` executed here (rule 8)."""
+        task = self.by_index.get(index)
+        if task is None:
+            self._start(index, patient=True)  # a caller may have brought it to another replica meanwhile
+            self._claims.claim(self.step, index)
+        elif task.owner is not None:
+            self._owners.pop(index, None)  # whoever it was is gone
+            task.undecided()
+            self._claims.claim(self.step, index)
+
+    @property
+    def queue(self) -> int:
+        """Microbatches in flight."""
+        return self._slots.taken
+
+    # ------------------------------------------------------------ what other peers ask
+
+    async def process(self, caller: PeerId, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:
+        """Answer one `Process` call of this step (rule 2)."""
+        if request.purpose == "eval":
+            # Not of the step's slots: whoever asks for scores would take them from training.
+            if self._context.leaving or not await self._context.evals.enter(patience_s=self._limits.running_s):
+                yield self._context.busy()
+                return
+            try:
+                async for answer in self._uncounted.evaluate(caller, request, read):
+                    yield answer
+            finally:
+                self._context.evals.give()
+            return
+        if not self._context.may_send(caller):
+            yield self._context.busy()
+            return
+        # A caller told to come back sends its payload again, so with all slots taken it first waits at the door.
+        patience = asyncio.get_running_loop().time() + self._limits.door_s
+        while (admitted := await self._admit(request)) is None and asyncio.get_running_loop().time() < patience:
+            yield Running()
+        if not isinstance(admitted, MicrobatchTask):
+            yield admitted or self._context.busy()
+            return
+        task = admitted
+        task.hedged = task.hedged or request.hedge
+        yield Accepted()
+        async with contextlib.aclosing(self._feed(task, caller, request, read)) as signs:
+            async for sign in signs:
+                yield sign
+        while not task.outcome.done():
+            await asyncio.wait([task.outcome], timeout=self._limits.running_s)
+            if not task.outcome.done():
+                yield Running()
+        outcome = task.outcome.result()
+        if isinstance(outcome, SwarmError):
+            raise outcome
+        yield outcome
+
+    def fetch(self, request: Fetch) -> AsyncGenerator[Answer, None]:
+        """Answer one `Fetch` call of this step (rule 6)."""
+        return self._uncounted.fetch(request)
+
+    # ------------------------------------------------------------ inside
+
+    async def _admit(self, request: Process) -> MicrobatchTask | Answer | None:
+        """The task a call attaches to, begun if need be; or its answer right away; None: no slot came free so far."""
+        slots = self._slots
+        found = self._ready_answer(request) or self.by_index.get(request.index)
+        if found is not None:
+            return found
+        if self._context.leaving or slots.crowded:
+            return self._context.busy()
+        has_slot = await slots.enter(patience_s=self._limits.running_s)
+        found = self._ready_answer(request) or self.by_index.get(request.index)  # the world may have moved on
+        if has_slot and found is None and not self._context.leaving:
+            return self._start(request.index, patient=request.repair, hedged=request.hedge, has_slot=True, fed=True)
+        if has_slot:
+            slots.give()
+        return found
+
+    def _ready_answer(self, request: Process) -> Answer | None:
+        """What a call gets without any task here: the memoised answer, the owner, or that its step is over."""
+        if self.ended:
+            return self._context.wrong_step(self.step)
+        known = self.memo.answer(request.index)
+        if known is not None or request.index in self.by_index:
+            return known
+        owner = self._owners.get(request.index)
+        if owner is not None and not request.hedge and self._alive(owner):
+            return MovedTo(owner)
+        return None
+
+    def _start(
+        self, index: int, *, patient: bool = False, hedged: bool = False, has_slot: bool = False, fed: bool = False
+    ) -> MicrobatchTask:
+        loop = asyncio.get_running_loop()
+        task = MicrobatchTask(index, patient, hedged, loop.create_future(), loop.create_future(), has_slot=has_slot)
+        if not fed:
+            task.starve()
+        self.by_index[index] = task
+        self._running[task] = self._context.spawn(self._run(task))
+        return task
+
+    async def _feed(
+        self, task: MicrobatchTask, caller: PeerId, request: Process, read: ReadPayload
+    ) -> AsyncGenerator[Running, None]:
+        """Take the input from this caller, unless another one sends it and is not slow (callers die while they do)."""
+        clock = asyncio.get_running_loop().time
+        task.waiting += 1
+        try:
+            while not task.input.done() and not task.outcome.done():
+                free = self._context.may_send(caller)
+                if free and task.may_send(caller, now=clock(), slow_s=self._limits.door_s):
+                    await self._upload(task, caller, request, read)
+                    return
+                task.unsent.clear()
+                async with asyncio.TaskGroup() as group:
+                    failed = group.create_task(task.unsent.wait())
+                    ends: list[asyncio.Future[Any]] = [task.input, task.outcome, failed]
+                    await asyncio.wait(ends, timeout=self._limits.running_s, return_when=asyncio.FIRST_COMPLETED)
+                    failed.cancel()
+                yield Running()
+        finally:
+            task.waiting -= 1
+            if not task.waiting and not task.input.done():
+                task.starve()
+
+    async def _upload(self, task: MicrobatchTask, caller: PeerId, request: Process, read: ReadPayload) -> None:
+        task.sending[caller] = asyncio.get_running_loop().time()
+        self._context.sending[caller] += 1
+        try:
+            task.feed(await self._context.receive(caller, request, read))
+        except BadMessage:
+            over = task.outcome.done()  # while it came, the step may have ended
+            if task.waiting == 1 and not task.input.done() and not task.starved and not over:
+                self._drop(task)  # begun for this sender alone
+            raise
+        finally:
+            del task.sending[caller]
+            self._context.sending[caller] -= 1
+            if not self._context.sending[caller]:
+                del self._context.sending[caller]
+            task.unsent.set()
+
+    def _drop(self, task: MicrobatchTask) -> None:
+        """Forget a task that has no input and no honest caller."""
+        self._running.pop(task).cancel()
+        self._release(task)  # a task that has not begun will not do it
+        self._claims.withdraw(self.step, task.index)
+        del self.by_index[task.index]
+        task.finish(self._context.busy())  # to others that attached meanwhile
+
+    def _release(self, task: MicrobatchTask) -> None:
+        if task.has_slot:
+            task.has_slot = False
+            self._slots.give()
+
+    async def _obtain_input(self, task: MicrobatchTask) -> tuple[Packed, ...]:
+        """Wait for an upload; without one, give the slot back (rule 7) and fetch from the stage before.
+
+        Whatever comes first counts: a caller may still attach and send it.
+        """
+        while not task.fed_or_starved.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.door_s):
+                    await task.fed_or_starved.wait()
+            if not task.fed_or_starved.is_set() and task.has_slot and self._slots.wanted:
+                # Whoever says it sends and does not keeps nobody out: once the input is here, it is first in line.
+                self._release(task)
+                self._slow.add(task)
+                if len(self._slow) > self._limits.slots:
+                    task.finish(self._context.busy())
+                    return ()
+        self._slow.discard(task)
+        if not task.input.done():
+            self._release(task)
+            fetching = self._context.spawn(self._fetch_input(task))
+            try:
+                await asyncio.wait([task.input])
+            finally:
+                fetching.cancel()
+        return task.input.result()
+
+    async def _fetch_input(self, task: MicrobatchTask) -> None:
+        try:
+            task.feed(await self._context.recovery.input(self.step, task.index))
+        except SwarmError as error:
+            if not task.input.done():
+                task.input.set_exception(error)
+
+    async def _run(self, task: MicrobatchTask) -> None:
+        try:
+            await self._run_stages(task)
+        except SwarmError as error:
+            if isinstance(error, Refused) and error.code is RejectCode.VOID:
+                self._claims.non_finite(self.step, task.index)
+            self._claims.withdraw(self.step, task.index)
+            task.finish(error)
+        finally:
+            self._release(task)
+            self._slow.discard(task)
+            self._running.pop(task, None)
+            if self.by_index.get(task.index) is task:
+                del self.by_index[task.index]
+
+    async def _run_stages(self, task: MicrobatchTask) -> None:
+        payload = await self._obtain_input(task)
+        if task.outcome.done():
+            return
+        *inputs, proof = payload
+        if not task.decided.is_set():
+            self._claims.claim(self.step, task.index)  # only now: what is malformed never claims
+        if task.patient and not task.hedged:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.running_s):
+                    await task.decided.wait()
+        if task.owner is not None and not task.hedged and self._alive(task.owner):
+            task.finish(MovedTo(task.owner))
+            return
+        if not task.has_slot:
+            await self._slots.take()
+            task.has_slot = True
+        task.computing = True
+        self._context.executions += 1
+        stash = await self._engine.forward(self.step, task.index, inputs, train=True)
+        if self._context.stage + 1 < self._context.num_stages:
+            output = (*stash.output, proof)
+            self.memo.keep_output(task.index, output)
+            answer = await self._gradient_of(task, output)
+        else:
+            answer = Gradient(stash.loss_sum, stash.num_tokens)
+        gradient = await self._engine.backward(stash, answer.payload)
+        mine = Gradient(answer.loss_sum, answer.num_tokens, stash.compute_s, gradient)
+        self.memo.keep_answer(task.index, mine)
+        task.finish(mine)
+        await self._count(task, stash, answer)
+
+    async def _gradient_of(self, task: MicrobatchTask, output: tuple[Packed, ...]) -> Gradient:
+        """The gradient of what this stage sent on: memoised there after a repair's order, else executed there."""
+        context = self._context
+        assert context.caller is not None
+        ordered = not task.waiting and task.starved
+        if ordered:
+            found = await context.recovery.gradient(self.step, task.index)
+            if found is not None:
+                return Gradient(found.loss_sum, found.num_tokens, 0.0, found.payload)
+        again = ordered or task.patient or task.hedged  # somebody began it before: it is likely to be done further on
+        request = Process(self.step, context.stage + 1, task.index, repair=again)
+        try:
+            return await context.caller.process(request, output)
+        except Refused as refused:
+            if refused.code in OF_PAYLOAD:  # what we sent, not what our callers sent: they may try another
+                raise Refused(RejectCode.NOT_READY, f"refused further on: {refused.reason}") from refused
+            raise
+
+    async def _count(self, task: MicrobatchTask, stash: Stash, answer: Gradient) -> None:
+        """The weight pass, once granted (rule 5). Without the keeper's word the stash is dropped after a while."""
+        try:
+            async with asyncio.timeout(self._limits.wait_s):
+                await task.decided.wait()
+        except TimeoutError:
+            self._claims.withdraw(self.step, task.index)
+            return
+        if task.voids is None or task.index in self.losses:
+            return  # another's, or counted here before (the memo forgot the answer)
+        stash.voids = task.voids
+        try:
+            added = await self._engine.accumulate(stash)
+        except (BadMessage, Overflow):
+            # The answer was finite, the weight gradient is not, or does not fit the grid: nobody can count it.
+            self._claims.non_finite(self.step, task.index)
+            return
+        if added and stash.voids == self._engine.voids(stash.step):
+            last_stage = self._context.stage + 1 == self._context.num_stages
+            self.losses[task.index] = (answer.loss_sum if last_stage else 0.0, answer.num_tokens)
+            self._claims.added(stash)
+        else:
+            self._claims.withdraw(self.step, task.index)
+
+
+# ---------------------------------------------------------------- what is computed or handed out without being counted
+#
+# Repairs of other stages (rule 6), and evaluation.
+
+
+class UncountedWork:
+    """Answers `Fetch`, and `Process` with purpose "eval", for one open step of one (peer, stage)."""
+
+    def __init__(self, context: PipelineContext, memo: Memo) -> None:
+        self._context, self._memo = context, memo
+        self._reserved = Slots(1)
+
+    async def fetch(self, request: Fetch) -> AsyncGenerator[Answer, None]:
+        """Hand out what is remembered; recompute a missing input of the next stage unless only a copy is wanted."""
+        if request.kind == "gradient":
+            answer = self._memo.answer(request.index)
+            if answer is None:
+                yield Rejected(RejectCode.NOT_FOUND, "not memoised")
+            else:
+                yield Fetched(answer.payload, answer.loss_sum, answer.num_tokens)
+            return
+        if request.stage == -1:
+            tokens = self._context.recovery.own_tokens(request.step, request.index)
+            yield Fetched(tokens) if tokens is not None else Rejected(RejectCode.NOT_FOUND, "no data here")
+            return
+        output = self._memo.output(request.index)
+        if output is None and request.cached:
+            yield Rejected(RejectCode.NOT_FOUND, "not memoised")
+            return
+        if output is None:
+            yield Accepted()
+            recomputed: Keepalive[tuple[Packed, ...]] = Keepalive(self._context.spawn, self._recompute(request))
+            async for sign in recomputed.signs(self._context.limits.running_s):
+                yield sign
+            output = recomputed.result()
+        yield Fetched(output)
+
+    async def evaluate(self, caller: PeerId, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:
+        """Forward only, here and in all later stages: claims nothing, is not memoised."""
+        yield Accepted()
+        payload = await self._context.receive(caller, request, read)
+        stash = await self._context.engine.forward(request.step, request.index, payload, train=False)
+        if self._context.caller is None:
+            yield Gradient(stash.loss_sum, stash.num_tokens, stash.compute_s)
+            return
+        onward = Process(request.step, self._context.stage + 1, request.index, purpose="eval")
+        rest: Keepalive[Gradient] = Keepalive(self._context.spawn, self._context.caller.process(onward, stash.output))
+        async for sign in rest.signs(self._context.limits.running_s):
+            yield sign
+        yield replace(rest.result(), compute_s=stash.compute_s, payload=())
+
+    async def _recompute(self, request: Fetch) -> tuple[Packed, ...]:
+        """Forward only, in a slot of its own so that a full replica can still repair others (rule 7)."""
+        await self._reserved.take()
+        try:
+            *inputs, proof = await self._context.recovery.input(request.step, request.index)
+            stash = await self._context.engine.forward(request.step, request.index, inputs, train=False)
+            output = (*stash.output, proof)
+            self._memo.keep_output(request.index, output)
+            return output
+        finally:
+            self._reserved.give()
