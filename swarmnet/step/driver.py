@@ -173,6 +173,9 @@ class StepDriver:
         assert self._execution is not None
         return self._execution
 
+    def _event(self, event: str, **fields: object) -> None:
+        self._listener.on_event(self.member.stage, event, fields)
+
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
@@ -258,7 +261,7 @@ class StepDriver:
             finished = await self._exchange.sum(current, self._pipeline.losses(step))
             event = "averaged"
         finally:
-            self._listener.on_event(self.member.stage, event, {"step": step, "seconds": self._now() - began})
+            self._event(event, step=step, seconds=self._now() - began)
         return finished
 
     async def _collect(self, current: Round, digest: bytes) -> None:
@@ -289,7 +292,7 @@ class StepDriver:
             self._failed = (self.member.stamp, round_id), reasons
         if reason not in reasons and len(reasons) < _MOST_REASONS:
             reasons.add(reason)
-            self._listener.on_event(self.member.stage, "sum_failed", {"reason": reason})
+            self._event("sum_failed", reason=reason)
 
     async def _apply(self, apply: act.Apply) -> None:
         member = self.member
@@ -300,17 +303,14 @@ class StepDriver:
             self._cannot_apply(step, "the sum is in the buffer no more")
             return
         commit = apply.commits[member.stage]
-        self._listener.on_event(
-            member.stage,
+        self._event(
             "committed",
-            {
-                "step": step,
-                "loss_sum": commit.loss_sum,
-                "num_tokens": commit.num_tokens,
-                "digest": commit.digest.hex(),
-                "contributions": [[peer, sorted(indexes)] for peer, _, indexes in finished.contributions],
-                "voided": sorted(commit.voided),
-            },
+            step=step,
+            loss_sum=commit.loss_sum,
+            num_tokens=commit.num_tokens,
+            digest=commit.digest.hex(),
+            contributions=[[peer, sorted(indexes)] for peer, _, indexes in finished.contributions],
+            voided=sorted(commit.voided),
         )
         try:
             outer = await self._engine.apply(apply.commits)
@@ -320,27 +320,21 @@ class StepDriver:
         self._exchange.applied(member.stamp, finished, apply.commits)
         actions = member.applied(now=self._now())
         self._settled.set()
-        self._listener.on_event(
-            member.stage,
+        self._event(
             "applied",
-            {
-                "step": step,
-                "version": member.version,
-                "chain": member.chain,
-                **_measures(apply.commits),
-                "averaging_bytes": self._exchange.take_sent(),
-            },
+            step=step,
+            version=member.version,
+            chain=member.chain,
+            **_measures(apply.commits),
+            averaging_bytes=self._exchange.take_sent(),
         )
         if outer is not None:
-            self._listener.on_event(
-                member.stage,
+            self._event(
                 "outer_step" if outer.taken else "outer_missed",
-                {
-                    "step": step,
-                    "elements": outer.elements,
-                    "moved": outer.moved,
-                    **({} if outer.taken else {"reason": outer.missed}),
-                },
+                step=step,
+                elements=outer.elements,
+                moved=outer.moved,
+                **{} if outer.taken else {"reason": outer.missed},
             )
         self._begin()
         self._perform(actions)
@@ -348,7 +342,7 @@ class StepDriver:
     def _cannot_apply(self, step: int, reason: str) -> None:
         member = self.member
         self._settled.set()
-        self._listener.on_event(member.stage, "apply_failed", {"step": step, "reason": reason})
+        self._event("apply_failed", step=step, reason=reason)
         self.suspend()
         self._listener.on_resync(
             member.stage, tuple(sorted(peer for peer, seen in member.view.mates() if seen.synced and not seen.dead))

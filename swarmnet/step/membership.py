@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart, Signer
 from swarmnet.messages import MAX_VOTES, Commit, Finished, Stamp, Vote
-from swarmnet.step.actions import Note
+from swarmnet.step.actions import Note, note
 from swarmnet.step.view import View
 
 _DOMAIN = b"swarmnet vote 1\0"
@@ -185,9 +185,8 @@ class Membership:
                     if of is not None and commit != of and peer not in self._alone and len(self._alone) < _MOST_ODD:
                         self._alone.add(peer)
                         self.notes.append(
-                            Note(
-                                "other_commit",
-                                {"peer": peer, "step": commit.step, "of": commit.stage, "digest": commit.digest.hex()},
+                            note(
+                                "other_commit", peer=peer, step=commit.step, of=commit.stage, digest=commit.digest.hex()
                             )
                         )
 
@@ -224,9 +223,7 @@ class Membership:
         others = [other for other, votes in found.items() if peer in votes and other != commit]
         if any(other.id == commit.id for other in others):
             self._convicted.add(peer)
-            self.notes.append(
-                Note("convicted", {"peer": peer, "step": commit.step, "reason": "has signed two sums of one round"})
-            )
+            self.notes.append(note("convicted", peer=peer, step=commit.step, reason="has signed two sums of one round"))
             return False
         for other in others[: max(len(others) + 1 - _MOST_SUMS, 0)]:
             del found[other][peer]
