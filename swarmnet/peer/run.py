@@ -14,6 +14,7 @@ from swarmnet.errors import MeshFailed, UsageError, leaves
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest
+from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
@@ -226,7 +227,20 @@ async def _in_the_run(
     run = run_id(manifest)
 
     def enter() -> Awaitable[Endpoint]:
-        return stack.enter_async_context(open_endpoint(config, manifest, run, numerics=numerics))
+        return stack.enter_async_context(
+            open_endpoint(
+                RunTerms.of(manifest),
+                config.dir,
+                numerics=numerics,
+                host=config.host,
+                port=config.port,
+                dht_port=config.dht_port,
+                announce=config.announce,
+                bootstrap=config.bootstrap,
+                invitation=config.invitation,
+                manifest=config.manifest,
+            )
+        )
 
     if not was_in(config.dir, run):
         return await enter()

@@ -20,6 +20,7 @@ from swarmnet.errors import PeerTimeout, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load
+from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.admission import Admissions
 from swarmnet.net.admission_files import admissions_of
 from swarmnet.peer.assess import NO_BOOTSTRAP, AdmissionLine, Assessment, ReplicaLine, assess, unanswered
@@ -192,7 +193,7 @@ def _which(named: Path | str) -> tuple[RunId, int, Admissions | None]:
         return RunId(named), 0, None
     manifest = load(named)
     run = run_id(manifest)
-    return run, manifest.cut.stages, admissions_of(manifest, run)
+    return run, manifest.cut.stages, admissions_of(RunTerms.of(manifest))
 
 
 def _show(assessment: Assessment) -> None:
