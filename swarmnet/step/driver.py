@@ -97,8 +97,8 @@ class StepDriver:
     def tick(self) -> None:
         """One heartbeat interval has passed."""
         self.member.queue = self._pipeline.queue
-        exchange = self._exchange
-        self.member.feel(exchange.line, exchange.trouble, exchange.allowed, exchange.waits, exchange.awaited)
+        line, watch, now = self._exchange.meter.line, self._exchange.watch, self._now()
+        self.member.feel(line, watch.trouble(now=now), watch.allowed, watch.waits(now=now), watch.awaited(now=now))
         self._beat(self._listener.neighbours(self.member.stage))
         self._perform(self.member.tick(now=self._now()))
 
@@ -160,6 +160,7 @@ class StepDriver:
         self._perform(self.member.withdraw(step, index))
 
     def added(self, stash: Stash) -> None:
+        # Else the accumulator was voided meanwhile, and this gradient with it (rule 5).
         if stash.voids == self._engine.voids(stash.step):
             self._perform(self.member.add(stash.step, stash.index))
 
@@ -183,6 +184,7 @@ class StepDriver:
     def _perform(self, actions: list[Action]) -> None:
         """Perform actions in order; what they cause (messages to myself included) comes after them, never inside."""
         self._actions.extend(actions)
+        # An action has caused an event: what follows from it is performed after all that is under way.
         if self._busy:
             return
         self._busy = True

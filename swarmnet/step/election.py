@@ -153,10 +153,12 @@ class Election:
             return Ballot(0, view.me) if place == 0 or now - self._began_at > (2 + place) * limit else None
         higher = Ballot(self.promised.number + 1, view.me)
         keeper = self.promised.peer
+        # I keep already, or did before I began the step again.
         if keeper == view.me:
             # Promised by myself in a keeper object that was dropped: only a new ballot may keep again.
             return None if keeping else higher
         seen = view.get(keeper)
+        # A dead keeper cannot come back under its ballot: the next in order need not wait.
         if seen is not None and seen.dead:
             return higher if place == 0 else None
         if self.sits(keeper, now=now):
@@ -169,6 +171,7 @@ class Election:
             return higher
         if view.alive(keeper, now=now) and not view.answers(keeper, now=now):
             return higher if place == 0 else None  # heard, and nobody here can report to it
+        # A silent one may be on the other side of a cut: each of us waits longer than the one before.
         if not view.alive(keeper, now=now):
             silent_since = seen.heard_at if seen is not None else self._promised_at
             if now - silent_since > (1 + place) * limit:

@@ -108,21 +108,25 @@ class Keeper:
             return []
         if claim.index >= len(self.ledger.owners):
             return [note("bad_claim", peer=peer, index=claim.index)]
+        # Rule 14: nothing is granted yet. The claim is answered once the last report is here.
         if self.current_id is None and not self._everybody_reported(now):
             self._early[peer, claim.index] = claim
             return []
+        # Who sits out may compute, and counts nothing: somebody else is ordered to count it.
         if peer in self.sitting and self.members:
             if (owned := self.ledger.owners[claim.index]) is not None:
                 owner, actions = owned[0], list[Action]()
             else:
                 owner, actions = self._idle.instead(claim.index, sorted(self.members), now=now)
             return [*actions, Send(peer, Moved(claim.stamp, self.ballot, claim.generation, claim.index, owner))]
+        # An older generation is closed, and a newer one has to be reported first.
         if self.members.get(peer) != claim.generation:
             return []
         if claim.index in self.ledger.voided:
             return []
         held = self.ledger.owners[claim.index]
         if held is None:
+            # In an open round no set may change; if the index stays free the round is opened again.
             if self.current_id is not None:
                 return []
             held = self.ledger.claim((peer, claim.generation), claim.index)
@@ -138,6 +142,7 @@ class Keeper:
         if report.ballot != self.ballot:
             return []
         self._level = self._level and self.members.get(peer) == report.generation
+        # The step is decided: a report changes nothing any more.
         if self.commit is not None:
             return []
         seen = self.view.get(peer)
@@ -147,6 +152,7 @@ class Keeper:
         if peer in self._left_out:
             return [self._void(peer, report.generation)] if owner in self.ledger.closed else []
         known = self.members.get(peer)
+        # The member has a new accumulator: what its last one counted is gone.
         if known is not None and known != report.generation:
             if known.incarnation == report.generation.incarnation and known > report.generation:
                 return []  # overtaken by a newer report
@@ -162,9 +168,11 @@ class Keeper:
         self._stragglers.hear(peer, report, now=now)
         self._non_finite.hear(peer, report)
         self._hear_sum(peer, report, now)
+        # Above a certificate the ledger does not matter any more, only who holds the sum.
         if self._sure(now):
             self.members[peer] = report.generation
             return []
+        # Two accumulators have counted one index, and no sum can be split: the reporter's is void (rule 10).
         if self.ledger.overlaps(peer, report.owned):
             self._offences[peer] += owner not in self.ledger.closed  # once for all reports under way
             self._evict(peer, report.generation)
@@ -181,6 +189,7 @@ class Keeper:
         denied = self.view.me in whole or len(whole) > 1
         if release.ballot != self.ballot or self._sure(now) or denied:
             return []
+        # The round names what nobody holds: it cannot be summed.
         if self.ledger.release((peer, release.generation), release.indexes):
             if self.round is not None:
                 self._reopened.setdefault(peer, self._opened_at)
@@ -227,6 +236,7 @@ class Keeper:
         if self.oldest and self._sure(now):
             actions += self._leave_late(now) + self._try_commit(now)
             return actions if self.commit is not None or self.round is None else actions + self._say_round(resend)
+        # Who has signed a sum joins no other round for a moment: only after that it is worth another try.
         if self.acks and now - self._held_at > self.view.timers.suspect_s:
             actions += self._give_up_sums()
         if self.current_id is None and self.oldest:
@@ -532,6 +542,7 @@ class Keeper:
     def _give_up_sums(self) -> list[Action]:
         """Those who hold something make no certificate, and who could is gone or holds other bits: sum again."""
         whole = self.round is not None and self.members.keys() <= self.acks.keys()
+        # All hold a sum of one round and not the same bits: a reducer told two of them different things.
         differing = whole and len(set(self.acks.values())) > 1
         if not self._spoilt and not differing:
             return []

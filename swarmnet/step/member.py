@@ -326,6 +326,7 @@ class Member:
         self.before, self.chain = self.chain, next_chain(self.chain, evidence(self.last_commits))
         self.membership.applied(self.last_commits)
         self.version += 1
+        # Keepers are drawn again from a chain that nobody knew when the last term began.
         if self.version % self.shape.keeper_term_steps == 0:
             self.term_chain = self.chain
         self._lag.caught_up()
@@ -399,6 +400,7 @@ class Member:
         reason = refusal(peer, message, self.shape, about.promised if about is not None else None)
         if reason is not None:
             return [note("refused_message", peer=peer, kind=type(message).__name__, reason=reason)]
+        # Heartbeats come from all stages, everything else but commits from mates.
         if isinstance(message, Heartbeat):
             return self._on_heartbeat(peer, message, now)
         self.view.touch(peer, now=now)
@@ -409,12 +411,14 @@ class Member:
             if message.restart != self.restart:
                 return []
             return self._on_commit(peer, message.commit, now)
+        # Whoever has sent no heartbeat as a replica of my stage has no say in it.
         if message.stamp.stage != self.stage or not mate:
             return []
         if isinstance(message, Prepare) and message.stamp.step == self.version + self._ahead + 1:
             if self._early_prepare is None or message.ballot > self._early_prepare.ballot:
                 self._early_prepare = message  # its keeper is ahead of us
             return []
+        # Another past, another fork, or a step that is decided here.
         if about is None or message.stamp != about.stamp or about.applying:
             return []
         return about.receive(peer, message, now=now)
@@ -426,11 +430,13 @@ class Member:
         stood = self._stands(peer, now)
         fresh = self.view.hear(peer, beat, now=now)
         actions: list[Action] = [Send(peer, self.heartbeat(peer))] if fresh and self.synced else []
+        # Without state neither side can tell the other anything about the step.
         if not self.synced or not beat.synced:
             return actions
         step, mate = beat.stamp.step, beat.stamp.stage == self.stage
         if mate and step == self.version and beat.stamp.chain != self.chain:
             return actions + self._on_fork(peer, beat, now)
+        # It has applied the step that I am at, and so knows all its commits (rule 17).
         if step == self.version + 1:
             for commit in beat.last_commits:
                 actions += self._on_commit(peer, commit, now)
@@ -438,6 +444,7 @@ class Member:
             self.membership.lists(peer, beat.stamp.stage, (*beat.commits, *beat.last_commits))
             for commit in beat.commits:
                 actions += self._on_commit(peer, commit, now)
+        # By one step the sum may still be fetched; by more the state must (rule 18).
         if mate and step > self.version and not self.applying:
             fetching = self.part.exchange is not None
             actions += self._lag.behind(self.version, fetching=fetching, now=now) or self._advance(now)

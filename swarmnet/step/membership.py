@@ -274,15 +274,18 @@ class Membership:
         if commit in self._given_up:
             signed -= {self.me}
         roster = self.roster(commit.stage)
+        # Most of those who count: no other sum of the step can have that many.
         if 2 * len(signed & roster) > len(roster):
             return True
         live = self.live(commit.stage, now=now)
+        # The others are lost, and nobody waits for them for ever. A cut may fork the stage here (docs/protocol.md).
         if 2 * len(signed & live) > len(live):
             return True
         if len(live) != 2 or not signed & live:
             return False
         others = self._votes.get((commit.stage, commit.step), {})
         rivals = [other for other, votes in others.items() if votes.keys() & (live - signed)]
+        # Of two who live each has signed its own sum.
         if rivals:
             return self._is_preferred(commit, rivals)
         if self.me in live and commit.stage == self.stage and self.me not in signed:

@@ -105,6 +105,7 @@ class RoundPart:
         named = any(peer == self.me for peer, _, _ in current.contributions)
         if named and not mine:
             return []  # under a generation I have left: the keeper learns it from my report
+        # It names me: I contribute exactly that set, or say why not.
         if mine:
             missing = mine[0] - claims.owned
             if missing:
@@ -122,6 +123,7 @@ class RoundPart:
         reducer gone; and those it was collected from may all be gone: then start again with who holds it now.
         """
         found = sorted(holders)
+        # Nobody else is known to hold it; it may be what I have set aside myself.
         if not found:
             alone = (wanted.id, digest) in self.aside and self.exchange != wanted.id
             return self._start(wanted.id, act.CollectSum(wanted, digest)) if alone else []
@@ -196,6 +198,7 @@ class OpenStep:
 
     def claim(self, index: int, *, now: float) -> list[Action]:
         """Work on `index` has begun: ask to count it (rule 3)."""
+        # It was granted to work that was dropped since: it need not be asked for again.
         if index in self.claims.granted:
             return [act.AddGranted(self.stamp.step, index)]
         self._context.pace.claimed(now=now)
@@ -214,6 +217,7 @@ class OpenStep:
 
     def add(self, index: int) -> list[Action]:
         """The weight gradient of `index` is in the accumulator, which has not been voided since."""
+        # The driver has added what nobody granted: nothing can be taken out of a sum (I3).
         if index not in self.claims.granted:
             return self._begin_again("voided_myself", lost=False)
         self.claims.summed.add(index)
@@ -235,6 +239,7 @@ class OpenStep:
         wanted = self._wanted_sum()
         mine = self._own_commit
         foreign = mine is not None and not mine.says(finished)  # not what my stage has committed
+        # A sum of a round that was given up meanwhile, or that nobody else holds.
         if wanted is None or finished.id != wanted or foreign:
             return self._join_round()
         self._sign(finished, now)
@@ -301,6 +306,7 @@ class OpenStep:
         if mine and commit.chain != self.stamp.chain:
             return False
         known = self.barrier.of(commit.stage)
+        # Of two commits of my stage the one stays whose sum is here (A4).
         if known is not None and (self._holds(known) or not (mine and self._holds(commit))):
             return False
         if not self._context.membership.believed(commit, now=now):
@@ -353,6 +359,7 @@ class OpenStep:
         return actions if self.keeper.claiming else actions + self.keeper.advance(now=now, resend=False)
 
     def _on_prepare(self, peer: PeerId, prepare: Prepare, now: float) -> list[Action]:
+        # The keeper's heartbeat: it wants to hear where I stand.
         if prepare.ballot == self.promised:
             self.election.heard(prepare, now=now)
             return self._report()
@@ -396,6 +403,7 @@ class OpenStep:
             return []
         self.claims.renew(void=evicted.void)  # a new generation always: grants in flight for the old one are dead (A2)
         actions = self.part.drop()
+        # Only then is the accumulator worth nothing; otherwise its work is offered again.
         if evicted.void:
             actions.append(act.Void(self.stamp.step))
         actions.append(note("evicted_me", void=evicted.void, step=self.stamp.step))
@@ -419,6 +427,7 @@ class OpenStep:
 
     def _wanted_sum(self) -> RoundId | None:
         mine = self._own_commit
+        # A commit stands above whatever round is open.
         if mine is not None:
             return mine.id
         return self.part.round.id if self.part.round is not None else None
@@ -487,6 +496,7 @@ class OpenStep:
             self.part.stuck = context.stuck(now=now)
             self.part.locked = now - self._signed_at <= context.view.timers.suspect_s
             actions += self._join_round()
+        # Rounds, sums and the optimizer step are of the oldest open step alone.
         if not self.oldest:
             return actions
         actions += self._collect_committed()
