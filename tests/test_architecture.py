@@ -68,8 +68,6 @@ PURE = (
     "stage/outer_plan.py",
     "stage/patience.py",
     "manifest/implied.py",
-    "manifest/delay.py",
-    "manifest/remarks.py",
 )
 DRIVER = "driver.py"  # modules of step/ whose name ends so perform the actions, and are not pure
 NOT_PURE = frozenset(["asyncio", "logging", "socket", "subprocess", "threading", "time"])

@@ -42,7 +42,7 @@ _MAY_CHANGE = frozenset(
 @fields("peer", "reseed_from_neighbours")
 @with_log_level
 @click.pass_context
-def command(ctx: click.Context, /, **_: Any) -> int:
+def local(ctx: click.Context, /, **_: Any) -> int:
     """Train a small model in a swarm of real processes on this machine.
 
     \b

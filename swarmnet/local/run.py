@@ -39,7 +39,7 @@ from swarmnet.local.report import (
 )
 from swarmnet.local.supervisor import Supervisor, SwarmLayout, Timing
 from swarmnet.local.table import screen
-from swarmnet.manifest.remarks import remarks
+from swarmnet.manifest.implied import remarks
 from swarmnet.manifest.schema import Manifest, Model
 from swarmnet.mesh.starter import FreshStarter, Starter
 from swarmnet.net.admission_files import invitation_beside

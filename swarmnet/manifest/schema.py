@@ -7,6 +7,7 @@ here so that `init` can write it out; a file must name every field (a later rele
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -14,7 +15,6 @@ from pydantic import AfterValidator, Field, model_validator
 from swarmnet.config.plug_in import one_of
 from swarmnet.config.table import CliOption, Count, Positive, Seconds, Table
 from swarmnet.manifest.codec_names import check_averaging, check_boundary
-from swarmnet.manifest.delay import NO_DELAY, Delay
 
 Above0 = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -233,6 +233,32 @@ class Wire(Table):
         default="fp32", description='"fp32", "bf16", "int8", ... (see docs/codecs.md): what goes forward'
     )
     gradients: BoundaryCodec = Field(default="fp32", description='"fp32", "bf16", "int8", ...: what comes back')
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """On which version's weights each step is computed: how late its gradient may be.
+
+    With `sync = "overlap"` it is one version earlier, but for the first `overlap_after` steps: while weights change
+    fastest, late gradients do the most harm (arXiv:2101.06840 delays after 40 steps, too).
+    """
+
+    most: int = 0
+    """How many versions late at the most, 0 or 1."""
+    since: int = 0
+    """The first step that is late."""
+
+    def behind(self, step: int) -> int:
+        """Step `step` is computed on the weights of version step - behind (of version 0 at the least)."""
+        return self.most if step >= self.since else 0
+
+    def ahead(self, version: int) -> int:
+        """At `version` the steps version .. version + ahead are open; the last of them is computed on its weights."""
+        return self.behind(version + 1)
+
+
+NO_DELAY = Delay()
+"""Every step on the weights that the one before has led to."""
 
 
 _BELONGS = {

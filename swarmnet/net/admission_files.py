@@ -17,7 +17,7 @@ from pathlib import Path
 from swarmnet.directory import Role
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId, RunId
-from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.file import run_id
 from swarmnet.manifest.schema import Manifest
 from swarmnet.net.admission import (
     KINDS,

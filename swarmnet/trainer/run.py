@@ -10,7 +10,7 @@ import torch
 from swarmnet import telemetry
 from swarmnet.config.peer import PeerConfig
 from swarmnet.data.source import load_tokens
-from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.file import run_id
 from swarmnet.manifest.schema import Manifest
 from swarmnet.net.endpoint import open_endpoint
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
@@ -18,8 +18,7 @@ from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
 from swarmnet.pipeline.router import RoutingRule, routing_rule
 from swarmnet.pipeline.windows import OwnTokens
 from swarmnet.telemetry.events import EventLog
-from swarmnet.telemetry.journal import Journal
-from swarmnet.telemetry.reminder import Reminder
+from swarmnet.telemetry.journal import Journal, Reminder
 from swarmnet.trainer.trainer import Trainer
 from swarmnet.wire.codecs import use_all
 

@@ -11,7 +11,7 @@ import pytest
 
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import RejectCode
-from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.file import run_id
 from swarmnet.manifest.schema import Data, Manifest
 from swarmnet.messages import Rejected
 from swarmnet.net.dht import DhtDirectory
