@@ -16,9 +16,11 @@ from mesh_tensor import BACKWARDS, MICROBATCHES, Case
 
 from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Numerics, Training
-from swarmnet.mesh.layout import MeshLayout
 from swarmnet.messages import Packed
+from swarmnet.ranks.backend import MeshBackend
+from swarmnet.ranks.layout import MeshLayout
 from swarmnet.stage.compute import ComputeThread
+from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.stage.torch_engine import TorchEngine
 from swarmnet.wire import codecs
 
@@ -84,8 +86,8 @@ def engines(case: Case, devices: list[str]) -> Iterator[dict[str, Fed]]:
     mesh = MeshLayout(tensor=len(devices), devices=tuple(devices))
     with contextlib.ExitStack() as stack:
         stack.callback(compute.close)
-        here = TorchEngine(manifest, STAGE, compute, device=devices[0])
-        there = TorchEngine(manifest, STAGE, compute, mesh=mesh)
+        here = TorchEngine(manifest, STAGE, compute, DeviceBackend(manifest, STAGE, device=devices[0]))
+        there = TorchEngine(manifest, STAGE, compute, MeshBackend(manifest, STAGE, mesh))
         stack.callback(there.close)
         yield {"mesh": Fed(there, manifest), "in process": Fed(here, manifest)}
 

@@ -1,6 +1,6 @@
 """benchmarks/mesh.py's second part: what an order to the ranks costs, and how soon they are back after a kill.
 
-The ranks are `mesh.group.RankGroup`'s; this module is also the program they run.
+The ranks are `ranks.group.RankGroup`'s; this module is also the program they run.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from swarmnet.errors import RankLost
-from swarmnet.mesh.group import RankGroup
-from swarmnet.mesh.rank import Handler, RankContext
+from swarmnet.ranks.group import RankGroup
+from swarmnet.ranks.process import Handler, RankContext
 
 ORDER = {"key": 17, "step": 3, "index": 5, "voids": 0, "train": True}
 """About what a microbatch's order says."""

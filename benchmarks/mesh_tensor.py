@@ -33,7 +33,6 @@ from torch.distributed.tensor.parallel import (
 )
 
 from swarmnet.manifest.schema import Model
-from swarmnet.mesh.process_comm import ProcessComm
 from swarmnet.model import decoder
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.precision import Compute, products_in
@@ -42,6 +41,7 @@ from swarmnet.model.sharding import take
 from swarmnet.model.slices import TensorSplit
 from swarmnet.model.split import Casts, Tape
 from swarmnet.net.grpc_options import tune_allocator
+from swarmnet.ranks.comm import ProcessComm
 
 MICROBATCHES = 3
 BACKWARDS = (1, 2, 0)

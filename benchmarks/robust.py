@@ -34,6 +34,7 @@ from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Optimizer, Training
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage.compute import ComputeThread
+from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.stage.engine import Contribution
 from swarmnet.stage.torch_engine import TorchEngine
 from swarmnet.wire import codecs
@@ -84,7 +85,7 @@ class Replicas:
 
     def __init__(self, manifest: Manifest, compute: ComputeThread, attack: Attack | None) -> None:
         self.manifest, self._attack = manifest, attack
-        self.engine = TorchEngine(manifest, 0, compute)
+        self.engine = TorchEngine(manifest, 0, compute, DeviceBackend(manifest, 0))
         walk = np.random.default_rng(5).integers(0, 3, 20_000).cumsum() % manifest.model.vocab_size
         self._tokens = Tokens(
             walk.astype(np.uint8), vocab_size=manifest.model.vocab_size, source="walk", tokenizer_sha256="0" * 64

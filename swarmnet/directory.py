@@ -18,11 +18,10 @@ Role = Literal["stage", "trainer"]
 class StageStatus:
     """One replica's announcement about one stage. queue: microbatches in flight; slots: how many it takes.
 
-    disk: the checkpoints it holds, verified, oldest first. draining: it is about to leave. reseed: its
-    operator allows the stage to be made anew from its neighbours. executions, counted: training forwards of this
-    process up to the newest version, and how many indexes it has contributed to sums. drift: (version, how far its
-    weights were from those of the first of its stage, relative to their norm), if measured; stray: it is the odd one.
-    still_s: for how long it has made no step, if that is much longer than usual.
+    disk: the checkpoints it holds, verified, oldest first. draining: it is about to leave. executions, counted:
+    training forwards of this process up to the newest version, and how many indexes it has contributed to sums. drift:
+    (version, how far its weights were from those of the first of its stage, relative to their norm), if measured;
+    stray: it is the odd one. still_s: for how long it has made no step, if that is much longer than usual.
     """
 
     stage: int
@@ -33,7 +32,6 @@ class StageStatus:
     slots: int = 0
     disk: tuple[OnDisk, ...] = ()
     draining: bool = False
-    reseed: bool = False
     executions: int = 0
     counted: int = 0
     drift: tuple[int, float] | None = None

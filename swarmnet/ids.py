@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import NewType, Protocol
+from typing import Annotated, NewType, Protocol
+
+from swarmnet.bounds import Between
 
 PeerId = NewType("PeerId", str)
 """libp2p peer id in base58 (`12D3Koo...`); it embeds the peer's Ed25519 public key."""
@@ -19,6 +21,12 @@ RunId = NewType("RunId", str)
 Chain = NewType("Chain", str)
 """Hash of the commits one stage has applied so far, 64 hex digits. Equal chains mean equal weights."""
 
+
+Number = Annotated[int, Between(0, 1 << 53)]
+"""A number that only grows, as ballots and steps do."""
+
+Incarnation = Annotated[int, Between(0, (1 << 64) - 1)]
+"""A random number per start of a process."""
 
 NO_CHAIN: Chain = Chain("")
 """The chain of a replica that has no state yet."""
@@ -40,7 +48,7 @@ class Signer(Protocol):
 class Ballot:
     """A keeper's claim to be the keeper: the higher one wins, compared by number, then by peer id."""
 
-    number: int
+    number: Number
     peer: PeerId
 
 
@@ -52,15 +60,15 @@ class RoundId:
     """
 
     ballot: Ballot
-    number: int
+    number: Number
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Restart:
     """The run-wide decision to go on from `version`, which every stage has. The highest one heard wins everywhere."""
 
-    number: int
-    version: int
+    number: Number
+    version: Number
 
 
 NO_RESTART: Restart = Restart(0, 0)
@@ -79,8 +87,8 @@ class OnDisk:
 class Generation:
     """Which accumulator of which process start: `incarnation` is random per start, `number` only grows within it."""
 
-    incarnation: int
-    number: int
+    incarnation: Incarnation
+    number: Number
 
     def next(self) -> Generation:
         """The generation after an eviction."""

@@ -1,19 +1,44 @@
 """What peers say to each other, as frozen values. Standard library only; `wire` turns them into bytes and back.
 
 Three kinds: `Control` messages are one-way and idempotent (re-sent until the state they report has changed), a
-`Request` opens a call, an `Answer` comes back on it. Index sets are frozensets here and bitmaps on the wire.
+`Request` opens a call, an `Answer` comes back on it. Index sets are frozensets here and bitmaps on the wire. The bound
+beside a field is what every reader insists on (`wire.fields`); a plain float is any finite number.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
+from swarmnet.bounds import MAX_INDEXES, MAX_MEMBERS, Between, Entries, Size
 from swarmnet.errors import RejectCode
-from swarmnet.ids import NO_CHAIN, NO_RESTART, Ballot, Chain, Generation, PeerId, Restart, RoundId
+from swarmnet.ids import NO_CHAIN, NO_RESTART, Ballot, Chain, Generation, Incarnation, Number, PeerId, Restart, RoundId
 
 Indexes = frozenset[int]
+"""Microbatch indexes. A run has fewer than `MAX_INDEXES`, mostly far fewer."""
 NONE: Indexes = frozenset()
+
+MAX_STAGES = 1 << 16
+
+Step = Number
+Version = Annotated[int, Between(-1, 1 << 53)]
+"""-1: whatever the other side has."""
+Stage = Annotated[int, Between(0, MAX_STAGES - 1)]
+Index = Annotated[int, Between(0, MAX_INDEXES - 1)]
+Count = Annotated[int, Between(0, (1 << 63) - 1)]
+Extent = Annotated[int, Between(0, 1 << 48)]
+"""Elements or bytes."""
+NotNegative = Annotated[float, Between(0.0, math.inf)]
+Digest = Annotated[bytes, Size(64, least=1)]
+Sha256 = Annotated[bytes, Size(32, least=32)]
+PartKind = Literal["contribution", "reduced", "sum"]
+Reason = Annotated[str, Size(1000, cut=True)]
+Members = Annotated[tuple[PeerId, ...], Entries(MAX_MEMBERS, "members")]
+Contributions = Annotated[
+    tuple[tuple[PeerId, Generation, Indexes], ...], Entries(MAX_MEMBERS, "members", distinct=True, disjoint=True)
+]
 
 
 # ---------------------------------------------------------------- tensors in transit
@@ -46,12 +71,16 @@ class Finished:
     """
 
     id: RoundId
-    digest: bytes
-    num_tokens: int
+    digest: Digest
+    num_tokens: Count
     loss_sum: float
-    grad_sq_norm: float
-    contributions: tuple[tuple[PeerId, Generation, Indexes], ...]
+    grad_sq_norm: NotNegative
+    contributions: Contributions
     voided: Indexes = NONE
+
+    def contradiction(self) -> str:
+        """What in it cannot be, in words; "" if nothing."""
+        return _voided_but_contributed(self)
 
 
 MAX_VOTES = 31
@@ -63,7 +92,7 @@ class Vote:
     """A replica's signature under a commit: it holds that sum."""
 
     peer: PeerId
-    signature: bytes
+    signature: Annotated[bytes, Size(64, least=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +103,17 @@ class Commit:
     the stage make it a certificate (`step.membership`). Two commits with other votes are one commit.
     """
 
-    stage: int
-    step: int
+    stage: Stage
+    step: Step
     chain: Chain
     id: RoundId
-    digest: bytes
-    num_tokens: int
+    digest: Digest
+    num_tokens: Count
     loss_sum: float
-    grad_sq_norm: float
+    grad_sq_norm: NotNegative
     voided: Indexes = NONE
-    contributors: tuple[PeerId, ...] = ()
-    votes: tuple[Vote, ...] = field(default=(), compare=False)
+    contributors: Members = ()
+    votes: Annotated[tuple[Vote, ...], Entries(MAX_VOTES)] = field(default=(), compare=False)
 
     def says(self, finished: Finished) -> bool:
         """Is that the sum, bit by bit, whichever round made it?"""
@@ -97,6 +126,9 @@ class Commit:
         )
 
 
+Commits = Annotated[tuple[Commit, ...], Entries(MAX_MEMBERS, "num_stages")]
+
+
 @dataclass(frozen=True, slots=True)
 class Stamp:
     """What every message of the step protocol is about; another chain means a fork.
@@ -104,8 +136,8 @@ class Stamp:
     restart: what the sender's state descends from. A lower one has no say in this run.
     """
 
-    step: int
-    stage: int
+    step: Step
+    stage: Stage
     chain: Chain
     restart: Restart = NO_RESTART
 
@@ -117,10 +149,11 @@ class Measure:
     digest: SHA-256 of their bits, b"" where nobody promises equal bits. sketch: see `stage.sketch`.
     """
 
-    version: int
+    version: Step
     chain: Chain
-    digest: bytes
-    sketch: tuple[float, ...]
+    digest: Annotated[bytes, Size(32)]
+    sketch: Annotated[tuple[Annotated[float, Between(-3e38, 3e38)], ...], Entries(256)]
+    """fp32 on the wire: beyond 3e38 it would be infinite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +167,17 @@ class Heartbeat:
     """
 
     stamp: Stamp
-    incarnation: int
+    incarnation: Incarnation
     synced: bool
     keeper: Ballot | None
-    commits: tuple[Commit, ...] = ()
-    last_commits: tuple[Commit, ...] = ()
-    queue: int = 0
+    commits: Commits = ()
+    last_commits: Commits = ()
+    queue: Count = 0
     draining: bool = False
-    numerics: str = ""
+    numerics: Annotated[str, Size(256)] = ""
     measure: Measure | None = None
     before: Chain = NO_CHAIN
-    sitting: tuple[PeerId, ...] = ()
+    sitting: Annotated[tuple[PeerId, ...], Entries(MAX_SITTING)] = ()
 
 
 MAX_SITTING = 16
@@ -170,7 +203,7 @@ class Claim:
     stamp: Stamp
     ballot: Ballot
     generation: Generation
-    index: int
+    index: Index
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +213,7 @@ class Granted:
     stamp: Stamp
     ballot: Ballot
     generation: Generation
-    index: int
+    index: Index
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +223,15 @@ class Moved:
     stamp: Stamp
     ballot: Ballot
     generation: Generation
-    index: int
+    index: Index
     owner: PeerId
 
 
 MAX_MATES = 64
 """Mates whose distance a replica reports: those it has exchanged with last."""
+
+MAX_BYTES_PER_S = 10**12
+Microseconds = Annotated[int, Between(1, 3600 * 10**6)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +242,8 @@ class LinkQuality:
     they are, in microseconds; each once.
     """
 
-    bytes_per_s: int = 0
-    round_trips: tuple[tuple[PeerId, int], ...] = ()
+    bytes_per_s: Annotated[int, Between(0, MAX_BYTES_PER_S)] = 0
+    round_trips: Annotated[tuple[tuple[PeerId, Microseconds], ...], Entries(MAX_MATES, distinct=True)] = ()
 
 
 UNMEASURED = LinkQuality()
@@ -222,7 +258,7 @@ class Late:
 
     peer: PeerId
     owes: bool
-    allowed_s: float
+    allowed_s: Annotated[float, Between(0.0, 1e6)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +266,8 @@ class Trouble:
     """What holds a member up in round `id`: who is late, and whose chunks it had to refuse. Each at most once."""
 
     id: RoundId
-    late: tuple[Late, ...] = ()
-    refused: tuple[PeerId, ...] = ()
+    late: Annotated[tuple[Late, ...], Entries(MAX_MATES, distinct=True)] = ()
+    refused: Annotated[tuple[PeerId, ...], Entries(MAX_MATES, distinct=True)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,11 +285,11 @@ class Report:
     summed: Indexes
     finished: Finished | None
     commit: Commit | None
-    progress: int
+    progress: Count
     non_finite: Indexes = NONE
     line: LinkQuality = UNMEASURED
     trouble: Trouble | None = None
-    vote: bytes = b""
+    vote: Annotated[bytes, Size(64)] = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,13 +325,24 @@ class Round:
     stamp: Stamp
     ballot: Ballot
     id: RoundId
-    contributions: tuple[tuple[PeerId, Generation, Indexes], ...]
-    receivers: tuple[PeerId, ...]
-    holders: tuple[PeerId, ...]
+    contributions: Contributions
+    receivers: Members
+    holders: Members
     voided: Indexes = NONE
-    bandwidths: tuple[int, ...] = ()
-    rows: tuple[int, ...] = ()
-    columns: int = 0
+    bandwidths: Annotated[tuple[Annotated[int, Between(1, MAX_BYTES_PER_S)], ...], Entries(MAX_MEMBERS, "members")] = ()
+    rows: Annotated[tuple[Annotated[int, Between(1, MAX_MEMBERS)], ...], Entries(MAX_MEMBERS, "members")] = ()
+    columns: Annotated[int, Between(0, MAX_MEMBERS)] = 0
+
+    def contradiction(self) -> str:
+        """What in it cannot be, in words; "" if nothing."""
+        if self.bandwidths and len(self.bandwidths) != len(self.receivers):
+            return "has bandwidths of others than the receivers"
+        return _voided_but_contributed(self)
+
+
+def _voided_but_contributed(of: Finished | Round) -> str:
+    both = any(indexes & of.voided for _, _, indexes in of.contributions)
+    return "has a voided index that is contributed" if both else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,13 +359,16 @@ class Execute:
 
     stamp: Stamp
     ballot: Ballot
-    index: int
+    index: Index
 
 
 Control = Heartbeat | Prepare | Claim | Granted | Moved | Report | Evicted | Release | Round | Committed | Execute
 
 
 # ---------------------------------------------------------------- calls
+
+MAX_HOPS = 16
+"""Hops of a round: more than the most members have in groups of two."""
 
 MAX_PIECES = 1 << 13
 """Pieces of one copy of a state: their digests take at most 256 KiB."""
@@ -336,10 +386,10 @@ class Process:
     exist.
     """
 
-    step: int
-    stage: int
-    index: int
-    purpose: str = "train"
+    step: Step
+    stage: Stage
+    index: Index
+    purpose: Literal["train", "eval"] = "train"
     hedge: bool = False
     repair: bool = False
 
@@ -353,10 +403,10 @@ class Fetch:
     stage 0. cached: only if memoised; otherwise the callee recomputes a missing input (uncounted, rule 6).
     """
 
-    step: int
-    stage: int
-    index: int
-    kind: str
+    step: Step
+    stage: Annotated[int, Between(-1, MAX_STAGES - 1)]
+    index: Index
+    kind: Literal["input", "gradient"]
     cached: bool
 
 
@@ -368,10 +418,14 @@ class Part:
 
     stamp: Stamp
     id: RoundId
-    kind: str
-    start: int
-    stop: int
-    hop: int = 0
+    kind: PartKind
+    start: Extent
+    stop: Extent
+    hop: Annotated[int, Between(0, MAX_HOPS - 1)] = 0
+
+    def contradiction(self) -> str:
+        """What in it cannot be, in words; "" if nothing."""
+        return "starts after its stop" if self.start > self.stop else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,10 +436,14 @@ class SnapshotRequest:
     number `piece` of that copy, or its description again for -1.
     """
 
-    stage: int
-    version: int = -1
-    root: bytes = b""
-    piece: int = -1
+    stage: Stage
+    version: Version = -1
+    root: Annotated[bytes, Size(32)] = b""
+    piece: Annotated[int, Between(-1, MAX_PIECES - 1)] = -1
+
+    def contradiction(self) -> str:
+        """What in it cannot be, in words; "" if nothing."""
+        return "asks for a piece of no copy" if self.piece >= 0 and not self.root else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,8 +480,8 @@ class Running:
 class Busy:
     """Back-pressure, never a ban. `version`: the callee's weights; below the asked step it is merely behind."""
 
-    retry_after_s: float
-    version: int
+    retry_after_s: Annotated[float, Between(0.0, 3600.0)]
+    version: Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,8 +496,8 @@ class Rejected:
     """Refused for good."""
 
     code: RejectCode
-    reason: str = ""
-    version: int = -1
+    reason: Reason = ""
+    version: Version = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,8 +508,8 @@ class Gradient:
     """
 
     loss_sum: float
-    num_tokens: int
-    compute_s: float = 0.0
+    num_tokens: Count
+    compute_s: NotNegative = 0.0
     payload: tuple[Packed, ...] = ()
 
 
@@ -461,7 +519,7 @@ class Fetched:
 
     payload: tuple[Packed, ...] = ()
     loss_sum: float = 0.0
-    num_tokens: int = 0
+    num_tokens: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,8 +527,8 @@ class PartData:
     """The answer to `Part`. losses: index -> (loss_sum, num_tokens) of the indexes that were summed (one
     contributor's, or everybody's for "reduced" and "sum"). finished: only for "sum"."""
 
-    payload: tuple[Packed, ...]
-    losses: Mapping[int, tuple[float, int]] = field(default_factory=dict)
+    payload: tuple[Packed, ...] = ()
+    losses: Mapping[int, tuple[float, Count]] = field(default_factory=dict)
     finished: Finished | None = None
 
 
@@ -483,17 +541,17 @@ class Snapshot:
     other; root: the hash that stands for them.
     """
 
-    stage: int
-    version: int
+    stage: Stage
+    version: Step
     chain: Chain
     before: Chain
     term_chain: Chain
     restart: Restart
-    num_bytes: int
-    piece_bytes: int
-    digests: bytes
-    root: bytes
-    signature: bytes
+    num_bytes: Extent
+    piece_bytes: Annotated[int, Between(1, 1 << 48)]
+    digests: Annotated[bytes, Size(32 * MAX_PIECES)]
+    root: Sha256
+    signature: Annotated[bytes, Size(128)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -512,15 +570,15 @@ class TrailStep:
     """
 
     finished: Finished | None
-    commits: tuple[Commit, ...]
-    last_commits: tuple[Commit, ...] = ()
+    commits: Commits
+    last_commits: Commits = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestData:
     """The answer to `ManifestRequest`: UTF-8 TOML whose canonical hash the caller checks."""
 
-    toml: str
+    toml: Annotated[str, Size(1 << 18)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -528,7 +586,7 @@ class DialledBack:
     """The answer to `DialBack`. reason: what stood in the way, in words for a person."""
 
     reached: bool
-    reason: str = ""
+    reason: Reason = ""
 
 
 Answer = (

@@ -16,14 +16,12 @@ PACKAGE = Path(swarmnet.__file__).parent
 # Row by row from the ground. A module imports from rows below its own, and from its own room. The rooms of row 0
 # may use each other, without a cycle.
 ROWS = (
-    "config manifest ids errors messages transport directory telemetry",
+    "bounds config manifest ids errors messages transport directory telemetry",
     "data wire",
-    "net",
-    "mesh",
-    "model",
+    "model net",
     "stage",
-    "pipeline averaging state",
-    "step",
+    "pipeline averaging ranks state",
+    "plan step",
     "peer trainer",
     "simulate local",
     "cli",
@@ -40,6 +38,7 @@ PURE = (
     "ids.py",
     "errors.py",
     "messages.py",
+    "bounds.py",
     "step/*.py",
     "pipeline/router.py",
     "pipeline/patience.py",
@@ -61,12 +60,10 @@ PURE = (
     "averaging/gossip.py",
     "averaging/meter.py",
     "averaging/watch.py",
-    "stage/budget.py",
+    "plan/budget.py",
     "stage/codec_choice.py",
-    "model/blocks.py",
-    "mesh/layout.py",
+    "ranks/layout.py",
     "stage/outer_plan.py",
-    "stage/patience.py",
     "manifest/implied.py",
 )
 DRIVER = "driver.py"  # modules of step/ whose name ends so perform the actions, and are not pure

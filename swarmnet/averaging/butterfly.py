@@ -26,7 +26,20 @@ from swarmnet.averaging.parts import Range
 from swarmnet.averaging.watch import StreamWait, Watch
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId, RoundId
-from swarmnet.messages import Accepted, Answer, Busy, Indexes, Packed, Part, PartData, Rejected, Round, Running, Stamp
+from swarmnet.messages import (
+    Accepted,
+    Answer,
+    Busy,
+    Indexes,
+    Packed,
+    Part,
+    PartData,
+    PartKind,
+    Rejected,
+    Round,
+    Running,
+    Stamp,
+)
 from swarmnet.stage.engine import Contribution, Engine
 from swarmnet.transport import Transport
 
@@ -237,7 +250,7 @@ class Butterfly:
             hop = hop._below
 
     async def _stream(
-        self, peer: PeerId, kind: str, wanted: Sequence[Range]
+        self, peer: PeerId, kind: PartKind, wanted: Sequence[Range]
     ) -> AsyncGenerator[tuple[Range, Packed, Losses], None]:
         """These chunks of that member, in order, however often it takes: only the step machine gives a member up."""
         loop, hop = asyncio.get_running_loop(), self.group.hop

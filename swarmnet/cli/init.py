@@ -58,6 +58,7 @@ def init(
     if path.exists() and not force:
         raise UsageError(f"{path}: {EXISTS}")
 
+    from swarmnet.manifest.codec_names import named_by
     from swarmnet.manifest.file import run_id, to_toml
     from swarmnet.manifest.implied import remarks
     from swarmnet.net.admission_files import new_owner, owner_key_file, write_owner
@@ -75,7 +76,7 @@ def init(
         owner = new_owner(path)
         said["admission.key"] = ("owner's key", owner.peer)
     chosen, follows = _manifest(said, assignments, begins)
-    codecs.use_all(chosen)
+    codecs.use_all(named_by(chosen))
     sized = _sets("model.vocab_size", assignments)
     sized_by = "--set" if sized else f"--from {checkpoint}" if begins is not None else None
     manifest = _fill(chosen, base=path.parent, sized_by=sized_by)

@@ -17,20 +17,7 @@ if TYPE_CHECKING:
 _OVER_A_MANIFEST = ("stages", "steps", "seed")
 """Options that change the manifest that is given; the others have no place in one, or go by themselves."""
 
-_MAY_CHANGE = frozenset(
-    [
-        "out",
-        "oracle",
-        "kill",
-        "kill_every",
-        "kill_rank",
-        "kill_all",
-        "chaos",
-        "resume",
-        "slots",
-        "reseed_from_neighbours",
-    ]
-)
+_MAY_CHANGE = frozenset(["out", "oracle", "kill", "kill_every", "kill_rank", "kill_all", "chaos", "resume", "slots"])
 """What a resumed run may be told anew. All else says what it is."""
 
 
@@ -39,7 +26,6 @@ _MAY_CHANGE = frozenset(
 @fields("manifest", "admission", allow_from_autoenv=False)
 @fields("local")
 @fields("peer", "mesh.tensor", "mesh.shard", "mesh.sequence_parallel", allow_from_autoenv=False)
-@fields("peer", "reseed_from_neighbours")
 @with_log_level
 @click.pass_context
 def local(ctx: click.Context, /, **_: Any) -> int:

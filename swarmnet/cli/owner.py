@@ -59,6 +59,7 @@ def invite(named: tuple[str, ...], bearer: bool, roles: str, expires: str, boots
       swarmnet invite run.toml 12D3KooW... --expires 30d
       swarmnet invite run.toml --bearer --roles trainer > friends.invitation
     """
+    from swarmnet.manifest.terms import RunTerms
     from swarmnet.net.admission import in_words
     from swarmnet.net.admission_files import Owner
     from swarmnet.net.swarm_link import SwarmLink
@@ -70,7 +71,7 @@ def invite(named: tuple[str, ...], bearer: bool, roles: str, expires: str, boots
             "what is printed"
         )
     wanted, not_after = _roles(roles), int(time.time()) + _seconds(expires)
-    owner = Owner(path, manifest)
+    owner = Owner(path, RunTerms.of(manifest))
     invitation = owner.invite(peers[0] if peers else None, wanted, not_after)
     if bootstrap is None:
         click.echo(invitation.text)
@@ -90,7 +91,7 @@ def _run_and_peers(named: tuple[str, ...]) -> tuple[Path, Manifest, list[PeerId]
     """The manifest's path (run.toml unless one is named), the manifest, and the peers. Raises UsageError."""
     from swarmnet.ids import PeerId
     from swarmnet.manifest.file import load
-    from swarmnet.wire.convert_fields import is_peer_id
+    from swarmnet.wire.peer_ids import is_peer_id
 
     peers = [PeerId(text) for text in named if is_peer_id(text)]
     others = [text for text in named if not is_peer_id(text)]
@@ -137,12 +138,13 @@ def ban(named: tuple[str, ...], lift: bool, bootstrap: tuple[str, ...]) -> int:
     """
     import asyncio
 
+    from swarmnet.manifest.terms import RunTerms
     from swarmnet.net.admission_files import Owner, bans_beside
 
     path, manifest, peers = _run_and_peers(named)
     if not peers:
         raise UsageError("name the peers to ban by whole ids (12D3KooW...); `swarmnet status --json` has them")
-    bans = Owner(path, manifest).ban(peers, lift=lift, now=time.time())
+    bans = Owner(path, RunTerms.of(manifest)).ban(peers, lift=lift, now=time.time())
     click.echo(f"wrote {bans_beside(path)}: list {bans.number}, {len(bans.peers)} banned")
     if not bootstrap:
         click.echo(

@@ -78,7 +78,7 @@ def plan(ctx: click.Context, /, *, room: str | None, as_json: bool, **_: Any) ->
 
 def _size(text: str) -> int:
     """Raises UsageError."""
-    from swarmnet.stage.budget import read_size
+    from swarmnet.plan.budget import read_size
 
     try:
         return read_size(text)

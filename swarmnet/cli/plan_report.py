@@ -9,8 +9,8 @@ from typing import Any
 
 from swarmnet.peer.fitting import leaves_half, room_of, with_slots
 from swarmnet.peer.planning import PlanFit, judge, listed
-from swarmnet.stage.budget import StagePlan, groups, shown
-from swarmnet.stage.plan import Setup
+from swarmnet.plan.budget import StagePlan, groups, shown
+from swarmnet.plan.plan import Setup
 
 _HEAD = ("stage", "ranks", "weights", "grads", "sums", "optimizer", "each", "flying", "temporary", "peak", "host")
 

@@ -264,7 +264,6 @@ SERVING = (
     "invitation",
     "device",
     "slots",
-    "reseed_from_neighbours",
     *LOGS,
 )
 """Fields of the peer config that whoever serves a stage says."""

@@ -208,9 +208,6 @@ class PeerConfig(Table):
     placement: PlacementName = Field(
         default="neediest", description="which stage `swarmnet join` takes (docs/extending.md)"
     )
-    reseed_from_neighbours: Annotated[bool, CliOption()] = Field(
-        default=False, description="last resort: make a stage that has no state left from the stages beside it"
-    )
     events: Annotated[Home | None, CliOption("FILE")] = Field(
         default=None, description="append events to this file, one JSON object per line"
     )

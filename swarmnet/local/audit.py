@@ -1,4 +1,4 @@
-"""Judge a finished swarm from what its members wrote. Pure: events in, verdict out.
+"""Judge a finished swarm from what its members wrote. Pure: events as their files have them in, verdict out.
 
 Exactly once: in every commit each index 0 .. M-1 is contributed by exactly one member, or listed as voided and by
 none. Members of a stage agree on every digest, and on the final weights. Trusts neither ledgers nor the loss.
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-
-from swarmnet.local.events import CommittedEvent, FinishedEvent
+from typing import Any
 
 FP32_TOLERANCE = 1e-5
 """Allowed loss difference to one process while rounding has not yet grown."""
@@ -61,6 +60,9 @@ def _places(places: Sequence[tuple[int, int]]) -> str:
 
 _Life = tuple[int, int]
 """How often the run had been made another one, and how often it had been resumed."""
+_COMMIT = ("loss_sum", "num_tokens", "digest", "contributions", "voided")
+_Word = tuple[_Life, dict[str, Any]]
+"""When, and what of a commit all its members have to say alike: the fields of `_COMMIT`."""
 
 
 @dataclass(slots=True)
@@ -79,20 +81,19 @@ class Audit:
     exact: bool = True
     equal: bool = True
     repeats: bool = True
-    _commits: dict[tuple[int, int], list[tuple[_Life, CommittedEvent]]] = field(default_factory=dict)
+    _commits: dict[tuple[int, int], list[_Word]] = field(default_factory=dict)
     _weights: dict[int, set[tuple[int, str]]] = field(default_factory=dict)
     _renewed: list[tuple[int, int]] = field(default_factory=list)
 
-    def on(self, event: CommittedEvent | FinishedEvent, *, life: int = 0) -> None:
+    def on(self, event: Mapping[str, Any], *, life: int = 0) -> None:
         """Take one member's word in. Equal words of several members are kept once."""
-        match event:
-            case CommittedEvent():
-                seen = self._commits.setdefault((event.stage, event.step), [])
-                when = len(self._renewed), life
-                if (when, event) not in seen:
-                    seen.append((when, event))
-            case FinishedEvent() if self.equal:
-                self._weights.setdefault(event.stage, set()).add((event.version, event.weights_sha256))
+        if event["event"] == "committed":
+            seen = self._commits.setdefault((event["stage"], event["step"]), [])
+            word = (len(self._renewed), life), {key: event[key] for key in _COMMIT}
+            if word not in seen:
+                seen.append(word)
+        elif event["event"] == "finished" and self.equal:
+            self._weights.setdefault(event["stage"], set()).add((event["version"], event["weights_sha256"]))
 
     def anew(self, version: int, *, life: int = 0) -> bool:
         """From `version` on, in this life, steps are others than those of the same numbers before: a stage lost its
@@ -109,7 +110,7 @@ class Audit:
             counts = [multiplicity(commit, self.microbatches) for _, commit in commits]
             lost += max(missing for missing, _ in counts)
             doubled += max(extra for _, extra in counts)
-            voided += max(len(commit.voided) for _, commit in commits)
+            voided += max(len(commit["voided"]) for _, commit in commits)
         again = {
             step: commits
             for (stage, step), commits in self._commits.items()
@@ -129,27 +130,27 @@ class Audit:
             repeats=self.repeats,
         )
 
-    def _differ(self, commits: Sequence[tuple[_Life, CommittedEvent]]) -> bool:
+    def _differ(self, commits: Sequence[_Word]) -> bool:
         """Other sums in one life, or, where sums do not depend on order, in two."""
-        sums = {(when[:1] if self.exact else when, commit.digest, commit.num_tokens) for when, commit in commits}
+        sums = {(when[:1] if self.exact else when, commit["digest"], commit["num_tokens"]) for when, commit in commits}
         return len(sums) > len({when for when, _, _ in sums})
 
-    def _changed(self, commits: Sequence[tuple[_Life, CommittedEvent]]) -> bool:
+    def _changed(self, commits: Sequence[_Word]) -> bool:
         losses: dict[int, list[float]] = {}
         for (renewed, _), commit in commits:
-            if commit.num_tokens:
-                losses.setdefault(renewed, []).append(commit.loss_sum / commit.num_tokens)
+            if commit["num_tokens"]:
+                losses.setdefault(renewed, []).append(float(commit["loss_sum"]) / commit["num_tokens"])
         tolerance = math.inf if not self.repeats else 0.0 if self.exact else FP32_TOLERANCE
         return any(max(found) - min(found) > tolerance for found in losses.values())
 
 
-def multiplicity(commit: CommittedEvent, microbatches: int) -> tuple[int, int]:
+def multiplicity(commit: Mapping[str, Any], microbatches: int) -> tuple[int, int]:
     """(lost, doubled) of one commit: indexes nobody contributed, and contributions beyond what the sum may hold.
 
     A contributed index that is voided, or that is no index of the step at all, is beyond it.
     """
-    times = Counter(index for _, indexes in commit.contributions for index in indexes)
-    wanted = {index for index in range(microbatches) if index not in commit.voided}
+    times = Counter(index for _, indexes in commit["contributions"] for index in indexes)
+    wanted = {index for index in range(microbatches) if index not in commit["voided"]}
     lost = sum(times[index] == 0 for index in wanted)
     doubled = sum(count - (1 if index in wanted else 0) for index, count in times.items())
     return lost, doubled

@@ -13,13 +13,12 @@ from pathlib import Path
 from rich.console import Console
 
 from swarmnet.local.audit import compare
-from swarmnet.local.events import ORACLE_STEP
 from swarmnet.local.interrupt import Interrupt
 from swarmnet.local.meshes import Meshes, meshed
 from swarmnet.local.prepare import Prepared
 from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop
 from swarmnet.local.report import UNCOMPARED, RunOutcome
-from swarmnet.mesh.starter import ForkerLost, Starter
+from swarmnet.ranks.starter import ForkerLost, Starter
 from swarmnet.telemetry.events import EventReader
 
 
@@ -73,7 +72,7 @@ def beside(
             time.sleep(bench.poll_s)
     finally:
         stop([child], grace_s=bench.grace_s, hurry=lambda: bench.interrupt.again)
-    losses = [float(record["loss"]) for record in child.read() if record["event"] == ORACLE_STEP]
+    losses = [float(record["loss"]) for record in child.read() if record["event"] == "oracle_step"]
     if code != 0 and bench.interrupt.count:
         return _with(outcome, UNCOMPARED)
     if code != 0:

@@ -16,7 +16,6 @@ from swarmnet.config import toml
 from swarmnet.config.peer import Mesh
 from swarmnet.errors import UsageError
 from swarmnet.local.audit import Audit
-from swarmnet.local.events import CommittedEvent, DroppedEvent, FinishedEvent, parse
 from swarmnet.local.meshes import meshes_of, parse_meshes
 from swarmnet.local.options import LocalOptions
 from swarmnet.local.prepare import absolute, choose, resume
@@ -136,40 +135,32 @@ def meshes(out: Path) -> dict[str, Mesh]:
 def finished(out: Path, *, stages: int, steps: int) -> bool:
     """Has a replica of every stage held the last version, and said so?"""
     ended = {
-        event.stage
+        event["stage"]
         for path in out.glob("peers/s*/events.jsonl")
-        for record in EventReader(path).read()
-        if record.get("event") == "finished"
-        and isinstance(event := parse(record), FinishedEvent)
-        and event.version == steps
+        for event in EventReader(path).read()
+        if event.get("event") == "finished" and event["version"] == steps
     }
     return len(ended) == stages
 
 
 def replay(out: Path, began: list[float], progress: SwarmProgress, audit: Audit) -> None:
-    """Let `progress` and `audit` take in every commit, checkpoint and held-out loss that was written before.
-
-    Raises BadEvent for a line that lacks a field.
-    """
-    records = sorted(
+    """Let `progress` and `audit` take in every commit, checkpoint and held-out loss that was written before."""
+    events = sorted(
         (
-            (record["t"], path.parent.name, record)
+            (event["t"], path.parent.name, event)
             for path in sorted(out.glob("peers/*/events.jsonl"))
-            for record in EventReader(path).read()
-            if record.get("event") in ("committed", "evaluated", "checkpoint", "dropped")
+            for event in EventReader(path).read()
+            if event.get("event") in ("committed", "evaluated", "checkpoint", "dropped")
         ),
         key=lambda entry: entry[0],
     )
-    first = began[0] if began else records[0][0] if records else 0.0
-    for at, name, record in records:
-        event, life = parse(record), max(bisect.bisect_right(began, at) - 1, 0)
-        if isinstance(event, DroppedEvent):
-            if audit.anew(event.version, life=life):
-                progress.on(name, event, now=at - first)
-            continue
+    first = began[0] if began else events[0][0] if events else 0.0
+    for at, name, event in events:
+        life = max(bisect.bisect_right(began, at) - 1, 0)
+        if event["event"] == "dropped" and not audit.anew(event["to"], life=life):
+            continue  # another replica has said so
         progress.on(name, event, now=at - first)
-        if isinstance(event, CommittedEvent):
-            audit.on(event, life=life)
+        audit.on(event, life=life)
     progress.done.clear()
     progress.earlier_points = len(progress.points)
     progress.earlier_s = progress.points[-1].seconds if progress.points else 0.0

@@ -15,8 +15,8 @@ from swarmnet.errors import UsageError
 from swarmnet.local.fault import stage_of
 from swarmnet.local.options import MOST, LocalOptions
 from swarmnet.manifest.schema import Manifest
-from swarmnet.mesh.layout import MeshLayout
 from swarmnet.peer.ranks import choose_layout
+from swarmnet.ranks.layout import MeshLayout
 
 Meshes = Mapping[str, Mesh]
 """By "s1" or "s1-r0"; who is not named is one rank."""

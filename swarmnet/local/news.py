@@ -8,21 +8,9 @@ supervisor's to tell.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-from swarmnet.local.events import (
-    BadCheckpointEvent,
-    CheckpointFailedEvent,
-    CompleteEvent,
-    DroppedEvent,
-    Event,
-    ListeningEvent,
-    MeshStartedEvent,
-    RankLostEvent,
-    RestartEvent,
-    SyncedEvent,
-    WaitingEvent,
-)
+from typing import Any
 
 PATIENCE_S = 5.0
 """A wait that ends sooner is part of every start, and nothing to tell."""
@@ -47,34 +35,35 @@ class News:
     _waits: dict[tuple[str, int | None], tuple[float, str]] = field(default_factory=dict)  # by process and stage
     _said: set[str] = field(default_factory=set)
 
-    def on(self, name: str, event: Event, *, now: float) -> list[str]:
+    def on(self, name: str, event: Mapping[str, Any], *, now: float) -> list[str]:
         """One event of the process `name`."""
         match event:
-            case ListeningEvent(links=links) if links:
-                return self._listening(name, links[-1])  # the last one is the one that works on this machine
-            case BadCheckpointEvent(path, reason):
+            case {"event": "listening", "links": [*_, link]}:  # the last one is the one that works on this machine
+                return self._listening(name, link)
+            case {"event": "checkpoint_bad", "path": path, "reason": reason}:
                 self._bad.add(name)
                 return [f"{name}: the checkpoint {path} is of no use: {reason}"]
-            case CheckpointFailedEvent(path, reason) if name not in self._unwritten:
+            case {"event": "checkpoint_failed", "path": path, "reason": reason} if name not in self._unwritten:
                 self._unwritten.add(name)
                 return [f"{name}: the checkpoint {path} could not be written: {reason}; training goes on without it"]
-            case WaitingEvent(reason, stage):
+            case {"event": "waiting", "reason": reason}:
+                stage = event.get("stage")  # none: no step can be done without it
                 if (name, stage) not in self._waits or self._waits[name, stage][1] != reason:
                     self._waits[name, stage] = now, reason
-            case CompleteEvent():
+            case {"event": "complete"}:
                 self._waits.pop((name, None), None)
-            case RestartEvent(number, version, reason):
+            case {"event": "restart", "number": number, "version": version, "reason": reason}:
                 return self._once(
                     f"the run goes on from version {version} (restart {number}, {reason})", about=f"restart {number}"
                 )
-            case RankLostEvent(rank=rank, reason=reason):
+            case {"event": "rank_lost", "rank": rank, "reason": reason}:
                 which = "a rank" if rank is None else f"rank {rank}"
                 return [f"{name} has lost {which} ({reason}): its ranks start anew"]
-            case MeshStartedEvent(mesh=mesh, epoch=epoch, pids=pids, seconds=seconds) if epoch > 1:
+            case {"event": "mesh_started", "mesh": mesh, "pids": pids, "seconds": seconds} if event["epoch"] > 1:
                 return [f"{name} has its {len(pids)} ranks ({mesh}) again, after {seconds:.1f} s"]
-            case DroppedEvent(stage, version, reason):
+            case {"event": "dropped", "stage": stage, "to": version, "reason": reason}:
                 return self._once(f"stage {stage} at version {version} is not what it was: {reason}")
-            case SyncedEvent(stage=stage, version=version, how=how):
+            case {"event": "synced", "stage": stage, "version": version, "how": how}:
                 self._waits.pop((name, stage), None)
                 self._waits.pop((name, None), None)  # it serves: others say what is missing
                 if name in self._bad:

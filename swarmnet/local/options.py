@@ -22,7 +22,7 @@ class LocalOptions:
 
     A field with a `CliOption` is an option of `swarmnet local`, and it says what the field is. The first seven describe
     a manifest that is built on the spot, as its fields of that name do. With `manifest` the file says them. `tensor`,
-    `shard`, `sequence_parallel` and `reseed_from_neighbours` are those of each replica's peer config.
+    `shard` and `sequence_parallel` are those of each replica's peer config.
     """
 
     stages: int = 3
@@ -81,7 +81,6 @@ class LocalOptions:
     shard: Shard = "none"
     sequence_parallel: bool = False
     slots: Annotated[int | None, CliOption("N", default="4", help="microbatches in flight per stage")] = None
-    reseed_from_neighbours: bool = False
     log_level: str = "warning"
 
     def __post_init__(self) -> None:
@@ -102,11 +101,6 @@ class LocalOptions:
             raise UsageError(
                 f"{'--oracle' if self.chaos is None else '--chaos'} and --kill-all exclude each other: losses are held "
                 "against one process at the end of a run, which --kill-all does not reach; give it with --resume"
-            )
-        if self.reseed_from_neighbours and (self.chaos is not None or self.oracle):
-            raise UsageError(
-                f"{'--oracle' if self.chaos is None else '--chaos'} and --reseed-from-neighbours exclude each other: a "
-                "stage that is made anew is not what one process has"
             )
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
             raise UsageError(f"--checkpoint-every must be at least 1, got {self.checkpoint_every}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from swarmnet.local.events import ORACLE_STEP
 from swarmnet.local.oracle import run_oracle
 from swarmnet.local.prepare import read_manifest, read_tokens
 from swarmnet.telemetry.events import EventLog
@@ -22,7 +21,7 @@ def main(argv: list[str]) -> int:
         run_oracle(
             manifest,
             read_tokens(manifest),
-            on_step=lambda step, loss, tokens: log.emit(ORACLE_STEP, step=step, loss=loss, tokens=tokens),
+            on_step=lambda step, loss, tokens: log.emit("oracle_step", step=step, loss=loss, tokens=tokens),
         )
     return 0
 

@@ -15,8 +15,8 @@ from typing import Any, Literal, cast
 
 from swarmnet.config import toml
 from swarmnet.config.peer import Log, Mesh, PeerConfig
-from swarmnet.mesh.starter import Starter, best_starter
 from swarmnet.net.admission_files import invitation_beside
+from swarmnet.ranks.starter import Starter, best_starter
 from swarmnet.telemetry.events import EventReader
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -55,8 +55,7 @@ def child_starter() -> Starter:
 class ChildSpec:
     """What one start of a child is told. stage None: a trainer. slots None: as many as a peer has by default.
 
-    orders: the file it follows, and then it runs with faults below it. reseed: it may make its stage from those beside
-    it, if nobody has its state. mesh: its ranks.
+    orders: the file it follows, and then it runs with faults below it. mesh: its ranks.
     """
 
     name: str
@@ -68,7 +67,6 @@ class ChildSpec:
     slots: int | None
     log_level: str
     orders: Path | None = None
-    reseed: bool = False
     mesh: Mesh = ONE_RANK
 
 
@@ -84,17 +82,7 @@ def swarmnet_command(spec: ChildSpec) -> list[str]:
     if spec.orders is not None:
         return _following(spec, spec.orders)
     slots = () if spec.slots is None else ("--slots", str(spec.slots))
-    served = (
-        "peer",
-        "--stage",
-        str(spec.stage),
-        "--device",
-        "cpu",
-        "--no-restart",
-        *slots,
-        *_mesh(spec.mesh),
-        *(("--reseed-from-neighbours",) if spec.reseed else ()),
-    )
+    served = ("peer", "--stage", str(spec.stage), "--device", "cpu", "--no-restart", *slots, *_mesh(spec.mesh))
     role = ("trainer",) if spec.stage is None else served
     invited = _invitation(spec)
     return [
@@ -152,7 +140,6 @@ def _following(spec: ChildSpec, orders: Path) -> list[str]:
         bootstrap=spec.bootstrap,
         invitation=_invitation(spec),
         log=Log(level=cast(Level, spec.log_level)),
-        reseed_from_neighbours=spec.reseed,
         mesh=spec.mesh,
         slots=PeerConfig().slots if spec.slots is None else spec.slots,
     )

@@ -6,26 +6,9 @@ The first member's word about a commit counts for the curve; the audit compares 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-
-from swarmnet.local.events import (
-    AppliedEvent,
-    CheckpointEvent,
-    CommittedEvent,
-    DriftEvent,
-    DroppedEvent,
-    EvaluatedEvent,
-    Event,
-    ExecutedEvent,
-    FinishedEvent,
-    ListeningEvent,
-    MeshStartedEvent,
-    OuterStepEvent,
-    RankLostEvent,
-    ReroutedEvent,
-    SyncedEvent,
-)
+from typing import Any
 
 WINDOW_STEPS = 10
 """Throughput on the table is that of the last so many steps."""
@@ -116,49 +99,49 @@ class SwarmProgress:
             before = self.replicas[name]
             self.replicas[name] = ReplicaView(before.stage, finished=before.finished)
 
-    def on(self, name: str, event: Event, *, now: float) -> None:
-        """Take in one event of child `name`."""
+    def on(self, name: str, event: Mapping[str, Any], *, now: float) -> None:
+        """Take in one event of child `name`, as its file has it."""
         replica = self.replicas.get(name)
-        match event:
-            case ListeningEvent() if replica is None:
-                self.trainer_dht[name] = event.dht
-            case ListeningEvent() if replica is not None:
-                replica.dht = event.dht
-            case SyncedEvent() | AppliedEvent() if replica is not None:
-                replica.version = event.version
-                if isinstance(event, AppliedEvent) or self.training_at is None:
+        match event["event"]:
+            case "listening" if replica is None:
+                self.trainer_dht[name] = tuple(event["dht"])
+            case "listening" if replica is not None:
+                replica.dht = tuple(event["dht"])
+            case ("synced" | "applied") as kind if replica is not None:
+                replica.version = event["version"]
+                if kind == "applied" or self.training_at is None:
                     self.moved_at = now
                 if self.training_at is None and all(self.synced(stage) for stage in range(self.stages)):
                     self.training_at = now
-                if isinstance(event, AppliedEvent):
+                if kind == "applied":
                     self.applied += 1
-                    self.averaging_bytes += event.averaging_bytes
-            case CommittedEvent():
+                    self.averaging_bytes += event.get("averaging_bytes", 0)
+            case "committed":
                 self._committed(event, now)
-            case OuterStepEvent():
-                self.outer[event.taken] += 1
-            case ReroutedEvent():
+            case ("outer_step" | "outer_missed") as kind:
+                self.outer[kind == "outer_step"] += 1
+            case "rerouted":
                 self.reroutes += 1
-            case ExecutedEvent():
-                key = name, self._starts[name], event.stage
-                self._executions[key] = max(self._executions[key], event.executions)
-            case EvaluatedEvent():
-                self.evaluations[event.step] = event.loss
-            case CheckpointEvent():
-                self.on_disk.setdefault(event.stage, set()).add(event.version)
-            case DroppedEvent():
-                self._cut_back(event.version)
-            case DriftEvent():
-                self.apart = max(self.apart, event.distance or 0.0)
-                if event.stray:
-                    self.strays.add((event.stage, event.version, event.peer))
-            case MeshStartedEvent() if replica is not None:
-                replica.mesh, replica.ranks_lost = event.mesh, False
-                self.rank_restarts += event.epoch > 1
-            case RankLostEvent() if replica is not None:
+            case "executed":
+                key = name, self._starts[name], event["stage"]
+                self._executions[key] = max(self._executions[key], event["executions"])
+            case "evaluated":
+                self.evaluations[event["step"]] = float(event["loss"])
+            case "checkpoint":
+                self.on_disk.setdefault(event["stage"], set()).add(event["version"])
+            case "dropped":
+                self._cut_back(event["to"])
+            case ("drift" | "apart") as kind:
+                self.apart = max(self.apart, float(event["distance"] or 0.0))
+                if kind == "drift":
+                    self.strays.add((event["stage"], event["version"], event["peer"]))
+            case "mesh_started" if replica is not None:
+                replica.mesh, replica.ranks_lost = event["mesh"], False
+                self.rank_restarts += event["epoch"] > 1
+            case "rank_lost" if replica is not None:
                 replica.ranks_lost = True
-            case FinishedEvent() if replica is not None:
-                replica.finished, replica.version = True, event.version
+            case "finished" if replica is not None:
+                replica.finished, replica.version = True, event["version"]
                 self.moved_at = now
 
     def _cut_back(self, version: int) -> None:
@@ -167,14 +150,16 @@ class SwarmProgress:
         self._early = {step: point for step, point in self._early.items() if step < version}
         self.earlier_points = min(self.earlier_points, version)
 
-    def _committed(self, event: CommittedEvent, now: float) -> None:
+    def _committed(self, event: Mapping[str, Any], now: float) -> None:
         self.moved_at = now
-        if event.stage == self.stages - 1:
-            self.done.add(event.step)
-        if event.stage != self.stages - 1 or event.step < len(self.points) or event.step in self._early:
+        step, num_tokens = event["step"], event["num_tokens"]
+        if event["stage"] != self.stages - 1:
             return
-        loss = event.loss_sum / event.num_tokens if event.num_tokens else 0.0
-        self._early[event.step] = Point(event.step, loss, event.num_tokens, now - self.started_at)
+        self.done.add(step)
+        if step < len(self.points) or step in self._early:
+            return  # another member has said so
+        loss = float(event["loss_sum"]) / num_tokens if num_tokens else 0.0
+        self._early[step] = Point(step, loss, num_tokens, now - self.started_at)
         while (point := self._early.pop(len(self.points), None)) is not None:
             self.points.append(point)
 

@@ -41,8 +41,8 @@ from swarmnet.local.supervisor import Supervisor, SwarmLayout, Timing
 from swarmnet.local.table import screen
 from swarmnet.manifest.implied import remarks
 from swarmnet.manifest.schema import Manifest, Model
-from swarmnet.mesh.starter import FreshStarter, Starter
 from swarmnet.net.admission_files import invitation_beside
+from swarmnet.ranks.starter import FreshStarter, Starter
 
 PROCESSES_PER_CORE = 8
 """With more, most of the machine's time goes into starting them and passing on."""
@@ -108,7 +108,6 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
             chaos=options.chaos is not None,
             trace=kit.trace,
             life=len(earlier.lives(out)) if options.resume else 0,
-            reseed=options.reseed_from_neighbours,
             meshes=meshes,
         )
         with Interrupt() as interrupt:

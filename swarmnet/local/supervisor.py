@@ -10,27 +10,12 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from swarmnet.local.audit import Audit
-from swarmnet.local.events import (
-    AppliedEvent,
-    BadEvent,
-    CommittedEvent,
-    DroppedEvent,
-    Event,
-    FinishedEvent,
-    HaltedEvent,
-    HoldReachedEvent,
-    ListeningEvent,
-    MeshStartedEvent,
-    OtherEvent,
-    RankLostEvent,
-    SnapshotAskedEvent,
-    SyncedEvent,
-    parse,
-)
 from swarmnet.local.fault import Drain, Join, Kill, KillAll, KillRank, Stop
 from swarmnet.local.faults import (
     Action,
@@ -50,7 +35,7 @@ from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop
 from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.local.report import MergedLog
 from swarmnet.local.table import Screen
-from swarmnet.mesh.starter import ForkerLost, Starter
+from swarmnet.ranks.starter import ForkerLost, Starter
 from swarmnet.telemetry.events import EventReader
 
 
@@ -79,7 +64,6 @@ class SwarmLayout:
     chaos: bool = False  # faults in phases and on links: children follow orders
     trace: bool = False  # they say what they work on, too
     life: int = 0  # how often this run has been resumed
-    reseed: bool = False  # a stage without state may be made anew
     meshes: Meshes = field(default_factory=dict)  # whose replicas have several ranks
 
 
@@ -137,7 +121,7 @@ class Supervisor:
                 time.sleep(self.timing.poll_s)
                 now = time.monotonic()
                 self._turn(now)
-        except (BadEvent, ForkerLost) as error:
+        except ForkerLost as error:
             self._problem = str(error)
         finally:
             self._ending = True
@@ -207,7 +191,6 @@ class Supervisor:
             slots=self.layout.slots,
             log_level=self.layout.log_level,
             orders=directory / "orders" / f"{time.time_ns()}.jsonl" if self.layout.chaos else None,
-            reseed=self.layout.reseed,
             mesh=mesh_of(self.layout.meshes, name),
         )
         if spec.orders is not None:
@@ -222,49 +205,43 @@ class Supervisor:
             self._perform(self.faults.started(name, now=now), now=now)
 
     def _read(self, name: str, *, now: float) -> None:
-        for record in self._children[name].read():
-            self.log.child(name, record)
-            event = parse(record)
-            if isinstance(event, OtherEvent):
-                continue
-            if isinstance(event, DroppedEvent) and not self.audit.anew(event.version, life=self.layout.life):
+        for event in self._children[name].read():
+            self.log.child(name, event)
+            if event["event"] == "dropped" and not self.audit.anew(event["to"], life=self.layout.life):
                 continue  # another replica has said so
             self.progress.on(name, event, now=now)
+            self.audit.on(event, life=self.layout.life)
             self._say(self._news.on(name, event, now=now))
-            if isinstance(event, CommittedEvent | FinishedEvent):
-                self.audit.on(event, life=self.layout.life)
-            if isinstance(event, HaltedEvent):
-                self._problem = event.reason
+            if event["event"] == "halted":
+                self._problem = event["reason"]
             if not self._ending:
                 self._perform(self._decide(name, event, now), now=now)
-
         if self._resumes and self.progress.training_at is not None:
             self._resumes = False
             self._say([self.progress.again()])
 
-    def _decide(self, name: str, event: Event, now: float) -> list[Action]:
-        """What an event of `name` means for the faults, and for the supervisor itself."""
-        match event:
-            case SyncedEvent(version=version, how=how) if name in self._stages:
+    def _decide(self, name: str, event: Mapping[str, Any], now: float) -> list[Action]:
+        """What an event of `name` means for the faults."""
+        match event["event"]:
+            case "synced" if name in self._stages:
+                version, how = event["version"], event["how"]
                 if name in self._away and name not in self._killed:
-                    away_s = now - self._away.pop(name)
-                    self.screen.note(
-                        f"{name} is back at version {version} by {how}, {away_s:.1f} s after it was killed"
-                    )
+                    away = f"{now - self._away.pop(name):.1f} s after it was killed"
+                    self.screen.note(f"{name} is back at version {version} by {how}, {away}")
                 return self.faults.at(name, version, took=how == "snapshot", now=now)
-            case AppliedEvent(version=version) if name in self._stages:
-                return self.faults.at(name, version, now=now)
-            case ListeningEvent(peer=peer):
-                self._orders.listening(name, peer)
-            case HoldReachedEvent(hold=hold):
-                return self.faults.holds(name, hold, now=now)
-            case MeshStartedEvent(pids=pids):
-                self._ranks[name] = pids
-                return self.faults.ranks(name, len(pids), now=now)
-            case RankLostEvent():
+            case "applied" if name in self._stages:
+                return self.faults.at(name, event["version"], now=now)
+            case "listening":
+                self._orders.listening(name, event["peer"])
+            case "reached":
+                return self.faults.holds(name, event["hold"], now=now)
+            case "mesh_started":
+                self._ranks[name] = tuple(event["pids"])
+                return self.faults.ranks(name, len(event["pids"]), now=now)
+            case "rank_lost":
                 self._ranks.pop(name, None)
                 return self.faults.ranks(name, 0, now=now)
-            case SnapshotAskedEvent():
+            case "asking":
                 return self.faults.asked(name, now=now)
         return []
 

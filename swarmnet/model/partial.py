@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from swarmnet.mesh.comm import Comm
+from swarmnet.model.comm import Comm
 from swarmnet.model.slices import TensorSplit
 
 

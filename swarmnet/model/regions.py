@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swarmnet.mesh.comm import Comm, part_length
+from swarmnet.model.comm import Comm, part_length
 
 _TOKENS = 1  # the dimension of [B, T, D] that sequence parallelism cuts
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from swarmnet.manifest.schema import Model
-from swarmnet.mesh.comm import Comm
 from swarmnet.model.activations import RunLayer, plainly
+from swarmnet.model.comm import Comm
 from swarmnet.model.decoder import Layer, StageModule
 from swarmnet.model.initial import draw
 from swarmnet.model.partial import sum_terms

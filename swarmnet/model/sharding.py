@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from swarmnet.model.blocks import Block
 from swarmnet.model.slices import Slice, TensorSplit
 
 
@@ -27,13 +26,6 @@ def whole_shape(part: Tensor, held: Slice) -> torch.Size:
 def take(whole: Tensor, held: Slice) -> Tensor:
     """The view of `whole` that a rank holds."""
     return whole if held.dim is None else whole.narrow(held.dim, held.start, held.stop - held.start)
-
-
-def take_block(whole: Tensor, block: Block) -> Tensor:
-    """The view of `whole` that is `block`."""
-    for dim, places in enumerate(block.ranges):
-        whole = whole.narrow(dim, places.start, len(places))
-    return whole
 
 
 def merge(parts: Sequence[Tensor], name: str, split: TensorSplit, *, gradients: bool = False) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swarmnet.mesh.comm import Comm
+from swarmnet.model.comm import Comm
 from swarmnet.model.decoder import Embedding
 from swarmnet.model.split import Tape
 

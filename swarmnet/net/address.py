@@ -15,7 +15,7 @@ from typing import Literal
 
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId
-from swarmnet.wire.convert_fields import is_peer_id
+from swarmnet.wire.peer_ids import is_peer_id
 
 Kind = Literal["ip4", "ip6", "dns4", "dns6"]
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")

@@ -46,7 +46,7 @@ class Allowances:
         self._each = each
         self._buckets: OrderedDict[PeerId, _Bucket] = OrderedDict()
 
-    def take(self, caller: PeerId, num_bytes: int, now: float) -> float:
+    def take(self, caller: PeerId, num_bytes: float, now: float) -> float:
         """Count a message. Returns for how many seconds to read nothing more of this caller's."""
         bucket = self._buckets.setdefault(caller, _Bucket(now))
         self._buckets.move_to_end(caller)

@@ -157,6 +157,7 @@ class DhtDirectory:
     def learn_num_stages(self, num_stages: int) -> None:
         """The manifest has come: say and look for this many from now on."""
         self._num_stages = num_stages
+        self._node.own(self._own_keys())
 
     def admit_by(self, admissions: Admissions) -> None:
         """The manifest has come: from now on it says who takes part."""
@@ -321,9 +322,12 @@ class DhtDirectory:
     # ---------------------------------------------------------------- staying in the swarm
 
     async def _open(self, listen: Listen) -> DhtNode:
+        own_keys = self._own_keys()
+        return await DhtNode.open(self._identity, self._gate, listen, own_keys=own_keys, admits=self._gate.admits)
+
+    def _own_keys(self) -> tuple[str, ...]:
         run = self._run
-        keys = (*_keys(run, self._num_stages), dht_key(run, WHOLE_RUN), bans_key(run)) if run else ()
-        return await DhtNode.open(self._identity, self._gate, listen, own_keys=keys, admits=self._gate.admits)
+        return (*_keys(run, self._num_stages), dht_key(run, WHOLE_RUN), bans_key(run)) if run else ()
 
     async def _join_first(self) -> None:
         met = await self._node.join(self._bootstrap)

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -46,7 +46,10 @@ NUM_COPIES = 5
 BUCKET_SIZE = 20
 
 _CALLS_PER_S, _KEYS_PER_S = 50, 100
-"""What one caller may ask of a node, or store there, in the long run: a peer needs its run's few keys each second."""
+"""What one caller may ask of a node, or store there, in the long run, at the least."""
+
+_READS_PER_S = 4
+"""How often a caller may touch every key of this node's own run: an honest one reads a key for each stage at once."""
 
 _RPC_ERRORS = (P2PHandlerError, P2PDaemonError, ControlFailure, TimeoutError, OSError, asyncio.IncompleteReadError)
 
@@ -77,9 +80,9 @@ class Entry:
 class DhtNode:
     """A DHT node. `maddrs`: where others can reach it (empty for a client)."""
 
-    def __init__(self, daemon: Daemon, p2p: P2P, dht: DHTNode, maddrs: tuple[str, ...]) -> None:
+    def __init__(self, daemon: Daemon, p2p: P2P, dht: DHTNode, maddrs: tuple[str, ...], own: set[DHTID]) -> None:
         self.daemon, self.maddrs = daemon, maddrs
-        self._p2p, self._dht = p2p, dht
+        self._p2p, self._dht, self._own = p2p, dht, own
 
     @classmethod
     async def open(
@@ -116,7 +119,7 @@ class DhtNode:
         own_keys: Iterable[str],
         admits: Callable[[object], bool],
     ) -> DhtNode:
-        p2p = await _PacedP2P.replicate(Multiaddr(f"/unix{daemon.control}"))
+        p2p = await PacedP2P.replicate(Multiaddr(f"/unix{daemon.control}"))
         dht = await DHTNode.create(
             p2p=p2p,
             client_mode=listen.client,
@@ -130,11 +133,18 @@ class DhtNode:
             cache_refresh_before_expiry=0,
             reuse_get_requests=False,
         )
-        favoured = frozenset(DHTID.generate(source=key) for key in own_keys)
-        dht.protocol.storage = BoundedStorage(favoured.__contains__, admits=admits)
-        dht.protocol.cache = BoundedStorage(favoured.__contains__, admits=admits)
+        own: set[DHTID] = set()
+        storage = dht.protocol.storage = BoundedStorage(own.__contains__, admits=admits)
+        dht.protocol.cache = BoundedStorage(own.__contains__, admits=admits)
+        p2p.own, p2p.held = own, storage
         maddrs = () if listen.client else tuple(str(address) for address in await p2p.get_visible_maddrs())
-        return cls(daemon, p2p, dht, maddrs)
+        node = cls(daemon, p2p, dht, maddrs, own)
+        node.own(own_keys)
+        return node
+
+    def own(self, keys: Iterable[str]) -> None:
+        """These are keys of this node's run, too: it keeps them whoever else stores, and its callers read them all."""
+        self._own.update(DHTID.generate(source=key) for key in keys)
 
     async def close(self) -> None:
         """Leave: the daemon ends, whatever was under way fails."""
@@ -245,20 +255,26 @@ class DhtNode:
             return None
 
 
-class _PacedP2P(P2P):  # type: ignore[misc]
+class PacedP2P(P2P):  # type: ignore[misc]
     """Serves each caller by its allowance: each record costs a signature's check, and the peer's event loop does it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._allowances = Allowances(Allowance(_CALLS_PER_S, _KEYS_PER_S))
+        self.own: Sized = ()
+        """Keys of this node's run."""
+        self.held: Sized = ()
+        """Keys that this node keeps."""
+        self._allowances = Allowances(Allowance(_CALLS_PER_S, bytes_per_s=1.0))
 
     async def add_protobuf_handler(self, name: str, handler: Any, *of: Any, **how: Any) -> None:
         """Register `handler` behind the allowance: it runs later, or not if its caller would have given up by then."""
 
         async def paced(request: Any, context: Any) -> Any:
             now = asyncio.get_running_loop().time()
-            num_keys = len(getattr(request, "keys", ()))
-            pause_s = self._allowances.take(PeerId(context.remote_id.to_base58()), num_keys, now)
+            # A node without a run keeps others' keys; each costs its author a signature, so that few are made up.
+            keys_per_s = max(_KEYS_PER_S, _READS_PER_S * len(self.own) or len(self.held))
+            keys_s = len(getattr(request, "keys", ())) / keys_per_s
+            pause_s = self._allowances.take(PeerId(context.remote_id.to_base58()), keys_s, now)
             if pause_s >= RPC_TIMEOUT_S:
                 raise RuntimeError("too many keys from one caller")
             await asyncio.sleep(pause_s)

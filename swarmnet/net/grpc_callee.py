@@ -30,9 +30,18 @@ from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.tls import caller_of
 from swarmnet.net.traffic import Flow, Traffic
 from swarmnet.transport import ReadPayload, Service
-from swarmnet.wire.convert import read_hello, write_answer, write_hello_reply
-from swarmnet.wire.convert_calls import Done, GreetFirst, Pong, Pulse, Signal, TensorHeader
-from swarmnet.wire.convert_control import Ping
+from swarmnet.wire.convert import (
+    Done,
+    GreetFirst,
+    Ping,
+    Pong,
+    Pulse,
+    Signal,
+    TensorHeader,
+    read_hello,
+    write_answer,
+    write_hello_reply,
+)
 from swarmnet.wire.framing import answer_messages, check_declared, read_payload
 
 log = telemetry.get(__name__)

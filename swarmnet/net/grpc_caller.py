@@ -30,8 +30,7 @@ from swarmnet.messages import (
 from swarmnet.net.grpc_line import Channel, PeerChannels
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.traffic import Flow
-from swarmnet.wire.convert import declare, with_payload, write_request
-from swarmnet.wire.convert_calls import Done, GreetFirst, Pong, Pulse
+from swarmnet.wire.convert import Done, GreetFirst, Pong, Pulse, declare, with_payload, write_request
 from swarmnet.wire.framing import Assembly, payload_messages, split_answer
 
 METHODS: dict[type, str] = {

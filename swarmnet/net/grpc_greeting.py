@@ -15,7 +15,7 @@ from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Rejected
 from swarmnet.net.admission import Admissions, advised
-from swarmnet.wire.convert_calls import Hello
+from swarmnet.wire.convert import Hello
 
 HELLO = "/swarmnet.v1.Run/Hello"
 

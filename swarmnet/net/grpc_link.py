@@ -26,9 +26,7 @@ from swarmnet.messages import Accepted, Answer, Control, Heartbeat, Prepare, Rep
 from swarmnet.net.grpc_callee import LINK
 from swarmnet.net.grpc_line import Channel, PeerChannels
 from swarmnet.net.grpc_options import GrpcConfig
-from swarmnet.wire.convert import read_answer, write_control
-from swarmnet.wire.convert_calls import NONCE_BYTES, GreetFirst, Pong, Signal
-from swarmnet.wire.convert_control import Ping
+from swarmnet.wire.convert import NONCE_BYTES, GreetFirst, Ping, Pong, Signal, read_answer, write_control
 
 log = telemetry.get(__name__)
 

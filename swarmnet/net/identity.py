@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId
-from swarmnet.wire.convert_fields import peer_id_from_public_bytes, public_bytes_of
+from swarmnet.wire.peer_ids import peer_id_from_public_bytes, public_bytes_of
 
 # PrivateKey { KeyType Type = 1; bytes Data = 2; }: type 1 is Ed25519, its data the seed and the public key
 _KEY_PREFIX = bytes((0x08, 0x01, 0x12, 0x40))

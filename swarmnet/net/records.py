@@ -216,24 +216,9 @@ def _announcement(fields: object) -> Announcement:
 
 
 def _status(entry: object, num_stages: int) -> StageStatus:
-    if not isinstance(entry, list) or len(entry) != 14:
-        _refuse("stages: not fourteen fields")
-    (
-        stage,
-        version,
-        chain,
-        synced,
-        queue,
-        slots,
-        disk,
-        draining,
-        reseed,
-        executions,
-        counted,
-        drift,
-        stray,
-        still_s,
-    ) = entry
+    if not isinstance(entry, list) or len(entry) != 13:
+        _refuse("stages: not thirteen fields")
+    (stage, version, chain, synced, queue, slots, disk, draining, executions, counted, drift, stray, still_s) = entry
     return StageStatus(
         stage=_whole("stage", stage, 0, num_stages - 1),
         version=_whole("version", version, 0, 2**53),
@@ -243,7 +228,6 @@ def _status(entry: object, num_stages: int) -> StageStatus:
         slots=_whole("slots", slots, 0, 2**31),
         disk=tuple(map(_on_disk, _list("disk", disk, MAX_ON_DISK))),
         draining=_flag("draining", draining),
-        reseed=_flag("reseed", reseed),
         executions=_whole("executions", executions, 0, 2**53),
         counted=_whole("counted", counted, 0, 2**53),
         drift=_drift(drift),
@@ -262,7 +246,6 @@ def _sealed(status: StageStatus) -> list[object]:
         status.slots,
         [[kept.version, kept.restart.number, kept.restart.version] for kept in status.disk[-MAX_ON_DISK:]],
         status.draining,
-        status.reseed,
         status.executions,
         status.counted,
         status.drift,

@@ -32,7 +32,7 @@ from cryptography.x509.oid import NameOID
 
 from swarmnet.ids import PeerId
 from swarmnet.net.identity import Identity, public_key
-from swarmnet.wire.convert_fields import peer_id_from_public_bytes
+from swarmnet.wire.peer_ids import peer_id_from_public_bytes
 
 TLS_NAME = "swarmnet.peer"
 """Subject and SAN of every leaf. It must differ from the issuer's name; identity is never read from it."""

@@ -31,7 +31,7 @@ Severity = Literal["error", "warning", "note"]
 class ReplicaLine:
     """One replica's claims about one stage. queue, slots: microbatches in flight, and how many it takes.
 
-    disk: versions whose checkpoint it holds. draining: it is about to leave. reseed: it may make the stage anew.
+    disk: versions whose checkpoint it holds. draining: it is about to leave.
     restart: number of the newest restart of the run it follows. executions, counted: training forwards of its process,
     and indexes it has contributed to sums. drift: (version, how far its weights were from those of the first of its
     stage, relative to their norm), None if not measured; stray: it is the odd one. still_s: see StageStatus.
@@ -48,7 +48,6 @@ class ReplicaLine:
     addresses: tuple[str, ...]
     disk: tuple[int, ...]
     draining: bool
-    reseed: bool
     restart: int
     executions: int
     counted: int
@@ -153,7 +152,7 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
     finished = bool(stages) and all(any(replica.finished for replica in line.replicas) for line in stages)
     restart = half_of([record.restart for record in records if record.stages] or [NO_RESTART])
     announced = [
-        (Holding(r.peer, s.stage, r.restart, s.version if s.synced else None, (), s.reseed), s.disk)
+        (Holding(r.peer, s.stage, r.restart, s.version if s.synced else None, ()), s.disk)
         for r in records
         for s in r.stages
         if s.stage < num_stages
@@ -371,7 +370,6 @@ def _names(peers: Set[PeerId]) -> str:
 def _without_state(line: StageLine, standing: _Standing) -> Problem:
     """No replica serves the stage: nothing can finish a step."""
     stage, disk = line.stage, sorted({version for replica in line.replicas for version in replica.disk})
-    lost = standing.begun and not any(replica.reseed for replica in line.replicas)
     kind = "stage_not_synced" if line.replicas else "stage_empty"
     at = "" if not standing.step else f" at step {standing.step}"
     if not standing.begun:
@@ -380,10 +378,10 @@ def _without_state(line: StageLine, standing: _Standing) -> Problem:
             if line.replicas
             else f"nobody serves stage {stage}, so no step can finish: start one with `swarmnet peer --stage {stage}`"
         )
-    elif standing.common is not None and (disk or not lost):
+    elif standing.common is not None and disk:
         text = (
-            f"stage {stage} has lost all its replicas{at}; its state is on disk or can be made anew, and the run goes "
-            f"on from version {standing.common} by itself in a moment"
+            f"stage {stage} has lost all its replicas{at}; its state is on disk, and the run goes on from version "
+            f"{standing.common} by itself in a moment"
         )
     elif disk:
         text = (
@@ -394,8 +392,7 @@ def _without_state(line: StageLine, standing: _Standing) -> Problem:
     else:
         text = (
             f"stage {stage} has lost all its replicas{at}, and nobody here has its state: start a peer that has its "
-            f"checkpoint (`swarmnet peer --stage {stage}` with the --dir it had), or, as a last resort, one with "
-            "--reseed-from-neighbours"
+            f"checkpoint (`swarmnet peer --stage {stage}` with the --dir it had)"
         )
     return Problem("error", kind, text, stage)
 
@@ -461,7 +458,6 @@ def _replicas(stage: int, records: Sequence[Record]) -> Iterator[ReplicaLine]:
                     record.addresses,
                     tuple(kept.version for kept in status.disk),
                     status.draining,
-                    status.reseed,
                     record.restart.number,
                     status.executions,
                     status.counted,

@@ -59,27 +59,6 @@ class Beginning:
             self._lack(str(error))
             return build(stage, None)
 
-    def weights(self, stage: int) -> Mapping[str, Tensor] | None:
-        """What `stage` begins with, if it comes from a checkpoint that is here; one that is not is said to be lacking.
-
-        For a stage that is made anew, long after the beginning: what was here then may be gone.
-        """
-        if not self._manifest.initial.sha256:
-            return None
-        try:
-            if self._folder is None:
-                raise UsageError("a manifest from the network opens no files here")
-            return stage_weights(self._manifest, stage, self._folder)
-        except UsageError as error:
-            log.warning(
-                "made_anew_without_checkpoint",
-                stage=stage,
-                reason=str(error),
-                then="what no neighbour has (embedding, final norm, head) is drawn from the seed, as if the run had "
-                "begun without a checkpoint; --initial DIR says where it is",
-            )
-            return None
-
     def _lack(self, reason: str) -> None:
         self.missing = (
             f"the run begins with a checkpoint ({self._manifest.initial.source!r} in the manifest) that is not here, "

@@ -14,12 +14,12 @@ import torch
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Manifest
-from swarmnet.mesh.layout import MeshLayout
 from swarmnet.model.cut import cut_layers
 from swarmnet.peer.planning import RESERVE, judge, most_slots
+from swarmnet.plan.plan import Setup
+from swarmnet.ranks.layout import MeshLayout
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.passes import MemoryPolicy
-from swarmnet.stage.plan import Setup
 
 MOST_SLOTS = 64
 """More microbatches in flight keep no stage busier."""

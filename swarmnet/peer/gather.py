@@ -18,6 +18,7 @@ from swarmnet.directory import Record
 from swarmnet.errors import SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.schema import Manifest
+from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Snapshot
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
@@ -82,7 +83,7 @@ async def gather(
             service=Nobody(),
             addresses=lambda peer: addresses.get(peer, ()),
             listens=False,
-            config=GrpcConfig.of(found.manifest),
+            config=GrpcConfig.of(RunTerms.of(found.manifest)),
             greeter=found.greeter,
         )
         store = CheckpointStore(folder, found.run)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from swarmnet.config.peer import Memory
 from swarmnet.errors import UsageError
-from swarmnet.mesh.layout import MeshLayout
+from swarmnet.ranks.layout import MeshLayout
 
 _ON_THE_CPU = {
     "offload": "--activations offload: the CPU's memory is host memory already, so a copy there frees nothing. Use "

@@ -440,7 +440,6 @@ class Peer:
                 self._caps.slots,
                 disk=replica.checkpoints.on_disk,
                 draining=replica.member.view.draining,
-                reseed=replica.reseeds,
                 executions=self._executed[stage],
                 counted=self._counted[stage],
                 drift=replica.member.drift.distance,

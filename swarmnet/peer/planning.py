@@ -1,4 +1,4 @@
-"""Do the stages of a peer fit in the memory there is? Plans of `stage.plan`, added up.
+"""Do the stages of a peer fit in the memory there is? Plans of `plan.plan`, added up.
 
 A size is given as `room`: what this machine has is `peer.fitting`'s to find out. Measures nothing and prints nothing.
 """
@@ -9,9 +9,9 @@ import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from swarmnet.mesh.layout import MeshLayout
-from swarmnet.stage.budget import GIB, MIB, StagePlan, shown, together
-from swarmnet.stage.plan import Setup, plan_stage
+from swarmnet.plan.budget import GIB, MIB, StagePlan, shown, together
+from swarmnet.plan.plan import Setup, plan_stage
+from swarmnet.ranks.layout import MeshLayout
 
 RESERVE = {"cuda": GIB, "cpu": 256 * MIB}
 """What is kept free beside each process that computes: for torch itself, kernels, communication, and gaps in memory."""

@@ -11,8 +11,7 @@ from typing import Literal
 from swarmnet.config.peer import Mesh
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Manifest
-from swarmnet.mesh.layout import MeshLayout
-from swarmnet.model.blocks import MeshSplit
+from swarmnet.ranks.layout import MeshLayout, MeshSplit
 
 Device = Literal["cpu", "cuda", "auto"]
 

@@ -12,7 +12,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.directory import Role
@@ -34,7 +33,6 @@ from swarmnet.stage.engine import Engine
 from swarmnet.state.checkpoints import Checkpointer, CheckpointPlan, Disk, Written
 from swarmnet.state.copies import PIECE_BYTES, Seal
 from swarmnet.state.cut import StateHeader
-from swarmnet.state.fetch import Fetcher
 from swarmnet.state.handover import Donor
 from swarmnet.step.drift import DriftRules
 from swarmnet.step.driver import Listener, StepDriver
@@ -77,29 +75,17 @@ class Surroundings:
     routing: Callable[[], RoutingRule] = lambda: least_time
 
 
-class MakeAnew(Protocol):
-    """state.reseed.reseed, or in the simulator a stand-in."""
-
-    def __call__(
-        self, stage: int, *, version: int, before: bytes | memoryview | None, after: bytes | memoryview | None
-    ) -> bytes | memoryview:
-        """A snapshot of (stage, version) from those of the stages beside it. Blocks. Raises BadMessage."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ReplicaLimits:
     """What the operator allows, per stage: microbatches in flight, bytes remembered, checkpoints kept on disk.
 
-    reseed: how a stage that has no state left anywhere is made from its neighbours; None: not at all. piece_bytes: of
-    the pieces in which state is handed over. no_beginning: why this peer has no weights of version 0 and takes them
-    from mates, in words for a person; empty: it has them.
+    piece_bytes: of the pieces in which state is handed over. no_beginning: why this peer has no weights of version 0
+    and takes them from mates, in words for a person; empty: it has them.
     """
 
     slots: int
     memo_bytes: int
     keep_checkpoints: int = 3
-    reseed: MakeAnew | None = None
     piece_bytes: int = PIECE_BYTES
     no_beginning: str = ""
 
@@ -225,7 +211,7 @@ class Replica:
             on_event=self._event,
             common=around.common,
         )
-        self._make_anew, self._seal, self.no_beginning = caps.reseed, seal, caps.no_beginning
+        self.no_beginning = caps.no_beginning
         self._whole = False  # is the state in the engine one that can be served?
         self._restoring = False
         self._touched = False  # does the engine hold other weights than it was built with?
@@ -238,11 +224,6 @@ class Replica:
     def held(self) -> int | None:
         """Version of the weights in the engine, None while there are none that could be served."""
         return self.member.version if self._whole else None
-
-    @property
-    def reseeds(self) -> bool:
-        """May this stage be made from its neighbours, if nobody has its state?"""
-        return self._make_anew is not None
 
     async def start_from_seed(self) -> bool:
         """Serve the weights of version 0, which every engine is built with. False: this peer has them no longer."""
@@ -315,47 +296,6 @@ class Replica:
         except BadMessage as error:
             path = self.checkpoints.path(version)
             self.checkpoints.say_not_owed(BadCheckpoint(path, f"what was owed beside it is not so: {error.reason}"))
-
-    async def reseed(self, before: Sequence[PeerId], after: Sequence[PeerId], *, version: int) -> bool:
-        """Serve a state made from those of the stages beside this one at `version`. False if they are not to be had."""
-        make, began = self._make_anew, self._now()
-        assert make is not None
-        try:
-            old = await self._of_neighbour(self.stage - 1, before, version)
-            new = await self._of_neighbour(self.stage + 1, after, version)
-            data = await asyncio.to_thread(make, self.stage, version=version, before=old, after=new)
-            await self._take_over(data, version=version, becomes=version)
-        except SwarmError as error:
-            self._state.say_given_up(error, "the stage cannot be made from its neighbours: ")
-            return False
-        self._event(
-            "dropped",
-            {
-                "from": 0,
-                "to": version,
-                "microbatches": version * self._around.manifest.training.microbatches,
-                "reason": "nobody had state of this stage: made anew from its neighbours (--reseed-from-neighbours)",
-            },
-        )
-        self._serve(_inexact(self._first_chain, "reseeded", version))
-        self._event(
-            "synced",
-            {"version": version, "how": "neighbours", "seconds": round(self._now() - began, 3), "bytes": len(data)},
-        )
-        return True
-
-    async def _of_neighbour(self, stage: int, donors: Sequence[PeerId], version: int) -> memoryview | None:
-        if not donors:
-            return None
-        fetcher = Fetcher(
-            self._around.transport,
-            stage,
-            self._seal,
-            max_bytes=self.engine.snapshot_bytes(stage),
-            failed=self._state.say_failed,
-            unfit=self._state.unfit,
-        )
-        return (await fetcher.fetch(lambda: donors, version=version))[1]
 
     async def _take_over(self, data: bytes | memoryview, *, version: int, becomes: int) -> None:
         self._touch()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
@@ -14,6 +13,7 @@ from swarmnet.data.source import load_tokens
 from swarmnet.errors import MeshFailed, UsageError, leaves
 from swarmnet.manifest.file import run_id, to_toml
 from swarmnet.manifest.schema import Manifest
+from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
@@ -53,7 +53,11 @@ def run_peer(
     import torch
 
     from swarmnet.peer.fitting import setup_of, slots_here
+    from swarmnet.ranks.backend import MeshBackend
+    from swarmnet.stage.backend import StageBackend
+    from swarmnet.stage.canonical import Initial
     from swarmnet.stage.compute import ComputeThread
+    from swarmnet.stage.device_backend import DeviceBackend
     from swarmnet.stage.torch_engine import TorchEngine
 
     routing_rule(config.routing)  # refuses early
@@ -78,18 +82,16 @@ def run_peer(
         stack.callback(compute.close)
         begin = Beginning(config, manifest, at_source=data_at_source)
         engines: dict[int, TorchEngine] = {}
+
+        def backend(stage: int, initial: Initial | None) -> StageBackend:
+            if layout.ranks == 1:
+                device = layout.devices[0]
+                return DeviceBackend(manifest, stage, device=device, initial=initial, memory=setup.memory)
+            return MeshBackend(manifest, stage, layout, initial=initial, memory=setup.memory)
+
         for stage in config.stages:
             engines[stage] = begin.engine(
-                stage,
-                lambda stage, initial: TorchEngine(
-                    manifest,
-                    stage,
-                    compute,
-                    device=layout.devices[0],
-                    mesh=layout,
-                    initial=initial,
-                    memory=setup.memory,
-                ),
+                stage, lambda stage, initial: TorchEngine(manifest, stage, compute, backend(stage, initial))
             )
             stack.callback(engines[stage].close)
             if layout.ranks > 1:
@@ -191,11 +193,7 @@ async def _serve(
             disk=disk,
             on_event=on_event,
             caps=ReplicaLimits(
-                config.slots,
-                config.caps.memo_bytes,
-                config.caps.keep_checkpoints,
-                functools.partial(_reseed, manifest, begin) if config.reseed_from_neighbours else None,
-                no_beginning=begin.missing,
+                config.slots, config.caps.memo_bytes, config.caps.keep_checkpoints, no_beginning=begin.missing
             ),
             manifest_toml=to_toml(manifest),
             admissions=endpoint.admissions,
@@ -227,7 +225,20 @@ async def _in_the_run(
     run = run_id(manifest)
 
     def enter() -> Awaitable[Endpoint]:
-        return stack.enter_async_context(open_endpoint(config, manifest, run, numerics=numerics))
+        return stack.enter_async_context(
+            open_endpoint(
+                RunTerms.of(manifest),
+                config.dir,
+                numerics=numerics,
+                host=config.host,
+                port=config.port,
+                dht_port=config.dht_port,
+                announce=config.announce,
+                bootstrap=config.bootstrap,
+                invitation=config.invitation,
+                manifest=config.manifest,
+            )
+        )
 
     if not was_in(config.dir, run):
         return await enter()
@@ -258,20 +269,6 @@ async def _compute(ranks: Callable[[], Awaitable[None]], peer: Peer, on_event: O
             await replica.write_last()
         on_event("stopped", {"reason": failed.message})
         raise
-
-
-def _reseed(
-    manifest: Manifest,
-    begin: Beginning,
-    stage: int,
-    *,
-    version: int,
-    before: bytes | memoryview | None,
-    after: bytes | memoryview | None,
-) -> memoryview:
-    from swarmnet.state.reseed import reseed
-
-    return reseed(manifest, stage, version=version, before=before, after=after, initial=begin.weights(stage))
 
 
 async def _keep_result(peer: Peer, on_event: OnEvent) -> None:

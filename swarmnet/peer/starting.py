@@ -20,7 +20,6 @@ from swarmnet.state.restart import (
     FromHere,
     FromLive,
     FromMatesDisk,
-    FromNeighbours,
     FromSeed,
     Holding,
     Move,
@@ -108,7 +107,7 @@ class Starting:
         """Who holds what: the live peers of all stages, myself included. What is on disk is of one past."""
         announced = [(self._here(stage), replica.checkpoints.on_disk) for stage, replica in self._replicas.items()]
         announced += [
-            (self._heard(record, status.stage, status.version if status.synced else None, status.reseed), status.disk)
+            (self._heard(record, status.stage, status.version if status.synced else None), status.disk)
             for record in self._context.records().values()
             if not self._dead(record)
             for status in record.stages
@@ -129,11 +128,9 @@ class Starting:
             stage,
             member.restart if member.synced else self.restarts.current,
             member.version if member.synced else None,
-            (),
-            replica.reseeds,
         )
 
-    def _heard(self, record: Record, stage: int, version: int | None, reseed: bool) -> Holding:
+    def _heard(self, record: Record, stage: int, version: int | None) -> Holding:
         """What a record says, or a heartbeat that is newer; behind a cut the record is."""
         restart, now = record.restart, asyncio.get_running_loop().time()
         for replica in self._replicas.values():
@@ -141,7 +138,7 @@ class Starting:
             heard = seen is not None and replica.member.view.alive(record.peer, now=now, stage=stage)
             if seen is not None and heard and seen.synced and seen.incarnation == record.incarnation:
                 restart, version = replica.member.restart, seen.version
-        return Holding(record.peer, stage, restart, version, (), reseed)
+        return Holding(record.peer, stage, restart, version)
 
     def _dead(self, record: Record) -> bool:
         """Is the process behind this record known to have ended?"""
@@ -263,8 +260,6 @@ class Starting:
                 return await replica.load(version, becomes=max(version, self.restarts.current.version))
             case FromMatesDisk(version, donors):
                 return await replica.restore_from(donors, version=version)
-            case FromNeighbours(before, after):
-                return await replica.reseed(before, after, version=self.restarts.current.version)
             case FromSeed():
                 if not self._may_seed():
                     return False

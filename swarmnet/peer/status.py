@@ -19,6 +19,7 @@ from pathlib import Path
 from swarmnet.errors import PeerTimeout, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.file import load, run_id
+from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.admission import Admissions
 from swarmnet.net.admission_files import admissions_of
 from swarmnet.peer.assess import NO_BOOTSTRAP, AdmissionLine, Assessment, ReplicaLine, assess, unanswered
@@ -191,7 +192,7 @@ def _which(named: Path | str) -> tuple[RunId, int, Admissions | None]:
         return RunId(named), 0, None
     manifest = load(named)
     run = run_id(manifest)
-    return run, manifest.cut.stages, admissions_of(manifest, run)
+    return run, manifest.cut.stages, admissions_of(RunTerms.of(manifest))
 
 
 def _show(assessment: Assessment) -> None:

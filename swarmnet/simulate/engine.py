@@ -429,14 +429,6 @@ class SimulatedEngine:
         await self.device.see_through(self.restore_s, JobTurn(self.version, JobKind.STATE, -self.stage, 0), job)
 
 
-def make_anew(
-    stage: int, *, version: int, before: bytes | memoryview | None, after: bytes | memoryview | None
-) -> bytes:
-    """Weights of a stage that hang on both neighbours'."""
-    beside = [json.loads(bytes(data))[1] for data in (before, after) if data is not None]
-    return json.dumps([version, _hash("anew", stage, version, *beside), 0]).encode()
-
-
 def _pack(numbers: Sequence[int], start: int, stop: int) -> Packed:
     """[start, stop) of these numbers and of the padding behind them."""
     values = numbers[start:stop]

@@ -42,7 +42,6 @@ class Plan:
     max_void: int = 0
     checkpoint_every: int = 0
     allow_drop: bool = False
-    reseed: bool = False
     drift_every: int = 0
     resync_every: int = 0
     group_size: int = 16

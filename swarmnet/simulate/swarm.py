@@ -17,6 +17,7 @@ from typing import Protocol
 from swarmnet.directory import Record, Role
 from swarmnet.errors import UsageError
 from swarmnet.ids import Chain, PeerId, RunId
+from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Packed
 from swarmnet.net.admission import Admissions, Bans, ban, invite, pass_of
 from swarmnet.peer.peer import Peer
@@ -26,7 +27,7 @@ from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.directory import DirectoryAt, MemoryDirectory
 from swarmnet.simulate.disk import SimulatedDisk
-from swarmnet.simulate.engine import SimulatedEngine, SimulatedWindows, make_anew, proven_tokens_of, tokens_of
+from swarmnet.simulate.engine import SimulatedEngine, SimulatedWindows, proven_tokens_of, tokens_of
 from swarmnet.simulate.network import MemoryNetwork
 from swarmnet.simulate.oracle import Oracle
 from swarmnet.simulate.plan import OWNER, Plan, manifest_of
@@ -147,7 +148,6 @@ class Swarm:
             caps=ReplicaLimits(
                 plan.slots,
                 plan.memo_bytes,
-                reseed=make_anew if plan.reseed else None,
                 piece_bytes=plan.piece_bytes,
                 no_beginning="no weights" if peer_id in plan.no_beginning else "",
             ),
@@ -164,7 +164,9 @@ class Swarm:
 
     def _admit(self, peer: PeerId, role: Role, invited: bool) -> tuple[Admissions, str]:
         """Who is admitted, as this process knows it, and the pass that it shows."""
-        admissions = Admissions.of(self.manifest, RUN, SimulatedSigner(peer).verify)
+        terms = RunTerms.of(self.manifest)
+        verify = SimulatedSigner(peer).verify
+        admissions = Admissions(RUN, terms.owner, verify, tolerance_s=terms.max_clock_offset_s)
         self.admissions[peer] = admissions
         if not (self.plan.invite and invited):
             return admissions, ""

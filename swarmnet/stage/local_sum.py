@@ -26,7 +26,7 @@ from swarmnet.ids import RoundId
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage import snapshot
-from swarmnet.stage.body import GradientSum, State
+from swarmnet.stage.backend import GradientSum, State
 from swarmnet.stage.engine import Contribution, OuterStep, Reduced
 from swarmnet.stage.outer_plan import OuterPlan, Range
 from swarmnet.stage.reducer import PartReducer

@@ -21,7 +21,7 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import check_fixed_point
-from swarmnet.stage.body import GradientSum, State
+from swarmnet.stage.backend import GradientSum, State
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.engine import Contribution, Reduced
 from swarmnet.stage.factor_codec import FactorCodec

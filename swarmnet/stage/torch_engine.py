@@ -23,18 +23,13 @@ from torch import Tensor
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import RoundId
 from swarmnet.manifest.schema import Delay, Manifest
-from swarmnet.mesh.layout import MeshLayout
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage import snapshot
-from swarmnet.stage.body import Body
-from swarmnet.stage.canonical import Canonical, Initial
+from swarmnet.stage.backend import StageBackend
+from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.compute import ComputeThread, Turn, Work
 from swarmnet.stage.engine import Audience, Contribution, OuterStep, Reduced, Stash
 from swarmnet.stage.local_sum import LocalSum
-from swarmnet.stage.mesh_body import MeshBody
-from swarmnet.stage.own_body import OwnBody
-from swarmnet.stage.passes import MemoryPolicy
-from swarmnet.stage.patience import RestartBackoff
 from swarmnet.stage.payloads import Payloads
 from swarmnet.stage.sketch import Sketcher, digest
 from swarmnet.stage.step_sum import StepSum
@@ -43,7 +38,7 @@ T = TypeVar("T")
 
 _LOOK_S = 1.0  # between two looks after idle ranks
 _HOST = torch.device("cpu")
-"""Where sums are while they travel, also those of a GPU: see `OwnBody.sum_memory`."""
+"""Where sums are while they travel, also those of a GPU: see `DeviceBackend.sum_memory`."""
 
 _LARGE = 1 << 20  # bytes whose allocation would hold up the event loop
 
@@ -58,53 +53,30 @@ class _ForwardWork:
 
 
 class TorchEngine:
-    """`stage.engine.Engine` for one stage of `manifest` on `device` ("cpu", "cuda", "cuda:1"), or on the ranks of a
-    `mesh`. Begins at version 0: `initial` reads its weights, which may raise; without it they are drawn from the seed.
+    """`stage.engine.Engine` for one stage of `manifest`, computed by `backend`: on a device, or on ranks.
 
-    memory: how each device spends its own. backoff: with ranks. A mesh is to be closed; ranks are up from `supervise`
-    on, or when they are first needed.
+    Begins at version 0, whose weights the backend may have to read: that may raise, and the backend is closed then.
+    Ranks are up from `supervise` on, or when they are first needed.
 
     Besides the contract's errors: Refused(STALE) from forward and backward if the step is applied, or the weights are
     no longer those the stash was made on; Refused(NOT_READY) from forward if the step is not open yet. `accumulate` may
     be asked again after a cancellation and gives the same answer.
     """
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        stage: int,
-        compute: ComputeThread,
-        *,
-        device: str | torch.device = "cpu",
-        mesh: MeshLayout | None = None,
-        initial: Initial | None = None,
-        memory: MemoryPolicy | None = None,
-        backoff: RestartBackoff | None = None,
-    ) -> None:
+    def __init__(self, manifest: Manifest, stage: int, compute: ComputeThread, backend: StageBackend) -> None:
         self._manifest, self._stage, self._compute = manifest, stage, compute
         self._delay, self._exact = manifest.averaging.delay, manifest.numerics.mode == "deterministic"
-        self._body: Body
-        if mesh is None or mesh.ranks == 1:
-            self._body = OwnBody(manifest, stage, device=torch.device(device), initial=initial, memory=memory)
-        else:
-            self._body = MeshBody(
-                manifest,
-                stage,
-                mesh,
-                initial=initial,
-                memory=memory or MemoryPolicy(),
-                backoff=backoff or RestartBackoff(),
-            )
-        self._payloads = Payloads(manifest, stage, device=self._body.device)
-        self._state, self._accumulators = self._body.state, self._body.sums
+        self._backend = backend
+        self._payloads = Payloads(manifest, stage, device=backend.device)
+        self._state, self._accumulators = backend.state, backend.sums
         # A weight pass that only adds what backward has written frees a gradient of the stage, and does not wait.
-        self._weights = Work.BACKWARD if memory is not None and memory.writes_at_once else Work.WEIGHTS
+        self._weights = Work.BACKWARD if backend.writes_at_once else Work.WEIGHTS
         self._epochs = [0] * (1 + self.delay.most)  # counts changes of the weights
         self._sum: StepSum | LocalSum
         if manifest.averaging.sync == "local":
             self._sum = LocalSum(manifest, self._state, self._accumulators[0], device=_HOST)
         else:
-            self._sum = StepSum(manifest, self._state, self._accumulators, memory=self._body.sum_memory())
+            self._sum = StepSum(manifest, self._state, self._accumulators, memory=self._backend.sum_memory())
         self._spare: Tensor | None = None  # memory for the next snapshot
         self._sketcher: Sketcher | None = None
         self._sum_lock = threading.Lock()  # StepSum and what it reads of the state: of one thread at a time
@@ -115,17 +87,17 @@ class TorchEngine:
             raise
 
     def subscribe(self, audience: Audience) -> None:
-        self._body.watch(Posted(asyncio.get_running_loop(), audience))
+        self._backend.watch(Posted(asyncio.get_running_loop(), audience))
 
     async def supervise(self) -> None:
         """Have everything up that computes, as long as this is awaited. Raises MeshFailed: it was given up."""
         while True:
-            await self._run(Work.STATE, self.version, 0, self._body.start)
+            await self._run(Work.STATE, self.version, 0, self._backend.start)
             await asyncio.sleep(_LOOK_S)
 
     def close(self) -> None:
         """End the ranks of a mesh; a job that needs them ends with Refused(NOT_READY). Any thread."""
-        self._body.close()
+        self._backend.close()
 
     # ------------------------------------------------------------ what others may read at any time
 
@@ -207,7 +179,7 @@ class TorchEngine:
             raise Refused(code, "other weights", step=step, version=self.version)
         tokens, hidden = self._payloads.input(payload)
         stash = Stash(step, index, voids)
-        output, work = self._body.forward(step, tokens, hidden, train=train)
+        output, work = self._backend.forward(step, tokens, hidden, train=train)
         if self._payloads.last:
             stash.loss_sum, stash.num_tokens = output.item(), tokens[:, 1:].numel()
             if not math.isfinite(stash.loss_sum):
@@ -226,7 +198,7 @@ class TorchEngine:
             raise Refused(RejectCode.STALE, "the weights have changed since forward", step=stash.step)
         if saved.work is None:
             raise ValueError(f"backward of microbatch {stash.step}/{stash.index} has run already")
-        own = self._body.backward(saved.work, self._payloads.gradient(gradient))
+        own = self._backend.backward(saved.work, self._payloads.gradient(gradient))
         answer = self._payloads.input_gradient(own)
         stash.compute_s += time.perf_counter() - began
         return answer
@@ -240,7 +212,7 @@ class TorchEngine:
         place = self._place(stash.step)
         if saved.epoch != self._epochs[place] or stash.voids != self.voids(stash.step):
             return False
-        saved.added = self._body.accumulate(work, step=stash.step, index=stash.index, voids=stash.voids)
+        saved.added = self._backend.accumulate(work, step=stash.step, index=stash.index, voids=stash.voids)
         stash.compute_s += time.perf_counter() - began
         return saved.added
 
@@ -354,7 +326,7 @@ class TorchEngine:
 
     def _measure(self) -> tuple[int, bytes, tuple[float, ...]]:
         if self._sketcher is None:
-            self._sketcher = Sketcher(self._manifest.training.seed, device=self._body.device)
+            self._sketcher = Sketcher(self._manifest.training.seed, device=self._backend.device)
         state = self._state
         bits = digest(state.newest) if self._manifest.averaging.equal_bits else b""
         return state.version, bits, self._sketcher.sketch(state.newest)
@@ -393,9 +365,9 @@ class TorchEngine:
 
     async def _run(self, work: Work, step: int, index: int, job: Callable[[], T]) -> T:
         def guarded() -> T:
-            if self._exact and self._body.device.type == "cpu" and torch.get_num_threads() != 1:
+            if self._exact and self._backend.device.type == "cpu" and torch.get_num_threads() != 1:
                 torch.set_num_threads(1)  # sums inside kernels depend on how many threads share them
-            with _current(self._body.device):
+            with _current(self._backend.device):
                 return job()
 
         return await self._compute.run(Turn(work, step, -self._stage, index), guarded)
@@ -413,7 +385,7 @@ def _saved(stash: Stash) -> _ForwardWork:
 
 
 class Posted:
-    """`stage.body.Watcher` that tells the event loop what a body finds out by itself, in whatever thread, in order."""
+    """`stage.backend.Watcher` that tells the event loop what a backend finds out, in whatever thread, in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, audience: Audience) -> None:
         self._loop, self._audience = loop, audience

@@ -30,14 +30,13 @@ MAX_RESTARTS_AHEAD = 1024
 @dataclass(frozen=True, slots=True)
 class Holding:
     """What one live peer has of one stage. version: of the weights it serves, None while it has none. disk: versions
-    it has on disk. reseed: its operator lets the stage be made anew."""
+    it has on disk."""
 
     peer: PeerId
     stage: int
     restart: Restart = NO_RESTART
     version: int | None = None
     disk: tuple[int, ...] = ()
-    reseed: bool = False
 
     def has(self, version: int, under: Restart) -> bool:
         """Can it serve exactly that version?"""
@@ -69,14 +68,6 @@ class FromMatesDisk:
 
     version: int
     donors: tuple[PeerId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FromNeighbours:
-    """Make the stage from its neighbours: replicas that serve stage - 1 and stage + 1 at the restart's version."""
-
-    before: tuple[PeerId, ...]
-    after: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +106,7 @@ class Move(Enum):
     """Hardly anybody has come along: go on with those who have not."""
 
 
-Source = FromLive | FromHere | FromDisk | FromMatesDisk | FromNeighbours | FromSeed | NoSource
+Source = FromLive | FromHere | FromDisk | FromMatesDisk | FromSeed | NoSource
 
 
 @dataclass(slots=True)
@@ -219,16 +210,14 @@ class Restarts:
             stages = _stages(without)
             return (
                 f"the run has started, and nobody has the state of {stages}: start a peer that has its checkpoint "
-                f"(--stage {','.join(map(str, without))} with its --dir), or as a last resort any peer with "
-                "--reseed-from-neighbours"
+                f"(--stage {','.join(map(str, without))} with its --dir)"
             )
         if self.common(holdings) is not None:
             return "the run is about to go on from its newest common checkpoint"
         lines = "; ".join(f"stage {s}: {self._held(s, holdings)}" for s in range(self.num_stages))
         return (
             f"no version of the weights exists in every stage ({lines}): start a peer with its --dir that has a "
-            "checkpoint, older or newer, of a version that the other stages have, too, or start the peers of the "
-            "stage that has none with --reseed-from-neighbours"
+            "checkpoint, older or newer, of a version that the other stages have, too"
         )
 
     def source(
@@ -267,27 +256,16 @@ class Restarts:
             return FromMatesDisk(version, holders)
         if version == 0:
             return FromSeed()
-        return self._inexact(mine, mates, others) or NoSource(self.words(everyone))
+        return self._older(mine, mates) or NoSource(self.words(everyone))
 
-    def _inexact(self, mine: Holding, mates: Sequence[Holding], others: Sequence[Holding]) -> Source | None:
-        """What is left when nobody has the stage's state of this version."""
+    def _older(self, mine: Holding, mates: Sequence[Holding]) -> Source | None:
+        """If nobody has the stage's state of this version and the run allows it: the newest of an earlier one."""
         version = self.current.version
         if any(h.has(version, self.current) for h in mates):
             return None  # a mate is about to serve it
         newest_of = {h.peer: max((v for v in h.disk if v < version), default=None) for h in (mine, *mates)}
         best = max((v for v in newest_of.values() if v is not None), default=None)
-        if self.allow_drop and best is not None:
-            return FromDisk(best) if newest_of[mine.peer] == best else None
-        if not mine.reseed:
-            return None
-        beside = {
-            near: tuple(
-                sorted(h.peer for h in others if h.stage == near and h.version == version and h.restart == self.current)
-            )
-            for near in (mine.stage - 1, mine.stage + 1)
-        }
-        ready = all(beside[near] for near in beside if 0 <= near < self.num_stages)
-        return FromNeighbours(beside[mine.stage - 1], beside[mine.stage + 1]) if ready and self.num_stages > 1 else None
+        return FromDisk(best) if self.allow_drop and best is not None and newest_of[mine.peer] == best else None
 
     # ------------------------------------------------------------ inside
 
@@ -380,21 +358,17 @@ class Restarts:
     @staticmethod
     def _has_any(stage: int, holdings: Iterable[Holding]) -> bool:
         """Does anybody have anything of this stage that is more than the seed?"""
-        return any(h.stage == stage and (h.version or any(h.disk) or h.reseed) for h in holdings)
+        return any(h.stage == stage and (h.version or any(h.disk)) for h in holdings)
 
     def _available(self, stage: int, version: int, holdings: Sequence[Holding]) -> bool:
-        """Can somebody begin this stage at that version, by the run's rules and the operators' leave?"""
+        """Can somebody begin this stage at that version, by the run's rules?"""
         mates = [h for h in holdings if h.stage == stage]
         if any(h.has(version, self.current) for h in mates):
             return True
         furthest = max(self._newest_served(holdings) or 0, *(v for h in holdings for v in h.disk), 0)
         if version == 0 and mates and furthest <= self.seed_until:
             return True  # not even one checkpoint further: also when only some stages have it
-        on_disk = [v for h in mates for v in h.disk]
-        if self.allow_drop and any(0 < v < version for v in on_disk):
-            return True
-        lost = not any(on_disk) and not any(h.version and h.restart == self.current for h in mates)
-        return lost and self.num_stages > 1 and any(h.reseed for h in mates)
+        return self.allow_drop and any(0 < v < version for h in mates for v in h.disk)
 
     def _held(self, stage: int, holdings: Sequence[Holding]) -> str:
         mates = [h for h in holdings if h.stage == stage]

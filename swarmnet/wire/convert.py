@@ -1,65 +1,197 @@
-"""Messages to bytes and back, at the edge: arbitrary bytes become frozen values or BadMessage(MALFORMED), nothing else.
+"""Messages to bytes and back, at the edge: arbitrary bytes become frozen values or one BadMessage, nothing else.
 
-The tables in `convert_control` and `convert_calls` say what every field may be. Tensors are declared in the header of a
-call or an answer (`TensorHeader`) and travel behind it (`wire.framing`).
+How a message converts is derived from its dataclass (`wire.fields`). Tensors are declared in the header of a call or an
+answer (`TensorHeader`) and travel behind it (`wire.framing`). `Hello` and the signals are said between the two ends of
+a transport, and never reach a peer's own code.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, TypeVar, cast
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeVar, cast, get_args
 
 from google.protobuf.message import DecodeError, Message
 
+from swarmnet.bounds import ANY_RUN, Between, Bounds, Entries, Size
 from swarmnet.errors import BadMessage, RejectCode
-from swarmnet.messages import Answer, Control, Packed, PartData, Process, Rejected, Request
-from swarmnet.wire.bounds import ANY_RUN, Bounds
-from swarmnet.wire.convert_calls import (
-    ANSWERS,
-    HELLO,
-    MAX_TENSORS,
-    PAYLOAD_ANSWERS,
-    REJECTED,
-    REQUESTS,
-    TENSOR,
-    Hello,
-    Signal,
-    TensorHeader,
+from swarmnet.ids import RunId
+from swarmnet.messages import (
+    Answer,
+    Control,
+    Extent,
+    Fetched,
+    Gradient,
+    Packed,
+    PartData,
+    Process,
+    Rejected,
+    Request,
+    SnapshotPiece,
 )
-from swarmnet.wire.convert_control import CONTROL, Ping
-from swarmnet.wire.convert_fields import LENGTH_BYTES, malformed
-from swarmnet.wire.convert_values import Many, One, Value
-from swarmnet.wire.pb import calls_pb2, control_pb2
+from swarmnet.wire.fields import LENGTH_BYTES, Nested, Structs, Wrong, struct_of
+from swarmnet.wire.pb import calls_pb2, control_pb2, values_pb2
 
 MAX_MESSAGE_BYTES = 1 << 20
 """No header and no control message is longer, in any run."""
 
+MAX_TENSORS = 16
+"""Tensors in one payload."""
+
+MAX_INVITATION_CHARS = 512
+
+NONCE_BYTES = 8
+"""Of a Ping and its Pong."""
+
 _LATER_VERSIONS_BYTES = 1024
 
 M = TypeVar("M", bound=Message)
-
-_DECLARED = Many(TENSOR, limit=MAX_TENSORS)
-
-
-def _by_type(table: dict[str, Value]) -> dict[type, str]:
-    types = {name: value.make if isinstance(value.make, type) else PartData for name, value in table.items()}
-    return {made: name for name, made in types.items()}
+Nonce = Annotated[bytes, Size(NONCE_BYTES, least=NONCE_BYTES)]
+Uint32 = Annotated[int, Between(0, (1 << 32) - 1)]
 
 
-_CONTROL_NAMES = _by_type(CONTROL)
-_REQUEST_NAMES = _by_type(REQUESTS)
-_ANSWER_NAMES = _by_type(ANSWERS)
+# ---------------------------------------------------------------- what the two ends of a transport say
 
 
-# ---------------------------------------------------------------- one-way messages
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """A tensor that follows as raw chunks: `length` bytes hold `shape` under `codec`. Declared, not yet believed."""
+
+    codec: Annotated[str, Size(32)]
+    shape: Annotated[tuple[Extent, ...], Entries(8)]
+    length: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who greets."""
+
+    run: RunId
+    major: Uint32
+    """Of the protocol's version, as `minor`."""
+    minor: Uint32
+    numerics: Annotated[str, Size(128)]
+    """Numerics class."""
+    clock: Annotated[float, Between(0.0, 1e12)]
+    """What its clock shows: Unix seconds."""
+    invitation: Annotated[str, Size(MAX_INVITATION_CHARS)] = ""
+    """The pass that it shows in a run by invitation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Said on a link: answer with this nonce (`Pong`)."""
+
+    nonce: Nonce
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """The callee's event loop has read the Ping with this nonce."""
+
+    nonce: Nonce
+
+
+@dataclass(frozen=True, slots=True)
+class GreetFirst:
+    """The callee does not know the caller (any more): say Hello, then repeat the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """The callee is alive, its answer is not there yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """That was the last answer, and the payload was not wanted: leave."""
+
+
+Signal = GreetFirst | Pulse | Done | Pong
+"""What stands where an answer would, for the caller's transport alone."""
+
+PAYLOAD_ANSWERS = (Gradient, Fetched, PartData, SnapshotPiece)
+"""The answers that carry tensors, in `payload`."""
+
+
+# ---------------------------------------------------------------- which field of an envelope holds which message
+
+
+def _choice(envelope: type[Message], oneof: str, kinds: Iterable[type], bounds: Bounds) -> dict[str, Nested]:
+    """Field of `oneof` -> how its message converts. A dataclass has the name of its message."""
+    known = {kind.__name__: kind for kind in kinds}
+    fields = {field.name: field.message_type for field in envelope.DESCRIPTOR.oneofs_by_name[oneof].fields}
+    return {name: Nested(struct_of(known[of.name], of, bounds)) for name, of in fields.items() if of is not None}
+
+
+def control_table(bounds: Bounds) -> dict[str, Nested]:
+    """The one-way messages of a run."""
+    return _choice(control_pb2.Envelope, "kind", (*get_args(Control), Ping), bounds)
+
+
+def answer_table(bounds: Bounds) -> dict[str, Nested]:
+    """The answers and signals of a run."""
+    return _choice(calls_pb2.AnswerHeader, "answer", (*get_args(Answer), *get_args(Signal)), bounds)
+
+
+CONTROL, ANSWERS = control_table(ANY_RUN), answer_table(ANY_RUN)
+REQUESTS = _choice(calls_pb2.CallHeader, "request", get_args(Request), ANY_RUN)
+_GREETINGS = _choice(calls_pb2.HelloReply, "reply", (Hello, Rejected), ANY_RUN)
+_HELLO = _GREETINGS["hello"].struct
+_DECLARED = Structs(struct_of(TensorHeader, values_pb2.Tensor.DESCRIPTOR, ANY_RUN), MAX_TENSORS)
+_NAMES = {
+    table.struct.make: name for choice in (CONTROL, REQUESTS, ANSWERS, _GREETINGS) for name, table in choice.items()
+}
+"""In its envelope. A message that is in two has the same name in both."""
+
+
+def _write(envelope: Message, table: dict[str, Nested], message: object) -> bytes:
+    name = _NAMES[type(message)]
+    table[name].write(envelope, name, message)
+    data = envelope.SerializeToString()
+    assert len(data) <= MAX_MESSAGE_BYTES, f"{name} takes {len(data)} bytes, at most {MAX_MESSAGE_BYTES}"
+    return data
+
+
+def _parse(message: M, data: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> M:
+    # By its length alone: a parser would already have taken memory for all of it.
+    if len(data) > most_bytes:
+        raise BadMessage(RejectCode.TOO_LARGE, "message is too long", num_bytes=len(data), most_bytes=most_bytes)
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise malformed("not a protobuf message") from error
+    return message
+
+
+def _read(envelope: Message, oneof: str, table: dict[str, Nested]) -> Any:
+    name = envelope.WhichOneof(oneof)
+    if name is None:
+        raise malformed(f"{oneof} is missing or unknown")
+    try:
+        return table[name].read(envelope, name)
+    except Wrong as wrong:
+        raise malformed(str(wrong)) from None
+
+
+def _read_declared(header: Message) -> tuple[TensorHeader, ...]:
+    try:
+        return cast(tuple[TensorHeader, ...], _DECLARED.read(header, "payload"))
+    except Wrong as wrong:
+        raise malformed(str(wrong)) from None
+
+
+def malformed(reason: str, **facts: object) -> BadMessage:
+    """What is raised for bytes that are no message."""
+    return BadMessage(RejectCode.MALFORMED, reason, **facts)
+
+
+# ---------------------------------------------------------------- writing
 
 
 def write_control(message: Control | Ping) -> bytes:
     """One message of a link."""
-    return _write(control_pb2.Envelope(), CONTROL, _CONTROL_NAMES[type(message)], message)
-
-
-# ---------------------------------------------------------------- calls
+    return _write(control_pb2.Envelope(), CONTROL, message)
 
 
 def declare(payload: tuple[Packed, ...]) -> tuple[TensorHeader, ...]:
@@ -71,7 +203,7 @@ def write_request(request: Request, payload: tuple[TensorHeader, ...] = ()) -> b
     """The header of a call."""
     header = calls_pb2.CallHeader()
     _DECLARED.write(header, "payload", payload)
-    return _write(header, REQUESTS, _REQUEST_NAMES[type(request)], request)
+    return _write(header, REQUESTS, request)
 
 
 def write_answer(answer: Answer | Signal) -> bytes:
@@ -79,7 +211,7 @@ def write_answer(answer: Answer | Signal) -> bytes:
     header = calls_pb2.AnswerHeader()
     if isinstance(answer, PAYLOAD_ANSWERS):
         _DECLARED.write(header, "payload", declare(answer.payload))
-    return _write(header, ANSWERS, _ANSWER_NAMES[type(answer)], answer)
+    return _write(header, ANSWERS, answer)
 
 
 def with_payload(answer: Answer, payload: tuple[Packed, ...]) -> Answer:
@@ -94,28 +226,26 @@ class Reader:
     """Reads what other peers of a run say. What none of them could need is refused by its length, unparsed."""
 
     def __init__(self, bounds: Bounds) -> None:
-        self._control = _within(CONTROL, bounds)
-        self._answers = _within(ANSWERS, bounds)
-        kinds = {field.name: field.number for field in control_pb2.Envelope.DESCRIPTOR.fields}
-        self._most_control = {kinds[name]: _capped(value.most_bytes()) for name, value in self._control.items()}
-        requests = max(value.most_bytes() for value in REQUESTS.values())
-        self._most_request = _capped(requests + _DECLARED.most_bytes())
+        self._control, self._answers = control_table(bounds), answer_table(bounds)
+        number = {field.name: field.number for field in control_pb2.Envelope.DESCRIPTOR.fields}
+        self._most_control = {number[name]: _capped(kind.most_bytes) for name, kind in self._control.items()}
+        self._most_request = _capped(max(kind.most_bytes for kind in REQUESTS.values()) + _DECLARED.most_bytes)
 
     def most_bytes(self, *kinds: type) -> int:
         """The longest one-way messages of these types, one after the other."""
-        return sum(_capped(self._control[_CONTROL_NAMES[kind]].most_bytes()) for kind in kinds)
+        return sum(_capped(self._control[_NAMES[kind]].most_bytes) for kind in kinds)
 
     def control(self, data: bytes) -> Control | Ping:
         """The inverse of `write_control`. Raises BadMessage."""
         most = self._most_control.get(_only_field(data))
         if most is None:
             raise malformed("not a one-way message")
-        return cast(Control | Ping, _read_one(_parse(control_pb2.Envelope(), data, most), "kind", self._control))
+        return cast(Control | Ping, _read(_parse(control_pb2.Envelope(), data, most), "kind", self._control))
 
     def request(self, data: bytes) -> tuple[Request, tuple[TensorHeader, ...]]:
         """The inverse of `write_request`. Raises BadMessage."""
         header = _parse(calls_pb2.CallHeader(), data, self._most_request)
-        request, declared = cast(Request, _read_one(header, "request", REQUESTS)), _DECLARED.read(header, "payload")
+        request, declared = cast(Request, _read(header, "request", REQUESTS)), _read_declared(header)
         if declared and not isinstance(request, Process):
             raise malformed("a call that has no payload declares one", request=type(request).__name__)
         return request, declared
@@ -123,15 +253,10 @@ class Reader:
     def answer(self, data: bytes) -> tuple[Answer | Signal, tuple[TensorHeader, ...]]:
         """An answer without its payload, and what payload follows. Raises BadMessage."""
         header = _parse(calls_pb2.AnswerHeader(), data)
-        answer = cast(Answer | Signal, _read_one(header, "answer", self._answers))
-        declared = _DECLARED.read(header, "payload")
+        answer, declared = cast(Answer | Signal, _read(header, "answer", self._answers)), _read_declared(header)
         if declared and not isinstance(answer, PAYLOAD_ANSWERS):
             raise malformed("an answer that has no payload declares one", answer=type(answer).__name__)
         return answer, declared
-
-
-def _within(table: dict[str, Value], bounds: Bounds) -> dict[str, Value]:
-    return {name: value.within(bounds) for name, value in table.items()}
 
 
 def _capped(num_bytes: int) -> int:
@@ -140,7 +265,10 @@ def _capped(num_bytes: int) -> int:
 
 
 def _only_field(data: bytes) -> int:
-    """The number of the field that is all of a message; 0 if there is more than one, or it is no message."""
+    """The number of the field that is all of a message; 0 if there is more than one, or it is no message.
+
+    Protobuf takes the last of several fields of one choice: a short first one must not decide how long it may be.
+    """
     key, at = _varint(data, 0)
     length, at = _varint(data, at)
     return key >> 3 if at and key & 7 == 2 and at + length == len(data) else 0
@@ -165,50 +293,24 @@ read_control, read_request, read_answer = IN_ANY_RUN.control, IN_ANY_RUN.request
 
 def write_hello(hello: Hello) -> bytes:
     """What the caller says first."""
-    return HELLO.to_message(hello).SerializeToString()
+    message = calls_pb2.Hello()
+    _HELLO.fill(message, hello)
+    return message.SerializeToString()
 
 
 def read_hello(data: bytes) -> Hello:
     """The inverse of `write_hello`. Raises BadMessage."""
-    return cast(Hello, HELLO.from_message(_parse(calls_pb2.Hello(), data)))
+    try:
+        return cast(Hello, _HELLO.take(_parse(calls_pb2.Hello(), data)))
+    except Wrong as wrong:
+        raise malformed(f"hello.{wrong}") from None
 
 
 def write_hello_reply(reply: Hello | Rejected) -> bytes:
     """What the callee answers."""
-    message = calls_pb2.HelloReply()
-    name, kind = ("hello", HELLO) if isinstance(reply, Hello) else ("rejected", REJECTED)
-    One(kind).write(message, name, reply)
-    return message.SerializeToString()
+    return _write(calls_pb2.HelloReply(), _GREETINGS, reply)
 
 
 def read_hello_reply(data: bytes) -> Hello | Rejected:
     """The inverse of `write_hello_reply`. Raises BadMessage."""
-    message = _parse(calls_pb2.HelloReply(), data)
-    return cast(Hello | Rejected, _read_one(message, "reply", {"hello": HELLO, "rejected": REJECTED}))
-
-
-# ---------------------------------------------------------------- bytes
-
-
-def _parse(message: M, data: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> M:
-    if len(data) > most_bytes:
-        raise BadMessage(RejectCode.TOO_LARGE, "message is too long", num_bytes=len(data), most_bytes=most_bytes)
-    try:
-        message.ParseFromString(data)
-    except DecodeError as error:
-        raise malformed("not a protobuf message") from error
-    return message
-
-
-def _read_one(message: Message, oneof: str, table: dict[str, Value]) -> Any:
-    name = message.WhichOneof(oneof)
-    if name is None:
-        raise malformed(f"{oneof} is missing or unknown")
-    return One(table[name]).read(message, name)
-
-
-def _write(message: Message, table: dict[str, Value], name: str, value: Any) -> bytes:
-    One(table[name]).write(message, name, value)
-    data = message.SerializeToString()
-    assert len(data) <= MAX_MESSAGE_BYTES, f"{name} takes {len(data)} bytes, at most {MAX_MESSAGE_BYTES}"
-    return data
+    return cast(Hello | Rejected, _read(_parse(calls_pb2.HelloReply(), data), "reply", _GREETINGS))

@@ -25,7 +25,7 @@ import numpy as np
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.messages import Packed
 from swarmnet.wire.codecs import encoded_sizes
-from swarmnet.wire.convert_calls import TensorHeader
+from swarmnet.wire.convert import TensorHeader
 
 CHUNK_BYTES = 1 << 21
 

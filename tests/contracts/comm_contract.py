@@ -1,4 +1,4 @@
-"""What every `mesh.comm.Comm` that has real ranks must do. Run each of `CHECKS` on all ranks of a group at once."""
+"""What every `model.comm.Comm` that has real ranks must do. Run each of `CHECKS` on all ranks of a group at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarmnet.mesh.comm import Comm
+from swarmnet.model.comm import Comm
 
 
 def of_rank(rank: int, *, dtype: torch.dtype = torch.float32) -> Tensor:

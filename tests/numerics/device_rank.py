@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from swarmnet.mesh.process_comm import ProcessComm
-from swarmnet.mesh.rank import Handler, RankContext
+from swarmnet.ranks.comm import ProcessComm
+from swarmnet.ranks.process import Handler, RankContext
 from tests.contracts.comm_contract import CHECKS
 
 

@@ -7,14 +7,14 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from swarmnet.mesh.rank import Handler, RankContext
-from swarmnet.stage import rank_program
+from swarmnet.ranks import program
+from swarmnet.ranks.process import Handler, RankContext
 
 PROGRAM = f"{__name__}:handler"
 
 
 def handler(context: RankContext) -> Handler:
-    inner = rank_program.handler(context)
+    inner = program.handler(context)
 
     def handle(name: str, fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
         rank, when = fields.get("die", (None, ""))

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from rank_stages import LENGTH, MODEL, against, module_of, on_rank, through
 
-from swarmnet.mesh.process_comm import ProcessComm
 from swarmnet.model.slices import TensorSplit
+from swarmnet.ranks.comm import ProcessComm
 from tests.contracts.comm_contract import CHECKS
 
 

@@ -11,15 +11,14 @@ from torch import Tensor
 
 from swarmnet.ids import NO_CHAIN, Ballot, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Optimizer, Training
-from swarmnet.mesh.comm import Comm
-from swarmnet.mesh.layout import MeshLayout, Shard
 from swarmnet.messages import Commit
-from swarmnet.model.blocks import MeshSplit
+from swarmnet.model.comm import Comm
+from swarmnet.ranks.layout import MeshLayout, MeshSplit, Shard
+from swarmnet.ranks.stage import RankStage
 from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.own_body import OwnBody
+from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.stage.passes import MemoryPolicy
-from swarmnet.stage.rank_stage import RankStage
 
 ROWS, LENGTH, MICROBATCHES, STEPS = 4, 8, 3, 5
 BACKWARDS, ADDITIONS = (1, 2, 0), (2, 0, 1)
@@ -111,7 +110,7 @@ def train_alone(
     manifest: Manifest, stage: int = 0, *, start: int = 0, steps: int = STEPS, memory: MemoryPolicy | None = None
 ) -> Trained:
     """In one process, from version `start`, which is this process's too."""
-    body = OwnBody(manifest, stage, device=CPU, memory=memory)
+    body = DeviceBackend(manifest, stage, device=CPU, memory=memory)
     body.state.reset_to_seed()
     if start:
         body.state.take_over(train_alone(manifest, stage, steps=start).state, version=start)

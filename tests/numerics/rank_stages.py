@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from swarmnet.manifest.schema import Model
-from swarmnet.mesh.comm import Comm, Counted
+from swarmnet.model.comm import Comm
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.sharded import ShardedStage
 from swarmnet.model.sharding import merge, take
 from swarmnet.model.slices import TensorSplit
 from swarmnet.model.split import Tape
+from tests.contracts.thread_comm import Counted
 
 BATCH, LENGTH, MICROBATCHES = 2, 16, 3
 MODEL = Model(  # 67 rows divide among no group; 2 heads are fewer than 4 ranks

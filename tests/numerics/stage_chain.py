@@ -17,6 +17,7 @@ from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Optimizer, Training
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage.compute import ComputeThread
+from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.stage.engine import Contribution, Stash
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.torch_engine import TorchEngine
@@ -85,7 +86,7 @@ class StageChain:
         self.manifest, self.tokens = manifest, text(manifest.model.vocab_size)
         self.engines = [
             [
-                TorchEngine(manifest, stage, compute, device=device, memory=each)
+                TorchEngine(manifest, stage, compute, DeviceBackend(manifest, stage, device=device, memory=each))
                 for each in memory or [MemoryPolicy()] * replicas
             ]
             for stage in range(manifest.cut.stages)

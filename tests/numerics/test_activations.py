@@ -10,12 +10,11 @@ from rank_stages import LENGTH, MODEL, module_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swarmnet.mesh.comm import Counted
-from swarmnet.mesh.thread_comm import run_ranks
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.offload import Offload
 from swarmnet.model.split import Tape
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy, Passes
+from tests.contracts.thread_comm import Counted, run_ranks
 
 ENDS = {"whole": (True, True), "first": (True, False), "middle": (False, False), "last": (False, True)}
 SAVING = ("recompute", "recompute_layers", "selective", "offload")

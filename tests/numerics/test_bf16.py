@@ -16,8 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from swarmnet.local.oracle import OracleResult, run_oracle
 from swarmnet.manifest.schema import Manifest, Numerics
-from swarmnet.mesh.comm import Comm
-from swarmnet.mesh.thread_comm import run_ranks
+from swarmnet.model.comm import Comm
 from swarmnet.model.decoder import StageModule, loss_sum
 from swarmnet.model.huggingface.checkpoint import Checkpoint
 from swarmnet.model.huggingface.config import read_config
@@ -26,6 +25,7 @@ from swarmnet.model.sharding import take
 from swarmnet.model.slices import TensorSplit
 from swarmnet.model.split import Casts
 from swarmnet.stage.passes import MemoryPolicy, Passes
+from tests.contracts.thread_comm import run_ranks
 
 CPU = torch.device("cpu")
 BF16 = Numerics(compute="bf16")

@@ -17,6 +17,7 @@ from swarmnet.manifest.schema import Averaging, Manifest, Model
 from swarmnet.messages import Answer, Finished, Packed, Part, Request, Round, Stamp
 from swarmnet.stage.accumulator import Accumulator
 from swarmnet.stage.compute import ComputeThread
+from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.stage.feedback import Feedback
 from swarmnet.stage.torch_engine import TorchEngine
 
@@ -57,7 +58,7 @@ class Members:
         self.fails: Callable[[PeerId, Part], bool] = lambda peer, part: False
         self.all: dict[PeerId, Member] = {}
         for place, peer in enumerate(PEERS):
-            engine = TorchEngine(manifest, 0, compute)
+            engine = TorchEngine(manifest, 0, compute, DeviceBackend(manifest, 0))
             gradient = torch.randn(engine.num_elements, generator=torch.Generator().manual_seed(place)) * 10.0**place
             self.fill(engine._accumulators[0], engine, gradient)
             exchange = Exchange(peer, engine, self, lambda stamp, number: None, num_tokens=10, running_s=0.05)
@@ -207,7 +208,8 @@ def test_what_is_owed_survives_a_restart_of_its_replica(codec: str) -> None:
         old = members.all[PEERS[0]]
         state, (version, owed) = await old.engine.snapshot(), await old.engine.memory()
         assert version == 1 and owed is not None
-        new = TorchEngine(old.engine._manifest, 0, old.engine._compute)
+        manifest = old.engine._manifest
+        new = TorchEngine(manifest, 0, old.engine._compute, DeviceBackend(manifest, 0))
         with pytest.raises(BadMessage, match="not the snapshot asked for"):
             await new.recall(owed)  # not before its state is back
         await new.restore(state, version=version)

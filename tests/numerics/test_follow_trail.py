@@ -13,6 +13,7 @@ from swarmnet.averaging.exchange import pieces
 from swarmnet.averaging.trail import Trail
 from swarmnet.ids import Chain
 from swarmnet.messages import Commit, Finished, Part, Stamp
+from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.stage.torch_engine import TorchEngine
 
 STAGE, COPIED, LAST = 1, 2, 6
@@ -29,7 +30,7 @@ def test_an_old_copy_and_the_kept_sums_make_the_new_state(mode: str) -> None:
             manifest = tiny(2, mode=mode)
             chain, rng = StageChain(manifest, compute), random.Random(3)
             donor = chain.engines[STAGE][0]
-            joiner = TorchEngine(manifest, STAGE, compute)
+            joiner = TorchEngine(manifest, STAGE, compute, DeviceBackend(manifest, STAGE))
             cut = pieces(0, donor.num_elements, donor.num_elements // 3 + 1)
             trail = Trail(donor, lambda: cut)
             apply = donor.apply

@@ -20,6 +20,7 @@ from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Manifest, Model
 from swarmnet.messages import Answer, Finished, Packed, Part, Request, Round, Stamp
 from swarmnet.stage.compute import ComputeThread
+from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.stage.torch_engine import TorchEngine
 
 MODEL = Model(
@@ -47,7 +48,7 @@ class Members:
         self.gradients: dict[PeerId, Tensor] = {}
         self.heard: list[tuple[PeerId, str, dict[str, object]]] = []
         for place, peer in enumerate(PEERS):
-            engine = TorchEngine(manifest, 0, compute)
+            engine = TorchEngine(manifest, 0, compute, DeviceBackend(manifest, 0))
             self.gradients[peer] = torch.randn(engine.num_elements, generator=torch.Generator().manual_seed(place))
             self.engines[peer] = engine
             self.exchanges[peer] = Exchange(

@@ -24,6 +24,7 @@ from swarmnet.manifest.file import load
 from swarmnet.manifest.schema import Manifest
 from swarmnet.model.huggingface.initial import stage_weights
 from swarmnet.peer.beginning import Beginning
+from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.stage.torch_engine import TorchEngine
 
 SMALL = (
@@ -77,7 +78,9 @@ def test_the_first_loss_is_that_of_transformers_and_the_swarm_is_the_single_proc
                         manifest,
                         stage,
                         compute,
-                        initial=lambda stage=stage: stage_weights(manifest, stage, here / "hf"),
+                        DeviceBackend(
+                            manifest, stage, initial=lambda stage=stage: stage_weights(manifest, stage, here / "hf")
+                        ),
                     )
                     for _ in range(2)
                 ]
@@ -137,20 +140,6 @@ def test_who_has_no_files_asks_its_mates(here: Path) -> None:
         built(config.model_copy(update={"initial": here / "hf"}))
     with pytest.raises(UsageError, match=r"--initial .*: this run begins with weights drawn from its seed"):
         Beginning(PeerConfig(initial=here), Manifest(), at_source=True)
-
-
-def test_what_a_stage_began_with_is_read_again_if_it_is_still_here(
-    here: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    manifest = begun(here, "llama", "--stages", "2")
-    config = PeerConfig(manifest=here / "run.toml")
-    found, expected = Beginning(config, manifest, at_source=True).weights(1), stage_weights(manifest, 1, here / "hf")
-    assert found is not None and all(torch.equal(found[name], expected[name]) for name in expected)
-    assert Beginning(PeerConfig(), Manifest(), at_source=True).weights(1) is None and not caplog.records
-    assert Beginning(config, manifest, at_source=False).weights(1) is None
-    shutil.move(here / "hf", here / "moved")
-    assert Beginning(config, manifest, at_source=True).weights(1) is None
-    assert [record.msg for record in caplog.records].count("made_anew_without_checkpoint") == 2
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,13 @@ from stage_chain import ROUND, StageChain, compute_thread, tiny
 from swarmnet.errors import BadMessage, MeshFailed, Refused, RejectCode, UsageError
 from swarmnet.ids import RoundId
 from swarmnet.manifest.schema import Averaging, Manifest, Model
-from swarmnet.mesh.layout import MeshLayout
 from swarmnet.messages import Commit
-from swarmnet.stage import mesh_body
+from swarmnet.ranks import backend as mesh_backend
+from swarmnet.ranks.backend import MeshBackend
+from swarmnet.ranks.layout import MeshLayout
+from swarmnet.ranks.restarts import RestartBackoff
 from swarmnet.stage.compute import ComputeThread
 from swarmnet.stage.feedback import RESIDUAL
-from swarmnet.stage.patience import RestartBackoff
 from swarmnet.stage.step_sum import StepSum
 from swarmnet.stage.torch_engine import TorchEngine
 from swarmnet.wire import codecs
@@ -69,7 +70,7 @@ class Chains:
         self, manifest: Manifest, compute: ComputeThread, stage: int, layout: MeshLayout, backoff: RestartBackoff | None
     ) -> None:
         self.own, self.mixed = StageChain(manifest, compute), StageChain(manifest, compute)
-        self.engine = TorchEngine(manifest, stage, compute, mesh=layout, backoff=backoff)
+        self.engine = TorchEngine(manifest, stage, compute, MeshBackend(manifest, stage, layout, backoff=backoff))
         self.mixed.engines[stage] = [self.engine]
         self.one_rank = self.own.engines[stage][0]
         self.heard = Heard()
@@ -115,8 +116,8 @@ def run(
 
 async def kill(both: Chains, rank: int) -> None:
     """SIGKILL, and others in its place."""
-    body = both.engine._body
-    assert isinstance(body, mesh_body.MeshBody)
+    body = both.engine._backend
+    assert isinstance(body, MeshBackend)
     lost = both.heard.lost
     handle = os.pidfd_open(body.pids[rank])
     os.kill(body.pids[rank], signal.SIGKILL)
@@ -135,8 +136,8 @@ async def the_sum(engine: TorchEngine) -> torch.Tensor:
 
 def orders(engine: TorchEngine, name: str) -> list[dict[str, Any]]:
     """The orders of a kind that ranks are given from now on."""
-    body, found = engine._body, list[dict[str, Any]]()
-    assert isinstance(body, mesh_body.MeshBody)
+    body, found = engine._backend, list[dict[str, Any]]()
+    assert isinstance(body, MeshBackend)
     order = body._group.order
 
     def heard(ordered: str, /, **fields: Any) -> Any:
@@ -150,8 +151,8 @@ def orders(engine: TorchEngine, name: str) -> list[dict[str, Any]]:
 
 def held(engine: TorchEngine) -> list[int]:
     """Keys of microbatches that ranks hold, as far as is known here."""
-    body = engine._body
-    assert isinstance(body, mesh_body.MeshBody)
+    body = engine._backend
+    assert isinstance(body, MeshBackend)
     forgotten = {*body._ranks._forgotten}
     return [key for key in body._ranks.holds if key not in forgotten]
 
@@ -261,12 +262,8 @@ def test_replicas_that_train_on_their_own() -> None:
 
 
 def test_ranks_that_cannot_share_the_stage_are_refused_before_any_is_started() -> None:
-    async def scenario() -> None:
-        async with compute_thread() as compute:
-            with pytest.raises(UsageError, match="Ranks that can: 1, 2, 4"):
-                TorchEngine(tiny(2), 0, compute, mesh=MeshLayout(tensor=3, devices=("cpu",) * 3))
-
-    asyncio.run(scenario())
+    with pytest.raises(UsageError, match="Ranks that can: 1, 2, 4"):
+        MeshBackend(tiny(2), 0, MeshLayout(tensor=3, devices=("cpu",) * 3))
 
 
 # ---------------------------------------------------------------- what may be counted
@@ -323,8 +320,8 @@ class Killing:
     """Has a rank die in the second order of a kind, or in the first `times` of those that are rare."""
 
     def __init__(self, engine: TorchEngine) -> None:
-        body = engine._body
-        assert isinstance(body, mesh_body.MeshBody)
+        body = engine._backend
+        assert isinstance(body, MeshBackend)
         self._order, self._count = body._group.order, 0
         self._times = 1
         self.armed: tuple[str, int, str] | None = None
@@ -346,7 +343,7 @@ class Killing:
 
 @pytest.mark.parametrize("sync", ["exact", "overlap"])
 def test_a_rank_dies_in_an_order_of_any_kind(sync: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh_body, "PROGRAM", dying_rank.PROGRAM)
+    monkeypatch.setattr(mesh_backend, "PROGRAM", dying_rank.PROGRAM)
     faults = FAULTS if sync == "exact" else FAULTS[3:]
 
     async def scenario(both: Chains) -> None:
@@ -374,11 +371,11 @@ def test_a_rank_dies_in_an_order_of_any_kind(sync: str, monkeypatch: pytest.Monk
 
 def test_a_rank_that_hangs_is_lost_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is stopped, and answers nothing: no process of its epoch outlives that."""
-    monkeypatch.setattr(mesh_body, "PROGRAM", dying_rank.PROGRAM)
+    monkeypatch.setattr(mesh_backend, "PROGRAM", dying_rank.PROGRAM)
 
     async def scenario(both: Chains) -> None:
-        killing, body = Killing(both.engine), both.engine._body
-        assert isinstance(body, mesh_body.MeshBody)
+        killing, body = Killing(both.engine), both.engine._backend
+        assert isinstance(body, MeshBackend)
         await both.step()  # the pace of orders is known from now on
         killing.arm("forward", 1, "hangs")
         handles = [os.pidfd_open(pid) for pid in body.pids]
@@ -399,7 +396,7 @@ def test_a_rank_that_hangs_is_lost_at_the_deadline(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_rank_dies_as_it_reads_a_state(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of a restore, and in that of the start that follows."""
-    monkeypatch.setattr(mesh_body, "PROGRAM", dying_rank.PROGRAM)
+    monkeypatch.setattr(mesh_backend, "PROGRAM", dying_rank.PROGRAM)
 
     async def scenario(both: Chains) -> None:
         killing, states = Killing(both.engine), []
@@ -448,8 +445,8 @@ def test_ranks_die_at_any_moment(sync: str) -> None:
     pids: set[int] = set()
 
     async def scenario(both: Chains) -> None:
-        body = both.engine._body
-        assert isinstance(body, mesh_body.MeshBody)
+        body = both.engine._backend
+        assert isinstance(body, MeshBackend)
 
         async def strike() -> None:
             while len(both.heard.of("rank_lost")) < 50:
@@ -552,14 +549,15 @@ def test_what_is_owed_from_earlier_steps_is_not_lost_with_ranks(codec: str) -> N
 
 
 def test_ranks_that_finish_nothing_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh_body, "PROGRAM", dying_rank.PROGRAM)
+    monkeypatch.setattr(mesh_backend, "PROGRAM", dying_rank.PROGRAM)
 
     async def scenario() -> None:
         async with compute_thread() as compute:
             manifest = tiny(1)
-            engine = TorchEngine(manifest, 0, compute, mesh=TP2, backoff=RestartBackoff(restarts=1, pause_s=0.01))
-            body = engine._body
-            assert isinstance(body, mesh_body.MeshBody)
+            backoff = RestartBackoff(restarts=1, pause_s=0.01)
+            engine = TorchEngine(manifest, 0, compute, MeshBackend(manifest, 0, TP2, backoff=backoff))
+            body = engine._backend
+            assert isinstance(body, MeshBackend)
             order = body._group.order
             body._group.order = lambda name, **fields: order(name, die=[1, "after"], **fields)  # type: ignore
             heard = Heard()

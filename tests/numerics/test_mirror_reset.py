@@ -7,8 +7,8 @@ import torch
 from stage_chain import tiny
 
 from swarmnet.errors import UsageError
+from swarmnet.ranks.host_state import HostState, mirrored
 from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.mirror import MirrorState, mirrored
 
 
 def test_nothing_changes_if_the_checkpoint_cannot_be_read_any_more() -> None:
@@ -21,7 +21,7 @@ def test_nothing_changes_if_the_checkpoint_cannot_be_read_any_more() -> None:
         return {name: torch.full(shape, 0.25) for name, shape in canonical.shapes.items()}
 
     layout = mirrored(canonical)
-    state = MirrorState(
+    state = HostState(
         canonical,
         [layout.memory(), layout.memory()],
         initial=initial,

@@ -18,7 +18,6 @@ from swarmnet.manifest.schema import Averaging, Manifest
 from swarmnet.stage.engine import Stash
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.torch_engine import TorchEngine
-from swarmnet.state.reseed import reseed
 from swarmnet.wire import codecs
 
 STEPS = 12
@@ -270,20 +269,6 @@ def test_a_snapshot_becomes_a_version_of_other_parity() -> None:
         assert after == before
 
     run(scenario)
-
-
-def test_a_lost_stage_is_made_anew_with_both_versions_alike() -> None:
-    async def scenario(chain: StageChain) -> None:
-        for _ in range(2):
-            await chain.step(random.Random(0))
-        first, last = chain.engines[0][0], chain.engines[2][0]
-        data = reseed(chain.manifest, 1, version=2, before=await first.snapshot(), after=await last.snapshot())
-        tensors = load(bytes(data))
-        assert all(torch.equal(tensors[f"previous.{n}"], tensors[n]) for n in await chain.engines[1][0].weights())
-        await chain.engines[1][0].restore(data, version=2)
-        await chain.step(random.Random(0))
-
-    run(scenario, overlapping(3))
 
 
 def test_version_0_has_the_seeds_weights_for_both_open_steps() -> None:

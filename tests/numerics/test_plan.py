@@ -17,20 +17,20 @@ from torch.profiler import ProfilerActivity, profile
 
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Optimizer, Training
-from swarmnet.mesh.comm import Comm
-from swarmnet.mesh.fake_comm import FakeComm
-from swarmnet.mesh.layout import MeshLayout
-from swarmnet.mesh.thread_comm import run_ranks
+from swarmnet.model.comm import Comm
 from swarmnet.peer.fitting import check_fits, slots_that_fit
 from swarmnet.peer.planning import judge, needed
-from swarmnet.stage.budget import Passage, together
+from swarmnet.plan.budget import Passage, together
+from swarmnet.plan.metering import LiveBytes
+from swarmnet.plan.plan import Setup, plan_stage
+from swarmnet.ranks.comm import FakeComm
+from swarmnet.ranks.layout import MeshLayout
+from swarmnet.ranks.stage import RankStage
 from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.metering import LiveBytes
-from swarmnet.stage.own_body import OwnBody
+from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.stage.passes import MemoryPolicy
-from swarmnet.stage.plan import Setup, plan_stage
-from swarmnet.stage.rank_stage import RankStage
 from swarmnet.stage.step_sum import StepSum
+from tests.contracts.thread_comm import run_ranks
 
 CPU = torch.device("cpu")
 MODEL = Model(
@@ -67,8 +67,8 @@ def boundary(manifest: Manifest) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
-def made(manifest: Manifest, stage: int, policy: str) -> tuple[OwnBody, StepSum]:
-    body = OwnBody(manifest, stage, device=CPU, memory=MemoryPolicy(activations=policy))  # type: ignore[arg-type]
+def made(manifest: Manifest, stage: int, policy: str) -> tuple[DeviceBackend, StepSum]:
+    body = DeviceBackend(manifest, stage, device=CPU, memory=MemoryPolicy(activations=policy))  # type: ignore[arg-type]
     return body, StepSum(manifest, body.state, body.sums, memory=body.sum_memory())
 
 
@@ -76,7 +76,7 @@ def measured(manifest: Manifest, stage: int, policy: str, count: int) -> tuple[i
     """(state, peak) of a stage that really computes: `count` forwards, then all backwards, then weight passes."""
     last = stage == manifest.cut.stages - 1
 
-    def make() -> tuple[OwnBody, StepSum]:
+    def make() -> tuple[DeviceBackend, StepSum]:
         return made(manifest, stage, policy)
 
     (body, _sums), state, _ = allocated(make)
@@ -87,7 +87,7 @@ def measured(manifest: Manifest, stage: int, policy: str, count: int) -> tuple[i
     return state, state + most
 
 
-def forwards(body: OwnBody, manifest: Manifest, count: int) -> list[object]:
+def forwards(body: DeviceBackend, manifest: Manifest, count: int) -> list[object]:
     works: list[object] = []
     for _ in range(count):
         tokens, hidden = inputs(manifest, first=body.state.first)
@@ -98,7 +98,7 @@ def forwards(body: OwnBody, manifest: Manifest, count: int) -> list[object]:
     return works
 
 
-def passes(body: OwnBody, manifest: Manifest, count: int, *, last: bool) -> None:
+def passes(body: DeviceBackend, manifest: Manifest, count: int, *, last: bool) -> None:
     works = forwards(body, manifest, count)
     for work in works:
         body.backward(work, None if last else boundary(manifest))

@@ -13,11 +13,11 @@ from test_plan import GPU, RUN
 from swarmnet.cli import plan as cli_plan
 from swarmnet.cli.frame import run
 from swarmnet.manifest.file import to_toml
-from swarmnet.mesh.layout import MeshLayout
 from swarmnet.peer.fitting import slots_that_fit
 from swarmnet.peer.planning import judge
-from swarmnet.stage.budget import MIB
-from swarmnet.stage.plan import Setup
+from swarmnet.plan.budget import MIB
+from swarmnet.plan.plan import Setup
+from swarmnet.ranks.layout import MeshLayout
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

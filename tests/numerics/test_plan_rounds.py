@@ -12,15 +12,15 @@ from test_plan import CPU, GPU, MODEL, RUN, allocated
 
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Training
-from swarmnet.mesh.layout import MeshLayout
 from swarmnet.messages import Commit
+from swarmnet.plan.plan import Setup, plan_stage
+from swarmnet.ranks.host_state import HostState, mirrored
+from swarmnet.ranks.layout import MeshLayout
 from swarmnet.stage.canonical import Canonical
+from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.stage.engine import Contribution
 from swarmnet.stage.local_sum import LocalSum
-from swarmnet.stage.mirror import MirrorState, mirrored
-from swarmnet.stage.own_body import OwnBody
 from swarmnet.stage.passes import MemoryPolicy
-from swarmnet.stage.plan import Setup, plan_stage
 from swarmnet.stage.step_sum import StepSum
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -108,14 +108,14 @@ def test_rounds_take_what_was_planned(averaging: Averaging, ranks: int) -> None:
     canonical = Canonical.of(manifest, 1)
     flat = torch.randn(canonical.num_elements, generator=torch.Generator().manual_seed(1))
     counted: Any = Counted(flat)
-    own = OwnBody(manifest, 1, device=CPU).state
+    own = DeviceBackend(manifest, 1, device=CPU).state
     own.reset_to_seed()
     memory = [torch.zeros(mirrored(canonical).num_bytes, dtype=torch.uint8) for _ in range(2)]
     finished = torch.zeros_like(flat)
 
     def run() -> StepSum | LocalSum:
         state = (
-            own if ranks == 1 else MirrorState(canonical, memory, update=lambda total, how: None, changed=lambda: None)
+            own if ranks == 1 else HostState(canonical, memory, update=lambda total, how: None, changed=lambda: None)
         )
         sums = (
             LocalSum(manifest, state, counted, device=CPU)

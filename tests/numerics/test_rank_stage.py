@@ -31,13 +31,11 @@ from mesh_training import (
 
 from swarmnet.errors import BadMessage, Overflow, RejectCode, UsageError
 from swarmnet.manifest.schema import Manifest
-from swarmnet.mesh.comm import Counted
-from swarmnet.mesh.layout import MeshLayout
-from swarmnet.mesh.thread_comm import ThreadComm, run_mesh
-from swarmnet.model.blocks import MeshSplit
+from swarmnet.ranks.layout import MeshLayout, MeshSplit
+from swarmnet.ranks.stage import RankStage
 from swarmnet.stage.optimizer_8bit import BLOCK, LEAST
 from swarmnet.stage.passes import MemoryPolicy
-from swarmnet.stage.rank_stage import RankStage
+from tests.contracts.thread_comm import Counted, ThreadComm, run_mesh
 
 T = TypeVar("T")
 

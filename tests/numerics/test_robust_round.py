@@ -17,6 +17,7 @@ from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Manifest
 from swarmnet.messages import Answer, Finished, Packed, Part, Request, Round, Stamp
 from swarmnet.stage.compute import ComputeThread
+from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.stage.engine import Contribution
 from swarmnet.stage.reducer import PartReducer
 from swarmnet.stage.torch_engine import TorchEngine
@@ -38,7 +39,7 @@ class Member(TorchEngine):
     """An engine whose accumulator holds what it is told to, sent as it is told to."""
 
     def __init__(self, manifest: Manifest, compute: ComputeThread, gradient: Tensor, send: Lie) -> None:
-        super().__init__(manifest, 0, compute)
+        super().__init__(manifest, 0, compute, DeviceBackend(manifest, 0))
         self.gradient, self.send = gradient, send
 
     async def contribution(self, start: int, stop: int) -> Packed:
@@ -50,7 +51,7 @@ class Group:
 
     def __init__(self, manifest: Manifest, compute: ComputeThread, lie: Lie | None) -> None:
         noise, codec = torch.Generator().manual_seed(1), manifest.averaging.codec
-        size = TorchEngine(manifest, 0, compute).num_elements
+        size = TorchEngine(manifest, 0, compute, DeviceBackend(manifest, 0)).num_elements
         self.shared = torch.randn(size, generator=noise)
         self.gradients = [self.shared + 0.1 * torch.randn(size, generator=noise) for _ in PEERS]
         self.engines = {
@@ -194,7 +195,8 @@ def test_the_centre_is_the_last_mean_and_who_has_just_arrived_has_none() -> None
             await group.step(0)
             old, size = group.engines[PEERS[0]], group.engines[PEERS[0]].num_elements
             last = codecs.decode(await old.finished_sum(0, size)) / len(PEERS)
-            new = TorchEngine(manifest_of("centered_clip"), 0, compute)
+            clipped = manifest_of("centered_clip")
+            new = TorchEngine(clipped, 0, compute, DeviceBackend(clipped, 0))
             await new.restore(bytes(await old.snapshot()), version=1)
             contributions = [
                 Contribution(peer, 1, codecs.encode("fp32", gradient + 1.0))

@@ -18,6 +18,7 @@ from safetensors.torch import load
 from stage_chain import StageChain, compute_thread, tiny
 
 from swarmnet.ids import Chain, RunId
+from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.stage.torch_engine import TorchEngine
 from swarmnet.state.checkpoints import Checkpointer, CheckpointPlan, DirectoryDisk
 from swarmnet.state.cut import StateHeader
@@ -168,7 +169,8 @@ async def test_snapshots_of_all_versions_have_one_layout_and_are_safetensors() -
 @in_a_loop
 async def test_a_stage_without_parameters_has_a_snapshot() -> None:
     async with compute_thread() as compute:
-        engine = TorchEngine(tiny(3, layers=(2, 0, 2)), 1, compute)
+        manifest = tiny(3, layers=(2, 0, 2))
+        engine = TorchEngine(manifest, 1, compute, DeviceBackend(manifest, 1))
         data = await engine.snapshot()
         await engine.restore(data, version=0)
         assert load(bytes(data)) == {}

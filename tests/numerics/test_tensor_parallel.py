@@ -26,14 +26,14 @@ from rank_stages import (
 from torch import Tensor
 
 from swarmnet.manifest.schema import Model
-from swarmnet.mesh.comm import Comm, Counted
-from swarmnet.mesh.fake_comm import FakeComm
-from swarmnet.mesh.thread_comm import run_ranks
+from swarmnet.model.comm import Comm
 from swarmnet.model.decoder import loss_sum
 from swarmnet.model.sharded import ShardedStage
 from swarmnet.model.slices import TensorSplit
 from swarmnet.model.split import Tape
+from swarmnet.ranks.comm import FakeComm
 from tests.contracts.comm_contract import CHECKS
+from tests.contracts.thread_comm import Counted, run_ranks
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 

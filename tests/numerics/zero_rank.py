@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from mesh_training import CASES, Case, Rank, far, layout_of, train_alone
 
-from swarmnet.mesh.process_comm import ProcessComm
+from swarmnet.ranks.comm import ProcessComm
 
 
 def main(backend: str, rank: int, size: int, store: str, fd: int) -> None:

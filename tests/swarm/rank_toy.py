@@ -1,4 +1,4 @@
-"""A rank's program for tests of `mesh.group`: sums over ranks and axes, memory, and every way to fail."""
+"""A rank's program for tests of `ranks.group`: sums over ranks and axes, memory, and every way to fail."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
-from swarmnet.mesh.process_comm import ProcessComm
-from swarmnet.mesh.rank import Handler, RankContext
+from swarmnet.ranks.comm import ProcessComm
+from swarmnet.ranks.process import Handler, RankContext
 
 FOREVER_S = 1000.0
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from swarmnet.mesh.starter import child_environment
+from swarmnet.ranks.starter import child_environment
 from swarmnet.telemetry.events import EventReader
 
 PATIENCE_S = 120.0

@@ -40,8 +40,7 @@ from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
 from swarmnet.net.tls import Authority, Leaf, open_authority, trust_anchor
 from swarmnet.transport import ReadPayload
-from swarmnet.wire.convert import read_answer, write_hello, write_request
-from swarmnet.wire.convert_calls import GreetFirst, Hello, TensorHeader
+from swarmnet.wire.convert import GreetFirst, Hello, TensorHeader, read_answer, write_hello, write_request
 from swarmnet.wire.framing import CHUNK_BYTES
 from tests.contracts.transport_contract import (
     CHECKS,

@@ -21,6 +21,7 @@ from swarmnet.errors import RejectCode, UsageError
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Admission, Manifest
+from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Answer, Fetch, Fetched, ManifestData, ManifestRequest, Rejected, Request
 from swarmnet.net import endpoint
 from swarmnet.net.admission import Admissions, Pass, ban, invite, pass_of
@@ -323,14 +324,15 @@ class Gives(ScriptedService):
 @contextlib.asynccontextmanager
 async def served(owned: Path) -> AsyncIterator[tuple[Endpoint, Owner]]:
     """A run by invitation with one guest, who serves stage 0."""
-    manifest, owner = load(owned), Owner(owned, load(owned))
-    config = PeerConfig(
-        dir=owned.parent / "host",
-        host="127.0.0.1",
+    manifest, owner = load(owned), Owner(owned, RunTerms.of(load(owned)))
+    opening = open_endpoint(
+        RunTerms.of(manifest),
+        owned.parent / "host",
+        numerics="cpu",
         manifest=owned,
         invitation=owner.invite(None, ["stage"], int(time.time()) + 3600).text,
     )
-    async with open_endpoint(config, manifest, owner.run, numerics="cpu") as end, end.serve(Gives(to_toml(manifest))):
+    async with opening as end, end.serve(Gives(to_toml(manifest))):
         status = StageStatus(0, 3, first_chain(owner.run, 0), synced=True, slots=4)
         await end.directory.publish(replace(end.record(), stages=(status,)))
         yield end, owner

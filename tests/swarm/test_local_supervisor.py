@@ -28,7 +28,7 @@ from swarmnet.local.report import UNCOMPARED
 from swarmnet.local.run import Kit
 from swarmnet.local.supervisor import Timing
 from swarmnet.manifest.file import run_id
-from swarmnet.mesh.starter import ChildProcess, ForkerLost, FreshStarter, child_environment
+from swarmnet.ranks.starter import ChildProcess, ForkerLost, FreshStarter, child_environment
 from swarmnet.telemetry.events import EventReader
 
 STAGES, REPLICAS, STEPS, M = 3, 2, 6, 4

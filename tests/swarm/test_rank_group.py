@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from swarmnet.errors import BadMessage, Overflow, RankLost, Refused, RejectCode
-from swarmnet.mesh.group import RankGroup
-from swarmnet.mesh.starter import ForkStarter
+from swarmnet.ranks.group import RankGroup
+from swarmnet.ranks.starter import ForkStarter
 
 RANKS = 4
 DEADLINE_S = 60.0

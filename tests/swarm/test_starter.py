@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from swarmnet.local.processes import PRELOAD, child_starter
-from swarmnet.mesh.starter import ChildProcess, ForkerLost, ForkStarter, FreshStarter, Starter
+from swarmnet.ranks.starter import ChildProcess, ForkerLost, ForkStarter, FreshStarter, Starter
 
 CHILD = """
 import json, os, signal, sys

@@ -27,7 +27,7 @@ from swarmnet.net.admission import (
     role_for,
 )
 from swarmnet.net.identity import Identity, verify
-from swarmnet.wire.convert_calls import MAX_INVITATION_CHARS
+from swarmnet.wire.convert import MAX_INVITATION_CHARS
 
 RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
 NOW, END = 1_800_000_000.0, 1_800_003_600

@@ -36,7 +36,7 @@ def test_a_stage_whose_replicas_are_all_gone() -> None:
     assert set(problems) == {"stage_empty"} and result.version is None
     text = problems["stage_empty"].text
     assert "stage 1 has lost all its replicas at step 41" in text and "swarmnet peer --stage 1" in text
-    assert "--reseed-from-neighbours" in text and problems["stage_empty"].stage == 1
+    assert "with the --dir it had" in text and problems["stage_empty"].stage == 1
 
 
 def test_newcomers_without_its_state_do_not_bring_a_stage_back() -> None:

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Model
-from swarmnet.mesh.layout import MeshLayout, Shard
-from swarmnet.model.blocks import Block, MeshSplit, What, chunk
 from swarmnet.model.decoder import StageModule
+from swarmnet.ranks.layout import Block, MeshLayout, MeshSplit, Shard, What, chunk
 
 WHATS = get_args(What)
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from swarmnet.mesh.comm import Comm, Counted
-from swarmnet.mesh.fake_comm import FakeComm
-from swarmnet.mesh.thread_comm import ThreadComm, run_ranks
+from swarmnet.model.comm import Comm
+from swarmnet.ranks.comm import FakeComm
 from tests.contracts.comm_contract import CHECKS
+from tests.contracts.thread_comm import Counted, ThreadComm, run_ranks
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

@@ -36,7 +36,7 @@ def test_what_waits_for_the_end_of_a_lookup_hears_of_it() -> None:
     async def story() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: complaints.append(context))
-        node = DhtNode(SimpleNamespace(), SimpleNamespace(), Mute(), ())  # type: ignore[arg-type]
+        node = DhtNode(SimpleNamespace(), SimpleNamespace(), Mute(), (), set())  # type: ignore[arg-type]
         before = asyncio.all_tasks()
         assert await node._nearest([KEY], deadline=loop.time() + 0.01) is None
         for _ in range(3):

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from swarmnet.errors import BadMessage, PeerGone, RejectCode
 from swarmnet.messages import Packed
 from swarmnet.wire import framing
-from swarmnet.wire.convert import declare
-from swarmnet.wire.convert_calls import TensorHeader
+from swarmnet.wire.convert import TensorHeader, declare
 from swarmnet.wire.framing import (
     Assembly,
     answer_messages,

@@ -15,7 +15,7 @@ from swarmnet.ids import PeerId
 from swarmnet.net.address import Address
 from swarmnet.net.identity import Identity, verify
 from swarmnet.net.tls import CLOCK_SLACK_S, LEAF_LIFE_S, TLS_NAME, Leaf, caller_of, open_authority, trust_anchor
-from swarmnet.wire.convert_fields import is_peer_id, peer_id_from_public_bytes, public_bytes_of
+from swarmnet.wire.peer_ids import is_peer_id, peer_id_from_public_bytes, public_bytes_of
 
 
 def test_the_key_file_is_private_and_made_once(tmp_path: Path) -> None:

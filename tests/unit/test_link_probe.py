@@ -6,7 +6,7 @@ import pytest
 
 from swarmnet.errors import BadMessage
 from swarmnet.net.grpc_link import PING_S, Probe
-from swarmnet.wire.convert_calls import NONCE_BYTES, Pong
+from swarmnet.wire.convert import NONCE_BYTES, Pong
 
 
 def test_one_ping_is_under_way_and_they_are_apart():

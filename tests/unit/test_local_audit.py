@@ -3,46 +3,46 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.local.audit import FP32_TOLERANCE, Audit, compare, multiplicity
-from swarmnet.local.events import (
-    AppliedEvent,
-    BadEvent,
-    CommittedEvent,
-    FinishedEvent,
-    ListeningEvent,
-    OtherEvent,
-    parse,
-)
 
 M = 8
-GOOD = CommittedEvent(
-    stage=0,
-    step=0,
-    loss_sum=0.0,
-    num_tokens=16,
-    digest="d",
-    voided=frozenset(),
-    contributions=(("a", (0, 2, 4, 6)), ("b", (1, 3, 5, 7))),
-)
+GOOD: dict[str, Any] = {
+    "event": "committed",
+    "stage": 0,
+    "step": 0,
+    "loss_sum": 0.0,
+    "num_tokens": 16,
+    "digest": "d",
+    "voided": [],
+    "contributions": [["a", [0, 2, 4, 6]], ["b", [1, 3, 5, 7]]],
+}
+
+
+def said(**changes: Any) -> dict[str, Any]:
+    return GOOD | changes
+
+
+def ended(weights: str) -> dict[str, Any]:
+    return {"event": "finished", "stage": 0, "version": 1, "weights_sha256": weights}
 
 
 def test_replicas_that_train_on_their_own_may_end_apart_and_need_only_be_finite() -> None:
     judge = Audit(stages=1, steps=1, microbatches=M, equal=False, repeats=False)
-    for event in (GOOD, replace(GOOD, loss_sum=3.0), FinishedEvent(0, 1, "w"), FinishedEvent(0, 1, "other")):
+    for event in (GOOD, said(loss_sum=3.0), ended("w"), ended("other")):
         judge.on(event)
-    judge.on(replace(GOOD, loss_sum=4.0), life=1)
+    judge.on(said(loss_sum=4.0), life=1)
     assert judge.verdict().problems == ()
     assert not compare([3.0, 2.0], [3.0, 1.0], exact=False, lossless=True, promised=False).problem
     assert compare([3.0, math.nan], [3.0, 1.0], exact=False, lossless=True, promised=False).problem
 
 
-def audit(*events: CommittedEvent | FinishedEvent) -> Audit:
+def audit(*events: dict[str, Any]) -> Audit:
     judge = Audit(stages=1, steps=1, microbatches=M)
     for event in events:
         judge.on(event)
@@ -50,7 +50,7 @@ def audit(*events: CommittedEvent | FinishedEvent) -> Audit:
 
 
 def test_a_good_commit_said_by_two_members() -> None:
-    verdict = audit(GOOD, GOOD, FinishedEvent(0, 1, "w"), FinishedEvent(0, 1, "w")).verdict()
+    verdict = audit(GOOD, GOOD, ended("w"), ended("w")).verdict()
     assert (verdict.lost, verdict.doubled, verdict.voided) == (0, 0, 0)
     assert verdict.problems == ()
 
@@ -71,7 +71,7 @@ def test_a_good_commit_said_by_two_members() -> None:
 def test_multiplicity(
     contributions: tuple[tuple[str, tuple[int, ...]], ...], voided: tuple[int, ...], lost: int, doubled: int
 ) -> None:
-    commit = replace(GOOD, contributions=contributions, voided=frozenset(voided))
+    commit = said(contributions=contributions, voided=voided)
     assert multiplicity(commit, M) == (lost, doubled)
     verdict = audit(commit).verdict()
     assert (verdict.lost, verdict.doubled, verdict.voided) == (lost, doubled, len(voided))
@@ -81,15 +81,15 @@ def test_multiplicity(
 @given(st.lists(st.integers(0, M - 1), min_size=M, max_size=M), st.sets(st.integers(0, M - 1)))
 def test_any_split_among_peers_is_fine_and_any_duplicate_is_not(owners: list[int], doubled: set[int]) -> None:
     shares = tuple((str(owner), tuple(i for i in range(M) if owners[i] == owner)) for owner in set(owners))
-    assert multiplicity(replace(GOOD, contributions=shares), M) == (0, 0)
-    assert multiplicity(replace(GOOD, contributions=(*shares, ("x", tuple(doubled)))), M) == (0, len(doubled))
+    assert multiplicity(said(contributions=shares), M) == (0, 0)
+    assert multiplicity(said(contributions=(*shares, ("x", tuple(doubled)))), M) == (0, len(doubled))
 
 
 def test_members_who_disagree() -> None:
-    assert audit(GOOD, replace(GOOD, digest="e")).verdict().conflicts == ((0, 0),)
-    worse = replace(GOOD, contributions=(("a", (0,)),))
+    assert audit(GOOD, said(digest="e")).verdict().conflicts == ((0, 0),)
+    worse = said(contributions=(("a", (0,)),))
     assert audit(GOOD, worse).verdict().lost == 7
-    assert audit(GOOD, FinishedEvent(0, 1, "w"), FinishedEvent(0, 1, "v")).verdict().split_stages == (0,)
+    assert audit(GOOD, ended("w"), ended("v")).verdict().split_stages == (0,)
 
 
 def test_a_step_without_a_commit_is_not_passed_over() -> None:
@@ -126,25 +126,6 @@ def test_a_mesh_is_judged_by_a_distance_which_is_said() -> None:
     assert compare([1.0], [1.0], exact=False, lossless=False).within is None
 
 
-def test_events_parse() -> None:
-    record = {
-        "t": 1.0,
-        "event": "committed",
-        "stage": 2,
-        "step": 5,
-        "loss_sum": 1.5,
-        "num_tokens": 4,
-        "digest": "ab",
-        "contributions": [["p", [0, 1]], ["q", []]],
-        "voided": [2],
-    }
-    assert parse(record) == CommittedEvent(2, 5, 1.5, 4, "ab", (("p", (0, 1)), ("q", ())), frozenset({2}))
-    assert parse(
-        {"t": 1, "event": "listening", "peer": "p", "dht": ["/ip4"], "addresses": [], "incarnation": 1}
-    ) == ListeningEvent("p", ("/ip4",))
-    assert parse({"event": "applied", "stage": 0, "step": 1, "version": 2, "lr": 0.1}) == AppliedEvent(0, 1, 2)
-    assert parse({"event": "evicted", "peer": "p"}) == OtherEvent("evicted")
-    assert math.isnan(parse(record | {"loss_sum": "nan"}).loss_sum)  # type: ignore[union-attr]
-    for broken in ({"event": "applied", "stage": 0}, {"event": "committed"}, record | {"contributions": 3}):
-        with pytest.raises(BadEvent, match=broken["event"]):
-            parse(broken)
+def test_a_loss_that_is_no_number_is_a_word_in_the_file() -> None:
+    judge = audit(said(loss_sum="nan"), GOOD | {"event": "evicted", "peer": "p"})
+    assert judge.verdict().problems == ()

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from swarmnet.local.events import (
-    BadCheckpointEvent,
-    CheckpointFailedEvent,
-    DroppedEvent,
-    Event,
-    ListeningEvent,
-    RestartEvent,
-    SyncedEvent,
-    WaitingEvent,
-    parse,
-)
 from swarmnet.local.news import PATIENCE_S, News
 
 
-def up(link: str) -> ListeningEvent:
-    return ListeningEvent("peer", ("dht",), (f"far-{link}", link))
+def event(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"event": kind, **fields}
+
+
+def up(link: str) -> dict[str, Any]:
+    return event("listening", peer="peer", dht=["dht"], links=[f"far-{link}", link])
+
+
+def synced(stage: int, version: int, how: str) -> dict[str, Any]:
+    return event("synced", stage=stage, version=version, how=how, seconds=0.1)
 
 
 def test_one_link_is_printed_and_another_one_when_it_leads_nowhere_any_more() -> None:
@@ -42,56 +41,44 @@ def test_one_link_is_printed_and_another_one_when_it_leads_nowhere_any_more() ->
 )
 def test_a_bad_checkpoint_is_named_and_what_is_used_instead(how: str, words: str) -> None:
     news = News()
-    (line,) = news.on("s1-r0", BadCheckpointEvent("/x/stage-1-step-8", "torn"), now=0.0)
+    (line,) = news.on("s1-r0", event("checkpoint_bad", path="/x/stage-1-step-8", reason="torn"), now=0.0)
     assert "s1-r0" in line and "/x/stage-1-step-8" in line and "torn" in line
-    assert news.on("s1-r1", SyncedEvent(1, 8, "checkpoint", 0.1), now=1.0) == []
-    assert news.on("s1-r0", SyncedEvent(1, 4, how, 0.1), now=1.0) == [f"s1-r0 goes on from version 4, {words}"]
-    assert news.on("s1-r0", SyncedEvent(1, 9, "snapshot", 0.1), now=2.0) == []
+    assert news.on("s1-r1", synced(1, 8, "checkpoint"), now=1.0) == []
+    assert news.on("s1-r0", synced(1, 4, how), now=1.0) == [f"s1-r0 goes on from version 4, {words}"]
+    assert news.on("s1-r0", synced(1, 9, "snapshot"), now=2.0) == []
 
 
 def test_a_full_disk_is_said_once_a_process() -> None:
     news = News()
-    assert len(news.on("s1-r0", CheckpointFailedEvent("/x", "no space left"), now=0.0)) == 1
-    assert news.on("s1-r0", CheckpointFailedEvent("/y", "no space left"), now=9.0) == []
-    assert len(news.on("s1-r1", CheckpointFailedEvent("/y", "no space left"), now=9.0)) == 1
+    assert len(news.on("s1-r0", event("checkpoint_failed", path="/x", reason="no space left"), now=0.0)) == 1
+    assert news.on("s1-r0", event("checkpoint_failed", path="/y", reason="no space left"), now=9.0) == []
+    assert len(news.on("s1-r1", event("checkpoint_failed", path="/y", reason="no space left"), now=9.0)) == 1
 
 
 def test_a_wait_is_worth_a_word_when_it_lasts_and_then_what_most_say() -> None:
     news = News()
     for name, reason in (("a", "little"), ("b", "all"), ("c", "all")):
-        assert news.on(name, WaitingEvent(reason), now=0.0) == []
+        assert news.on(name, event("waiting", reason=reason), now=0.0) == []
     assert news.tick(now=PATIENCE_S - 0.1) == []
     assert news.tick(now=PATIENCE_S) == ["waiting: all"] and news.tick(now=PATIENCE_S + 1) == []
     for name in "bc":
-        news.on(name, SyncedEvent(0, 4, "checkpoint", 0.1), now=6.0)
+        news.on(name, synced(0, 4, "checkpoint"), now=6.0)
     assert news.tick(now=7.0) == ["waiting: little"]
-    news.on("a", WaitingEvent("something else"), now=8.0)
+    news.on("a", event("waiting", reason="something else"), now=8.0)
     assert news.tick(now=8.1) == []
     assert news.gone("a", back=True) == [] and news.tick(now=99.0) == []
 
 
 def test_what_a_trainer_waited_for_is_over_when_all_stages_are_served() -> None:
     news = News()
-    news.on("trainer-0", parse({"event": "waiting", "reason": "nobody serves stage 1 yet"}), now=0.0)
-    news.on("trainer-0", parse({"event": "complete", "peers": 4}), now=1.0)
+    news.on("trainer-0", event("waiting", reason="nobody serves stage 1 yet"), now=0.0)
+    news.on("trainer-0", event("complete", peers=4), now=1.0)
     assert news.tick(now=99.0) == []
 
 
-@pytest.mark.parametrize("event", [RestartEvent(1, 4, "heard of it"), DroppedEvent(1, 4, "made anew")])
-def test_what_all_replicas_say_is_said_once(event: Event) -> None:
+def test_what_all_replicas_say_is_said_once() -> None:
     news = News()
-    assert len(news.on("s0-r0", event, now=0.0)) == 1
-    other = RestartEvent(1, 4, "decided it") if isinstance(event, RestartEvent) else event
-    assert news.on("s0-r1", other, now=0.1) == []
-
-
-def test_events_of_the_children_are_understood() -> None:
-    assert parse(
-        {"event": "checkpoint_bad", "stage": 1, "path": "/x", "reason": "torn", "then": "."}
-    ) == BadCheckpointEvent("/x", "torn")
-    assert parse({"event": "restart", "number": 2, "version": 8, "reason": "heard of it"}) == RestartEvent(
-        2, 8, "heard of it"
-    )
-    assert parse(
-        {"event": "dropped", "stage": 1, "from": 0, "to": 4, "microbatches": 9, "reason": "r"}
-    ) == DroppedEvent(1, 4, "r")
+    assert len(news.on("s0-r0", event("restart", number=1, version=4, reason="heard of it"), now=0.0)) == 1
+    assert news.on("s0-r1", event("restart", number=1, version=4, reason="decided it"), now=0.1) == []
+    dropped = event("dropped", stage=1, to=4, microbatches=9, reason="made anew")
+    assert len(news.on("s0-r0", dropped, now=0.2)) == 1 and news.on("s0-r1", dropped, now=0.3) == []

@@ -15,6 +15,7 @@ from swarmnet.local.prepare import choose, prepare, read_manifest, read_tokens, 
 from swarmnet.local.processes import ChildSpec, swarmnet_command
 from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Admission, Data, Manifest, Model
+from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.admission_files import Owner, OwnPass, admissions_of
 from swarmnet.net.identity import Identity
 
@@ -183,15 +184,10 @@ def test_a_swarm_by_invitation_has_an_owner_of_its_own_who_invites_its_peers(tmp
         prepared = prepare(options, tmp_path / str(number))
         prepared.write()
         owner, file = prepared.manifest.admission.key, prepared.path.with_suffix(".invitation")
-        assert owner not in ("", there) and Owner(prepared.path, prepared.manifest).run == prepared.run_id
+        assert owner not in ("", there) and Owner(prepared.path, RunTerms.of(prepared.manifest)).run == prepared.run_id
         identity = Identity.generate()
         mine = OwnPass(
-            admissions_of(prepared.manifest, prepared.run_id),
-            identity,
-            "stage",
-            tmp_path,
-            given=str(file),
-            now=time.time(),
+            admissions_of(RunTerms.of(prepared.manifest)), identity, "stage", tmp_path, given=str(file), now=time.time()
         )
         assert mine.text and stat.S_IMODE(file.stat().st_mode) == 0o600
         spec = ChildSpec("s0-r0", 0, prepared.path, tmp_path / "child", tmp_path / "e", (), None, "warning")

@@ -4,23 +4,11 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from swarmnet.local.audit import AuditResult
-from swarmnet.local.events import (
-    AppliedEvent,
-    CommittedEvent,
-    DriftEvent,
-    EvaluatedEvent,
-    ExecutedEvent,
-    FinishedEvent,
-    ListeningEvent,
-    MeshStartedEvent,
-    RankLostEvent,
-    ReroutedEvent,
-    SyncedEvent,
-)
 from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.local.report import RunOutcome, print_summary
 from swarmnet.local.table import LiveScreen, PlainScreen, duration, headline, screen
@@ -33,13 +21,21 @@ def fresh(steps: int = 3) -> SwarmProgress:
     return progress
 
 
-def commit(step: int, *, stage: int = 1, tokens: int = 10) -> CommittedEvent:
-    return CommittedEvent(stage, step, (5.0 - step) * tokens, tokens, f"d{step}", (("a", (0,)),), frozenset())
+def event(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"event": kind, **fields}
+
+
+def commit(step: int, *, stage: int = 1, tokens: int = 10) -> dict[str, Any]:
+    return event("committed", stage=stage, step=step, loss_sum=(5.0 - step) * tokens, num_tokens=tokens)
+
+
+def finished(stage: int) -> dict[str, Any]:
+    return event("finished", stage=stage, version=1, weights_sha256="w")
 
 
 def sync(progress: SwarmProgress, now: float = 1.0) -> None:
     for name, replica in progress.replicas.items():
-        progress.on(name, SyncedEvent(replica.stage, 0, "seed", 0.0), now=now)
+        progress.on(name, event("synced", stage=replica.stage, version=0, how="seed"), now=now)
 
 
 def test_the_curve_is_the_last_stages_first_word_in_step_order() -> None:
@@ -66,27 +62,27 @@ def test_throughput_counts_from_when_every_stage_was_there() -> None:
 def test_who_drifted_is_counted_once_however_many_say_so() -> None:
     progress = fresh()
     for name in ("s0-r0", "s0-r1"):
-        progress.on(name, DriftEvent(0, 10, "p", 0.25, True), now=1.0)
-    progress.on("s0-r1", DriftEvent(0, 20, "p", None, True), now=1.0)
-    progress.on("s0-r1", DriftEvent(0, 20, "q", 0.5, False), now=1.0)
+        progress.on(name, event("drift", stage=0, version=10, peer="p", distance=0.25), now=1.0)
+    progress.on("s0-r1", event("drift", stage=0, version=20, peer="p", distance=None), now=1.0)
+    progress.on("s0-r1", event("apart", stage=0, version=20, peer="q", distance=0.5), now=1.0)
     assert progress.strays == {(0, 10, "p"), (0, 20, "p")} and progress.apart == 0.5
 
 
 def test_executions_add_up_over_restarts() -> None:
     progress = fresh()
-    progress.on("s0-r0", ExecutedEvent(0, 5), now=1.0)
-    progress.on("s0-r0", ExecutedEvent(0, 7), now=1.0)
+    progress.on("s0-r0", event("executed", stage=0, executions=5), now=1.0)
+    progress.on("s0-r0", event("executed", stage=0, executions=7), now=1.0)
     progress.ended("s0-r0")
     progress.started("s0-r0", now=2.0)
-    progress.on("s0-r0", ExecutedEvent(0, 2), now=3.0)
-    progress.on("s0-r1", ExecutedEvent(0, 1), now=3.0)
+    progress.on("s0-r0", event("executed", stage=0, executions=2), now=3.0)
+    progress.on("s0-r1", event("executed", stage=0, executions=1), now=3.0)
     assert progress.executions == 10
 
 
 def test_the_dead_are_neither_synced_nor_bootstrap_nodes() -> None:
     progress = fresh()
     for name in progress.replicas:
-        progress.on(name, ListeningEvent(f"id-{name}", (f"/{name}", "/other")), now=0.5)
+        progress.on(name, event("listening", peer=f"id-{name}", dht=[f"/{name}", "/other"]), now=0.5)
     sync(progress)
     progress.ended("s0-r0")
     assert progress.alive(0) == 1 and progress.synced(0) == [0]
@@ -103,15 +99,15 @@ def test_complete_means_every_loss_and_every_stage_at_the_end() -> None:
     sync(progress)
     assert progress.waiting_for() == "stage 0, 1 to apply step 0"
     progress.on("s1-r0", commit(0), now=2.0)
-    progress.on("s1-r0", AppliedEvent(1, 0, 1), now=2.0)
+    progress.on("s1-r0", event("applied", stage=1, step=0, version=1), now=2.0)
     assert progress.waiting_for() == "stage 0 to apply step 0"
-    progress.on("s0-r0", FinishedEvent(0, 1, "w"), now=3.0)
+    progress.on("s0-r0", finished(0), now=3.0)
     assert not progress.complete
-    progress.on("s1-r0", FinishedEvent(1, 1, "w"), now=3.0)
+    progress.on("s1-r0", finished(1), now=3.0)
     assert progress.complete and not progress.all_finished
     assert progress.waiting_for() == "final snapshots of s0-r1, s1-r1"
     progress.ended("s0-r1")
-    progress.on("s1-r1", FinishedEvent(1, 1, "w"), now=3.0)
+    progress.on("s1-r1", finished(1), now=3.0)
     assert progress.all_finished
 
 
@@ -123,8 +119,8 @@ def test_a_terminal_gets_a_table_and_a_pipe_gets_lines() -> None:
     progress = fresh()
     sync(progress)
     progress.on("s1-r0", commit(0), now=2.0)
-    progress.on("s1-r0", ReroutedEvent(1, 0, 3), now=2.0)
-    progress.on("t", EvaluatedEvent(0, 5.5, 10), now=2.0)
+    progress.on("s1-r0", event("rerouted", stage=1, step=0, index=3), now=2.0)
+    progress.on("t", event("evaluated", step=0, loss=5.5, num_tokens=10), now=2.0)
     progress.ended("s0-r1")
     line = headline(progress, now=62.0)
     assert line == (
@@ -170,11 +166,11 @@ def test_who_is_not_up_yet() -> None:
     progress = fresh()
     assert progress.not_up(ranks) == ["s0-r0", "s0-r1", "s1-r0", "s1-r1"]
     for name in progress.replicas:
-        progress.on(name, ListeningEvent("id", ("/dht",)), now=0.0)
+        progress.on(name, event("listening", peer="id", dht=["/dht"]), now=0.0)
     assert progress.not_up(ranks) == ["s0-r0"]
-    progress.on("s0-r0", MeshStartedEvent(0, "tp2", 1, (), 0.5), now=0.0)
+    progress.on("s0-r0", event("mesh_started", stage=0, mesh="tp2", epoch=1, pids=[], seconds=0.5), now=0.0)
     assert not progress.not_up(ranks)
-    progress.on("s0-r0", RankLostEvent(0, 0, "killed"), now=0.0)
+    progress.on("s0-r0", event("rank_lost", stage=0, rank=0, reason="killed"), now=0.0)
     assert progress.not_up(ranks) == ["s0-r0"]
     progress.ended("s0-r0")
     assert not progress.not_up(ranks)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.errors import UsageError
-from swarmnet.mesh.layout import MeshLayout
+from swarmnet.ranks.layout import MeshLayout
 
 
 @given(st.integers(1, 8), st.integers(1, 8))

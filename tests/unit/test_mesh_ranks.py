@@ -13,8 +13,8 @@ from swarmnet.config.peer import Mesh
 from swarmnet.errors import UsageError
 from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest, Model, Training
-from swarmnet.mesh.layout import MeshLayout, Shard
 from swarmnet.peer.ranks import Device, choose_layout, meaningless
+from swarmnet.ranks.layout import MeshLayout, Shard
 
 MANIFEST = Manifest(
     model=Model(num_heads=8, num_kv_heads=4, intermediate_size=96, vocab_size=258),

@@ -6,8 +6,8 @@ import pytest
 
 from swarmnet.config.peer import Memory
 from swarmnet.errors import UsageError
-from swarmnet.mesh.layout import MeshLayout
 from swarmnet.peer.memory import check_memory, rounding
+from swarmnet.ranks.layout import MeshLayout
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from swarmnet.cli.frame import run
 from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest
-from swarmnet.stage.budget import (
+from swarmnet.plan.budget import (
     GIB,
     HostMemory,
     Passage,

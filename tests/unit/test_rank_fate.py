@@ -4,8 +4,8 @@ import signal
 import socket
 import threading
 
-from swarmnet.mesh.rank_fate import DUMP, Rank, cause, hear, late
-from swarmnet.mesh.rank_line import PeerEnd, RankEnd, packed
+from swarmnet.ranks.fate import DUMP, Rank, cause, hear, late
+from swarmnet.ranks.line import PeerEnd, RankEnd, packed
 
 
 class Process:

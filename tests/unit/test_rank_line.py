@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
-from swarmnet.mesh.rank_errors import disagreement, error_of, packet_of
-from swarmnet.mesh.rank_line import LineEnded, PeerEnd, RankEnd, packed
+from swarmnet.ranks.line import LineEnded, PeerEnd, RankEnd, disagreement, error_of, packed, packet_of
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),

@@ -12,16 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.errors import BadMessage, MeshFailed, RankLost, Refused, RejectCode
-from swarmnet.stage.patience import Losses, OrderTimes, RestartBackoff
-from swarmnet.stage.rank_sum import RankSum, SumReading
-from swarmnet.stage.ranks import Ranks
+from swarmnet.ranks.host_state import RankSum, SumReading
+from swarmnet.ranks.restarts import Losses, OrderTimes, Ranks, RestartBackoff
 
 PATIENCE_S = 30.0
 QUICK = RestartBackoff(restarts=2, pause_s=0.0)
 
 
 class Group:
-    """`mesh.group.RankGroup` as a list of orders. dies: before which order of that name, or at "start" or "check"."""
+    """`ranks.group.RankGroup` as a list of orders. dies: before which order of that name, or at "start" or "check"."""
 
     def __init__(self) -> None:
         self.epoch, self.pids = 0, (7, 8)

@@ -20,10 +20,10 @@ from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Training
 from swarmnet.messages import Commit, Packed
+from swarmnet.ranks.host_state import RankSum, SumReading
+from swarmnet.ranks.restarts import Ranks
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.engine import Contribution
-from swarmnet.stage.rank_sum import RankSum, SumReading
-from swarmnet.stage.ranks import Ranks
 from swarmnet.stage.step_sum import StepSum
 
 CODECS = ("topk:0.02", "nf4", "powersgd:4")
@@ -44,7 +44,7 @@ def manifest_of(codec: str) -> Manifest:
 
 
 class State:
-    """`stage.body.State` of which nothing is asked but the version, and what was applied."""
+    """`stage.backend.State` of which nothing is asked but the version, and what was applied."""
 
     outer, newest = None, ()
 

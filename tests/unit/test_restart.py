@@ -13,7 +13,6 @@ from swarmnet.state.restart import (
     FromHere,
     FromLive,
     FromMatesDisk,
-    FromNeighbours,
     FromSeed,
     Holding,
     Move,
@@ -410,23 +409,6 @@ def test_with_leave_to_drop_a_lost_stage_goes_on_alone_from_its_newest_checkpoin
     now = machine.current
     serving = [holding("a", 0, version=37, restart=now), holding("b", 1, version=37, restart=now)]
     assert machine.source(held[2], serving) == FromLive((PeerId("b"),))
-
-
-def test_a_lost_stage_is_made_from_its_neighbours_by_leave_of_its_operator_only() -> None:
-    held = [holding("a", 0, version=37), holding("b", 1), holding("c", 2, version=37)]
-    assert decided(restarts(3), held, after_s=LOST_S) is None
-    willing = [held[0], holding("b", 1, reseed=True), held[2]]
-    machine = restarts(3)
-    assert decided(machine, willing, after_s=LOST_S) == Restart(1, 37)
-    assert isinstance(machine.source(willing[1], [held[0], held[2]]), NoSource)  # they have to be there first
-    now = machine.current
-    beside = [holding("a", 0, version=37, restart=now), holding("c", 2, version=37, restart=now)]
-    assert machine.source(willing[1], beside) == FromNeighbours((PeerId("a"),), (PeerId("c"),))
-
-
-def test_nobody_reseeds_a_stage_that_somebody_still_has() -> None:
-    held = [holding("a", 0, version=37, disk=(30,)), holding("b", 1, disk=(30,)), holding("c", 1, reseed=True)]
-    assert decided(restarts(), held, after_s=LOST_S) == Restart(1, 30)
 
 
 # ------------------------------------------------------------ together

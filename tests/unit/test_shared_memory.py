@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarmnet.mesh.shared import SharedMemory, anonymous_file, mapped
+from swarmnet.ranks.memory import SharedMemory, anonymous_file, mapped
 
 
 def descriptors() -> int:

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Model
-from swarmnet.mesh.fake_comm import FakeComm
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.sharded import ShardedStage
 from swarmnet.model.sharding import merge, take, whole_shape
 from swarmnet.model.slices import Slice, TensorSplit
+from swarmnet.ranks.comm import FakeComm
 
 MODEL = Model(
     vocab_size=67,

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_wire_messages import controls
 
+from swarmnet.bounds import Bounds
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import Commit, Finished, Heartbeat, Prepare, Report, Round, Stamp, TrailStep
 from swarmnet.wire import convert
-from swarmnet.wire.bounds import Bounds
-from swarmnet.wire.convert_fields import peer_id_from_public_bytes
 from swarmnet.wire.pb import control_pb2
+from swarmnet.wire.peer_ids import peer_id_from_public_bytes
 
 CHAIN = "00" * 32
 RUN = convert.Reader(Bounds(num_stages=3, microbatches=8))
@@ -100,13 +100,13 @@ def test_a_message_cannot_hide_behind_a_shorter_one() -> None:
 def test_full_bitmaps_are_refused_before_a_set_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred of them stand for 6.5 million indexes: 1.3 seconds of an event loop."""
 
-    def never(bits: bytes, below: int) -> frozenset[int]:
+    def never(bits: bytes) -> frozenset[int]:
         raise AssertionError("a set was made")
 
     envelope = control_pb2.Envelope.FromString(convert.write_control(round_of({at: frozenset() for at in range(100)})))
     for entry in envelope.round.contributions:
         entry.indexes = b"\xff" * 8192
-    monkeypatch.setattr("swarmnet.wire.convert_fields.from_bitmap", never)
+    monkeypatch.setattr("swarmnet.wire.fields.from_bitmap", never)
     assert refusal(envelope.SerializeToString(), convert.IN_ANY_RUN) is RejectCode.MALFORMED
 
 

@@ -1,0 +1,60 @@
+"""What a field of a message may hold. A bound stands beside its field: `index: Annotated[int, Between(0, 9)]`.
+
+`wire.fields` derives from type and bound how a field is written, read and checked. Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+MAX_INDEXES = 1 << 16
+"""Microbatch indexes of a step are below this: a bitmap of them has at most 8 KiB."""
+
+MAX_MEMBERS = 1024
+"""Members of one stage, and commits in one message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """A finite number from `low` to `high`, both included."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Characters of a text, or bytes."""
+
+    most: int
+    least: int = 0
+    cut: bool = False
+    """Words for a person: the writer cuts what is too long, and replaces what is no Unicode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Entries of a tuple."""
+
+    most: int
+    """In any run."""
+    of: Literal["", "num_stages", "members"] = ""
+    """Which number of a run (`Bounds`) limits them further."""
+    distinct: bool = False
+    """Each names another peer."""
+    disjoint: bool = False
+    """No index is in the sets of two entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The numbers of a run that limit its messages."""
+
+    num_stages: int = MAX_MEMBERS
+    microbatches: int = MAX_INDEXES
+    members: int = MAX_MEMBERS
+    """Of one stage."""
+
+
+ANY_RUN = Bounds()

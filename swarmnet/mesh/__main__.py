@@ -1,8 +1,0 @@
-"""A rank as a process: `python -m swarmnet.mesh DESCRIPTOR`, its end of the line to the peer process."""
-
-import socket
-import sys
-
-from swarmnet.mesh.rank import main
-
-main(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,214 @@
+"""From what one microbatch takes, and what a stage holds anyway, to the memory of each rank and of its peer process.
+
+One microbatch passes three times: forward, backward, weight pass. What it holds between them is what each further
+microbatch in flight adds; the largest peak of a pass comes on top once, because one runs at a time. Pure: the traces
+come from `plan.plan`, which runs the stage's own code.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, replace
+
+Deltas = tuple[int, ...]
+"""Bytes allocated (+) and freed (-), one after the other."""
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def along(few: int, many: int, share: float) -> int:
+    """On the line through `few` and `many`: 0 is few, 1 is many, 2 as far again."""
+    return few + round(share * (many - few))
+
+
+def highest(deltas: Deltas, start: int = 0) -> int:
+    """The most that is live at any time, of which `start` from the beginning."""
+    return max(itertools.accumulate(deltas, initial=start))
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One microbatch on one rank, in bytes. stash, owed: held after forward, and after backward until the weight pass.
+    forward, backward, weights: the most at any time of each pass, what it holds included.
+    """
+
+    stash: int = 0
+    owed: int = 0
+    forward: int = 0
+    backward: int = 0
+    weights: int = 0
+
+    @classmethod
+    def of(cls, forward: Deltas, backward: Deltas, weights: Deltas) -> Passage:
+        """What these deltas come to."""
+        stash = sum(forward)
+        owed = stash + sum(backward)
+        return cls(stash, owed, highest(forward), highest(backward, stash), highest(weights, owed))
+
+    def more(self, extra: int) -> Passage:
+        """With `extra` at any time while a pass runs."""
+        return replace(self, forward=self.forward + extra, backward=self.backward + extra, weights=self.weights + extra)
+
+    def along(self, other: Passage, share: float) -> Passage:
+        """Each figure on the line from here to `other`."""
+        return Passage(*(along(a, b, share) for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def peak(self) -> int:
+        """The most at any time."""
+        return max(self.forward, self.backward, self.weights)
+
+    @property
+    def held(self) -> int:
+        """What one more microbatch in flight takes at most."""
+        return max(self.stash, self.owed)
+
+    def several(self, count: int) -> int:
+        """The most that `count` microbatches in flight take together."""
+        return (count - 1) * self.held + self.peak if count else 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """What one rank holds on its device, in bytes.
+
+    parameters: of all versions that are held, casts and an outer optimizer's tensors included. gradients: memory for
+    one microbatch's. sums: those of open steps, and the finished one unless it is in the peer process. optimizer:
+    moments; offloaded: they are in host memory instead. passing: a microbatch; beside: what is moved out of it to host
+    memory. update: the most that an optimizer step takes for a while.
+    """
+
+    parameters: int
+    gradients: int
+    sums: int
+    optimizer: int
+    passing: Passage
+    beside: Passage
+    update: int
+    offloaded: bool = False
+
+    @property
+    def state(self) -> int:
+        """What is there always."""
+        return self.parameters + self.gradients + self.sums + self.optimizer * (not self.offloaded)
+
+    def lasting(self, in_flight: int) -> int:
+        """What is there between jobs, with so many microbatches in flight."""
+        return self.state + in_flight * self.passing.held
+
+    def temporary(self, in_flight: int) -> int:
+        """What comes on top while a job runs, at the worst moment."""
+        return self.peak(in_flight) - self.lasting(in_flight)
+
+    def peak(self, in_flight: int) -> int:
+        """The most at any time, with so many microbatches in flight."""
+        update = self.update * (not self.offloaded)
+        return self.state + max(self.passing.several(in_flight), in_flight * self.passing.held + update)
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """What the peer process holds in host memory, in bytes. mirrors: whole copies of the state that ranks can be
+    started from again. sums: of rounds. rounds: what codec and kind of averaging hold beside them. snapshots: while one
+    is written, and one handed on. payloads: what arrived and is sent of microbatches in flight. memo: what is kept for
+    who asks again. moments: of an optimizer that is there. stashes: what ranks have moved out of their devices.
+    """
+
+    mirrors: int = 0
+    sums: int = 0
+    rounds: int = 0
+    snapshots: int = 0
+    payloads: int = 0
+    memo: int = 0
+    moments: int = 0
+    stashes: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(astuple(self))
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """One stage of one peer. ranks: memory of each, in order of rank. in_flight: microbatches, of all open steps.
+    on_host: ranks compute on the CPU, so that all is taken of one memory.
+    """
+
+    stage: int
+    layers: range
+    ranks: tuple[RankMemory, ...]
+    host: HostMemory
+    in_flight: int
+    on_host: bool
+
+    @property
+    def device_peak(self) -> int:
+        """The most that any one device has to have; the machine, if ranks compute on the CPU."""
+        return together([self])
+
+
+def together(plans: Sequence[StagePlan]) -> int:
+    """`device_peak` of one peer that serves all these stages. All devices are theirs, so what lasts adds up.
+
+    One rank is one process that does one job at a time, whichever stage's (`stage.compute`): of what comes on top, the
+    largest comes once. Ranks of several are processes of each stage, and a process keeps for itself what its largest
+    job took.
+    """
+    count_once: Callable[[Iterable[int]], int] = max if len(plans[0].ranks) == 1 else sum
+    peaks: list[int] = [
+        sum(rank.lasting(plan.in_flight) for plan, rank in zip(plans, same, strict=True))
+        + count_once(rank.temporary(plan.in_flight) for plan, rank in zip(plans, same, strict=True))
+        for same in zip(*(plan.ranks for plan in plans), strict=True)
+    ]
+    return sum(peaks) + sum(plan.host.total for plan in plans) if plans[0].on_host else max(peaks)
+
+
+def groups(ranks: Sequence[RankMemory]) -> list[tuple[str, RankMemory]]:
+    """Ranks with equal figures together: ("0-6", ...), ("7", ...)."""
+    found: list[tuple[str, RankMemory]] = []
+    for figures, numbers in itertools.groupby(range(len(ranks)), key=lambda rank: ranks[rank]):
+        first, *others = numbers
+        found.append((f"{first}-{others[-1]}" if others else str(first), figures))
+    return found
+
+
+def shown(num_bytes: float) -> str:
+    """12.3 GiB, 456 MiB, 7.8 KiB: three digits and a unit."""
+    for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10)):
+        if abs(num_bytes) >= 0.9995 * size:
+            value = num_bytes / size
+            return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+_UNITS = {
+    "B": 1,
+    "K": 1 << 10,
+    "KIB": 1 << 10,
+    "M": MIB,
+    "MIB": MIB,
+    "G": GIB,
+    "GIB": GIB,
+    "T": 1 << 40,
+    "TIB": 1 << 40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII)
+
+
+def read_size(text: str) -> int:
+    """Bytes of "24GiB", "24 GB", "80g" or "1073741824B". Raises ValueError, in words, also without a unit."""
+    number = text.strip().rstrip("KMGTIBkmgtib ")
+    unit = text.strip()[len(number) :].strip().upper()
+    if not _NUMBER.fullmatch(number) or unit not in _UNITS:
+        raise ValueError(f"write a size{' with its unit' if _NUMBER.fullmatch(text.strip()) else ''}, such as 24GiB")
+    value = float(number) * _UNITS[unit]
+    if not 1 <= value < 1 << 60:
+        raise ValueError("must be at least a byte, and less than 1048576 TiB")
+    return int(value)

@@ -1,0 +1,211 @@
+"""A stage on the ranks of a mesh: `stage.backend` by orders to rank processes and memory that they share with this one.
+
+In this process: what crosses to ranks and back (one microbatch at a time, so one place for what goes in and one for
+what comes out), the flat sum of a round, the finished sum, and two copies of the state (`ranks.host_state`). On the
+ranks: modules, stashes, sums and moments (`ranks.stage`). Ranks keep a stash until its weight pass, or until nobody
+here holds what it is called by: however work ends, the next order has them drop it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swarmnet.errors import Refused
+from swarmnet.manifest.schema import Manifest
+from swarmnet.ranks.group import RankGroup
+from swarmnet.ranks.host_state import HostState, RankSum, SumReading, mirrored
+from swarmnet.ranks.layout import MeshLayout, MeshSplit
+from swarmnet.ranks.restarts import Ranks, RestartBackoff
+from swarmnet.stage.accumulator import sum_dtype
+from swarmnet.stage.backend import Watcher
+from swarmnet.stage.canonical import Canonical, Initial, Update
+from swarmnet.stage.passes import MemoryPolicy
+
+PROGRAM = "swarmnet.ranks.program:handler"
+
+
+class Held:
+    """A microbatch whose stash ranks hold. life: of those ranks."""
+
+    def __init__(self, key: int, life: int) -> None:
+        self.key, self.life, self.went_back = key, life, False
+
+
+class MeshBackend:
+    """`stage.backend.StageBackend` on the ranks of `layout`. They are started by `start`, or when first needed.
+
+    memory: how each rank spends its own. Raises UsageError if these ranks cannot share the stage.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        stage: int,
+        layout: MeshLayout,
+        *,
+        initial: Initial | None = None,
+        memory: MemoryPolicy | None = None,
+        backoff: RestartBackoff | None = None,
+    ) -> None:
+        memory, backoff = memory or MemoryPolicy(), backoff or RestartBackoff()
+        MeshSplit.of(manifest, layout)  # raises what is wrong with that, before anything is made
+        canonical, training = Canonical.of(manifest, stage), manifest.training
+        self.writes_at_once = memory.writes_at_once
+        self._layout, self._first, self._last = layout, stage == 0, stage == manifest.cut.stages - 1
+        settings = {
+            "manifest": manifest.model_dump_json(),
+            "stage": stage,
+            "layout": layout.record(),
+            "memory": asdict(memory),
+        }
+        self._group = RankGroup(
+            PROGRAM,
+            settings,
+            devices=layout.devices,
+            deadline_s=backoff.first_s,
+            # FSDP2 takes seconds to import: no restart should wait for it, and other meshes need none of it
+            preload=("swarmnet.ranks.fully_sharded",) if layout.shard == "zero3" else (),
+        )
+        self._places: dict[str, int] = {}
+        rows, length = training.microbatch_size, training.sequence_length
+        dtype = sum_dtype(manifest.numerics)
+        self._tokens = self._share("tokens", (rows, length + 1), torch.int32)
+        self._inward = self._share("inward", (rows, length, manifest.model.hidden_size), torch.float32)
+        self._outward = self._share("outward", (rows, length, manifest.model.hidden_size), torch.float32)
+        self._finished = self._share("finished", (canonical.num_elements,), dtype)
+        self._reading = SumReading(self._share("reading", (canonical.num_elements,), dtype))
+        size = mirrored(canonical).num_bytes
+        mirrors = [self._share(f"mirror{number}", (size,), torch.uint8) for number in range(2)]
+        self._ranks = Ranks(self._group, self, label=layout.label, load=self._standing, backoff=backoff)
+        self.state = HostState(canonical, mirrors, update=self._update, changed=self._changed, initial=initial)
+        self.sums = [
+            RankSum(self._ranks, self._reading, self._write_sum) for _ in range(1 + manifest.averaging.delay.most)
+        ]
+        self._watcher: Watcher | None = None
+        self._keys = itertools.count()
+
+    def _share(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        size = torch.Size(shape).numel()
+        shared = self._group.share(size * dtype.itemsize)
+        self._places[name] = shared.id
+        return shared.bytes.view(dtype).view(shape)
+
+    # ------------------------------------------------------------ ranks
+
+    def watch(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+
+    def start(self) -> None:
+        self._ranks.start()
+
+    def close(self) -> None:
+        self._ranks.close()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids by rank; none while no rank runs."""
+        return self._group.pids
+
+    def lost(self) -> None:
+        """The ranks are lost, and with them the sums of all open steps."""
+        for total in self.sums:  # first: nobody may read what is not there
+            total.lose()
+        if self._watcher is not None:
+            self._watcher.lost()
+
+    def event(self, event: str, fields: dict[str, object]) -> None:
+        """Pass on what the ranks say, for the log."""
+        if self._watcher is not None:
+            self._watcher.event(event, fields)
+
+    def _standing(self) -> Mapping[str, Any]:
+        return {"version": self.state.version, "places": self._places}
+
+    # ------------------------------------------------------------ microbatches
+
+    def forward(self, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool) -> tuple[Tensor, Held | None]:
+        with self._ranks.lock:
+            key = next(self._keys)
+            self._tokens.copy_(tokens)
+            if hidden is not None:
+                self._inward.copy_(hidden)
+            answers = self._ranks.order("forward", key=key, step=step, train=train)
+            held = self._hold(key, step) if train else None
+            if held is None:
+                self._ranks.finished()
+            if not self._last:
+                return self._outward.clone(), held
+            losses = [answers[self._layout.rank(d, 0)]["loss"] for d in range(self._layout.data)]
+            return torch.tensor(losses, dtype=torch.float32).sum(), held
+
+    def _hold(self, key: int, step: int) -> Held:
+        """What ranks hold now is dropped there when nobody holds this any more."""
+        held = Held(key, self._ranks.life)
+        self._ranks.holds[key] = step
+        weakref.finalize(held, self._ranks.forget, key).atexit = False
+        return held
+
+    def backward(self, work: object, gradient: Tensor | None) -> Tensor | None:
+        assert isinstance(work, Held)
+        if work.went_back:
+            raise ValueError("backward of this pass has run already")
+        with self._ranks.lock:
+            if gradient is not None:
+                self._inward.copy_(gradient)
+            work.went_back = True
+            self._ranks.order("backward", life=work.life, key=work.key)
+            return None if self._first else self._outward.clone()
+
+    def accumulate(self, work: object, *, step: int, index: int, voids: int) -> bool:
+        assert isinstance(work, Held)
+        if not work.went_back:
+            raise ValueError(f"no gradient to add: microbatch {step}/{index}")
+
+        def add() -> None:
+            self._ranks.order("accumulate", life=work.life, key=work.key, step=step, index=index, voids=voids)
+
+        try:
+            added = self.sums[step % len(self.sums)].add(add, step=step, index=index, voids=voids)
+        except Refused:  # the ranks are gone, and what was summed
+            return False
+        finally:
+            self._ranks.forget(work.key)
+        if added:
+            self._ranks.finished()
+        return added
+
+    # ------------------------------------------------------------ sums and versions
+
+    def sum_memory(self) -> Tensor:
+        return self._finished
+
+    def _write_sum(self, step: int, voids: int) -> None:
+        self._ranks.order("write_sum", life=self._ranks.life, step=step, voids=voids)
+
+    def _update(self, total: Tensor, update: Update) -> None:
+        """Raises Refused(NOT_READY) if the ranks are given up."""
+        version = self.state.version
+        found = [
+            name
+            for name, flat in (("finished", self._finished), ("reading", self._reading.flat))
+            if flat.data_ptr() == total.data_ptr()
+        ]
+        if not found:
+            raise ValueError("a sum that ranks cannot read")
+        with self._ranks.lock:
+            self._ranks.insist("update", version=version, total=found[0], scale=update.scale, rate=update.rate)
+            self._ranks.finished()
+            self._ranks.forget_step(version)
+
+    def _changed(self) -> None:
+        """The ranks read another state, and so drop everything."""
+        self._ranks.reload()

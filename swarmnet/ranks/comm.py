@@ -1,0 +1,77 @@
+"""`model.comm.Comm` over a torch process group: gloo on the CPU, nccl on CUDA, by the same code.
+
+The group belongs to whoever passes it: made, given a deadline and destroyed there. Torch's collectives join along the
+first dimension, so others are moved to the front and back; at one sequence per microbatch that moves no memory.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from swarmnet.model.comm import Reduction, part_length
+
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+
+class ProcessComm:
+    """This process's end of `group`; None is the default group."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = dist.group.WORLD if group is None else group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """What it speaks through, for what needs torch's own."""
+        assert self._group is not None
+        return self._group
+
+    def all_reduce(self, x: Tensor, op: Reduction = "sum") -> Tensor:
+        """The elementwise reduction over all ranks."""
+        y = x.detach().clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(y, op=_OPS[op], group=self._group)
+        return y
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """All ranks' tensors, concatenated along `dim` in order of rank."""
+        front = x.detach().movedim(dim, 0).contiguous()
+        y = front.new_empty((front.shape[0] * self.size, *front.shape[1:]))
+        dist.all_gather_single(y, front, group=self._group)
+        return y.movedim(0, dim).contiguous()
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """This rank's part of the sum over all ranks."""
+        length = part_length(x, dim, self.size)
+        front = x.detach().movedim(dim, 0).contiguous()
+        y = front.new_empty((length, *front.shape[1:]))
+        dist.reduce_scatter_single(y, front, group=self._group)
+        return y.movedim(0, dim).contiguous()
+
+
+class FakeComm:
+    """Rank `rank` of `size`."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        if not 0 <= rank < size:
+            raise ValueError(f"rank {rank} is none of {size}")
+        self.rank, self.size = rank, size
+
+    def all_reduce(self, x: Tensor, op: Reduction = "sum") -> Tensor:
+        """A tensor like `x`."""
+        return torch.empty_like(x, memory_format=torch.contiguous_format, requires_grad=False)
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """A tensor `size` times as long as `x` along `dim`."""
+        return self._resized(x, dim, x.shape[dim] * self.size)
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """A tensor of one `size`-th of `x` along `dim`."""
+        return self._resized(x, dim, part_length(x, dim, self.size))
+
+    @staticmethod
+    def _resized(x: Tensor, dim: int, length: int) -> Tensor:
+        shape = list(x.shape)
+        shape[dim] = length
+        return x.new_empty(shape)

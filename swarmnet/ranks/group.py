@@ -1,0 +1,337 @@
+"""The ranks of this peer, as the peer process drives them: started together, ordered together, ended together.
+
+Ranks share one fate. One that ends, fails or lets a deadline pass takes the others with it, since they may sit in a
+collective that nobody will join: all are killed and reaped, `RankLost` says which rank it was and how it ended, and
+`start` begins the next mesh epoch. The peer process is never in a process group, and has no deadline of torch's to wait
+for: a rank that dies shows at the end of its line, within milliseconds. Knows no model: what an order means is the
+program's business.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from swarmnet import telemetry
+from swarmnet.errors import RankLost
+from swarmnet.ranks.fate import KILL_S, Rank, cause, hear, late
+from swarmnet.ranks.line import Packet, PeerEnd, disagreement, error_of, packed
+from swarmnet.ranks.memory import SharedMemory, anonymous_file
+from swarmnet.ranks.starter import ForkerLost, Starter, best_starter
+
+log = telemetry.get(__name__)
+
+CLOSED = "the group of ranks is closed"
+
+CALL = ("-m", "swarmnet.ranks")
+"""A rank, with its end of the line as the last argument."""
+
+PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "swarmnet.ranks.process",
+    "torch.fx.experimental.symbolic_shapes",  # the first backward imports it, and with it sympy
+)
+"""What every rank imports, beside its program. Importing these starts no thread and touches no device."""
+
+MAP_BYTES_PER_S = 1 << 28
+"""Slower than any rank maps memory, and registers it with CUDA."""
+
+
+class RankGroup:
+    """All ranks of a peer. Blocking; one call at a time has the group, others wait for it, `close` for nobody.
+
+    Args:
+        program: "package.module:factory"; each rank calls `factory(context)` (`ranks.process.RankContext`) for the
+            handler of its orders.
+        devices: of each rank, in torch's words.
+        deadline_s: of an order that names none.
+        start_deadline_s: of a start, besides what shared memory takes (`MAP_BYTES_PER_S`).
+        preload: modules that ranks import beside their program, once for all starts.
+    """
+
+    def __init__(
+        self,
+        program: str,
+        settings: Mapping[str, Any],
+        *,
+        devices: Sequence[str],
+        deadline_s: float,
+        start_deadline_s: float = 120.0,
+        preload: Sequence[str] = (),
+    ) -> None:
+        self.epoch = 0
+        self._program, self._settings, self._devices = program, settings, tuple(devices)
+        self._modules = (*PRELOAD, *preload, program.partition(":")[0])
+        self._deadline_s, self._start_deadline_s = deadline_s, start_deadline_s
+        self._lock = threading.Lock()
+        self._starter: Starter | None = None
+        self._shared: list[SharedMemory] = []
+        self._ranks: list[Rank] = []
+        self._lost = RankLost(None, "the ranks have not been started")
+        # `stop` and `close` do not wait for the call that has `_lock`: under `_killing` they say why in `_asked`, kill
+        # all in `_ranks` (`_join` kills who comes later), and break off what `_starting` is at.
+        self._killing = threading.Lock()
+        self._asked: str | None = None
+        self._starting: Starter | None = None
+
+    # ------------------------------------------------------------ what the peer process calls
+
+    def start(self, deadline_s: float | None = None) -> None:
+        """Start all ranks of the next epoch and return once each has made its handler. Ends those that run.
+
+        deadline_s: how long that may take, if not what the group grants. Raises RankLost: none runs then, and it may be
+        called again, unless the group is closed.
+        """
+        with self._lock:
+            with self._killing:
+                self._must_be_open()
+                self._asked = None
+            self._end(RankLost(None, "the ranks are being started again"))
+            self.epoch += 1
+            began = time.monotonic()
+            limit_s = self._start_limit_s() if deadline_s is None else deadline_s
+            deadline = began + limit_s
+            with _Store() as store:
+                self._fork(deadline)
+                for rank in self._ranks:
+                    rank.line.queue(
+                        packed(
+                            {
+                                "rank": rank.number,
+                                "ranks": len(self._ranks),
+                                "device": self._devices[rank.number],
+                                "epoch": self.epoch,
+                                "program": self._program,
+                                "settings": self._settings,
+                                "memory": [each.id for each in self._shared],
+                                "store": store.path,
+                            }
+                        ),
+                        store.descriptor,
+                    )
+                    rank.map()
+                self._exchange("start", deadline, limit_s)
+            log.info("ranks_started", epoch=self.epoch, ranks=len(self._ranks), seconds=time.monotonic() - began)
+
+    def share(self, num_bytes: int) -> SharedMemory:
+        """Memory that all ranks map, from their next order or start on, in every epoch. Raises ValueError, OSError."""
+        with self._lock:
+            self._must_be_open()
+            self._shared.append(SharedMemory(len(self._shared), num_bytes))
+            return self._shared[-1]
+
+    def order(self, name: str, /, deadline_s: float | None = None, **fields: Any) -> list[Packet]:
+        """The same order to all ranks; their answers, by rank.
+
+        fields: JSON. deadline_s: how long the slowest may take, once other threads' orders are done. Raises BadMessage,
+        Refused or Overflow if every rank raised just that; the ranks live on. Raises RankLost; none lives then, and the
+        order may be half done. Raises TypeError, ValueError, before anything is sent, if a field is no JSON.
+        """
+        data = packed({"order": name, "fields": fields})
+        with self._lock:
+            self._must_run()
+            for rank in self._ranks:
+                rank.map()
+                rank.line.queue(data)
+            limit_s = self._deadline_s if deadline_s is None else deadline_s
+            return self._agreed(name, self._exchange(name, time.monotonic() + limit_s, limit_s))
+
+    def check(self) -> None:
+        """Raises RankLost if a rank has ended since the last order; the others are ended. Takes microseconds."""
+        with self._lock:
+            self._must_run()
+            self._listen([None] * len(self._ranks), 0.0, "waiting for an order")
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids by rank; none while no rank runs."""
+        return tuple(rank.process.pid for rank in self._ranks)
+
+    def stop(self) -> None:
+        """End all ranks; `start` begins anew. An order or start under way raises RankLost at once."""
+        self._stop("the ranks have been stopped")
+
+    def close(self) -> None:
+        """End all ranks and let go of everything. An order or start under way raises RankLost at once.
+
+        May be called again; nothing opens the group once more.
+        """
+        self._stop(CLOSED)
+        with self._lock:
+            if self._starter is not None:
+                self._starter.close()
+                self._starter = None
+            for shared in self._shared:
+                shared.close()
+            self._shared.clear()
+
+    # ------------------------------------------------------------ beginning
+
+    def _fork(self, deadline: float) -> None:
+        """Have all rank processes started, `_ranks` in order of number. Raises RankLost; none runs then."""
+        try:
+            self._let_go_of_lost_starter()
+            if self._starter is None:
+                self._starter = best_starter(self._modules)
+            with self._killing:
+                if self._asked is not None:
+                    raise ForkerLost(self._asked)
+                self._starting = self._starter
+            for number in range(len(self._devices)):
+                self._join(_begun(self._starter, number, self._shared, deadline))
+        except (ForkerLost, OSError) as error:
+            lost = RankLost(None, f"the ranks could not be started: {error}")
+            self._end(lost)
+            self._let_go_of_lost_starter()  # another one next time
+            self._fail(lost)
+        finally:
+            with self._killing:
+                self._starting = None
+
+    def _let_go_of_lost_starter(self) -> None:
+        if self._starter is not None and self._starter.lost():
+            self._starter.close()
+            self._starter = None
+
+    def _start_limit_s(self) -> float:
+        return self._start_deadline_s + sum(each.num_bytes for each in self._shared) / MAP_BYTES_PER_S
+
+    def _join(self, rank: Rank) -> None:
+        with self._killing:
+            self._ranks.append(rank)
+            if self._asked is not None:
+                rank.process.send(signal.SIGKILL)
+
+    def _must_be_open(self) -> None:
+        if self._asked == CLOSED:
+            raise RankLost(None, CLOSED)
+
+    def _must_run(self) -> None:
+        if not self._ranks:
+            raise RankLost(self._lost.rank, self._lost.reason)
+
+    # ------------------------------------------------------------ orders and answers
+
+    def _exchange(self, what: str, deadline: float, limit_s: float) -> list[Packet]:
+        """Send what is queued; one answer of each rank."""
+        answers: list[Packet | None] = [None] * len(self._ranks)
+        try:
+            while missing := [rank for rank in self._ranks if answers[rank.number] is None]:
+                left = deadline - time.monotonic()
+                # what has come by now counts, however late it is when we look: we may have been stopped meanwhile
+                if not self._listen(answers, max(left, 0.0), what) and left <= 0:
+                    self._fail(late(missing, what, limit_s))
+        except BaseException as error:  # answers that nobody waits for would be taken for the next
+            if self._ranks:
+                self._end(RankLost(None, f"{what!r} was broken off by {type(error).__name__}"))
+            raise
+        return [answer for answer in answers if answer is not None]
+
+    def _listen(self, answers: list[Packet | None], left: float, what: str) -> bool:
+        """Send and receive once, waiting up to `left` seconds for something to happen; whether it did.
+
+        Answers are put in `answers`, by rank. Raises RankLost, all ranks ended, if one has failed or ended.
+        """
+        heard = hear(self._ranks, left)
+        failed = []
+        for rank, packet in heard.packets:
+            if "failed" in packet:
+                failed.append((packet["at"], rank.number, packet["failed"]))
+            else:
+                answers[rank.number] = packet
+        if failed or heard.ended:
+            known = {number for _, number, _ in failed}
+            silent = [rank for rank in self._ranks if answers[rank.number] is None and rank.number not in known]
+            self._fail(cause(heard.ended, failed, silent, what))
+        return heard.anything
+
+    def _agreed(self, name: str, answers: list[Packet]) -> list[Packet]:
+        """What all ranks have done, or have raised."""
+        raised = [answer.get("raised") for answer in answers]
+        if not any(raised):
+            return [answer["done"] for answer in answers]
+        if (difference := disagreement(raised)) is not None:
+            self._fail(RankLost(None, f"ranks disagree about {name!r}: {difference}"))
+        raise error_of(answers[0]["raised"])
+
+    # ------------------------------------------------------------ ends
+
+    def _fail(self, lost: RankLost) -> NoReturn:
+        """End all ranks and raise `lost`, or why somebody has asked for their end."""
+        with self._killing:
+            asked = self._asked
+        if asked is None:
+            log.warning("ranks_lost", epoch=self.epoch, rank=lost.rank, reason=lost.reason)
+        else:
+            lost = RankLost(None, asked)
+        self._end(lost)
+        raise lost
+
+    def _stop(self, words: str) -> None:
+        with self._killing:
+            words = self._asked = CLOSED if self._asked == CLOSED else words
+            for rank in self._ranks:
+                rank.process.send(signal.SIGKILL)
+            if self._starting is not None:
+                self._starting.abort()
+        with self._lock:
+            self._end(RankLost(None, words))
+
+    def _end(self, lost: RankLost) -> None:
+        """Kill and reap all ranks that run; whoever asks for them next hears `lost`."""
+        self._lost = lost
+        for rank in self._ranks:
+            rank.process.send(signal.SIGKILL)
+        deadline = time.monotonic() + KILL_S
+        for rank in self._ranks:
+            if not rank.process.wait(deadline):
+                log.error("rank_does_not_end", rank=rank.number, pid=rank.process.pid)
+        with self._killing:
+            ranks, self._ranks = self._ranks, []
+        for rank in ranks:
+            rank.line.close()
+            rank.process.close()
+
+
+def _begun(starter: Starter, number: int, shared: list[SharedMemory], deadline: float) -> Rank:
+    """A rank's process and our end of its line. Raises ForkerLost, OSError."""
+    ours, theirs = socket.socketpair()
+    line = PeerEnd(ours)
+    with theirs:
+        try:
+            process = starter.start(CALL, name=f"swarmnet-rank-{number}", line=theirs, deadline=deadline)
+            return Rank(number, line, process, shared)
+        except BaseException:
+            line.close()
+            raise
+
+
+class _Store:
+    """Where ranks meet before they are a group: a file that only they have (Linux), or one that is gone afterwards."""
+
+    def __init__(self) -> None:
+        self.descriptor: int | None = None
+        self.path = ""
+
+    def __enter__(self) -> _Store:
+        if sys.platform == "linux":
+            self.descriptor = anonymous_file("swarmnet-store")
+        else:
+            self.path = str(Path(tempfile.mkdtemp(prefix="swarmnet-ranks-")) / "store")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+        else:
+            shutil.rmtree(Path(self.path).parent, ignore_errors=True)

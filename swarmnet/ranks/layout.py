@@ -1,0 +1,209 @@
+"""The ranks inside one peer: along which axes, on which devices, and which elements of a parameter each of them has.
+
+Two axes. `tensor`: ranks that split each layer (Megatron, arXiv:1909.08053), as `model.slices` says. `data`: ranks that
+split each microbatch's rows, and by `shard` also what they hold (ZeRO, arXiv:1910.02054). What the data axis cuts, it
+cuts by rows of the tensor axis' slice into equal chunks, the last ones shorter or empty: torch.chunk's cut, and
+FSDP2's. So whatever a rank holds of a parameter is a rectangle of it, a `Block`.
+
+Whatever a kind cuts, each rank *speaks* for one chunk: it writes that of a sum and of a state. So every element is
+written by one rank, and all ranks write equally much. Pure: knows no tensors and no group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from swarmnet.errors import UsageError
+from swarmnet.manifest.schema import Manifest, Model
+from swarmnet.model.slices import Slice, TensorSplit
+
+Shard = Literal["none", "dp", "zero1", "zero2", "zero3"]
+"""What the data axis shards: "none": there is no such axis; "dp": nothing, whole copies; "zero1": moments; "zero2":
+accumulators too; "zero3": parameters too."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeshLayout:
+    """`tensor` x `data` ranks. Rank number = d * tensor + t. Raises UsageError for what is no mesh.
+
+    devices: by rank, as torch names them ("cpu", "cuda:3"); all of one kind.
+    """
+
+    tensor: int = 1
+    data: int = 1
+    shard: Shard = "none"
+    sequence_parallel: bool = False
+    devices: tuple[str, ...] = ("cpu",)
+
+    def __post_init__(self) -> None:
+        if self.tensor < 1 or self.data < 1:
+            raise UsageError(f"a mesh has at least one rank along each axis, not {self.tensor} x {self.data}")
+        if self.shard == "none" and self.data > 1:
+            raise UsageError(
+                f"{self.data} ranks along the data axis share a stage: say how, by --shard dp, zero1, zero2 or zero3"
+            )
+        if len(self.devices) != self.ranks:
+            raise UsageError(f"tensor x data = {self.tensor} x {self.data}, but there are {len(self.devices)} devices")
+        if len({device.partition(":")[0] for device in self.devices}) > 1:
+            raise UsageError(f"the ranks of a mesh are all on one kind of device, not on {', '.join(self.devices)}")
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return self.tensor * self.data
+
+    @property
+    def kind(self) -> str:
+        """The devices' kind: "cpu" or "cuda"."""
+        return self.devices[0].partition(":")[0]
+
+    def coordinates(self, rank: int) -> tuple[int, int]:
+        """(d, t): the rank's places along `data` and `tensor`."""
+        assert 0 <= rank < self.ranks, rank
+        return divmod(rank, self.tensor)
+
+    def rank(self, d: int, t: int) -> int:
+        """The rank at these places; the inverse of `coordinates`."""
+        assert 0 <= d < self.data and 0 <= t < self.tensor, (d, t)
+        return d * self.tensor + t
+
+    @property
+    def label(self) -> str:
+        """What of a mesh rounds in its own way, in a word: "1", "tp2", "tp2sp", "zero3x4", "tp2sp-zero3x4"."""
+        split = f"tp{self.tensor}{'sp' * self.sequence_parallel}" if self.tensor > 1 else ""
+        spread = f"{self.shard}x{self.data}" if self.data > 1 else ""
+        return "-".join(filter(None, (split, spread))) or "1"
+
+    def record(self) -> dict[str, Any]:
+        """As JSON, for rank processes."""
+        return {
+            "tensor": self.tensor,
+            "data": self.data,
+            "shard": self.shard,
+            "sequence_parallel": self.sequence_parallel,
+            "devices": list(self.devices),
+        }
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> MeshLayout:
+        """What `record` wrote."""
+        return cls(**{**record, "devices": tuple(record["devices"])})
+
+
+What = Literal["parameters", "accumulators", "moments"]
+
+_SHARDED: Mapping[Shard, frozenset[What]] = {
+    "none": frozenset(),
+    "dp": frozenset(),
+    "zero1": frozenset(["moments"]),
+    "zero2": frozenset(["moments", "accumulators"]),
+    "zero3": frozenset(["moments", "accumulators", "parameters"]),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A rectangle of a parameter: one range of places along each of its dimensions; possibly empty."""
+
+    ranges: tuple[range, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its lengths."""
+        return tuple(len(places) for places in self.ranges)
+
+    @property
+    def num_elements(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+
+def chunk(length: int, index: int, count: int) -> range:
+    """The `index`-th of `count` chunks of a dimension, as torch.chunk cuts it; empty where that has no more chunks."""
+    most = -(-length // count)
+    return range(min(index * most, length), min((index + 1) * most, length))
+
+
+@dataclass(frozen=True, slots=True)
+class MeshSplit:
+    """How the ranks of `layout` share the stages of `model`.
+
+    microbatch_size: sequences per microbatch, sequence_length: tokens per sequence. Raises UsageError with advice if
+    these ranks cannot.
+    """
+
+    model: Model
+    layout: MeshLayout
+    microbatch_size: int
+    sequence_length: int
+
+    def __post_init__(self) -> None:
+        rows, ranks = self.microbatch_size, self.layout.data
+        if rows % ranks:
+            possible = ", ".join(str(number) for number in range(1, rows + 1) if rows % number == 0)
+            raise UsageError(
+                f"{ranks} ranks cannot split a microbatch: training.microbatch_size = {rows} is no multiple of it. "
+                f"Ranks that can: {possible}; others may split layers, by --tensor"
+            )
+        _ = self.tensor  # raises what is wrong with that axis
+
+    @classmethod
+    def of(cls, manifest: Manifest, layout: MeshLayout) -> MeshSplit:
+        """How `layout` shares the stages of a run. Raises UsageError."""
+        training = manifest.training
+        return cls(manifest.model, layout, training.microbatch_size, training.sequence_length)
+
+    @property
+    def tensor(self) -> TensorSplit:
+        """How the tensor axis shares a stage."""
+        layout = self.layout
+        sequence_parallel = layout.sequence_parallel and layout.tensor > 1
+        return TensorSplit(self.model, layout.tensor, self.sequence_length, sequence_parallel=sequence_parallel)
+
+    def rows(self, rank: int) -> range:
+        """Which sequences of a microbatch `rank` computes."""
+        share = self.microbatch_size // self.layout.data
+        d, _ = self.layout.coordinates(rank)
+        return range(d * share, (d + 1) * share)
+
+    def shards(self, what: What) -> bool:
+        """Does the data axis cut `what`?"""
+        return what in _SHARDED[self.layout.shard]
+
+    def slice_of(self, name: str, rank: int) -> Slice:
+        """What the tensor axis leaves `rank` of the parameter with that Hugging Face name."""
+        return self.tensor.slice_of(name, self.layout.coordinates(rank)[1])
+
+    def along_tensor(self, name: str, shape: Sequence[int], rank: int) -> Block:
+        """What `rank` would hold of parameter `name`, whole of `shape`, if the data axis cut nothing."""
+        return _block(self.slice_of(name, rank), shape)
+
+    def held(self, what: What, name: str, shape: Sequence[int], rank: int) -> Block:
+        """The elements of parameter `name`, whole of `shape`, of which `rank` holds `what`."""
+        block = self.along_tensor(name, shape, rank)
+        return self._chunk(block, rank) if self.shards(what) else block
+
+    def spoken(self, name: str, shape: Sequence[int], rank: int) -> Block | None:
+        """The elements that `rank` writes of what is whole; None if another rank with the same ones does."""
+        held = self.slice_of(name, rank)
+        return self._chunk(_block(held, shape), rank) if held.owner else None
+
+    def num_elements(self, what: What, shapes: Mapping[str, Sequence[int]], rank: int) -> int:
+        """How many elements of `what` `rank` holds of parameters with these names and whole shapes."""
+        return sum(self.held(what, name, shape, rank).num_elements for name, shape in shapes.items())
+
+    def _chunk(self, block: Block, rank: int) -> Block:
+        rows, *others = block.ranges
+        d, _ = self.layout.coordinates(rank)
+        own = chunk(len(rows), d, self.layout.data)
+        return Block((range(rows.start + own.start, rows.start + own.stop), *others))
+
+
+def _block(held: Slice, shape: Sequence[int]) -> Block:
+    ranges = [range(length) for length in shape]
+    if held.dim is not None:
+        ranges[held.dim] = range(held.start, held.stop)
+    return Block(tuple(ranges))

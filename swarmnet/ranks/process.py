@@ -1,0 +1,154 @@
+"""A rank: the process that owns one device of a peer and does what the peer process orders.
+
+It joins the process group, makes the program's handler, says that it is ready, then answers orders one by one; never
+two at once, so all collectives are issued by one thread, in the order of orders. It belongs to the peer process: when
+that is gone, however, the rank is gone within milliseconds, in a collective or not. SIGINT and SIGTERM are for the peer
+process to hear. It never tears its group down (gloo may abort a process that has done everything right): it says what
+there is to say and leaves by `os._exit`, or is killed. Knows no model: the program does.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore
+
+from swarmnet.ranks.comm import ProcessComm
+from swarmnet.ranks.fate import DUMP
+from swarmnet.ranks.line import ALIKE, LineEnded, Packet, RankEnd, packet_of
+from swarmnet.ranks.memory import mapped, pin
+
+Handler = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
+"""Does one order, (name, fields), and returns the fields of the answer."""
+
+NO_LIMIT = timedelta(days=1)
+"""Of a collective. The peer process holds the deadlines: it ends all ranks, at whatever they are."""
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+class RankContext:
+    """What a program is made from. `settings` is what the peer process gave, the same for all ranks.
+
+    epoch: how often the ranks were started, this time included.
+    """
+
+    def __init__(self, rank: int, ranks: int, device: torch.device, settings: Mapping[str, Any], epoch: int) -> None:
+        self.rank, self.ranks, self.device = rank, ranks, device
+        self.settings, self.epoch = settings, epoch
+        self._memory: dict[int, Tensor] = {}
+
+    def memory(self, number: int) -> Tensor:
+        """The bytes of the `SharedMemory` of that id, [n] uint8 on the CPU; pinned where the rank's device is CUDA."""
+        return self._memory[number]
+
+    def new_group(self, lists: Sequence[Sequence[int]]) -> ProcessComm:
+        """This rank's end of one of several groups, none of which share a rank: of the list it is in.
+
+        Every rank calls it alike, and only while the program's handler is made. `.group` is torch's own group.
+        """
+        assert sorted(rank for ranks in lists for rank in ranks) == list(range(self.ranks)), lists
+        groups = [dist.new_group(list(ranks), timeout=NO_LIMIT) for ranks in lists]
+        return ProcessComm(next(group for group, ranks in zip(groups, lists, strict=True) if self.rank in ranks))
+
+    def map(self, number: int, descriptor: int) -> None:
+        """Take in shared memory that the peer process made; the descriptor is closed."""
+        memory = mapped(descriptor)
+        os.close(descriptor)
+        if self.device.type == "cuda":
+            pin(memory)
+        self._memory[number] = memory
+
+
+def main(end: socket.socket) -> NoReturn:
+    """Be the rank at this end of the line. The process ends with the line, or when the program fails."""
+    line, code = RankEnd(end), 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        faulthandler.register(DUMP, chain=True)
+        threading.Thread(target=_leave_with, args=(line,), name="parent-death", daemon=True).start()
+        torch.set_num_threads(1)
+        _answer(line, *_joined(line))
+    except LineEnded:  # the peer process is gone
+        code = 0
+    except BaseException as error:  # whatever it is, the peer process hears why
+        traceback.print_exc()
+        _say_last(line, error)
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _leave_with(line: RankEnd) -> None:
+    """End this process when the peer's end of the line is closed. Nothing else wakes this thread."""
+    gone = select.poll()
+    gone.register(line, 0)
+    gone.poll()
+    os._exit(0)
+
+
+def _say_last(line: RankEnd, error: BaseException) -> None:
+    """Between ranks the earliest is to blame: the others fail because a partner in a collective is gone."""
+    words = "".join(traceback.format_exception_only(error)).strip()
+    try:
+        line.say({"failed": words[:4000], "at": time.monotonic()})
+    except LineEnded:  # the peer process is gone as well
+        pass
+
+
+def _joined(line: RankEnd) -> tuple[RankContext, Handler]:
+    """The first packet says what this rank is: join the group, map memory, make the program's handler."""
+    hello, store = line.hear()
+    device = torch.device(hello["device"])
+    context = RankContext(hello["rank"], hello["ranks"], device, hello["settings"], hello["epoch"])
+    backend = "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # before memory is pinned: that takes memory on the device it is
+        backend = "nccl"
+    for number in hello["memory"]:
+        _, descriptor = line.hear()
+        assert descriptor is not None
+        context.map(number, descriptor)
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
+    path = hello["store"] if store is None else f"/proc/self/fd/{store}"
+    dist.init_process_group(
+        backend,
+        store=FileStore(path, context.ranks),
+        rank=context.rank,
+        world_size=context.ranks,
+        timeout=NO_LIMIT,
+        device_id=device if device.type == "cuda" else None,
+    )
+    module, _, factory = hello["program"].partition(":")
+    handler: Handler = getattr(importlib.import_module(module), factory)(context)
+    line.say({"ready": {}})
+    return context, handler
+
+
+def _answer(line: RankEnd, context: RankContext, handler: Handler) -> NoReturn:
+    while True:
+        packet, descriptor = line.hear()
+        if descriptor is not None:
+            context.map(packet["map"], descriptor)
+            continue
+        try:
+            answer: Packet = {"done": handler(packet["order"], packet["fields"]) or {}}
+        except ALIKE as error:
+            answer = {"raised": packet_of(error)}
+        line.say(answer)

@@ -1,0 +1,269 @@
+"""The ranks of one stage, kept going: ordered with deadlines, started again when one is lost, given up in the end.
+
+What ranks hold is of two kinds. Sums and microbatches in flight are gone with them, and an order that needs them is
+refused. Weights and moments are not: after each start the ranks read them again (`load`), so an order that needs
+nothing else is repeated until it is done (`insist`). Knows no tensors; what orders mean is `ranks.program`'s.
+
+A deadline is there for what never ends, not for what is slow. It is a multiple of what the same order has taken before,
+and generous as long as little is known: first orders build kernels, fill caches, meet a busy machine.
+
+Ranks are given up that do nothing but get lost. Finished work shows that they are good for something, and so do minutes
+without a loss. Neither shows that for an order that kills them whenever it comes: only that order, done, does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarmnet.errors import MeshFailed, RankLost, Refused, RejectCode
+from swarmnet.ranks.group import RankGroup
+from swarmnet.stage.backend import Watcher
+
+_SEEN = 3
+"""Orders of a kind after which its pace is known."""
+
+_FADES = 0.95
+"""By how much the slowest order so far counts less with every further one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartBackoff:
+    """How long ranks may take for an order, how often they are started again, and after which pauses.
+
+    first_s: for an order of which little is known. floor_s: for any. factor: times the slowest seen.
+    restarts: how often ranks are started again without anything finished in between, or for one kind of order without
+    one done in between; pauses before a restart grow from nothing over pause_s, doubled each time. forget_s: of being
+    up, after which losses are forgotten that no order is to blame for.
+    """
+
+    first_s: float = 300.0
+    floor_s: float = 60.0
+    factor: float = 20.0
+    restarts: int = 5
+    pause_s: float = 0.25
+    forget_s: float = 300.0
+
+    def pause(self, losses: int) -> float:
+        """Seconds to wait before ranks are started that were lost so often since something was finished."""
+        return 0.0 if losses < 2 else self.pause_s * 2.0 ** (losses - 2)
+
+
+@dataclass(slots=True)
+class OrderTimes:
+    """What orders have taken, by kind."""
+
+    backoff: RestartBackoff
+    _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    def deadline_s(self, order: str) -> float:
+        """How long an order of that kind may take."""
+        backoff, (count, slowest) = self.backoff, self._seen.get(order, (0, 0.0))
+        known = max(backoff.floor_s, backoff.factor * slowest)
+        return known if count >= _SEEN else max(known, backoff.first_s)
+
+    def took(self, order: str, seconds: float) -> None:
+        """One was done."""
+        count, slowest = self._seen.get(order, (0, 0.0))
+        self._seen[order] = count + 1, max(seconds, _FADES * slowest)
+
+    def started(self) -> None:
+        """Ranks are new: their first orders are first ones again. What is known of slow ones stays."""
+        self._seen = {order: (0, slowest) for order, (_, slowest) in self._seen.items()}
+
+
+@dataclass(slots=True)
+class Losses:
+    """How often ranks were lost, in all and by the kind of order that they were at."""
+
+    backoff: RestartBackoff
+    _since_work: int = 0
+    _in_order: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def times(self) -> int:
+        """How often in a row, as whatever counts most losses sees it."""
+        return max(self._since_work, *self._in_order.values(), 0)
+
+    @property
+    def verdict(self) -> str | None:
+        """Why ranks are given up, in words; None: they are not."""
+        most = self.backoff.restarts
+        if self._since_work > most:
+            return f"were started {self._since_work} times and finished nothing"
+        for order, times in self._in_order.items():
+            if times > most:
+                return f"were lost {times} times in the order {order!r}, which they never finished in between"
+        return None
+
+    def lost(self, order: str | None, *, up_s: float) -> None:
+        """They were, at that order, after so long up; None: at no order, or as they started."""
+        self._since_work = 1 if up_s >= self.backoff.forget_s else self._since_work + 1
+        if order is not None:
+            self._in_order[order] = self._in_order.get(order, 0) + 1
+
+    def did(self, order: str) -> None:
+        """They have done one of these, all of them."""
+        self._in_order.pop(order, None)
+
+    def finished(self) -> None:
+        """They have finished work: a microbatch, an evaluation, a step."""
+        self._since_work = 0
+
+
+class Ranks:
+    """Threads take turns by `lock`, which they may hold around several calls.
+
+    load: the fields of the order that brings ranks to the state as it is now. label: of the mesh, for people. life: how
+    often what ranks held was lost. holds: the step of each microbatch that they have something of, by the key that it
+    was ordered under.
+    """
+
+    def __init__(
+        self,
+        group: RankGroup,
+        watcher: Watcher,
+        *,
+        label: str,
+        load: Callable[[], Mapping[str, Any]],
+        backoff: RestartBackoff,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.life = 0
+        self.holds: dict[int, int] = {}
+        self._group, self._watcher, self._label, self._load = group, watcher, label, load
+        self._backoff, self._pace = backoff, OrderTimes(backoff)
+        self._up = False
+        self._since = 0.0
+        self._losses = Losses(backoff)
+        self._why = ""
+        self._forgotten: deque[int] = deque()
+        self._closing = threading.Event()
+
+    def forget(self, key: int) -> None:
+        """Have ranks drop what they hold under `key`, with their next order. Any thread, at any time."""
+        self._forgotten.append(key)
+
+    def forget_step(self, version: int) -> None:
+        """Have them drop what is of steps up to `version`: they are applied."""
+        with self.lock:
+            for key, step in self.holds.items():
+                if step <= version:
+                    self.forget(key)
+
+    def start(self) -> None:
+        """Have the ranks up: at once if they are. Notices the death of idle ones. Raises MeshFailed: given up."""
+        with self.lock:
+            if self._up:
+                try:
+                    self._group.check()
+                except RankLost as lost:
+                    self._on_loss(lost, None)
+            while not self._up:
+                self._begin()
+
+    def start_or_refuse(self) -> None:
+        """As `start`. Raises Refused(NOT_READY): given up."""
+        try:
+            self.start()
+        except MeshFailed as failed:
+            raise Refused(RejectCode.NOT_READY, failed.message) from failed
+
+    def order(self, name: str, /, *, life: int | None = None, **fields: Any) -> list[Mapping[str, Any]]:
+        """All ranks' answers, by rank. life: of the ranks that can do it; None: whoever is up.
+
+        Raises Refused(NOT_READY) if these are lost, before or meanwhile, and what all ranks raise.
+        """
+        with self.lock:
+            self.start_or_refuse()
+            if life not in (None, self.life):
+                raise Refused(RejectCode.NOT_READY, "the ranks that held what this needs were lost", order=name)
+            try:
+                return self._do(name, fields)
+            except RankLost as lost:
+                self._on_loss(lost, name)
+                raise Refused(RejectCode.NOT_READY, "a rank of this peer was lost, and is started again") from lost
+
+    def insist(self, name: str, /, **fields: Any) -> None:
+        """Have it done, by other ranks if these are lost. Raises Refused(NOT_READY) if they are given up."""
+        with self.lock:
+            while True:
+                self.start_or_refuse()
+                try:
+                    self._do(name, fields)
+                    return
+                except RankLost as lost:
+                    self._on_loss(lost, name)
+
+    def reload(self) -> None:
+        """The state of now is another. Ranks that are not up read it when they start."""
+        with self.lock:
+            if not self._up:
+                return
+            try:
+                self._do("load", self._load())
+                self.holds.clear()
+            except RankLost as lost:
+                self._on_loss(lost, "load")
+
+    def finished(self) -> None:
+        """A microbatch was counted or evaluated, or a step was taken: these ranks do work."""
+        self._losses.finished()
+
+    def close(self) -> None:
+        """End them, whatever they are at; no process and no memory is left. May be called again, from any thread."""
+        self._closing.set()
+        self._group.close()
+
+    def _begin(self) -> None:
+        if (verdict := self._losses.verdict) is not None:
+            raise MeshFailed(f"ranks ({self._label}) {verdict}; the last time {self._why}")
+        if self._closing.wait(self._backoff.pause(self._losses.times)):
+            raise MeshFailed("the ranks have been stopped for good")
+        began = time.monotonic()
+        try:
+            self._group.start()
+            self._pace.started()
+            self._do("load", self._load())
+        except RankLost as lost:
+            self._on_loss(lost, None)
+            return
+        self._up, self._since = True, time.monotonic()
+        self._watcher.event(
+            "mesh_started",
+            {
+                "mesh": self._label,
+                "epoch": self._group.epoch,
+                "pids": list(self._group.pids),
+                "seconds": round(self._since - began, 3),
+            },
+        )
+
+    def _do(self, name: str, fields: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        forgotten = [key for key in self._drained() if self.holds.pop(key, None) is not None]
+        began = time.monotonic()
+        answers = self._group.order(name, deadline_s=self._pace.deadline_s(name), forgotten=forgotten, **fields)
+        self._pace.took(name, time.monotonic() - began)
+        self._losses.did(name)
+        return answers
+
+    def _drained(self) -> list[int]:
+        return [self._forgotten.popleft() for _ in range(len(self._forgotten))]
+
+    def _on_loss(self, lost: RankLost, order: str | None) -> None:
+        self._losses.lost(order, up_s=time.monotonic() - self._since if self._up else 0.0)
+        if self._up:
+            self._up = False
+            self.life += 1
+            self.holds.clear()
+            self._watcher.lost()
+        self._why = lost.reason
+        if not self._closing.is_set():
+            seconds = round(time.monotonic() - self._since, 3) if self._since else 0.0
+            self._watcher.event(
+                "rank_lost", {"rank": lost.rank, "reason": lost.reason, "epoch": self._group.epoch, "seconds": seconds}
+            )

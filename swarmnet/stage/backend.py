@@ -1,0 +1,127 @@
+"""What an engine computes with: the modules, the sums and the state of one stage, wherever they live.
+
+Two implementations: in this process, on one device (`stage.device_backend`), or on the ranks of a mesh
+(`ranks.backend`). Tensors in, tensors out; what may be counted, and what travels, is the engine's business. Of the
+compute thread but for `GradientSum`, which the averaging thread reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from swarmnet.messages import Commit
+from swarmnet.stage.canonical import Canonical
+from swarmnet.stage.outer import Outer
+
+
+class Watcher(Protocol):
+    """Who hears what becomes of a body by itself. From whatever thread finds it out."""
+
+    def lost(self) -> None:
+        """The sums of all open steps and all work are gone; void counts have moved, and `read` refuses."""
+
+    def event(self, event: str, fields: dict[str, object]) -> None:
+        """Something worth a line."""
+
+
+class State(Protocol):
+    """Weights and moments of a version, and the update to the next."""
+
+    @property
+    def canonical(self) -> Canonical:
+        """Names, shapes and order of all of it."""
+
+    @property
+    def version(self) -> int:
+        """Of the newest weights."""
+
+    @property
+    def outer(self) -> Outer | None:
+        """The outer optimizer beside these weights, if the run has one. It changes `newest` in place."""
+
+    @property
+    def newest(self) -> Sequence[Tensor]:
+        """The weights of `version`, in canonical order."""
+
+    def apply(self, total: Tensor, commits: Sequence[Commit], *, own_tokens: int | None = None) -> None:
+        """Step to the next version with the flat sum `total` (see `Canonical.update`)."""
+
+    def stay(self, commits: Sequence[Commit]) -> None:
+        """On to the next version with the same weights: there was no gradient for them."""
+
+    def reset_to_seed(self) -> None:
+        """Back to version 0, and what would be before it is the same."""
+
+    def copy(self, memory: Tensor) -> int:
+        """Copy all of it into `canonical.layout.memory()`; returns its version. `layout.seal` makes it a snapshot."""
+
+    def take_over(self, tensors: Mapping[str, Tensor], *, version: int) -> None:
+        """Become what `Canonical.unpack` has read."""
+
+
+class GradientSum(Protocol):
+    """The sum of one open step's gradients; see `stage.accumulator.Accumulator`. Any thread."""
+
+    @property
+    def voids(self) -> int:
+        """How often it has been voided."""
+
+    @property
+    def revoked(self) -> int:
+        """How often what was counted in it was taken back: its voids, but for losses and those that follow one."""
+
+    def void(self, *, lost: bool = False) -> None:
+        """Make it empty. An addition now running adds to nothing. lost: this only follows a loss."""
+
+    def read(self, step: int) -> Tensor:
+        """The flat sum of `step` in canonical order: zeros if nothing was added. Do not change it.
+
+        Raises Refused(NOT_READY) if it was lost, and nobody has voided it since.
+        """
+
+    def indexes(self, step: int) -> frozenset[int]:
+        """Whose gradients the sum of `step` holds."""
+
+
+class StageBackend(Protocol):
+    """One stage. sums: that of step s is number s % (1 + delay.most). device: of `forward`'s tensors in here."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def state(self) -> State: ...
+
+    @property
+    def sums(self) -> Sequence[GradientSum]: ...
+
+    @property
+    def writes_at_once(self) -> bool:
+        """Does backward write weight gradients, so that `accumulate` only adds them and frees their memory?"""
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell it from now on."""
+
+    def start(self) -> None:
+        """Have everything up that computes, and notice if it is not. Raises MeshFailed: it was given up."""
+
+    def close(self) -> None:
+        """End whatever was started, in the middle of a job too: that raises. Any thread."""
+
+    def sum_memory(self) -> Tensor:
+        """Memory for one finished sum, zeros: flat, in the dtype of sums. `State.apply` reads it best from there."""
+
+    def forward(self, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool) -> tuple[Tensor, object | None]:
+        """Run the module of `step`: tokens [B, T + 1] on the CPU, hidden [B, T, D], ours to keep, None in the first
+        stage. Returns hidden [B, T, D], in the last stage the loss summed over tokens; and, to train, the work done.
+        """
+
+    def backward(self, work: object, gradient: Tensor | None) -> Tensor | None:
+        """The gradient of the input, None in the first stage. Raises ValueError the second time."""
+
+    def accumulate(self, work: object, *, step: int, index: int, voids: int) -> bool:
+        """The weight pass of what backward has run of; see `Accumulator.add`. Ends `work`."""

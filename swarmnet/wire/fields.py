@@ -1,0 +1,423 @@
+"""Dataclasses as protobuf messages, derived: type and bound of a field say how it is written, read and checked.
+
+    hint                                   protobuf              read as
+    bool                                   bool                  itself
+    Annotated[int, Between]                  int32, int64, uint64  an integer in the range
+    float, Annotated[float, Between]         double, float         a finite number, in the range
+    Literal["a", "b"], an Enum             string                one of those words
+    Annotated[str, Size]                   string                a text of that length
+    Annotated[bytes, Size]                 bytes                 bytes of that length
+    Chain, RunId                           bytes                 32 bytes, 64 hex digits in Python
+    PeerId                                 string                an Ed25519 peer id
+    frozenset[int]                         bytes                 a bitmap of microbatch indexes
+    a dataclass, tuple[A, B]               message               field by field; of a tuple in the order of numbers
+    a dataclass | None                     optional message      None where it is not set
+    Annotated[tuple[X, ...], Entries]      repeated              so many at most
+    Mapping[int, tuple[A, B]]              message               a bitmap of the keys, a column for A, one for B
+
+Reading is total: what is read obeys its bounds, or `Wrong` says what does not and where. Writing asserts the same
+rules: what one peer can send, every other peer can read. Each kind of field knows the most bytes that it takes, so that
+a message which no peer of a run needs is refused by its length, before it is parsed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from operator import attrgetter
+from types import UnionType
+from typing import Annotated, Any, Literal, Protocol, get_args, get_origin, get_type_hints
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from swarmnet.bounds import MAX_INDEXES, Between, Bounds, Entries, Size
+from swarmnet.ids import Chain, PeerId, RunId
+from swarmnet.wire.peer_ids import PEER_ID_CHARS, is_peer_id
+
+TAG_BYTES, VARINT_BYTES, LENGTH_BYTES = 2, 10, 4
+"""What protobuf adds at most: a field's number (below 2048), a number, the length of what follows."""
+
+
+class Wrong(ValueError):
+    """A field does not obey its bounds. where: its path; why: what it is or has, in words."""
+
+    def __init__(self, where: str, why: str) -> None:
+        super().__init__(f"{where} {why}")
+        self.where, self.why = where, why
+
+    def inside(self, name: str) -> Wrong:
+        """The same, seen from the message that holds this one as `name`."""
+        return Wrong(f"{name}.{self.where}" if self.where else name, self.why)
+
+
+# ---------------------------------------------------------------- index sets
+
+
+def to_bitmap(indexes: frozenset[int]) -> bytes:
+    """Bit i of byte i // 8, least significant first, stands for index i."""
+    if not indexes:
+        return b""
+    assert min(indexes) >= 0, "an index is negative"
+    bits = bytearray(max(indexes) // 8 + 1)
+    for index in indexes:
+        bits[index >> 3] |= 1 << (index & 7)
+    return bytes(bits)
+
+
+def bitmap_problem(bits: bytes, below: int) -> str:
+    """Why `bits` are no set of indexes below `below`; "" if they are. Trailing zeros are harmless."""
+    too_large = len(bits) > -(-below // 8) or (len(bits) == below // 8 + 1 and bits[-1] >> below % 8)
+    return f"holds an index of {below} or more" if too_large else ""
+
+
+def from_bitmap(bits: bytes) -> frozenset[int]:
+    """The inverse of `to_bitmap`."""
+    return frozenset(8 * at + bit for at, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1)
+
+
+# ---------------------------------------------------------------- kinds of field
+
+
+class Kind(Protocol):
+    """How one field converts."""
+
+    @property
+    def most_bytes(self) -> int:
+        """No valid field takes more, its number included."""
+        ...
+
+    def write(self, message: Message, name: str, value: Any) -> None:
+        """Write a valid value into `message.name`."""
+        ...
+
+    def read(self, message: Message, name: str) -> Any:
+        """Read and check `message.name`. Raises Wrong."""
+        ...
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A number, a text, bytes or a flag."""
+
+    most_bytes: int
+    problem: Callable[[Any], str] = lambda raw: ""
+    """What is wrong with what protobuf holds; "" if nothing is."""
+    pack: Callable[[Any], Any] = _same
+    """Value to what protobuf holds."""
+    unpack: Callable[[Any], Any] = _same
+    """Back, after the check."""
+
+    def packed(self, name: str, value: Any) -> Any:
+        """What protobuf holds for a value of ours, which must be valid."""
+        raw = self.pack(value)
+        assert not (problem := self.problem(raw)), f"{name} {problem}"
+        return raw
+
+    def unpacked(self, name: str, raw: Any) -> Any:
+        """The value that protobuf holds. Raises Wrong."""
+        if problem := self.problem(raw):
+            raise Wrong(name, problem)
+        return self.unpack(raw)
+
+    def write(self, message: Message, name: str, value: Any) -> None:
+        setattr(message, name, self.packed(name, value))
+
+    def read(self, message: Message, name: str) -> Any:
+        return self.unpacked(name, getattr(message, name))
+
+
+@dataclass(frozen=True, slots=True)
+class Struct:
+    """A dataclass, or a tuple, as one message: every field by name."""
+
+    make: type
+    fields: dict[str, Kind]
+
+    @property
+    def most_bytes(self) -> int:
+        """No valid message takes more, its length and the number of the field it is in included."""
+        return TAG_BYTES + LENGTH_BYTES + sum(kind.most_bytes for kind in self.fields.values())
+
+    def fill(self, message: Message, value: Any) -> None:
+        """Write `value` into an empty message."""
+        message.SetInParent()  # a message without a set field is there, too
+        values = value if self.make is tuple else [getattr(value, name) for name in self.fields]
+        for (name, kind), part in zip(self.fields.items(), values, strict=True):
+            kind.write(message, name, part)
+
+    def take(self, message: Message) -> Any:
+        """Read and check every field. Raises Wrong."""
+        parts = {name: kind.read(message, name) for name, kind in self.fields.items()}
+        if self.make is tuple:
+            return tuple(parts.values())
+        value = self.make(**parts)
+        # Parts that are good each and contradict each other: the message is refused as a whole.
+        contradiction = getattr(value, "contradiction", None)
+        if contradiction is not None and (why := contradiction()):
+            raise Wrong("", why)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """A message in a message."""
+
+    struct: Struct
+    optional: bool = False
+
+    @property
+    def most_bytes(self) -> int:
+        return self.struct.most_bytes
+
+    def write(self, message: Message, name: str, value: Any) -> None:
+        if value is not None:
+            self.struct.fill(getattr(message, name), value)
+
+    def read(self, message: Message, name: str) -> Any:
+        if not message.HasField(name):
+            if self.optional:
+                return None
+            raise Wrong(name, "is missing")
+        try:
+            return self.struct.take(getattr(message, name))
+        except Wrong as wrong:
+            raise wrong.inside(name) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Scalars:
+    """A tuple of scalars."""
+
+    scalar: Scalar
+    limit: int
+    distinct: bool = False
+
+    @property
+    def most_bytes(self) -> int:
+        return TAG_BYTES + LENGTH_BYTES + self.limit * self.scalar.most_bytes
+
+    def write(self, message: Message, name: str, value: tuple[Any, ...]) -> None:
+        assert len(value) <= self.limit, f"{name} has {len(value)} entries, more than {self.limit}"
+        getattr(message, name).extend(self.scalar.packed(name, each) for each in value)
+
+    def read(self, message: Message, name: str) -> tuple[Any, ...]:
+        raw = getattr(message, name)
+        _check_entries(name, raw, self.limit, _same if self.distinct else None)
+        return tuple(self.scalar.unpacked(name, each) for each in raw)
+
+
+@dataclass(frozen=True, slots=True)
+class Structs:
+    """A tuple of messages."""
+
+    struct: Struct
+    limit: int
+    distinct: bool = False
+    """Each has another `peer`."""
+    below: int = 0
+    """Not 0: no index is in the `indexes` of two, and all are below this."""
+
+    @property
+    def most_bytes(self) -> int:
+        if not self.below:
+            return self.limit * self.struct.most_bytes
+        # The sets are disjoint: no more entries have one than there are indexes.
+        bitmap = self.struct.fields["indexes"].most_bytes
+        return self.limit * (self.struct.most_bytes - bitmap) + min(self.limit, self.below) * bitmap
+
+    def write(self, message: Message, name: str, value: tuple[Any, ...]) -> None:
+        assert len(value) <= self.limit, f"{name} has {len(value)} entries, more than {self.limit}"
+        for each in value:
+            self.struct.fill(getattr(message, name).add(), each)
+
+    def read(self, message: Message, name: str) -> tuple[Any, ...]:
+        raw = getattr(message, name)
+        _check_entries(name, raw, self.limit, attrgetter("peer") if self.distinct else None)
+        if self.below:
+            self._check_disjoint(name, raw)
+        try:
+            return tuple(map(self.struct.take, raw))
+        except Wrong as wrong:
+            raise wrong.inside(name) from None
+
+    def _check_disjoint(self, name: str, raw: Any) -> None:
+        # As whole numbers, before a set is made: a hundred full bitmaps would be millions of indexes.
+        taken = 0
+        for entry in raw:
+            if problem := bitmap_problem(entry.indexes, self.below):
+                raise Wrong(f"{name}.indexes", problem)
+            mine = int.from_bytes(entry.indexes, "little")
+            if taken & mine:
+                raise Wrong(name, "names an index twice")
+            taken |= mine
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A mapping from index to a tuple: a bitmap of the indexes, then a column for each member of the tuple."""
+
+    keys: tuple[str, Scalar]
+    columns: dict[str, Scalar]
+    most_bytes: int
+
+    def write(self, message: Message, name: str, value: Mapping[int, tuple[Any, ...]]) -> None:
+        table = getattr(message, name)
+        table.SetInParent()
+        key, bitmap = self.keys
+        bitmap.write(table, key, frozenset(value))
+        rows = [value[index] for index in sorted(value)]
+        for place, (column, scalar) in enumerate(self.columns.items()):
+            getattr(table, column).extend(scalar.packed(column, row[place]) for row in rows)
+
+    def read(self, message: Message, name: str) -> dict[int, tuple[Any, ...]]:
+        table = getattr(message, name)
+        key, bitmap = self.keys
+        try:
+            indexes = sorted(bitmap.read(table, key))
+            found = []
+            for column, scalar in self.columns.items():
+                raw = getattr(table, column)
+                if len(raw) != len(indexes):
+                    raise Wrong(column, "has not one entry per index")
+                found.append([scalar.unpacked(column, each) for each in raw])
+        except Wrong as wrong:
+            raise wrong.inside(name) from None
+        return dict(zip(indexes, zip(*found, strict=True), strict=True))
+
+
+def _check_entries(name: str, raw: Any, limit: int, peer_of: Callable[[Any], str] | None) -> None:
+    if len(raw) > limit:
+        raise Wrong(name, f"has {len(raw)} entries, more than {limit}")
+    if peer_of is not None and len(set(map(peer_of, raw))) != len(raw):
+        raise Wrong(name, "names a peer twice")
+
+
+# ---------------------------------------------------------------- derivation
+
+
+@functools.cache
+def struct_of(make: type, mirror: Descriptor, bounds: Bounds) -> Struct:
+    """How a dataclass mirrors a message in a run of these numbers.
+
+    A field `payload` travels behind the message as raw bytes, and keeps its default here.
+    Raises TypeError if the fields are not the message's, or a field's hint is in no line of the table.
+    """
+    hints = get_type_hints(make, include_extras=True)
+    hints.pop("payload", None)
+    if set(hints) != set(mirror.fields_by_name):
+        raise TypeError(f"{make.__name__} and {mirror.full_name} have other fields: {hints.keys()}")
+    return Struct(make, {name: _kind(hint, mirror.fields_by_name[name], bounds) for name, hint in hints.items()})
+
+
+def _kind(hint: Any, field: FieldDescriptor, bounds: Bounds) -> Kind:
+    plain, bound = _split(hint)
+    parts = get_args(plain)
+    inner: Descriptor | None = field.message_type
+    if isinstance(bound, Entries):
+        limit = min(bound.most, getattr(bounds, bound.of)) if bound.of else bound.most
+        if inner is None:
+            return Scalars(_scalar(parts[0], field, bounds), limit, bound.distinct)
+        below = _most_indexes(bounds) if bound.disjoint else 0
+        return Structs(_message(parts[0], inner, bounds), limit, bound.distinct, below)
+    if inner is None:
+        return _scalar(hint, field, bounds)
+    if get_origin(plain) is Mapping:
+        return _columns(get_args(parts[1]), inner, bounds)
+    if isinstance(plain, UnionType):
+        return Nested(_message(parts[0], inner, bounds), optional=True)
+    return Nested(_message(plain, inner, bounds))
+
+
+def _message(hint: Any, mirror: Descriptor, bounds: Bounds) -> Struct:
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return struct_of(hint, mirror, bounds)
+    pairs = zip(get_args(hint), mirror.fields, strict=True)
+    return Struct(tuple, {field.name: _kind(each, field, bounds) for each, field in pairs})
+
+
+def _columns(hints: tuple[Any, ...], mirror: Descriptor, bounds: Bounds) -> Columns:
+    first, *others = mirror.fields
+    bitmap = _scalar(frozenset[int], first, bounds)
+    columns = {field.name: _scalar(hint, field, bounds) for field, hint in zip(others, hints, strict=True)}
+    a_row = sum(scalar.most_bytes for scalar in columns.values())
+    most_bytes = TAG_BYTES + LENGTH_BYTES + bitmap.most_bytes + _most_indexes(bounds) * a_row
+    return Columns((first.name, bitmap), columns, most_bytes)
+
+
+def _split(hint: Any) -> tuple[Any, Any]:
+    """(type, bound) of a hint; None: it has no bound."""
+    return get_args(hint)[:2] if get_origin(hint) is Annotated else (hint, None)
+
+
+def _most_indexes(bounds: Bounds) -> int:
+    return min(MAX_INDEXES, bounds.microbatches)
+
+
+def _scalar(hint: Any, field: FieldDescriptor, bounds: Bounds) -> Scalar:
+    plain, bound = _split(hint)
+    number, text = TAG_BYTES + VARINT_BYTES, TAG_BYTES + LENGTH_BYTES
+    if plain is bool:
+        return Scalar(number)
+    if plain is int and isinstance(bound, Between):
+        low, high = bound.low, bound.high
+        return Scalar(number, lambda raw: "" if low <= raw <= high else f"is {raw}, not in {low}..{high}")
+    if plain is float and (bound is None or isinstance(bound, Between)):
+        low, high = (bound.low, bound.high) if bound else (-math.inf, math.inf)
+        return Scalar(
+            number,
+            lambda raw: "" if math.isfinite(raw) and low <= raw <= high else f"is {raw}, no finite {low}..{high}",
+        )
+    if get_origin(plain) is Literal:
+        return _words(get_args(plain))
+    if isinstance(plain, type) and issubclass(plain, Enum):
+        words = _words(tuple(member.value for member in plain))
+        return dataclasses.replace(words, pack=attrgetter("value"), unpack=plain)
+    if plain is str and isinstance(bound, Size):
+        most = bound.most
+        return Scalar(
+            text + 4 * most,
+            lambda raw: "" if len(raw) <= most else f"has {len(raw)} characters, more than {most}",
+            (lambda words: words[:most].encode("utf-8", "replace").decode("utf-8")) if bound.cut else _same,
+        )
+    if plain is bytes and isinstance(bound, Size):
+        least, most = bound.least, bound.most
+        return Scalar(
+            text + most,
+            lambda raw: "" if least <= len(raw) <= most else f"has {len(raw)} bytes, not {least}..{most}",
+            bytes,
+        )
+    if plain in (Chain, RunId):
+        return Scalar(
+            text + 32, lambda raw: "" if len(raw) == 32 else f"has {len(raw)} bytes, not 32", _unhex, bytes.hex
+        )
+    if plain is PeerId:
+        return Scalar(
+            text + PEER_ID_CHARS, lambda raw: "" if is_peer_id(raw) else f"is {raw[:64]!r}, no peer id", unpack=PeerId
+        )
+    if plain == frozenset[int]:
+        below = _most_indexes(bounds)
+        return Scalar(
+            text + -(-below // 8), lambda raw: bitmap_problem(raw, below), to_bitmap, lambda raw: from_bitmap(raw)
+        )
+    raise TypeError(f"{field.full_name}: no field is derived from {hint}")
+
+
+def _words(words: tuple[str, ...]) -> Scalar:
+    return Scalar(
+        TAG_BYTES + LENGTH_BYTES + max(map(len, words)),
+        lambda raw: "" if raw in words else f"is {raw[:32]!r}, no word that is known",
+    )
+
+
+def _unhex(text: str) -> bytes:
+    assert set(text) <= set("0123456789abcdef"), f"{text!r} is not in lower-case hex digits"
+    return bytes.fromhex(text)

@@ -1,0 +1,170 @@
+"""The bytes of one instance of every message are what they were: a change of them is a change of the protocol."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from swarmnet.errors import RejectCode
+from swarmnet.ids import Ballot, Chain, Generation, PeerId, Restart, RoundId, RunId
+from swarmnet.messages import (
+    Accepted,
+    Answer,
+    Busy,
+    Claim,
+    Commit,
+    Committed,
+    Control,
+    DialBack,
+    DialledBack,
+    Evicted,
+    Execute,
+    Fetch,
+    Fetched,
+    Finished,
+    Gradient,
+    Granted,
+    Heartbeat,
+    Late,
+    LinkQuality,
+    ManifestData,
+    ManifestRequest,
+    Measure,
+    Moved,
+    MovedTo,
+    Packed,
+    Part,
+    PartData,
+    Prepare,
+    Process,
+    Rejected,
+    Release,
+    Report,
+    Request,
+    Round,
+    Running,
+    Snapshot,
+    SnapshotPiece,
+    SnapshotRequest,
+    Stamp,
+    TrailRequest,
+    TrailStep,
+    Trouble,
+    Vote,
+)
+from swarmnet.wire import convert
+from swarmnet.wire.convert import Done, GreetFirst, Hello, Ping, Pong, Pulse, Signal, TensorHeader
+from swarmnet.wire.peer_ids import peer_id_from_public_bytes
+
+GOLDEN = Path(__file__).with_name("wire_golden.json")
+
+
+def peer(number: int) -> PeerId:
+    return peer_id_from_public_bytes(bytes([number]) * 32)
+
+
+def chain(number: int) -> Chain:
+    return Chain(f"{number:02x}" * 32)
+
+
+BALLOT, GENERATION, RESTART = Ballot(3, peer(1)), Generation((1 << 64) - 2, 5), Restart(2, 40)
+ROUND_ID = RoundId(BALLOT, 7)
+STAMP = Stamp(41, 2, chain(9), RESTART)
+SHARES = ((peer(1), GENERATION, frozenset({0, 9})), (peer(2), Generation(1, 0), frozenset({1, 65_535})))
+FINISHED = Finished(ROUND_ID, b"digest", 1 << 40, -2.5, 0.125, SHARES, frozenset({4}))
+COMMIT = Commit(
+    2, 41, chain(9), ROUND_ID, b"digest", 77, -2.5, 0.125, frozenset({4}), (peer(1), peer(2)), (Vote(peer(2), b"vote"),)
+)
+FENCED = (STAMP, BALLOT, GENERATION)
+TENSOR = Packed("fp32", (2, 3), bytes(24))
+
+CONTROLS = (
+    Heartbeat(STAMP, 1 << 63, True, BALLOT, (COMMIT,), (COMMIT, COMMIT), 12, True, "cpu/1",
+              Measure(40, chain(8), b"bits", (0.5, -0.25)), chain(7), (peer(3), peer(4))),
+    Prepare(STAMP, BALLOT, frozenset({3, 8})),
+    Claim(*FENCED, 6),
+    Granted(*FENCED, 6),
+    Moved(*FENCED, 6, peer(2)),
+    Report(*FENCED, frozenset({1, 2}), frozenset({2}), FINISHED, COMMIT, 99, frozenset({5}),
+           LinkQuality(10**9, ((peer(2), 1500), (peer(3), 9))),
+           Trouble(ROUND_ID, (Late(peer(4), True, 1.5),), (peer(5),)), b"my vote"),
+    Evicted(*FENCED, True),
+    Release(*FENCED, frozenset({1, 300})),
+    Round(STAMP, BALLOT, ROUND_ID, SHARES, (peer(1), peer(2)), (peer(3),), frozenset({4}), (10**6, 10**12), (2,), 3),
+    Committed(COMMIT, RESTART),
+    Execute(STAMP, BALLOT, 6),
+    Ping(b"8 bytes."),
+)  # fmt: skip
+REQUESTS = (
+    Process(41, 2, 6, "eval", True, True),
+    Fetch(41, -1, 6, "gradient", True),
+    Part(STAMP, ROUND_ID, "reduced", 128, 1 << 40, 1),
+    SnapshotRequest(2, 41, bytes(range(32)), 8191),
+    TrailRequest(STAMP),
+    ManifestRequest(),
+    DialBack(),
+)
+ANSWERS = (
+    Accepted(),
+    Running(),
+    Busy(2.5, 41),
+    MovedTo(peer(2)),
+    Rejected(RejectCode.NOT_READY, "still füllt", 3),
+    Gradient(1.25, 64, 0.5, (TENSOR,)),
+    Fetched((TENSOR, TENSOR), 1.25, 64),
+    PartData((TENSOR,), {9: (0.5, 3), 2: (-1.0, 4)}, FINISHED),
+    Snapshot(2, 41, chain(1), chain(2), chain(3), RESTART, 1 << 33, 1 << 21, bytes(64), bytes(range(32)), b"signed"),
+    SnapshotPiece((TENSOR,)),
+    TrailStep(FINISHED, (COMMIT,), (COMMIT, COMMIT)),
+    ManifestData('[model]\nname = "é"\n'),
+    DialledBack(True, "no way there"),
+    GreetFirst(),
+    Pulse(),
+    Done(),
+    Pong(b"8 bytes."),
+)
+LEAST = (  # every optional field empty
+    Heartbeat(Stamp(0, 0, chain(0)), 0, False, None, before=chain(0)),
+    Prepare(Stamp(0, 0, chain(0)), BALLOT),
+    Report(*FENCED, frozenset(), frozenset(), None, None, 0),
+    Round(STAMP, BALLOT, ROUND_ID, (), (), ()),
+)
+LEAST_ANSWERS = (PartData(()), TrailStep(None, ()), Rejected(RejectCode.STALE))
+HELLO = Hello(RunId(chain(5)), 1, 4, "cpu/1", 1.7e9, "peer:run:guest")
+
+
+def all_written() -> dict[str, bytes]:
+    """By name: the bytes of every instance above."""
+    declared = (TensorHeader("int8", (2, 3), 10),)
+    written = {type(message).__name__: convert.write_control(message) for message in CONTROLS}
+    written |= {type(answer).__name__: convert.write_answer(answer) for answer in ANSWERS}
+    for request in REQUESTS:
+        payload = declared if isinstance(request, Process) else ()
+        written[type(request).__name__] = convert.write_request(request, payload)
+    written |= {f"least {type(message).__name__}": convert.write_control(message) for message in LEAST}
+    written |= {f"least {type(answer).__name__}": convert.write_answer(answer) for answer in LEAST_ANSWERS}
+    written |= {"Hello": convert.write_hello(HELLO), "reply": convert.write_hello_reply(HELLO)}
+    return written | {"refusal": convert.write_hello_reply(Rejected(RejectCode.CLOCK, "late", -1))}
+
+
+def digests() -> dict[str, str]:
+    """Length and SHA-256 of each."""
+    return {name: f"{len(data)} {hashlib.sha256(data).hexdigest()}" for name, data in sorted(all_written().items())}
+
+
+def test_the_bytes_of_every_message_are_what_they_were() -> None:
+    assert digests() == json.loads(GOLDEN.read_text(encoding="utf-8"))
+
+
+def test_an_instance_of_every_message_is_kept() -> None:
+    known = {type(message) for message in (*CONTROLS, *REQUESTS, *ANSWERS)}
+    assert known == {*get_args(Control), *get_args(Request), *get_args(Answer), *get_args(Signal), Ping}
+
+
+@pytest.mark.parametrize("message", (*CONTROLS, *LEAST), ids=lambda message: type(message).__name__)
+def test_what_was_written_is_read_back(message: Any) -> None:
+    assert convert.read_control(convert.write_control(message)) == message
