@@ -15,13 +15,21 @@ import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
-from swarmnet.averaging.butterfly import PAUSE_S, Butterfly, ExchangeContext, Losses, OnEvent, check_losses
+from swarmnet.averaging.butterfly import (
+    PAUSE_S,
+    Butterfly,
+    ExchangeContext,
+    Losses,
+    OnEvent,
+    butterflies,
+    check_losses,
+    contributes_alike,
+    planned_groups,
+)
 from swarmnet.averaging.grid import circles, grid_of
-from swarmnet.averaging.hops import contributes_alike, plan, stand
-from swarmnet.averaging.meter import Meter
 from swarmnet.averaging.parts import chunk_elements, shares
-from swarmnet.averaging.trail import Trail
-from swarmnet.averaging.watch import Watch, allowance_s, needs_s
+from swarmnet.averaging.replay_log import ReplayLog
+from swarmnet.averaging.watch import Meter, Watch, allowance_s, needs_s
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, leaves
 from swarmnet.ids import PeerId, RoundId
 from swarmnet.messages import (
@@ -98,7 +106,7 @@ class Exchange:
         self._meter, self._watch = Meter(), Watch()
         self._silent_until: dict[PeerId, float] = {}
         self._held_elements = self._sent_bytes = 0  # _held_elements: how long the sum in the buffer is
-        self.trail = Trail(engine, lambda: pieces(0, self._held_elements))
+        self.replay_log = ReplayLog(engine, lambda: pieces(0, self._held_elements))
 
     # ------------------------------------------------------------ my part in a round
 
@@ -126,8 +134,8 @@ class Exchange:
         all_losses: Losses = {}
         for phase, span in enumerate(spans):
             private = phase < self._engine.private_phases
-            planned = plan(context, current, span, group_size=self._group_size, private=private)
-            mine = stand(context, current, planned, {} if private else dict(losses), before)
+            planned = planned_groups(context, current, span, group_size=self._group_size, private=private)
+            mine = butterflies(context, current, planned, {} if private else dict(losses), before)
             if phase:
                 await self._engine.next_phase()
             else:
@@ -157,10 +165,10 @@ class Exchange:
         Raises:
             Refused: it is not here, and there is nobody to ask.
         """
-        mine = self.trail.aside(current.stamp, current.id)
+        mine = self.replay_log.aside(current.stamp, current.id)
         if mine is not None and mine[0].digest == digest:
             await self._install(current, mine[1])
-            self.trail.drop_aside(current.stamp, current.id)
+            self.replay_log.drop_aside(current.stamp, current.id)
             return self._hold(current, mine[0])
         if not current.holders:
             raise Refused(RejectCode.NOT_FOUND, "nobody has that sum")
@@ -176,7 +184,7 @@ class Exchange:
                     pass
                 else:
                     self._silent_until.pop(holder, None)
-                    self.trail.drop_aside(current.stamp, current.id)  # other bits of that id: nobody may get those now
+                    self.replay_log.drop_aside(current.stamp, current.id)
                     return finished
             patience_s *= 2
             await asyncio.sleep(PAUSE_S)
@@ -251,14 +259,14 @@ class Exchange:
 
     def applied(self, stamp: Stamp, finished: Finished, commits: tuple[Commit, ...]) -> None:
         """The sum in the buffer has been applied: remember it for who is on the way (`trail`)."""
-        self.trail.applied(stamp, finished, commits)
+        self.replay_log.applied(stamp, finished, commits)
         self._watch.forget()
         self._before = ()
 
     def forget(self) -> None:
         """The run has gone back: what is in the buffer and in the trail is of a past that was given up."""
         self.close()
-        self.trail.forget()
+        self.replay_log.forget()
         self._watch.forget()
         self._held, self._before = None, ()
 
@@ -284,8 +292,8 @@ class Exchange:
         if not 0 <= request.start <= request.stop:
             raise BadMessage(RejectCode.BAD_SHAPE, f"part [{request.start}, {request.stop})")
         if request.kind == "sum":
-            self.trail.wanted()
-            kept = self.trail.piece(request)
+            self.replay_log.wanted()
+            kept = self.replay_log.piece(request)
             if kept is not None:
                 yield kept
                 return
@@ -320,8 +328,8 @@ class Exchange:
 
     def follow(self, request: TrailRequest, here: Stamp | None, open_step: TrailStep) -> Answer:
         """Answer one `TrailRequest`. here, open_step: where I stand and what is known of that step; None: nowhere."""
-        self.trail.wanted()
-        kept = self.trail.step(request.stamp)
+        self.replay_log.wanted()
+        kept = self.replay_log.step(request.stamp)
         if kept is not None:
             return kept
         if here is None:
@@ -396,9 +404,9 @@ class Exchange:
         if self._held is not None and not self.holds(current.stamp, current.id):
             stamp, finished = self._held
             if stamp == current.stamp:
-                await self.trail.set_aside(stamp, finished)
+                await self.replay_log.set_aside(stamp, finished)
             else:
-                await self.trail.save(stamp, finished.id)
+                await self.replay_log.save(stamp, finished.id)
         self._held = None
 
     async def _sum_piece(

@@ -130,7 +130,6 @@ def summary(outcome: RunOutcome) -> dict[str, Any]:
         "renewed_at": list(verdict.renewed),
         "reroutes": progress.reroutes,
         "drifted": len(progress.strays),
-        "largest_drift": progress.apart,
         "lost": verdict.lost,
         "doubled": verdict.doubled,
         "voided": verdict.voided,
@@ -266,12 +265,7 @@ def print_summary(outcome: RunOutcome, directory: Path, console: Console) -> Non
             f"started anew {progress.rank_restarts} time{'s' * (progress.rank_restarts != 1)}"
         )
     if progress.strays:
-        lines.append(
-            f"drifted {len(progress.strays)} times, by at most {progress.apart:.1e} of the weights' norm; who "
-            "had drifted took the others' weights"
-        )
-    elif progress.apart:
-        lines.append(f"replicas of a stage were at most {progress.apart:.1e} of the weights' norm apart")
+        lines.append(f"drifted {len(progress.strays)} times; who had drifted took the others' weights")
     if outcome.resumed:
         how = "other" if verdict.changed or verdict.renewed else "the same"
         lines.append(f"resumed; {verdict.repeated} steps were done again" + f", with {how} losses" * verdict.repeats)

@@ -230,7 +230,7 @@ def _status(entry: object, num_stages: int) -> StageStatus:
         draining=_flag("draining", draining),
         executions=_whole("executions", executions, 0, 2**53),
         counted=_whole("counted", counted, 0, 2**53),
-        drift=_drift(drift),
+        drift=None if drift is None else _whole("drift", drift, 0, 2**53),
         stray=_flag("stray", stray),
         still_s=_whole("still_s", still_s, 0, 2**31),
     )
@@ -265,13 +265,6 @@ def _complaint(entry: object, num_stages: int) -> Complaint:
         _text("complaints", reason, MAX_REASON),
         _whole("complaints", seconds, 0, 2**31),
     )
-
-
-def _drift(value: object) -> tuple[int, float] | None:
-    if value is None:
-        return None
-    version, distance = _pair("drift", value)
-    return _whole("drift", version, 0, 2**53), _number("drift", distance, 0.0, 1e30)
 
 
 def _on_disk(value: object) -> OnDisk:

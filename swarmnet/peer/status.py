@@ -247,11 +247,8 @@ def _admission(line: AdmissionLine) -> str:
 
 
 def _apart(replica: ReplicaLine) -> str:
-    """How far its weights were from the stage's, relative to their norm, and at which version; "" if unknown."""
-    if replica.drift is None:
-        return ""
-    version, distance = replica.drift
-    return f"{f'{distance:.1e}' if distance else '0'} at {version}"
+    """Were its weights those of the stage, and at which version was that looked at; "" if unknown."""
+    return "" if replica.drift is None else f"{'off' if replica.stray else 'none'} at {replica.drift}"
 
 
 def _short(peer: PeerId) -> str:

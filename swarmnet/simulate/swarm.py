@@ -480,7 +480,7 @@ def _name(peer: Node | PeerId) -> PeerId:
 def standing(replica: Replica) -> str:
     """Where the replica stands in its step, and its keeper if it is one."""
     member, pipeline = replica.member, replica.execution
-    account, part, keeper = member.account, member.part, member.keeper
+    account, part, keeper = member.claims, member.part, member.keeper
     works = {step: sorted(tasks.by_index) for step, tasks in pipeline.steps.items()}
     line = (
         f"stage {member.stage} v{member.version} synced={member.synced} promised={member.promised} "

@@ -17,7 +17,7 @@ from swarmnet.errors import SwarmError, leaves
 from swarmnet.ids import PeerId, Restart, RoundId
 from swarmnet.messages import Commit, Control, Finished, Heartbeat, Measure, Round, Stamp
 from swarmnet.pipeline.execution import Execution
-from swarmnet.pipeline.relay import Spawn
+from swarmnet.pipeline.recovery import Spawn
 from swarmnet.stage.engine import Engine, Stash
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action
@@ -318,7 +318,7 @@ class StepDriver:
             self._cannot_apply(step, str(error))
             return
         self._exchange.applied(member.stamp, finished, apply.commits)
-        actions = member.applied(now=self._now(), missed=outer is not None and not outer.taken)
+        actions = member.applied(now=self._now())
         self._settled.set()
         self._listener.on_event(
             member.stage,
@@ -355,9 +355,9 @@ class StepDriver:
         )
 
     async def _measure(self, wanted: act.MeasureWeights) -> None:
-        version, digest, sketch = await self._engine.measure()
+        version, digest = await self._engine.measure()
         if version == wanted.version:  # else the weights have moved on
-            measure = Measure(version, wanted.chain, digest, sketch)
+            measure = Measure(version, wanted.chain, digest)
             self._perform(self.member.measured(measure, wanted.term_chain, now=self._now()))
 
     def _begin(self) -> None:

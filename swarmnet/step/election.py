@@ -12,9 +12,8 @@ from swarmnet.ids import Ballot, Chain, PeerId
 from swarmnet.messages import NONE, Indexes, Prepare
 from swarmnet.step.actions import Note
 from swarmnet.step.membership import Membership
-from swarmnet.step.pace import Pace
 from swarmnet.step.strikes import Strikes, sitting
-from swarmnet.step.view import View
+from swarmnet.step.view import Pace, View
 
 
 class Election:

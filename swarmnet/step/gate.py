@@ -136,7 +136,7 @@ def _cut(current: Round) -> str | None:
     if current.rows:
         if min(current.rows) < 1 or sum(current.rows) != len(current.receivers):
             return "a grid whose rows are not the round's receivers"
-        if not 1 <= current.columns < 2 * min(current.rows):  # a row down to half is arranged anew (averaging.arrange)
+        if not 1 <= current.columns < 2 * min(current.rows):  # a row down to half is arranged anew (averaging.grid)
             return "a grid whose rows have no parts, or two for each member"
         if not {peer for peer, _, indexes in current.contributions if indexes} <= set(current.receivers):
             return "a contributor outside the round's grid"

@@ -27,16 +27,13 @@ from swarmnet.messages import (
     Trouble,
 )
 from swarmnet.step import actions as act
-from swarmnet.step.account import Account, Generations, round_numbers
-from swarmnet.step.actions import Action, Broadcast, Note, Send
-from swarmnet.step.barrier import Barrier, evidence
+from swarmnet.step.actions import Action, Broadcast, Note, Resync, Send
 from swarmnet.step.drift import NO_DRIFT, Drift, DriftRules
 from swarmnet.step.gate import Shape, refusal
 from swarmnet.step.keeper import Keeper
-from swarmnet.step.lag import Lag, yields
-from swarmnet.step.membership import Membership
-from swarmnet.step.open_step import OpenStep, Shared
-from swarmnet.step.rounds import RoundPart
+from swarmnet.step.ledger import ClaimBook, Generations, round_numbers
+from swarmnet.step.membership import Barrier, Membership, evidence
+from swarmnet.step.open_step import OpenStep, RoundPart, Shared
 from swarmnet.step.view import Timers, View
 
 
@@ -126,9 +123,9 @@ class Member:
         return self.oldest.promised
 
     @property
-    def account(self) -> Account:
+    def claims(self) -> ClaimBook:
         """What I count of the oldest step."""
-        return self.oldest.account
+        return self.oldest.claims
 
     @property
     def barrier(self) -> Barrier:
@@ -317,8 +314,8 @@ class Member:
         """The exchange gave up; the next Round message (or tick) starts it again."""
         self.oldest.sum_failed(round_id)
 
-    def applied(self, *, now: float, missed: bool = False) -> list[Action]:
-        """The optimizer step is done: the next version begins. missed: an outer step without me (`sync = "local"`)."""
+    def applied(self, *, now: float) -> list[Action]:
+        """The optimizer step is done: the next version begins."""
         assert self.applying and self.barrier.complete
         self.last_commits, self.last_finished, self._last_stamp = self.barrier.known, self.finished, self.stamp
         self._kept_last, self._bad_voters = self.promised, set()
@@ -346,7 +343,7 @@ class Member:
         actions += self.drift.review(now=now)
         if mending := self._mend(now, begins=True):
             return actions + mending  # nothing is counted at this version yet: now it costs least
-        if self.drift.due(self.version, missed=missed):
+        if self.drift.rules.due(self.version):
             actions.append(act.MeasureWeights(self.version, self.chain, self.term_chain))
         return actions + self._advance(now)
 
@@ -502,3 +499,94 @@ class Member:
 
     def _advance(self, now: float, *, resend: bool = False) -> list[Action]:
         return [action for step in self.steps for action in step.advance(now, resend=resend)]
+
+
+# ---------------------------------------------------------------- state from others
+#
+# Rules 18 and 19: a replica takes its state from another one when it fell behind, lost a fork, or its stage lost a
+# sum. This decides whom to ask and how often; fetching is the driver's.
+
+_MOST_NAMED = 16
+
+
+class Lag:
+    """Watches how far one replica is behind its mates."""
+
+    def __init__(self, view: View, membership: Membership) -> None:
+        self._view, self._membership = view, membership
+        self._asked_at = -1e9
+        self._alone: set[PeerId] = set()  # who says that it is far ahead, and is not believed
+        self._behind_since: float | None = None
+        self._orphaned_since: float | None = None
+
+    def caught_up(self) -> None:
+        """The replica has moved on."""
+        self._behind_since = self._orphaned_since = None
+        self._alone &= {peer for peer, _ in self._view.mates()}
+
+    def behind(self, version: int, *, fetching: bool, now: float) -> list[Action]:
+        """A mate is ahead (rule 18): by one step the sum may still be fetched; by more, or for long, the state must.
+
+        One alone is not the run: most of the others who count and live are ahead, or most of another stage is,
+        or for two long silences nothing else has led on. fetching: is the sum being fetched?
+        """
+        if self._behind_since is None:
+            self._behind_since = now
+        ahead = {
+            peer: seen.version
+            for peer, seen in self._view.mates()
+            if seen.version > version and seen.synced and not seen.dead
+        }
+        timers = self._view.timers
+        since_s = now - self._behind_since
+        if not self._most_are_ahead(version, now=now) and since_s <= 2 * timers.long_silence_s:
+            alone = [(peer, passed) for peer, passed in sorted(ahead.items()) if passed > version + 1]
+            fresh = [each for each in alone if each[0] not in self._alone]
+            self._alone.update(peer for peer, _ in fresh)
+            return [Note("ahead_alone", {"peer": peer, "version": passed}) for peer, passed in fresh[:_MOST_NAMED]]
+        far = any(passed > version + 1 for passed in ahead.values())
+        if far or since_s > 2 * (timers.long_silence_s if fetching else timers.suspect_s):
+            return self.resync(tuple(sorted(ahead)), "behind", version, now=now)
+        return []
+
+    def _most_are_ahead(self, version: int, *, now: float) -> bool:
+        """Is most of the rest of my stage, or of another one, ahead of me?"""
+        view = self._view
+        for stage in {view.stage, *(stage for stage, _, _ in view.known())}:
+            live = self._membership.live(stage, now=now) - ({view.me} if stage == view.stage else set())
+            seen = [view.get(peer, stage) for peer in live]
+            if 2 * sum(each is not None and each.synced and each.version > version for each in seen) > len(seen) > 0:
+                return True
+        return False
+
+    def orphaned(self, version: int, *, now: float) -> bool:
+        """Have others gone past a step that this replica cannot end, and no mate either?
+
+        They applied it on its commits; whoever held the sum behind one, or could tell them, is gone. It cannot be made
+        again, since nobody has the other stages' weights of that step. Two long silences, so that somebody may still
+        be heard.
+        """
+        view = self._view
+        passed = any(seen.version > version and seen.synced and not seen.dead for _, _, seen in view.known())
+        mate = any(seen.version > version and seen.synced and not seen.dead for _, seen in view.mates())
+        if mate or not passed:
+            self._orphaned_since = None
+            return False
+        if self._orphaned_since is None:
+            self._orphaned_since = now
+        return now - self._orphaned_since > 2 * view.timers.long_silence_s
+
+    def resync(self, donors: tuple[PeerId, ...], reason: str, version: int, *, now: float) -> list[Action]:
+        """Fetch a snapshot from one of these; asked for at most once per silence limit."""
+        if not donors or now - self._asked_at < self._view.timers.suspect_s:
+            return []
+        self._asked_at = now
+        return [Resync(donors, reason), Note("resync", {"reason": reason, "version": version})]
+
+
+def yields(*, mine: tuple[bool, Chain], theirs: tuple[bool, Chain]) -> bool:
+    """Rule 19: of two forks of one version, (has a commit, chain), does mine give way?
+
+    One that holds a commit never yields to one that has none.
+    """
+    return theirs > mine

@@ -1,10 +1,16 @@
-"""Who counts in a stage, and which commits it stands by. Pure; each replica has its own view of it.
+"""Who counts in a stage, and which commits it stands by. Each replica has its own view of it.
 
 A mate counts from the first committed sum that it has contributed to, until it has neither contributed nor signed for
-a while: silence and fresh identities win nobody a say. A commit is a *certificate* when more than half of those who
-count, or of those of them who are not lost, have signed that they hold its sum. Nobody fetches or applies a sum of its
-own stage without one. Of another stage it is enough that most of a stage one hears, neighbours or mates, go by it.
-docs/protocol.md, Who counts.
+a while: silence and fresh identities win nobody a say.
+
+| a commit of | is gone by if |
+|---|---|
+| my own stage | it is a *certificate* |
+| another stage | it is a certificate, or most of a stage that I hear, neighbours or mates, go by it |
+
+A certificate has the signatures of more than half of those who count, or of those of them who live: they hold its sum.
+Nobody fetches or applies a sum of its own stage without a certificate (docs/protocol.md, Who counts). Nobody applies
+before a commit of each stage is known: the `Barrier` (rules 16 and 17). Pure.
 """
 
 from __future__ import annotations
@@ -319,3 +325,54 @@ def _place(peer: PeerId) -> bytes:
 def _first(peers: Set[PeerId]) -> frozenset[PeerId]:
     """These, or of more than may count the same ones at every replica."""
     return frozenset(peers if len(peers) <= _MOST_COUNT else sorted(peers, key=_place)[:_MOST_COUNT])
+
+
+# ---------------------------------------------------------------- the commits of one step
+
+
+class Barrier:
+    """Collects one commit per stage of `step`. The first one heard of another stage stands: forks are equal."""
+
+    def __init__(self, step: int, num_stages: int) -> None:
+        self.step, self.num_stages = step, num_stages
+        self._commits: dict[int, Commit] = {}
+
+    def add(self, commit: Commit) -> bool:
+        """Take in a commit. Returns True if it is news."""
+        if commit.step != self.step or not 0 <= commit.stage < self.num_stages or commit.stage in self._commits:
+            return False
+        self._commits[commit.stage] = commit
+        return True
+
+    def replace(self, commit: Commit) -> None:
+        """Let this commit stand for its stage, whatever was known."""
+        self._commits[commit.stage] = commit
+
+    def of(self, stage: int) -> Commit | None:
+        """The commit of one stage, if known."""
+        return self._commits.get(stage)
+
+    @property
+    def known(self) -> tuple[Commit, ...]:
+        """Commits known so far, in stage order."""
+        return tuple(self._commits[stage] for stage in sorted(self._commits))
+
+    @property
+    def complete(self) -> bool:
+        """All stages have committed."""
+        return len(self._commits) == self.num_stages
+
+
+def evidence(commits: Iterable[Commit]) -> bytes:
+    """Hash of what an optimizer step depends on: the sums and counts, not who made them.
+
+    Round ids stay out, so two keepers that committed the same sum leave the same chain behind.
+    """
+    digest = hashlib.sha256()
+    for commit in sorted(commits, key=lambda c: c.stage):
+        digest.update(
+            struct.pack("<qqqdd", commit.stage, commit.step, commit.num_tokens, commit.loss_sum, commit.grad_sq_norm)
+        )
+        digest.update(commit.digest)
+        digest.update(",".join(map(str, sorted(commit.voided))).encode())
+    return digest.digest()

@@ -8,7 +8,7 @@ collects sums and has idle indexes executed. What outlives a step is `Shared`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
@@ -20,6 +20,7 @@ from swarmnet.messages import (
     Execute,
     Finished,
     Granted,
+    Indexes,
     LinkQuality,
     Moved,
     Prepare,
@@ -30,18 +31,125 @@ from swarmnet.messages import (
     Trouble,
 )
 from swarmnet.step import actions as act
-from swarmnet.step.account import Account, Generations
 from swarmnet.step.actions import Action, Note, Send
-from swarmnet.step.barrier import Barrier
 from swarmnet.step.election import Election
 from swarmnet.step.gate import Shape
 from swarmnet.step.keeper import Keeper
-from swarmnet.step.lines import BrokenLinks
-from swarmnet.step.membership import Membership, commit_of
-from swarmnet.step.pace import Pace
-from swarmnet.step.rounds import Differs, Lacks, RoundPart
+from swarmnet.step.ledger import ClaimBook, Generations
+from swarmnet.step.membership import Barrier, Membership, commit_of
 from swarmnet.step.strikes import Delays, Strikes
-from swarmnet.step.view import View
+from swarmnet.step.view import BrokenLinks, Pace, View
+
+# ---------------------------------------------------------------- one replica's part in rounds
+#
+# One replica's part in the rounds of a step: contribute, receive, collect a finished sum, or say why not.
+#
+# It knows what its keeper asks for and what is being exchanged; what the replica counts it is told (rules 10, 14 to 16
+# of docs/protocol.md). A sum once finished is replaced only when the other is in hand. That others have finished first
+# is no reason to give up an exchange: what it still lacks is on its way, and a whole sum fetched instead is sent
+# twice.
+
+
+@dataclass(frozen=True, slots=True)
+class Lacks:
+    """The round names indexes that are not held here: release them."""
+
+    indexes: Indexes
+
+
+@dataclass(frozen=True, slots=True)
+class Differs:
+    """The round is not what the keeper would open if it knew what is here: report."""
+
+
+class RoundPart:
+    """What takes part for `me`. exchange: the sum being exchanged or collected; collecting: from whom it is fetched.
+
+    stuck: the exchange cannot end by itself, as far as is known here. locked: who has signed a sum takes part in no
+    other one of the step for a while, for the first may have become a certificate elsewhere. Both are said on
+    every tick. aside: sums that were left for others all the same, and are still here, as (round, digest).
+    """
+
+    def __init__(self, me: PeerId, finished: Finished | None = None) -> None:
+        self.me, self.finished = me, finished
+        self.round: Round | None = None
+        self.exchange: RoundId | None = None
+        self.collecting: frozenset[PeerId] = frozenset()
+        self.aside: set[tuple[RoundId, bytes]] = set()
+        self.stuck = False
+        self.locked = False
+
+    def drop(self) -> list[Action]:
+        """Forget the round; what is exchanged ends."""
+        self.round = None
+        if self.exchange is None:
+            return []
+        self.exchange = None
+        return [act.StopSum()]
+
+    def hear(self, message: Round) -> list[Action]:
+        """The keeper's word on what is summed now. What it has given up ends: its set need not be mine any more."""
+        dropped = self.drop() if self.exchange is not None and self.exchange != message.id else []
+        self.round = message
+        return dropped
+
+    def join(self, claims: ClaimBook) -> list[Action] | Lacks | Differs:
+        """Contribute, receive or collect, as the current round asks; or what the keeper must hear first."""
+        current = self.round
+        if current is None or (self.finished is not None and self.finished.id == current.id):
+            return []
+        if self.exchange == current.id or not current.contributions or (self.finished is not None and self.locked):
+            return []
+        mine = [
+            indexes
+            for peer, generation, indexes in current.contributions
+            if (peer, generation) == (self.me, claims.generation)
+        ]
+        named = any(peer == self.me for peer, _, _ in current.contributions)
+        if named and not mine:
+            return []  # under a generation I have left: the keeper learns it from my report
+        if mine:
+            missing = mine[0] - claims.owned
+            if missing:
+                return Lacks(missing)
+            if not (claims.summed == claims.granted == mine[0]):
+                return []
+        elif claims.owned:
+            return Differs()  # I hold indexes this round gives to others: the keeper must decide
+        return self._start(current.id, act.Sum(current))
+
+    def collect(self, wanted: Round, digest: bytes, holders: Iterable[PeerId]) -> list[Action]:
+        """Fetch the sum of `wanted` with that digest from one of these, unless one of them is being asked already.
+
+        What I take part in goes on for as long as it can end. If it cannot, a contribution may be void by now or a
+        reducer gone; and those it was collected from may all be gone: then start again with who holds it now.
+        """
+        found = sorted(holders)
+        if not found:
+            alone = (wanted.id, digest) in self.aside and self.exchange != wanted.id
+            return self._start(wanted.id, act.CollectSum(wanted, digest)) if alone else []
+        if self.exchange == wanted.id and not (self.collecting or self.stuck):
+            return []
+        if self.exchange == wanted.id and self.collecting & set(found):
+            return []
+        # Each of those who lack it begins with another holder, or all of them would share one line.
+        lacking = sorted({*wanted.receivers, self.me} - set(found))
+        first = lacking.index(self.me) % len(found)
+        order = (*found[first:], *found[:first])
+        asked = Round(wanted.stamp, wanted.ballot, wanted.id, (), (), order)
+        return self._start(wanted.id, act.CollectSum(asked, digest))
+
+    def _start(self, round_id: RoundId, action: act.Sum | act.CollectSum) -> list[Action]:
+        stop: list[Action] = [act.StopSum()] if self.exchange is not None else []
+        if isinstance(action, act.Sum) and self.finished is not None:
+            self.aside.add((self.finished.id, self.finished.digest))  # what is summed now takes its place
+            self.finished = None
+        self.exchange, self.stuck = round_id, False
+        self.collecting = frozenset(action.round.holders) if isinstance(action, act.CollectSum) else frozenset()
+        return [*stop, action]
+
+
+# ---------------------------------------------------------------- the machine of one step
 
 StepMessage = Prepare | Granted | Moved | Evicted | Round | Execute | Claim | Report | Release
 """What is about one step, and goes to the machine of that step."""
@@ -95,7 +203,7 @@ class OpenStep:
     ) -> None:
         self.stamp, self.oldest = stamp, oldest
         self._shared = shared
-        self.account = Account(shared.generations)
+        self.claims = ClaimBook(shared.generations)
         self.election = Election(
             shared.view,
             shared.strikes,
@@ -140,33 +248,33 @@ class OpenStep:
 
     def claim(self, index: int, *, now: float) -> list[Action]:
         """Work on `index` has begun: ask to count it (rule 3)."""
-        if index in self.account.granted:
+        if index in self.claims.granted:
             return [act.AddGranted(self.stamp.step, index)]
         self._shared.pace.claimed(now=now)
         self._fed = True
-        self.account.asked.add(index)
-        return self.account.claim(index, self.stamp, self.promised)
+        self.claims.asked.add(index)
+        return self.claims.claim(index, self.stamp, self.promised)
 
     def withdraw(self, index: int) -> list[Action]:
         """The work was dropped. A grant that still comes is ignored; the keeper hears of it, now or later."""
-        account = self.account
-        account.asked.discard(index)
-        if index not in account.granted or index in account.summed:
+        claims = self.claims
+        claims.asked.discard(index)
+        if index not in claims.granted or index in claims.summed:
             return []
-        account.granted.discard(index)
-        return account.release(frozenset({index}), self.stamp, self.promised)
+        claims.granted.discard(index)
+        return claims.release(frozenset({index}), self.stamp, self.promised)
 
     def add(self, index: int) -> list[Action]:
         """The weight gradient of `index` is in the accumulator, which has not been voided since."""
-        if index not in self.account.granted:
+        if index not in self.claims.granted:
             return self._begin_again("voided_myself", lost=False)
-        self.account.summed.add(index)
+        self.claims.summed.add(index)
         return self._join_round()
 
     def found_non_finite(self, index: int) -> list[Action]:
         """`index` gave a non-finite value here."""
         actions = self.withdraw(index)
-        self.account.non_finite.add(index)
+        self.claims.non_finite.add(index)
         return [*actions, *self._report()]
 
     def sum_lost(self) -> list[Action]:
@@ -205,7 +313,7 @@ class OpenStep:
         """Report, and ask for what was not answered (rule 9)."""
         if self.promised is None:
             return []
-        return self._report() + self.account.ask(self.stamp, self.promised)
+        return self._report() + self.claims.ask(self.stamp, self.promised)
 
     # ------------------------------------------------------------ events from others
 
@@ -317,28 +425,28 @@ class OpenStep:
         if self.keeper is not None and self.keeper.ballot != ballot:
             self.keeper = None
             actions.append(Note("keeper_stopped", {"step": self.stamp.step, "for": ballot.peer}))
-        return actions + self._report() + self.account.ask(self.stamp, self.promised)
+        return actions + self._report() + self.claims.ask(self.stamp, self.promised)
 
     def _on_granted(self, granted: Granted) -> list[Action]:
-        ours = granted.ballot == self.promised and granted.generation == self.account.generation
-        if not ours or granted.index not in self.account.asked or self._own_commit is not None or self.applying:
+        ours = granted.ballot == self.promised and granted.generation == self.claims.generation
+        if not ours or granted.index not in self.claims.asked or self._own_commit is not None or self.applying:
             return []  # the keeper hears of it by Release (A1)
-        self.account.asked.discard(granted.index)
-        self.account.granted.add(granted.index)
+        self.claims.asked.discard(granted.index)
+        self.claims.granted.add(granted.index)
         # Who grants has no open round: what I take part in was given up. Whoever finishes it all the same wins.
         return [*self.part.drop(), act.AddGranted(self.stamp.step, granted.index)]
 
     def _on_moved(self, moved: Moved) -> list[Action]:
-        ours = moved.ballot == self.promised and moved.generation == self.account.generation
-        if not ours or moved.index not in self.account.asked:
+        ours = moved.ballot == self.promised and moved.generation == self.claims.generation
+        if not ours or moved.index not in self.claims.asked:
             return []
-        self.account.asked.discard(moved.index)
+        self.claims.asked.discard(moved.index)
         return [act.Owned(self.stamp.step, moved.index, moved.owner)]
 
     def _on_evicted(self, evicted: Evicted) -> list[Action]:
-        if evicted.ballot != self.promised or evicted.generation != self.account.generation:
+        if evicted.ballot != self.promised or evicted.generation != self.claims.generation:
             return []
-        self.account.renew(void=evicted.void)  # a new generation always: grants in flight for the old one are dead (A2)
+        self.claims.renew(void=evicted.void)  # a new generation always: grants in flight for the old one are dead (A2)
         actions = self.part.drop()
         if evicted.void:
             actions.append(act.Void(self.stamp.step))
@@ -368,7 +476,7 @@ class OpenStep:
         return self.part.round.id if self.part.round is not None else None
 
     def _make_report(self, ballot: Ballot) -> Report:
-        return self.account.report(
+        return self.claims.report(
             self.stamp,
             ballot,
             self.finished,
@@ -386,7 +494,7 @@ class OpenStep:
 
     def _begin_again(self, why: str, *, lost: bool) -> list[Action]:
         """The accumulator is worth nothing: it holds what nobody granted (I3), or nothing of what it should."""
-        self.account.renew(void=True)
+        self.claims.renew(void=True)
         step = self.stamp.step
         return [*self.part.drop(), act.Void(step, lost=lost), Note(why, {"step": step}), *self._report()]
 
@@ -394,9 +502,9 @@ class OpenStep:
         commit = self._own_commit
         if self.applying or not self.oldest or commit is not None:
             return []  # the stage has committed: that sum is fetched (`_collect_committed`), and no other is of use
-        match self.part.join(self.account):
+        match self.part.join(self.claims):
             case Lacks(indexes):
-                return self.account.release(indexes, self.stamp, self.promised)
+                return self.claims.release(indexes, self.stamp, self.promised)
             case Differs():
                 return self._report()
             case actions:
@@ -463,7 +571,7 @@ class OpenStep:
             absent=shared.absent,
         )
         actions.append(Note("keeper", {"step": self.stamp.step, "ballot": ballot.number}))
-        actions += self._report() + self.account.ask(self.stamp, ballot)
+        actions += self._report() + self.claims.ask(self.stamp, ballot)
         return actions + self.keeper.advance(now=now, resend=False)
 
     def applied(self, now: float) -> list[Note]:

@@ -13,9 +13,8 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Gradient, Packed, Process
 from swarmnet.net.unserved import nobody_serves, unserved
 from swarmnet.pipeline.caller import Caller
-from swarmnet.pipeline.patience import AdaptiveTimeout
-from swarmnet.pipeline.payload import AnswerCheck
-from swarmnet.pipeline.router import Router, RoutingRule, least_time
+from swarmnet.pipeline.inputs import AnswerCheck
+from swarmnet.pipeline.router import AdaptiveTimeout, Router, RoutingRule, least_time
 from swarmnet.state.restart import MAX_RESTARTS_AHEAD
 from swarmnet.transport import Transport
 

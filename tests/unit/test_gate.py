@@ -78,7 +78,7 @@ GOOD = [
     report(LinkQuality(10**9, ((OTHER, 1), (KEEPER, 50_000)))),
     report(LinkQuality(0)),
     Heartbeat(STAMP, 1, True, BALLOT, (commit(),), (commit(stage=0, step=2),)),
-    Heartbeat(STAMP, 1, True, BALLOT, numerics="cpu", measure=Measure(3, STAMP.chain, b"d" * 32, (1.0, -2.5))),
+    Heartbeat(STAMP, 1, True, BALLOT, numerics="cpu", measure=Measure(3, STAMP.chain, b"d" * 32)),
 ]
 
 BAD = [
@@ -132,7 +132,7 @@ BAD = [
     Committed(commit(voided=frozenset({4}))),
     Heartbeat(Stamp(3, 3000, STAMP.chain), 1, True, None),
     Heartbeat(Stamp(11, 1, STAMP.chain), 1, True, None),
-    Heartbeat(STAMP, 1, True, None, measure=Measure(4, STAMP.chain, b"", ())),
+    Heartbeat(STAMP, 1, True, None, measure=Measure(4, STAMP.chain, b"")),
     Heartbeat(STAMP, 1, True, None, (commit(num_tokens=0),)),
     Heartbeat(STAMP, 1, True, None, (commit(),) * 3),
 ]

@@ -33,11 +33,10 @@ from swarmnet.simulate.signer import SimulatedSigner
 from swarmnet.step.actions import Action, Broadcast, Note, Send
 from swarmnet.step.keeper import Keeper
 from swarmnet.step.ledger import Ledger
-from swarmnet.step.lines import BrokenLinks
 from swarmnet.step.membership import Membership, commit_of, statement
-from swarmnet.step.opening import Opening
+from swarmnet.step.rounds import RoundBuilder
 from swarmnet.step.strikes import Strikes
-from swarmnet.step.view import View
+from swarmnet.step.view import BrokenLinks, View
 
 ME, B, C = PeerId("A"), PeerId("B"), PeerId("C")
 STAMP = Stamp(3, 0, CHAIN)
@@ -716,7 +715,7 @@ def test_now_and_then_a_round_is_cut_evenly_so_that_lines_show_what_they_carry()
     ledger = Ledger(1)
     ledger.claim((ME, gen(0)), 0)
     for step, cut in ((7, (100, 100, 700)), (8, (100, 100, 100))):
-        opening = Opening(replace(STAMP, step=step), BALLOT, 16, itertools.count())
+        opening = RoundBuilder(replace(STAMP, step=step), BALLOT, 16, itertools.count())
         opening.measured(ME, LinkQuality(100))
         opening.measured(C, LinkQuality(700))
         assert opening.open([ME, B, C], ledger).bandwidths == cut

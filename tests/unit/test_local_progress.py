@@ -62,10 +62,9 @@ def test_throughput_counts_from_when_every_stage_was_there() -> None:
 def test_who_drifted_is_counted_once_however_many_say_so() -> None:
     progress = fresh()
     for name in ("s0-r0", "s0-r1"):
-        progress.on(name, event("drift", stage=0, version=10, peer="p", distance=0.25), now=1.0)
-    progress.on("s0-r1", event("drift", stage=0, version=20, peer="p", distance=None), now=1.0)
-    progress.on("s0-r1", event("apart", stage=0, version=20, peer="q", distance=0.5), now=1.0)
-    assert progress.strays == {(0, 10, "p"), (0, 20, "p")} and progress.apart == 0.5
+        progress.on(name, event("drift", stage=0, version=10, peer="p"), now=1.0)
+    progress.on("s0-r1", event("drift", stage=0, version=20, peer="p"), now=1.0)
+    assert progress.strays == {(0, 10, "p"), (0, 20, "p")}
 
 
 def test_executions_add_up_over_restarts() -> None:
