@@ -11,7 +11,8 @@ from rich.console import Console
 from swarmnet.local.audit import AuditResult
 from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.local.report import RunOutcome, print_summary
-from swarmnet.local.table import LiveScreen, PlainScreen, duration, headline, screen
+from swarmnet.local.screen import SwarmScreen, duration, headline
+from swarmnet.manifest.schema import Manifest
 
 
 def fresh(steps: int = 3) -> SwarmProgress:
@@ -126,8 +127,7 @@ def test_a_terminal_gets_a_table_and_a_pipe_gets_lines() -> None:
         "step 1/3  loss 5.0000  held-out 5.5000 (step 0)  10 tokens/s  reroutes 1  kills 0  elapsed 1:02  ETA –"
     )
     pipe = io.StringIO()
-    with screen(Console(file=pipe, width=40)) as plain:
-        assert isinstance(plain, PlainScreen)
+    with SwarmScreen(Console(file=pipe, width=40)) as plain:
         for _ in range(2):
             plain.update(progress, now=3.0)
         plain.note("[not] markup")
@@ -135,8 +135,7 @@ def test_a_terminal_gets_a_table_and_a_pipe_gets_lines() -> None:
         "step    0  loss 5.0000         10 tokens/s  replicas 1 2  reroutes 1  kills 0  0:02\n[not] markup\n"
     )
     terminal = io.StringIO()
-    with screen(Console(file=terminal, force_terminal=True, width=120)) as live:
-        assert isinstance(live, LiveScreen)
+    with SwarmScreen(Console(file=terminal, force_terminal=True, width=120)) as live:
         live.update(progress, now=3.0)
         live.note("[a note]")
     shown = terminal.getvalue()
@@ -145,7 +144,7 @@ def test_a_terminal_gets_a_table_and_a_pipe_gets_lines() -> None:
 
 def test_ctrl_c_names_the_way_on_if_every_stage_has_a_checkpoint() -> None:
     progress, way_on = fresh(), "    swarmnet local --resume --out runs/local\n"
-    outcome = RunOutcome("ab", 1, 4, "exact", progress, AuditResult(0, 0, 0, (), (), ()), 1.0, problem="interrupted")
+    outcome = RunOutcome("ab", Manifest(), progress, AuditResult(0, 0, 0, (), (), ()), 1.0, problem="interrupted")
 
     def said() -> str:
         output = io.StringIO()
