@@ -13,7 +13,6 @@ from swarmnet.directory import Complaint, Record, StageStatus
 from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.ids import Chain, OnDisk, PeerId, Restart, RunId, first_chain
 from swarmnet.net.identity import Identity
-from swarmnet.net.record_table import RecordTable, agreed_num_stages
 from swarmnet.net.records import (
     MAX_ADDRESSES,
     MAX_AHEAD_S,
@@ -23,6 +22,8 @@ from swarmnet.net.records import (
     TRAINERS,
     WHOLE_RUN,
     Announcement,
+    RecordTable,
+    agreed_num_stages,
     dht_key,
     places_of,
     seal,
