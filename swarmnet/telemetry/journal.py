@@ -14,52 +14,18 @@ from dataclasses import dataclass
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.log import FieldLogger
 
-_LEVELS = {
-    **dict.fromkeys(
-        (
-            "listening",
-            "complete",
-            "synced",
-            "applied",
-            "evaluated",
-            "evicted",
-            "finished",
-            "stopped",
-            "done",
-            "resync",
-            "voided",
-            "checkpoint",
-            "draining",
-            "outer_step",
-            "outer_missed",
-            "averaged_alone",
-            "mesh_started",
-            "dialled_back",
-        ),
-        logging.INFO,
-    ),
-    **dict.fromkeys(
-        (
-            "halted",
-            "waiting",
-            "refused",
-            "digest_differs",
-            "join_failed",
-            "restart",
-            "dropped",
-            "orphaned",
-            "apply_failed",
-            "checkpoint_failed",
-            "checkpoint_bad",
-            "drift",
-            "rank_lost",
-            "bad_input",
-            "away",
-            "cannot_reach",
-        ),
-        logging.WARNING,
-    ),
-}
+_TOLD = """
+    listening complete synced applied evaluated evicted finished stopped done resync voided checkpoint draining
+    outer_step outer_missed averaged_alone mesh_started dialled_back
+"""
+_WARNED = """
+    halted waiting refused digest_differs join_failed restart dropped orphaned apply_failed checkpoint_failed
+    checkpoint_bad drift rank_lost bad_input away cannot_reach
+"""
+"""Events that are worth a line at level info, and at level warning."""
+
+_LEVELS = dict.fromkeys(_TOLD.split(), logging.INFO) | dict.fromkeys(_WARNED.split(), logging.WARNING)
+
 _LONG = frozenset(("contributions", "digest", "chain", "weights_sha256", "incarnation", "pids"))
 """Fields for programs."""
 
