@@ -55,8 +55,7 @@ def command(
     from swarmnet.data.tokenizer import spelled
     from swarmnet.manifest.canonical import run_id
     from swarmnet.manifest.file import load
-    from swarmnet.model.generate import generate
-    from swarmnet.model.whole import whole
+    from swarmnet.model.whole import generate, whole
     from swarmnet.state.collect import Collection
 
     run = load(manifest)

@@ -57,7 +57,9 @@ class MeshBackend:
         backoff: RestartBackoff | None = None,
     ) -> None:
         memory, backoff = memory or MemoryPolicy(), backoff or RestartBackoff()
-        MeshSplit.of(manifest, layout)  # raises what is wrong with that, before anything is made
+        MeshSplit(
+            manifest.model, layout, manifest.training.microbatch_size, manifest.training.sequence_length
+        )  # raises what is wrong with that, before anything is made
         canonical, training = Canonical.of(manifest, stage), manifest.training
         self.writes_at_once = memory.writes_at_once
         self._layout, self._first, self._last = layout, stage == 0, stage == manifest.cut.stages - 1

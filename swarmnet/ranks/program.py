@@ -47,7 +47,9 @@ class _Program:
             memory=MemoryPolicy(**settings["memory"]),
         )
         self._speaks = t == 0  # what leaves is the same on all tensor ranks
-        self._rows = MeshSplit.of(manifest, layout).rows(context.rank)
+        self._rows = MeshSplit(
+            manifest.model, layout, manifest.training.microbatch_size, manifest.training.sequence_length
+        ).rows(context.rank)
         self._canonical = Canonical.of(manifest, settings["stage"])
         self._layout = mirrored(self._canonical)
         self._first, self._last = settings["stage"] == 0, settings["stage"] == manifest.cut.stages - 1

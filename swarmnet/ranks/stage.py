@@ -26,8 +26,7 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.model.comm import Comm
 from swarmnet.model.cut import cut_layers
 from swarmnet.model.decoder import StageModule
-from swarmnet.model.partial import sum_terms
-from swarmnet.model.sharded import ShardedStage
+from swarmnet.model.sharded import ShardedStage, sum_terms
 from swarmnet.ranks.buckets import ScatteredGradients, buckets_of, own_chunk, take_block
 from swarmnet.ranks.comm import ProcessComm
 from swarmnet.ranks.layout import Block, MeshLayout, MeshSplit, What
@@ -80,7 +79,11 @@ class RankStage:
         if layout.shard == "zero3" and memory is not None and memory.activations == "offload":
             raise UsageError("ZeRO-3 gathers weights, and offloaded activations would take them along: recompute them")
         self._manifest, self._device, self._rank = manifest, device, rank
-        self._split, self._tensor, self._data = MeshSplit.of(manifest, layout), tensor, data
+        self._split, self._tensor, self._data = (
+            MeshSplit(manifest.model, layout, manifest.training.microbatch_size, manifest.training.sequence_length),
+            tensor,
+            data,
+        )
         self._delay = manifest.averaging.delay
         ranges = cut_layers(manifest.model, manifest.cut, manifest.training.sequence_length)
         self._layers, self._first, self._last = ranges[stage], stage == 0, stage == len(ranges) - 1

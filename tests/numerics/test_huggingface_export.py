@@ -21,7 +21,7 @@ from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load, to_toml
 from swarmnet.manifest.schema import Manifest, Model
 from swarmnet.model.decoder import StageModule
-from swarmnet.model.generate import generate
+from swarmnet.model.whole import generate
 from swarmnet.state.cut import StateHeader
 from swarmnet.state.disk import CheckpointStore
 
