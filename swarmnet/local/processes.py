@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 from swarmnet.config import toml
 from swarmnet.config.peer import Log, Mesh, PeerConfig
 from swarmnet.net.admission_files import invitation_beside
-from swarmnet.ranks.starter import Starter, best_starter
+from swarmnet.ranks.starter import ChildCall, Starter, best_starter
 from swarmnet.telemetry.events import EventReader
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -162,7 +162,7 @@ class Child:
             self._log_from = log.tell()
         self._reader = reader
         deadline = time.monotonic() + START_S
-        self._process = starter.start(call, name=spec.name, output=self.log, deadline=deadline)
+        self._process = starter.start(ChildCall(call, spec.name, output=self.log), deadline)
         self._code: int | None = None
 
     @property

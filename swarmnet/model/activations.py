@@ -115,7 +115,7 @@ class Offload:
                 tensor.dtype,
                 tensor._version,
             )
-            found = moved.get(key)
+            found = moved.get(key)  # several operations save the same tensor
             if found is None or _gone(found[0]):
                 found = moved[key] = _weakly(storage), _Moved(tensor, self._stream)
             return found[1]
@@ -198,7 +198,7 @@ class CompiledLayers:
 
     def _hand_over(self, parameter: Tensor) -> None:
         gradient, tape = parameter.grad, self._tape
-        if tape is None or gradient is None:
+        if tape is None or gradient is None:  # not our backward: leave it where autograd does
             return
         assert isinstance(parameter, nn.Parameter)
         parameter.grad = None

@@ -84,7 +84,7 @@ class ShardedStage(StageModule):
         run: how to run each layer (`model.activations`); one that is run again repeats its collectives, on every rank.
         """
         cos, sin = self._rotary_tables(x.shape[1], x.device)
-        if self.model.embed_tokens is not None:
+        if self.model.embed_tokens is not None:  # each rank has the rows of some ids: a region that all are inside of
             x = self._regions.leave(look_up(x, self.model.embed_tokens, self._rows, tape))
         else:
             x = self._regions.to_shares(x)
@@ -131,6 +131,7 @@ def sum_terms(parts: Sequence[Tensor], names: Sequence[str], split: TensorSplit,
             size += count * parts[place].numel()
     if not spans:
         return summed
+    # each set of ranks has a place of its own in one flat tensor, zeros in the others': one collective sums all sets
     flat = parts[spans[0][0]].new_zeros(size)
     for place, start in spans:
         flat[start : start + parts[place].numel()] = parts[place].reshape(-1)
@@ -243,10 +244,11 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits_NV: Tensor, own_N: Tensor, comm: Comm) -> Tensor:
         elsewhere_N = (own_N < 0) | (own_N >= logits_NV.shape[1])
         column_N1 = own_N.masked_fill(elsewhere_N, 0).unsqueeze(1)
+        # the largest logit of all ranks first: exponentials of what is left are at most 1
         largest_N = comm.all_reduce(logits_NV.amax(-1), "max")
         shifted_NV = logits_NV - largest_N.unsqueeze(1)
         label_N = shifted_NV.gather(1, column_N1).squeeze(1).masked_fill(elsewhere_N, 0)
-        exponentials_NV = shifted_NV.exp_()
+        exponentials_NV = shifted_NV.exp_()  # in place: a batch of logits is the largest tensor there is
         total_N, label_N = comm.all_reduce(torch.stack((exponentials_NV.sum(-1), label_N))).unbind()
         ctx.save_for_backward(exponentials_NV.div_(total_N.unsqueeze(1)), column_N1, elsewhere_N)
         return (total_N.log() - label_N).sum()

@@ -47,6 +47,7 @@ class MeshLayout:
             )
         if len(self.devices) != self.ranks:
             raise UsageError(f"tensor x data = {self.tensor} x {self.data}, but there are {len(self.devices)} devices")
+        # a collective has one backend: nccl or gloo
         if len({device.partition(":")[0] for device in self.devices}) > 1:
             raise UsageError(f"the ranks of a mesh are all on one kind of device, not on {', '.join(self.devices)}")
 

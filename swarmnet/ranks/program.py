@@ -56,7 +56,7 @@ class _Program:
         self._places: Mapping[str, int] = {}
 
     def __call__(self, name: str, fields: Fields) -> Mapping[str, Any] | None:
-        self._stage.drop(fields["forgotten"])
+        self._stage.drop(fields["forgotten"])  # first: what is to come may need its memory
         match name:
             case "load":
                 self._places = fields["places"]
@@ -93,7 +93,7 @@ class _Program:
             self._answer(own)
 
     def _answer(self, rows: Tensor) -> None:
-        if self._speaks:
+        if self._speaks:  # one rank of those that have these rows writes them
             self._activations("outward", torch.float32).copy_(rows)
 
     def _activations(self, name: str, dtype: torch.dtype) -> Tensor:

@@ -127,6 +127,7 @@ class RankStage:
     def _module(self) -> StageModule:
         split, layers, first, last = self._split.tensor, self._layers, self._first, self._last
         module: StageModule
+        # with ZeRO-3 no rank ever has memory for the whole module: FSDP makes it of chunks
         with torch.device(self._device if self._fully is None else "meta"):
             if split.ranks > 1:
                 module = ShardedStage(split, layers, first=first, last=last, comm=self._tensor)
@@ -233,7 +234,7 @@ class RankStage:
         if not math.isfinite(largest):
             largest = math.inf  # a maximum need not be NaN where one of two is
         agreed = torch.tensor([largest], dtype=torch.float32, device=self._device)
-        for comm in (self._tensor, self._data):
+        for comm in (self._tensor, self._data):  # one after the other: then all ranks have the same number
             if comm.size > 1:
                 agreed = comm.all_reduce(agreed, "max")
         return agreed.item()
@@ -254,7 +255,7 @@ class RankStage:
         wholes = self._cut(total)
         for bucket in self._buckets:
             parts = [pieces[place] for place in bucket.places]
-            if self._data.size > 1 and not self._scatters:
+            if self._data.size > 1 and not self._scatters:  # else each rank holds its chunk's sum already
                 parts = bucket.scatter_sum(parts)
             names = [self._names[place] for place in bucket.places]
             for name, part in zip(names, sum_terms(parts, names, self._split.tensor, self._tensor), strict=True):
@@ -265,12 +266,12 @@ class RankStage:
         """From `version` to the next, with the finished sum `total` times `scale`. total: as of `write_sum`."""
         into = version % len(self._modules)
         own = self._own(into)
-        if self._delay.most:
+        if self._delay.most:  # the module of `version`'s step gets the next weights, made from the newest
             _copy(self._own(self._newest(version)), own)
         self._optimizer.set_num_steps(version)
         self._optimizer.step(self._averaged(total, scale), learning_rate=rate, parameters=own)
         if self._data.size > 1 and self._split.shards("moments") and self._fully is None:
-            for bucket in self._buckets:
+            for bucket in self._buckets:  # each rank has updated its chunk only
                 bucket.gather([self._parameters[into][place].detach() for place in bucket.places])
         self._changes[into] += 1
         if self._delay.most and not self._delay.behind(version + 1):

@@ -72,7 +72,7 @@ def tensor_in(content: Any, path: Path, name: str, shape: torch.Size) -> Tensor:
         raise UsageError(f"{path}: {name} cannot be read: {error}") from error
     if not tensor.is_floating_point():
         raise UsageError(f"{path}: {name} is of type {tensor.dtype}: quantised weights are not supported")
-    tensor = tensor.to(torch.float32)
+    tensor = tensor.to(torch.float32)  # what is computed with, whatever the file holds
     if not bool(torch.isfinite(tensor).all()):
         raise UsageError(f"{path}: {name} holds NaN or infinity")
     return tensor.contiguous()
