@@ -43,7 +43,7 @@ from swarmnet.stage.compute import ComputeThread, Turn, Work
 from swarmnet.stage.engine import Contribution, Engine, Reduced
 from swarmnet.stage.step_sum import StepSum
 from swarmnet.step.ledger import Ledger
-from swarmnet.step.opening import Opening
+from swarmnet.step.rounds import RoundBuilder
 from swarmnet.transport import ReadPayload
 
 CHAIN = Chain("00" * 32)
@@ -136,7 +136,7 @@ class Keeper:
         self._ballot, self._shares, self._tell = ballot, Shares(everyone), tell
         self._lines: dict[PeerId, LinkQuality] = {}
         self._holding: set[PeerId] = set()
-        self._opening: Opening | None = None  # of the step under way
+        self._builder: RoundBuilder | None = None  # of the step under way
         self._current: Round | None = None
 
     def heard(self, member: PeerId, report: Report) -> None:
@@ -144,11 +144,11 @@ class Keeper:
         if report.finished is None:
             self._lines[member] = report.line
             if self._lines.keys() >= self._shares.live.keys():
-                self._opening = Opening(report.stamp, self._ballot, GROUP_SIZE, itertools.count())
+                self._builder = RoundBuilder(report.stamp, self._ballot, GROUP_SIZE, itertools.count())
                 for peer, line in self._lines.items():
-                    self._opening.measured(peer, line)
+                    self._builder.measured(peer, line)
                 self._lines.clear()
-                self._open(self._opening)
+                self._open(self._builder)
         elif self._current is not None and report.finished.id == self._current.id:
             self._holding.add(member)
             if self._holding >= self._shares.live.keys():
@@ -156,16 +156,16 @@ class Keeper:
 
     def gone(self, member: PeerId) -> None:
         """Its process is gone."""
-        if self._shares.live.pop(member, None) is not None and self._opening is not None:
-            self._open(self._opening)
+        if self._shares.live.pop(member, None) is not None and self._builder is not None:
+            self._open(self._builder)
 
-    def _open(self, opening: Opening) -> None:
+    def _open(self, opening: RoundBuilder) -> None:
         self._holding.clear()
         self._current = opening.open(self._shares.live.keys(), cast(Ledger, self._shares))
         self._tell_all(self._current)
 
     def _commit(self, stamp: Stamp, finished: Finished) -> None:
-        self._opening = self._current = None
+        self._builder = self._current = None
         self._tell_all(
             Committed(
                 Commit(
@@ -233,7 +233,7 @@ class Member:
         stamp, sent, rounds, began = Stamp(number, 0, CHAIN), self._sent(), 0, time.monotonic()
         summing: asyncio.Task[tuple[float, float, Finished]] | None = None
         async with asyncio.TaskGroup() as group:
-            self._report(stamp, None, exchange.line)
+            self._report(stamp, None, exchange.meter.line)
             while isinstance(heard := await self._told.get(), Round):
                 if summing is not None:
                     summing.cancel()
@@ -254,7 +254,7 @@ class Member:
             "digest": finished.digest,
             "sent": self._sent() - sent,
             "members": len(current.receivers),
-            "line": exchange.line.bytes_per_s,
+            "line": exchange.meter.line.bytes_per_s,
         }
 
     async def _sum(self, exchange: Exchange, current: Round) -> tuple[float, float, Finished]:

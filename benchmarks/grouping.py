@@ -7,7 +7,7 @@ No network: the pure classes that production's rounds are made of, driven over l
 Mixing. Every member holds a vector; in a round each group replaces its members' vectors by their mean, and who is
 absent keeps its own. Printed is what a round leaves of the squared distance from the mean, on average, beside
 (r - 1) / N + r / N^2 of arXiv:2103.03239 (theorem 3.2), r the number of groups, an absentee a group of its own.
-`random`: groups drawn anew each round (`averaging.gossip`, pairs are what `sync = "local"` uses). `grid`: rows and
+`random`: groups drawn anew each round (`averaging.grid`, pairs are what `sync = "local"` uses). `grid`: rows and
 columns in turns, which is no random partition: without absentees two rounds give the exact mean.
 
 Exact rounds. In every round of a step some members are lost before it ends, what they had counted is counted again
@@ -31,12 +31,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from swarmnet.averaging.gossip import contraction, random_groups
-from swarmnet.averaging.grid import Group, groups, in_rows, shape
+from swarmnet.averaging.grid import Group, groups, in_rows, random_groups, shape
 from swarmnet.ids import Ballot, Chain, Generation, PeerId
 from swarmnet.messages import MAX_MATES, LinkQuality, Stamp
 from swarmnet.step.ledger import Ledger
-from swarmnet.step.opening import Opening
+from swarmnet.step.rounds import RoundBuilder
 
 STAMP = Stamp(3, 0, Chain("00" * 32))
 DIMENSIONS, ELEMENTS = 24, 1 << 20
@@ -80,6 +79,11 @@ class Traffic:
     vectors: float
     from_afar: float
     mates: int
+
+
+def contraction(num_members: int, num_groups: int) -> float:
+    """By what one round of a random partition shrinks the expected squared distance from the mean (Moshpit, 3.2)."""
+    return (num_groups - 1) / num_members + num_groups / num_members**2
 
 
 def peers_of(number: int) -> list[PeerId]:
@@ -157,7 +161,9 @@ def by_turns(members: int, size: int, absent: float, *, rounds: int, seed: int) 
     )
 
 
-def hop_0(peer: PeerId, opening: Opening, members: Sequence[PeerId], ledger: Ledger, size: int) -> dict[PeerId, Group]:
+def hop_0(
+    peer: PeerId, opening: RoundBuilder, members: Sequence[PeerId], ledger: Ledger, size: int
+) -> dict[PeerId, Group]:
     """What every member takes part in first, in the round that the keeper opens now."""
     current = opening.open(members, ledger)
     return {peer: groups(peer, current, (0, ELEMENTS), group_size=size)[0] for peer in members}
@@ -166,7 +172,7 @@ def hop_0(peer: PeerId, opening: Opening, members: Sequence[PeerId], ledger: Led
 def losses(members: int, size: int, absent: float, *, waves: int, seed: int) -> Losses:
     """`absent` of the members are lost, in so many waves, each in the middle of a round."""
     rng, names = random.Random(seed), peers_of(members)
-    ledger, opening = Ledger(members), Opening(STAMP, Ballot(1, names[0]), size, itertools.count())
+    ledger, opening = Ledger(members), RoundBuilder(STAMP, Ballot(1, names[0]), size, itertools.count())
     for index, peer in enumerate(names):
         ledger.claim((peer, Generation(1, 0)), index)
     now = hop_0(names[0], opening, names, ledger, size)
@@ -191,7 +197,7 @@ def traffic(members: int, sites: int, size: int) -> Traffic:
     """Of one round in which everybody has counted something."""
     names = peers_of(members)
     site = {peer: place % sites for place, peer in enumerate(names)}
-    ledger, opening = Ledger(members), Opening(STAMP, Ballot(1, names[0]), size, itertools.count())
+    ledger, opening = Ledger(members), RoundBuilder(STAMP, Ballot(1, names[0]), size, itertools.count())
     for index, peer in enumerate(names):
         ledger.claim((peer, Generation(1, 0)), index)
         opening.measured(

@@ -20,8 +20,8 @@ class StageStatus:
 
     disk: the checkpoints it holds, verified, oldest first. draining: it is about to leave. executions, counted:
     training forwards of this process up to the newest version, and how many indexes it has contributed to sums. drift:
-    (version, how far its weights were from those of the first of its stage, relative to their norm), if measured;
-    stray: it is the odd one. still_s: for how long it has made no step, if that is much longer than usual.
+    the version at which its weights were last compared with its mates', None if never; stray: they were not theirs.
+    still_s: for how long it has made no step, if that is much longer than usual.
     """
 
     stage: int
@@ -34,7 +34,7 @@ class StageStatus:
     draining: bool = False
     executions: int = 0
     counted: int = 0
-    drift: tuple[int, float] | None = None
+    drift: int | None = None
     stray: bool = False
     still_s: int = 0
 

@@ -144,16 +144,12 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What a replica's weights were like at `version`, after the commits of `chain` (docs/drift.md).
-
-    digest: SHA-256 of their bits, b"" where nobody promises equal bits. sketch: see `stage.sketch`.
-    """
+    """What a replica's weights were at `version`, after the commits of `chain` (docs/drift.md)."""
 
     version: Step
     chain: Chain
     digest: Annotated[bytes, Size(32)]
-    sketch: Annotated[tuple[Annotated[float, Between(-3e38, 3e38)], ...], Entries(256)]
-    """fp32 on the wire: beyond 3e38 it would be infinite."""
+    """SHA-256 of their bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +232,7 @@ Microseconds = Annotated[int, Between(1, 3600 * 10**6)]
 
 @dataclass(frozen=True, slots=True)
 class LinkQuality:
-    """What a replica has measured of its own line (`averaging.meter`).
+    """What a replica has measured of its own line (`averaging.watch`).
 
     bytes_per_s: what it carries, the lower of both directions; 0: not known yet. round_trips: mates and how far away
     they are, in microseconds; each once.

@@ -41,8 +41,6 @@ PURE = (
     "bounds.py",
     "step/*.py",
     "pipeline/router.py",
-    "pipeline/patience.py",
-    "pipeline/feeders.py",
     "data/sampler.py",
     "model/cut.py",
     "model/tensor_plan.py",
@@ -56,9 +54,6 @@ PURE = (
     "state/pieces.py",
     "averaging/parts.py",
     "averaging/grid.py",
-    "averaging/arrange.py",
-    "averaging/gossip.py",
-    "averaging/meter.py",
     "averaging/watch.py",
     "plan/budget.py",
     "stage/codec_choice.py",
@@ -155,6 +150,21 @@ def test_imports_are_absolute_and_point_down() -> None:
     assert not [breach for module, source in SOURCES.items() for breach in breaches(module, source)]
 
 
+SPINE = frozenset(["step", "pipeline", "averaging", "stage"])
+WINGS = frozenset(["net", "state", "mesh", "trainer", "peer", "simulate", "local", "cli", "api"])
+"""Rooms that the spine is read without: what they do for it is handed in by `peer`, through a protocol."""
+
+
+def test_the_spine_imports_no_wing() -> None:
+    assert not [
+        f"{module}:{line} imports {target}"
+        for module, source in SOURCES.items()
+        if room_of(module) in SPINE
+        for target, line in imports(source)
+        if target.startswith("swarmnet.") and room_of(target) in WINGS
+    ]
+
+
 def test_the_ground_has_no_cycle() -> None:
     below: dict[str, set[str]] = {room: set() for room in GROUND}
     for module, source in SOURCES.items():
@@ -211,6 +221,13 @@ def test_the_glossary_names_modules_that_exist() -> None:
     page = (PACKAGE.parent / "docs" / "glossary.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([a-z_0-9/]+\.py)`", page))
     assert named and not [path for path in sorted(named) if not (PACKAGE / path).exists()]
+
+
+def test_the_spine_is_read_in_an_hour() -> None:
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    files = re.findall(r"^\| `([a-z_/]+\.py)` \|", page, re.MULTILINE)
+    lines = [len((PACKAGE / path).read_text(encoding="utf-8").splitlines()) for path in files]
+    assert 20 <= len(files) == len(set(files)) <= 28 and sum(lines) <= 8000, (len(files), sum(lines))
 
 
 def references(module: str, source: str) -> Iterator[str]:

@@ -20,10 +20,9 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from swarmnet.averaging.grid import Group, Speaker
-from swarmnet.averaging.meter import Meter
+from swarmnet.averaging.grid import Group, Speaker, groups, lone_group, partners
 from swarmnet.averaging.parts import Range
-from swarmnet.averaging.watch import StreamWait, Watch
+from swarmnet.averaging.watch import Meter, StreamWait, Watch
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId, RoundId
 from swarmnet.messages import (
@@ -121,6 +120,7 @@ class Butterfly:
         mine = self._chunks.get(self.me, ())
         self._sums: dict[Range, asyncio.Future[Packed]] = {chunk: loop.create_future() for chunk in mine}
         self._summed: Losses = {}
+        # A round opened again over the same members: what was summed stays summed.
         if kept is not None:
             assert kept.group == group, "a sum of other contributions"
             self._sums |= {chunk: kept._sums[chunk] for chunk in kept.done}
@@ -191,7 +191,7 @@ class Butterfly:
                     packed, losses = await (self._mine(chunk) if peer == self.me else arriving[peer].get())
                     if not number:
                         with self._noted(peer):
-                            self._check_losses(losses, self._indexes[peer], peer=peer)
+                            check_losses(losses, self._indexes[peer], self._num_tokens, peer=peer)
                         self._summed |= losses
                     contributions.append(Contribution(peer, speaker.weight, packed))
                 with self._noted():
@@ -309,9 +309,6 @@ class Butterfly:
                     case _:
                         raise BadMessage(RejectCode.MALFORMED, "not an answer to Part", peer=peer)
 
-    def _check_losses(self, losses: Losses, indexes: Indexes, **facts: object) -> None:
-        check_losses(losses, indexes, self._num_tokens, **facts)
-
     # ------------------------------------------------------------ serving
 
     async def serve(self, request: Part) -> AsyncGenerator[Answer, None]:
@@ -381,3 +378,57 @@ def check_losses(losses: Losses, indexes: Indexes, num_tokens: int, **facts: obj
         raise Refused(RejectCode.MALFORMED, "the round's losses are not of the round's indexes", **facts)
     if any(found != num_tokens for _, found in losses.values()):
         raise Refused(RejectCode.MALFORMED, "tokens that the round's indexes do not have", **facts)
+
+
+# ---------------------------------------------------------------- a member's hops through a round
+#
+# A sum is made of contributions, and two sums of the same contributions in the same pieces are the same bytes. So
+# where a round is opened again and a group has not changed, what was summed in it is not asked for, sent and summed
+# again.
+
+
+def planned_groups(
+    context: ExchangeContext, current: Round, span: Range, *, group_size: int, private: bool
+) -> list[Group]:
+    """The groups that sum this span for me, hop by hop. private: my partners, random ones, and I among ourselves.
+
+    Raises Refused: who came after the round was opened has no partners in it, and fetches the sum once somebody has it.
+    """
+    block = context.engine.block
+    if private:
+        if context.me not in current.receivers:
+            raise Refused(RejectCode.NOT_FOUND, "no partner in a round that was opened before I came")
+        found = partners(context.me, current.receivers, 2, current.stamp, current.id)
+        return [lone_group(current, found, span, block=block)]
+    return groups(context.me, current, span, group_size=group_size, block=block)
+
+
+def butterflies(
+    context: ExchangeContext, current: Round, planned: Sequence[Group], losses: Losses, before: Sequence[Butterfly]
+) -> tuple[Butterfly, ...]:
+    """My butterflies of a round, each on the one below. before: of my last round.
+
+    A sum of that is used again if it is the same round, tried again, or this one follows at once, and nothing that it
+    is made of has changed: members, generations, microbatches, order, pieces. Only at once: in between a contributor
+    may have taken part in a round that its reducers never heard of, and owe no more what they have summed
+    (`stage.feedback`).
+    """
+    made: list[Butterfly] = []
+    for group in planned:
+        below = next((hop for hop in reversed(made) if hop.group.hop == group.hop - 1), None)
+        kept = next((hop for hop in before if hop.group == group and _follows(current, hop.round)), None)
+        made.append(Butterfly(context, current, group, losses, below=below, kept=kept))
+    return tuple(made)
+
+
+def _follows(current: Round, before: Round) -> bool:
+    one, other = before.id, current.id
+    return before.stamp == current.stamp and one.ballot == other.ballot and other.number - one.number in (0, 1)
+
+
+def contributes_alike(before: Sequence[Butterfly], mine: Sequence[Butterfly]) -> bool:
+    """Do I contribute the same in the same pieces as in my last round, however long ago in this step?"""
+    if not before or before[0].round.stamp != mine[0].round.stamp:
+        return False
+    old, new = before[0], mine[0]
+    return old.said is not None and (old.said, old.group.chunks) == (new.said, new.group.chunks)

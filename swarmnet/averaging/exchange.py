@@ -15,13 +15,21 @@ import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
-from swarmnet.averaging.butterfly import PAUSE_S, Butterfly, ExchangeContext, Losses, OnEvent, check_losses
+from swarmnet.averaging.butterfly import (
+    PAUSE_S,
+    Butterfly,
+    ExchangeContext,
+    Losses,
+    OnEvent,
+    butterflies,
+    check_losses,
+    contributes_alike,
+    planned_groups,
+)
 from swarmnet.averaging.grid import circles, grid_of
-from swarmnet.averaging.hops import contributes_alike, plan, stand
-from swarmnet.averaging.meter import Meter
 from swarmnet.averaging.parts import chunk_elements, shares
-from swarmnet.averaging.trail import Trail
-from swarmnet.averaging.watch import Watch, allowance_s, needs_s
+from swarmnet.averaging.replay_log import ReplayLog
+from swarmnet.averaging.watch import Meter, Watch, allowance_s, needs_s
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, leaves
 from swarmnet.ids import PeerId, RoundId
 from swarmnet.messages import (
@@ -31,7 +39,6 @@ from swarmnet.messages import (
     Busy,
     Commit,
     Finished,
-    LinkQuality,
     Packed,
     Part,
     PartData,
@@ -95,10 +102,10 @@ class Exchange:
         self._open: tuple[Butterfly, ...] = ()
         self._before: tuple[Butterfly, ...] = ()  # of the last round, whatever became of it
         self._opened = asyncio.Event()
-        self._meter, self._watch = Meter(), Watch()
+        self.meter, self.watch = Meter(), Watch()
         self._silent_until: dict[PeerId, float] = {}
         self._held_elements = self._sent_bytes = 0  # _held_elements: how long the sum in the buffer is
-        self.trail = Trail(engine, lambda: pieces(0, self._held_elements))
+        self.replay_log = ReplayLog(engine, lambda: pieces(0, self._held_elements))
 
     # ------------------------------------------------------------ my part in a round
 
@@ -108,7 +115,7 @@ class Exchange:
         losses: of the indexes in my accumulator, which must not change meanwhile.
         """
         self.close()
-        self._meter.begin()
+        self.meter.begin()
         context = ExchangeContext(
             self.me,
             self._engine,
@@ -116,18 +123,18 @@ class Exchange:
             self._num_tokens,
             self._running_s,
             self._on_event,
-            self._meter,
-            self._watch,
+            self.meter,
+            self.watch,
         )
-        self._watch.begin(current.id, *self._allowances(current))
+        self.watch.begin(current.id, *self._allowances(current))
         spans = list(itertools.pairwise(itertools.accumulate(self._engine.phases, initial=0)))
         # With more than one, what a later phase sums hangs on the whole sum of the one before: nothing stands.
         before = self._before if len(spans) == 1 else ()
         all_losses: Losses = {}
         for phase, span in enumerate(spans):
             private = phase < self._engine.private_phases
-            planned = plan(context, current, span, group_size=self._group_size, private=private)
-            mine = stand(context, current, planned, {} if private else dict(losses), before)
+            planned = planned_groups(context, current, span, group_size=self._group_size, private=private)
+            mine = butterflies(context, current, planned, {} if private else dict(losses), before)
             if phase:
                 await self._engine.next_phase()
             else:
@@ -157,10 +164,10 @@ class Exchange:
         Raises:
             Refused: it is not here, and there is nobody to ask.
         """
-        mine = self.trail.aside(current.stamp, current.id)
+        mine = self.replay_log.aside(current.stamp, current.id)
         if mine is not None and mine[0].digest == digest:
             await self._install(current, mine[1])
-            self.trail.drop_aside(current.stamp, current.id)
+            self.replay_log.drop_aside(current.stamp, current.id)
             return self._hold(current, mine[0])
         if not current.holders:
             raise Refused(RejectCode.NOT_FOUND, "nobody has that sum")
@@ -176,7 +183,7 @@ class Exchange:
                     pass
                 else:
                     self._silent_until.pop(holder, None)
-                    self.trail.drop_aside(current.stamp, current.id)  # other bits of that id: nobody may get those now
+                    self.replay_log.drop_aside(current.stamp, current.id)
                     return finished
             patience_s *= 2
             await asyncio.sleep(PAUSE_S)
@@ -216,29 +223,9 @@ class Exchange:
         return self._hold(current, finished)
 
     @property
-    def line(self) -> LinkQuality:
-        """What the rounds so far have shown of my line."""
-        return self._meter.line
-
-    @property
     def trouble(self) -> Trouble | None:
         """What holds me up in the round I take part in."""
-        return self._watch.trouble(now=asyncio.get_running_loop().time())
-
-    @property
-    def waits(self) -> Mapping[PeerId, bool]:
-        """Whom I wait for in the round I take part in; True: whose stream breaks whenever it is asked for."""
-        return self._watch.waits(now=asyncio.get_running_loop().time())
-
-    @property
-    def awaited(self) -> frozenset[PeerId]:
-        """Whose stream is later than its line needs, in the round I take part in."""
-        return self._watch.awaited(now=asyncio.get_running_loop().time())
-
-    @property
-    def allowed(self) -> Mapping[PeerId, float]:
-        """How long each member's stream may stand still in the round I take part in."""
-        return self._watch.allowed
+        return self.watch.trouble(now=asyncio.get_running_loop().time())
 
     def holds(self, stamp: Stamp, round_id: RoundId) -> bool:
         """Is the sum buffer's content, whole and checked, the sum of that round?"""
@@ -251,21 +238,21 @@ class Exchange:
 
     def applied(self, stamp: Stamp, finished: Finished, commits: tuple[Commit, ...]) -> None:
         """The sum in the buffer has been applied: remember it for who is on the way (`trail`)."""
-        self.trail.applied(stamp, finished, commits)
-        self._watch.forget()
+        self.replay_log.applied(stamp, finished, commits)
+        self.watch.forget()
         self._before = ()
 
     def forget(self) -> None:
         """The run has gone back: what is in the buffer and in the trail is of a past that was given up."""
         self.close()
-        self.trail.forget()
-        self._watch.forget()
+        self.replay_log.forget()
+        self.watch.forget()
         self._held, self._before = None, ()
 
     def close(self) -> None:
         """The round is over or abandoned: serve its contribution no more."""
-        self._meter.end()
-        self._watch.end()
+        self.meter.end()
+        self.watch.end()
         for phase in self._open:
             phase.close()
         self._open = ()
@@ -284,8 +271,8 @@ class Exchange:
         if not 0 <= request.start <= request.stop:
             raise BadMessage(RejectCode.BAD_SHAPE, f"part [{request.start}, {request.stop})")
         if request.kind == "sum":
-            self.trail.wanted()
-            kept = self.trail.piece(request)
+            self.replay_log.wanted()
+            kept = self.replay_log.piece(request)
             if kept is not None:
                 yield kept
                 return
@@ -308,6 +295,7 @@ class Exchange:
                 async with asyncio.timeout(self._running_s):
                     await self._opened.wait()
             current = self._opened_as(request)
+        # I wait for somebody myself, so whoever asks must not blame me.
         if current is None and self._waits_before(request):
             yield Busy(PAUSE_S, request.stamp.step)  # it is not me who holds that up
             return
@@ -320,8 +308,8 @@ class Exchange:
 
     def follow(self, request: TrailRequest, here: Stamp | None, open_step: TrailStep) -> Answer:
         """Answer one `TrailRequest`. here, open_step: where I stand and what is known of that step; None: nowhere."""
-        self.trail.wanted()
-        kept = self.trail.step(request.stamp)
+        self.replay_log.wanted()
+        kept = self.replay_log.step(request.stamp)
         if kept is not None:
             return kept
         if here is None:
@@ -354,7 +342,7 @@ class Exchange:
             raise ExceptionGroup(error.message, list(leaves(error))) from error
         told = [each for task in tasks for each in task.result()]
         for peer in set(odd_ones(told)) - {self.me}:
-            self._watch.refused(peer)
+            self.watch.refused(peer)
         if any(losses != told[0][1] for _, losses in told):
             raise Refused(RejectCode.MALFORMED, "reducers tell different losses")
         return told[0][1]
@@ -393,12 +381,14 @@ class Exchange:
 
     async def _leave(self, current: Round) -> None:
         """Another sum comes into the buffer; what was there goes to the trail."""
+        # What is in the buffer may be all that is left of a sum that others need.
         if self._held is not None and not self.holds(current.stamp, current.id):
             stamp, finished = self._held
+            # A sum of this step may still become the commit; one of a step before helps joiners.
             if stamp == current.stamp:
-                await self.trail.set_aside(stamp, finished)
+                await self.replay_log.set_aside(stamp, finished)
             else:
-                await self.trail.save(stamp, finished.id)
+                await self.replay_log.save(stamp, finished.id)
         self._held = None
 
     async def _sum_piece(

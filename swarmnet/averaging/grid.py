@@ -1,27 +1,31 @@
-"""Who sums what with whom: the groups of a round, hop by hop.
+"""Who sums what with whom: the groups of a round, hop by hop; who shares a row; and random pairs.
 
 Up to `group_size` members are one group. More stand in a grid (Moshpit, arXiv:2103.03239) of about as many rows as
-columns. The vector is cut into one part per column, the same in every row. In hop 0 each row sums its own
-contributions, the member of a column its column's part; in hop 1 a column sums its part over all rows, cut once more
-among its members; then the finished part goes to the rest of each row. So every element is summed once per row and
-once over the rows, everybody receives it once, and a member sends about 2 S bytes of a vector of S, as in one group:
-twice as few as two whole all-reduces one after the other would. A column longer than `group_size` is a grid again.
+columns. The vector is cut into one part per column, the same in every row:
 
-Rows need not be equally long. A longer row's last members contribute and receive and reduce nothing; in a shorter row,
-one that has lost a member, somebody stands in two columns. So the columns stay what they are when a member is lost.
+| hop | who sums | what |
+|---|---|---|
+| 0 | each row its own contributions, the member of a column its column's part | the vector, once per row |
+| 1 | each column its part over all rows, cut once more among its members | the vector, once |
+| then | the finished part goes from each member of a column to the rest of its row | |
 
-Pure; knows no bytes and no time. Which members share a row is `averaging.arrange`'s.
+So every element is summed once per row and once over the rows, everybody receives it once, and a member sends about
+2 S bytes of a vector of S, as in one group: half of what two whole all-reduces one after the other would. A column
+longer than `group_size` is a grid again. Pure; knows no bytes and no time.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from swarmnet.averaging.parts import Range, chunk_elements, chunks, parts
-from swarmnet.ids import Generation, PeerId
-from swarmnet.messages import NONE, Indexes, Round
+from swarmnet.ids import Generation, PeerId, RoundId
+from swarmnet.messages import NONE, Indexes, Round, Stamp
 
 Counted = tuple[PeerId, Generation, Indexes]
 
@@ -153,23 +157,20 @@ class Cutting:
         ]
 
 
-def groups(
-    me: PeerId, current: Round, span: Range, *, group_size: int, block: int = 1, alike: bool = False
-) -> list[Group]:
+def groups(me: PeerId, current: Round, span: Range, *, group_size: int, block: int = 1) -> list[Group]:
     """The groups in which `me` takes part to sum this span of a vector over the whole round, hop by hop.
 
-    alike: every receiver contributes, and counts the same; else those who have counted microbatches contribute, and
-    weigh what they have counted. Raises ValueError for a round whose rows are not its receivers.
+    Those who have counted microbatches contribute, and weigh what they have counted.
+
+    Raises:
+        ValueError: the round's rows are not its receivers.
     """
     first, last = span
-    if alike:
-        said = {peer: Speaker(peer, (), 1) for peer in current.receivers}
-    else:
-        said = {
-            peer: Speaker(peer, ((peer, generation, indexes),), len(indexes))
-            for peer, generation, indexes in current.contributions
-            if indexes
-        }
+    said = {
+        peer: Speaker(peer, ((peer, generation, indexes),), len(indexes))
+        for peer, generation, indexes in current.contributions
+        if indexes
+    }
     size = chunk_elements(last - first, len(current.receivers), current.bandwidths)
     cutting = Cutting(group_size, size, block, _rates(current))
     return list(_groups(me, grid_of(current), said, span, cutting, 0))
@@ -218,3 +219,105 @@ def _row(row: Sequence[PeerId], said: Mapping[PeerId, Speaker]) -> tuple[tuple[C
     """What a row's sum consists of, and what it weighs."""
     speakers = [said[peer] for peer in row if peer in said]
     return tuple(counted for speaker in speakers for counted in speaker.counted), sum(s.weight for s in speakers)
+
+
+# ---------------------------------------------------------------- who shares a row
+#
+# Rows exchange whole vectors, columns only a part of one: what is far apart belongs in different rows. A lost member
+# leaves the other rows as they are. The keeper asks, members obey what its round says.
+
+RoundTrips = Mapping[tuple[PeerId, PeerId], float]
+"""(one, other) -> how far away `one` has found `other`, in any unit; pairs may be missing, or differ by direction."""
+
+
+def arrange(
+    members: Iterable[PeerId], round_trips: RoundTrips, group_size: int, bandwidths: Mapping[PeerId, int] | None = None
+) -> Grid:
+    """A grid of all members, each once: near peers share a row, and who is fast stands where something is reduced.
+
+    Greedy: a row is begun by who is farthest from all others, on average over what is known, and filled with who is
+    nearest to it, as measured or over one mate between them. Of whom nothing is known comes last.
+    """
+    rates = bandwidths or {}
+    left = sorted(set(members))
+    lengths = shape(len(left), group_size)
+    if len(lengths) == 1:
+        return in_rows(left, lengths)
+    known = _distances(round_trips, set(left))
+    left.sort(key=lambda peer: -statistics.fmean(known[peer].values() or (0.0,)))
+    placed: list[PeerId] = []
+    for length in lengths:
+        near = _near(left[0], known)
+        row = sorted(left, key=lambda peer: near.get(peer, math.inf))[:length]
+        left = [peer for peer in left if peer not in row]
+        placed += sorted(row, key=lambda peer: (-rates.get(peer, 0), peer))
+    return in_rows(placed, lengths)
+
+
+def rearranged(
+    before: Grid | None,
+    members: Iterable[PeerId],
+    round_trips: RoundTrips,
+    group_size: int,
+    bandwidths: Mapping[PeerId, int] | None = None,
+) -> Grid:
+    """The grid of the next round of a step: `before` without who is gone, so that other rows stay as they are.
+
+    All anew if somebody has come, or a row is down to half of what is reduced in it.
+    """
+    present = set(members)
+    if before is not None and len(before.rows) > 1 and present <= {peer for row in before.rows for peer in row}:
+        rows = tuple(tuple(peer for peer in row if peer in present) for row in before.rows)
+        if all(2 * len(row) > before.columns for row in rows):
+            return Grid(rows, before.columns)
+    return arrange(present, round_trips, group_size, bandwidths)
+
+
+def _distances(round_trips: RoundTrips, members: Set[PeerId]) -> dict[PeerId, dict[PeerId, float]]:
+    """Peer -> other -> the mean of what both have measured, as far as anybody has."""
+    found: dict[PeerId, dict[PeerId, list[float]]] = {peer: {} for peer in members}
+    for (one, other), value in round_trips.items():
+        if one != other and one in members and other in members:
+            found[one].setdefault(other, []).append(value)
+            found[other].setdefault(one, []).append(value)
+    return {peer: {other: statistics.fmean(each) for other, each in mates.items()} for peer, mates in found.items()}
+
+
+def _near(first: PeerId, known: Mapping[PeerId, Mapping[PeerId, float]]) -> dict[PeerId, float]:
+    """How far everybody is from `first`, itself included: what is known, or the shortest way over one other."""
+    found = {first: 0.0}
+    for mate, distance in known[first].items():
+        for other, further in known[mate].items():
+            found[other] = min(distance + further, found.get(other, math.inf))
+    found.update(known[first])
+    found[first] = 0.0
+    return found
+
+
+# ---------------------------------------------------------------- random groups
+#
+# Drawn by hash from what all members of a round know, so nobody is asked and nobody can choose (NoLoCo,
+# arXiv:2506.10911, for pairs). Who misses a round is a group of its own. How fast values mix is measured in
+# benchmarks/grouping.py.
+
+
+def random_groups(members: Sequence[PeerId], size: int, salt: str) -> list[tuple[PeerId, ...]]:
+    """Partition `members` into groups of `size`, some one larger; of fewer than `size`, one group.
+
+    The same for the same members in any order, and drawn anew with every salt. Raises ValueError for a size below 2.
+    """
+    if size < 2:
+        raise ValueError(f"a group of {size} has nobody to average with")
+    drawn = sorted(members, key=lambda peer: hashlib.sha256(f"{salt}/{peer}".encode()).digest())
+    num_groups = max(len(drawn) // size, 1)
+    edges = [len(drawn) * number // num_groups for number in range(num_groups + 1)]
+    return [tuple(drawn[start:stop]) for start, stop in itertools.pairwise(edges)]
+
+
+def partners(me: PeerId, members: Sequence[PeerId], size: int, stamp: Stamp, round_id: RoundId) -> tuple[PeerId, ...]:
+    """The random group of this round that I am in, myself included. Raises ValueError if I am no member."""
+    salt = f"{stamp.stage}/{stamp.step}/{stamp.chain}/{round_id}"
+    found = next((group for group in random_groups(members, size, salt) if me in group), None)
+    if found is None:
+        raise ValueError("no member of this round")
+    return found

@@ -33,12 +33,13 @@ def command(named: tuple[str, ...], lift: bool, bootstrap: tuple[str, ...]) -> i
     """
     import asyncio
 
+    from swarmnet.manifest.terms import RunTerms
     from swarmnet.net.admission_files import Owner, bans_beside
 
     path, manifest, peers = run_and_peers(named)
     if not peers:
         raise UsageError("name the peers to ban by whole ids (12D3KooW...); `swarmnet status --json` has them")
-    bans = Owner(path, manifest).ban(peers, lift=lift, now=time.time())
+    bans = Owner(path, RunTerms.of(manifest)).ban(peers, lift=lift, now=time.time())
     click.echo(f"wrote {bans_beside(path)}: list {bans.number}, {len(bans.peers)} banned")
     if not bootstrap:
         click.echo(

@@ -151,6 +151,7 @@ def _through_swarm(
 async def _ask(
     config: PeerConfig, invitation: SwarmLink | Manifest, scores_of: Callable[[Manifest], Scores], following: Following
 ) -> Scores:
+    from swarmnet.manifest.codec_names import named_by
     from swarmnet.net.identity import Identity
     from swarmnet.peer.joining import reach
     from swarmnet.trainer.evaluation import Piece
@@ -164,7 +165,7 @@ async def _ask(
                 f"nobody announces run {found.run[:12]}, which is this manifest's: take the manifest that "
                 "its peers were started with, or the link that they print"
             )
-        use_all(found.manifest)
+        use_all(named_by(found.manifest))
         scores = scores_of(found.manifest)
 
         def piece(number: int) -> Piece:

@@ -59,6 +59,7 @@ def command(
         raise UsageError(f"{path}: {EXISTS}")
 
     from swarmnet.manifest.canonical import run_id
+    from swarmnet.manifest.codec_names import named_by
     from swarmnet.manifest.file import to_toml
     from swarmnet.manifest.remarks import remarks
     from swarmnet.net.admission_files import new_owner, owner_key_file, write_owner
@@ -76,7 +77,7 @@ def command(
         owner = new_owner(path)
         said["admission.key"] = ("owner's key", owner.peer)
     chosen, follows = _manifest(said, assignments, begins)
-    codecs.use_all(chosen)
+    codecs.use_all(named_by(chosen))
     sized = _sets("model.vocab_size", assignments)
     sized_by = "--set" if sized else f"--from {checkpoint}" if begins is not None else None
     manifest = _fill(chosen, base=path.parent, sized_by=sized_by)

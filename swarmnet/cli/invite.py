@@ -57,6 +57,7 @@ def command(named: tuple[str, ...], bearer: bool, roles: str, expires: str, boot
       swarmnet invite run.toml 12D3KooW... --expires 30d
       swarmnet invite run.toml --bearer --roles trainer > friends.invitation
     """
+    from swarmnet.manifest.terms import RunTerms
     from swarmnet.net.admission import in_words
     from swarmnet.net.admission_files import Owner
     from swarmnet.net.swarm_link import SwarmLink
@@ -68,7 +69,7 @@ def command(named: tuple[str, ...], bearer: bool, roles: str, expires: str, boot
             "what is printed"
         )
     wanted, not_after = _roles(roles), int(time.time()) + _seconds(expires)
-    owner = Owner(path, manifest)
+    owner = Owner(path, RunTerms.of(manifest))
     invitation = owner.invite(peers[0] if peers else None, wanted, not_after)
     if bootstrap is None:
         click.echo(invitation.text)

@@ -134,7 +134,7 @@ class Kill(Fault):
 
     kind, event, takes_away, strikes_one = "kill", "killed", True, True
     told = "{name} was killed ({fault}, step {step})"
-    flag = "SIGKILL a replica of STAGE in the middle of STEP; repeatable."
+    flag = "SIGKILL a replica of STAGE in the middle of STEP"
 
     @property
     def returns_s(self) -> float | None:
@@ -256,7 +256,7 @@ class KillRank(Fault):
 
     kind, event, strikes_one = "kill_rank", "kill_rank", True
     told = "rank {rank} of {name} was killed ({fault}, step {step})"
-    flag = "SIGKILL one rank of a replica of STAGE in the middle of STEP; repeatable."
+    flag = "SIGKILL one rank of a replica of STAGE in the middle of STEP"
 
     @classmethod
     def drawn(cls, rng: random.Random, draw: Draw) -> list[Fault]:
@@ -269,6 +269,7 @@ class KillAll(Fault):
 
     kind, event = "kill_all", "killed_all"
     told = "step {step}: everything is killed"
+    flag = "SIGKILL every process in the middle of STEP, and end"
 
 
 KINDS: dict[str, type[Fault]] = {each.kind: each for each in (Kill, Stop, Join, Drain, Partition, Slow, KillRank)}

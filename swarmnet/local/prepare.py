@@ -17,9 +17,10 @@ from swarmnet.ids import RunId
 from swarmnet.local.options import LocalOptions
 from swarmnet.manifest import file
 from swarmnet.manifest.canonical import run_id
-from swarmnet.manifest.codec_names import may_owe
+from swarmnet.manifest.codec_names import may_owe, named_by
 from swarmnet.manifest.implied import implied
 from swarmnet.manifest.schema import Admission, Data, Manifest
+from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.admission_files import new_owner, write_invitation, write_owner
 from swarmnet.net.identity import Identity
 from swarmnet.wire import codecs
@@ -71,7 +72,7 @@ class Prepared:
             self.path.write_text(file.to_toml(self.manifest), encoding="utf-8")
             if self.owner is not None:
                 write_owner(self.path, self.owner)
-                write_invitation(self.path, self.manifest, life_s=_INVITED_S)
+                write_invitation(self.path, RunTerms.of(self.manifest), life_s=_INVITED_S)
         except OSError as error:
             raise UsageError(f"{self.path} cannot be written ({error.strerror}): choose another --out") from error
 
@@ -146,7 +147,7 @@ def prepare(options: LocalOptions, directory: Path) -> Prepared:
     Raises UsageError for bad options, an unreadable file, a codec that is not installed, or other data than agreed.
     """
     chosen = choose(options)
-    codecs.use_all(chosen)
+    codecs.use_all(named_by(chosen))
     manifest = with_data(chosen, base=options.manifest.parent if options.manifest else Path())
     path, owner = directory / "run.toml", None
     policy = options.admission or manifest.admission.policy
@@ -201,7 +202,7 @@ def resume(directory: Path) -> Prepared:
     if not path.is_file():
         raise UsageError(f"{directory} holds no run that could be resumed: there is no run.toml")
     manifest = file.load(path)
-    codecs.use_all(manifest)
+    codecs.use_all(named_by(manifest))
     return Prepared(manifest, run_id(manifest), path)
 
 

@@ -1,5 +1,7 @@
 """The children of a local swarm: what each is told, its events and log, and how all are stopped. Decides nothing.
 
+Being asked to stop (Ctrl+C, SIGTERM) is counted, and looked at when it suits.
+
 A child that is started again appends to the same events file and the same log as before.
 """
 
@@ -11,24 +13,20 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from types import FrameType
+from typing import Any
 
 from swarmnet.config import toml
-from swarmnet.config.peer import Log, Mesh, PeerConfig
-from swarmnet.net.admission_files import invitation_beside
+from swarmnet.config.peer import PeerConfig
 from swarmnet.ranks.starter import ChildCall, Starter, best_starter
 from swarmnet.telemetry.events import EventReader
-
-Level = Literal["debug", "info", "warning", "error"]
-
-ONE_RANK = Mesh()
 
 START_S = 60.0
 """How long a start may take once all is imported: a fork takes milliseconds."""
 
 PRELOAD = (
     "torch",
-    "swarmnet.net.hivemind_dht",
+    "swarmnet.net.dht_node",
     "swarmnet.cli",
     "swarmnet.cli.peer",
     "swarmnet.cli.trainer",
@@ -54,21 +52,17 @@ def child_starter() -> Starter:
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What one start of a child is told. stage None: a trainer. slots None: as many as a peer has by default.
-
-    orders: the file it follows, and then it runs with faults below it. mesh: its ranks.
-    """
+    """What one start of a child is told."""
 
     name: str
-    stage: int | None
-    manifest: Path
-    directory: Path
-    events: Path
-    bootstrap: tuple[str, ...]
-    slots: int | None
-    log_level: str
+    config: PeerConfig
     orders: Path | None = None
-    mesh: Mesh = ONE_RANK
+    """The file that it follows, if it runs with faults below it."""
+
+    @property
+    def events(self) -> Path:
+        """Where it writes its events."""
+        return self.config.dir / "events.jsonl"
 
 
 ChildCommand = Callable[[ChildSpec], Sequence[str]]
@@ -76,93 +70,34 @@ ChildCommand = Callable[[ChildSpec], Sequence[str]]
 
 
 def swarmnet_command(spec: ChildSpec) -> list[str]:
-    """The real thing: `-m swarmnet peer|trainer ...`. Peers compute on the CPU, as the single process beside them.
-
-    With orders: the same peer or trainer, started by `local.child` from a config file that is written here.
-    """
-    if spec.orders is not None:
-        return _following(spec, spec.orders)
-    slots = () if spec.slots is None else ("--slots", str(spec.slots))
-    served = ("peer", "--stage", str(spec.stage), "--device", "cpu", "--no-restart", *slots, *_mesh(spec.mesh))
-    role = ("trainer",) if spec.stage is None else served
-    invited = _invitation(spec)
-    return [
-        "-m",
-        "swarmnet",
-        *role,
-        "--manifest",
-        str(spec.manifest),
-        "--dir",
-        str(spec.directory),
-        "--events",
-        str(spec.events),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "0",
-        "--dht-port",
-        "0",
-        "--log-level",
-        spec.log_level,
-        *(part for address in spec.bootstrap for part in ("--bootstrap", address)),
-        *(("--invitation", invited) if invited else ()),
-    ]
-
-
-def _invitation(spec: ChildSpec) -> str:
-    """The file with this swarm's invitation; "" in an open run."""
-    path = invitation_beside(spec.manifest)
-    return str(path) if path.exists() else ""
-
-
-def _mesh(mesh: Mesh) -> tuple[str, ...]:
-    if mesh == ONE_RANK:
-        return ()
-    return (
-        "--ranks",
-        str(mesh.ranks),
-        "--tensor",
-        str(mesh.tensor),
-        "--shard",
-        mesh.shard,
-        *(("--sequence-parallel",) if mesh.sequence_parallel else ()),
-    )
-
-
-def _following(spec: ChildSpec, orders: Path) -> list[str]:
-    config = PeerConfig(
-        manifest=spec.manifest,
-        roles=("trainer",) if spec.stage is None else ("stage",),
-        dir=spec.directory,
-        stages=() if spec.stage is None else (spec.stage,),
-        events=spec.events,
-        host="127.0.0.1",
-        device="cpu",
-        bootstrap=spec.bootstrap,
-        invitation=_invitation(spec),
-        log=Log(level=cast(Level, spec.log_level)),
-        mesh=spec.mesh,
-        slots=PeerConfig().slots if spec.slots is None else spec.slots,
-    )
-    path = spec.directory / "peer.toml"
+    """The real thing: the config file, and `-m swarmnet peer|trainer` with it; with orders, the same by `child`."""
+    path = spec.config.dir / "peer.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(toml.write(config), encoding="utf-8")
-    return ["-m", "swarmnet.local.child", str(path), str(orders)]
+    path.write_text(toml.write(spec.config), encoding="utf-8")
+    if spec.orders is not None:
+        return ["-m", "swarmnet.local.child", str(path), str(spec.orders)]
+    role = ["trainer"] if "trainer" in spec.config.roles else ["peer", "--no-restart"]
+    return ["-m", "swarmnet", *role, "--config", str(path)]
+
+
+def oracle_command(spec: ChildSpec) -> list[str]:
+    """The single process that a swarm is compared with."""
+    return ["-m", "swarmnet.local.oracle_child", str(spec.config.manifest), str(spec.events)]
 
 
 class Child:
     """One running process."""
 
-    def __init__(self, spec: ChildSpec, call: Sequence[str], reader: EventReader, starter: Starter) -> None:
+    def __init__(self, spec: ChildSpec, command: ChildCommand, reader: EventReader, starter: Starter) -> None:
         """Start it. `reader` follows its events file. Raises OSError if starting is impossible, ForkerLost."""
         self.spec = spec
-        self.log = spec.directory / "log.txt"
-        spec.directory.mkdir(parents=True, exist_ok=True)
+        self.log = spec.config.dir / "log.txt"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._log_from = log.tell()
         self._reader = reader
         deadline = time.monotonic() + START_S
-        self._process = starter.start(ChildCall(call, spec.name, output=self.log), deadline)
+        self._process = starter.start(ChildCall(command(spec), spec.name, output=self.log), deadline)
         self._code: int | None = None
 
     @property
@@ -215,3 +150,32 @@ def stop(children: Iterable[Child], *, grace_s: float, hurry: Callable[[], bool]
     for child in running:  # only now: those that still run would slow every end down
         child.wait()
     return [child.spec.name for child in running]
+
+
+class Interrupt:
+    """Counts Ctrl+C and SIGTERM instead of raising in the middle of things. A context manager, main thread only.
+
+    exit_code: 128 + the first signal's number, as shells have it; 0 before any.
+    """
+
+    def __init__(self) -> None:
+        self.count, self.exit_code = 0, 0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupt:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._caught)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _caught(self, number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+        self.exit_code = self.exit_code or 128 + number
+
+    @property
+    def again(self) -> bool:
+        """Asked more than once: no grace any more."""
+        return self.count > 1

@@ -62,7 +62,6 @@ class SwarmProgress:
     averaging_bytes: int = 0  # of sums that replicas have sent each other
     outer: Counter[bool] = field(default_factory=Counter)  # outer steps; False: missed
     strays: set[tuple[int, int, str]] = field(default_factory=set)  # (stage, version, peer) whose weights were off
-    apart: float = 0.0  # the largest distance of a replica's weights from its stage's
     trainer_dht: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _executions: Counter[tuple[str, int, int]] = field(default_factory=Counter)
     _starts: Counter[str] = field(default_factory=Counter)
@@ -131,10 +130,8 @@ class SwarmProgress:
                 self.on_disk.setdefault(event["stage"], set()).add(event["version"])
             case "dropped":
                 self._cut_back(event["to"])
-            case ("drift" | "apart") as kind:
-                self.apart = max(self.apart, float(event["distance"] or 0.0))
-                if kind == "drift":
-                    self.strays.add((event["stage"], event["version"], event["peer"]))
+            case "drift":
+                self.strays.add((event["stage"], event["version"], event["peer"]))
             case "mesh_started" if replica is not None:
                 replica.mesh, replica.ranks_lost = event["mesh"], False
                 self.rank_restarts += event["epoch"] > 1

@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,7 @@ from rich.console import Console
 
 from swarmnet.local.audit import FP32_STEPS, AuditResult, Comparison
 from swarmnet.local.progress import SwarmProgress
-from swarmnet.local.table import duration
+from swarmnet.local.screen import duration, say
 from swarmnet.manifest.schema import Manifest
 from swarmnet.telemetry.jsonline import encode, plain
 
@@ -57,9 +57,7 @@ class RunOutcome:
     """
 
     run_id: str
-    seed: int
-    microbatches: int
-    numerics: str
+    manifest: Manifest
     progress: SwarmProgress
     verdict: AuditResult
     seconds: float
@@ -81,7 +79,7 @@ def shape(stages: int, replicas: int) -> str:
 
 def executions_per_index(outcome: RunOutcome) -> float:
     """Training forwards per (stage, step, index): 1.0 when nothing was computed twice."""
-    done = outcome.progress.stages * len(outcome.progress.done) * outcome.microbatches
+    done = outcome.progress.stages * len(outcome.progress.done) * outcome.manifest.training.microbatches
     return outcome.progress.executions / done if done else 0.0
 
 
@@ -106,8 +104,8 @@ def summary(outcome: RunOutcome) -> dict[str, Any]:
         "ok": not outcome.problem,
         "problem": outcome.problem,
         "run_id": outcome.run_id,
-        "seed": outcome.seed,
-        "numerics": outcome.numerics,
+        "seed": outcome.manifest.training.seed,
+        "numerics": outcome.manifest.numerics.mode,
         "stages": progress.stages,
         "replicas": len(progress.replicas) // progress.stages,
         "steps": len(points),
@@ -130,7 +128,6 @@ def summary(outcome: RunOutcome) -> dict[str, Any]:
         "renewed_at": list(verdict.renewed),
         "reroutes": progress.reroutes,
         "drifted": len(progress.strays),
-        "largest_drift": progress.apart,
         "lost": verdict.lost,
         "doubled": verdict.doubled,
         "voided": verdict.voided,
@@ -239,7 +236,7 @@ def draw(outcome: RunOutcome, path: Path) -> str:
         xlabel="step",
         ylabel="loss (nats per token)",
         title=f"{shape(progress.stages, len(progress.replicas) // progress.stages)}, "
-        f"{outcome.numerics}, run {outcome.run_id[:12]}",
+        f"{outcome.manifest.numerics.mode}, run {outcome.run_id[:12]}",
     )
     axes.grid(alpha=0.3)
     axes.legend()
@@ -266,12 +263,7 @@ def print_summary(outcome: RunOutcome, directory: Path, console: Console) -> Non
             f"started anew {progress.rank_restarts} time{'s' * (progress.rank_restarts != 1)}"
         )
     if progress.strays:
-        lines.append(
-            f"drifted {len(progress.strays)} times, by at most {progress.apart:.1e} of the weights' norm; who "
-            "had drifted took the others' weights"
-        )
-    elif progress.apart:
-        lines.append(f"replicas of a stage were at most {progress.apart:.1e} of the weights' norm apart")
+        lines.append(f"drifted {len(progress.strays)} times; who had drifted took the others' weights")
     if outcome.resumed:
         how = "other" if verdict.changed or verdict.renewed else "the same"
         lines.append(f"resumed; {verdict.repeated} steps were done again" + f", with {how} losses" * verdict.repeats)
@@ -282,33 +274,23 @@ def print_summary(outcome: RunOutcome, directory: Path, console: Console) -> Non
         )
     lines += _beside_one_process(outcome)
     lines.append(f"run {outcome.run_id[:16]}, files in {directory}")
-    _print(console, lines)
+    say(console, *lines)
+    kept, again = progress.checkpoint, f"    swarmnet local --resume --out {directory}"
     if outcome.killed_all is not None:
-        kept = progress.checkpoint
         how = (
             f"it goes on from the checkpoints of version {kept}"
             if kept
             else "no checkpoint of all stages was on disk: everything will be done again"
         )
-        lines = [
-            f"everything was killed in step {outcome.killed_all}; {how}. Go on with:",
-            f"    swarmnet local --resume --out {directory}",
-        ]
-        _print(console, lines)
-    elif outcome.problem == INTERRUPTED and progress.checkpoint:
-        _print(
-            console,
-            [
-                f"go on from the checkpoints of version {progress.checkpoint} with:",
-                f"    swarmnet local --resume --out {directory}",
-            ],
-        )
+        say(console, f"everything was killed in step {outcome.killed_all}; {how}. Go on with:", again)
+    elif outcome.problem == INTERRUPTED and kept:
+        say(console, f"go on from the checkpoints of version {kept} with:", again)
     _print_problem(outcome, directory, console)
 
 
 def print_comparison(outcome: RunOutcome, directory: Path, console: Console) -> None:
     """The last lines on the terminal for a run that was finished already."""
-    _print(console, _beside_one_process(outcome))
+    say(console, *_beside_one_process(outcome))
     _print_problem(outcome, directory, console)
 
 
@@ -319,13 +301,8 @@ def _beside_one_process(outcome: RunOutcome) -> list[str]:
 def _print_problem(outcome: RunOutcome, directory: Path, console: Console) -> None:
     """What is wrong, if anything is."""
     if outcome.oracle_problem == UNCOMPARED:
-        _print(
-            console,
-            [
-                f"{UNCOMPARED}. Do it again with:",
-                f"    swarmnet local --resume --oracle --out {shlex.quote(str(directory))}",
-            ],
-        )
+        again = f"    swarmnet local --resume --oracle --out {shlex.quote(str(directory))}"
+        say(console, f"{UNCOMPARED}. Do it again with:", again)
     if outcome.problem not in ("", UNCOMPARED):
         console.print(f"FAILED: {outcome.problem}", style="bold red", markup=False, highlight=False, soft_wrap=True)
 
@@ -366,8 +343,3 @@ def _postponed(outcome: RunOutcome) -> str:
     if outcome.not_killed:
         said.append(f"not carried out: {', '.join(outcome.not_killed)}")
     return f" ({'; '.join(said)})" if said else ""
-
-
-def _print(console: Console, lines: Sequence[str]) -> None:
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -11,10 +11,11 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swarmnet.config.peer import PeerConfig
 from swarmnet.local.audit import Audit
 from swarmnet.local.fault import Drain, Join, Kill, KillAll, KillRank, Stop
 from swarmnet.local.faults import (
@@ -27,14 +28,13 @@ from swarmnet.local.faults import (
     ReleaseAction,
     RestartAction,
 )
-from swarmnet.local.interrupt import Interrupt
 from swarmnet.local.meshes import Meshes, mesh_of
 from swarmnet.local.news import News
 from swarmnet.local.orders import FaultOrders
-from swarmnet.local.processes import Child, ChildCommand, ChildSpec, stop
+from swarmnet.local.processes import Child, ChildCommand, ChildSpec, Interrupt, stop
 from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.local.report import MergedLog
-from swarmnet.local.table import Screen
+from swarmnet.local.screen import SwarmScreen
 from swarmnet.ranks.starter import ForkerLost, Starter
 from swarmnet.telemetry.events import EventReader
 
@@ -53,18 +53,22 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class SwarmLayout:
-    """Who runs where. trainers and the replicas' names are also directory names below `out`/peers."""
+    """Who runs where."""
 
     out: Path
-    manifest: Path
-    replicas: dict[str, int]  # name -> stage
+    config: PeerConfig
+    """What all children are told alike."""
+    replicas: dict[str, int]
+    """Stage by name; the names, and those of trainers, are directories below `out`/peers."""
     trainers: tuple[str, ...]
-    slots: int | None  # None: what a peer has by default
-    log_level: str
-    chaos: bool = False  # faults in phases and on links: children follow orders
-    trace: bool = False  # they say what they work on, too
-    life: int = 0  # how often this run has been resumed
-    meshes: Meshes = field(default_factory=dict)  # whose replicas have several ranks
+    meshes: Meshes
+    """Whose replicas have several ranks."""
+    chaos: bool
+    """Faults in phases and on links: children follow orders."""
+    trace: bool
+    """They say what they work on, too."""
+    life: int
+    """How often this run has been resumed."""
 
 
 class Supervisor:
@@ -79,7 +83,7 @@ class Supervisor:
         faults: Faults,
         starter: Starter,
         command: ChildCommand,
-        screen: Screen,
+        screen: SwarmScreen,
         log: MergedLog,
         interrupt: Interrupt,
         timing: Timing,
@@ -180,25 +184,24 @@ class Supervisor:
 
     def _start(self, name: str, *, now: float) -> None:
         number = self._starts[name] = self._starts.get(name, 0) + 1
-        directory = self.layout.out / "peers" / name
-        spec = ChildSpec(
-            name=name,
-            stage=self._stages.get(name),
-            manifest=self.layout.manifest,
-            directory=directory,
-            events=directory / "events.jsonl",
-            bootstrap=self.progress.bootstrap(but=name),
-            slots=self.layout.slots,
-            log_level=self.layout.log_level,
-            orders=directory / "orders" / f"{time.time_ns()}.jsonl" if self.layout.chaos else None,
-            mesh=mesh_of(self.layout.meshes, name),
+        directory, stage = self.layout.out / "peers" / name, self._stages.get(name)
+        config = self.layout.config.model_copy(
+            update={
+                "roles": ("trainer",) if stage is None else ("stage",),
+                "stages": () if stage is None else (stage,),
+                "dir": directory,
+                "events": directory / "events.jsonl",
+                "bootstrap": self.progress.bootstrap(but=name),
+                "mesh": mesh_of(self.layout.meshes, name),
+            }
         )
+        spec = ChildSpec(name, config, directory / "orders" / f"{time.time_ns()}.jsonl" if self.layout.chaos else None)
         if spec.orders is not None:
             self._orders.open(name, spec.orders)
         if (reader := self._readers.get(name)) is None:
             reader = self._readers[name] = EventReader(spec.events)
             reader.read()  # of a run that goes on: said before, and replayed by `earlier`
-        child = self._children[name] = Child(spec, self.command(spec), reader, self.starter)
+        child = self._children[name] = Child(spec, self.command, reader, self.starter)
         self.progress.started(name, now=now)
         self.log.ours("started", child=name, pid=child.pid, start=number)
         if name in self._stages:

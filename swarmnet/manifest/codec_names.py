@@ -9,7 +9,12 @@ Knows names, no bytes: `swarmnet.wire.codec_registry` turns one into a codec.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Literal
+
 from swarmnet.config.plug_in import is_plug_in, split
+
+if TYPE_CHECKING:  # the schema checks names with this module
+    from swarmnet.manifest.schema import Manifest
 
 ELEMENTWISE = ("fp32", "bf16", "fp16", "int8", "bnb8", "nf4")
 """Float codecs that need no memory of what they lost: for activations as for sums."""
@@ -97,3 +102,18 @@ def check_averaging(name: str) -> str:
 
 def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(names)
+
+
+Named = tuple[str, Literal["codec", "reducer", "optimizer"], str]
+"""(field of a manifest, what it names, the name)."""
+
+
+def named_by(manifest: Manifest) -> tuple[Named, ...]:
+    """What a manifest asks for by names that other distributions may bring."""
+    return (
+        ("averaging.reducer", "reducer", manifest.averaging.reducer),
+        ("optimizer.name", "optimizer", manifest.optimizer.name),
+        ("averaging.codec", "codec", travels_as(manifest.averaging.codec)),
+        ("wire.activations", "codec", manifest.wire.activations),
+        ("wire.gradients", "codec", manifest.wire.gradients),
+    )

@@ -272,7 +272,7 @@ class Averaging(Table):
         default=5, description='"centered_clip": steps from the last mean towards the new one'
     )
     drift_every: Count = Field(
-        default=10, description="steps between measures of how far replicas' weights are apart; 0: never"
+        default=10, description="steps between looks at whether replicas hold equal weights; 0: never"
     )
     resync_every: Count = Field(
         default=100, description="steps after which other numerics classes take the keeper's state; 0: never"

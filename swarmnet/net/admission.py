@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 
 from swarmnet.directory import Record, Role
 from swarmnet.ids import PeerId, RunId
-from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Part, Process, Request, TrailRequest
 
 Sign = Callable[[bytes], bytes]
@@ -231,12 +230,6 @@ class Admissions:
         self._shown: dict[PeerId, _Shown] = {}
         self._refused: dict[PeerId, tuple[str, str]] = {}  # peer -> what it showed, why it is not good
         self._banned: frozenset[PeerId] = frozenset()
-
-    @classmethod
-    def of(cls, manifest: Manifest, run: RunId, verify: Verify) -> Admissions:
-        """By the policy of a manifest."""
-        owner = PeerId(manifest.admission.key) if manifest.admission.policy == "invite" else None
-        return cls(run, owner, verify, tolerance_s=manifest.limits.max_clock_offset_s)
 
     # ------------------------------------------------------------ who is admitted
 

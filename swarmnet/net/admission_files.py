@@ -16,9 +16,8 @@ from pathlib import Path
 
 from swarmnet.directory import Role
 from swarmnet.errors import UsageError
-from swarmnet.ids import PeerId, RunId
-from swarmnet.manifest.canonical import run_id
-from swarmnet.manifest.schema import Manifest
+from swarmnet.ids import PeerId
+from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.admission import (
     KINDS,
     MAX_BANNED,
@@ -59,9 +58,9 @@ def invitation_beside(manifest: Path) -> Path:
     return manifest.with_suffix(".invitation")
 
 
-def write_invitation(path: Path, manifest: Manifest, *, life_s: float) -> None:
+def write_invitation(path: Path, terms: RunTerms, *, life_s: float) -> None:
     """Write one for whoever can read the file. Raises UsageError, OSError."""
-    invitation = Owner(path, manifest).invite(None, ROLES, int(time.time() + life_s))
+    invitation = Owner(path, terms).invite(None, ROLES, int(time.time() + life_s))
     _write(invitation_beside(path), invitation.text)
 
 
@@ -93,10 +92,10 @@ def _owner_exists(manifest: Path) -> UsageError:
 class Owner:
     """Who holds the private key of a run by invitation. Raises UsageError if there is no such run, or no such key."""
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
+    def __init__(self, path: Path, terms: RunTerms) -> None:
         """path: the manifest's; the key lies beside it."""
-        self.run, self._path = run_id(manifest), path
-        if manifest.admission.policy == "open":
+        self.run, self._path = terms.run, path
+        if terms.owner is None:
             raise UsageError(
                 f'{path}: anyone may join this run (admission.policy = "open"), so there is nobody to '
                 "invite or to ban: `swarmnet init --admission invite` writes another run"
@@ -110,10 +109,8 @@ class Owner:
                 f"{key}: cannot be used ({why}): only who has the key that `swarmnet init` wrote there "
                 "can invite or ban"
             ) from error
-        if self._identity.peer != manifest.admission.key:
-            raise UsageError(
-                f"{key}: is another run's key ({self._identity.peer}); {path} names {manifest.admission.key}"
-            )
+        if self._identity.peer != terms.owner:
+            raise UsageError(f"{key}: is another run's key ({self._identity.peer}); {path} names {terms.owner}")
 
     def invite(self, guest: PeerId | None, roles: Iterable[Role], not_after: int) -> Invitation:
         """An invitation of `guest`; None: of whoever holds it."""
@@ -147,9 +144,9 @@ class Owner:
 # ---------------------------------------------------------------- a peer
 
 
-def admissions_of(manifest: Manifest, run: RunId) -> Admissions:
-    """Who is admitted by a manifest."""
-    return Admissions.of(manifest, run, verify)
+def admissions_of(terms: RunTerms) -> Admissions:
+    """Who is admitted to a run."""
+    return Admissions(terms.run, terms.owner, verify, tolerance_s=terms.max_clock_offset_s)
 
 
 class OwnPass:

@@ -1,6 +1,9 @@
 """One identity on the network: its place in the DHT and its gRPC port, opened and closed together.
 
 Peers and trainers stand on it. It knows the run's id and nothing of what is said.
+
+`Wrap` is what a test bench puts between a process and the network: `swarmnet local --chaos` does (local/interpose.py),
+production passes nothing.
 """
 
 from __future__ import annotations
@@ -9,28 +12,44 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from swarmnet.config.peer import PeerConfig
 from swarmnet.directory import Record, Role
 from swarmnet.ids import PeerId, RunId
-from swarmnet.manifest.schema import Manifest
+from swarmnet.manifest.terms import RunTerms
+from swarmnet.net.address import announced_at
 from swarmnet.net.admission import Admissions
 from swarmnet.net.admission_files import OwnPass, admissions_of
-from swarmnet.net.announced import announced_at
 from swarmnet.net.dht import DhtDirectory
-from swarmnet.net.grpc_greeting import Greeter
+from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
-from swarmnet.net.identity import Identity
-from swarmnet.net.own_dir import own_identity
+from swarmnet.net.identity import Identity, own_identity
 from swarmnet.net.ports import LastPorts
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.net.tls import open_authority
 from swarmnet.telemetry.journal import loopback_last
-from swarmnet.transport import Service
+from swarmnet.transport import Service, Transport
+
+
+async def _nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Wrap:
+    """transport: what the process speaks through. service: what hears others. beside: runs until the process ends."""
+
+    transport: Callable[[Transport], Transport] = lambda transport: transport
+    service: Callable[[Service], Service] = lambda service: service
+    beside: Callable[[], Coroutine[Any, Any, None]] = _nothing
+
+
+NOTHING_BETWEEN = Wrap()
+
 
 LOOK_S = 5.0
 """How often a peer looks whether it is still admitted."""
@@ -103,52 +122,75 @@ class Endpoint:
             self.own_pass.check(now=time.time())
 
 
-def greeter_of(run: RunId, numerics: str, manifest: Manifest, admissions: Admissions, own_pass: OwnPass) -> Greeter:
+def greeter_of(terms: RunTerms, numerics: str, admissions: Admissions, own_pass: OwnPass) -> Greeter:
     """How to greet in this run."""
     return Greeter(
-        run, numerics, manifest.limits.max_clock_offset_s, admissions=admissions, invitation=lambda: own_pass.text
+        terms.run, numerics, terms.max_clock_offset_s, admissions=admissions, invitation=lambda: own_pass.text
     )
 
 
 @contextlib.asynccontextmanager
 async def open_endpoint(
-    config: PeerConfig, manifest: Manifest, run: RunId, *, numerics: str, role: Role = "stage"
+    terms: RunTerms,
+    directory: Path,
+    *,
+    numerics: str,
+    role: Role = "stage",
+    host: str = "127.0.0.1",
+    port: int = 0,
+    dht_port: int = 0,
+    announce: Sequence[str] = (),
+    bootstrap: Sequence[str] = (),
+    invitation: str = "",
+    manifest: Path | None = None,
 ) -> AsyncGenerator[Endpoint, None]:
-    """Take the identity, which nobody else may be meanwhile, and join the DHT. Raises UsageError with what to do."""
-    with own_identity(config.dir) as identity:
-        admissions = admissions_of(manifest, run)
-        own_pass = OwnPass(admissions, identity, role, config.dir, given=config.invitation, now=time.time())
-        announced = announced_at(config.announce, identity.peer, port=config.port, dht_port=config.dht_port)
-        last = LastPorts.read(config.dir)
-        directory = await DhtDirectory.start(
+    """Take the identity in `directory`, which nobody else may be meanwhile, and join the DHT.
+
+    Args:
+        numerics: my numerics class, for greetings and my record.
+        port: where calls are answered; 0: the last one, or any.
+        dht_port: where the DHT node listens; likewise.
+        announce: multiaddrs to publish instead of those bound, for both ports.
+        bootstrap: addresses of DHT nodes.
+        invitation: what was given to me, or the file it is in.
+        manifest: its file, beside which the run's owner may keep a list of bans.
+
+    Raises:
+        UsageError: with what to do.
+    """
+    with own_identity(directory) as identity:
+        admissions = admissions_of(terms)
+        own_pass = OwnPass(admissions, identity, role, directory, given=invitation, now=time.time())
+        announced = announced_at(announce, identity.peer, port=port, dht_port=dht_port)
+        last = LastPorts.read(directory)
+        dht = await DhtDirectory.start(
             identity,
-            run,
-            num_stages=manifest.cut.stages,
-            host=config.host,
-            port=config.dht_port,
-            bootstrap=config.bootstrap,
-            state_dir=config.dir,
+            terms.run,
+            num_stages=terms.num_stages,
+            host=host,
+            port=dht_port,
+            bootstrap=bootstrap,
+            state_dir=directory,
             announce=[str(address) for address in announced["dht_port"]],
-            first_port=0 if last.dht_port == config.port else last.dht_port,
+            first_port=0 if last.dht_port == port else last.dht_port,
             admissions=admissions,
-            manifest=config.manifest,
+            manifest=manifest,
         )
         try:
             own_pass.check(now=time.time())  # now that bans have been heard of
             transport = GrpcTransport(
                 identity,
-                run,
+                terms.run,
                 admission=open_authority().admit(identity.peer),
-                addresses=directory.addresses,
-                host=config.host,
-                port=config.port,
+                addresses=dht.addresses,
+                host=host,
+                port=port,
                 first_port=last.port,
                 announce=announced["port"],
-                config=GrpcConfig.of(manifest),
-                greeter=greeter_of(run, numerics, manifest, admissions, own_pass),
+                config=GrpcConfig.of(terms),
+                greeter=greeter_of(terms, numerics, admissions, own_pass),
             )
-            yield Endpoint(
-                identity, directory, transport, secrets.randbits(62), numerics, run, config.dir, admissions, own_pass
-            )
+            incarnation = secrets.randbits(62)
+            yield Endpoint(identity, dht, transport, incarnation, numerics, terms.run, directory, admissions, own_pass)
         finally:
-            await directory.close()
+            await dht.close()

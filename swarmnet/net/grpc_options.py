@@ -13,10 +13,10 @@ from typing import Any
 
 from swarmnet.bounds import Bounds
 from swarmnet.data.windows import HASH_BYTES
-from swarmnet.manifest.schema import Manifest
+from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Fetch, Heartbeat, Prepare, Process, Report, Round
-from swarmnet.net.allowance import Allowance
 from swarmnet.net.tls import TLS_NAME
+from swarmnet.net.traffic import Allowance
 from swarmnet.wire.codecs import encoded_bytes
 from swarmnet.wire.convert import IN_ANY_RUN, MAX_MESSAGE_BYTES, Reader
 from swarmnet.wire.framing import CHUNK_BYTES
@@ -60,15 +60,14 @@ class GrpcConfig:
         assert 1 <= self.bulk_channels <= 4, "one to four bulk channels per peer"
 
     @classmethod
-    def of(cls, manifest: Manifest) -> GrpcConfig:
+    def of(cls, terms: RunTerms) -> GrpcConfig:
         """What the run has agreed on; the rest as above."""
-        limits = manifest.limits
         return cls(
-            max_payload_bytes=limits.max_payload_mib << 20,
-            max_microbatch_bytes=_microbatch_bytes(manifest),
-            max_clock_offset_s=limits.max_clock_offset_s,
-            reader=Reader(Bounds(manifest.cut.stages, manifest.training.microbatches)),
-            allowance=_allowance(manifest),
+            max_payload_bytes=terms.max_payload_bytes,
+            max_microbatch_bytes=_microbatch_bytes(terms),
+            max_clock_offset_s=terms.max_clock_offset_s,
+            reader=Reader(Bounds(terms.num_stages, terms.microbatches)),
+            allowance=_allowance(terms),
         )
 
     def max_bytes(self, request: type) -> int:
@@ -77,26 +76,22 @@ class GrpcConfig:
         return min(microbatch, self.max_payload_bytes)
 
 
-def _allowance(manifest: Manifest) -> Allowance:
+def _allowance(terms: RunTerms) -> Allowance:
     """Several times what the busiest mate sends: one of a large stage repeats its longest messages at every heartbeat,
     and a claim or an answer to one comes with every microbatch."""
-    microbatches = manifest.training.microbatches
-    messages_per_s = 1000 + microbatches / 4
-    periodic = Reader(Bounds(manifest.cut.stages, microbatches, members=_LARGE_STAGE)).most_bytes(
-        Heartbeat, Prepare, Report, Round
-    )
-    return Allowance(messages_per_s, 256 * messages_per_s + periodic / manifest.protocol.heartbeat_s)
+    messages_per_s = 1000 + terms.microbatches / 4
+    reader = Reader(Bounds(terms.num_stages, terms.microbatches, members=_LARGE_STAGE))
+    periodic = reader.most_bytes(Heartbeat, Prepare, Report, Round)
+    return Allowance(messages_per_s, 256 * messages_per_s + periodic / terms.heartbeat_s)
 
 
-def _microbatch_bytes(manifest: Manifest) -> int:
+def _microbatch_bytes(terms: RunTerms) -> int:
     """The most that a stage takes or hands out of one microbatch: its tokens with their proof, and what crosses a
     boundary."""
-    batch, length = manifest.training.microbatch_size, manifest.training.sequence_length
-    boundary = (batch, length, manifest.model.hidden_size)
-    codecs = (manifest.wire.activations, manifest.wire.gradients)
-    depth = (manifest.data.num_tokens // length).bit_length()  # at least that of the tree over the windows
+    batch, length, _ = terms.boundary
+    depth = terms.num_windows.bit_length()  # at least that of the tree over the windows
     tokens = encoded_bytes("int32", (batch, length + 1)) + encoded_bytes("uint8", (batch, depth, HASH_BYTES))
-    return tokens + max(encoded_bytes(codec, boundary) for codec in codecs)
+    return tokens + max(encoded_bytes(codec, terms.boundary) for codec in terms.boundary_codecs)
 
 
 _BOTH_ENDS: list[tuple[str, Any]] = [

@@ -8,6 +8,9 @@ under one key are refused under every other. The expiry doubles as the sequence 
 earlier one twice, and of two of a peer's announcements the later expiry is the newer.
 
 Knows no DHT and no clock: `now` (wall-clock seconds, the DHT's common time) is an argument.
+
+What is known of a run is a bounded table: the newest genuine announcement of each peer, until it expires by its own
+clock. A full table keeps those who were there first; only somebody admitted takes the place of the newest who is not.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn, TypeVar, get_args
 
 from swarmnet.directory import Complaint, Grounds, Record, StageStatus
 from swarmnet.errors import BadMessage, RejectCode, UsageError
@@ -230,7 +234,7 @@ def _status(entry: object, num_stages: int) -> StageStatus:
         draining=_flag("draining", draining),
         executions=_whole("executions", executions, 0, 2**53),
         counted=_whole("counted", counted, 0, 2**53),
-        drift=_drift(drift),
+        drift=None if drift is None else _whole("drift", drift, 0, 2**53),
         stray=_flag("stray", stray),
         still_s=_whole("still_s", still_s, 0, 2**31),
     )
@@ -265,13 +269,6 @@ def _complaint(entry: object, num_stages: int) -> Complaint:
         _text("complaints", reason, MAX_REASON),
         _whole("complaints", seconds, 0, 2**31),
     )
-
-
-def _drift(value: object) -> tuple[int, float] | None:
-    if value is None:
-        return None
-    version, distance = _pair("drift", value)
-    return _whole("drift", version, 0, 2**53), _number("drift", distance, 0.0, 1e30)
 
 
 def _on_disk(value: object) -> OnDisk:
@@ -371,3 +368,78 @@ def _finite(record: Record) -> Record:
     loss, eval_loss = (pair if pair and math.isfinite(pair[1]) else None for pair in (record.loss, record.eval_loss))
     speed = record.tokens_per_second if math.isfinite(record.tokens_per_second) else 0.0
     return replace(record, loss=loss, eval_loss=eval_loss, tokens_per_second=speed)
+
+
+# ---------------------------------------------------------------- what is known of a run
+
+
+MAX_PEERS = 4096
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def gives_way(standing: Mapping[K, V], admits: Callable[[V], bool]) -> K | None:
+    """Who leaves a full place for somebody admitted: the newest who is not, if anybody. standing: the first first."""
+    return next((who for who in reversed(tuple(standing)) if not admits(standing[who])), None)
+
+
+class RecordTable:
+    """Announcements of one run by peer; the later expiry is the newer one. admits: may its peer take part now?"""
+
+    def __init__(
+        self,
+        run: RunId | None,
+        *,
+        admits: Callable[[Announcement], bool] = lambda found: True,
+        max_peers: int = MAX_PEERS,
+    ) -> None:
+        self._run, self._admits, self._max_peers = run, admits, max_peers
+        self._newest: dict[PeerId, Announcement] = {}  # in the order in which they came
+
+    def offer(self, found: Announcement, *, now: float) -> bool:
+        """Take in a verified announcement. Returns whether it told something new; when full, newcomers have to wait."""
+        peer = found.record.peer
+        held = self._newest.get(peer)
+        if found.record.run != self._run or (held is not None and held.expiry_ms >= found.expiry_ms):
+            return False
+        if held is None and len(self._newest) >= self._max_peers:
+            self.fresh(now=now)
+            if len(self._newest) >= self._max_peers:
+                loser = gives_way(self._newest, self._admits) if self._admits(found) else None
+                if loser is None:
+                    return False
+                del self._newest[loser]
+        self._newest[peer] = found
+        return held is None or held.record != found.record
+
+    def get(self, peer: PeerId, *, now: float) -> Announcement | None:
+        """This peer's, if it has not expired."""
+        found = self._newest.get(peer)
+        return found if found is not None and found.expiry_ms > now * 1000 else None
+
+    def fresh(self, *, now: float) -> tuple[Announcement, ...]:
+        """What has not expired, sorted by peer; forgets the rest."""
+        self._newest = {peer: found for peer, found in self._newest.items() if found.expiry_ms > now * 1000}
+        return tuple(found for _, found in sorted(self._newest.items()))
+
+
+def agreed_num_stages(announcements: Iterable[Announcement]) -> int:
+    """How many stages most peers say the run has (the smaller number on a tie); 0 if nobody said."""
+    votes = Counter(found.num_stages for found in announcements)
+    return min(votes, key=lambda number: (-votes[number], number), default=0)
+
+
+def unserved(records: Iterable[Record], *, num_stages: int, mine: Iterable[int] = ()) -> tuple[int, ...]:
+    """Stages of which there is no replica among `records`. mine: those that are served here."""
+    served = {status.stage for record in records for status in record.stages}
+    return tuple(sorted(set(range(num_stages)) - served - set(mine)))
+
+
+def nobody_serves(stages: tuple[int, ...]) -> dict[str, object]:
+    """Fields of the event `waiting`."""
+    return {
+        "reason": f"nobody serves stage {', '.join(map(str, stages))} yet",
+        "advice": f"start a peer with --stage {','.join(map(str, stages))} and --bootstrap with an address of this one",
+    }

@@ -33,8 +33,7 @@ class ReplicaLine:
 
     disk: versions whose checkpoint it holds. draining: it is about to leave.
     restart: number of the newest restart of the run it follows. executions, counted: training forwards of its process,
-    and indexes it has contributed to sums. drift: (version, how far its weights were from those of the first of its
-    stage, relative to their norm), None if not measured; stray: it is the odd one. still_s: see StageStatus.
+    and indexes it has contributed to sums. drift, stray, still_s: see StageStatus.
     """
 
     peer: PeerId
@@ -51,7 +50,7 @@ class ReplicaLine:
     restart: int
     executions: int
     counted: int
-    drift: tuple[int, float] | None = None
+    drift: int | None = None
     stray: bool = False
     still_s: int = 0
 
@@ -298,11 +297,10 @@ def _stage_problems(line: StageLine, standing: _Standing, finished: bool) -> Ite
         yield Problem("note", "mixed_numerics", text, stage)
     for replica in replicas:
         if replica.stray and replica.drift is not None:
-            version, distance = replica.drift
             text = (
                 f"the weights of {replica.peer} in stage {stage} were not those of the other replicas at version "
-                f"{version} ({distance:.1e} of their norm): it takes the others' by itself; if it is named again and "
-                "again, look at that machine (memory, overclocking)"
+                f"{replica.drift}: it takes the others' by itself; if it is named again and again, look at that "
+                "machine (memory, overclocking)"
             )
             yield Problem("warning", "drift", text, stage)
     if not finished and replicas:  # else nothing waits for anybody any more

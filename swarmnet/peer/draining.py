@@ -82,7 +82,7 @@ def standing_of(around: Around, replica: Replica, now: float) -> Standing:
         heirs=len(heirs),
         followers=followers,
         microbatches=max(execution.num_tasks, execution.queue),
-        counted=sum(len(step.account.owned) for step in member.steps if newest <= step.stamp.step),
+        counted=sum(len(step.claims.owned) for step in member.steps if newest <= step.stamp.step),
         whole=member.finished is not None and not ahead,
         applying=member.applying,
     )

@@ -17,6 +17,7 @@ from swarmnet.directory import Record
 from swarmnet.errors import SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.schema import Manifest
+from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Snapshot
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
@@ -62,7 +63,7 @@ async def gather(link: SwarmLink, folder: Path, tell: Tell, *, version: int | No
             service=Nobody(),
             addresses=lambda peer: addresses.get(peer, ()),
             listens=False,
-            config=GrpcConfig.of(found.manifest),
+            config=GrpcConfig.of(RunTerms.of(found.manifest)),
             greeter=found.greeter,
         )
         store = CheckpointStore(folder, found.run)

@@ -22,20 +22,20 @@ from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load, to_toml
 from swarmnet.manifest.schema import Manifest
+from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Answer, Control, Rejected, Request
+from swarmnet.net.address import announced_at
 from swarmnet.net.admission_files import OwnPass, admissions_of
-from swarmnet.net.announced import announced_at
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_node import NobodyAnswered
 from swarmnet.net.endpoint import greeter_of
-from swarmnet.net.grpc_greeting import Greeter
+from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_transport import GrpcTransport
-from swarmnet.net.identity import Identity
-from swarmnet.net.manifest_fetch import fetch_manifest
-from swarmnet.net.own_dir import own_identity
+from swarmnet.net.identity import Identity, own_identity
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.net.tls import open_authority
 from swarmnet.peer.away import until_somebody_answers, was_in
+from swarmnet.peer.manifest_fetch import fetch_manifest
 from swarmnet.peer.placement import Choice, Serving, placement_rule
 from swarmnet.state.disk import CheckpointStore
 from swarmnet.transport import ReadPayload
@@ -144,7 +144,8 @@ async def reach(
         else:
             tell("manifest", f"{_shape(manifest)}; from {config.manifest}")
         directory.learn_num_stages(manifest.cut.stages)
-        admissions = admissions_of(manifest, run)
+        terms = RunTerms.of(manifest)
+        admissions = admissions_of(terms)
         own_pass = OwnPass(  # only who will serve is the same identity the next time
             admissions, identity, role, config.dir, given=config.invitation, now=time.time(), transient=role != "stage"
         )
@@ -152,7 +153,7 @@ async def reach(
             tell("invitation", f"of the run's owner, good until {own_pass.ends}")
             directory.admit_by(admissions)
             records = _others(directory, directory.known())
-        yield FoundRun(config, manifest, run, directory, records, greeter_of(run, "", manifest, admissions, own_pass))
+        yield FoundRun(config, manifest, run, directory, records, greeter_of(terms, "", admissions, own_pass))
 
 
 # ---------------------------------------------------------------- which run

@@ -35,14 +35,14 @@ from swarmnet.messages import (
     TrailRequest,
 )
 from swarmnet.net.admission import Admissions, advised, role_for
-from swarmnet.net.unserved import nobody_serves, unserved
+from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.peer.complaints import Complaints
 from swarmnet.peer.dial_back import Asking, DialBacks, OtherWay, no_other_way
 from swarmnet.peer.draining import Around, drain
 from swarmnet.peer.loopback import Loopback
 from swarmnet.peer.replica import Replica, ReplicaLimits, Surroundings, timers_of
 from swarmnet.peer.starting import Starting, StartingContext
-from swarmnet.pipeline.payload import Windows
+from swarmnet.pipeline.inputs import Windows
 from swarmnet.pipeline.router import RoutingRule, least_time
 from swarmnet.stage.engine import Engine
 from swarmnet.state.checkpoints import Disk
@@ -442,7 +442,7 @@ class Peer:
                 draining=replica.member.view.draining,
                 executions=self._executed[stage],
                 counted=self._counted[stage],
-                drift=replica.member.drift.distance,
+                drift=replica.member.drift.compared_at,
                 stray=replica.member.drift.strays(self.me),
                 still_s=self._still_s(replica),
             )

@@ -22,19 +22,16 @@ from swarmnet.messages import Answer, Commit, Finished, Packed, Process, Snapsho
 from swarmnet.peer.restoring import Footing, Restoring
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.execution import Execution
-from swarmnet.pipeline.feeders import Known, TurnedAway, may_feed
-from swarmnet.pipeline.floor import PipelineLimits
-from swarmnet.pipeline.patience import AdaptiveTimeout
-from swarmnet.pipeline.payload import AnswerCheck, InputCheck, Windows
-from swarmnet.pipeline.relay import Spawn
-from swarmnet.pipeline.router import Router, RoutingRule, least_time
-from swarmnet.pipeline.sources import Sources
+from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, Known, TurnedAway, Windows, may_feed
+from swarmnet.pipeline.recovery import Recovery, Spawn
+from swarmnet.pipeline.router import AdaptiveTimeout, Router, RoutingRule, least_time
+from swarmnet.pipeline.tasks import PipelineContext, PipelineLimits
 from swarmnet.stage.engine import Engine
 from swarmnet.state.checkpoints import Checkpointer, CheckpointPlan, Disk, Written
 from swarmnet.state.copies import PIECE_BYTES, Seal
 from swarmnet.state.cut import StateHeader
 from swarmnet.state.handover import Donor
-from swarmnet.step.drift import DriftRules
+from swarmnet.step.drift import NO_DRIFT, DriftRules
 from swarmnet.step.driver import Listener, StepDriver
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
@@ -99,13 +96,9 @@ def timers_of(manifest: Manifest) -> Timers:
 def drift_rules_of(manifest: Manifest) -> DriftRules:
     """When the run's replicas measure their weights, and what follows."""
     averaging = manifest.averaging
-    return DriftRules(
-        averaging.drift_every,
-        averaging.resync_every,
-        manifest.training.total_steps,
-        averaging.equal_bits,
-        averaging.inner_steps,
-    )
+    if not averaging.equal_bits:
+        return NO_DRIFT
+    return DriftRules(averaging.drift_every, averaging.resync_every, manifest.training.total_steps)
 
 
 class Replica:
@@ -167,13 +160,13 @@ class Replica:
                 leaving=self._next_leaving,
             )
         check = InputCheck.of(manifest, stage, around.windows)
-        self.execution = Execution(
+        context = PipelineContext(
             stage,
             num_stages,
             engine=engine,
             claims=self.driver,
             caller=self.caller,
-            sources=Sources(
+            recovery=Recovery(
                 around.transport,
                 stage,
                 before=lambda: self._live(stage - 1),
@@ -188,8 +181,8 @@ class Replica:
             limits=PipelineLimits(caps.slots, timers.heartbeat_s, 2 * timers.suspect_s, caps.memo_bytes),
             spawn=around.spawn,
             on_bad_input=self._bad_input,
-            may_feed=self._may_feed,
         )
+        self.execution = Execution(context, may_feed=self._may_feed)
         self.driver.attach(self.execution)
         seal = Seal(around.run, around.signer)
         self.donor = Donor(stage, engine, self._header, seal, stored=self._checkpoint, piece_bytes=caps.piece_bytes)
@@ -413,7 +406,7 @@ class Replica:
 
     def snapshot(self, caller: PeerId, request: SnapshotRequest) -> AsyncGenerator[Answer, None]:
         """Answer one `SnapshotRequest`; see Donor.serve."""
-        self.exchange.trail.wanted()
+        self.exchange.replay_log.wanted()
         return self.donor.serve(caller, request)
 
     async def trail(self, request: TrailRequest) -> AsyncGenerator[Answer, None]:

@@ -18,8 +18,8 @@ from swarmnet.state.catch_up import CatchUp, Level, TrailEnds
 from swarmnet.state.copies import Seal
 from swarmnet.state.cut import StateHeader
 from swarmnet.state.fetch import Donors, Fetcher, TransferProgress
-from swarmnet.step.barrier import evidence
 from swarmnet.step.gate import Shape, commit_refusal
+from swarmnet.step.membership import evidence
 from swarmnet.transport import Transport
 
 Event = Callable[[str, dict[str, object]], None]

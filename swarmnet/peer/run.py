@@ -14,9 +14,9 @@ from swarmnet.errors import MeshFailed, UsageError, leaves
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest
-from swarmnet.net.endpoint import Endpoint, open_endpoint
+from swarmnet.manifest.terms import RunTerms
+from swarmnet.net.endpoint import NOTHING_BETWEEN, Endpoint, Wrap, open_endpoint
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
-from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
 from swarmnet.peer.away import remember, until_somebody_answers, was_in
 from swarmnet.peer.beginning import Beginning
 from swarmnet.peer.memory import check_memory, rounding
@@ -49,7 +49,7 @@ def run_peer(
     heard: is told every event, beside the journal. data_at_source: may data, and a checkpoint that the run begins with,
     be read where the manifest says they are, if the config does not say it? A manifest that came from strangers has no
     say in which files are opened here.
-    wrap, wrap_engine: a test bench's faults; see `net.wrap`.
+    wrap, wrap_engine: a test bench's faults; see `net.endpoint`.
     """
     import torch
 
@@ -226,7 +226,20 @@ async def _in_the_run(
     run = run_id(manifest)
 
     def enter() -> Awaitable[Endpoint]:
-        return stack.enter_async_context(open_endpoint(config, manifest, run, numerics=numerics))
+        return stack.enter_async_context(
+            open_endpoint(
+                RunTerms.of(manifest),
+                config.dir,
+                numerics=numerics,
+                host=config.host,
+                port=config.port,
+                dht_port=config.dht_port,
+                announce=config.announce,
+                bootstrap=config.bootstrap,
+                invitation=config.invitation,
+                manifest=config.manifest,
+            )
+        )
 
     if not was_in(config.dir, run):
         return await enter()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from swarmnet.directory import Record
 from swarmnet.ids import PeerId, Restart
 from swarmnet.peer.replica import Replica
-from swarmnet.pipeline.relay import Spawn
+from swarmnet.pipeline.recovery import Spawn
 from swarmnet.state.pasts import of_one_past
 from swarmnet.state.restart import (
     FromDisk,

@@ -20,6 +20,7 @@ from swarmnet.errors import PeerTimeout, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load
+from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.admission import Admissions
 from swarmnet.net.admission_files import admissions_of
 from swarmnet.peer.assess import NO_BOOTSTRAP, AdmissionLine, Assessment, ReplicaLine, assess, unanswered
@@ -192,7 +193,7 @@ def _which(named: Path | str) -> tuple[RunId, int, Admissions | None]:
         return RunId(named), 0, None
     manifest = load(named)
     run = run_id(manifest)
-    return run, manifest.cut.stages, admissions_of(manifest, run)
+    return run, manifest.cut.stages, admissions_of(RunTerms.of(manifest))
 
 
 def _show(assessment: Assessment) -> None:
@@ -247,11 +248,8 @@ def _admission(line: AdmissionLine) -> str:
 
 
 def _apart(replica: ReplicaLine) -> str:
-    """How far its weights were from the stage's, relative to their norm, and at which version; "" if unknown."""
-    if replica.drift is None:
-        return ""
-    version, distance = replica.drift
-    return f"{f'{distance:.1e}' if distance else '0'} at {version}"
+    """Were its weights those of the stage, and at which version was that looked at; "" if unknown."""
+    return "" if replica.drift is None else f"{'off' if replica.stray else 'none'} at {replica.drift}"
 
 
 def _short(peer: PeerId) -> str:

@@ -1,8 +1,13 @@
 """The microbatches of one replica: which step's tasks a call belongs to, and what calls get whose step is not open.
 
-Each open step has its `StepTasks` (`pipeline.lane`). At version v the steps v .. v + ahead are open: one where training
-is exact, two where steps overlap. What is of an applied step is refused, what is of a later one waits at the door for
-a moment.
+Each open step has its `StepTasks` (`pipeline.tasks`). At version v the steps v .. v + ahead are open: one where
+training is exact, two where steps overlap.
+
+| the call's step | what it gets |
+|---|---|
+| applied | refused (`STALE`) |
+| open | its `StepTasks` |
+| later | waits at the door for a moment, then `Busy` |
 """
 
 from __future__ import annotations
@@ -14,14 +19,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Busy, Fetch, Process, Rejected
-from swarmnet.pipeline.caller import Caller
-from swarmnet.pipeline.feeders import TurnedAway
-from swarmnet.pipeline.floor import Claims, PipelineContext, PipelineLimits
-from swarmnet.pipeline.lane import StepTasks
-from swarmnet.pipeline.payload import InputCheck, OnBadInput
-from swarmnet.pipeline.relay import Spawn
-from swarmnet.pipeline.sources import Sources
-from swarmnet.stage.engine import Engine
+from swarmnet.pipeline.inputs import TurnedAway
+from swarmnet.pipeline.tasks import PipelineContext, StepTasks
 from swarmnet.transport import ReadPayload
 
 _UNSURE_S = 0.25
@@ -33,25 +32,8 @@ class Execution:
 
     steps: the open ones by number, the oldest first. may_feed(caller, request): why not, if not."""
 
-    def __init__(
-        self,
-        stage: int,
-        num_stages: int,
-        *,
-        engine: Engine,
-        claims: Claims,
-        caller: Caller | None,
-        sources: Sources,
-        check: InputCheck,
-        limits: PipelineLimits,
-        spawn: Spawn,
-        on_bad_input: OnBadInput,
-        may_feed: Callable[[PeerId, Process], TurnedAway | None],
-    ) -> None:
-        self._may_feed = may_feed
-        self._context = PipelineContext(
-            stage, num_stages, engine, claims, caller, sources, check, limits, spawn, on_bad_input
-        )
+    def __init__(self, context: PipelineContext, *, may_feed: Callable[[PeerId, Process], TurnedAway | None]) -> None:
+        self._context, self._may_feed = context, may_feed
         self.steps: dict[int, StepTasks] = {}
         self._begun = asyncio.Event()
         self._waiting = 0

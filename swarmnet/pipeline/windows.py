@@ -32,7 +32,7 @@ def sampler_of(manifest: Manifest) -> Sampler:
 
 @dataclass(frozen=True, slots=True)
 class ProvenWindows:
-    """Implements Windows (`pipeline.payload`) with nothing but the run's manifest."""
+    """Implements Windows (`pipeline.inputs`) with nothing but the run's manifest."""
 
     known: WindowRoot
     sampler: Sampler

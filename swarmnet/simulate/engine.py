@@ -25,7 +25,7 @@ from swarmnet.manifest.delay import NO_DELAY, Delay
 from swarmnet.messages import Commit, Packed
 from swarmnet.simulate.device import Device, JobKind, JobTurn
 from swarmnet.stage.engine import Audience, Contribution, Reduced, Stash
-from swarmnet.step.barrier import evidence
+from swarmnet.step.membership import evidence
 from swarmnet.wire.values import check_values
 
 NUM_ELEMENTS = 4
@@ -61,7 +61,7 @@ def proven_tokens_of(number: int) -> tuple[Packed, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedWindows:
-    """Implements Windows (`pipeline.payload`): it knows all tokens, which is cheaper than a tree."""
+    """Implements Windows (`pipeline.inputs`): it knows all tokens, which is cheaper than a tree."""
 
     microbatches: int
 
@@ -387,12 +387,10 @@ class SimulatedEngine:
         self.void(self.version)
         self.version += 1
 
-    async def measure(self) -> tuple[int, bytes, tuple[float, ...]]:
-        """The sketch is the weights themselves, so far as fp32 can tell."""
+    async def measure(self) -> tuple[int, bytes]:
         found = self.version, self.weights, self.digits
         await asyncio.sleep(MEASURE_S)
-        sketch = (float(found[1] >> 24), float(found[1] % (1 << 24)), float(found[2] % (1 << 24)))
-        return found[0], hashlib.sha256(json.dumps(found).encode()).digest(), sketch
+        return found[0], hashlib.sha256(json.dumps(found).encode()).digest()
 
     async def prepare_snapshot(self) -> None:
         """A snapshot needs no memory of its own here."""

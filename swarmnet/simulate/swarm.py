@@ -17,6 +17,7 @@ from typing import Protocol
 from swarmnet.directory import Record, Role
 from swarmnet.errors import UsageError
 from swarmnet.ids import Chain, PeerId, RunId
+from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Packed
 from swarmnet.net.admission import Admissions, Bans, ban, invite, pass_of
 from swarmnet.peer.peer import Peer
@@ -163,7 +164,9 @@ class Swarm:
 
     def _admit(self, peer: PeerId, role: Role, invited: bool) -> tuple[Admissions, str]:
         """Who is admitted, as this process knows it, and the pass that it shows."""
-        admissions = Admissions.of(self.manifest, RUN, SimulatedSigner(peer).verify)
+        terms = RunTerms.of(self.manifest)
+        verify = SimulatedSigner(peer).verify
+        admissions = Admissions(RUN, terms.owner, verify, tolerance_s=terms.max_clock_offset_s)
         self.admissions[peer] = admissions
         if not (self.plan.invite and invited):
             return admissions, ""
@@ -477,7 +480,7 @@ def _name(peer: Node | PeerId) -> PeerId:
 def standing(replica: Replica) -> str:
     """Where the replica stands in its step, and its keeper if it is one."""
     member, pipeline = replica.member, replica.execution
-    account, part, keeper = member.account, member.part, member.keeper
+    account, part, keeper = member.claims, member.part, member.keeper
     works = {step: sorted(tasks.by_index) for step, tasks in pipeline.steps.items()}
     line = (
         f"stage {member.stage} v{member.version} synced={member.synced} promised={member.promised} "

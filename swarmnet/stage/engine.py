@@ -126,7 +126,7 @@ class Engine(Protocol):
     @property
     def private_phases(self) -> int:
         """How many of this version's `phases`, from the first, each member sums with its partners only
-        (`averaging.gossip`): no part of the finished sum."""
+        (`averaging.grid`): no part of the finished sum."""
         ...
 
     @property
@@ -230,8 +230,8 @@ class Engine(Protocol):
         outer step comes first, if one is due, and the gradient is this replica's own (`stage.local_sum`)."""
         ...
 
-    async def measure(self) -> tuple[int, bytes, tuple[float, ...]]:
-        """(version, digest of the weights' bits, sketch), see `messages.Measure`. Costs compute one pass over them."""
+    async def measure(self) -> tuple[int, bytes]:
+        """(version, SHA-256 of the weights' bits), see `messages.Measure`. Costs compute one pass over them."""
         ...
 
     async def prepare_snapshot(self) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.manifest.codec_names import named_by
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Packed
 from swarmnet.stage.step_sum import blameless
@@ -22,7 +23,7 @@ class Payloads:
     """The run's codecs and shapes at `stage`. device: where activations are decoded to."""
 
     def __init__(self, manifest: Manifest, stage: int, *, device: torch.device) -> None:
-        codecs.use_all(manifest)
+        codecs.use_all(named_by(manifest))
         self._stage, self._wire, self._device = stage, manifest.wire, device
         self.first, self.last = stage == 0, stage == manifest.cut.stages - 1
         training, model = manifest.training, manifest.model

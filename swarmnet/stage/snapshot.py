@@ -11,9 +11,10 @@ size for all versions of a stage, so that the tensors can be copied to their pla
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import safetensors.torch
@@ -132,6 +133,15 @@ def unpack(
         if not math.isfinite(largest_magnitude([tensor])):
             raise BadMessage(RejectCode.NON_FINITE, "NaN or infinity in a snapshot", name=name)
     return tensors
+
+
+def digest(tensors: Iterable[Tensor]) -> bytes:
+    """SHA-256 over the SHA-256 of each fp32 tensor: equal if and only if all bits are."""
+    whole = hashlib.sha256()
+    for tensor in tensors:
+        bits = tensor.detach().contiguous().to("cpu").reshape(-1).view(torch.uint8)
+        whole.update(hashlib.sha256(bits.numpy().data).digest())
+    return whole.digest()
 
 
 def _metadata(stage: int, version: int) -> dict[str, str]:

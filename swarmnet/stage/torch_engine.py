@@ -32,7 +32,6 @@ from swarmnet.stage.compute import ComputeThread, Turn, Work
 from swarmnet.stage.engine import Audience, Contribution, OuterStep, Reduced, Stash
 from swarmnet.stage.local_sum import LocalSum
 from swarmnet.stage.payloads import Payloads
-from swarmnet.stage.sketch import Sketcher, digest
 from swarmnet.stage.step_sum import StepSum
 
 T = TypeVar("T")
@@ -79,7 +78,6 @@ class TorchEngine:
         else:
             self._sum = StepSum(manifest, self._state, self._accumulators, memory=self._backend.sum_memory())
         self._spare: Tensor | None = None  # memory for the next snapshot
-        self._sketcher: Sketcher | None = None
         self._sum_lock = threading.Lock()  # StepSum and what it reads of the state: of one thread at a time
         try:
             self._reset_to_seed()
@@ -263,8 +261,8 @@ class TorchEngine:
         """One optimizer step on the sum buffer."""
         return await self._turn(lambda: self._apply(commits))
 
-    async def measure(self) -> tuple[int, bytes, tuple[float, ...]]:
-        """Digest and sketch of the newest weights. At once: later they would be of another version."""
+    async def measure(self) -> tuple[int, bytes]:
+        """Digest of the newest weights. At once: later they would be of another version."""
         return await self._run(Work.STATE, self.version, 0, self._measure)
 
     async def prepare_snapshot(self) -> None:
@@ -325,12 +323,8 @@ class TorchEngine:
         self._epochs[applied] += 1  # its accumulator's content is of that step: for the next it reads as empty
         return outer
 
-    def _measure(self) -> tuple[int, bytes, tuple[float, ...]]:
-        if self._sketcher is None:
-            self._sketcher = Sketcher(self._manifest.training.seed, device=self._backend.device)
-        state = self._state
-        bits = digest(state.newest) if self._manifest.averaging.equal_bits else b""
-        return state.version, bits, self._sketcher.sketch(state.newest)
+    def _measure(self) -> tuple[int, bytes]:
+        return self._state.version, snapshot.digest(self._state.newest)
 
     def _reset_to_seed(self) -> None:
         self._state.reset_to_seed()

@@ -4,7 +4,7 @@ A copy is one consistent cut of weights and optimizer state (docs/protocol.md, r
 back from disk. It is held while it is being fetched and freed when nobody has asked for a piece for a while; a newer
 one never takes its place. At most two are in memory; whoever needs a third is told when to ask again. A caller keeps
 one copy in its place at a time, and for no longer than fetching it can take. What happened since a copy was taken is
-told by `averaging.trail`. It knows no steps; the step machine says what the version is.
+told by `averaging.replay_log`. It knows no steps; the step machine says what the version is.
 """
 
 from __future__ import annotations

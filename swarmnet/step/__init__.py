@@ -1,5 +1,54 @@
-"""What counts: who owns which microbatch, when a stage's sum is whole, and when weights may move.
+"""What counts: who owns which microbatch, when a stage's sum is whole, and when weights may move. The theory of it.
 
-The rules are those of docs/protocol.md; rule numbers in this room refer to it. Everything but `driver` is pure:
-messages and `now` in, actions out.
+One step sums the gradients of microbatches 0 .. M - 1 in every stage, each exactly once, and then moves the weights of
+all stages. docs/protocol.md has the rules; rule numbers in this room refer to it. Everything but `driver` is pure:
+events and `now` go in as method calls, actions come out (`actions`), and the driver performs them.
+
+An index in the claims of one member (`ledger.ClaimBook`), under one generation:
+
+| state | event | next | said |
+|---|---|---|---|
+| - | work on it begins | asked | `Claim` to the keeper, again until answered |
+| asked | `Granted` | granted | - |
+| asked | `Moved` | - | callers go to the owner |
+| granted | its weight gradient is in the accumulator | summed | `Report` |
+| granted | the work was dropped | - | `Release` |
+| any | `Evicted(void=false)` | the same, under the next generation | `Report` |
+| any | `Evicted(void=true)` | asked, if work goes on | `Report` |
+
+A step in one replica (`open_step.OpenStep`):
+
+| state | event | next |
+|---|---|---|
+| counting | `Round` that names exactly what is summed here | exchanging: the accumulator is frozen |
+| exchanging | the round is given up | counting |
+| exchanging | the whole sum is here, and its digest | holding: it is signed and reported |
+| holding | the keeper shows a certificate, or votes make one | committed |
+| counting, exchanging | the stage's certificate is of a sum that is not here | collecting |
+| collecting | that sum is here, with the certificate's digest | committed |
+| committed | a commit of every stage is known (`membership.Barrier`) | applying |
+| applying | the optimizer step is done | the next version begins |
+
+A keeper's term (`keeper.Keeper`), in one replica, for one step, under one ballot:
+
+| state | until | it does |
+|---|---|---|
+| hearing | everybody who counts has reported, or is left out | enters reports in the ledger |
+| granting | every index has an owner | answers claims, orders idle work |
+| averaging | most of those who count have signed one sum | opens rounds, hears who holds them up |
+| certified | all members hold that sum, or are left out | waits for who is nearly there |
+| done | the step is applied | tells the commit |
+
+A higher ballot ends a term at any time (`election`): the next keeper rebuilds the ledger from reports. Safety does not
+hang on any of it: a contribution to a round is bound to (peer, generation, exact index set), and the sets of a round
+are disjoint and complete. A wrong keeper wastes time; it cannot make a wrong sum.
+
+| who | acts on | module |
+|---|---|---|
+| member | events of its own replica, messages, ticks; finds the step that a message is about | `member` |
+| open step | claims, grants, rounds, commits of one step | `open_step`, `ledger` |
+| keeper | claims, reports, releases | `keeper`, `rounds`, `ledger` |
+| every replica, privately | who lives, who counts | `view`, `membership` |
+| the same | who keeps, who has cost time | `election`, `strikes` |
+| every replica, every few steps | whether weights are still equal | `drift` |
 """

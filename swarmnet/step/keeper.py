@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import (
@@ -18,6 +18,7 @@ from swarmnet.messages import (
     Commit,
     Committed,
     Evicted,
+    Execute,
     Finished,
     Granted,
     Indexes,
@@ -28,16 +29,12 @@ from swarmnet.messages import (
     Round,
     Stamp,
 )
-from swarmnet.step.actions import Action, Broadcast, Note, Send
-from swarmnet.step.dispute import CutAgain, Dispute, Leave
-from swarmnet.step.findings import Findings
-from swarmnet.step.idle import Orders
+from swarmnet.step.actions import Action, Broadcast, Note, Send, note
+from swarmnet.step.context import StepContext
 from swarmnet.step.ledger import Ledger
-from swarmnet.step.lines import BrokenLinks
-from swarmnet.step.membership import Membership, commit_of
-from swarmnet.step.opening import Opening, left_alone
-from swarmnet.step.pace import Pace
-from swarmnet.step.strikes import Delays, Strikes, sitting
+from swarmnet.step.membership import commit_of
+from swarmnet.step.rounds import CutAgain, Leave, RoundBuilder, Stragglers, left_alone
+from swarmnet.step.strikes import Delays, sitting
 from swarmnet.step.view import Seen, View
 
 _LATE = 4.0
@@ -53,58 +50,44 @@ _STILL = 4.0
 class Keeper:
     """One term of office. Discard it when a higher ballot is promised or the step is over.
 
-    oldest: is the step applied next where I keep? Only then it opens rounds and orders what is idle. delay: how many
-    versions the weights of a step are behind it. given: what had an owner under the keeper before. idle_s: how long
-    nothing may be claimed before what is free is executed on the keeper's order. max_void: how many non-finite indexes
-    a step may leave out; with more it does not end. group_size: of a round, see `averaging.grid`.
-    numbers: of rounds, see `round_numbers`. lines, strikes: what is known from the steps before. absent: mates that
-    did not take part in the step before.
+    oldest: is the step applied next where I keep? Only then it opens rounds and orders what is idle.
     """
 
     def __init__(
         self,
         stamp: Stamp,
         ballot: Ballot,
-        num_indexes: int,
-        view: View,
+        context: StepContext,
         *,
-        idle_s: float,
-        max_void: int,
-        delay: int = 0,
-        group_size: int = 16,
-        numbers: Iterator[int],
         oldest: bool = True,
-        now: float,
         given: Indexes = NONE,
-        lines: BrokenLinks | None = None,
-        strikes: Strikes | None = None,
-        membership: Membership,
-        pace: Pace | None = None,
-        absent: frozenset[PeerId] = frozenset(),
+        now: float,
     ) -> None:
-        self.stamp, self.ballot, self.view = stamp, ballot, view
-        self._delay, self.oldest, self._lines = delay, oldest, lines or BrokenLinks()
-        self._strikes, self._membership = strikes or Strikes(view.timers), membership
-        self._pace = pace or Pace(view.timers)
-        self.ledger = Ledger(num_indexes, given)
+        """given: what had an owner under the keeper before."""
+        shape = context.shape
+        self.stamp, self.ballot, self.oldest, self.view = stamp, ballot, oldest, context.view
+        self._delay = shape.delay.behind(stamp.step)  # so many versions the weights of the step are behind it
+        self._lines, self._pace = context.lines, context.pace
+        self._strikes, self._membership = context.strikes, context.membership
+        self.ledger = Ledger(shape.num_microbatches, given)
         self.members: dict[PeerId, Generation] = {}
         self.round: Round | None = None
         self.acks: dict[PeerId, Commit] = {}  # what members have signed, whichever round it is of
         self._told_sums: dict[PeerId, tuple[Finished, Commit]] = {}
         self._held_at = now  # the last one of them
-        self._began_at, self._absent = now, absent
+        self._began_at, self._absent = now, context.absent
         self.awaited: frozenset[PeerId] = frozenset()  # whose streams my replica waits for, said on every tick
-        self._delays = Delays(view.timers, now)
+        self._delays = Delays(self.view.timers, now)
         self._offences = Counter[PeerId]()  # reports that could not be
         self._reopened: dict[PeerId, float] = {}  # who gave back what an open round names, and when
         self._spoilt = False  # has the round lost a member that may still owe others something?
         self.commit: Commit | None = None
-        self._opening = Opening(stamp, ballot, group_size, numbers)
-        self._orders = Orders(stamp, ballot, view, idle_s=idle_s, now=now)
+        self._builder = RoundBuilder(stamp, ballot, shape.group_size, context.numbers)
+        self._idle = IdleWork(stamp, ballot, self.view, idle_s=self._pace.idle_s, now=now)
         self._progress = Progress()
         self._level_at = now
-        self._dispute = Dispute(view.me, patience_s=view.timers.suspect_s, lines=self._lines)
-        self._left_out: set[PeerId] = set()  # of this step, see step.dispute
+        self._stragglers = Stragglers(self.view.me, patience_s=self.view.timers.suspect_s, lines=self._lines)
+        self._left_out: set[PeerId] = set()  # of this step, see step.rounds
         self._opened_at = now
         self._first_ack_at: float | None = None
         self._told: dict[PeerId, Round] = {}
@@ -115,7 +98,7 @@ class Keeper:
         self._level = False  # had everybody reported when that was last looked at?
         self.sitting = self._excused(now)
         self._last_since: dict[PeerId, float] = {}
-        self._findings = Findings(stamp.step, max_void=max_void)
+        self._non_finite = NonFinite(stamp.step, max_void=shape.max_void)
 
     # ------------------------------------------------------------ messages
 
@@ -124,26 +107,30 @@ class Keeper:
         if claim.ballot != self.ballot:
             return []
         if claim.index >= len(self.ledger.owners):
-            return [Note("bad_claim", {"peer": peer, "index": claim.index})]
+            return [note("bad_claim", peer=peer, index=claim.index)]
+        # Rule 14: nothing is granted yet. The claim is answered once the last report is here.
         if self.current_id is None and not self._everybody_reported(now):
             self._early[peer, claim.index] = claim
             return []
+        # Who sits out may compute, and counts nothing: somebody else is ordered to count it.
         if peer in self.sitting and self.members:
             if (owned := self.ledger.owners[claim.index]) is not None:
                 owner, actions = owned[0], list[Action]()
             else:
-                owner, actions = self._orders.instead(claim.index, sorted(self.members), now=now)
+                owner, actions = self._idle.instead(claim.index, sorted(self.members), now=now)
             return [*actions, Send(peer, Moved(claim.stamp, self.ballot, claim.generation, claim.index, owner))]
+        # An older generation is closed, and a newer one has to be reported first.
         if self.members.get(peer) != claim.generation:
             return []
         if claim.index in self.ledger.voided:
             return []
         held = self.ledger.owners[claim.index]
         if held is None:
+            # In an open round no set may change; if the index stays free the round is opened again.
             if self.current_id is not None:
                 return []
             held = self.ledger.claim((peer, claim.generation), claim.index)
-            self._orders.flow(now=now)
+            self._idle.flow(now=now)
         if held == (peer, claim.generation):
             return [Send(peer, Granted(claim.stamp, self.ballot, claim.generation, claim.index))]
         if held[0] == peer:
@@ -155,6 +142,7 @@ class Keeper:
         if report.ballot != self.ballot:
             return []
         self._level = self._level and self.members.get(peer) == report.generation
+        # The step is decided: a report changes nothing any more.
         if self.commit is not None:
             return []
         seen = self.view.get(peer)
@@ -164,6 +152,7 @@ class Keeper:
         if peer in self._left_out:
             return [self._void(peer, report.generation)] if owner in self.ledger.closed else []
         known = self.members.get(peer)
+        # The member has a new accumulator: what its last one counted is gone.
         if known is not None and known != report.generation:
             if known.incarnation == report.generation.incarnation and known > report.generation:
                 return []  # overtaken by a newer report
@@ -174,14 +163,16 @@ class Keeper:
             self._hear_sum(peer, report, now)
             return [self._void(peer, report.generation)] if report.owned else []
         self._progress.hear(peer, report, now=now)
-        self._orders.hear(peer, report)
-        self._opening.measured(peer, report.line)
-        self._dispute.hear(peer, report, now=now)
-        self._findings.hear(peer, report)
+        self._idle.hear(peer, report)
+        self._builder.measured(peer, report.line)
+        self._stragglers.hear(peer, report, now=now)
+        self._non_finite.hear(peer, report)
         self._hear_sum(peer, report, now)
+        # Above a certificate the ledger does not matter any more, only who holds the sum.
         if self._sure(now):
             self.members[peer] = report.generation
             return []
+        # Two accumulators have counted one index, and no sum can be split: the reporter's is void (rule 10).
         if self.ledger.overlaps(peer, report.owned):
             self._offences[peer] += owner not in self.ledger.closed  # once for all reports under way
             self._evict(peer, report.generation)
@@ -198,12 +189,13 @@ class Keeper:
         denied = self.view.me in whole or len(whole) > 1
         if release.ballot != self.ballot or self._sure(now) or denied:
             return []
+        # The round names what nobody holds: it cannot be summed.
         if self.ledger.release((peer, release.generation), release.indexes):
             if self.round is not None:
                 self._reopened.setdefault(peer, self._opened_at)
             self.round = None
-            self._orders.flow(now=now)
-            return [Note("released", {"peer": peer, "indexes": sorted(release.indexes)})]
+            self._idle.flow(now=now)
+            return [note("released", peer=peer, indexes=sorted(release.indexes))]
         return []
 
     # ------------------------------------------------------------ time
@@ -211,7 +203,7 @@ class Keeper:
     def become_oldest(self, *, now: float) -> None:
         """The step before was applied: from now on rounds are opened, and idle indexes ordered."""
         self.oldest, self._level_at = True, now
-        self._orders.flow(now=now)
+        self._idle.flow(now=now)
 
     def settle(self, commit: Commit) -> list[Action]:
         """The stage has committed under a keeper before me, or without me."""
@@ -244,16 +236,17 @@ class Keeper:
         if self.oldest and self._sure(now):
             actions += self._leave_late(now) + self._try_commit(now)
             return actions if self.commit is not None or self.round is None else actions + self._say_round(resend)
+        # Who has signed a sum joins no other round for a moment: only after that it is worth another try.
         if self.acks and now - self._held_at > self.view.timers.suspect_s:
             actions += self._give_up_sums()
         if self.current_id is None and self.oldest:
-            actions += self._findings.void(self.ledger, self.members.keys())
-            if self._findings.halted:
+            actions += self._non_finite.void(self.ledger, self.members.keys())
+            if self._non_finite.halted:
                 return actions
             actions += self._evict_laggards(now)
             if not self.ledger.complete:
-                actions += self._orders.give(
-                    self.ledger, sorted(self.members), self._findings.found_by, self._opening.spares, now=now
+                actions += self._idle.give(
+                    self.ledger, sorted(self.members), self._non_finite.found_by, self._builder.spares, now=now
                 )
             elif not self._laggards() and not self._may_be_certified(now):
                 actions += self._open_round(now)
@@ -268,7 +261,7 @@ class Keeper:
         Then nothing follows from one claim or report that could not wait for a tick, and what it costs must not grow
         with the number of members.
         """
-        to_do = self.ledger.complete or self.ledger.freed or self._findings.found_by
+        to_do = self.ledger.complete or self.ledger.freed or self._non_finite.found_by
         return self._level and self.current_id is None and not to_do
 
     @property
@@ -382,7 +375,7 @@ class Keeper:
 
     def _evict(self, peer: PeerId, generation: Generation) -> None:
         took_part = peer in self.members
-        self._opening.lost(peer, self.ledger.of(peer))
+        self._builder.lost(peer, self.ledger.of(peer))
         self.ledger.evict((peer, generation))
         self.members.pop(peer, None)
         self._level = False
@@ -390,7 +383,7 @@ class Keeper:
         self._told.pop(peer, None)
         self._prepared.discard(peer)
         self._progress.forget(peer)
-        self._dispute.forget(peer)
+        self._stragglers.forget(peer)
         if not took_part:
             return
         if self.acks:
@@ -421,7 +414,7 @@ class Keeper:
             else:
                 continue
             self._evict(peer, generation)
-            actions.append(Note("evicted", {"peer": peer, "reason": reason, "step": self.stamp.step}))
+            actions.append(note("evicted", peer=peer, reason=reason, step=self.stamp.step))
         return actions
 
     def _laggards(self) -> list[PeerId]:
@@ -455,7 +448,7 @@ class Keeper:
         self._left_out = self._left_out & alive if self.members else set()  # nobody may be all that is left
         if self.round is None:
             return []
-        match self._dispute.verdict(self._opening.circles(self.round, self.members), now=now):
+        match self._stragglers.verdict(self._builder.circles(self.round, self.members), now=now):
             case Leave(peer, reason, waits_for) if len(self.members) > 1:
                 self._lines.broken(peer, waits_for, step=self.stamp.step)
                 generation = self.members[peer]
@@ -469,8 +462,8 @@ class Keeper:
                 return [*strikes, self._void(peer, generation), self._left(peer, reason)]
             case CutAgain():
                 self.round = None
-                self._opening.turn()
-                return [Note("cut_again", {"step": self.stamp.step})]
+                self._builder.turn()
+                return [note("cut_again", step=self.stamp.step)]
         return []
 
     def _leave_late(self, now: float) -> list[Action]:
@@ -507,14 +500,14 @@ class Keeper:
         self._delays.note(waits, len(self.members.keys() | waits), now=now)
 
     def _left(self, peer: PeerId, reason: str) -> Note:
-        return Note("evicted", {"peer": peer, "reason": reason, "step": self.stamp.step})
+        return note("evicted", peer=peer, reason=reason, step=self.stamp.step)
 
     def _void(self, peer: PeerId, generation: Generation) -> Send:
         return Send(peer, Evicted(self.stamp, self.ballot, generation, void=True))
 
     def _note_last(self, now: float) -> None:
         """Who alone has something left to sum, while most have not, and since when."""
-        left = {peer for peer in self.members if self._orders.at_work.get(peer)}
+        left = {peer for peer in self.members if self._idle.at_work.get(peer)}
         if not self.ledger.complete or 2 * len(left) >= len(self.members):
             left = set()
         self._last_since = {peer: self._last_since.get(peer, now) for peer in left}
@@ -549,12 +542,13 @@ class Keeper:
     def _give_up_sums(self) -> list[Action]:
         """Those who hold something make no certificate, and who could is gone or holds other bits: sum again."""
         whole = self.round is not None and self.members.keys() <= self.acks.keys()
+        # All hold a sum of one round and not the same bits: a reducer told two of them different things.
         differing = whole and len(set(self.acks.values())) > 1
         if not self._spoilt and not differing:
             return []
         notes: list[Action] = []
         if differing:
-            notes.append(Note("digest_differs", {"peers": sorted(self.acks), "round": str(self.current_id)}))
+            notes.append(note("digest_differs", peers=sorted(self.acks), round=str(self.current_id)))
         self.round = None
         return notes
 
@@ -594,14 +588,11 @@ class Keeper:
         ]
         apart = self._lines.apart(self.members, step=self.stamp.step)
         self._first_ack_at = None
-        self.round, self._spoilt = self._opening.open(self.members, self.ledger, apart), False
+        self.round, self._spoilt = self._builder.open(self.members, self.ledger, apart), False
         self._told, self._opened_at = {}, now
-        self._dispute.opened(self.round.id, now=now)
+        self._stragglers.opened(self.round.id, now=now)
         reason = left_alone(self.view, self.stamp, self.members, now=now)
-        return [
-            *notes,
-            *([] if reason is None else [Note("averaged_alone", {"step": self.stamp.step, "reason": reason})]),
-        ]
+        return [*notes, *([] if reason is None else [note("averaged_alone", step=self.stamp.step, reason=reason)])]
 
     def _say_round(self, resend: bool) -> list[Action]:
         assert self.round is not None
@@ -623,13 +614,13 @@ class Keeper:
         self.commit = self._membership.with_votes(commit)
         notes: list[Action] = [
             *self._delays.charge(self._strikes, self.view.me, now=now),
-            *self._findings.alone(self.ledger),
+            *self._non_finite.alone(self.ledger),
         ]
         differing = sorted(
             peer for peer, held in self.acks.items() if held.id == commit.id and held.digest != commit.digest
         )
         if differing:
-            notes.append(Note("digest_differs", {"peers": differing, "round": str(commit.id)}))
+            notes.append(note("digest_differs", peers=differing, round=str(commit.id)))
         return [*notes, Broadcast(Committed(self.commit, self.stamp.restart))]
 
 
@@ -653,3 +644,140 @@ class Progress:
         """For how long its counter has stood still; 0 if nothing was heard."""
         moved = self._moved.get(peer)
         return now - moved[1] if moved is not None else 0.0
+
+
+# ---------------------------------------------------------------- idle work
+#
+# Whom a keeper has execute what nobody else does (rule 8).
+#
+# What an evicted owner leaves behind is ordered at once, the rest only when nothing has been claimed for a while.
+# IdleWork go to who has least left to do, a few at a time: a step that nobody feeds is executed bit by bit.
+
+_ORDERS_PER_MEMBER = 8
+"""IdleWork under way at a time."""
+
+
+class IdleWork:
+    """Those of one keeper. idle_s: how long nothing may be claimed before what is free is ordered."""
+
+    def __init__(self, stamp: Stamp, ballot: Ballot, view: View, *, idle_s: float, now: float) -> None:
+        self._stamp, self._ballot, self._view, self._idle_s = stamp, ballot, view, idle_s
+        self._flow_at = now
+        self._ordered: dict[int, float] = {}
+        self._instead: dict[int, PeerId] = {}
+        self._tried: dict[int, set[PeerId]] = {}
+        self.at_work: dict[PeerId, int] = {}  # owned and not summed yet, by the last report
+
+    def flow(self, *, now: float) -> None:
+        """Something was claimed or freed: the step moves by itself."""
+        self._flow_at = now
+
+    def hear(self, peer: PeerId, report: Report) -> None:
+        """How much a member still has to do."""
+        self.at_work[peer] = len(report.owned - report.summed)
+
+    def instead(self, index: int, members: Sequence[PeerId], *, now: float) -> tuple[PeerId, list[Action]]:
+        """Who executes what somebody has begun that may not count it; ordered, unless it was lately."""
+        for_s = max(self._idle_s, self._view.timers.suspect_s)
+        if index in self._instead and now - self._ordered.get(index, -1e9) <= for_s and self._instead[index] in members:
+            return self._instead[index], []
+        peer = min(members, key=lambda p: (self._view.leaves(p), self.at_work.get(p, 0), p))
+        self._ordered[index], self._instead[index] = now, peer
+        self.at_work[peer] = self.at_work.get(peer, 0) + 1
+        return peer, [Send(peer, Execute(self._stamp, self._ballot, index))]
+
+    def give(
+        self,
+        ledger: Ledger,
+        members: Sequence[PeerId],
+        failed: Mapping[int, set[PeerId]],
+        spares: Callable[[PeerId, int], bool],
+        *,
+        now: float,
+    ) -> list[Action]:
+        """IdleWork that are due.
+
+        failed: who has found an index non-finite, and is asked for it last. spares: see `step.rounds`.
+        """
+        stagnant = now - self._flow_at > self._idle_s
+        if not stagnant and not ledger.freed:
+            return []
+        actions: list[Action] = []
+        # Who has summed much has time: what counts is what a member still has to do.
+        load = {peer: self.at_work.get(peer, 0) for peer in members}
+        patience_s = max(self._idle_s, self._view.timers.suspect_s)
+        free = ledger.free()
+        waiting = {index for index in free if now - self._ordered.get(index, -1e9) <= patience_s}
+        room = _ORDERS_PER_MEMBER * len(members) - len(waiting)
+        for index in free:
+            if index in waiting or (index not in ledger.freed and not stagnant):
+                continue
+            if len(actions) >= 2 * room:  # an order and its note
+                break
+            first = index not in self._ordered
+            self._ordered[index] = now
+            found = failed.get(index, set())
+            tried = self._tried.setdefault(index, set())
+            if len(tried) >= len(members):
+                tried.clear()
+            peer = min(
+                members,
+                key=lambda p: (
+                    self._view.leaves(p),
+                    p in found,
+                    p in tried,
+                    not spares(p, index),
+                    load[p],
+                    len(ledger.of(p)),
+                    p,
+                ),
+            )
+            tried.add(peer)
+            load[peer] += 1
+            actions.append(Send(peer, Execute(self._stamp, self._ballot, index)))
+            actions.append(note("ordered" if first else "ordered_again", index=index, peer=peer, step=self._stamp.step))
+        return actions
+
+
+# ---------------------------------------------------------------- microbatches without a finite gradient
+#
+# A microbatch is a pure function: more than half of the members that found it non-finite settle it.
+
+
+class NonFinite:
+    """Those of one keeper. found_by: index -> who found it non-finite. halted: the step left out more than it may."""
+
+    def __init__(self, step: int, *, max_void: int) -> None:
+        self._step, self._max_void = step, max_void
+        self.found_by: dict[int, set[PeerId]] = {}
+        self.halted = False
+
+    def hear(self, peer: PeerId, report: Report) -> None:
+        """What a member has found."""
+        for index in report.non_finite:
+            self.found_by.setdefault(index, set()).add(peer)
+
+    def alone(self, ledger: Ledger) -> list[Action]:
+        """Who has found what was counted all the same."""
+        names = {peer for index, found_by in self.found_by.items() if index not in ledger.voided for peer in found_by}
+        return [note("finds_alone", step=self._step, peer=peer) for peer in sorted(names)]
+
+    def void(self, ledger: Ledger, members: Set[PeerId]) -> list[Action]:
+        """Take what is settled out of the ledger."""
+        actions: list[Action] = []
+        for index, found_by in self.found_by.items():
+            confirmed = 2 * len(found_by & members) > len(members)
+            if confirmed and index not in ledger.voided and ledger.void(index):
+                actions.append(note("voided", step=self._step, index=index))
+        if len(ledger.voided) > self._max_void and not self.halted:
+            self.halted = True
+            actions.append(
+                note(
+                    "halted",
+                    step=self._step,
+                    reason=f"{len(ledger.voided)} microbatches of step {self._step} gave no gradient that can "
+                    f"be counted (not finite, or too large for the grid; training.max_void = {self._max_void}): "
+                    "lower the learning rate or numerics.grid_bits and start again",
+                )
+            )
+        return actions

@@ -1,15 +1,19 @@
-"""Who owns which index of one step in one stage. Pure; the keeper's book (docs/protocol.md, rules 10 to 12).
+"""Who owns which index of one step in one stage: the keeper's ledger, and what a member claims for itself.
 
-An index is free or belongs to one (peer, generation). An evicted pair never owns again: its peer must come back under
-the next generation.
+An index is free or belongs to one (peer, generation). A member has *asked* for it while work on it is under way, was
+*granted* it once the keeper said so, and has *summed* it once its weight gradient is in the accumulator. The generation
+fences all of it (docs/protocol.md, I3 and rules 10 to 12): an evicted pair never owns again, its peer must come back
+under the next generation. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+import itertools
+from collections.abc import Iterator, Set
 
-from swarmnet.ids import Generation, PeerId
-from swarmnet.messages import NONE, Indexes
+from swarmnet.ids import Ballot, Generation, PeerId
+from swarmnet.messages import NONE, Claim, Indexes, Release, Stamp
+from swarmnet.step.actions import Action, Send
 
 Owner = tuple[PeerId, Generation]
 
@@ -107,3 +111,66 @@ class Ledger:
         self.owners[index] = None
         self.freed.add(index)
         self._free.add(index)
+
+
+# ---------------------------------------------------------------- a member's claims
+
+_STARTS, _ROUNDS_OF_A_START = 1 << 28, 1 << 24
+"""Starts of a process that are told apart, and rounds that each may open; a round number holds their product."""
+
+
+class Generations:
+    """The generations of one process start."""
+
+    def __init__(self, incarnation: int) -> None:
+        self.newest = Generation(incarnation, 0)
+
+    def next(self) -> Generation:
+        """One that no accumulator of this replica has had."""
+        self.newest = self.newest.next()
+        return self.newest
+
+
+def round_numbers(incarnation: int) -> Iterator[int]:
+    """For the rounds that one process opens: none twice, and none that another start of its identity has used.
+
+    A replica may keep the same step twice under the same ballot: after a restart, or with a state of the same version
+    taken from a mate. Who still exchanges the earlier round must not take the later one for it.
+    """
+    return itertools.count((incarnation % _STARTS) * _ROUNDS_OF_A_START)
+
+
+class ClaimBook:
+    """Index sets of one step under one generation. `ballot` arguments are what is promised; None: nobody to tell."""
+
+    def __init__(self, generations: Generations) -> None:
+        self._generations = generations
+        self.generation = generations.newest
+        self.asked: set[int] = set()
+        self.granted: set[int] = set()
+        self.summed: set[int] = set()
+        self.non_finite: set[int] = set()
+
+    def renew(self, *, void: bool) -> None:
+        """Close the generation: grants in flight are dead. `void` also closes what is in the accumulator (rule 11)."""
+        self.generation = self._generations.next()
+        if void:
+            self.granted.clear()
+            self.summed.clear()
+
+    @property
+    def owned(self) -> Indexes:
+        """Granted or summed."""
+        return frozenset(self.granted | self.summed)
+
+    def ask(self, stamp: Stamp, ballot: Ballot | None) -> list[Action]:
+        """Claims of everything asked for and not answered."""
+        return [action for index in sorted(self.asked) for action in self.claim(index, stamp, ballot)]
+
+    def claim(self, index: int, stamp: Stamp, ballot: Ballot | None) -> list[Action]:
+        """The claim of one index."""
+        return [Send(ballot.peer, Claim(stamp, ballot, self.generation, index))] if ballot is not None else []
+
+    def release(self, indexes: Indexes, stamp: Stamp, ballot: Ballot | None) -> list[Action]:
+        """The word that these are not held (rule 10)."""
+        return [Send(ballot.peer, Release(stamp, ballot, self.generation, indexes))] if ballot is not None else []

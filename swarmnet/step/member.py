@@ -27,16 +27,14 @@ from swarmnet.messages import (
     Trouble,
 )
 from swarmnet.step import actions as act
-from swarmnet.step.account import Account, Generations, round_numbers
-from swarmnet.step.actions import Action, Broadcast, Note, Send
-from swarmnet.step.barrier import Barrier, evidence
+from swarmnet.step.actions import Action, Broadcast, Note, Resync, Send, note
+from swarmnet.step.context import StepContext
 from swarmnet.step.drift import NO_DRIFT, Drift, DriftRules
 from swarmnet.step.gate import Shape, refusal
 from swarmnet.step.keeper import Keeper
-from swarmnet.step.lag import Lag, yields
-from swarmnet.step.membership import Membership
-from swarmnet.step.open_step import OpenStep, Shared
-from swarmnet.step.rounds import RoundPart
+from swarmnet.step.ledger import ClaimBook, Generations, round_numbers
+from swarmnet.step.membership import Barrier, Membership, evidence
+from swarmnet.step.open_step import OpenStep, RoundPart
 from swarmnet.step.view import Timers, View
 
 
@@ -61,7 +59,7 @@ class Member:
         self.view = View(me, stage, timers)
         self.drift = Drift(self.view, drift, numerics)
         self.membership = Membership(me, stage, self.view, signer)
-        self._shared = Shared(
+        self._context = StepContext(
             me,
             shape,
             self.view,
@@ -83,10 +81,10 @@ class Member:
 
     def _begin(self, now: float, finished: Finished | None) -> None:
         """Open all steps of this version anew."""
-        self._shared.pace.begin()
+        self._context.pace.begin()
         oldest = self.before if self.shape.delay.behind(self.version) else self.chain
         stamp = self._stamp(self.version, oldest)
-        self.steps = [OpenStep(stamp, self._shared, oldest=True, now=now, finished=finished)]
+        self.steps = [OpenStep(stamp, self._context, oldest=True, now=now, finished=finished)]
         self.steps += self._following(now)
         self._early_prepare: Prepare | None = None
 
@@ -96,7 +94,7 @@ class Member:
         Mostly one; two where steps begin to overlap, for the first of them was not open a version earlier.
         """
         return [
-            OpenStep(self._stamp(step, self.chain), self._shared, oldest=step == self.version, now=now)
+            OpenStep(self._stamp(step, self.chain), self._context, oldest=step == self.version, now=now)
             for step in range(self.version + len(self.steps), self.version + self._ahead + 1)
         ]
 
@@ -126,9 +124,9 @@ class Member:
         return self.oldest.promised
 
     @property
-    def account(self) -> Account:
+    def claims(self) -> ClaimBook:
         """What I count of the oldest step."""
-        return self.oldest.account
+        return self.oldest.claims
 
     @property
     def barrier(self) -> Barrier:
@@ -158,20 +156,20 @@ class Member:
     @property
     def synced(self) -> bool:
         """Have I state, and so a say?"""
-        return self._shared.synced
+        return self._context.synced
 
     @synced.setter
     def synced(self, synced: bool) -> None:
-        self._shared.synced = synced
+        self._context.synced = synced
 
     @property
     def term_chain(self) -> Chain:
         """The chain at the start of the keepers' term."""
-        return self._shared.term_chain
+        return self._context.term_chain
 
     @term_chain.setter
     def term_chain(self, chain: Chain) -> None:
-        self._shared.term_chain = chain
+        self._context.term_chain = chain
 
     @property
     def done(self) -> bool:
@@ -203,7 +201,7 @@ class Member:
     def _heartbeat(self, behind: bool, mate: bool) -> Heartbeat:
         return Heartbeat(
             stamp=self._stamp(self.version, self.chain),
-            incarnation=self._shared.generations.newest.incarnation,
+            incarnation=self._context.generations.newest.incarnation,
             synced=self.synced,
             keeper=self.promised or self._kept_last,
             commits=tuple(map(self.membership.with_votes, self.barrier.known)),
@@ -219,7 +217,7 @@ class Member:
     @property
     def _sitting(self) -> tuple[PeerId, ...]:
         """Whom my step goes on without, as its keeper, or would if I kept."""
-        found = self.keeper.without if self.keeper is not None else self._shared.strikes.sitting
+        found = self.keeper.without if self.keeper is not None else self._context.strikes.sitting
         return tuple(sorted(found))[:MAX_SITTING]
 
     # ------------------------------------------------------------ events from my own replica
@@ -241,7 +239,7 @@ class Member:
         before: the chain of one version earlier. last_commits: of the step before, all or none: others may still need
         to hear them from me.
         """
-        self._shared.generations.next()
+        self._context.generations.next()
         self.version, self.chain, self.before, self.term_chain = version, chain, before, term_chain
         self.synced = True
         self.last_commits, self.last_finished, self._last_stamp = last_commits, None, None
@@ -253,7 +251,7 @@ class Member:
                 self.membership.hear_vote(commit, self.me, self.membership.sign(commit), now=now)
         self.drift.forget()
         self._lag.caught_up()
-        self._shared.pace.interrupted()
+        self._context.pace.interrupted()
         self._begin(now, finished)
         self.oldest.inherit(commits)
         return [act.StopSum(), Broadcast(self.heartbeat()), *self._advance(now)]
@@ -306,8 +304,8 @@ class Member:
         allowed: how long it lets each member's stream stand still. waits: for whom; True: whose stream breaks whenever
         it is asked for. awaited: whose is later than its line needs.
         """
-        self._shared.line, self._shared.trouble, self._shared.lines.allowed = line, trouble, allowed
-        self._shared.waits, self._shared.awaited = waits, awaited
+        self._context.line, self._context.trouble, self._context.lines.allowed = line, trouble, allowed
+        self._context.waits, self._context.awaited = waits, awaited
 
     def sum_whole(self, finished: Finished, *, now: float) -> list[Action]:
         """The exchange of a round, or the collection of a finished sum, is complete and digest-checked."""
@@ -317,8 +315,8 @@ class Member:
         """The exchange gave up; the next Round message (or tick) starts it again."""
         self.oldest.sum_failed(round_id)
 
-    def applied(self, *, now: float, missed: bool = False) -> list[Action]:
-        """The optimizer step is done: the next version begins. missed: an outer step without me (`sync = "local"`)."""
+    def applied(self, *, now: float) -> list[Action]:
+        """The optimizer step is done: the next version begins."""
         assert self.applying and self.barrier.complete
         self.last_commits, self.last_finished, self._last_stamp = self.barrier.known, self.finished, self.stamp
         self._kept_last, self._bad_voters = self.promised, set()
@@ -328,12 +326,13 @@ class Member:
         self.before, self.chain = self.chain, next_chain(self.chain, evidence(self.last_commits))
         self.membership.applied(self.last_commits)
         self.version += 1
+        # Keepers are drawn again from a chain that nobody knew when the last term began.
         if self.version % self.shape.keeper_term_steps == 0:
             self.term_chain = self.chain
         self._lag.caught_up()
         actions += self._review_keeper(late_s, now)
-        self.membership.patience_s = self._shared.pace.patience_s(0.0, 0.0)
-        self._shared.pace.begin()
+        self.membership.patience_s = self._context.pace.patience_s(0.0, 0.0)
+        self._context.pace.begin()
         follows = bool(self.steps)
         opened = self._following(now)
         self.steps += opened
@@ -346,7 +345,7 @@ class Member:
         actions += self.drift.review(now=now)
         if mending := self._mend(now, begins=True):
             return actions + mending  # nothing is counted at this version yet: now it costs least
-        if self.drift.due(self.version, missed=missed):
+        if self.drift.rules.due(self.version):
             actions.append(act.MeasureWeights(self.version, self.chain, self.term_chain))
         return actions + self._advance(now)
 
@@ -356,10 +355,10 @@ class Member:
         late_s: for so long the step waited for another member, which is not the keeper's fault.
         """
         kept = self._kept_last.peer if self._kept_last is not None else None
-        slow_s = self._shared.pace.applied(kept, late_s=late_s, now=now)
+        slow_s = self._context.pace.applied(kept, late_s=late_s, now=now)
         if kept is None or kept == self.me or not slow_s:
             return []
-        return self._shared.vain.strike(kept, "keeps, and steps are slow", cost_s=slow_s, now=now)
+        return self._context.vain.strike(kept, "keeps, and steps are slow", cost_s=slow_s, now=now)
 
     def measured(self, measure: Measure, term_chain: Chain, *, now: float) -> list[Action]:
         """The weights of a version were measured; term_chain: as it was then."""
@@ -384,7 +383,7 @@ class Member:
         convicted, self.membership.notes = self.membership.notes, []
         if not self.applying and self._lag.orphaned(self.version, now=now):
             self._lag.caught_up()
-            return [*convicted, act.Orphaned(), Note("orphaned", {"step": self.version})]
+            return [*convicted, act.Orphaned(), note("orphaned", step=self.version)]
         actions: list[Action] = [*convicted, *self.drift.review(now=now)]
         actions += self._mend(now, begins=False) if self.done else []
         actions += [action for step in self.steps for action in step.say_again()]
@@ -400,7 +399,8 @@ class Member:
         about = None if isinstance(message, Heartbeat | Committed) else self.step(message.stamp.step)
         reason = refusal(peer, message, self.shape, about.promised if about is not None else None)
         if reason is not None:
-            return [Note("refused_message", {"peer": peer, "kind": type(message).__name__, "reason": reason})]
+            return [note("refused_message", peer=peer, kind=type(message).__name__, reason=reason)]
+        # Heartbeats come from all stages, everything else but commits from mates.
         if isinstance(message, Heartbeat):
             return self._on_heartbeat(peer, message, now)
         self.view.touch(peer, now=now)
@@ -411,12 +411,14 @@ class Member:
             if message.restart != self.restart:
                 return []
             return self._on_commit(peer, message.commit, now)
+        # Whoever has sent no heartbeat as a replica of my stage has no say in it.
         if message.stamp.stage != self.stage or not mate:
             return []
         if isinstance(message, Prepare) and message.stamp.step == self.version + self._ahead + 1:
             if self._early_prepare is None or message.ballot > self._early_prepare.ballot:
                 self._early_prepare = message  # its keeper is ahead of us
             return []
+        # Another past, another fork, or a step that is decided here.
         if about is None or message.stamp != about.stamp or about.applying:
             return []
         return about.receive(peer, message, now=now)
@@ -428,11 +430,13 @@ class Member:
         stood = self._stands(peer, now)
         fresh = self.view.hear(peer, beat, now=now)
         actions: list[Action] = [Send(peer, self.heartbeat(peer))] if fresh and self.synced else []
+        # Without state neither side can tell the other anything about the step.
         if not self.synced or not beat.synced:
             return actions
         step, mate = beat.stamp.step, beat.stamp.stage == self.stage
         if mate and step == self.version and beat.stamp.chain != self.chain:
             return actions + self._on_fork(peer, beat, now)
+        # It has applied the step that I am at, and so knows all its commits (rule 17).
         if step == self.version + 1:
             for commit in beat.last_commits:
                 actions += self._on_commit(peer, commit, now)
@@ -440,6 +444,7 @@ class Member:
             self.membership.lists(peer, beat.stamp.stage, (*beat.commits, *beat.last_commits))
             for commit in beat.commits:
                 actions += self._on_commit(peer, commit, now)
+        # By one step the sum may still be fetched; by more the state must (rule 18).
         if mate and step > self.version and not self.applying:
             fetching = self.part.exchange is not None
             actions += self._lag.behind(self.version, fetching=fetching, now=now) or self._advance(now)
@@ -464,7 +469,7 @@ class Member:
             if peer in self._bad_voters:
                 return []  # said once a version: it is said again with every message that carries it
             self._bad_voters.add(peer)
-            return [Note("bad_vote", {"peer": peer, "stage": commit.stage, "step": commit.step})]
+            return [note("bad_vote", peer=peer, stage=commit.stage, step=commit.step)]
         of = self.step(commit.step)
         return of.add_commit(commit, now=now) if of is not None else []
 
@@ -502,3 +507,94 @@ class Member:
 
     def _advance(self, now: float, *, resend: bool = False) -> list[Action]:
         return [action for step in self.steps for action in step.advance(now, resend=resend)]
+
+
+# ---------------------------------------------------------------- state from others
+#
+# Rules 18 and 19: a replica takes its state from another one when it fell behind, lost a fork, or its stage lost a
+# sum. This decides whom to ask and how often; fetching is the driver's.
+
+_MOST_NAMED = 16
+
+
+class Lag:
+    """Watches how far one replica is behind its mates."""
+
+    def __init__(self, view: View, membership: Membership) -> None:
+        self._view, self._membership = view, membership
+        self._asked_at = -1e9
+        self._alone: set[PeerId] = set()  # who says that it is far ahead, and is not believed
+        self._behind_since: float | None = None
+        self._orphaned_since: float | None = None
+
+    def caught_up(self) -> None:
+        """The replica has moved on."""
+        self._behind_since = self._orphaned_since = None
+        self._alone &= {peer for peer, _ in self._view.mates()}
+
+    def behind(self, version: int, *, fetching: bool, now: float) -> list[Action]:
+        """A mate is ahead (rule 18): by one step the sum may still be fetched; by more, or for long, the state must.
+
+        One alone is not the run: most of the others who count and live are ahead, or most of another stage is,
+        or for two long silences nothing else has led on. fetching: is the sum being fetched?
+        """
+        if self._behind_since is None:
+            self._behind_since = now
+        ahead = {
+            peer: seen.version
+            for peer, seen in self._view.mates()
+            if seen.version > version and seen.synced and not seen.dead
+        }
+        timers = self._view.timers
+        since_s = now - self._behind_since
+        if not self._most_are_ahead(version, now=now) and since_s <= 2 * timers.long_silence_s:
+            alone = [(peer, passed) for peer, passed in sorted(ahead.items()) if passed > version + 1]
+            fresh = [each for each in alone if each[0] not in self._alone]
+            self._alone.update(peer for peer, _ in fresh)
+            return [note("ahead_alone", peer=peer, version=passed) for peer, passed in fresh[:_MOST_NAMED]]
+        far = any(passed > version + 1 for passed in ahead.values())
+        if far or since_s > 2 * (timers.long_silence_s if fetching else timers.suspect_s):
+            return self.resync(tuple(sorted(ahead)), "behind", version, now=now)
+        return []
+
+    def _most_are_ahead(self, version: int, *, now: float) -> bool:
+        """Is most of the rest of my stage, or of another one, ahead of me?"""
+        view = self._view
+        for stage in {view.stage, *(stage for stage, _, _ in view.known())}:
+            live = self._membership.live(stage, now=now) - ({view.me} if stage == view.stage else set())
+            seen = [view.get(peer, stage) for peer in live]
+            if 2 * sum(each is not None and each.synced and each.version > version for each in seen) > len(seen) > 0:
+                return True
+        return False
+
+    def orphaned(self, version: int, *, now: float) -> bool:
+        """Have others gone past a step that this replica cannot end, and no mate either?
+
+        They applied it on its commits; whoever held the sum behind one, or could tell them, is gone. It cannot be made
+        again, since nobody has the other stages' weights of that step. Two long silences, so that somebody may still
+        be heard.
+        """
+        view = self._view
+        passed = any(seen.version > version and seen.synced and not seen.dead for _, _, seen in view.known())
+        mate = any(seen.version > version and seen.synced and not seen.dead for _, seen in view.mates())
+        if mate or not passed:
+            self._orphaned_since = None
+            return False
+        if self._orphaned_since is None:
+            self._orphaned_since = now
+        return now - self._orphaned_since > 2 * view.timers.long_silence_s
+
+    def resync(self, donors: tuple[PeerId, ...], reason: str, version: int, *, now: float) -> list[Action]:
+        """Fetch a snapshot from one of these; asked for at most once per silence limit."""
+        if not donors or now - self._asked_at < self._view.timers.suspect_s:
+            return []
+        self._asked_at = now
+        return [Resync(donors, reason), note("resync", reason=reason, version=version)]
+
+
+def yields(*, mine: tuple[bool, Chain], theirs: tuple[bool, Chain]) -> bool:
+    """Rule 19: of two forks of one version, (has a commit, chain), does mine give way?
+
+    One that holds a commit never yields to one that has none.
+    """
+    return theirs > mine

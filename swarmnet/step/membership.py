@@ -1,10 +1,16 @@
-"""Who counts in a stage, and which commits it stands by. Pure; each replica has its own view of it.
+"""Who counts in a stage, and which commits it stands by. Each replica has its own view of it.
 
 A mate counts from the first committed sum that it has contributed to, until it has neither contributed nor signed for
-a while: silence and fresh identities win nobody a say. A commit is a *certificate* when more than half of those who
-count, or of those of them who are not lost, have signed that they hold its sum. Nobody fetches or applies a sum of its
-own stage without one. Of another stage it is enough that most of a stage one hears, neighbours or mates, go by it.
-docs/protocol.md, Who counts.
+a while: silence and fresh identities win nobody a say.
+
+| a commit of | is gone by if |
+|---|---|
+| my own stage | it is a *certificate* |
+| another stage | it is a certificate, or most of a stage that I hear, neighbours or mates, go by it |
+
+A certificate has the signatures of more than half of those who count, or of those of them who live: they hold its sum.
+Nobody fetches or applies a sum of its own stage without a certificate (docs/protocol.md, Who counts). Nobody applies
+before a commit of each stage is known: the `Barrier` (rules 16 and 17). Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ from dataclasses import replace
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart, Signer
 from swarmnet.messages import MAX_VOTES, Commit, Finished, Stamp, Vote
-from swarmnet.step.actions import Note
+from swarmnet.step.actions import Note, note
 from swarmnet.step.view import View
 
 _DOMAIN = b"swarmnet vote 1\0"
@@ -179,9 +185,8 @@ class Membership:
                     if of is not None and commit != of and peer not in self._alone and len(self._alone) < _MOST_ODD:
                         self._alone.add(peer)
                         self.notes.append(
-                            Note(
-                                "other_commit",
-                                {"peer": peer, "step": commit.step, "of": commit.stage, "digest": commit.digest.hex()},
+                            note(
+                                "other_commit", peer=peer, step=commit.step, of=commit.stage, digest=commit.digest.hex()
                             )
                         )
 
@@ -218,9 +223,7 @@ class Membership:
         others = [other for other, votes in found.items() if peer in votes and other != commit]
         if any(other.id == commit.id for other in others):
             self._convicted.add(peer)
-            self.notes.append(
-                Note("convicted", {"peer": peer, "step": commit.step, "reason": "has signed two sums of one round"})
-            )
+            self.notes.append(note("convicted", peer=peer, step=commit.step, reason="has signed two sums of one round"))
             return False
         for other in others[: max(len(others) + 1 - _MOST_SUMS, 0)]:
             del found[other][peer]
@@ -271,15 +274,18 @@ class Membership:
         if commit in self._given_up:
             signed -= {self.me}
         roster = self.roster(commit.stage)
+        # Most of those who count: no other sum of the step can have that many.
         if 2 * len(signed & roster) > len(roster):
             return True
         live = self.live(commit.stage, now=now)
+        # The others are lost, and nobody waits for them for ever. A cut may fork the stage here (docs/protocol.md).
         if 2 * len(signed & live) > len(live):
             return True
         if len(live) != 2 or not signed & live:
             return False
         others = self._votes.get((commit.stage, commit.step), {})
         rivals = [other for other, votes in others.items() if votes.keys() & (live - signed)]
+        # Of two who live each has signed its own sum.
         if rivals:
             return self._is_preferred(commit, rivals)
         if self.me in live and commit.stage == self.stage and self.me not in signed:
@@ -319,3 +325,54 @@ def _place(peer: PeerId) -> bytes:
 def _first(peers: Set[PeerId]) -> frozenset[PeerId]:
     """These, or of more than may count the same ones at every replica."""
     return frozenset(peers if len(peers) <= _MOST_COUNT else sorted(peers, key=_place)[:_MOST_COUNT])
+
+
+# ---------------------------------------------------------------- the commits of one step
+
+
+class Barrier:
+    """Collects one commit per stage of `step`. The first one heard of another stage stands: forks are equal."""
+
+    def __init__(self, step: int, num_stages: int) -> None:
+        self.step, self.num_stages = step, num_stages
+        self._commits: dict[int, Commit] = {}
+
+    def add(self, commit: Commit) -> bool:
+        """Take in a commit. Returns True if it is news."""
+        if commit.step != self.step or not 0 <= commit.stage < self.num_stages or commit.stage in self._commits:
+            return False
+        self._commits[commit.stage] = commit
+        return True
+
+    def replace(self, commit: Commit) -> None:
+        """Let this commit stand for its stage, whatever was known."""
+        self._commits[commit.stage] = commit
+
+    def of(self, stage: int) -> Commit | None:
+        """The commit of one stage, if known."""
+        return self._commits.get(stage)
+
+    @property
+    def known(self) -> tuple[Commit, ...]:
+        """Commits known so far, in stage order."""
+        return tuple(self._commits[stage] for stage in sorted(self._commits))
+
+    @property
+    def complete(self) -> bool:
+        """All stages have committed."""
+        return len(self._commits) == self.num_stages
+
+
+def evidence(commits: Iterable[Commit]) -> bytes:
+    """Hash of what an optimizer step depends on: the sums and counts, not who made them.
+
+    Round ids stay out, so two keepers that committed the same sum leave the same chain behind.
+    """
+    digest = hashlib.sha256()
+    for commit in sorted(commits, key=lambda c: c.stage):
+        digest.update(
+            struct.pack("<qqqdd", commit.stage, commit.step, commit.num_tokens, commit.loss_sum, commit.grad_sq_norm)
+        )
+        digest.update(commit.digest)
+        digest.update(",".join(map(str, sorted(commit.voided))).encode())
+    return digest.digest()

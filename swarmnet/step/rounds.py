@@ -1,116 +1,346 @@
-"""One replica's part in the rounds of a step: contribute, receive, collect a finished sum, or say why not. Pure.
+"""How the keeper opens a step's rounds, and what it does about those who hold them up.
 
-It knows what its keeper asks for and what is being exchanged; what the replica counts it is told (rules 10, 14 to 16
-of docs/protocol.md). A sum once finished is replaced only when the other is in hand. That others have finished first is
-no reason to give up an exchange: what it still lacks is on its way, and a whole sum fetched instead is sent twice.
+`RoundBuilder` says who stands where and what is cut by which bandwidths. Members obey what a round says
+(`averaging.grid`), so this is the only place where latencies count. `Stragglers` hears members complain of each other
+and says whom to go on without, or that the round is cut again. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import statistics
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from swarmnet.ids import PeerId, RoundId
-from swarmnet.messages import Finished, Indexes, Round
-from swarmnet.step import actions as act
-from swarmnet.step.account import Account
-from swarmnet.step.actions import Action
+from swarmnet.averaging.grid import Grid, circles, grid_of, rearranged
+from swarmnet.ids import Ballot, PeerId, RoundId
+from swarmnet.messages import UNMEASURED, Late, LinkQuality, Report, Round, Stamp, Trouble
+from swarmnet.step.ledger import Ledger
+from swarmnet.step.view import BrokenLinks, View
+
+# ---------------------------------------------------------------- the round builder
+#
+# A member that is lost between two rounds of a step leaves the others' rows as they are, and what it had counted is
+# best executed again in its own row: then no other row's sum changes, and none is made anew.
+
+_SURVEY = 8
+"""Every so many steps parts are even: who reduces little moves little, and would never be seen to carry more."""
+
+
+_ANY = 1 << 20
+"""Bytes per second of everybody, where nobody has measured anything and some should reduce nothing."""
+
+
+class RoundBuilder:
+    """The rounds of one term of office. group_size: see `averaging.grid`. numbers: for them, see `round_numbers`."""
+
+    def __init__(self, stamp: Stamp, ballot: Ballot, group_size: int, numbers: Iterator[int]) -> None:
+        self.stamp, self.ballot, self._group_size, self._numbers = stamp, ballot, group_size, numbers
+        self._turns = 0
+        self._grid: Grid | None = None
+        self._lines: dict[PeerId, LinkQuality] = {}
+        self._home: dict[int, frozenset[PeerId]] = {}
+
+    def measured(self, peer: PeerId, line: LinkQuality) -> None:
+        """What a member says of its line."""
+        self._lines[peer] = line
+
+    def lost(self, peer: PeerId, indexes: Collection[int]) -> None:
+        """A member is given up, and what it had counted is to be executed again."""
+        if self._grid is not None and len(self._grid.rows) > 1:
+            row = next((row for row in self._grid.rows if peer in row), ())
+            self._home.update(dict.fromkeys(indexes, frozenset(row)))
+
+    def turn(self) -> None:
+        """From the next round on somebody else of its row reduces what a member reduced, and everybody alike much."""
+        self._turns += 1
+
+    def spares(self, peer: PeerId, index: int) -> bool:
+        """Would no other row's sum change if `peer` executed that index?"""
+        home = self._home.get(index)
+        return home is None or peer in home
+
+    def open(self, members: Collection[PeerId], ledger: Ledger, apart: frozenset[PeerId] = frozenset()) -> Round:
+        """The next round, of all that the ledger holds. apart: some members, not all, that should reduce nothing."""
+        bandwidths = self._bandwidths(members)
+        if bandwidths and (self._turns or self.stamp.step % _SURVEY == 0):
+            # Even parts. None would mean that no line is known, and members would wait for a hung one much longer.
+            bandwidths = dict.fromkeys(bandwidths, min(bandwidths.values()))
+        if apart and not self._turns:  # in a dispute everybody may have to judge
+            bandwidths = _without_parts(bandwidths or dict.fromkeys(members, _ANY), apart)
+        trips = {
+            (peer, other): float(microseconds)
+            for peer in members
+            for other, microseconds in self._lines.get(peer, UNMEASURED).round_trips
+            if other in members
+        }
+        self._grid = rearranged(self._grid, members, trips, self._group_size, bandwidths)
+        rows = [_turned(row, self._turns) for row in self._grid.rows]
+        receivers = tuple(peer for row in rows for peer in row)
+        opened = Round(
+            stamp=self.stamp,
+            ballot=self.ballot,
+            id=RoundId(self.ballot, next(self._numbers)),
+            contributions=ledger.contributions(),
+            receivers=receivers,
+            holders=(),
+            voided=frozenset(ledger.voided),
+            bandwidths=tuple(bandwidths[peer] for peer in receivers) if bandwidths else (),
+            rows=tuple(len(row) for row in rows) if len(rows) > 1 else (),
+            columns=self._grid.columns if len(rows) > 1 else 0,
+        )
+        return opened
+
+    def circles(self, current: Round, members: Collection[PeerId]) -> list[frozenset[PeerId]]:
+        """Who exchanges with whom in a hop of that round, of these members."""
+        return [frozenset(group) & frozenset(members) for group in circles(grid_of(current), self._group_size)]
+
+    def _bandwidths(self, members: Collection[PeerId]) -> Mapping[PeerId, int]:
+        """As they have measured them; a stranger's is taken to be like the others'. Empty: nobody's is known."""
+        measured = {peer: self._lines.get(peer, UNMEASURED).bytes_per_s for peer in members}
+        known = [bandwidth for bandwidth in measured.values() if bandwidth]
+        if not known:
+            return {}
+        return {peer: bandwidth or statistics.median_low(known) for peer, bandwidth in measured.items()}
+
+
+def _without_parts(bandwidths: Mapping[PeerId, int], apart: frozenset[PeerId]) -> dict[PeerId, int]:
+    """Bandwidths by which these get no part (`averaging.parts`): the highest, since members wait by them, too."""
+    n = len(bandwidths)
+    least = min(bandwidth for peer, bandwidth in bandwidths.items() if peer not in apart)
+    low = max(least * (n - len(apart)) // (2 * n), 1)
+    return {peer: min(low, bandwidth) if peer in apart else bandwidth for peer, bandwidth in bandwidths.items()}
+
+
+def _turned(row: tuple[PeerId, ...], turns: int) -> tuple[PeerId, ...]:
+    turn = turns % len(row)
+    return (*row[turn:], *row[:turn])
+
+
+def left_alone(view: View, stamp: Stamp, members: Collection[PeerId], *, now: float) -> str | None:
+    """Why I sum with nobody although mates are alive; None: there is company, or nobody it could be."""
+    if set(members) != {view.me}:
+        return None
+    reasons = []
+    for peer, seen in sorted(view.mates()):
+        if not view.alive(peer, now=now):
+            continue
+        if not seen.synced:
+            reasons.append(f"{peer} has no state yet")
+        elif seen.version != stamp.step:
+            reasons.append(f"{peer} is at version {seen.version}")
+        elif seen.chain != stamp.chain:
+            reasons.append(f"{peer} is on another chain")
+        else:
+            reasons.append(f"{peer} has not reported since it was evicted")
+    return "; ".join(reasons) or None
+
+
+# ---------------------------------------------------------------- stragglers
+#
+# Who holds up a round, by the word of its members: whom the keeper leaves out, or asks others about.
+#
+# A member names whose stream stands still for too long, and whose chunks it had to refuse (`averaging.watch`).
+# Somebody is left out when most of those that exchange with it say so, two at least where there are two; its own word
+# is enough. A refusal that not all of them share is tried again first: the round is cut in other parts, so that others
+# reduce what the accused sends. Each cut that finds it one more accuser is worth another; when one finds none, those
+# who still complain are the odd ones, and the loudest is left out. Who names so many that the rest of its group could
+# not outvote them is odd itself: its voice counts for nothing. A wrong verdict costs time: what is left out is
+# executed again, and may take part in the next step.
 
 
 @dataclass(frozen=True, slots=True)
-class Lacks:
-    """The round names indexes that are not held here: release them."""
+class Leave:
+    """Go on without this member in this step. reason: "late" or "refused", or "alone" for who accuses in vain.
 
-    indexes: Indexes
-
-
-@dataclass(frozen=True, slots=True)
-class Differs:
-    """The round is not what the keeper would open if it knew what is here: report."""
-
-
-class RoundPart:
-    """What takes part for `me`. exchange: the sum being exchanged or collected; collecting: from whom it is fetched.
-
-    stuck: the exchange cannot end by itself, as far as is known here. locked: who has signed a sum takes part in no
-    other one of the step for a while, for the first may have become a certificate elsewhere. Both are said on
-    every tick. aside: sums that were left for others all the same, and are still here, as (round, digest).
+    waits_for: if it is alone, and not odd itself, whose streams it said stand still.
     """
 
-    def __init__(self, me: PeerId, finished: Finished | None = None) -> None:
-        self.me, self.finished = me, finished
-        self.round: Round | None = None
-        self.exchange: RoundId | None = None
-        self.collecting: frozenset[PeerId] = frozenset()
-        self.aside: set[tuple[RoundId, bytes]] = set()
-        self.stuck = False
-        self.locked = False
+    peer: PeerId
+    reason: str
+    waits_for: frozenset[PeerId] = frozenset()
 
-    def drop(self) -> list[Action]:
-        """Forget the round; what is exchanged ends."""
-        self.round = None
-        if self.exchange is None:
-            return []
-        self.exchange = None
-        return [act.StopSum()]
 
-    def hear(self, message: Round) -> list[Action]:
-        """The keeper's word on what is summed now. What it has given up ends: its set need not be mine any more."""
-        dropped = self.drop() if self.exchange is not None and self.exchange != message.id else []
-        self.round = message
-        return dropped
+@dataclass(frozen=True, slots=True)
+class CutAgain:
+    """Cut the round again, in other parts: those who complain are too few."""
 
-    def join(self, account: Account) -> list[Action] | Lacks | Differs:
-        """Contribute, receive or collect, as the current round asks; or what the keeper must hear first."""
-        current = self.round
-        if current is None or (self.finished is not None and self.finished.id == current.id):
-            return []
-        if self.exchange == current.id or not current.contributions or (self.finished is not None and self.locked):
-            return []
-        mine = [
-            indexes
-            for peer, generation, indexes in current.contributions
-            if (peer, generation) == (self.me, account.generation)
-        ]
-        named = any(peer == self.me for peer, _, _ in current.contributions)
-        if named and not mine:
-            return []  # under a generation I have left: the keeper learns it from my report
-        if mine:
-            missing = mine[0] - account.owned
-            if missing:
-                return Lacks(missing)
-            if not (account.summed == account.granted == mine[0]):
-                return []
-        elif account.owned:
-            return Differs()  # I hold indexes this round gives to others: the keeper must decide
-        return self._start(current.id, act.Sum(current))
 
-    def collect(self, wanted: Round, digest: bytes, holders: Iterable[PeerId]) -> list[Action]:
-        """Fetch the sum of `wanted` with that digest from one of these, unless one of them is being asked already.
+class Stragglers:
+    """Complaints of one step. me: the keeper, for whom somebody else's single word against it is not enough.
 
-        What I take part in goes on for as long as it can end. If it cannot, a contribution may be void by now or a
-        reducer gone; and those it was collected from may all be gone: then start again with who holds it now.
+    patience_s: how long others have to be heard, too: whoever is named may itself be waiting for somebody, and one
+    voice may not stay the only one. lines: by which nobody is late before its time, whatever its accusers allow it.
+    """
+
+    def __init__(self, me: PeerId, *, patience_s: float, lines: BrokenLinks) -> None:
+        self._me, self._patience_s, self._lines = me, patience_s, lines
+        self._round: RoundId | None = None
+        self._began = 0.0
+        self._known: set[PeerId] = set()
+        self._ready: dict[PeerId, float] = {}
+        self._late: dict[PeerId, tuple[Late, ...]] = {}
+        self._refused: dict[PeerId, set[PeerId]] = {}  # accused -> accusers, in all rounds of the step
+        self._fresh: dict[PeerId, set[PeerId]] = {}  # those of this round
+        self._late_since: float | None = None
+        self._alone_since: float | None = None
+        self._again = False
+        self._heard: set[tuple[PeerId, PeerId]] = set()  # (accused, accuser) of refusals, when the round was cut again
+
+    def opened(self, round_id: RoundId, *, now: float) -> None:
+        """Another round: who is late in it is yet to be seen."""
+        self._round, self._began = round_id, now
+        self._late, self._fresh, self._late_since, self._alone_since = {}, {}, None, None
+
+    def hear(self, peer: PeerId, report: Report, *, now: float) -> None:
+        """What a member complains of; and whether it still computes: then it owes nobody anything.
+
+        Complaints of those that have never reported themselves are nothing: nobody exchanges with them.
         """
-        found = sorted(holders)
-        if not found:
-            alone = (wanted.id, digest) in self.aside and self.exchange != wanted.id
-            return self._start(wanted.id, act.CollectSum(wanted, digest)) if alone else []
-        if self.exchange == wanted.id and not (self.collecting or self.stuck):
-            return []
-        if self.exchange == wanted.id and self.collecting & set(found):
-            return []
-        # Each of those who lack it begins with another holder, or all of them would share one line.
-        lacking = sorted({*wanted.receivers, self.me} - set(found))
-        first = lacking.index(self.me) % len(found)
-        order = (*found[first:], *found[:first])
-        asked = Round(wanted.stamp, wanted.ballot, wanted.id, (), (), order)
-        return self._start(wanted.id, act.CollectSum(asked, digest))
+        self._known.add(peer)
+        if report.owned <= report.summed:
+            self._ready.setdefault(peer, now)
+        else:
+            self._ready.pop(peer, None)
+        trouble: Trouble | None = report.trouble
+        if trouble is None or trouble.id != self._round:
+            self._late.pop(peer, None)
+            return
+        self._late[peer] = tuple(late for late in trouble.late if late.peer != peer)
+        for accused in self._known.intersection(trouble.refused):
+            for found in (self._refused, self._fresh):
+                found.setdefault(accused, set()).add(peer)
 
-    def _start(self, round_id: RoundId, action: act.Sum | act.CollectSum) -> list[Action]:
-        stop: list[Action] = [act.StopSum()] if self.exchange is not None else []
-        if isinstance(action, act.Sum) and self.finished is not None:
-            self.aside.add((self.finished.id, self.finished.digest))  # what is summed now takes its place
-            self.finished = None
-        self.exchange, self.stuck = round_id, False
-        self.collecting = frozenset(action.round.holders) if isinstance(action, act.CollectSum) else frozenset()
-        return [*stop, action]
+    def forget(self, peer: PeerId) -> None:
+        """That member is gone, and so are its complaints and those about it."""
+        self._late.pop(peer, None)
+        self._ready.pop(peer, None)
+        for found in (self._refused, self._fresh):
+            found.pop(peer, None)
+            for accusers in found.values():
+                accusers.discard(peer)
+
+    def verdict(self, groups: Iterable[frozenset[PeerId]], *, now: float) -> Leave | CutAgain | None:
+        """What to do about the open round.
+
+        groups: of members that exchange with each other; each member is in one or more of them.
+        """
+        circles = [group for group in groups if len(group) > 1]
+        members = frozenset[PeerId]().union(*circles)
+        late = self._named(members, frozenset(), now)
+        odd = self._odd(circles, late)
+        # Without the voices of those who accuse nearly everybody.
+        if odd:
+            late = self._named(members, odd, now)
+        for accused in sorted(members & self._refused.keys()):
+            if accused in self._refused[accused] or self._is_refused(accused, circles, members, odd):
+                return Leave(accused, "refused")
+        most = [
+            accused
+            for accused in sorted(late, key=lambda peer: (peer == self._me, peer))
+            if any(_most(late[accused] - odd, circle - {accused}) for circle in _of(accused, circles))
+        ]
+        # Whoever waits itself for one that most wait for is excused; for one that owes it alone, it is alone with that.
+        waits = {accused: self._owing(accused) for accused in late}
+        owing = Counter(of for accused in late.keys() - odd for of in waits[accused])
+        alone = {
+            accused
+            for accused in most
+            if len(members) > 2
+            and accused not in odd
+            and waits[accused]
+            and all(owing[of] == 1 for of in waits[accused])
+        }
+        for accused in sorted(most, key=lambda peer: bool(waits[peer].intersection(most)) and peer not in alone):
+            return Leave(accused, "alone", waits[accused]) if accused in alone else Leave(accused, "late")
+        fresh = [voices & members for accused, voices in self._fresh.items() if accused in members]
+        match self._alone([voices for voices in (*fresh, *late.values()) if voices], members, odd, now):
+            case Leave(peer, reason) if peer not in odd:
+                waits_for = frozenset(accused for accused, voices in late.items() if peer in voices)
+                return Leave(peer, reason, waits_for)
+            case verdict:
+                return verdict
+
+    def _owing(self, peer: PeerId) -> frozenset[PeerId]:
+        """Who owes it something without conditions, by its word."""
+        return frozenset(late.peer for late in self._late.get(peer, ()) if late.owes)
+
+    def _is_refused(
+        self, accused: PeerId, circles: list[frozenset[PeerId]], members: frozenset[PeerId], odd: frozenset[PeerId]
+    ) -> bool:
+        """Do most of those that exchange with it refuse what it sends, and all of them, or again after another cut?"""
+        voices = (self._refused[accused] & members) - odd
+        # One word against another: the keeper's counts.
+        if len(members) == 2:
+            return bool(voices) and accused != self._me
+        near = [circle - {accused} for circle in _of(accused, circles)]
+        near = [others for others in (*near, frozenset[PeerId]().union(*near)) if len(others) > 1]
+        again = self._again and bool(self._fresh.get(accused, set()) - odd)
+        return any(_most(voices, others) and (again or others <= voices | odd) for others in near)
+
+    def _odd(self, circles: list[frozenset[PeerId]], late: dict[PeerId, set[PeerId]]) -> frozenset[PeerId]:
+        """Who names so many of a circle that the others would be no majority against any of them."""
+        names: dict[PeerId, set[PeerId]] = {}
+        for found in (self._refused, late):
+            for accused, accusers in found.items():
+                for voice in accusers - {accused}:
+                    names.setdefault(voice, set()).add(accused)
+        return frozenset(
+            voice
+            for voice, named in names.items()
+            if any(2 * len(named & circle) > len(circle) for circle in _of(voice, circles))
+        )
+
+    def _named(self, members: frozenset[PeerId], odd: frozenset[PeerId], now: float) -> dict[PeerId, set[PeerId]]:
+        """accused -> who names it, of those that have had their time."""
+        if not any(self._late.values()):
+            self._late_since = None
+        elif self._late_since is None:
+            self._late_since = now
+        if self._late_since is None or now - self._late_since <= self._patience_s:
+            return {}
+        found: dict[PeerId, set[PeerId]] = {}
+        for peer, names in self._late.items():
+            for late in names:
+                ready = self._ready.get(late.peer)
+                if peer not in members or late.peer not in members or ready is None:
+                    continue
+                allowed_s = max(late.allowed_s, self._lines.least_s(late.peer))
+                if now - max(ready, self._began) <= allowed_s:
+                    continue
+                found.setdefault(late.peer, set()).add(peer)
+        return found
+
+    def _alone(
+        self, complaints: list[set[PeerId]], members: frozenset[PeerId], odd: frozenset[PeerId], now: float
+    ) -> Leave | CutAgain | None:
+        if not complaints:
+            self._alone_since = None
+            return None
+        if self._alone_since is None:
+            self._alone_since = now
+        if now - self._alone_since <= self._patience_s:
+            return None
+        pairs = {
+            (accused, voice)
+            for accused, voices in self._refused.items()
+            if accused in members
+            for voice in (voices & members) - odd
+        }
+        known = {accused for accused, _ in self._heard}
+        if not self._again or any(accused in known for accused, _ in pairs - self._heard):
+            self._again, self._heard = True, pairs
+            return CutAgain()
+        voices = Counter(voice for accusers in complaints for voice in accusers)
+        loudest = min(voices, key=lambda voice: (-voices[voice], voice == self._me, voice))
+        return Leave(loudest, "alone")
+
+
+def _of(peer: PeerId, circles: Iterable[frozenset[PeerId]]) -> list[frozenset[PeerId]]:
+    return [circle for circle in circles if peer in circle]
+
+
+def _most(voices: set[PeerId], others: frozenset[PeerId]) -> bool:
+    """Are so many of these most of the others, and two at least where there are two?"""
+    said = len(voices & others)
+    return 2 * said > len(others) and said >= min(2, len(others))

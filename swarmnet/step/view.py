@@ -1,16 +1,24 @@
-"""What one replica believes about the others, from heartbeats and broken connections. Pure.
+"""What one replica believes about the others: who lives, at which pace steps go, which lines are broken.
 
-Suspicion decides progress, never correctness (docs/protocol.md, I2). The silence limit adapts to the gaps observed.
+| class | fed by | asked for |
+|---|---|---|
+| `View` | heartbeats, broken connections | who lives, who is lost, who is first in the order of keepers |
+| `Pace` | claims and applied steps | how long others are waited for |
+| `BrokenLinks` | members left out because nothing came through | who should reduce nothing for a while |
+
+Suspicion decides progress, never correctness (docs/protocol.md, I2). Pure.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
-from collections.abc import Iterator
+import statistics
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from swarmnet.averaging.watch import LEAST_S
 from swarmnet.ids import NO_CHAIN, Ballot, Chain, PeerId
 from swarmnet.messages import Heartbeat, Measure
 
@@ -63,9 +71,11 @@ class View:
         """Take in a heartbeat. Returns True if the peer is new, newly alive, or a new incarnation of itself."""
         stage = self._seen.setdefault(beat.stamp.stage, {})
         seen = stage.get(peer)
+        # It was sent before the connection broke for good.
         if seen is not None and seen.incarnation == beat.incarnation and self._last_words(seen, now):
             return False
         fresh = seen is None or seen.dead or seen.incarnation != beat.incarnation
+        # Identities cost nothing: those who are known stay.
         if seen is None and len(stage) >= _MOST_REPLICAS:
             return False
         if seen is None or seen.incarnation != beat.incarnation:
@@ -239,3 +249,125 @@ class View:
 def keeper_rank(term_chain: Chain, stage: int, peer: PeerId) -> bytes:
     """Where a peer stands in the order of keepers of a term; lowest first."""
     return hashlib.sha256(f"{term_chain}/{stage}/{peer}".encode()).digest()
+
+
+# ---------------------------------------------------------------- how long others are waited for
+
+_KEPT_STEPS, _KEEPERS = 9, 16
+"""Steps of one keeper, and keepers, whose median is the usual one: no keeper alone makes slow steps usual."""
+
+_SLOW = 4
+"""Usual steps that a step may take."""
+
+
+class Pace:
+    """The longest recent pause between two claims of one replica, and how long its steps take; it outlives them."""
+
+    def __init__(self, timers: Timers) -> None:
+        self._timers = timers
+        self._at: float | None = None
+        self._gap_s: float | None = None
+        self._applied_at: float | None = None
+        self._steps_s: dict[PeerId | None, deque[float]] = {}  # by keeper, the latest last
+        self._slow_s: list[float] = []  # the slow steps in a row under the last keeper
+
+    def applied(self, keeper: PeerId | None = None, *, late_s: float = 0.0, now: float) -> float:
+        """A step is over. Returns the seconds of slow steps in a row under its keeper, if they are several and many.
+
+        late_s: of the step, that are another member's.
+        """
+        if self._applied_at is None:
+            self._applied_at = now
+            return 0.0
+        took_s, self._applied_at = now - self._applied_at, now
+        if keeper != next(reversed(self._steps_s), None):
+            self._slow_s = []
+        usual_s = self._usual_s(without=keeper)
+        slow = usual_s is not None and took_s - late_s > max(self._timers.suspect_s, _SLOW * usual_s)
+        self._slow_s = [*self._slow_s, took_s] if slow else []
+        steps_s = self._steps_s.pop(keeper, deque(maxlen=_KEPT_STEPS))
+        steps_s.append(took_s)
+        self._steps_s[keeper] = steps_s
+        if len(self._steps_s) > _KEEPERS:
+            del self._steps_s[next(iter(self._steps_s))]
+        cost_s = sum(self._slow_s)
+        return cost_s if len(self._slow_s) > 1 and cost_s > _SLOW * self._timers.suspect_s else 0.0
+
+    def _usual_s(self, without: PeerId | None = None) -> float | None:
+        found = [took for keeper, took in self._steps_s.items() if without is None or keeper != without]
+        medians = [statistics.median_low(took) for took in found]
+        return statistics.median_low(medians) if medians else None
+
+    def interrupted(self) -> None:
+        """State was taken over: how long that took is nobody's pace."""
+        self._applied_at = None
+
+    def patience_s(self, least_s: float, unknown_s: float) -> float:
+        """Four times a usual step, at least `least_s`; `unknown_s` as long as none is known."""
+        usual_s = self._usual_s()
+        return max(least_s, _SLOW * usual_s) if usual_s is not None else unknown_s
+
+    def begin(self) -> None:
+        """Another step: the pause before its first claim is nobody's pace."""
+        self._at = None
+
+    def claimed(self, *, now: float) -> None:
+        """Work on an index has begun."""
+        if self._at is not None:
+            self._gap_s = max(0.9 * (self._gap_s or 0.0), now - self._at)
+        self._at = now
+
+    @property
+    def idle_s(self) -> float:
+        """How long nothing may be claimed before idle indexes are ordered: a multiple of the pauses between claims."""
+        if self._gap_s is None:
+            return self._timers.idle_index_s
+        # One step that was stuck must not make the next ones wait four times as long, and so on.
+        least_s, most_s = 2 * self._timers.heartbeat_s, self._timers.long_silence_s
+        if (usual_s := self._usual_s()) is not None:
+            most_s = min(max(2 * usual_s, self._timers.idle_index_s), most_s)
+        return min(max(least_s, 4 * self._gap_s), most_s)
+
+
+# ---------------------------------------------------------------- link quality
+#
+# One broken line between two members costs a step two cuts and one of the two (`step.rounds`), and would cost that in
+# every step. So for some steps the two reduce nothing: members that only contribute exchange with the reducers alone,
+# and not with each other. Later it is tried again: lines come back, and a liar can have somebody named.
+
+_BROKEN_STEPS = 32
+"""How long a broken line is remembered."""
+
+_MOST_BROKEN = 64
+"""Broken lines that are remembered."""
+
+
+class BrokenLinks:
+    """Of one stage. allowed: how long each member's stream may stand still in the round I take part in, by my count."""
+
+    def __init__(self) -> None:
+        self.allowed: Mapping[PeerId, float] = {}
+        self._broken: dict[frozenset[PeerId], int] = {}  # the latest last -> step
+
+    def least_s(self, peer: PeerId) -> float:
+        """So long a member's stream may stand still, whatever others allow it."""
+        return max(LEAST_S, self.allowed.get(peer, 0.0))
+
+    def broken(self, one: PeerId, others: Iterable[PeerId], *, step: int) -> None:
+        """In that step nothing came through between them, and nobody else complained."""
+        for other in others:
+            pair = frozenset({one, other})
+            self._broken.pop(pair, None)
+            self._broken[pair] = step
+        for pair in list(self._broken)[:-_MOST_BROKEN]:
+            del self._broken[pair]
+
+    def apart(self, members: Collection[PeerId], *, step: int) -> frozenset[PeerId]:
+        """Who should reduce nothing: half of the members at the most, or one pair of three; the latest pairs first."""
+        found = frozenset[PeerId]()
+        for pair, since in reversed(self._broken.items()):
+            wider = found | pair
+            known = pair <= set(members) and 0 <= step - since <= _BROKEN_STEPS
+            if known and len(wider) < len(members) and len(wider) <= max(2, len(members) // 2):
+                found = wider
+        return found

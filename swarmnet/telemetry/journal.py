@@ -27,7 +27,6 @@ _LEVELS = {
             "voided",
             "checkpoint",
             "draining",
-            "apart",
             "outer_step",
             "outer_missed",
             "averaged_alone",

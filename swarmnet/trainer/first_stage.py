@@ -12,11 +12,10 @@ from swarmnet.errors import Refused
 from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Gradient, Packed, Process
-from swarmnet.net.unserved import nobody_serves, unserved
+from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.pipeline.caller import Caller
-from swarmnet.pipeline.patience import AdaptiveTimeout
-from swarmnet.pipeline.payload import AnswerCheck
-from swarmnet.pipeline.router import Router, RoutingRule, least_time
+from swarmnet.pipeline.inputs import AnswerCheck
+from swarmnet.pipeline.router import AdaptiveTimeout, Router, RoutingRule, least_time
 from swarmnet.state.restart import MAX_RESTARTS_AHEAD
 from swarmnet.transport import Transport
 

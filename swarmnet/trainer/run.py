@@ -10,11 +10,11 @@ import torch
 from swarmnet import telemetry
 from swarmnet.config.peer import PeerConfig
 from swarmnet.data.source import load_tokens
-from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.codec_names import named_by
 from swarmnet.manifest.schema import Manifest
-from swarmnet.net.endpoint import open_endpoint
+from swarmnet.manifest.terms import RunTerms
+from swarmnet.net.endpoint import NOTHING_BETWEEN, Wrap, open_endpoint
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
-from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
 from swarmnet.pipeline.router import RoutingRule, routing_rule
 from swarmnet.pipeline.windows import OwnTokens
 from swarmnet.telemetry.events import EventLog
@@ -32,7 +32,7 @@ def run_trainer(config: PeerConfig, manifest: Manifest, *, wrap: Wrap = NOTHING_
     Raises UsageError if the run's tokens are not here, or one of its codecs is not installed: who takes part in a run
     has what the run needs.
     """
-    use_all(manifest)
+    use_all(named_by(manifest))
     rule = routing_rule(config.routing)
     torch.set_num_threads(config.threads)
     base = config.manifest.parent if config.manifest else None
@@ -56,7 +56,19 @@ async def _feed(
         endpoint = await unless_stopped(
             stop,
             stack.enter_async_context(
-                open_endpoint(config, manifest, run_id(manifest), numerics="trainer", role="trainer")
+                open_endpoint(
+                    RunTerms.of(manifest),
+                    config.dir,
+                    numerics="trainer",
+                    role="trainer",
+                    host=config.host,
+                    port=config.port,
+                    dht_port=config.dht_port,
+                    announce=config.announce,
+                    bootstrap=config.bootstrap,
+                    invitation=config.invitation,
+                    manifest=config.manifest,
+                )
             ),
         )
         if endpoint is None:

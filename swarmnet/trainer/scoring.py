@@ -15,7 +15,8 @@ from swarmnet.directory import Directory
 from swarmnet.errors import SwarmError, leaves
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.schema import Manifest
-from swarmnet.net.grpc_greeting import Greeter
+from swarmnet.manifest.terms import RunTerms
+from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
@@ -61,7 +62,7 @@ async def score(
         admission=open_authority().admit(identity.peer),
         addresses=addresses,
         listens=False,
-        config=GrpcConfig.of(manifest),
+        config=GrpcConfig.of(RunTerms.of(manifest)),
         greeter=greeter,
     )
     stage = FirstStage(identity.peer, manifest, transport=transport, directory=directory, rerouted=lambda fields: None)

@@ -10,12 +10,12 @@ asked for with `use`.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from swarmnet.config import plug_in
 from swarmnet.config.plug_in import is_plug_in, split
 from swarmnet.errors import BadMessage, UsageError
-from swarmnet.manifest.codec_names import travels_as
+from swarmnet.manifest.codec_names import Named
 from swarmnet.wire.codec import MAX_BLOCK, Codec, malformed
 from swarmnet.wire.codec_casts import CASTS
 from swarmnet.wire.codec_fp16 import Fp16
@@ -23,9 +23,6 @@ from swarmnet.wire.codec_int8 import Int8
 from swarmnet.wire.codec_mixed import Mixed
 from swarmnet.wire.codec_sparse import Sparse, topk
 from swarmnet.wire.codec_table import BNB8, NF4
-
-if TYPE_CHECKING:
-    from swarmnet.manifest.schema import Manifest
 
 _PLAIN: dict[str, Codec] = {codec.name: codec for codec in (*CASTS, Fp16(), Int8(), BNB8, NF4, Sparse(), Mixed())}
 _MAX_CHARACTERS = 32
@@ -58,22 +55,16 @@ def use(name: str) -> Codec:
     return _used[name]
 
 
-def use_all(manifest: Manifest) -> None:
+def use_all(named: Iterable[Named]) -> None:
     """Load what a run asks of other distributions, so that what is not installed is said before anything starts.
 
     Raises UsageError as `use` does, in the name of the field.
     """
-    for field, kind, name in (
-        ("averaging.reducer", "reducer", manifest.averaging.reducer),
-        ("optimizer.name", "optimizer", manifest.optimizer.name),
-    ):
-        if is_plug_in(name):
-            plug_in.load(kind, name, field=field)
-    for field, name in (
-        ("averaging.codec", travels_as(manifest.averaging.codec)),
-        ("wire.activations", manifest.wire.activations),
-        ("wire.gradients", manifest.wire.gradients),
-    ):
+    for field, kind, name in named:
+        if kind != "codec":
+            if is_plug_in(name):
+                plug_in.load(kind, name, field=field)
+            continue
         try:
             use(name)
         except UsageError as error:

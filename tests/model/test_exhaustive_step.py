@@ -9,7 +9,7 @@ import pytest
 from step_search import Broken, Setup, search
 
 from swarmnet.step.keeper import Keeper
-from swarmnet.step.rounds import RoundPart
+from swarmnet.step.open_step import RoundPart
 
 
 def test_two_replicas_every_interleaving():

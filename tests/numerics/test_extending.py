@@ -14,6 +14,7 @@ from stage_chain import StageChain, compute_thread, tiny
 from test_robust_round import LIAR, LIES, PEERS, TOKENS, play
 
 from swarmnet.errors import UsageError
+from swarmnet.manifest.codec_names import named_by
 from swarmnet.manifest.schema import Averaging, Manifest, Wire
 from swarmnet.model import decoder
 from swarmnet.stage.optimizer import update_rule_of
@@ -91,7 +92,7 @@ def test_stages_of_the_architecture_make_the_whole(monkeypatch: pytest.MonkeyPat
 def test_what_is_not_installed_is_named_with_its_field(manifest: Manifest, line: str) -> None:
     lookup = rule_of if "reducer" in line else update_rule_of
     for table, check in (
-        (manifest, codecs.use_all),
+        (named_by(manifest), codecs.use_all),
         (manifest.averaging if "reducer" in line else manifest.optimizer, lookup),
     ):
         with pytest.raises(UsageError, match=rf"^{line} acme\.\w+: no installed distribution has an entry point"):

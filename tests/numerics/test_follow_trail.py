@@ -10,7 +10,7 @@ import pytest
 from stage_chain import StageChain, compute_thread, tiny
 
 from swarmnet.averaging.exchange import pieces
-from swarmnet.averaging.trail import Trail
+from swarmnet.averaging.replay_log import ReplayLog
 from swarmnet.ids import Chain
 from swarmnet.messages import Commit, Finished, Part, Stamp
 from swarmnet.stage.device_backend import DeviceBackend
@@ -32,7 +32,7 @@ def test_an_old_copy_and_the_kept_sums_make_the_new_state(mode: str) -> None:
             donor = chain.engines[STAGE][0]
             joiner = TorchEngine(manifest, STAGE, compute, DeviceBackend(manifest, STAGE))
             cut = pieces(0, donor.num_elements, donor.num_elements // 3 + 1)
-            trail = Trail(donor, lambda: cut)
+            trail = ReplayLog(donor, lambda: cut)
             apply = donor.apply
 
             async def watched(commits: Sequence[Commit]) -> None:

@@ -30,7 +30,7 @@ def standing(swarm: Swarm, stage: int) -> list:
 
 
 POINTS: dict[str, Callable[[list], bool]] = {
-    "execution": lambda found: any(m.account.summed for m in found),
+    "execution": lambda found: any(m.claims.summed for m in found),
     "round": lambda found: any(m.part.exchange is not None for m in found),
     "sum": lambda found: any(m.finished is not None for m in found),
     "commit": lambda found: any(m.barrier.of(1) is not None for m in found),

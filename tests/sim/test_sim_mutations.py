@@ -14,7 +14,7 @@ import pytest
 from strike import check_always, kill_and_restart, member_of, watched
 from test_sim_scenarios import owners_of_one_index
 
-from swarmnet.pipeline.lane import StepTasks
+from swarmnet.pipeline.tasks import StepTasks
 from swarmnet.simulate.engine import SimulatedEngine, SimulatedSum
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Broken, Swarm

@@ -29,7 +29,7 @@ PLAN = Plan(stages=2, replicas=2, microbatches=6, steps=4, averaging_s=0.3, sync
 
 
 def newest(node: Node, stage: int):
-    return state(node, stage).steps[1].account
+    return state(node, stage).steps[1].claims
 
 
 EARLY = {

@@ -51,7 +51,7 @@ def counting(swarm: Swarm) -> bool:
     """Is everybody at step 1, and has begun to count it?"""
     found = [member for stage in range(swarm.plan.stages) for member in members(swarm, stage)]
     level = len(found) == len(swarm.nodes) and all(m.version == 1 and m.finished is None for m in found)
-    return level and any(m.account.summed for m in found)
+    return level and any(m.claims.summed for m in found)
 
 
 HEALS: dict[str, Callable[[Swarm, int], bool]] = {
@@ -111,8 +111,8 @@ def owner_of_the_oldest_dies() -> None:
                     if 0 in node.peer.replicas
                     and node is not keeper_of(swarm, 0)
                     and (member := node.peer.replicas[0].member).version == 2
-                    and member.account.summed
-                    and member.steps[1].account.summed
+                    and member.claims.summed
+                    and member.steps[1].claims.summed
                 ),
                 None,
             )

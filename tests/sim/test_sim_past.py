@@ -105,7 +105,7 @@ def test_a_joiner_is_not_led_along_the_past_that_was_given_up() -> None:
         early = swarm.add((0,), "early")
         await reached(swarm, 18)
         donor, other = swarm.replicas(0)[0], swarm.replicas(1)[0]
-        trail = donor.peer.replicas[0].exchange.trail
+        trail = donor.peer.replicas[0].exchange.replay_log
         trail.wanted()
         assert trail._steps
         swarm.kill(other)

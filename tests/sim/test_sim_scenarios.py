@@ -30,7 +30,7 @@ def state(node: Node, stage: int):
 
 
 def held(node: Node, stage: int):
-    return state(node, stage).account
+    return state(node, stage).claims
 
 
 def tasks_of(node: Node, stage: int):
@@ -282,7 +282,7 @@ def test_a_trainer_dies_in_the_middle_and_the_keeper_orders_the_rest() -> None:
     swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=4))
 
     async def script(swarm: Swarm) -> None:
-        while not any(state(node, 0).version == STEP and state(node, 0).account.summed for node in swarm.replicas(0)):
+        while not any(state(node, 0).version == STEP and state(node, 0).claims.summed for node in swarm.replicas(0)):
             await asyncio.sleep(0.002)
         swarm.kill_trainer("trainer.0")
         await check_always(swarm)

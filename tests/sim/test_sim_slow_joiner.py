@@ -129,7 +129,7 @@ def test_a_trail_that_is_too_short_means_another_copy_with_a_word() -> None:
     async def script(swarm: Swarm) -> None:
         await version(swarm, 5)
         for node in swarm.replicas(1):
-            node.peer.replicas[1].exchange.trail.most_steps = 3
+            node.peer.replicas[1].exchange.replay_log.most_steps = 3
         join(swarm, down=2_000.0)
         await asyncio.sleep(8.0)
         swarm.limit(JOINER, down_bytes_per_s=1e6)

@@ -65,7 +65,7 @@ class Stranger:
             ]
         )
         ballot = rng.choice([member.promised or Ballot(0, self.peer), Ballot(rng.choice([0, 5, 1 << 53]), self.peer)])
-        generation = rng.choice([member.account.generation, Generation(rng.getrandbits(60), rng.choice([0, 1 << 53]))])
+        generation = rng.choice([member.claims.generation, Generation(rng.getrandbits(60), rng.choice([0, 1 << 53]))])
         index = rng.choice([0, 1, 2, 3, 65535])
         some = frozenset(rng.sample([0, 1, 2, 3, 60000], 2))
         peers = tuple(rng.sample([self.peer, node.peer_id, PeerId("nobody")], rng.randrange(4)))

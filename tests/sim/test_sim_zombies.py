@@ -27,8 +27,8 @@ def member(node: Node):
 
 
 POINTS: dict[str, Callable[[Node], bool]] = {
-    "granted": lambda node: bool(member(node).account.granted - member(node).account.summed),
-    "summed": lambda node: bool(member(node).account.summed),
+    "granted": lambda node: bool(member(node).claims.granted - member(node).claims.summed),
+    "summed": lambda node: bool(member(node).claims.summed),
     "frozen_in_round": lambda node: member(node).part.exchange is not None,
     "holding_the_sum": lambda node: member(node).finished is not None,
 }

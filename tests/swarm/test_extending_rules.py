@@ -19,8 +19,7 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.peer.joining import find_place
 from swarmnet.peer.placement import Choice, placement_rule
 from swarmnet.peer.run import run_peer
-from swarmnet.pipeline.patience import AdaptiveTimeout
-from swarmnet.pipeline.router import Candidate, Router
+from swarmnet.pipeline.router import AdaptiveTimeout, Candidate, Router
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
 from swarmnet.trainer.run import run_trainer

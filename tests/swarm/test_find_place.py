@@ -17,6 +17,7 @@ from swarmnet.ids import Chain, first_chain
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load, override, to_toml
 from swarmnet.manifest.schema import Manifest
+from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import ManifestData, ManifestRequest, Rejected
 from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.swarm_link import SwarmLink
@@ -58,8 +59,9 @@ async def peers(
     async with contextlib.AsyncExitStack() as stack:
         for number, stage in enumerate(stages):
             first = (*bootstrap, *(address for end in found[:1] for address in end.directory.maddrs))
-            config = PeerConfig(dir=tmp_path / f"stage-{stage}-{number}", host="127.0.0.1", bootstrap=first)
-            end = await stack.enter_async_context(open_endpoint(config, MANIFEST, RUN, numerics="cpu"))
+            directory = tmp_path / f"stage-{stage}-{number}"
+            opening = open_endpoint(RunTerms.of(MANIFEST), directory, numerics="cpu", bootstrap=first)
+            end = await stack.enter_async_context(opening)
             await stack.enter_async_context(end.serve(Gives(toml)))
             status = StageStatus(stage, 3, first_chain(RUN, stage), synced=True, slots=4)
             await end.directory.publish(replace(end.record(), stages=(status,)))

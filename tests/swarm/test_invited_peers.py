@@ -22,6 +22,7 @@ from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load, to_toml
 from swarmnet.manifest.schema import Admission, Manifest
+from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Answer, Fetch, Fetched, ManifestData, ManifestRequest, Rejected, Request
 from swarmnet.net import endpoint
 from swarmnet.net.admission import Admissions, Pass, ban, invite, pass_of
@@ -29,7 +30,7 @@ from swarmnet.net.admission_files import Owner, new_owner, write_owner
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_node import DhtNode
 from swarmnet.net.endpoint import Endpoint, open_endpoint
-from swarmnet.net.grpc_greeting import Greeter
+from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity, verify
 from swarmnet.net.records import TTL_S, Announcement, bans_key, dht_key, places_of, seal
@@ -324,14 +325,15 @@ class Gives(ScriptedService):
 @contextlib.asynccontextmanager
 async def served(owned: Path) -> AsyncIterator[tuple[Endpoint, Owner]]:
     """A run by invitation with one guest, who serves stage 0."""
-    manifest, owner = load(owned), Owner(owned, load(owned))
-    config = PeerConfig(
-        dir=owned.parent / "host",
-        host="127.0.0.1",
+    manifest, owner = load(owned), Owner(owned, RunTerms.of(load(owned)))
+    opening = open_endpoint(
+        RunTerms.of(manifest),
+        owned.parent / "host",
+        numerics="cpu",
         manifest=owned,
         invitation=owner.invite(None, ["stage"], int(time.time()) + 3600).text,
     )
-    async with open_endpoint(config, manifest, owner.run, numerics="cpu") as end, end.serve(Gives(to_toml(manifest))):
+    async with opening as end, end.serve(Gives(to_toml(manifest))):
         status = StageStatus(0, 3, first_chain(owner.run, 0), synced=True, slots=4)
         await end.directory.publish(replace(end.record(), stages=(status,)))
         yield end, owner

@@ -11,8 +11,8 @@ import pytest
 
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import RejectCode
-from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.schema import Data, Manifest
+from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Rejected
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.endpoint import open_endpoint
@@ -40,7 +40,12 @@ class Silent:
 
 async def life(config: PeerConfig) -> tuple[LastPorts, tuple[str, ...]]:
     """Open and close an endpoint: where it listened, and the links it gave."""
-    async with open_endpoint(config, MANIFEST, run_id(MANIFEST), numerics="") as endpoint, endpoint.serve(Silent()):
+    async with (
+        open_endpoint(
+            RunTerms.of(MANIFEST), config.dir, numerics="", port=config.port, dht_port=config.dht_port
+        ) as endpoint,
+        endpoint.serve(Silent()),
+    ):
         return LastPorts(endpoint.transport.port, endpoint.directory.port), endpoint.links
 
 

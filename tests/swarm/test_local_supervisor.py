@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from swarmnet.config import toml
+from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.local import LocalOptions, run_local
-from swarmnet.local.beside import oracle_command
 from swarmnet.local.prepare import Prepared, choose
 from swarmnet.local.prepare import prepare as real_prepare
-from swarmnet.local.processes import ChildSpec, stop, swarmnet_command
+from swarmnet.local.processes import ChildSpec, oracle_command, stop, swarmnet_command
 from swarmnet.local.report import UNCOMPARED
 from swarmnet.local.run import Kit
 from swarmnet.local.supervisor import Timing
@@ -146,10 +147,11 @@ def kit(
     def child(spec: ChildSpec) -> list[str]:
         numbers = [str(value) for value in (STAGES, replicas, STEPS, M)]
         python = ["-I", "-S", "-c"]
-        if spec.stage is None:
+        stages = spec.config.stages
+        if not stages:
             return [*python, TRAINER, str(spec.events), str(board), mode, str(STAGES), str(STEPS)]
-        assert spec.bootstrap or (spec.name == "s0-r0" and not spec.events.exists())
-        return [*python, PEER, spec.name, str(spec.stage), str(spec.events), str(board), mode, str(hold), *numbers]
+        assert spec.config.bootstrap or (spec.name == "s0-r0" and not spec.events.exists())
+        return [*python, PEER, spec.name, str(stages[0]), str(spec.events), str(board), mode, str(hold), *numbers]
 
     def oracle(spec: ChildSpec) -> list[str]:
         return ["-I", "-S", "-c", ORACLE, str(spec.events), str(slope)]
@@ -357,7 +359,7 @@ class Deaf:
     """A child that ends by SIGKILL only."""
 
     def __init__(self, name: str, story: list[str]) -> None:
-        self.spec, self.story = ChildSpec(name, 0, *4 * [Path(name)], (), None, "info"), story
+        self.spec, self.story = ChildSpec(name, PeerConfig()), story
 
     def returncode(self) -> int | None:
         return None
@@ -398,11 +400,14 @@ def test_a_directory_with_a_run_in_it_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_what_children_are_told(tmp_path: Path) -> None:
-    spec = ChildSpec("s1-r0", 1, tmp_path / "run.toml", tmp_path / "d", tmp_path / "e", ("/a", "/b"), 4, "warning")
-    argv = swarmnet_command(spec)
-    assert argv[:5] == ["-m", "swarmnet", "peer", "--stage", "1"]
-    assert argv[argv.index("--slots") + 1] == "4" and "--slots" not in swarmnet_command(replace(spec, slots=None))
-    assert argv[-4:] == ["--bootstrap", "/a", "--bootstrap", "/b"]
+    config = PeerConfig(manifest=tmp_path / "run.toml", stages=(1,), dir=tmp_path / "d", bootstrap=("/ip4/1/tcp/2",))
+    spec = ChildSpec("s1-r0", config)
+    file = str(tmp_path / "d" / "peer.toml")
+    assert swarmnet_command(spec) == ["-m", "swarmnet", "peer", "--no-restart", "--config", file]
+    assert toml.read(Path(file))["bootstrap"] == ["/ip4/1/tcp/2"]
+    trainer = replace(spec, config=config.model_copy(update={"roles": ("trainer",), "stages": ()}))
+    assert swarmnet_command(trainer) == ["-m", "swarmnet", "trainer", "--config", file]
+    assert swarmnet_command(replace(spec, orders=Path("orders"))) == ["-m", "swarmnet.local.child", file, "orders"]
     assert child_environment({"SWARMNET_PORT": "1", "HOME": "/h", "OMP_NUM_THREADS": "8"}) == {
         "HOME": "/h",
         "OMP_NUM_THREADS": "1",
@@ -427,7 +432,7 @@ def test_the_real_oracle_child_writes_its_curve(tmp_path: Path) -> None:
     options = LocalOptions(steps=3, data=str(tmp_path / "text.txt"), set=tiny)
     prepared = real_prepare(options, tmp_path / "out")
     prepared.write()
-    spec = ChildSpec("oracle", None, prepared.path, tmp_path, tmp_path / "events.jsonl", (), None, "warning")
+    spec = ChildSpec("oracle", PeerConfig(manifest=prepared.path, dir=tmp_path))
     done = subprocess.run(
         [sys.executable, *oracle_command(spec)], env=child_environment(os.environ), capture_output=True, text=True
     )
@@ -533,7 +538,7 @@ def test_a_reader_that_goes_away_ends_the_printing_and_nothing_else(tmp_path: Pa
     assert summary(tmp_path)["ok"] and len((tmp_path / "out" / "loss.csv").read_text().splitlines()) == STEPS + 1
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the leash is a Linux promise")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child to its parent")
 def test_children_do_not_outlive_a_killed_supervisor(tmp_path: Path) -> None:
     code, _, pids = interrupted(tmp_path, lambda process: process.kill())
     assert code == -signal.SIGKILL and len(pids) == STAGES * REPLICAS + 1

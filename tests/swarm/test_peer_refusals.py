@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from swarmnet.config.peer import PeerConfig
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.tokens import Tokens
 from swarmnet.data.windows import WindowTree
@@ -16,6 +15,7 @@ from swarmnet.errors import RejectCode
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.schema import Cut, Data, Manifest, Model, Training
+from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Answer, Fetch, Gradient, Packed, Part, Process, Rejected, Request, SnapshotRequest, Stamp
 from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.identity import Identity
@@ -71,10 +71,6 @@ class Silent:
         pass
 
 
-def config(directory: Path, *bootstrap: str) -> PeerConfig:
-    return PeerConfig(dir=directory, host="127.0.0.1", bootstrap=bootstrap, device="cpu")
-
-
 @contextlib.asynccontextmanager
 async def peer_and_caller(tmp_path: Path):
     """(ask, peer): a peer that serves both stages, and a stranger's way to call it."""
@@ -87,7 +83,7 @@ async def peer_and_caller(tmp_path: Path):
         if event == "applied" and fields["stage"] == 1:
             applied.set()
 
-    async with open_endpoint(config(tmp_path / "peer"), MANIFEST, run, numerics="cpu") as end:
+    async with open_endpoint(RunTerms.of(MANIFEST), tmp_path / "peer", numerics="cpu") as end:
         peer = Peer(
             end.me,
             run,
@@ -106,8 +102,10 @@ async def peer_and_caller(tmp_path: Path):
         )
         async with end.serve(peer), asyncio.TaskGroup() as group:
             serving = group.create_task(peer.run())
-            boot = config(tmp_path / "caller", *end.directory.maddrs)
-            async with open_endpoint(boot, MANIFEST, run, numerics="caller") as stranger, stranger.serve(Silent()):
+            calling = open_endpoint(
+                RunTerms.of(MANIFEST), tmp_path / "caller", numerics="caller", bootstrap=end.directory.maddrs
+            )
+            async with calling as stranger, stranger.serve(Silent()):
                 await found(stranger, end.me)
 
                 async def ask(request: Request, *payload: Packed) -> Answer:

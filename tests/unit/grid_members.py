@@ -18,7 +18,7 @@ from swarmnet.messages import Answer, Finished, Packed, Part, Request, Round, St
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.stage.engine import Contribution, Reduced
 from swarmnet.step.ledger import Ledger
-from swarmnet.step.opening import Opening
+from swarmnet.step.rounds import RoundBuilder
 
 STAMP = Stamp(3, 0, Chain("00" * 32))
 TOKENS = 10
@@ -101,7 +101,7 @@ class Vector:
 
 
 class Members:
-    """`num_members` replicas of which each has counted one microbatch, of its own number. A keeper's own `Opening`
+    """`num_members` replicas of which each has counted one microbatch, of its own number. A keeper's own `RoundBuilder`
     makes their rounds. dead: they answer nothing any more."""
 
     def __init__(
@@ -142,7 +142,7 @@ class Members:
             for peer in self.peers
         }
         self.ballot = Ballot(1, self.peers[0])
-        self.opening = Opening(STAMP, self.ballot, group_size, itertools.count())
+        self.opening = RoundBuilder(STAMP, self.ballot, group_size, itertools.count())
         self.ledger = Ledger(num_members)
         self.held = {peer: frozenset({place}) for place, peer in enumerate(self.peers)}
         self.generation = dict.fromkeys(self.peers, Generation(1, 0))

@@ -234,11 +234,11 @@ class Table:
         """Obey orders and pass time until a round is open for all members."""
         for _ in range(rounds):
             for name, index in self.orders():
-                if name in self.members and index not in self.members[name].account.summed:
+                if name in self.members and index not in self.members[name].claims.summed:
                     self.claim(name, index)
                     self.settle()
             for name, member in self.members.items():
-                for index in sorted(member.account.granted - member.account.summed):
+                for index in sorted(member.claims.granted - member.claims.summed):
                     self.add(name, index)
             self.settle()
             keepers = [member.keeper for member in self.members.values() if member.keeper is not None]
@@ -250,7 +250,7 @@ class Table:
         raise AssertionError(
             "no round: "
             + "; ".join(
-                f"{name}: granted={member.account.granted} summed={member.account.summed} "
+                f"{name}: granted={member.claims.granted} summed={member.claims.summed} "
                 f"owners={member.keeper and member.keeper.ledger.owners}"
                 for name, member in self.members.items()
             )

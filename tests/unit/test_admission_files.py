@@ -12,6 +12,7 @@ from swarmnet.errors import UsageError
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load, to_toml
 from swarmnet.manifest.schema import Admission, Manifest
+from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.admission import MAX_BANNED, Invitation
 from swarmnet.net.admission_files import BanFiles, Owner, OwnPass, admissions_of, new_owner, write_owner
 from swarmnet.net.identity import Identity
@@ -135,7 +136,7 @@ def test_only_who_has_the_key_invites(owned: Path, capsys) -> None:
 
 def guest(owned: Path, given: str = "", *, who: Identity, now: float = NOW, role="stage") -> OwnPass:
     manifest = load(owned)
-    doors = admissions_of(manifest, run_id(manifest))
+    doors = admissions_of(RunTerms.of(manifest))
     directory = owned.parent / "guest"
     directory.mkdir(exist_ok=True)
     return OwnPass(doors, who, role, directory, given=given, now=now)
@@ -145,7 +146,9 @@ def guest(owned: Path, given: str = "", *, who: Identity, now: float = NOW, role
 @pytest.mark.parametrize("as_file", [False, True])
 def test_an_invitation_is_needed_once_and_then_kept(owned: Path, bearer: bool, as_file: bool) -> None:
     me = Identity.generate()
-    text = Owner(owned, load(owned)).invite(None if bearer else me.peer, ["stage"], int(NOW) + 9 * DAY).text
+    text = (
+        Owner(owned, RunTerms.of(load(owned))).invite(None if bearer else me.peer, ["stage"], int(NOW) + 9 * DAY).text
+    )
     if as_file:
         (owned.parent / "it").write_text(text + "\n")
     worn = guest(owned, str(owned.parent / "it") if as_file else text, who=me).text
@@ -161,7 +164,7 @@ def test_in_an_open_run_nothing_is_needed_nor_shown(tmp_path: Path) -> None:
 
 
 def test_who_is_not_admitted_is_told_what_to_do(owned: Path) -> None:
-    me, owner = Identity.generate(), Owner(owned, load(owned))
+    me, owner = Identity.generate(), Owner(owned, RunTerms.of(load(owned)))
     advice = f"ask the run's owner for `swarmnet invite run.toml {me.peer} --roles stage`, and start again with --inv"
     for given, line in [
         ("", "it has shown no invitation"),
@@ -188,7 +191,7 @@ def test_what_is_no_invitation_is_refused_in_words(owned: Path, given: str, line
 
 
 def test_another_bearers_secret_is_noticed(owned: Path) -> None:
-    owner = Owner(owned, load(owned))
+    owner = Owner(owned, RunTerms.of(load(owned)))
     one, other = (owner.invite(None, ["stage"], int(NOW) + DAY).text for _ in range(2))
     mixed = f"{one.rsplit(':', 1)[0]}:{other.rsplit(':', 1)[1]}"
     with pytest.raises(UsageError, match="its secret does not belong to it"):
@@ -196,7 +199,7 @@ def test_another_bearers_secret_is_noticed(owned: Path) -> None:
 
 
 def test_a_new_invitation_in_the_same_file_is_taken_up_and_else_the_end_is_the_end(owned: Path) -> None:
-    me, owner, file = Identity.generate(), Owner(owned, load(owned)), owned.parent / "it"
+    me, owner, file = Identity.generate(), Owner(owned, RunTerms.of(load(owned))), owned.parent / "it"
     file.write_text(owner.invite(me.peer, ["stage"], int(NOW) + 2 * DAY).text)
     mine = guest(owned, str(file), who=me)
     first = mine.text
@@ -220,7 +223,7 @@ def test_a_new_invitation_in_the_same_file_is_taken_up_and_else_the_end_is_the_e
 def test_bans_add_up_and_are_lifted(owned: Path, capsys) -> None:
     one, two = Identity.generate().peer, Identity.generate().peer
     manifest = load(owned)
-    doors = admissions_of(manifest, run_id(manifest))
+    doors = admissions_of(RunTerms.of(manifest))
     files = BanFiles(doors, owned.parent, owned)
     assert not files.read()
     numbers = []
@@ -231,14 +234,14 @@ def test_bans_add_up_and_are_lifted(owned: Path, capsys) -> None:
         numbers.append(doors.bans.number)
     assert numbers[0] < numbers[1]
     files.keep()
-    again = admissions_of(manifest, doors.run)
+    again = admissions_of(RunTerms.of(manifest))
     assert BanFiles(again, owned.parent, None).read() and again.bans == doors.bans  # a peer remembers
     (owned.parent / f"run-{doors.run[:12]}.bans").write_text("rubbish")
-    assert not BanFiles(admissions_of(manifest, doors.run), owned.parent, None).read()
+    assert not BanFiles(admissions_of(RunTerms.of(manifest)), owned.parent, None).read()
 
 
 def test_a_full_list_says_so(owned: Path) -> None:
-    owner = Owner(owned, load(owned))
+    owner = Owner(owned, RunTerms.of(load(owned)))
     owner.ban([Identity.generate().peer for _ in range(MAX_BANNED)], lift=False, now=NOW)
     with pytest.raises(UsageError, match="bans 128 at most"):
         owner.ban([PEER], lift=False, now=NOW)

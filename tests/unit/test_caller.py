@@ -14,9 +14,8 @@ from swarmnet.errors import NoReplica, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Busy, Gradient, MovedTo, Packed, Process, Rejected, Running
 from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
-from swarmnet.pipeline.patience import AdaptiveTimeout
-from swarmnet.pipeline.payload import AnswerCheck
-from swarmnet.pipeline.router import Router
+from swarmnet.pipeline.inputs import AnswerCheck
+from swarmnet.pipeline.router import AdaptiveTimeout, Router
 
 CHECK = AnswerCheck((("fp32", (1, 1, 1)),), num_tokens=1)
 REQUEST = Process(0, 1, 0)

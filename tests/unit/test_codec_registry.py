@@ -12,7 +12,7 @@ import torch
 from swarmnet.config.peer import PeerConfig
 from swarmnet.config.plug_in import is_plug_in
 from swarmnet.errors import BadMessage, UsageError
-from swarmnet.manifest.codec_names import check_averaging, check_boundary
+from swarmnet.manifest.codec_names import check_averaging, check_boundary, named_by
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Wire
 from swarmnet.messages import Packed
 from swarmnet.trainer.run import run_trainer
@@ -110,18 +110,18 @@ def test_a_plug_in_is_used_like_our_own(install) -> None:
 )
 def test_all_that_a_run_needs_is_loaded_or_its_field_named(install, field: str, manifest: Manifest) -> None:
     with pytest.raises(UsageError, match=f"^{field}: codec acme.sign: no installed distribution"):
-        codecs.use_all(manifest)
+        codecs.use_all(named_by(manifest))
     with pytest.raises(UsageError, match=f"^{field}: "):
         run_trainer(PeerConfig(), manifest)
     install("acme-codecs", {"acme.sign": "acme_codecs:Sign"})
-    codecs.use_all(manifest)
+    codecs.use_all(named_by(manifest))
     assert codecs.find("acme.sign").name == "acme.sign"
 
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "auto", "auto:nf4", "topk:0.01", "powersgd:4"])
 def test_ours_need_nothing(codec: str) -> None:
-    codecs.use_all(Manifest(numerics=Numerics(mode="fp32"), averaging=Averaging(codec=codec)))
-    codecs.use_all(Manifest())
+    codecs.use_all(named_by(Manifest(numerics=Numerics(mode="fp32"), averaging=Averaging(codec=codec))))
+    codecs.use_all(named_by(Manifest()))
 
 
 def test_what_a_peer_sends_loads_nothing(install) -> None:

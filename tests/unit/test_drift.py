@@ -6,31 +6,20 @@ import hashlib
 import itertools
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.ids import Chain, PeerId
 from swarmnet.messages import Heartbeat, Measure, Stamp
-from swarmnet.step.drift import (
-    FARTHEST,
-    MOST_RESTS,
-    Drift,
-    DriftRules,
-    Reading,
-    judge,
-    may_go,
-    relative_distance,
-    resyncs,
-)
+from swarmnet.step.drift import MOST_RESTS, Drift, DriftRules, may_go, resyncs
 from swarmnet.step.view import Timers, View, keeper_rank
 
 CHAIN, TERM = Chain("1" * 64), Chain("2" * 64)
 RULES = DriftRules(every=10, resync_every=100)
 
 
-def measure(bits: int, *, version: int = 10, sketch: tuple[float, ...] | None = None, chain: Chain = CHAIN) -> Measure:
-    return Measure(version, chain, hashlib.sha256(bytes([bits])).digest(), sketch or (100.0, float(bits)))
+def measure(bits: int, *, version: int = 10, chain: Chain = CHAIN) -> Measure:
+    return Measure(version, chain, hashlib.sha256(bytes([bits])).digest())
 
 
 def in_order(count: int) -> list[PeerId]:
@@ -77,7 +66,8 @@ class Stage:
                 drift.measured(measure(self.bits[peer], version=self.version), TERM, now=self.now)
         self.hear()
         notes = [note for drift in self.drifts.values() for note in drift.review(now=self.now)]
-        return [{**note.fields, "stray": note.event == "drift"} for note in notes]
+        assert all(note.event == "drift" for note in notes)
+        return [{**note.fields} for note in notes]
 
     def repair(self) -> dict[PeerId, tuple[PeerId, ...]]:
         """Everybody whose turn it is goes at once, and is back before anybody looks again."""
@@ -114,8 +104,7 @@ def test_the_odd_one_of_three_is_named_and_repairs() -> None:
     odd = stage.order[2]
     said = stage.measure()
     assert {note["peer"] for note in said} == {odd} and len(said) == 2, "by itself, and by the first in order"
-    assert all(note["to"] == stage.order[0] and note["stray"] and note["measured"] == 3 for note in said)
-    assert said[0]["distance"] == pytest.approx(2.0 / 100.24, rel=1e-3)
+    assert all(note["to"] == stage.order[0] and note["measured"] == 3 for note in said)
     assert stage.measure() != [] and stage.repair().keys() == {odd}
 
 
@@ -207,12 +196,8 @@ def test_a_repair_that_does_not_help_is_tried_less_and_less() -> None:
 
 def test_classes_that_differ_by_rounding_are_measured_and_not_repaired() -> None:
     stage = Stage([1, 1, 2, 2], ["cpu", "cpu", "cuda", "cuda"])
-    said = stage.measure()
-    assert {note["peer"] for note in said} == set(stage.order[2:]) and not any(note["stray"] for note in said)
-    assert not stage.repair()
-    assert stage.drifts[stage.order[0]].distance == (10, 0.0)
-    version, distance = stage.drifts[stage.order[3]].distance or (0, 0.0)
-    assert version == 10 and distance > 0
+    assert not stage.measure() and not stage.repair()
+    assert {drift.compared_at for drift in stage.drifts.values()} == {10}
 
 
 @given(st.lists(st.sampled_from(["cpu", "cuda", "rocm", ""]), min_size=1, max_size=9), st.integers(5, 60))
@@ -237,42 +222,6 @@ def test_whose_state_another_class_takes() -> None:
     assert stage.drifts[b].class_donors(100, TERM, now=stage.now) == ()
 
 
-def test_where_equal_bits_are_not_promised_only_who_is_far_outside_is_off() -> None:
-    def verdict(*sketches: tuple[float, ...]) -> set[int]:
-        order = in_order(len(sketches))
-        readings = {
-            peer: Reading(Measure(10, CHAIN, b"", sketch), "") for peer, sketch in zip(order, sketches, strict=True)
-        }
-        strays = judge(readings, equal_bits=False).strays
-        return {number for number, peer in enumerate(order) if peer in strays}
-
-    near = [(100.0, 0.1 * n, -0.1 * n) for n in range(4)]
-    assert verdict(*near) == set()
-    assert verdict(*near[:2], (130.0, 9.0, 0.0), near[3]) == {2}
-    assert verdict((100.0, 0.0), (100.0, 50.0)) == set(), "of two nobody can say who"
-    assert verdict((100.0, 0.0), (100.0, 1e-6), (100.0, 1e-3)) == set(), "far, but a hundredth of a hundredth"
-    assert verdict((1.0,), (2.0, 3.0)) == set(), "sketches that cannot be compared"
-    assert verdict((1.0,), (2.0, 3.0), (4.0,)) == {1}, "whose is of no length that others have"
-    far = (130.0, 9.0, 0.0)
-    assert verdict((1.0,), *near[:2], far, near[3]) == {0, 3}, "an odd one hides nobody who is far"
-
-
-def test_a_sketch_that_is_nearly_zero_makes_nobodys_record_one_that_is_refused() -> None:
-    stage = Stage([7, 7])
-    first, second = stage.order
-    stage.drifts[first].measured(measure(7, sketch=(1e-40, 0.0)), TERM, now=stage.now)
-    stage.drifts[second].measured(measure(7), TERM, now=stage.now)
-    stage.hear()
-    stage.drifts[second].review(now=stage.now)
-    assert stage.drifts[second].distance == (10, FARTHEST)
-
-
-def test_distances_are_relative_and_may_be_unknown() -> None:
-    assert relative_distance(measure(0, sketch=(3.0, 4.0)), measure(0, sketch=(3.0, 0.0))) == pytest.approx(4 / 3)
-    assert relative_distance(measure(0, sketch=(1.0,)), measure(0, sketch=(3.0, 0.0))) is None
-    assert relative_distance(measure(0, sketch=(1.0, 1.0)), measure(0, sketch=(0.0, 0.0))) is None
-
-
 @given(st.integers(1, 12), st.sets(st.integers(0, 11)), st.integers(0, 12))
 def test_most_stay(size: int, off: set[int], away: int) -> None:
     order = in_order(size)
@@ -283,17 +232,7 @@ def test_most_stay(size: int, off: set[int], away: int) -> None:
     assert not going or len(going) + away <= max(1, (total - 1) // 2)
 
 
-def test_who_missed_an_outer_step_is_not_measured_unless_it_misses_two() -> None:
-    drift = Drift(View(PeerId("me"), 0, Timers()), DriftRules(every=4, equal_bits=False, outer_every=4))
-    story = [(5, False), (6, False), (9, True), (13, True), (17, True), (21, False), (25, True)]
-    assert [version for version, missed in story if drift.due(version, missed=missed)] == [5, 13, 17, 21]
-
-
 def test_versions_that_are_measured() -> None:
     rules = DriftRules(every=10, last=25)
-    assert [v for v in range(26) if rules.measured(v)] == [10, 20, 25]
-    assert not any(DriftRules(every=0, last=25).measured(v) for v in range(26))
-    local = DriftRules(every=10, last=25, equal_bits=False, outer_every=4)
-    assert [v for v in range(26) if local.measured(v)] == [9, 17, 25], "after every second outer step"
-    rare = DriftRules(every=10, last=100, equal_bits=False, outer_every=30)
-    assert [v for v in range(100) if rare.measured(v)] == [31, 61, 91], "nothing to see in between"
+    assert [v for v in range(26) if rules.due(v)] == [10, 20, 25]
+    assert not any(DriftRules(every=0, last=25).due(v) for v in range(26))

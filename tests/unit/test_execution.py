@@ -15,12 +15,10 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Busy, Fetch, Fetched, Gradient, Packed, Process, Rejected, Running
 from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
 from swarmnet.pipeline.execution import Execution
-from swarmnet.pipeline.feeders import TurnedAway
-from swarmnet.pipeline.floor import PipelineLimits
-from swarmnet.pipeline.patience import AdaptiveTimeout
-from swarmnet.pipeline.payload import AnswerCheck, InputCheck
-from swarmnet.pipeline.router import Router
-from swarmnet.pipeline.sources import Sources
+from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, TurnedAway
+from swarmnet.pipeline.recovery import Recovery
+from swarmnet.pipeline.router import AdaptiveTimeout, Router
+from swarmnet.pipeline.tasks import PipelineContext, PipelineLimits
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.stage.engine import Stash
@@ -67,13 +65,13 @@ class Scene:
             lambda request, peer, reason: None,
         )
         self.engine = SimulatedEngine(stage, 2, Device(0.02), poison)
-        self.execution = Execution(
+        context = PipelineContext(
             stage,
             2,
             engine=self.engine,
             claims=self,
             caller=None if stage else caller,
-            sources=Sources(
+            recovery=Recovery(
                 transport,
                 stage,
                 before=list,
@@ -88,8 +86,8 @@ class Scene:
             limits=PipelineLimits(SLOTS, running_s=0.5, wait_s=4.0, memo_bytes=1 << 16),
             spawn=group.create_task,
             on_bad_input=self.bad_input,
-            may_feed=lambda caller, request: self.away,
         )
+        self.execution = Execution(context, may_feed=lambda caller, request: self.away)
         self.execution.begin(0, alive=lambda peer: True)
 
     def claim(self, step: int, index: int) -> None:

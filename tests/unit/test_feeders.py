@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from swarmnet.messages import Process
-from swarmnet.pipeline.feeders import Known, TurnedAway, may_feed
+from swarmnet.pipeline.inputs import Known, TurnedAway, may_feed
 
 EVERYBODY = [Known(*facts) for facts in itertools.product([False, True], repeat=4)]
 

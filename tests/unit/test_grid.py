@@ -11,9 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.averaging import parts
-from swarmnet.averaging.arrange import arrange, rearranged
-from swarmnet.averaging.gossip import partners, random_groups
-from swarmnet.averaging.grid import Grid, Group, circles, groups, in_rows, shape
+from swarmnet.averaging.grid import (
+    Grid,
+    Group,
+    arrange,
+    circles,
+    groups,
+    in_rows,
+    partners,
+    random_groups,
+    rearranged,
+    shape,
+)
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Round, Stamp
 

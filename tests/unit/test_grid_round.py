@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.averaging import parts
-from swarmnet.averaging.gossip import partners
-from swarmnet.averaging.grid import grid_of, groups
+from swarmnet.averaging.grid import grid_of, groups, partners
 from swarmnet.errors import Refused
 from swarmnet.messages import Accepted, Answer, Part, Round
 

@@ -31,13 +31,14 @@ from swarmnet.messages import (
 )
 from swarmnet.simulate.signer import SimulatedSigner
 from swarmnet.step.actions import Action, Broadcast, Note, Send
+from swarmnet.step.context import StepContext
+from swarmnet.step.gate import Shape
 from swarmnet.step.keeper import Keeper
-from swarmnet.step.ledger import Ledger
-from swarmnet.step.lines import BrokenLinks
+from swarmnet.step.ledger import Generations, Ledger
 from swarmnet.step.membership import Membership, commit_of, statement
-from swarmnet.step.opening import Opening
+from swarmnet.step.rounds import RoundBuilder
 from swarmnet.step.strikes import Strikes
-from swarmnet.step.view import View
+from swarmnet.step.view import BrokenLinks, View
 
 ME, B, C = PeerId("A"), PeerId("B"), PeerId("C")
 STAMP = Stamp(3, 0, CHAIN)
@@ -46,6 +47,11 @@ BALLOT = Ballot(1, ME)
 
 def gen(number: int, incarnation: int = 1) -> Generation:
     return Generation(incarnation, number)
+
+
+def context_of(view: View, membership: Membership, microbatches: int) -> StepContext:
+    shape = Shape(1, microbatches, 100, max_void=1)
+    return StepContext(ME, shape, view, membership, Generations(1), itertools.count(), CHAIN)
 
 
 class Office:
@@ -58,19 +64,9 @@ class Office:
         for mate in mates:
             self.beat(mate, 0.0)
         self.membership = Membership(ME, 0, self.view, SimulatedSigner(ME))
-        self.keeper = Keeper(
-            STAMP,
-            BALLOT,
-            microbatches,
-            self.view,
-            idle_s=5.0,
-            max_void=1,
-            numbers=itertools.count(),
-            now=0.0,
-            lines=lines,
-            strikes=strikes,
-            membership=self.membership,
-        )
+        context = context_of(self.view, self.membership, microbatches)
+        context.lines, context.strikes = lines or context.lines, strikes or context.strikes
+        self.keeper = Keeper(STAMP, BALLOT, context, now=0.0)
 
     def beat(self, mate: PeerId, now: float, incarnation: int = 1) -> None:
         self.view.hear(mate, Heartbeat(STAMP, incarnation, True, None), now=now)
@@ -716,7 +712,7 @@ def test_now_and_then_a_round_is_cut_evenly_so_that_lines_show_what_they_carry()
     ledger = Ledger(1)
     ledger.claim((ME, gen(0)), 0)
     for step, cut in ((7, (100, 100, 700)), (8, (100, 100, 100))):
-        opening = Opening(replace(STAMP, step=step), BALLOT, 16, itertools.count())
+        opening = RoundBuilder(replace(STAMP, step=step), BALLOT, 16, itertools.count())
         opening.measured(ME, LinkQuality(100))
         opening.measured(C, LinkQuality(700))
         assert opening.open([ME, B, C], ledger).bandwidths == cut
@@ -801,18 +797,9 @@ def test_a_mate_that_had_no_part_in_the_last_step_is_named_until_it_reports():
     view = View(ME, 0, TIMERS)
     for mate in (B, C):
         view.hear(mate, Heartbeat(STAMP, 1, True, None), now=0.0)
-    keeper = Keeper(
-        STAMP,
-        BALLOT,
-        2,
-        view,
-        idle_s=5.0,
-        max_void=1,
-        numbers=itertools.count(),
-        now=0.0,
-        absent=frozenset({B, C}),
-        membership=Membership(ME, 0, view, SimulatedSigner(ME)),
-    )
+    context = context_of(view, Membership(ME, 0, view, SimulatedSigner(ME)), 2)
+    context.absent = frozenset({B, C})
+    keeper = Keeper(STAMP, BALLOT, context, now=0.0)
     assert keeper.without == {B, C}
     keeper.on_report(B, Report(STAMP, BALLOT, gen(0), frozenset(), frozenset(), None, None, 0), now=0.1)
     assert keeper.without == {C} and keeper.absent(0.1) == {C}

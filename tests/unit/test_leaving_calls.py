@@ -11,8 +11,7 @@ from test_execution import Scene, inputs, payload, scene
 
 from swarmnet.messages import Busy, Fetch, Fetched, Gradient, MovedTo, Process
 from swarmnet.pipeline.caller import Caller
-from swarmnet.pipeline.patience import AdaptiveTimeout
-from swarmnet.pipeline.router import Router
+from swarmnet.pipeline.router import AdaptiveTimeout, Router
 from swarmnet.transport import ReadPayload, layout_of
 
 

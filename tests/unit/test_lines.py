@@ -14,8 +14,8 @@ from swarmnet.averaging.parts import shares
 from swarmnet.ids import Ballot, Generation, PeerId
 from swarmnet.messages import LinkQuality, Round, Stamp
 from swarmnet.step.ledger import Ledger
-from swarmnet.step.lines import BrokenLinks
-from swarmnet.step.opening import Opening
+from swarmnet.step.rounds import RoundBuilder
+from swarmnet.step.view import BrokenLinks
 
 PEERS = A, B, C, D = tuple(PeerId(name) for name in "ABCD")
 
@@ -24,7 +24,7 @@ def opened(members: tuple[PeerId, ...], bandwidths: dict[PeerId, int], apart: fr
     ballot, ledger = Ballot(1, members[0]), Ledger(len(members))
     for place, peer in enumerate(members):
         ledger.enter((peer, Generation(1, 0)), frozenset({place}))
-    opening = Opening(Stamp(3, 0, CHAIN), ballot, 16, itertools.count())
+    opening = RoundBuilder(Stamp(3, 0, CHAIN), ballot, 16, itertools.count())
     for peer, bandwidth in bandwidths.items():
         opening.measured(peer, LinkQuality(bandwidth))
     for _ in range(turns):

@@ -16,7 +16,7 @@ from swarmnet.local.earlier import finished, lives, members, replay
 from swarmnet.local.fault import kill_all
 from swarmnet.local.options import LocalOptions
 from swarmnet.local.progress import Point, ReplicaView, SwarmProgress
-from swarmnet.local.table import PlainScreen
+from swarmnet.local.screen import SwarmScreen
 
 GOOD: dict[str, Any] = {
     "event": "committed",
@@ -206,6 +206,6 @@ def test_only_what_is_new_is_printed() -> None:
     console = Console(file=io.StringIO(), width=200)
     progress = SwarmProgress(steps=9, replicas={"s0-r0": ReplicaView(0)}, earlier_points=2)
     progress.points = [Point(step, 3.0, 4, float(step)) for step in range(3)]
-    PlainScreen(console).update(progress, now=9.0)
+    SwarmScreen(console).update(progress, now=9.0)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
     assert len(lines) == 1 and lines[0].startswith("step    2  loss 3.0000")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from swarmnet.local.faults import Action, FaultAction, FaultPostponed, Faults, H
 from swarmnet.local.meshes import in_words, mesh_of, meshed, parse_meshes, record
 from swarmnet.local.news import News
 from swarmnet.local.options import LocalOptions
-from swarmnet.local.processes import ChildSpec, swarmnet_command
 from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.manifest.schema import Manifest, Model, Training
 
@@ -85,18 +83,6 @@ def test_a_run_that_goes_on_keeps_its_ranks(tmp_path: Path) -> None:
     assert earlier.meshes(tmp_path) == meshes
     (tmp_path / "events.jsonl").write_text(json.dumps(lines[1]) + "\n")
     assert earlier.meshes(tmp_path) == {}
-
-
-def test_children_are_told_their_ranks(tmp_path: Path) -> None:
-    spec = ChildSpec("s1-r0", 1, tmp_path / "run.toml", tmp_path, tmp_path / "e", (), None, "warning")
-    mesh = Mesh(ranks=4, tensor=2, shard="zero1", sequence_parallel=True)
-    argv = swarmnet_command(replace(spec, mesh=mesh))
-    begin = argv.index("--ranks")
-    assert argv[begin : begin + 7] == ["--ranks", "4", "--tensor", "2", "--shard", "zero1", "--sequence-parallel"]
-    assert not {"--ranks", "--tensor", "--shard", "--sequence-parallel"} & set(swarmnet_command(spec))
-    swarmnet_command(replace(spec, mesh=mesh, orders=tmp_path / "orders"))
-    text = (tmp_path / "peer.toml").read_text()
-    assert "ranks = 4" in text and 'shard = "zero1"' in text
 
 
 # ---------------------------------------------------------------- a rank is killed

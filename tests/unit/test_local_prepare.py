@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import stat
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,9 @@ import pytest
 from swarmnet.errors import UsageError
 from swarmnet.local.options import LocalOptions
 from swarmnet.local.prepare import choose, prepare, read_manifest, read_tokens, resume
-from swarmnet.local.processes import ChildSpec, swarmnet_command
 from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Admission, Data, Manifest, Model
+from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.admission_files import Owner, OwnPass, admissions_of
 from swarmnet.net.identity import Identity
 
@@ -173,7 +172,7 @@ def test_a_flag_beside_a_manifest_is_named(tmp_path: Path) -> None:
 
 
 def test_a_swarm_by_invitation_has_an_owner_of_its_own_who_invites_its_peers(tmp_path: Path) -> None:
-    """Both ways a child is started pass the invitation on; a manifest's real owner need not be here."""
+    """A manifest's real owner need not be here."""
     there = Identity.generate().peer
     given = Manifest(admission=Admission(policy="invite", key=there), data=Data(source="corpus:small"))
     (tmp_path / "given.toml").write_text(to_toml(given))
@@ -183,26 +182,15 @@ def test_a_swarm_by_invitation_has_an_owner_of_its_own_who_invites_its_peers(tmp
         prepared = prepare(options, tmp_path / str(number))
         prepared.write()
         owner, file = prepared.manifest.admission.key, prepared.path.with_suffix(".invitation")
-        assert owner not in ("", there) and Owner(prepared.path, prepared.manifest).run == prepared.run_id
+        assert owner not in ("", there) and Owner(prepared.path, RunTerms.of(prepared.manifest)).run == prepared.run_id
         identity = Identity.generate()
         mine = OwnPass(
-            admissions_of(prepared.manifest, prepared.run_id),
-            identity,
-            "stage",
-            tmp_path,
-            given=str(file),
-            now=time.time(),
+            admissions_of(RunTerms.of(prepared.manifest)), identity, "stage", tmp_path, given=str(file), now=time.time()
         )
         assert mine.text and stat.S_IMODE(file.stat().st_mode) == 0o600
-        spec = ChildSpec("s0-r0", 0, prepared.path, tmp_path / "child", tmp_path / "e", (), None, "warning")
-        assert swarmnet_command(spec)[-2:] == ["--invitation", str(file)]
-        swarmnet_command(replace(spec, orders=tmp_path / "orders"))
-        assert f'invitation = "{file}"' in (tmp_path / "child" / "peer.toml").read_text()
 
 
 def test_an_open_swarm_invites_nobody(tmp_path: Path) -> None:
     prepared = prepare(LocalOptions(data="corpus:small"), tmp_path / "out")
     prepared.write()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["run.toml"]
-    spec = ChildSpec("s0-r0", 0, prepared.path, tmp_path, tmp_path / "e", (), None, "warning")
-    assert "--invitation" not in swarmnet_command(spec)

@@ -11,7 +11,8 @@ from rich.console import Console
 from swarmnet.local.audit import AuditResult
 from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.local.report import RunOutcome, print_summary
-from swarmnet.local.table import LiveScreen, PlainScreen, duration, headline, screen
+from swarmnet.local.screen import SwarmScreen, duration, headline
+from swarmnet.manifest.schema import Manifest
 
 
 def fresh(steps: int = 3) -> SwarmProgress:
@@ -62,10 +63,9 @@ def test_throughput_counts_from_when_every_stage_was_there() -> None:
 def test_who_drifted_is_counted_once_however_many_say_so() -> None:
     progress = fresh()
     for name in ("s0-r0", "s0-r1"):
-        progress.on(name, event("drift", stage=0, version=10, peer="p", distance=0.25), now=1.0)
-    progress.on("s0-r1", event("drift", stage=0, version=20, peer="p", distance=None), now=1.0)
-    progress.on("s0-r1", event("apart", stage=0, version=20, peer="q", distance=0.5), now=1.0)
-    assert progress.strays == {(0, 10, "p"), (0, 20, "p")} and progress.apart == 0.5
+        progress.on(name, event("drift", stage=0, version=10, peer="p"), now=1.0)
+    progress.on("s0-r1", event("drift", stage=0, version=20, peer="p"), now=1.0)
+    assert progress.strays == {(0, 10, "p"), (0, 20, "p")}
 
 
 def test_executions_add_up_over_restarts() -> None:
@@ -127,8 +127,7 @@ def test_a_terminal_gets_a_table_and_a_pipe_gets_lines() -> None:
         "step 1/3  loss 5.0000  held-out 5.5000 (step 0)  10 tokens/s  reroutes 1  kills 0  elapsed 1:02  ETA –"
     )
     pipe = io.StringIO()
-    with screen(Console(file=pipe, width=40)) as plain:
-        assert isinstance(plain, PlainScreen)
+    with SwarmScreen(Console(file=pipe, width=40)) as plain:
         for _ in range(2):
             plain.update(progress, now=3.0)
         plain.note("[not] markup")
@@ -136,8 +135,7 @@ def test_a_terminal_gets_a_table_and_a_pipe_gets_lines() -> None:
         "step    0  loss 5.0000         10 tokens/s  replicas 1 2  reroutes 1  kills 0  0:02\n[not] markup\n"
     )
     terminal = io.StringIO()
-    with screen(Console(file=terminal, force_terminal=True, width=120)) as live:
-        assert isinstance(live, LiveScreen)
+    with SwarmScreen(Console(file=terminal, force_terminal=True, width=120)) as live:
         live.update(progress, now=3.0)
         live.note("[a note]")
     shown = terminal.getvalue()
@@ -146,7 +144,7 @@ def test_a_terminal_gets_a_table_and_a_pipe_gets_lines() -> None:
 
 def test_ctrl_c_names_the_way_on_if_every_stage_has_a_checkpoint() -> None:
     progress, way_on = fresh(), "    swarmnet local --resume --out runs/local\n"
-    outcome = RunOutcome("ab", 1, 4, "exact", progress, AuditResult(0, 0, 0, (), (), ()), 1.0, problem="interrupted")
+    outcome = RunOutcome("ab", Manifest(), progress, AuditResult(0, 0, 0, (), (), ()), 1.0, problem="interrupted")
 
     def said() -> str:
         output = io.StringIO()

@@ -15,8 +15,8 @@ from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import override, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Accepted, Answer, ManifestData, ManifestRequest, Packed, Rejected, Request, Running
-from swarmnet.net import manifest_fetch
-from swarmnet.net.manifest_fetch import fetch_manifest, genuine
+from swarmnet.peer import manifest_fetch
+from swarmnet.peer.manifest_fetch import fetch_manifest, genuine
 
 MANIFEST = Manifest(name="genuine")
 RUN = run_id(MANIFEST)

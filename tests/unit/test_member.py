@@ -31,9 +31,9 @@ from swarmnet.messages import (
     Trouble,
 )
 from swarmnet.step import actions as act
-from swarmnet.step.account import Account, Generations
+from swarmnet.step.ledger import ClaimBook, Generations
 from swarmnet.step.membership import Membership, commit_of
-from swarmnet.step.rounds import RoundPart
+from swarmnet.step.open_step import RoundPart
 
 
 def test_a_step_without_faults():
@@ -96,7 +96,7 @@ def test_h4_of_two_keepers_with_equal_numbers_one_stops_and_the_ledger_completes
         table.claim(name, index)
     table.settle(lambda sender, receiver, message: sender == receiver)
     for name in ("A", "K"):
-        for index in sorted(table.members[name].account.granted):
+        for index in sorted(table.members[name].claims.granted):
             table.add(name, index)
     table.settle()
     table.tick()
@@ -119,7 +119,7 @@ def test_a1_a_grant_nobody_waits_for_is_released():
     table.do("A", table.members["A"].withdraw(0, 0))  # the work was dropped before the grant came
     table.settle()
     table.execute("K", 1)
-    assert table.members["A"].account.granted == set()
+    assert table.members["A"].claims.granted == set()
     table.work_until_summed()
     table.finish_all()
 
@@ -129,7 +129,7 @@ def test_a1_a_duplicate_claim_after_moved_does_not_hold_up_the_round():
     table.claim("A", 0)
     copies = [entry for entry in table.wire if isinstance(entry[2], Claim)]
     table.settle()
-    assert table.members["A"].account.granted == {0}
+    assert table.members["A"].claims.granted == {0}
     table.do("A", table.members["A"].withdraw(0, 0))
     table.settle()
     table.put(copies)  # K grants 0 to A once more, who does not want it
@@ -149,9 +149,9 @@ def test_a2_a_grant_under_an_evicted_generation_is_dead():
     everything, table.settle = table.settle, lambda: everything(lambda _, __, message: not isinstance(message, Claim))
     table.tick(4.0)  # A is believed alive again, its report answered by Evicted: a new generation; it asks once more
     table.settle = everything
-    assert table.members["A"].account.generation.number > 1
+    assert table.members["A"].claims.generation.number > 1
     table.put(late)
-    assert table.members["A"].account.granted == set()
+    assert table.members["A"].claims.granted == set()
     table.work_until_summed()
     table.finish_all()
 
@@ -190,7 +190,7 @@ def test_whoever_has_signed_a_sum_joins_no_other_round_for_a_while():
     finished = table.finish("A")
     ballot = Ballot(0, PeerId("K"))
     newer = Round(table.members["A"].stamp, ballot, RoundId(ballot, 9), (), (PeerId("A"),), ())
-    contributions = ((PeerId("A"), table.members["A"].account.generation, frozenset({0})),)
+    contributions = ((PeerId("A"), table.members["A"].claims.generation, frozenset({0})),)
     newer = Round(newer.stamp, ballot, newer.id, contributions, newer.receivers, ())
     table.settle()
     table.put([(PeerId("K"), PeerId("A"), newer)])
@@ -206,8 +206,8 @@ def test_a_sum_that_one_mate_alone_claims_to_hold_is_not_the_stages():
     table.execute("A", 0)
     liar, ballot = table.members["B"], Ballot(0, PeerId("K"))
     contributions = (
-        (PeerId("A"), table.members["A"].account.generation, frozenset({0})),
-        (PeerId("B"), liar.account.generation, frozenset({1})),
+        (PeerId("A"), table.members["A"].claims.generation, frozenset({0})),
+        (PeerId("B"), liar.claims.generation, frozenset({1})),
     )
     invented = Finished(RoundId(ballot, 9), b"invented", 2, 0.0, 1.0, contributions)
     liar.part.hear(Round(liar.stamp, ballot, invented.id, contributions, (), ()))
@@ -329,7 +329,7 @@ def test_the_successor_of_a_dead_keeper_rebuilds_the_ledger_from_reports():
     table.tick(4.0)
     keeper = table.members[table.keeper].keeper
     assert keeper is not None and keeper.ballot.number == 1
-    assert keeper.ledger.owners == [(PeerId("A"), table.members["A"].account.generation), None]
+    assert keeper.ledger.owners == [(PeerId("A"), table.members["A"].claims.generation), None]
     table.execute("B", 1)
     table.work_until_summed()
     table.finish_all()
@@ -373,7 +373,7 @@ def test_what_is_contributed_is_frozen_until_its_round_is_given_up():
     for name, index in orders:
         table.claim(name, index)
         table.settle(kind(Claim, Granted))
-        assert index in table.members[name].account.granted
+        assert index in table.members[name].claims.granted
         assert table.rounds[name] is None, "it still contributes to the old round what it is about to change"
         table.add(name, index)
     table.settle()
@@ -516,23 +516,23 @@ def test_grants_of_an_old_ballot_or_of_another_step_change_nothing():
     table.take(kind(Claim))
     member = table.members["A"]
     for stamp, ballot, generation in (
-        (member.stamp, Ballot(0, PeerId("A")), member.account.generation),
-        (member.stamp, Ballot(7, PeerId("K")), member.account.generation),
+        (member.stamp, Ballot(0, PeerId("A")), member.claims.generation),
+        (member.stamp, Ballot(7, PeerId("K")), member.claims.generation),
         (member.stamp, member.promised, Generation(99, 1)),
-        (Stamp(1, 0, CHAIN), member.promised, member.account.generation),
+        (Stamp(1, 0, CHAIN), member.promised, member.claims.generation),
     ):
         table.put([(PeerId("K"), PeerId("A"), Granted(stamp, ballot, generation, 0))])
         table.put([(PeerId("K"), PeerId("A"), Evicted(stamp, ballot, generation, void=True))])
-    assert member.account.granted == set()
+    assert member.claims.granted == set()
 
 
 def test_a_doubled_eviction_moves_the_generation_once():
     table = Table("A", "K")
     table.execute("A", 0)
     member = table.members["A"]
-    eviction = Evicted(member.stamp, member.promised, member.account.generation, void=True)
+    eviction = Evicted(member.stamp, member.promised, member.claims.generation, void=True)
     table.put([(PeerId("K"), PeerId("A"), eviction)] * 2)
-    assert member.account.generation.number == 2 and table.sums["A"] == []
+    assert member.claims.generation.number == 2 and table.sums["A"] == []
 
 
 def test_a_prepare_in_somebody_elses_name_is_refused():
@@ -641,7 +641,7 @@ def test_release_under_a_wrong_generation_frees_nothing():
     stamp, ballot = table.members["A"].stamp, keeper.ballot
     release = Release(stamp, ballot, Generation(99, 0), frozenset({0}))
     table.put([(PeerId("A"), PeerId("K"), release)])
-    assert keeper.ledger.owners[0] == (PeerId("A"), table.members["A"].account.generation)
+    assert keeper.ledger.owners[0] == (PeerId("A"), table.members["A"].claims.generation)
 
 
 # ------------------------------------------------------------ each rule is needed: without it a trace above breaks
@@ -649,7 +649,7 @@ def test_release_under_a_wrong_generation_frees_nothing():
 
 def test_without_the_comparison_of_sets_half_an_accumulator_is_contributed(monkeypatch):
     from swarmnet.step import actions as act
-    from swarmnet.step.rounds import RoundPart
+    from swarmnet.step.open_step import RoundPart
 
     monkeypatch.setattr(RoundPart, "join", lambda self, account: self._start(self.round.id, act.Sum(self.round)))
     with pytest.raises(AssertionError):
@@ -657,7 +657,7 @@ def test_without_the_comparison_of_sets_half_an_accumulator_is_contributed(monke
 
 
 def test_without_the_freeze_an_accumulator_changes_under_its_round(monkeypatch):
-    from swarmnet.step.rounds import RoundPart
+    from swarmnet.step.open_step import RoundPart
 
     monkeypatch.setattr(RoundPart, "drop", lambda self: [])
     with pytest.raises(AssertionError, match="about to change"):
@@ -698,7 +698,7 @@ def test_without_the_lock_a_signed_sum_is_given_up_at_once(monkeypatch):
 
 
 def test_without_the_barrier_a_stage_applies_alone(monkeypatch):
-    from swarmnet.step.barrier import Barrier
+    from swarmnet.step.membership import Barrier
 
     monkeypatch.setattr(Barrier, "complete", True)
     with pytest.raises(AssertionError):
@@ -725,7 +725,7 @@ def test_a_sum_set_aside_is_taken_back_only_if_it_is_the_committed_one():
     part = RoundPart(me, Finished(first, b"mine", 2, 0.0, 1.0, ()))
     share = ((PeerId("B"), Generation(1, 0), frozenset({0, 1})),)
     part.hear(Round(Stamp(0, 0, CHAIN), ballot, second, share, (me, PeerId("B")), ()))
-    assert isinstance(part.join(Account(Generations(1))), list) and part.finished is None
+    assert isinstance(part.join(ClaimBook(Generations(1))), list) and part.finished is None
     wanted = Round(Stamp(0, 0, CHAIN), ballot, first, (), (), ())
     assert part.collect(wanted, b"theirs", ()) == []
     assert part.collect(wanted, b"mine", ()) == [act.StopSum(), act.CollectSum(wanted, b"mine")]

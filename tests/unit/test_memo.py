@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.messages import Gradient, Packed
-from swarmnet.pipeline.memo import Memo
+from swarmnet.pipeline.recovery import Memo
 
 OVERHEAD = 64
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.averaging.meter import LEAST_BYTES, Meter, busiest, so_far
+from swarmnet.averaging.watch import LEAST_BYTES, Meter, busiest, so_far
 from swarmnet.ids import PeerId
 from swarmnet.messages import MAX_MATES, LinkQuality
 

@@ -10,7 +10,7 @@ from swarmnet.averaging.grid import grid_of
 from swarmnet.ids import Ballot, Chain, Generation, PeerId
 from swarmnet.messages import Heartbeat, LinkQuality, Stamp
 from swarmnet.step.ledger import Ledger
-from swarmnet.step.opening import Opening, left_alone
+from swarmnet.step.rounds import RoundBuilder, left_alone
 from swarmnet.step.view import Timers, View
 
 ME = PeerId("p00")
@@ -18,11 +18,11 @@ STAMP = Stamp(3, 0, Chain("00" * 32))
 PEERS = tuple(PeerId(f"p{place:02}") for place in range(20))
 
 
-def opening_of(num: int, group_size: int) -> tuple[Opening, Ledger]:
+def opening_of(num: int, group_size: int) -> tuple[RoundBuilder, Ledger]:
     ledger = Ledger(num)
     for index, peer in enumerate(PEERS[:num]):
         ledger.claim((peer, Generation(1, 0)), index)
-    return Opening(STAMP, Ballot(1, ME), group_size, itertools.count()), ledger
+    return RoundBuilder(STAMP, Ballot(1, ME), group_size, itertools.count()), ledger
 
 
 def test_up_to_group_size_members_are_one_group_in_order() -> None:

@@ -28,8 +28,8 @@ def test_one_index_is_counted_in_each_open_step_by_whoever_claims_it_first():
     table.execute("K", 0, step=1)
     table.execute("A", 1, step=1)
     oldest, newest = table.members["A"].steps
-    assert (oldest.account.summed, newest.account.summed) == ({0}, {1})
-    assert table.members["K"].steps[1].account.summed == {0}
+    assert (oldest.claims.summed, newest.claims.summed) == ({0}, {1})
+    assert table.members["K"].steps[1].claims.summed == {0}
     assert table.sums == {"A": [0], "K": []} and table.later == {"A": [1], "K": [0]}
 
 
@@ -76,9 +76,9 @@ def test_a_step_that_is_applied_leaves_the_other_one_as_it_was():
     table.claim("K", 1, step=1)
     table.settle()
     table.add("A", 0, step=1)
-    before = table.members["A"].steps[1].account
+    before = table.members["A"].steps[1].claims
     through(table)
-    assert table.members["A"].account is before and before.summed == {0} and table.sums["A"] == [0]
+    assert table.members["A"].claims is before and before.summed == {0} and table.sums["A"] == [0]
     table.add("K", 1)
     table.settle()
     table.finish_all()
@@ -90,14 +90,14 @@ def test_an_eviction_of_one_step_does_not_touch_the_other():
     table.execute("A", 0, step=1)
     member = table.members["A"]
     oldest, newest = member.steps
-    closed, before = oldest.account.generation, newest.account.generation
+    closed, before = oldest.claims.generation, newest.claims.generation
     table.do("A", member.receive(PeerId("K"), Evicted(oldest.stamp, oldest.promised, closed, void=True), now=table.now))
     assert table.sums["A"] == [] and table.later["A"] == [0]
-    assert oldest.account.generation > closed and newest.account.generation == before
+    assert oldest.claims.generation > closed and newest.claims.generation == before
     table.do(
         "A", member.receive(PeerId("K"), Evicted(newest.stamp, newest.promised, before, void=False), now=table.now)
     )
-    assert newest.account.generation > oldest.account.generation and table.later["A"] == [0]
+    assert newest.claims.generation > oldest.claims.generation and table.later["A"] == [0]
 
 
 def laggard(*others: str) -> Table:

@@ -14,7 +14,7 @@ from swarmnet.data.windows import WindowTree
 from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.manifest.schema import Data, Manifest, Training
 from swarmnet.messages import Fetch, Packed, Process
-from swarmnet.pipeline.payload import InputCheck
+from swarmnet.pipeline.inputs import InputCheck
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 
 B, T, M = 3, 8, 4

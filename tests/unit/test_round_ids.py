@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from stage_table import CHAIN, Table
 
-from swarmnet.step.account import round_numbers
+from swarmnet.step.ledger import round_numbers
 
 
 def _takes_state_of_its_own_version(table: Table, name: str) -> None:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from swarmnet.errors import NoReplica
 from swarmnet.ids import PeerId
-from swarmnet.pipeline.patience import AdaptiveTimeout
-from swarmnet.pipeline.router import Pick, Router
+from swarmnet.pipeline.router import AdaptiveTimeout, Pick, Router
 
 SIZE = 1 << 20
 speeds = st.lists(st.floats(0.01, 1.0), min_size=2, max_size=6)  # seconds of compute per microbatch

@@ -12,8 +12,7 @@ import pytest
 
 from swarmnet.errors import NoReplica
 from swarmnet.ids import PeerId
-from swarmnet.pipeline.patience import AdaptiveTimeout
-from swarmnet.pipeline.router import Pick, Router
+from swarmnet.pipeline.router import AdaptiveTimeout, Pick, Router
 
 PEERS = [PeerId(f"peer{i}") for i in range(4)]
 HUNG = PEERS[2]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.manifest.schema import Protocol
-from swarmnet.pipeline.patience import AdaptiveTimeout
+from swarmnet.pipeline.router import AdaptiveTimeout
 
 
 def after(silences: list[float]) -> AdaptiveTimeout:

@@ -11,8 +11,8 @@ from scripted import PROOF, OneProof, ScriptedTransport, on_virtual_time
 from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Fetch, Fetched, Packed, Rejected, Request
-from swarmnet.pipeline.payload import AnswerCheck, InputCheck
-from swarmnet.pipeline.sources import Sources
+from swarmnet.pipeline.inputs import AnswerCheck, InputCheck
+from swarmnet.pipeline.recovery import Recovery
 
 LAYOUT = ("fp32", (1, 1, 1))
 
@@ -29,11 +29,11 @@ ANSWER = Fetched((hidden(2.0),), 0.5, 1)
 Named = list[tuple[str, int, int, RejectCode]]
 
 
-def sources(transport: ScriptedTransport, *peers: str, named: Named | None = None) -> Sources:
+def sources(transport: ScriptedTransport, *peers: str, named: Named | None = None) -> Recovery:
     def on_bad_input(peer: PeerId, step: int, index: int, error: BadMessage) -> None:
         (named if named is not None else []).append((peer, step, index, error.code))
 
-    return Sources(
+    return Recovery(
         transport,
         1,
         before=lambda: peers,

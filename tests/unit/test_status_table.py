@@ -21,13 +21,7 @@ RECORDS = [
         (),
         (
             StageStatus(
-                stage,
-                2839,
-                Chain("c"),
-                synced=True,
-                slots=4,
-                disk=tuple(map(OnDisk, (2700, 2750, 2800))),
-                drift=(2830, 0.0),
+                stage, 2839, Chain("c"), synced=True, slots=4, disk=tuple(map(OnDisk, (2700, 2750, 2800))), drift=2830
             ),
         ),
         numerics=NUMERICS,
@@ -56,7 +50,7 @@ def test_in_a_pipe_a_replica_is_a_line_and_nothing_is_cut(monkeypatch: pytest.Mo
             "2700,",
             "2750,",
             "2800",
-            "0",
+            "none",
             "at",
             "2830",
             NUMERICS,

@@ -35,9 +35,9 @@ def test_what_was_only_granted_is_executed_again(name: str) -> None:
     table = Table("A", "K")
     table.claim(name, 0)
     table.settle()
-    generation = table.members[name].account.generation
+    generation = table.members[name].claims.generation
     lose(table, name)
-    assert table.members[name].account.generation > generation and not table.members[name].account.granted
+    assert table.members[name].claims.generation > generation and not table.members[name].claims.granted
     ends(table)
 
 
@@ -127,9 +127,9 @@ def test_while_weights_move_nothing_is_begun_again() -> None:
     table.execute("A", 0)
     table.execute("K", 1)
     table.finish_all()
-    generation = table.members["A"].account.generation
+    generation = table.members["A"].claims.generation
     assert table.members["A"].sums_lost() == []
-    assert table.members["A"].account.generation == generation
+    assert table.members["A"].claims.generation == generation
     table.apply()
     assert {member.version for member in table.members.values()} == {1}
 
@@ -143,7 +143,7 @@ def test_where_steps_overlap_all_open_ones_begin_again(name: str) -> None:
     table.execute(name, 0, 1, step=second)
     assert table.rounds[name] is not None
     lose(table, name)
-    assert all(not step.account.owned for step in table.members[name].steps)
+    assert all(not step.claims.owned for step in table.members[name].steps)
     ends(table)
     assert first == 0 and table.members[name].applying
 

@@ -84,7 +84,7 @@ TENSOR = Packed("fp32", (2, 3), bytes(24))
 
 CONTROLS = (
     Heartbeat(STAMP, 1 << 63, True, BALLOT, (COMMIT,), (COMMIT, COMMIT), 12, True, "cpu/1",
-              Measure(40, chain(8), b"bits", (0.5, -0.25)), chain(7), (peer(3), peer(4))),
+              Measure(40, chain(8), b"bits"), chain(7), (peer(3), peer(4))),
     Prepare(STAMP, BALLOT, frozenset({3, 8})),
     Claim(*FENCED, 6),
     Granted(*FENCED, 6),

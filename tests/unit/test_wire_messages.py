@@ -80,8 +80,7 @@ generations = st.builds(Generation, incarnations, steps)
 stamps = st.builds(Stamp, steps, stages, hex32)
 restarts = st.builds(Restart, steps, steps)
 words = st.text(max_size=20)
-sketches = st.lists(st.floats(-(2.0**90), 2.0**90, width=32), max_size=8).map(tuple)
-measures = st.builds(Measure, steps, hex32, st.binary(max_size=32), sketches)
+measures = st.builds(Measure, steps, hex32, st.binary(max_size=32))
 
 
 @st.composite

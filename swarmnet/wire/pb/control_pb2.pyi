@@ -36,16 +36,14 @@ class Heartbeat(_message.Message):
     def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., incarnation: _Optional[int] = ..., synced: _Optional[bool] = ..., keeper: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., last_commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., queue: _Optional[int] = ..., draining: _Optional[bool] = ..., before: _Optional[bytes] = ..., numerics: _Optional[str] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., sitting: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Measure(_message.Message):
-    __slots__ = ("version", "chain", "digest", "sketch")
+    __slots__ = ("version", "chain", "digest")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
-    SKETCH_FIELD_NUMBER: _ClassVar[int]
     version: int
     chain: bytes
     digest: bytes
-    sketch: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, version: _Optional[int] = ..., chain: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., sketch: _Optional[_Iterable[float]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., chain: _Optional[bytes] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("stamp", "ballot", "given")

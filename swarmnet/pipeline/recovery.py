@@ -1,18 +1,20 @@
-"""Where a replica gets what it lacks for a microbatch: inputs from the stage before, gradients from the one after.
+"""Where a replica gets what it lacks for a microbatch (rule 6 of docs/protocol.md), and what it remembers for others.
 
-Rule 6 of docs/protocol.md: ask everybody for a memoised copy first; if nobody has one, have it recomputed (inputs) or
-executed (gradients). Nothing here is counted.
+It asks everybody for a memoised copy first; if nobody has one, it has it recomputed (inputs, from the stage before) or
+executed (gradients, by the stage after). Nothing here is counted.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from typing import Any, Generic, TypeVar
 
-from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
+from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
-from swarmnet.messages import Fetch, Fetched, Packed, Rejected
-from swarmnet.pipeline.payload import InputCheck, OnBadInput
+from swarmnet.messages import Fetch, Fetched, Gradient, Packed, Rejected, Running
+from swarmnet.pipeline.inputs import InputCheck, OnBadInput
 from swarmnet.transport import Transport, ask
 
 ASK_S = 10.0
@@ -24,7 +26,7 @@ LIMIT_S = 60.0
 _PAUSE_S = 0.2
 
 
-class Sources:
+class Recovery:
     """Fetches inputs for and gradients of microbatches of one stage.
 
     before() and after() list live replicas of the neighbour stages; holders() whoever may have tokens (stage 0 only);
@@ -69,6 +71,7 @@ class Sources:
                 peers = self._before()
             request = Fetch(step, self._stage - 1, index, "input", cached=True)
             found = await self._first(peers, request)
+            # Forward is a pure function: any replica of the stage before can do it again (I1).
             if found is None and self._stage > 0:
                 # Nobody remembers: one after the other is asked to recompute it.
                 for peer in peers:
@@ -118,3 +121,103 @@ class Sources:
             if request.kind == "input":
                 self._on_bad_input(peer, request.step, request.index, error)
             return None
+
+
+# ---------------------------------------------------------------- what is remembered
+#
+# A cache: losing an entry costs recomputation, never correctness (docs/protocol.md, I1), so it is bounded in bytes and
+# drops the oldest first. Entries are the bytes as they go over the wire.
+
+
+class Memo:
+    """index -> what went down (input of the next stage) and what went up (the answer), within `cap_bytes`."""
+
+    def __init__(self, cap_bytes: int) -> None:
+        self.cap_bytes = cap_bytes
+        self.num_bytes = 0
+        self._entries: OrderedDict[tuple[str, int], tuple[Packed, ...] | Gradient] = OrderedDict()
+
+    def keep_output(self, index: int, output: tuple[Packed, ...]) -> None:
+        """Remember what stage k sent to stage k + 1."""
+        self._keep(("down", index), output)
+
+    def keep_answer(self, index: int, answer: Gradient) -> None:
+        """Remember the answer to `Process`."""
+        self._keep(("up", index), answer)
+
+    def output(self, index: int) -> tuple[Packed, ...] | None:
+        """What was sent to the next stage, if still known."""
+        entry = self._entries.get(("down", index))
+        return entry if isinstance(entry, tuple) else None
+
+    def answer(self, index: int) -> Gradient | None:
+        """The answer, if still known."""
+        entry = self._entries.get(("up", index))
+        return entry if isinstance(entry, Gradient) else None
+
+    def clear(self) -> None:
+        """The step is applied."""
+        self._entries.clear()
+        self.num_bytes = 0
+
+    def _keep(self, key: tuple[str, int], entry: tuple[Packed, ...] | Gradient) -> None:
+        size = _size(entry)
+        before = self._entries.pop(key, None)
+        if before is not None:
+            self.num_bytes -= _size(before)
+        if size > self.cap_bytes:
+            return
+        self._entries[key] = entry
+        self.num_bytes += size
+        while self.num_bytes > self.cap_bytes:
+            _, dropped = self._entries.popitem(last=False)
+            self.num_bytes -= _size(dropped)
+
+
+def _size(entry: tuple[Packed, ...] | Gradient) -> int:
+    payload = entry.payload if isinstance(entry, Gradient) else entry
+    return sum(packed.num_bytes for packed in payload) + 64
+
+
+# ---------------------------------------------------------------- signs of life
+
+T = TypeVar("T")
+
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+"""Starts a task that somebody owns."""
+
+
+class Keepalive(Generic[T]):
+    """A coroutine in a task of its own; iterate `signs`, then take the `result`."""
+
+    def __init__(self, spawn: Spawn, work: Coroutine[Any, Any, T]) -> None:
+        self._outcome: asyncio.Future[tuple[T | None, SwarmError | None]] = asyncio.get_running_loop().create_future()
+        self._task = spawn(self._run(work))
+
+    async def signs(self, every_s: float) -> AsyncGenerator[Running, None]:
+        """`Running` every `every_s` seconds until the work is done."""
+        try:
+            while not self._outcome.done():
+                await asyncio.wait([self._outcome], timeout=every_s)
+                if not self._outcome.done():
+                    yield Running()
+        finally:
+            self._task.cancel()
+
+    def result(self) -> T:
+        """What the work returned. Raises the SwarmError it raised."""
+        value, error = self._outcome.result()
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value]  # None only where T is None
+
+    async def _run(self, work: Coroutine[Any, Any, T]) -> None:
+        try:
+            outcome: tuple[T | None, SwarmError | None] = (await work, None)
+        except SwarmError as error:
+            outcome = (None, error)
+        except asyncio.CancelledError:
+            self._outcome.cancel()
+            raise
+        if not self._outcome.done():
+            self._outcome.set_result(outcome)

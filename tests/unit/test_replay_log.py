@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from swarmnet.averaging.exchange import Exchange, pieces
-from swarmnet.averaging.trail import KEEP_S, Trail
+from swarmnet.averaging.replay_log import KEEP_S, ReplayLog
 from swarmnet.errors import RejectCode
 from swarmnet.ids import Ballot, Chain, PeerId, Restart, RoundId
 from swarmnet.messages import Commit, Finished, Packed, Part, Rejected, Stamp, TrailRequest, TrailStep
@@ -45,7 +45,7 @@ def commits(step: int) -> tuple[Commit, ...]:
     return tuple(Commit(stage, step, stamp(step).chain, done.id, done.digest, 4, 0.0, 1.0) for stage in range(2))
 
 
-async def play_steps(trail: Trail, buffer: Buffer, first: int, last: int) -> None:
+async def play_steps(trail: ReplayLog, buffer: Buffer, first: int, last: int) -> None:
     """Steps first .. last are applied; before each next sum comes into the buffer, the old one may be saved."""
     for step in range(first, last + 1):
         if step:
@@ -66,7 +66,7 @@ def play(story: Coroutine[Any, Any, None]) -> None:
 def test_nothing_is_copied_while_nobody_is_on_the_way() -> None:
     async def story() -> None:
         buffer = Buffer()
-        trail = Trail(buffer, lambda: CUT)
+        trail = ReplayLog(buffer, lambda: CUT)
         await play_steps(trail, buffer, 0, 9)
         assert buffer.copied == 0 and trail.step(stamp(8)) is None
         assert trail.step(stamp(9)) == TrailStep(finished(9), commits(9)), "the last one is in the buffer anyway"
@@ -78,7 +78,7 @@ def test_nothing_is_copied_while_nobody_is_on_the_way() -> None:
 def test_steps_since_somebody_came_are_kept_with_their_sums() -> None:
     async def story() -> None:
         buffer = Buffer()
-        trail = Trail(buffer, lambda: CUT)
+        trail = ReplayLog(buffer, lambda: CUT)
         await play_steps(trail, buffer, 0, 2)
         trail.wanted()
         await play_steps(trail, buffer, 3, 6)
@@ -97,7 +97,7 @@ def test_steps_since_somebody_came_are_kept_with_their_sums() -> None:
 def test_a_sum_that_took_the_place_of_an_applied_one_is_not_mistaken_for_it() -> None:
     async def story() -> None:
         buffer = Buffer()
-        trail = Trail(buffer, lambda: CUT)
+        trail = ReplayLog(buffer, lambda: CUT)
         trail.wanted()
         await play_steps(trail, buffer, 0, 3)
         buffer.step = 77  # collected while catching up elsewhere, after this replica had fallen behind
@@ -112,7 +112,7 @@ def test_a_sum_that_took_the_place_of_an_applied_one_is_not_mistaken_for_it() ->
 def test_they_are_forgotten_when_nobody_has_asked_for_a_while() -> None:
     async def story() -> None:
         buffer = Buffer()
-        trail = Trail(buffer, lambda: CUT)
+        trail = ReplayLog(buffer, lambda: CUT)
         trail.wanted()
         await play_steps(trail, buffer, 0, 5)
         await asyncio.sleep(1.1 * KEEP_S)
@@ -125,7 +125,7 @@ def test_they_are_forgotten_when_nobody_has_asked_for_a_while() -> None:
 def test_steps_and_bytes_are_bounded_and_the_newest_stay() -> None:
     async def story() -> None:
         buffer = Buffer()
-        for trail in (Trail(buffer, lambda: CUT, most_steps=3), Trail(buffer, lambda: CUT, most_bytes=3 * 80)):
+        for trail in (ReplayLog(buffer, lambda: CUT, most_steps=3), ReplayLog(buffer, lambda: CUT, most_bytes=3 * 80)):
             trail.wanted()
             await play_steps(trail, buffer, 0, 9)
             kept = [step for step in range(10) if trail.step(stamp(step)) is not None]
@@ -137,7 +137,7 @@ def test_steps_and_bytes_are_bounded_and_the_newest_stay() -> None:
 def test_sums_set_aside_stay_until_their_step_is_over_the_newest_within_the_cap() -> None:
     async def story() -> None:
         buffer, step = Buffer(), stamp(5)
-        trail = Trail(buffer, lambda: CUT, most_bytes=3 * 80)
+        trail = ReplayLog(buffer, lambda: CUT, most_bytes=3 * 80)
         left = [replace(finished(5), id=RoundId(Ballot(0, ME), number)) for number in range(5)]
         for number, each in enumerate(left):
             buffer.step = number
@@ -184,7 +184,7 @@ def test_a_run_that_went_back_leaves_nothing_behind() -> None:
     async def story() -> None:
         buffer = Buffer()
         exchange = Exchange(ME, buffer, None, lambda at, number: finished(9), num_tokens=1)  # type: ignore[arg-type]
-        trail = exchange.trail
+        trail = exchange.replay_log
         trail.wanted()
         await play_steps(trail, buffer, 0, 3)
         async with asyncio.TaskGroup() as group:

@@ -10,19 +10,288 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
-from swarmnet.messages import Accepted, Answer, Fetch, Gradient, MovedTo, Packed, Process, Running
-from swarmnet.pipeline.caller import OF_PAYLOAD
-from swarmnet.pipeline.floor import PipelineContext
-from swarmnet.pipeline.memo import Memo
-from swarmnet.pipeline.uncounted import Uncounted
-from swarmnet.pipeline.work import MicrobatchTask, Slots
-from swarmnet.stage.engine import Stash
+from swarmnet.messages import (
+    Accepted,
+    Answer,
+    Busy,
+    Fetch,
+    Fetched,
+    Gradient,
+    MovedTo,
+    Packed,
+    Process,
+    Rejected,
+    Running,
+)
+from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
+from swarmnet.pipeline.inputs import InputCheck, OnBadInput
+from swarmnet.pipeline.recovery import Keepalive, Memo, Recovery, Spawn
+from swarmnet.stage.engine import Engine, Stash
 from swarmnet.transport import ReadPayload
+
+# ---------------------------------------------------------------- one microbatch, and slots
+#
+# One microbatch at work in one stage of this replica: what has arrived, who may count it, how it ended.
+
+Outcome = Gradient | MovedTo | Busy | SwarmError
+
+
+@dataclass(slots=True, eq=False)
+class MicrobatchTask:
+    """input and outcome are set once; `voids` (granted) and `owner` (counted by another) follow the keeper's word.
+
+    patient: learn who owns it before computing (a repair's call). hedged: a caller found the owner hung, so it is
+    computed whoever owns it.
+    waiting: callers attached while the input is missing, the one who sends it among them. sending: who sends it now,
+    and since when; unsent: the last upload came to nothing.
+    """
+
+    index: int
+    patient: bool
+    hedged: bool
+    input: asyncio.Future[tuple[Packed, ...]]
+    outcome: asyncio.Future[Outcome]
+    waiting: int = 0
+    sending: dict[PeerId, float] = field(default_factory=dict)
+    unsent: asyncio.Event = field(default_factory=asyncio.Event)
+    has_slot: bool = False
+    computing: bool = False
+    voids: int | None = None
+    owner: PeerId | None = None
+    decided: asyncio.Event = field(default_factory=asyncio.Event)
+    starved: bool = False
+    fed_or_starved: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def granted(self, voids: int) -> None:
+        """This replica counts it, under void counter `voids`."""
+        self.voids, self.owner = voids, None
+        self.decided.set()
+
+    def owned_by(self, owner: PeerId) -> None:
+        """Another replica counts it."""
+        self.owner, self.voids = owner, None
+        self.decided.set()
+
+    def undecided(self) -> None:
+        """The grant is void, or the other owner gone: the claim is open again."""
+        self.voids = self.owner = None
+        self.decided.clear()
+
+    def may_send(self, caller: PeerId, *, now: float, slow_s: float) -> bool:
+        """One caller at a time sends the input; another one only if the last to begin takes longer than `slow_s`."""
+        return caller not in self.sending and all(now - began >= slow_s for began in self.sending.values())
+
+    def feed(self, payload: tuple[Packed, ...]) -> None:
+        """The input has arrived; the first one counts."""
+        if not self.input.done():
+            self.input.set_result(payload)
+            self.fed_or_starved.set()
+
+    def starve(self) -> None:
+        """Nobody is sending the input."""
+        self.starved = True
+        self.fed_or_starved.set()
+
+    def finish(self, outcome: Outcome) -> None:
+        """Tell everybody attached how it ended."""
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+
+
+class Slots:
+    """Bounds the microbatches that hold memory at once. Work that waits in line goes before calls at the door."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.taken = 0
+        self._line: deque[asyncio.Future[None]] = deque()
+        self._door: deque[asyncio.Future[None]] = deque()
+
+    def try_take(self) -> bool:
+        """Take a slot if one is free and nobody waits for it."""
+        if self.taken >= self.size or self._line or self._door:
+            return False
+        self.taken += 1
+        return True
+
+    async def take(self) -> None:
+        """Wait for a slot, in line."""
+        if not self.try_take():
+            await self._wait(self._line)
+
+    @property
+    def crowded(self) -> bool:
+        """As many wait at the door as there are slots: nobody else may."""
+        return len(self._door) >= self.size
+
+    @property
+    def wanted(self) -> bool:
+        """Does anybody wait for a slot?"""
+        return bool(self._line or self._door)
+
+    async def enter(self, *, patience_s: float) -> bool:
+        """Wait at the door for at most `patience_s`. False: no slot came free, or the door is crowded."""
+        if self.try_take():
+            return True
+        if self.crowded:
+            return False
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._wait(self._door)
+        except TimeoutError:
+            return False
+        return True
+
+    def give(self) -> None:
+        """Give a slot back, to the first who waits if anybody does."""
+        for queue in (self._line, self._door):
+            while queue:
+                ticket = queue.popleft()
+                if not ticket.done():
+                    ticket.set_result(None)
+                    return
+        self.taken -= 1
+        assert self.taken >= 0
+
+    async def _wait(self, queue: deque[asyncio.Future[None]]) -> None:
+        ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue.append(ticket)
+        try:
+            await ticket
+        except asyncio.CancelledError:
+            if ticket in queue:
+                queue.remove(ticket)
+            elif ticket.done() and not ticket.cancelled():
+                self.give()
+            raise
+
+
+# ---------------------------------------------------------------- what the open steps share
+
+_AFTER_LEAVING_S = 1.0
+"""When to ask a replica again that is about to leave: it may be the last one then, and serve on."""
+
+
+_EVAL_UPLOAD_S = 30.0
+"""How long an evaluation's input may take: anybody may ask for one, and it holds the only slot of its kind."""
+
+
+class Claims(Protocol):
+    """What the step machine does for the pipeline."""
+
+    def claim(self, step: int, index: int) -> None:
+        """Ask to count (step, index); the word comes back through `Execution.granted` or `Execution.owned`."""
+        ...
+
+    def withdraw(self, step: int, index: int) -> None:
+        """The work on (step, index) was dropped."""
+        ...
+
+    def added(self, stash: Stash) -> None:
+        """The weight gradient of this microbatch was added under `stash.voids`."""
+        ...
+
+    def non_finite(self, step: int, index: int) -> None:
+        """(step, index) gave a non-finite value here or further on, from finite input."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineLimits:
+    """slots: microbatches in flight, of each open step. running_s: pause between signs of life to callers, and how long
+    a call that is ahead of us may wait. wait_s: how long finished work waits for the keeper's word before its stash is
+    dropped. memo_bytes: of each open step."""
+
+    slots: int
+    running_s: float
+    wait_s: float
+    memo_bytes: int
+
+    @property
+    def door_s(self) -> float:
+        """How long a call waits for a slot before it is told to come back: longer, and callers leave a replica that
+        is stuck behind a hung neighbour too late."""
+        return self.wait_s / 4
+
+
+@dataclass(slots=True, eq=False)
+class PipelineContext:
+    """What the open steps of one replica share.
+
+    version: of its weights, -1: none. executions: forwards run for training.
+    leaving: nothing new is begun for callers; what is at work here is finished. evals: one evaluation at a time, beside
+    the slots of the steps. sending: inputs that each caller is uploading.
+    """
+
+    stage: int
+    num_stages: int
+    engine: Engine
+    claims: Claims
+    caller: Caller | None
+    recovery: Recovery
+    check: InputCheck
+    limits: PipelineLimits
+    spawn: Spawn
+    on_bad_input: OnBadInput
+    version: int = -1
+    leaving: bool = False
+    executions: int = 0
+    evals: Slots = field(default_factory=lambda: Slots(1))
+    sending: Counter[PeerId] = field(default_factory=Counter)
+
+    def may_send(self, caller: PeerId) -> bool:
+        """May this caller upload one more input? As many at once as there are slots: what is received takes memory."""
+        return self.sending[caller] < self.limits.slots * (1 + self.engine.delay.most)
+
+    def look(self, caller: PeerId, request: Process, read: ReadPayload) -> None:
+        """Raise BadMessage, and name whose input it is, unless what the caller declares can be this stage's input."""
+        try:
+            self.check.declared(request, read.declared)
+        except BadMessage as error:
+            self.on_bad_input(caller, request.step, request.index, error)
+            raise
+
+    async def receive(self, caller: PeerId, request: Process, read: ReadPayload) -> tuple[Packed, ...]:
+        """The caller's input, checked. Raises BadMessage, and names whose input it is."""
+        try:
+            payload = await self._read(request, read)
+            self.check(request, payload)
+        except BadMessage as error:
+            self.on_bad_input(caller, request.step, request.index, error)
+            raise
+        return payload
+
+    @staticmethod
+    async def _read(request: Process, read: ReadPayload) -> tuple[Packed, ...]:
+        try:
+            async with asyncio.timeout(_EVAL_UPLOAD_S if request.purpose == "eval" else None):
+                return await read()
+        except TimeoutError:
+            raise BadMessage(
+                RejectCode.TOO_LARGE, f"the input of an evaluation did not come within {_EVAL_UPLOAD_S:.0f} s"
+            ) from None
+
+    def wrong_step(self, step: int) -> Answer:
+        """What a call gets whose step is not open here."""
+        if 0 <= step < self.version:
+            return Rejected(RejectCode.STALE, f"step {step} is applied", self.version)
+        return self.busy()
+
+    def busy(self) -> Busy:
+        """Come back later."""
+        if self.leaving:
+            return Busy(_AFTER_LEAVING_S, self.version)
+        return Busy(0.05 if self.version >= 0 else 0.1, self.version)
+
+
+# ---------------------------------------------------------------- the tasks of one step
 
 
 class StepTasks:
@@ -39,16 +308,7 @@ class StepTasks:
         self._owners: dict[int, PeerId] = {}
         self._slots = Slots(context.limits.slots)
         self._slow: set[MicrobatchTask] = set()  # gave their slot back, as their input does not come
-        self._uncounted = Uncounted(
-            context.stage,
-            engine=context.engine,
-            memo=self.memo,
-            caller=context.caller,
-            sources=context.sources,
-            receive=context.receive,
-            spawn=context.spawn,
-            running_s=context.limits.running_s,
-        )
+        self._uncounted = UncountedWork(context, self.memo)
 
     def end(self) -> None:
         """The step is about to be applied, or the weights to be replaced: drop all work and memory."""
@@ -92,6 +352,7 @@ class StepTasks:
         if task is None:
             self._start(index, patient=True)  # a caller may have brought it to another replica meanwhile
             self._claims.claim(self.step, index)
+        # The keeper knows better than what I heard last.
         elif task.owner is not None:
             self._owners.pop(index, None)  # whoever it was is gone
             task.undecided()
@@ -117,6 +378,7 @@ class StepTasks:
             finally:
                 self._context.evals.give()
             return
+        # Before the payload is read: what a caller uploads takes memory.
         if not self._context.may_send(caller):
             yield self._context.busy()
             return
@@ -172,6 +434,7 @@ class StepTasks:
         if known is not None or request.index in self.by_index:
             return known
         owner = self._owners.get(request.index)
+        # Somebody else counts it, and lives: the caller fetches the gradient there.
         if owner is not None and not request.hedge and self._alive(owner):
             return MovedTo(owner)
         return None
@@ -269,7 +532,7 @@ class StepTasks:
 
     async def _fetch_input(self, task: MicrobatchTask) -> None:
         try:
-            task.feed(await self._context.sources.input(self.step, task.index))
+            task.feed(await self._context.recovery.input(self.step, task.index))
         except SwarmError as error:
             if not task.input.done():
                 task.input.set_exception(error)
@@ -300,9 +563,11 @@ class StepTasks:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.running_s):
                     await task.decided.wait()
+        # Nothing is lost yet: forward has not begun.
         if task.owner is not None and not task.hedged and self._alive(task.owner):
             task.finish(MovedTo(task.owner))
             return
+        # The slot was given back while the input did not come (rule 7).
         if not task.has_slot:
             await self._slots.take()
             task.has_slot = True
@@ -327,7 +592,7 @@ class StepTasks:
         assert context.caller is not None
         ordered = not task.waiting and task.starved
         if ordered:
-            found = await context.sources.gradient(self.step, task.index)
+            found = await context.recovery.gradient(self.step, task.index)
             if found is not None:
                 return Gradient(found.loss_sum, found.num_tokens, 0.0, found.payload)
         again = ordered or task.patient or task.hedged  # somebody began it before: it is likely to be done further on
@@ -362,3 +627,67 @@ class StepTasks:
             self._claims.added(stash)
         else:
             self._claims.withdraw(self.step, task.index)
+
+
+# ---------------------------------------------------------------- what is computed or handed out without being counted
+#
+# Repairs of other stages (rule 6), and evaluation.
+
+
+class UncountedWork:
+    """Answers `Fetch`, and `Process` with purpose "eval", for one open step of one (peer, stage)."""
+
+    def __init__(self, context: PipelineContext, memo: Memo) -> None:
+        self._context, self._memo = context, memo
+        self._reserved = Slots(1)
+
+    async def fetch(self, request: Fetch) -> AsyncGenerator[Answer, None]:
+        """Hand out what is remembered; recompute a missing input of the next stage unless only a copy is wanted."""
+        if request.kind == "gradient":
+            answer = self._memo.answer(request.index)
+            if answer is None:
+                yield Rejected(RejectCode.NOT_FOUND, "not memoised")
+            else:
+                yield Fetched(answer.payload, answer.loss_sum, answer.num_tokens)
+            return
+        if request.stage == -1:
+            tokens = self._context.recovery.own_tokens(request.step, request.index)
+            yield Fetched(tokens) if tokens is not None else Rejected(RejectCode.NOT_FOUND, "no data here")
+            return
+        output = self._memo.output(request.index)
+        if output is None and request.cached:
+            yield Rejected(RejectCode.NOT_FOUND, "not memoised")
+            return
+        if output is None:
+            yield Accepted()
+            recomputed: Keepalive[tuple[Packed, ...]] = Keepalive(self._context.spawn, self._recompute(request))
+            async for sign in recomputed.signs(self._context.limits.running_s):
+                yield sign
+            output = recomputed.result()
+        yield Fetched(output)
+
+    async def evaluate(self, caller: PeerId, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:
+        """Forward only, here and in all later stages: claims nothing, is not memoised."""
+        yield Accepted()
+        payload = await self._context.receive(caller, request, read)
+        stash = await self._context.engine.forward(request.step, request.index, payload, train=False)
+        if self._context.caller is None:
+            yield Gradient(stash.loss_sum, stash.num_tokens, stash.compute_s)
+            return
+        onward = Process(request.step, self._context.stage + 1, request.index, purpose="eval")
+        rest: Keepalive[Gradient] = Keepalive(self._context.spawn, self._context.caller.process(onward, stash.output))
+        async for sign in rest.signs(self._context.limits.running_s):
+            yield sign
+        yield replace(rest.result(), compute_s=stash.compute_s, payload=())
+
+    async def _recompute(self, request: Fetch) -> tuple[Packed, ...]:
+        """Forward only, in a slot of its own so that a full replica can still repair others (rule 7)."""
+        await self._reserved.take()
+        try:
+            *inputs, proof = await self._context.recovery.input(request.step, request.index)
+            stash = await self._context.engine.forward(request.step, request.index, inputs, train=False)
+            output = (*stash.output, proof)
+            self._memo.keep_output(request.index, output)
+            return output
+        finally:
+            self._reserved.give()

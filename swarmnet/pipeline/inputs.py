@@ -1,6 +1,12 @@
-"""What a microbatch's tensors must look like on the wire, both ways, checked before anything is computed with them.
+"""What comes into a stage: who may bring a microbatch, and what its tensors must look like, both ways.
 
-A caller declares codecs and shapes before it sends: what cannot be an input is refused before a byte of it is read.
+Checked before anything is computed, and as early as can be:
+
+| when | what | refused as |
+|---|---|---|
+| the call arrives | may this caller feed the stage (rule 1)? | `NOT_A_FEEDER`, or `Busy` |
+| before the payload is read | declared codecs and shapes | `BAD_SHAPE` |
+| it is here | tokens are words, proven to be those of (step, index); all is finite | `MALFORMED`, `NON_FINITE` |
 
 Whoever sends what does not pass is to blame, so it is checked where the sender is still known: at the upload, at the
 answer. What passes is used without further suspicion, and a value that is not finite from then on is nobody's fault.
@@ -18,6 +24,51 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Fetch, Fetched, Gradient, Packed, Process
 from swarmnet.transport import Layout, TensorLayout, layout_of
 from swarmnet.wire.values import check_range, check_values
+
+# ---------------------------------------------------------------- who may feed
+#
+# Stage k > 0 is fed by members of stage k - 1, stage 0 by trainers: what those send is proven (`pipeline.windows`),
+# what the others send cannot be. Where the facts about a caller come from is the replica's concern.
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a replica knows of a caller right now.
+
+    feeds: a live member of the stage before, or another stage of this very peer. mate: a live member of the same stage.
+    heard: it was heard as a replica of the stage before, and is silent, or without its state. admitted: the run takes
+    it as a trainer.
+    """
+
+    feeds: bool = False
+    mate: bool = False
+    heard: bool = False
+    admitted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """Why a caller may not feed, in words for a person. soon: one more heartbeat may change that, so it is to wait."""
+
+    reason: str
+    soon: bool = False
+
+
+def may_feed(caller: Known, request: Process) -> TurnedAway | None:
+    """None if the caller may bring this microbatch to `request.stage`."""
+    if request.stage == 0:
+        if request.purpose == "eval" or caller.admitted or caller.mate:
+            return None  # an evaluation is nobody's privilege: it counts nothing
+        return TurnedAway("the run has not admitted you as a trainer: ask its owner for an invitation")
+    if caller.feeds or (caller.mate and request.repair):
+        return None
+    before = f"a replica of stage {request.stage - 1}"
+    if caller.heard:
+        return TurnedAway(f"you are known as {before}, but silent or without its state for now", soon=True)
+    return TurnedAway(f"you are not known here as {before}, and nobody else feeds stage {request.stage}")
+
+
+# ---------------------------------------------------------------- what it must look like
 
 OnBadInput = Callable[[PeerId, int, int, BadMessage], None]
 """Hears (peer, step, index, error) of an input that cannot be used, and whose it is."""

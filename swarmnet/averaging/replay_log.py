@@ -41,7 +41,7 @@ class _Kept:
         return sum(packed.num_bytes for packed in (self.data or {}).values())
 
 
-class Trail:
+class ReplayLog:
     """The last steps of one (peer, stage). cut(): the pieces that the sum in the engine's buffer travels in."""
 
     def __init__(

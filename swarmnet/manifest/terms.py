@@ -1,0 +1,46 @@
+"""What the network layer reads of a run's manifest: a small table, so that what carries bytes knows no manifest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarmnet.ids import PeerId, RunId
+from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.schema import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class RunTerms:
+    """The numbers of a run that its peers agree on before they talk."""
+
+    run: RunId
+    owner: PeerId | None
+    """Whose invitations admit peers; None: anybody may join."""
+    num_stages: int
+    microbatches: int
+    """Of a step."""
+    boundary: tuple[int, int, int]
+    """[B, T, D]: what crosses a stage boundary for one microbatch."""
+    boundary_codecs: tuple[str, ...]
+    num_windows: int
+    """Windows of the data, at least."""
+    heartbeat_s: float
+    max_payload_bytes: int
+    max_clock_offset_s: float
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> RunTerms:
+        """As a manifest says."""
+        training, limits, admission = manifest.training, manifest.limits, manifest.admission
+        return cls(
+            run=run_id(manifest),
+            owner=PeerId(admission.key) if admission.policy == "invite" else None,
+            num_stages=manifest.cut.stages,
+            microbatches=training.microbatches,
+            boundary=(training.microbatch_size, training.sequence_length, manifest.model.hidden_size),
+            boundary_codecs=(manifest.wire.activations, manifest.wire.gradients),
+            num_windows=manifest.data.num_tokens // training.sequence_length,
+            heartbeat_s=manifest.protocol.heartbeat_s,
+            max_payload_bytes=limits.max_payload_mib << 20,
+            max_clock_offset_s=limits.max_clock_offset_s,
+        )

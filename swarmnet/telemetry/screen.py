@@ -1,0 +1,76 @@
+"""The one progress screen: lines that stay, and on a terminal below them something that redraws itself in place.
+
+Decides nothing and knows neither swarm nor model: it is told lines, and what to show of the moment. Where there is no
+terminal, nothing is redrawn: whoever shows something there says a line now and then instead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+REFRESH_S = 0.25
+PLAIN_EVERY_S = 5.0
+"""Where nothing can be redrawn, a line about what goes on this often."""
+
+
+class Screen:
+    """A context manager; leave it before anything else is printed.
+
+    Args:
+        console: where.
+        transient: what was shown last vanishes when it is cleared.
+        on_live: called when the region appears and when it has gone, so that the log can be pointed at whatever
+            standard error is then (rich puts itself in between, and prints log lines above the region).
+    """
+
+    def __init__(
+        self, console: Console, *, transient: bool = False, on_live: Callable[[], None] = lambda: None
+    ) -> None:
+        self._console, self._transient, self._on_live = console, transient, on_live
+        self._live: Live | None = None
+        self._drawn_at = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.clear()
+
+    @property
+    def redraws(self) -> bool:
+        """Is it a terminal, on which something can be shown in place?"""
+        return self._console.is_terminal
+
+    def note(self, text: str) -> None:
+        """Lines that stay."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, what: RenderableType) -> None:
+        """Show this in place of what was shown before, unless that was drawn a moment ago: then it is kept for later.
+
+        For screens that redraw.
+        """
+        if self._live is None:
+            self._live, self._drawn_at = Live(console=self._console, auto_refresh=False, transient=self._transient), 0.0
+            self._live.start()
+            self._on_live()
+        now = time.monotonic()
+        due = now - self._drawn_at >= REFRESH_S
+        self._drawn_at = now if due else self._drawn_at
+        self._live.update(what, refresh=due)
+
+    def clear(self) -> None:
+        """End what is shown, with its newest state if it stays."""
+        if self._live is not None:
+            self._live.refresh()
+            self._live.stop()
+            self._live = None
+            self._on_live()
