@@ -22,7 +22,7 @@ from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Fetch, Fetched, Gradient, Packed, Process
 from swarmnet.transport import Layout, TensorLayout, layout_of
-from swarmnet.wire.values import check_range, check_values
+from swarmnet.wire.codecs import check_range, check_values
 
 # ---------------------------------------------------------------- who may feed
 #
