@@ -352,7 +352,8 @@ def _command(role: Role) -> str:
 
 def collected(manifest: Manifest, run: RunId, directories: list[Path]) -> CollectedCheckpoints:
     """What peers of that run have left below `directories`."""
-    from swarmnet.model.huggingface.initial import shapes_of
+    from swarmnet.model.huggingface.checkpoint import stage_shapes
     from swarmnet.state.collect import CollectedCheckpoints
 
-    return CollectedCheckpoints(run, directories, shapes_of(manifest), allow_drop=manifest.training.allow_drop)
+    shapes = list(stage_shapes(manifest.model, manifest.cut, manifest.training.sequence_length))
+    return CollectedCheckpoints(run, directories, shapes, allow_drop=manifest.training.allow_drop)
