@@ -60,8 +60,6 @@ PURE = (
     "ranks/layout.py",
     "stage/outer_plan.py",
     "manifest/implied.py",
-    "manifest/delay.py",
-    "manifest/remarks.py",
 )
 DRIVER = "driver.py"  # modules of step/ whose name ends so perform the actions, and are not pure
 NOT_PURE = frozenset(["asyncio", "logging", "socket", "subprocess", "threading", "time"])
