@@ -145,7 +145,7 @@ class Measure:
     version: Step
     chain: Chain
     digest: Annotated[bytes, Size(32)]
-    """SHA-256 of their bits; empty where nobody promises equal bits."""
+    """SHA-256 of their bits."""
 
 
 @dataclass(frozen=True, slots=True)
