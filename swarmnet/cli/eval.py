@@ -14,7 +14,7 @@ from swarmnet.cli.settings import SETTINGS, with_bootstrap, with_checkpoints, wi
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
-    from swarmnet.cli.following import Following
+    from swarmnet.cli.progress_bar import ProgressBar
     from swarmnet.cli.scores import Scores
     from swarmnet.config.peer import PeerConfig
     from swarmnet.manifest.schema import Manifest
@@ -105,15 +105,15 @@ def _print(scores: Scores, as_json: bool) -> int:
     return 0 if scores.complete else INTERRUPTED
 
 
-def _following() -> Following:
+def _progress_bar() -> ProgressBar:
     """On standard error, by this process's clock."""
     import time
 
     from rich.console import Console
 
-    from swarmnet.cli.following import Following
+    from swarmnet.cli.progress_bar import ProgressBar
 
-    return Following(Console(stderr=True), clock=time.monotonic)
+    return ProgressBar(Console(stderr=True), clock=time.monotonic)
 
 
 def _through_swarm(
@@ -141,15 +141,15 @@ def _through_swarm(
             where="eval",
         )
         try:
-            with _following() as following:
-                return asyncio.run(_ask(config, invitation, scores_of, following))
+            with _progress_bar() as bar:
+                return asyncio.run(_ask(config, invitation, scores_of, bar))
         except KeyboardInterrupt:
             click.echo("nothing has been scored yet: the swarm was still being looked for", err=True)
             raise
 
 
 async def _ask(
-    config: PeerConfig, invitation: SwarmLink | Manifest, scores_of: Callable[[Manifest], Scores], following: Following
+    config: PeerConfig, invitation: SwarmLink | Manifest, scores_of: Callable[[Manifest], Scores], bar: ProgressBar
 ) -> Scores:
     from swarmnet.manifest.codec_names import named_by
     from swarmnet.net.identity import Identity
@@ -159,7 +159,7 @@ async def _ask(
     from swarmnet.wire.codecs import encode, use_all
 
     identity = Identity.generate()
-    async with reach(config, identity, invitation, following.phase, "trainer", look_s=LOOK_S) as found:
+    async with reach(config, identity, invitation, bar.phase, "trainer", look_s=LOOK_S) as found:
         if not found.records:
             raise UsageError(
                 f"nobody announces run {found.run[:12]}, which is this manifest's: take the manifest that "
@@ -180,14 +180,14 @@ async def _ask(
             scores.text.num_microbatches,
             tally=scores.tally,
             greeter=found.greeter,
-            heard=lambda served: _follow(following, scores, "" if served else "; waiting: nobody serves stage 0"),
+            heard=lambda served: _follow(bar, scores, "" if served else "; waiting: nobody serves stage 0"),
         )
         scores.interrupted, scores.failure = ending.interrupted, ending.failure
         return scores
 
 
-def _follow(following: Following, scores: Scores, waiting: str = "") -> None:
-    following.scored(scores.tally.num_microbatches, scores.text.num_microbatches, scores.so_far(waiting))
+def _follow(bar: ProgressBar, scores: Scores, waiting: str = "") -> None:
+    bar.scored(scores.tally.num_microbatches, scores.text.num_microbatches, scores.so_far(waiting))
 
 
 def _from_disk(manifest: Manifest, scores: Scores, step: int | None, directories: list[Path]) -> Scores:
@@ -199,13 +199,13 @@ def _from_disk(manifest: Manifest, scores: Scores, step: int | None, directories
     version = collection.newest() if step is None else step
     module = whole(manifest.model, collection.stages(version))
     try:
-        with _following() as following:
-            _follow(following, scores)
+        with _progress_bar() as bar:
+            _follow(bar, scores)
             for number in range(scores.text.num_microbatches):
                 tokens = scores.microbatch(number)
                 loss = loss_of(module, tokens, compute=manifest.numerics.compute)
                 scores.tally.add(loss, tokens[:, 1:].numel(), scores.num_bytes(number), version)
-                _follow(following, scores)
+                _follow(bar, scores)
     except KeyboardInterrupt:
         scores.interrupted = True
     return scores
