@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from swarmnet.directory import Record
+from swarmnet.directory import MAX_ADDRESSES, Record
 from swarmnet.errors import SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.net.address import Address, peer_in
@@ -27,7 +27,6 @@ from swarmnet.net.dht_node import DhtNode, Entry, NobodyAnswered, RecordGate, cl
 from swarmnet.net.identity import Identity
 from swarmnet.net.records import (
     FIRST_DIGITS,
-    MAX_ADDRESSES,
     MAX_AHEAD_S,
     TRAINERS,
     TTL_S,
