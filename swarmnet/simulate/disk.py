@@ -46,6 +46,7 @@ class SimulatedDisk:
         self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
     ) -> Written:
         info = CheckpointInfo.of(self._run, stage, header, data, owed)
+        # Only after the wait: a process that dies meanwhile has written nothing.
         await asyncio.sleep(self.write_s)
         if self.full:
             return Written(info, "No space left on device")
