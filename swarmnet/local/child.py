@@ -17,7 +17,7 @@ from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.local.interpose import FaultyService, FaultyTransport, HeldEngine, Interposed
 from swarmnet.manifest.file import load
-from swarmnet.net.wrap import Wrap
+from swarmnet.net.endpoint import Wrap
 from swarmnet.peer.run import run_peer
 from swarmnet.stage.engine import Engine
 from swarmnet.telemetry.events import EventLog, EventReader

@@ -8,7 +8,7 @@ The callee accepts chains that end in the admission CA and takes as the caller's
 signed* the leaf: the rest of a sent chain is unordered and may hold anything, other peers' intermediates included.
 
 The admission CA's key is a published constant: admission is a formality here and the identity proof stands on the
-identity key alone. Runs by invitation check invitations in Hello (`net.grpc_greeting`): a handshake that fails can give
+identity key alone. Runs by invitation check invitations in Hello (`net.greeting`): a handshake that fails can give
 no reason, knows neither roles nor bans, and would keep out a newcomer who asks for the manifest.
 """
 
@@ -93,6 +93,7 @@ class Leaf:
     @property
     def chain(self) -> bytes:
         """Leaf and intermediate, PEM."""
+        # Also when this machine's clock was set back: then the leaf is not valid yet.
         if not 0 <= self._clock() - self._issued < LEAF_LIFE_S / 2:
             self._issued, self._chain = self._issue()
         return self._chain
@@ -162,6 +163,7 @@ def _signer_of(leaf_pem: bytes, chain_pem: bytes) -> PeerId | None:
         leaf, chain = x509.load_pem_x509_certificate(leaf_pem), x509.load_pem_x509_certificates(chain_pem)
         for candidate in chain:
             key = candidate.public_key()
+            # Anybody may send other peers' certificates along; one that did not sign the leaf proves nothing.
             if not isinstance(key, Ed25519PublicKey) or candidate.subject != leaf.issuer:
                 continue
             peer = peer_id_from_public_bytes(key.public_bytes_raw())

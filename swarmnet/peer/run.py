@@ -11,13 +11,11 @@ from swarmnet import telemetry
 from swarmnet.config.peer import PeerConfig
 from swarmnet.data.source import load_tokens
 from swarmnet.errors import MeshFailed, UsageError, leaves
-from swarmnet.manifest.canonical import run_id
-from swarmnet.manifest.file import to_toml
+from swarmnet.manifest.file import run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.net.endpoint import Endpoint, open_endpoint
+from swarmnet.net.endpoint import NOTHING_BETWEEN, Endpoint, Wrap, open_endpoint
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
-from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
 from swarmnet.peer.away import remember, until_somebody_answers, was_in
 from swarmnet.peer.beginning import Beginning
 from swarmnet.peer.memory import check_memory, rounding
@@ -30,8 +28,7 @@ from swarmnet.stage.engine import Engine
 from swarmnet.state.checkpoints import DirectoryDisk
 from swarmnet.state.disk import CheckpointStore
 from swarmnet.telemetry.events import EventLog
-from swarmnet.telemetry.journal import Journal
-from swarmnet.telemetry.reminder import Reminder
+from swarmnet.telemetry.journal import Journal, Reminder
 
 log = telemetry.get(__name__)
 
@@ -50,7 +47,7 @@ def run_peer(
     heard: is told every event, beside the journal. data_at_source: may data, and a checkpoint that the run begins with,
     be read where the manifest says they are, if the config does not say it? A manifest that came from strangers has no
     say in which files are opened here.
-    wrap, wrap_engine: a test bench's faults; see `net.wrap`.
+    wrap, wrap_engine: a test bench's faults; see `net.endpoint`.
     """
     import torch
 
@@ -76,7 +73,7 @@ def run_peer(
     if slots != config.slots:
         log.info("slots_chosen", slots=slots, stages=list(config.stages))
         config = config.model_copy(update={"slots": slots})
-    windows = ProvenWindows.of(manifest)
+    windows = ProvenWindows.of(manifest.data, manifest.training)
     has_data = 0 in config.stages and (data_at_source or config.data is not None)
     tokens = own_tokens(config, manifest) if has_data else no_tokens
     with contextlib.ExitStack() as stack:  # left in reverse: ranks end first, and jobs that wait for them
@@ -136,7 +133,9 @@ def own_tokens(config: PeerConfig, manifest: Manifest) -> Tokens:
     """This machine's tokens of the run, or none (they then come from trainers), said in words."""
     try:
         base = config.manifest.parent if config.manifest else None
-        own = OwnTokens(load_tokens(config.data or manifest.data.source, manifest.data.tokenizer, base=base), manifest)
+        data = manifest.data
+        tokens = load_tokens(config.data or data.source, data.tokenizer, base=base)
+        own = OwnTokens(tokens, data, manifest.training)
     except UsageError as error:
         if config.data is not None:
             raise

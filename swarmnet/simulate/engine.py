@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from swarmnet.averaging.exchange import PIECE_ELEMENTS
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
-from swarmnet.manifest.delay import NO_DELAY, Delay
+from swarmnet.manifest.schema import NO_DELAY, Delay
 from swarmnet.messages import Commit, Packed
 from swarmnet.simulate.device import Device, JobKind, JobTurn
 from swarmnet.stage.engine import Audience, Contribution, Reduced, Stash
 from swarmnet.step.membership import evidence
-from swarmnet.wire.values import check_values
+from swarmnet.wire.codecs import check_values
 
 NUM_ELEMENTS = 4
 

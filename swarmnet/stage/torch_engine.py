@@ -22,8 +22,7 @@ from torch import Tensor
 
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import RoundId
-from swarmnet.manifest.delay import Delay
-from swarmnet.manifest.schema import Manifest
+from swarmnet.manifest.schema import Delay, Manifest
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage import snapshot
 from swarmnet.stage.backend import StageBackend

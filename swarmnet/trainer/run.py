@@ -13,14 +13,12 @@ from swarmnet.data.source import load_tokens
 from swarmnet.manifest.codec_names import named_by
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.net.endpoint import open_endpoint
+from swarmnet.net.endpoint import NOTHING_BETWEEN, Wrap, open_endpoint
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
-from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
 from swarmnet.pipeline.router import RoutingRule, routing_rule
 from swarmnet.pipeline.windows import OwnTokens
 from swarmnet.telemetry.events import EventLog
-from swarmnet.telemetry.journal import Journal
-from swarmnet.telemetry.reminder import Reminder
+from swarmnet.telemetry.journal import Journal, Reminder
 from swarmnet.trainer.trainer import Trainer
 from swarmnet.wire.codecs import use_all
 
@@ -38,7 +36,7 @@ def run_trainer(config: PeerConfig, manifest: Manifest, *, wrap: Wrap = NOTHING_
     torch.set_num_threads(config.threads)
     base = config.manifest.parent if config.manifest else None
     tokens = load_tokens(config.data or manifest.data.source, manifest.data.tokenizer, base=base)
-    own = OwnTokens(tokens, manifest)
+    own = OwnTokens(tokens, manifest.data, manifest.training)
     with EventLog(config.events) as events:
         return asyncio.run(_feed(config, manifest, own, events, wrap, rule))
 

@@ -32,16 +32,14 @@ from tiny_run import write_tiny_run
 from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import SwarmError
 from swarmnet.ids import PeerId, RunId, first_chain
-from swarmnet.manifest.canonical import run_id
-from swarmnet.manifest.file import load
+from swarmnet.manifest.file import load, run_id
 from swarmnet.manifest.schema import Manifest, Protocol
 from swarmnet.messages import Answer, Control, Gradient, ManifestRequest, Packed, Process, Request, Stamp
 from swarmnet.net.address import Address
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.dht_node import DhtNode
-from swarmnet.net.grpc_callee import LINK
-from swarmnet.net.grpc_caller import METHODS
-from swarmnet.net.grpc_greeting import HELLO, Greeter
+from swarmnet.net.greeting import HELLO, Greeter
+from swarmnet.net.grpc_caller import LINK, METHODS
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity

@@ -19,8 +19,7 @@ from swarmnet.config.peer import PeerConfig
 from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import RejectCode, UsageError
 from swarmnet.ids import PeerId, RunId, first_chain
-from swarmnet.manifest.canonical import run_id
-from swarmnet.manifest.file import load, to_toml
+from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Admission, Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Answer, Fetch, Fetched, ManifestData, ManifestRequest, Rejected, Request
@@ -30,7 +29,7 @@ from swarmnet.net.admission_files import Owner, new_owner, write_owner
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_node import DhtNode
 from swarmnet.net.endpoint import Endpoint, open_endpoint
-from swarmnet.net.grpc_greeting import Greeter
+from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity, verify
 from swarmnet.net.records import TTL_S, Announcement, bans_key, dht_key, places_of, seal

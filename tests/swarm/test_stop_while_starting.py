@@ -12,14 +12,13 @@ import pytest
 
 from swarmnet.config import PeerConfig
 from swarmnet.errors import UsageError
-from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.file import run_id
 from swarmnet.manifest.schema import Data, Manifest
 from swarmnet.net import dht_node, endpoint
 from swarmnet.net.dht_daemon import DaemonFailed, Listen
-from swarmnet.net.dht_gate import RecordGate
-from swarmnet.net.identity import Identity
-from swarmnet.net.own_dir import own_identity
-from swarmnet.net.wrap import NOTHING_BETWEEN
+from swarmnet.net.dht_node import RecordGate
+from swarmnet.net.endpoint import NOTHING_BETWEEN
+from swarmnet.net.identity import Identity, own_identity
 from swarmnet.peer import away, bootstrap
 from swarmnet.peer import run as peer_run
 from swarmnet.peer.beginning import Beginning
@@ -89,7 +88,7 @@ def test_a_peer_that_comes_back_without_a_network_waits_for_it(
         {},
         [],
         peer_run.no_tokens,
-        ProvenWindows.of(manifest),
+        ProvenWindows.of(manifest.data, manifest.training),
         EventLog(None),
         lambda *event: told.append(event),
         "",

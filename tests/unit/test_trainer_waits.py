@@ -15,9 +15,9 @@ from swarmnet.directory import Record, StageStatus
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.schema import Cut, Manifest, Training
 from swarmnet.messages import Answer, Control, Packed, Request
-from swarmnet.net.unserved import nobody_serves, unserved
+from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.simulate.clock import VirtualLoop
-from swarmnet.telemetry.reminder import Reminder
+from swarmnet.telemetry.journal import Reminder
 from swarmnet.trainer.trainer import Trainer
 
 RUN, ME = RunId("00" * 32), PeerId("trainer")
