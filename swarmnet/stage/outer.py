@@ -10,7 +10,7 @@ The way from random weights to the first useful ones is long and leads nowhere f
 the slow weights past where they should be for many outer steps. So early ones are *plain*: slow weights become the mean
 of the weights, and there is no momentum yet.
 
-Everything is elementwise on flat fp32 vectors, so any range of elements can be exchanged at any time (`outer_plan`).
+Everything is elementwise on flat fp32 vectors, so any range of elements can be exchanged at any time (`sums.local_sum`).
 Knows no rounds, no codecs and no peers.
 """
 

@@ -17,9 +17,17 @@ from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics
 from swarmnet.messages import Packed
 from swarmnet.stage.accumulator import MAX_MAGNITUDE
-from swarmnet.stage.engine import Clipped, Contribution
-from swarmnet.stage.reducer import PartReducer
-from swarmnet.stage.robust import CenteredClip, NormClip, Rule, coordinate_median, lower_median, pull, rule_of
+from swarmnet.stage.seams import Clipped, Contribution
+from swarmnet.sums.reducer import (
+    CenteredClip,
+    NormClip,
+    PartReducer,
+    Rule,
+    coordinate_median,
+    lower_median,
+    pull,
+    rule_of,
+)
 from swarmnet.wire import codecs
 
 RULES: dict[str, Rule] = {"norm_clip": NormClip(2.0), "centered_clip": CenteredClip(1.0, 5)}

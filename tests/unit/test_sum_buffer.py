@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from swarmnet.errors import BadMessage
 from swarmnet.stage import sum_buffer
-from swarmnet.stage.sum_buffer import SumBuffer
+from swarmnet.sums.sum_buffer import SumBuffer
 
 BLOCK = 8
 
