@@ -150,8 +150,8 @@ def test_imports_are_absolute_and_point_down() -> None:
     assert not [breach for module, source in SOURCES.items() for breach in breaches(module, source)]
 
 
-SPINE = frozenset(["step", "pipeline", "averaging", "stage"])
-WINGS = frozenset(["net", "state", "mesh", "trainer", "peer", "simulate", "local", "cli", "api"])
+SPINE = frozenset(["step", "pipeline", "averaging", "stage", "engine"])
+WINGS = frozenset(["net", "state", "sums", "plan", "ranks", "trainer", "peer", "simulate", "local", "cli", "api"])
 """Rooms that the spine is read without: what they do for it is handed in by `peer`, through a protocol."""
 
 
