@@ -204,7 +204,7 @@ class Member:
         stamp, sent, rounds, began = Stamp(number, 0, CHAIN), self._sent(), 0, time.monotonic()
         summing: asyncio.Task[tuple[float, float, Finished]] | None = None
         async with asyncio.TaskGroup() as group:
-            self._report(stamp, None, exchange.line)
+            self._report(stamp, None, exchange.meter.line)
             while isinstance(heard := await self._told.get(), Round):
                 if summing is not None:
                     summing.cancel()
@@ -225,7 +225,7 @@ class Member:
             "digest": finished.digest,
             "sent": self._sent() - sent,
             "members": len(current.receivers),
-            "line": exchange.line.bytes_per_s,
+            "line": exchange.meter.line.bytes_per_s,
         }
 
     async def _sum(self, exchange: Exchange, current: Round) -> tuple[float, float, Finished]:

@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 from swarmnet.ids import Chain, PeerId
 from swarmnet.messages import Control, Finished, Heartbeat, Round
-from swarmnet.net.grpc_link import MessageWriter
+from swarmnet.net.grpc_caller import MessageWriter
 from swarmnet.net.identity import Identity
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action, Broadcast, Send

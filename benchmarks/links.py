@@ -45,6 +45,9 @@ _ORDERS = 0
 
 _DONE = "done"
 
+_opened = itertools.count()
+"""`Links` of this process, which may be open at once."""
+
 
 def enter(namespace: str) -> None:
     """Move this process, as long as it has one thread, into a network namespace. Raises OSError."""
@@ -62,7 +65,7 @@ class Links:
             raise PermissionError("emulated links need root and /dev/net/tun")
         self._mbit, self._rtt_ms = mbit, rtt_ms
         self._blocked = [(caller, called) for caller in range(peers) for called in firewalled]
-        self._names = [f"links{os.getpid()}-{rank}" for rank in range(peers)]
+        self._names = [f"links{os.getpid()}-{next(_opened)}-{rank}" for rank in range(peers)]
         self._emulator: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> list[tuple[str, str]]:

@@ -6,9 +6,26 @@ Two implementations: hivemind's DHT (`net.dht`) and memory (`simulate`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
-from swarmnet.ids import NO_RESTART, Chain, OnDisk, PeerId, Restart, RunId
+from swarmnet.bounds import Between, Entries, Size
+from swarmnet.ids import NO_RESTART, Chain, Incarnation, Number, OnDisk, PeerId, Restart, RunId
+
+MAX_STAGES_PER_PEER = 16
+MAX_ADDRESSES = 8
+MAX_ON_DISK = 8
+"""Checkpoints of one stage that are announced: the newest."""
+MAX_COMPLAINTS = 8
+"""Of all stages together."""
+MAX_REASON = 80
+MAX_NUM_STAGES = 1024
+
+Amount = Annotated[int, Between(0, 1 << 31)]
+StageNumber = Annotated[int, Between(0, MAX_NUM_STAGES - 1)]
+Loss = tuple[Number, Annotated[float, Between(-1e30, 1e30)]]
+"""(step, mean loss)"""
+Addresses = Annotated[tuple[Annotated[str, Size(256)], ...], Entries(MAX_ADDRESSES)]
+"""Multiaddrs."""
 
 Role = Literal["stage", "trainer"]
 """What a peer is in a run, and what a run by invitation admits it as."""
@@ -24,19 +41,19 @@ class StageStatus:
     still_s: for how long it has made no step, if that is much longer than usual.
     """
 
-    stage: int
-    version: int
+    stage: StageNumber
+    version: Number
     chain: Chain
     synced: bool
-    queue: int = 0
-    slots: int = 0
-    disk: tuple[OnDisk, ...] = ()
+    queue: Amount = 0
+    slots: Amount = 0
+    disk: Annotated[tuple[OnDisk, ...], Entries(MAX_ON_DISK)] = ()
     draining: bool = False
-    executions: int = 0
-    counted: int = 0
-    drift: int | None = None
+    executions: Number = 0
+    counted: Number = 0
+    drift: Number | None = None
     stray: bool = False
-    still_s: int = 0
+    still_s: Amount = 0
 
 
 Grounds = Literal["waited_for", "unreached", "sits_out", "left_out"]
@@ -50,11 +67,11 @@ class Complaint:
     a step went on without it `seconds` ago. reason: in words for a person.
     """
 
-    stage: int
+    stage: StageNumber
     peer: PeerId
     how: Grounds
-    reason: str
-    seconds: int = 0
+    reason: Annotated[str, Size(MAX_REASON)]
+    seconds: Amount = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +87,20 @@ class Record:
 
     run: RunId
     peer: PeerId
-    incarnation: int
-    addresses: tuple[str, ...]
-    stages: tuple[StageStatus, ...]
+    incarnation: Incarnation
+    addresses: Addresses
+    stages: Annotated[tuple[StageStatus, ...], Entries(MAX_STAGES_PER_PEER)]
     trainer: bool = False
-    numerics: str = ""
-    loss: tuple[int, float] | None = None
-    eval_loss: tuple[int, float] | None = None
-    tokens_per_second: float = 0.0
+    numerics: Annotated[str, Size(256)] = ""
+    loss: Loss | None = None
+    eval_loss: Loss | None = None
+    tokens_per_second: Annotated[float, Between(0.0, 1e15)] = 0.0
     finished: bool = False
-    halted: int | None = None
+    halted: Number | None = None
     restart: Restart = NO_RESTART
     wants: Restart = NO_RESTART
-    invitation: str = ""
-    complaints: tuple[Complaint, ...] = ()
+    invitation: Annotated[str, Size(512)] = ""
+    complaints: Annotated[tuple[Complaint, ...], Entries(MAX_COMPLAINTS)] = ()
 
     @property
     def roles(self) -> tuple[Role, ...]:

@@ -79,7 +79,7 @@ NO_RESTART: Restart = Restart(0, 0)
 class OnDisk:
     """A checkpoint of `version` that descends from `restart`: a later restart may have given it up."""
 
-    version: int
+    version: Number
     restart: Restart = NO_RESTART
 
 

@@ -1,10 +1,12 @@
 """Shared by all tests: `--long`, GPU and namespace markers with a reason, property tests that repeat, one torch thread.
 
-The whole suite runs in two processes at once, unless `-n` says otherwise: tests of one file in one of them, in order.
-One begins with the swarms of many processes, one after the other, while the other computes; other tests that start
-processes come last, when both take them. Tests that are named run in this process.
+The whole suite runs in three processes at once, unless `-n` says otherwise: tests of one file in one of them, in order.
+On two cores, that is: tests that start processes wait for part of their time. One begins with the swarms of many
+processes, one after the other, while the others compute; other tests that start processes come last, when all three
+take them. Tests that are named run in this process.
 """
 
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ settings.register_profile("swarmnet", derandomize=True, deadline=None, print_blo
 settings.load_profile("swarmnet")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-PROCESSES = 2
+PROCESSES = 3
 
 CROWDS = tuple(
     f"tests/swarm/test_{name}.py"
@@ -38,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Before pytest-xdist reads how many processes are wanted."""
     if hasattr(config, "workerinput") or not config.pluginmanager.hasplugin("xdist"):
-        return  # one of the two itself, which must not have two of its own
+        return  # one of them itself, which must not have some of its own
     option, whole = config.option, config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if whole and option.numprocesses is None and not (option.usepdb or option.collectonly):
         option.numprocesses = PROCESSES
@@ -61,7 +63,7 @@ def _turn(item: pytest.Item) -> int:
     """Crowds first: they are the longest that must not be divided. Then whatever has no deadlines of its own."""
     if item.nodeid.startswith(CROWDS):
         return 0
-    return 2 if item.nodeid.startswith(("tests/swarm/", "tests/netns/")) else 1
+    return 3 if item.nodeid.startswith("tests/swarm/") else 2 if item.nodeid.startswith("tests/netns/") else 1
 
 
 def pytest_runtest_setup() -> None:
@@ -84,6 +86,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(skip_gpu)
         if "netns" in item.keywords and os.geteuid() != 0:
             item.add_marker(skip_netns)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays until the end: garbage collections need not go through it each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

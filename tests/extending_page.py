@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnet.wire import codec_registry
+from swarmnet.wire import codecs
 
 PAGE = Path(__file__).parents[1] / "docs/extending.md"
 PACKAGE = "acme_swarmnet"
@@ -33,6 +33,6 @@ def install(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (site / name).write_text(source)
     monkeypatch.syspath_prepend(str(site))
     importlib.invalidate_caches()
-    monkeypatch.setattr(codec_registry, "_used", {})
+    monkeypatch.setattr(codecs, "_used", {})
     for module in [each for each in sys.modules if each.split(".")[0] == PACKAGE]:
         monkeypatch.delitem(sys.modules, module)

@@ -223,6 +223,13 @@ def test_the_glossary_names_modules_that_exist() -> None:
     assert named and not [path for path in sorted(named) if not (PACKAGE / path).exists()]
 
 
+def test_the_spine_is_read_in_an_hour() -> None:
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    files = re.findall(r"^\| `([a-z_/]+\.py)` \|", page, re.MULTILINE)
+    lines = [len((PACKAGE / path).read_text(encoding="utf-8").splitlines()) for path in files]
+    assert 20 <= len(files) == len(set(files)) <= 28 and sum(lines) <= 8000, (len(files), sum(lines))
+
+
 def references(module: str, source: str) -> Iterator[str]:
     """Docstrings that only send the reader elsewhere."""
     for node in ast.walk(parsed(source)):

@@ -120,6 +120,7 @@ class Butterfly:
         mine = self._chunks.get(self.me, ())
         self._sums: dict[Range, asyncio.Future[Packed]] = {chunk: loop.create_future() for chunk in mine}
         self._summed: Losses = {}
+        # A round opened again over the same members: what was summed stays summed.
         if kept is not None:
             assert kept.group == group, "a sum of other contributions"
             self._sums |= {chunk: kept._sums[chunk] for chunk in kept.done}
@@ -190,7 +191,7 @@ class Butterfly:
                     packed, losses = await (self._mine(chunk) if peer == self.me else arriving[peer].get())
                     if not number:
                         with self._noted(peer):
-                            self._check_losses(losses, self._indexes[peer], peer=peer)
+                            check_losses(losses, self._indexes[peer], self._num_tokens, peer=peer)
                         self._summed |= losses
                     contributions.append(Contribution(peer, speaker.weight, packed))
                 with self._noted():
@@ -307,9 +308,6 @@ class Butterfly:
                         raise Refused(answer.code, answer.reason, peer=peer)
                     case _:
                         raise BadMessage(RejectCode.MALFORMED, "not an answer to Part", peer=peer)
-
-    def _check_losses(self, losses: Losses, indexes: Indexes, **facts: object) -> None:
-        check_losses(losses, indexes, self._num_tokens, **facts)
 
     # ------------------------------------------------------------ serving
 

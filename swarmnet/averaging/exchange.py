@@ -39,7 +39,6 @@ from swarmnet.messages import (
     Busy,
     Commit,
     Finished,
-    LinkQuality,
     Packed,
     Part,
     PartData,
@@ -103,7 +102,7 @@ class Exchange:
         self._open: tuple[Butterfly, ...] = ()
         self._before: tuple[Butterfly, ...] = ()  # of the last round, whatever became of it
         self._opened = asyncio.Event()
-        self._meter, self._watch = Meter(), Watch()
+        self.meter, self.watch = Meter(), Watch()
         self._silent_until: dict[PeerId, float] = {}
         self._held_elements = self._sent_bytes = 0  # _held_elements: how long the sum in the buffer is
         self.replay_log = ReplayLog(sums, lambda: pieces(0, self._held_elements))
@@ -116,7 +115,7 @@ class Exchange:
         losses: of the indexes in my accumulator, which must not change meanwhile.
         """
         self.close()
-        self._meter.begin()
+        self.meter.begin()
         context = ExchangeContext(
             self.me,
             self._sums,
@@ -124,10 +123,10 @@ class Exchange:
             self._num_tokens,
             self._running_s,
             self._on_event,
-            self._meter,
-            self._watch,
+            self.meter,
+            self.watch,
         )
-        self._watch.begin(current.id, *self._allowances(current))
+        self.watch.begin(current.id, *self._allowances(current))
         spans = list(itertools.pairwise(itertools.accumulate(self._sums.phases, initial=0)))
         # With more than one, what a later phase sums hangs on the whole sum of the one before: nothing stands.
         before = self._before if len(spans) == 1 else ()
@@ -224,29 +223,9 @@ class Exchange:
         return self._hold(current, finished)
 
     @property
-    def line(self) -> LinkQuality:
-        """What the rounds so far have shown of my line."""
-        return self._meter.line
-
-    @property
     def trouble(self) -> Trouble | None:
         """What holds me up in the round I take part in."""
-        return self._watch.trouble(now=asyncio.get_running_loop().time())
-
-    @property
-    def waits(self) -> Mapping[PeerId, bool]:
-        """Whom I wait for in the round I take part in; True: whose stream breaks whenever it is asked for."""
-        return self._watch.waits(now=asyncio.get_running_loop().time())
-
-    @property
-    def awaited(self) -> frozenset[PeerId]:
-        """Whose stream is later than its line needs, in the round I take part in."""
-        return self._watch.awaited(now=asyncio.get_running_loop().time())
-
-    @property
-    def allowed(self) -> Mapping[PeerId, float]:
-        """How long each member's stream may stand still in the round I take part in."""
-        return self._watch.allowed
+        return self.watch.trouble(now=asyncio.get_running_loop().time())
 
     def holds(self, stamp: Stamp, round_id: RoundId) -> bool:
         """Is the sum buffer's content, whole and checked, the sum of that round?"""
@@ -260,20 +239,20 @@ class Exchange:
     def applied(self, stamp: Stamp, finished: Finished, commits: tuple[Commit, ...]) -> None:
         """The sum in the buffer has been applied: remember it for who is on the way (`trail`)."""
         self.replay_log.applied(stamp, finished, commits)
-        self._watch.forget()
+        self.watch.forget()
         self._before = ()
 
     def forget(self) -> None:
         """The run has gone back: what is in the buffer and in the trail is of a past that was given up."""
         self.close()
         self.replay_log.forget()
-        self._watch.forget()
+        self.watch.forget()
         self._held, self._before = None, ()
 
     def close(self) -> None:
         """The round is over or abandoned: serve its contribution no more."""
-        self._meter.end()
-        self._watch.end()
+        self.meter.end()
+        self.watch.end()
         for phase in self._open:
             phase.close()
         self._open = ()
@@ -316,6 +295,7 @@ class Exchange:
                 async with asyncio.timeout(self._running_s):
                     await self._opened.wait()
             current = self._opened_as(request)
+        # I wait for somebody myself, so whoever asks must not blame me.
         if current is None and self._waits_before(request):
             yield Busy(PAUSE_S, request.stamp.step)  # it is not me who holds that up
             return
@@ -362,7 +342,7 @@ class Exchange:
             raise ExceptionGroup(error.message, list(leaves(error))) from error
         told = [each for task in tasks for each in task.result()]
         for peer in set(odd_ones(told)) - {self.me}:
-            self._watch.refused(peer)
+            self.watch.refused(peer)
         if any(losses != told[0][1] for _, losses in told):
             raise Refused(RejectCode.MALFORMED, "reducers tell different losses")
         return told[0][1]
@@ -401,8 +381,10 @@ class Exchange:
 
     async def _leave(self, current: Round) -> None:
         """Another sum comes into the buffer; what was there goes to the trail."""
+        # What is in the buffer may be all that is left of a sum that others need.
         if self._held is not None and not self.holds(current.stamp, current.id):
             stamp, finished = self._held
+            # A sum of this step may still become the commit; one of a step before helps joiners.
             if stamp == current.stamp:
                 await self.replay_log.set_aside(stamp, finished)
             else:

@@ -157,23 +157,20 @@ class Cutting:
         ]
 
 
-def groups(
-    me: PeerId, current: Round, span: Range, *, group_size: int, block: int = 1, alike: bool = False
-) -> list[Group]:
+def groups(me: PeerId, current: Round, span: Range, *, group_size: int, block: int = 1) -> list[Group]:
     """The groups in which `me` takes part to sum this span of a vector over the whole round, hop by hop.
 
-    alike: every receiver contributes, and counts the same; else those who have counted microbatches contribute, and
-    weigh what they have counted. Raises ValueError for a round whose rows are not its receivers.
+    Those who have counted microbatches contribute, and weigh what they have counted.
+
+    Raises:
+        ValueError: the round's rows are not its receivers.
     """
     first, last = span
-    if alike:
-        said = {peer: Speaker(peer, (), 1) for peer in current.receivers}
-    else:
-        said = {
-            peer: Speaker(peer, ((peer, generation, indexes),), len(indexes))
-            for peer, generation, indexes in current.contributions
-            if indexes
-        }
+    said = {
+        peer: Speaker(peer, ((peer, generation, indexes),), len(indexes))
+        for peer, generation, indexes in current.contributions
+        if indexes
+    }
     size = chunk_elements(last - first, len(current.receivers), current.bandwidths)
     cutting = Cutting(group_size, size, block, _rates(current))
     return list(_groups(me, grid_of(current), said, span, cutting, 0))

@@ -16,7 +16,7 @@ from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.local.interpose import FaultyService, FaultyTransport, Interposed, held_engine
 from swarmnet.manifest.file import load
-from swarmnet.net.wrap import Wrap
+from swarmnet.net.endpoint import Wrap
 from swarmnet.peer.run import run_peer
 from swarmnet.telemetry.events import EventLog, EventReader
 from swarmnet.trainer.run import run_trainer

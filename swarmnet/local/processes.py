@@ -26,7 +26,7 @@ START_S = 60.0
 
 PRELOAD = (
     "torch",
-    "swarmnet.net.hivemind_dht",
+    "swarmnet.net.dht_node",
     "swarmnet.cli",
     "swarmnet.cli.peer",
     "swarmnet.cli.trainer",

@@ -4,7 +4,7 @@ A name is a family, and for some families a parameter after a colon: `topk:0.01`
 spelling only, so that equal runs have equal ids. Families of our own contain no dot; those of other distributions do
 (`config.plug_in`).
 
-Knows names, no bytes: `swarmnet.wire.codec_registry` turns one into a codec.
+Knows names, no bytes: `swarmnet.wire.codecs` turns one into a codec.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Where a peer listens: multiaddrs of TCP ports, as text and back.
+"""Where a peer listens: multiaddrs of TCP ports, as text and back, and which announced address stands for which port.
 
     /ip4/203.0.113.7/tcp/31337/p2p/12D3Koo...      ip6, dns4 and dns6 likewise; the /p2p part is optional
 
-Only the TCP subset the gRPC data plane needs. Resolves nothing, dials nothing.
+Only the TCP subset that the gRPC data plane needs. Behind a router, or with several networks, the operator says what
+others see: every announced address is published as typed, and its port says what answers there. Resolves nothing, dials
+nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -95,3 +98,54 @@ def _peer(text: str, peer: str) -> PeerId:
     if not is_peer_id(peer):
         raise UsageError(f"{text!r}: {peer!r} is not an Ed25519 peer id (12D3Koo...)")
     return PeerId(peer)
+
+
+def peer_in(address: str) -> PeerId | None:
+    """The peer id a dialable multiaddr ends in, or None."""
+    try:
+        return Address.parse(address).peer
+    except UsageError:
+        return None
+
+
+# ---------------------------------------------------------------- announced addresses
+
+
+def announced_at(announce: Sequence[str], me: PeerId, **ports: int) -> dict[str, tuple[Address, ...]]:
+    """Sort the announced multiaddrs by the option whose port they name; nothing announced is nothing under each.
+
+    ports: the fixed port of every option (`dht_port=31337`); 0 is a port that nobody knows yet. Raises UsageError if an
+    address names none of them or another peer, or if an option is named by no address.
+    """
+    found: dict[str, list[Address]] = {option: [] for option in ports}
+    if announce:
+        for option, port in ports.items():
+            if not port:
+                raise UsageError(
+                    f"--announce needs a fixed {_flag(option)}: an address whose port is chosen anew at every start "
+                    "leads nowhere"
+                )
+        if len(set(ports.values())) < len(ports):
+            raise UsageError(f"{' and '.join(map(_flag, ports))} are the same port: choose two")
+    choices = " or ".join(f"{port} ({_flag(option)})" for option, port in ports.items())
+    for text in announce:
+        address = Address.parse(text)
+        if address.peer not in (None, me):
+            raise UsageError(f"--announce {text}: that is another peer's id, this one is {me}: leave out /p2p/...")
+        named = next((option for option, port in ports.items() if port == address.port), None)
+        if named is None:
+            raise UsageError(
+                f"--announce {text}: nothing of this peer listens on port {address.port}: it must be {choices}; "
+                "forward the same port number on your router"
+            )
+        found[named].append(Address(address.kind, address.host, address.port, me))
+    for option, addresses in found.items():
+        if announce and not addresses:
+            raise UsageError(
+                f"--announce names no address with port {ports[option]} ({_flag(option)}): give one for each port"
+            )
+    return {option: tuple(addresses) for option, addresses in found.items()}
+
+
+def _flag(option: str) -> str:
+    return "--" + option.replace("_", "-")

@@ -1,44 +1,105 @@
 """Discovery: `Directory` on hivemind's Kademlia DHT, and the way back into the swarm when everybody known is gone.
 
 Finds peers; never proves that one is alive (open connections do). It decides when to renew, to look around and to
-re-join; how a node works is `dht_node`, what a record is `records`, what is genuine `dht_gate`.
+re-join; how a node works and what it believes is `dht_node`, what a record is `records`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import random
+import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from swarmnet.directory import Record
+from swarmnet.directory import MAX_ADDRESSES, Record
 from swarmnet.errors import SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId
-from swarmnet.net.address import Address
+from swarmnet.net.address import Address, peer_in
 from swarmnet.net.admission import Admissions, Bans, admits
 from swarmnet.net.admission_files import BanFiles
 from swarmnet.net.dht_daemon import Listen
-from swarmnet.net.dht_gate import RecordGate
-from swarmnet.net.dht_known import KnownPeers, peer_in
-from swarmnet.net.dht_node import DhtNode, Entry, NobodyAnswered, clock_ahead_s
+from swarmnet.net.dht_node import DhtNode, Entry, NobodyAnswered, RecordGate, clock_ahead_s
 from swarmnet.net.identity import Identity
-from swarmnet.net.record_table import RecordTable, agreed_num_stages
 from swarmnet.net.records import (
     FIRST_DIGITS,
-    MAX_ADDRESSES,
     MAX_AHEAD_S,
     TRAINERS,
     TTL_S,
     WHOLE_RUN,
     Announcement,
+    RecordTable,
+    agreed_num_stages,
     bans_key,
     dht_key,
     places_of,
     seal,
 )
 from swarmnet.telemetry.log import get
+
+MAX_PEERS = 64
+MAX_ADDRESSES_PER_PEER = 4
+_MAX_FILE_BYTES = 256 * 1024
+
+
+class KnownPeers:
+    """Multiaddrs by peer, most recently met last. `path` None: in memory only."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._addresses: dict[PeerId, tuple[str, ...]] = {}
+        self._saved: dict[PeerId, tuple[str, ...]] = {}
+        for entry in reversed(_read(path)):
+            self.met([entry])
+        self._saved = dict(self._addresses)
+
+    def met(self, addresses: Iterable[str]) -> None:
+        """A peer is (or says it is) at `addresses`, all of one peer; unusable ones are skipped."""
+        peers = [(address, peer) for address in addresses if (peer := peer_in(address)) is not None]
+        for peer in {peer for _, peer in peers}:
+            now_at = [address for address, owner in peers if owner == peer]
+            before = [address for address in self._addresses.pop(peer, ()) if address not in now_at]
+            self._addresses[peer] = tuple((now_at + before)[:MAX_ADDRESSES_PER_PEER])
+        while len(self._addresses) > MAX_PEERS:
+            del self._addresses[next(iter(self._addresses))]
+
+    def addresses(self) -> tuple[str, ...]:
+        """All of them, most recently met peer first."""
+        return tuple(address for peer in reversed(self._addresses) for address in self._addresses[peer])
+
+    def save(self) -> None:
+        """Replace the file if anything changed. Raises OSError."""
+        if self._path is None or self._addresses == self._saved:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}")
+        try:
+            draft.write_text(json.dumps({"known_peers": self.addresses()}, indent=1) + "\n")
+            os.replace(draft, self._path)
+        finally:
+            draft.unlink(missing_ok=True)
+        self._saved = dict(self._addresses)
+
+
+def _read(path: Path | None) -> list[str]:
+    """The file's addresses; a missing, foreign or broken file has none."""
+    if path is None:
+        return []
+    try:
+        with path.open("rb") as file:
+            content = json.loads(file.read(_MAX_FILE_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return []
+    entries = content.get("known_peers") if isinstance(content, dict) else None
+    return [entry for entry in entries if isinstance(entry, str)] if isinstance(entries, list) else []
+
+
+# ---------------------------------------------------------------- the directory
+
 
 READ_DEADLINE_S = 2.0
 PUBLISH_DEADLINE_S = 4.0

@@ -18,9 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from swarmnet.errors import SwarmError, UsageError
-from swarmnet.net.hold import FileLock
-from swarmnet.net.identity import Identity
-from swarmnet.net.leash import leashed
+from swarmnet.net.identity import FileLock, Identity
+from swarmnet.net.parent_death import dies_with_parent
 from swarmnet.net.ports import check_free
 
 START_TIMEOUT_S = 15.0
@@ -100,7 +99,7 @@ class Daemon(asyncio.SubprocessProtocol):
         loop = asyncio.get_running_loop()
         await loop.subprocess_exec(
             lambda: self,
-            *leashed(*arguments),
+            *dies_with_parent(*arguments),
             stdin=None,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

@@ -1,43 +1,194 @@
 """One Kademlia node: hivemind's `DHTNode` over our own p2pd, in our event loop (arXiv: Maymounkov, Mazieres 2002).
 
-Adapter: what is private, fragile or exception-happy in hivemind is met here and nowhere else. It knows keys and sealed
-bytes, not what they mean. Lookups and stores are driven from here instead of by `DHTNode.get/store`: those forget what
-was already found when a deadline passes, and fail as a whole on one crafted answer.
+What is private, fragile or exception-happy in hivemind is met here and nowhere else. The node takes in what passes
+`RecordGate`, and keeps it in `BoundedStorage`. Lookups and stores are driven from here instead of by
+`DHTNode.get/store`: those forget what was already found when a deadline passes, and fail as a whole on one crafted
+answer.
+
+`import hivemind` imports its averaging, optimizers and experts, and scipy with them: a seventh of the CPU time of a
+starting peer and 40 MB of its memory, none of which it uses. So the package stands here with its body unread. Somebody
+who asks it for a name of its own, such as `hivemind.Optimizer`, makes it read its body then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import logging
+import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from swarmnet.errors import UsageError
+from swarmnet.errors import BadMessage, UsageError
 from swarmnet.ids import PeerId
-from swarmnet.net.allowance import Allowance, Allowances
+from swarmnet.net.address import peer_in
+from swarmnet.net.admission import BANS, Bans
 from swarmnet.net.dht_daemon import Daemon, DaemonFailed, Listen
-from swarmnet.net.dht_gate import BoundedStorage
-from swarmnet.net.dht_known import peer_in
-from swarmnet.net.hivemind_dht import (
-    DHTID,
-    P2P,
-    ControlFailure,
-    DHTNode,
-    Multiaddr,
-    P2PDaemonError,
-    P2PHandlerError,
-    PeerID,
-    RecordValidatorBase,
-    dht_pb2,
-    traverse,
-    use_hivemind_log_handler,
-)
-from swarmnet.net.identity import Identity
+from swarmnet.net.identity import Identity, verify
+from swarmnet.net.records import MAX_AHEAD_S, Announcement, bans_key, gives_way, unseal
+from swarmnet.net.traffic import Allowance, Allowances
+
+_SPEC = None if "hivemind" in sys.modules else importlib.util.find_spec("hivemind")
+if _SPEC is not None:
+    sys.modules["hivemind"] = importlib.util.module_from_spec(_SPEC)
+
+from hivemind.dht import traverse  # noqa: E402
+from hivemind.dht.crypto import DHTRecord, RecordValidatorBase  # noqa: E402
+from hivemind.dht.node import DHTNode  # noqa: E402
+from hivemind.dht.routing import DHTID  # noqa: E402
+from hivemind.dht.storage import DHTLocalStorage  # noqa: E402
+from hivemind.p2p import P2P, PeerID  # noqa: E402
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure, P2PDaemonError, P2PHandlerError  # noqa: E402
+from hivemind.proto import dht_pb2  # noqa: E402
+from hivemind.utils import MSGPackSerializer  # noqa: E402
+from hivemind.utils.logging import use_hivemind_log_handler  # noqa: E402
+from hivemind.utils.multiaddr import Multiaddr  # noqa: E402
+
+
+def _read_body(name: str) -> Any:
+    package = sys.modules["hivemind"]
+    del package.__getattr__
+    assert _SPEC is not None and _SPEC.loader is not None
+    _SPEC.loader.exec_module(package)
+    return getattr(package, name)
+
+
+if _SPEC is not None:  # only now: hivemind's modules may look for each other in the package first
+    sys.modules["hivemind"].__getattr__ = _read_body  # type: ignore[method-assign]
+
+
+# ---------------------------------------------------------------- what a node takes in, and what it keeps
+
+
+GRACE_S = 30.0  # others' clocks: one stale entry must not void all that came with it
+MAX_KEYS = 4096
+MAX_ENTRIES_PER_KEY = 1024
+MAX_REMEMBERED = 4096
+MAX_BAN_LISTS = 256
+
+
+class RecordGate(RecordValidatorBase):  # type: ignore[misc]
+    """Passes `{key: {peer id: sealed record}}` entries whose seal fits key, subkey and expiry; never raises.
+
+    heard_bans(list, expiry) is told of every genuine list of bans, whatever its run. welcome(what): may this node keep
+    it? A run's own nodes refuse what is not admitted to their run; what they read they only ignore, since to hivemind
+    one entry that does not pass spoils all that came with it.
+    """
+
+    def __init__(
+        self,
+        heard: Callable[[Announcement], None],
+        *,
+        clock: Callable[[], float] = time.time,
+        heard_bans: Callable[[Bans, float], None] = lambda bans, expiry: None,
+        welcome: Callable[[Announcement | Bans], bool] = lambda found: True,
+    ) -> None:
+        self._heard, self._clock, self._heard_bans, self._welcome = heard, clock, heard_bans, welcome
+        self._verified: dict[bytes, Announcement] = {}  # renewals are read many times: verify each once
+        self._bans: dict[bytes, Bans] = {}
+
+    def validate(self, record: DHTRecord) -> bool:
+        """Whether `record` may be stored or believed."""
+        if not isinstance(record.value, bytes) or not isinstance(record.expiration_time, int | float):
+            return False
+        if not math.isfinite(record.expiration_time):
+            return False
+        if record.value.startswith(BANS.encode()):
+            return self._validate_bans(record)
+        try:
+            found = self._unseal(record.value)
+        except BadMessage:
+            return False
+        genuine = (
+            record.key == DHTID.generate(source=found.key).to_bytes()
+            and record.subkey == MSGPackSerializer.dumps(found.record.peer)
+            and round(record.expiration_time * 1000) == found.expiry_ms
+        )
+        if genuine:
+            self._heard(found)
+        return genuine
+
+    def admits(self, value: object) -> bool:
+        """Whether this node keeps what passed."""
+        found = self._verified.get(value) or self._bans.get(value) if isinstance(value, bytes) else None
+        return found is None or self._welcome(found)
+
+    def _validate_bans(self, record: DHTRecord) -> bool:
+        try:
+            bans = self._bans.get(record.value) or Bans.parse(record.value.decode("ascii"))
+        except ValueError:
+            return False
+        now = self._clock()
+        genuine = (
+            record.key == DHTID.generate(source=bans_key(bans.run)).to_bytes()
+            and record.subkey == MSGPackSerializer.dumps(bans.owner)
+            and now - GRACE_S < record.expiration_time <= now + MAX_AHEAD_S
+            and (record.value in self._bans or verify(bans.owner, bans.signed, bans.signature))
+        )
+        if genuine:
+            if len(self._bans) >= MAX_BAN_LISTS:
+                self._bans.clear()
+            self._bans[record.value] = bans
+            self._heard_bans(bans, record.expiration_time)
+        return genuine
+
+    def _unseal(self, data: bytes) -> Announcement:
+        now = self._clock()
+        found = self._verified.get(data)
+        if found is None or not now - GRACE_S < found.expiry_ms / 1000 <= now + MAX_AHEAD_S:
+            found = unseal(data, now=now, grace_s=GRACE_S)
+            if len(self._verified) >= MAX_REMEMBERED:
+                self._verified.clear()
+            self._verified[data] = found
+        return found
+
+
+class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
+    """A node's share of the DHT: full means refused, so a flood cannot push out what is there.
+
+    `favoured` keys (this node's own run) find room even when strangers' keys fill the storage. admits(value): whether
+    it is kept at all; in a full key of ours a new one takes the place of the newest that would not be kept any more.
+    """
+
+    def __init__(
+        self,
+        favoured: Callable[[DHTID], bool],
+        *,
+        max_keys: int = MAX_KEYS,
+        max_entries: int = MAX_ENTRIES_PER_KEY,
+        admits: Callable[[object], bool] = lambda value: True,
+    ) -> None:
+        super().__init__()
+        self._favoured, self._admits = favoured, admits
+        self._max_keys, self._max_entries = max_keys, max_entries
+
+    def store_subkey(self, key: DHTID, subkey: object, value: object, expiration_time: float) -> bool:
+        """As hivemind's, within the bound. (Nothing without a subkey passes the gate.)"""
+        if not self._admits(value):
+            return False
+        held = self.get(key)
+        if held is None:
+            if len(self) >= self._max_keys and not self._favoured(key):
+                return False
+        elif subkey not in held.value and len(held.value) >= self._max_entries:
+            # A dictionary keeps the order in which entries came, however often they are renewed.
+            there = {each: kept.value for each, kept in held.value.data.items()}
+            loser = gives_way(there, self._admits) if self._favoured(key) else None
+            if loser is None:
+                return False
+            del held.value[loser]
+        stored: bool = super().store_subkey(key, subkey, value, expiration_time)
+        return stored
+
+
+# ---------------------------------------------------------------- the node
+
 
 RPC_TIMEOUT_S = 1.0  # a silent node costs a lookup this once, then it is left alone for a while
 DIAL_TIMEOUT_S = 3.0

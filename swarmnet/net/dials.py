@@ -15,9 +15,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TypeVar
 
+from swarmnet.directory import MAX_ADDRESSES
 from swarmnet.ids import PeerId
 from swarmnet.net.address import Address
-from swarmnet.net.records import MAX_ADDRESSES
 
 FIRST_PAUSE_S = 0.05
 LONGEST_SHOWN_S = 3.0

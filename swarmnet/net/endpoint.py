@@ -1,6 +1,9 @@
 """One identity on the network: its place in the DHT and its gRPC port, opened and closed together.
 
 Peers and trainers stand on it. It knows the run's id and nothing of what is said.
+
+`Wrap` is what a test bench puts between a process and the network: `swarmnet local --chaos` does (local/interpose.py),
+production passes nothing.
 """
 
 from __future__ import annotations
@@ -9,27 +12,44 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from swarmnet.directory import Record, Role
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.terms import RunTerms
+from swarmnet.net.address import announced_at
 from swarmnet.net.admission import Admissions
 from swarmnet.net.admission_files import OwnPass, admissions_of
-from swarmnet.net.announced import announced_at
 from swarmnet.net.dht import DhtDirectory
-from swarmnet.net.grpc_greeting import Greeter
+from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
-from swarmnet.net.identity import Identity
-from swarmnet.net.own_dir import own_identity
+from swarmnet.net.identity import Identity, own_identity
 from swarmnet.net.ports import LastPorts
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.net.tls import open_authority
 from swarmnet.telemetry.journal import loopback_last
-from swarmnet.transport import Service
+from swarmnet.transport import Service, Transport
+
+
+async def _nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Wrap:
+    """transport: what the process speaks through. service: what hears others. beside: runs until the process ends."""
+
+    transport: Callable[[Transport], Transport] = lambda transport: transport
+    service: Callable[[Service], Service] = lambda service: service
+    beside: Callable[[], Coroutine[Any, Any, None]] = _nothing
+
+
+NOTHING_BETWEEN = Wrap()
+
 
 LOOK_S = 5.0
 """How often a peer looks whether it is still admitted."""

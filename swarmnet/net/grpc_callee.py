@@ -21,14 +21,13 @@ from swarmnet import telemetry
 from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Busy, ManifestRequest, Packed, Rejected, Request, SnapshotPiece
-from swarmnet.net.allowance import Allowances
 from swarmnet.net.dials import Dials
-from swarmnet.net.grpc_caller import METHODS
-from swarmnet.net.grpc_errors import SERVICE_FAILED
-from swarmnet.net.grpc_greeting import HELLO, Greeted, Greeter
+from swarmnet.net.greeting import HELLO, Greeted, Greeter
+from swarmnet.net.grpc_caller import LINK, METHODS
+from swarmnet.net.grpc_channels import SERVICE_FAILED
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.tls import caller_of
-from swarmnet.net.traffic import Flow, Traffic
+from swarmnet.net.traffic import Allowances, Flow, Traffic
 from swarmnet.transport import ReadPayload, Service
 from swarmnet.wire.convert import (
     Done,
@@ -45,8 +44,6 @@ from swarmnet.wire.convert import (
 from swarmnet.wire.framing import answer_messages, check_declared, read_payload
 
 log = telemetry.get(__name__)
-
-LINK = "/swarmnet.v1.Control/Link"
 
 _REQUESTS = {method: request for request, method in METHODS.items()}
 _NOBODY = Rejected(RejectCode.UNKNOWN_IDENTITY, "the certificate chain proves no peer id")
@@ -309,10 +306,10 @@ class _Inbound:
         messages = answer_messages(write_answer(answer), payload)
         waits = bool(payload) and isinstance(answer, SnapshotPiece)
         async with self._writing:
-            with self._flow.precedence.urgent() if payload and not waits else contextlib.nullcontext():
+            with self._flow.priority.urgent() if payload and not waits else contextlib.nullcontext():
                 for message in messages:
                     if waits:
-                        await self._flow.precedence.turn()
+                        await self._flow.priority.turn()
                     await self._write(message)
 
     async def answer_if_there(self, answer: Answer) -> None:

@@ -1,38 +1,71 @@
-"""The caller's side of one call: payload up, answers down, at the same time.
+"""The caller's side: calls (payload up, answers down, at the same time), and the link of one-way messages to one peer.
 
-The request and its payload are sent eagerly; a refusal stops the upload. A peer that moves nothing in either direction
+A request and its payload are sent eagerly; a refusal stops the upload. A peer that moves nothing in either direction
 for `stall_s` has timed out, whatever the deadline: a callee whose service is merely slow sends pulses (`grpc_callee`).
+
+A link is one long-lived stream, best effort, in order: opened when the first message waits, re-opened with back-off
+while messages wait. The queue is bounded: when it is full the oldest message that will be said again anyway goes first.
+What a broken stream had not delivered is lost; every message of the step protocol is re-sent until the state it reports
+has changed. Among the messages goes a ping now and then: its nonce, coming back, proves that the peer can be called and
+that its event loop runs. While nothing is said nothing is asked, so it needs no timer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator
+import math
+import random
+import secrets
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator
 
-from swarmnet.errors import BadMessage, PeerTimeout, RejectCode
+import grpc
+
+from swarmnet import telemetry
+from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, RejectCode, SwarmError
+from swarmnet.ids import PeerId
 from swarmnet.messages import (
+    Accepted,
     Answer,
     Busy,
+    Control,
     DialBack,
     Fetch,
+    Heartbeat,
     ManifestRequest,
     MovedTo,
     Packed,
     Part,
+    Prepare,
     Process,
     Rejected,
+    Report,
     Request,
     Running,
     SnapshotRequest,
     TrailRequest,
 )
-from swarmnet.net.grpc_line import Channel, PeerChannels
+from swarmnet.net.grpc_channels import Channel, PeerChannels
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.traffic import Flow
-from swarmnet.wire.convert import Done, GreetFirst, Pong, Pulse, declare, with_payload, write_request
+from swarmnet.wire.convert import (
+    NONCE_BYTES,
+    Done,
+    GreetFirst,
+    Ping,
+    Pong,
+    Pulse,
+    Signal,
+    declare,
+    read_answer,
+    with_payload,
+    write_control,
+    write_request,
+)
 from swarmnet.wire.framing import Assembly, payload_messages, split_answer
 
+LINK = "/swarmnet.v1.Control/Link"
 METHODS: dict[type, str] = {
     Process: "/swarmnet.v1.Stage/Process",
     Fetch: "/swarmnet.v1.Stage/Fetch",
@@ -107,7 +140,7 @@ class _Call:
         self._arriving: tuple[Answer, Assembly] | None = None
         self._uploading = contextlib.ExitStack()
         if payload:
-            self._uploading.enter_context(flow.precedence.urgent())
+            self._uploading.enter_context(flow.priority.urgent())
         self._header = write_request(request, declare(payload))
         method = channel.aio.stream_stream(METHODS[type(request)])
         remaining = max(0.0, deadline - self._loop.time())
@@ -196,3 +229,195 @@ class _Call:
         self._channels.alive(self._channel)
         self._flow.received += len(data or b"")
         return data
+
+
+# ---------------------------------------------------------------- the link
+
+
+log = telemetry.get(__name__)
+
+_PERIODIC = (Heartbeat, Prepare, Report)
+_FIRST_BACKOFF_S = 0.05
+_LONGEST_BACKOFF_S = 3.0
+
+PING_S = 0.4
+"""Pings are at least so far apart: each of the default heartbeats, half a second apart, brings one."""
+
+
+_LATELY = 8
+"""Messages that may be told to the next peer, too."""
+
+
+class MessageWriter:
+    """Writes messages. The same object told to many peers, one after the other, is written once."""
+
+    def __init__(self) -> None:
+        self._lately: deque[tuple[Control, bytes]] = deque(maxlen=_LATELY)
+
+    def __call__(self, message: Control) -> bytes:
+        """One message of a link."""
+        for known, data in self._lately:
+            if known is message:
+                return data
+        data = write_control(message)
+        self._lately.append((message, data))
+        return data
+
+
+class Outbox:
+    """A bounded queue of written messages."""
+
+    def __init__(self, limit: int, write: Callable[[Control], bytes]) -> None:
+        self._limit, self._write = limit, write
+        self._waiting: deque[tuple[bool, bytes]] = deque()
+        self._filled = asyncio.Event()
+
+    def put(self, message: Control) -> None:
+        """Append. When full, drop the oldest periodic message, or the oldest of all if there is none."""
+        if len(self._waiting) >= self._limit:
+            periodic = (at for at, (repeats, _) in enumerate(self._waiting) if repeats)
+            del self._waiting[next(periodic, 0)]
+        self._waiting.append((isinstance(message, _PERIODIC), self._write(message)))
+        self._filled.set()
+
+    async def filled(self) -> None:
+        """Wait until a message waits."""
+        await self._filled.wait()
+
+    def pop(self) -> bytes:
+        """The oldest message; one must wait."""
+        _, data = self._waiting.popleft()
+        if not self._waiting:
+            self._filled.clear()
+        return data
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._waiting.clear()
+        self._filled.clear()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+
+class Probe:
+    """When to ask for an answer, and which answer counts. One stream's; `now` in seconds of any clock."""
+
+    def __init__(self, *, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._nonce: bytes | None = None  # of the ping that is not answered yet
+        self._asked_at = -math.inf
+
+    def ask(self, *, now: float) -> Ping | None:
+        """The ping to send now, if one is due: one is under way at a time (a stream loses nothing)."""
+        if self._nonce is not None or now - self._asked_at < PING_S:
+            return None
+        self._nonce, self._asked_at = secrets.token_bytes(NONCE_BYTES), now
+        return Ping(self._nonce)
+
+    def answered(self, pong: Pong, *, now: float) -> bool:
+        """Has the peer just answered? An answer that took too long may have waited here, while we were stopped.
+
+        Raises BadMessage if nobody asked for it.
+        """
+        if pong.nonce != self._nonce:
+            raise BadMessage(RejectCode.MALFORMED, "a pong that answers no ping")
+        self._nonce = None
+        return now - self._asked_at <= self._patience_s
+
+
+class Link:
+    """Carries one outbox to one peer. on_reached: told that the peer has just answered on this link. write: shared by
+    all links, so that what many are told is written once."""
+
+    def __init__(
+        self,
+        channels: PeerChannels,
+        config: GrpcConfig,
+        write: Callable[[Control], bytes],
+        on_reached: Callable[[PeerId], None],
+    ) -> None:
+        self._channels, self._config, self._on_reached = channels, config, on_reached
+        self.outbox = Outbox(config.outbox, write)
+
+    async def run(self) -> None:
+        """Until cancelled: connect when a message waits, stream, back off when it breaks."""
+        backoff = _FIRST_BACKOFF_S
+        while True:
+            await self.outbox.filled()
+            if await self._connect_and_stream():
+                backoff = _FIRST_BACKOFF_S
+            else:
+                await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
+                backoff = min(2 * backoff, _LONGEST_BACKOFF_S)
+
+    async def _connect_and_stream(self) -> bool:
+        """Returns whether the peer took the link."""
+        deadline = asyncio.get_running_loop().time() + self._config.stall_s
+        try:
+            refusal = await self._channels.greet(deadline=deadline)
+            if refusal is not None:
+                log.warning("link_refused", peer=self._channels.peer, code=refusal.code.value, reason=refusal.reason)
+                self.outbox.clear()
+                return False
+            async with self._channels.channel(bulk=False) as channel:
+                return await self._stream(channel)
+        except SwarmError as error:
+            log.debug("link_failed", peer=self._channels.peer, error=error)
+            return False
+
+    async def _stream(self, channel: Channel) -> bool:
+        stream = channel.aio.stream_stream(LINK)()
+        try:
+            async with asyncio.timeout(self._config.stall_s):
+                said = await self._channels.read(stream, channel)
+            answer = read_answer(said)[0] if said is not None else None
+            if isinstance(answer, GreetFirst):
+                self._channels.greet_again()
+            if not isinstance(answer, Accepted):
+                log.debug("link_not_taken", peer=self._channels.peer, answer=answer)
+                return False
+            await self._carry(stream, channel)
+            return True
+        except TimeoutError:
+            self._channels.retire(channel)
+            return False
+        finally:
+            stream.cancel()
+
+    async def _carry(self, stream: grpc.aio.StreamStreamCall, channel: Channel) -> None:
+        """Write what waits until the stream ends; the read is what notices the end."""
+        probe = Probe(patience_s=self._config.stall_s)
+        async with asyncio.TaskGroup() as group:
+            writer = group.create_task(self._write(stream, probe))
+            try:
+                answer = await self._listen(stream, channel, probe)
+                log.info("link_closed", peer=self._channels.peer, answer=answer)
+            except SwarmError as error:
+                log.debug("link_broke", peer=self._channels.peer, error=error)
+                if isinstance(error, PeerGone) and error.definite:
+                    self.outbox.clear()
+            writer.cancel()
+
+    async def _listen(
+        self, stream: grpc.aio.StreamStreamCall, channel: Channel, probe: Probe
+    ) -> Answer | Signal | None:
+        """Hear pongs until anything else is said, which ends the link. Raises as PeerChannels.read, and BadMessage."""
+        while (said := await self._channels.read(stream, channel)) is not None:
+            answer, _ = read_answer(said)
+            if not isinstance(answer, Pong):
+                return answer
+            if probe.answered(answer, now=asyncio.get_running_loop().time()):
+                self._on_reached(self._channels.peer)
+        return None
+
+    async def _write(self, stream: grpc.aio.StreamStreamCall, probe: Probe) -> None:
+        try:
+            while True:
+                await self.outbox.filled()
+                if ping := probe.ask(now=asyncio.get_running_loop().time()):
+                    await stream.write(write_control(ping))
+                if self.outbox:  # it may have been cleared meanwhile
+                    await stream.write(self.outbox.pop())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the reader says why

@@ -15,8 +15,8 @@ from swarmnet.bounds import Bounds
 from swarmnet.data.windows import HASH_BYTES
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Fetch, Heartbeat, Prepare, Process, Report, Round
-from swarmnet.net.allowance import Allowance
 from swarmnet.net.tls import TLS_NAME
+from swarmnet.net.traffic import Allowance
 from swarmnet.wire.codecs import encoded_bytes
 from swarmnet.wire.convert import IN_ANY_RUN, MAX_MESSAGE_BYTES, Reader
 from swarmnet.wire.framing import CHUNK_BYTES

@@ -1,15 +1,21 @@
 """The gRPC transport: listens on one port and reaches every other peer over TLS pinned to its peer id.
 
-Composes the callee's side (`grpc_callee`), the channels to each peer (`grpc_line`), calls (`grpc_caller`) and links
-(`grpc_link`). Knows who is calling (proved) and nothing of what is said. Use it as a context manager,
-or `start` and `close` it.
+Composes the callee's side (`grpc_callee`), the channels to each peer (`grpc_channels`), calls and links
+(`grpc_caller`). Knows who is calling (proved) and nothing of what is said. Use it as a context manager, or `start` and
+`close` it.
+
+Every connection takes a file descriptor, and gRPC says nothing when there is none left: it leaves callers waiting in
+the listening socket and retries its own dials for ever. So a peer takes as many as it may, and says when they run out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
+import os
+import resource
 import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from types import TracebackType
@@ -21,12 +27,10 @@ from swarmnet.errors import PeerGone, PeerTimeout, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Answer, Control, Packed, Request
 from swarmnet.net.address import Address
-from swarmnet.net.descriptors import DescriptorWatch, lowest_free, raise_limit
+from swarmnet.net.greeting import Greeted, Greeter
 from swarmnet.net.grpc_callee import Callee
-from swarmnet.net.grpc_caller import place_call
-from swarmnet.net.grpc_greeting import Greeted, Greeter
-from swarmnet.net.grpc_line import Dialling, PeerChannels
-from swarmnet.net.grpc_link import Link, MessageWriter
+from swarmnet.net.grpc_caller import Link, MessageWriter, place_call
+from swarmnet.net.grpc_channels import Dialling, PeerChannels
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig, listener_options, tune_allocator
 from swarmnet.net.identity import Identity
 from swarmnet.net.ports import check_free
@@ -34,7 +38,59 @@ from swarmnet.net.tls import AdmissionCertificates, Leaf
 from swarmnet.net.traffic import Traffic
 from swarmnet.transport import Service
 
+# ---------------------------------------------------------------- file descriptors
+
+
 log = telemetry.get(__name__)
+
+_ENOUGH = 1 << 20
+_FEW = 0.9
+
+
+def raise_limit() -> int:
+    """Raise this process's soft limit to its hard one. Returns the limit that holds."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # macOS has a lower limit than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def lowest_free() -> int | None:
+    """The lowest descriptor that is free: all below it are taken. None: there is none."""
+    try:
+        free = os.open(os.devnull, os.O_RDONLY)
+    except OSError as error:
+        if error.errno == errno.EMFILE:
+            return None
+        raise
+    os.close(free)
+    return free
+
+
+class DescriptorWatch:
+    """Says once when descriptors run out, and again after there were enough."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._few = limit, False
+
+    def look(self, free: int | None) -> None:
+        """free: what `lowest_free` found."""
+        few = free is None or free >= _FEW * self._limit
+        if few and not self._few:
+            log.warning(
+                "descriptors_run_out",
+                taken=self._limit if free is None else free,
+                limit=self._limit,
+                advice="connections fail without a word when there are none left: raise the limit "
+                "(ulimit -n, LimitNOFILE= of a unit), or look for who holds so many connections",
+            )
+        self._few = few
+
+
+# ---------------------------------------------------------------- the transport
+
 
 _LOOKS_PER_FORGET = 4
 _DESCRIPTORS_EVERY_S = 1.0

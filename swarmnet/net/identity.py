@@ -1,14 +1,19 @@
-"""Who a peer is: one Ed25519 key in one file, and the libp2p peer id that embeds its public half.
+"""Who a peer is: an Ed25519 key in a file, the libp2p peer id that embeds its public half, and the directory it is in.
 
 The key file is libp2p's own marshalled `PrivateKey` protobuf, so the libp2p daemon started with the same file runs
-under the same peer id. Knows nothing of TLS (`net.tls`) or of what is signed.
+under the same peer id. A lock that the kernel gives back when a process ends, however it ends, keeps a second process
+from being the same peer. Knows nothing of TLS (`net.tls`) or of what is signed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -132,3 +137,76 @@ def _read_private(path: Path) -> bytes:
         if mode & 0o077:
             raise UsageError(f"{path} has mode {mode:04o}, so others can read this identity: run `chmod 600 {path}`")
         return file.read(_KEY_FILE_BYTES + 1)
+
+
+# ---------------------------------------------------------------- file locks
+
+
+class FileLock:
+    """A path that is ours until `release`, or until this process ends."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    @classmethod
+    def directory(cls, path: Path, *, wait: bool) -> FileLock | None:
+        """Lock an existing directory on a local disk. None: another holds it (never with `wait`).
+
+        Raises OSError, FileNotFoundError among them: while we waited the holder may have removed it.
+        """
+        return cls._take(path, os.O_RDONLY | os.O_DIRECTORY, wait)
+
+    @classmethod
+    def file(cls, path: Path) -> FileLock | None:
+        """Lock a file, made if need be. None: another holds it. Raises OSError."""
+        return cls._take(path, os.O_RDWR | os.O_CREAT, wait=False)
+
+    @classmethod
+    def _take(cls, path: Path, flags: int, wait: bool) -> FileLock | None:
+        handle = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if not os.path.samestat(os.fstat(handle), os.stat(path)):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        except BlockingIOError:
+            os.close(handle)
+            return None
+        except BaseException:
+            os.close(handle)
+            raise
+        return cls(handle)
+
+    def release(self) -> None:
+        """Give it back. Idempotent."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+# ---------------------------------------------------------------- a peer's directory
+
+
+IDENTITY_FILE = "identity.key"
+LOCK_FILE = "lock"
+
+
+@contextlib.contextmanager
+def own_identity(directory: Path) -> Iterator[Identity]:
+    """Load or create the identity in `directory`; nobody else can be it until the context is left.
+
+    Raises UsageError if another process is it, or the directory cannot be used.
+    """
+    lock = directory / LOCK_FILE
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        held = FileLock.file(lock)
+    except OSError as error:
+        raise UsageError(
+            f"cannot lock {lock} ({error.strerror or error}): choose a --dir on a local disk that you can write"
+        ) from error
+    if held is None:
+        raise UsageError(f"{directory} is in use by another process: give each peer its own --dir")
+    try:
+        yield Identity.load_or_create(directory / IDENTITY_FILE)
+    finally:
+        held.release()

@@ -8,7 +8,7 @@ The callee accepts chains that end in the admission CA and takes as the caller's
 signed* the leaf: the rest of a sent chain is unordered and may hold anything, other peers' intermediates included.
 
 The admission CA's key is a published constant: admission is a formality here and the identity proof stands on the
-identity key alone. Runs by invitation check invitations in Hello (`net.grpc_greeting`): a handshake that fails can give
+identity key alone. Runs by invitation check invitations in Hello (`net.greeting`): a handshake that fails can give
 no reason, knows neither roles nor bans, and would keep out a newcomer who asks for the manifest.
 """
 

@@ -1,16 +1,109 @@
-"""Bytes of calls, by peer, direction and kind of request: what really crossed, headers and refusals included.
+"""Who may use this peer's line, and how much of it was used: allowances of callers, priority of senders, bytes by peer.
 
-Counts the messages a transport hands to its carrier (gRPC's and TLS's own framing is not in it), and carries to every
-call who goes first on this peer's line. Bookkeeping in the event loop's thread; knows no carrier.
+An *allowance* says how many one-way messages, or keys of the DHT, a caller may send: a token bucket each, in messages
+and in bytes. What comes too fast waits in the caller's own connection, and nobody else's behind it. *Priority* lets
+microbatches and sums go before the state that joiners fetch. *Traffic* counts what really crossed, headers and refusals
+included; gRPC's and TLS's own framing is not in it. Bookkeeping in the event loop's thread; knows no carrier.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from swarmnet.ids import PeerId
-from swarmnet.net.precedence import Precedence
+
+_REMEMBERED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What one caller may send in the long run; `burst_s` seconds of it may come at once."""
+
+    messages_per_s: float
+    bytes_per_s: float
+    burst_s: float = 4.0
+
+
+class _Bucket:
+    """Seconds of each allowance that are used up: it drains by a second a second."""
+
+    __slots__ = ("at", "bytes_s", "messages_s", "told")
+
+    def __init__(self, now: float) -> None:
+        self.messages_s = self.bytes_s = 0.0
+        self.at, self.told = now, False
+
+    def add(self, messages_s: float, bytes_s: float, now: float) -> float:
+        drained, self.at = now - self.at, now
+        self.messages_s = max(self.messages_s - drained, 0.0) + messages_s
+        self.bytes_s = max(self.bytes_s - drained, 0.0) + bytes_s
+        return max(self.messages_s, self.bytes_s)
+
+
+class Allowances:
+    """The buckets of all callers. Of too many the one unheard for longest is forgotten."""
+
+    def __init__(self, each: Allowance) -> None:
+        self._each = each
+        self._buckets: OrderedDict[PeerId, _Bucket] = OrderedDict()
+
+    def take(self, caller: PeerId, num_bytes: float, now: float) -> float:
+        """Count a message. Returns for how many seconds to read nothing more of this caller's."""
+        bucket = self._buckets.setdefault(caller, _Bucket(now))
+        self._buckets.move_to_end(caller)
+        if len(self._buckets) > _REMEMBERED:
+            self._buckets.popitem(last=False)
+        used_s = bucket.add(1 / self._each.messages_per_s, num_bytes / self._each.bytes_per_s, now)
+        return max(used_s - self._each.burst_s, 0.0)
+
+    def first_excess(self, caller: PeerId) -> bool:
+        """Is it to be said that this caller sends too much? Once each."""
+        bucket = self._buckets[caller]
+        first, bucket.told = not bucket.told, True
+        return first
+
+
+# ---------------------------------------------------------------- who goes first
+
+
+MOST_WAIT_S = 1.0
+
+
+class Priority:
+    """Of one transport, both directions of calling."""
+
+    def __init__(self) -> None:
+        self._urgent = 0
+        self._clear = asyncio.Event()
+        self._clear.set()
+
+    @contextmanager
+    def urgent(self) -> Iterator[None]:
+        """Something that cannot wait is being sent."""
+        self._urgent += 1
+        self._clear.clear()
+        try:
+            yield
+        finally:
+            self._urgent -= 1
+            if not self._urgent:
+                self._clear.set()
+
+    async def turn(self) -> None:
+        """Return when nothing urgent is being sent, or after MOST_WAIT_S."""
+        try:
+            async with asyncio.timeout(MOST_WAIT_S):
+                await self._clear.wait()
+        except TimeoutError:
+            return
+
+
+# ---------------------------------------------------------------- what has crossed
+
 
 MAX_ROWS = 4096
 """Rows kept; beyond it those that have been idle longest are forgotten."""
@@ -22,20 +115,20 @@ class Flow:
 
     sent: int = 0
     received: int = 0
-    precedence: Precedence = field(default_factory=Precedence)
+    priority: Priority = field(default_factory=Priority)
 
 
 class Traffic:
     """The counters of one transport."""
 
     def __init__(self) -> None:
-        self._precedence = Precedence()
+        self._precedence = Priority()
         self._flows: OrderedDict[tuple[PeerId, str], Flow] = OrderedDict()
 
     def flow(self, peer: PeerId, request: type) -> Flow:
         """The counter to add to for one call."""
         key = (peer, request.__name__)
-        flow = self._flows.setdefault(key, Flow(precedence=self._precedence))
+        flow = self._flows.setdefault(key, Flow(priority=self._precedence))
         self._flows.move_to_end(key)
         if len(self._flows) > MAX_ROWS:
             self._flows.popitem(last=False)

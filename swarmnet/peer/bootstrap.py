@@ -9,9 +9,9 @@ import asyncio
 
 from swarmnet import telemetry
 from swarmnet.config.peer import PeerConfig
-from swarmnet.net.announced import announced_at
+from swarmnet.net.address import announced_at
 from swarmnet.net.dht import DhtDirectory
-from swarmnet.net.own_dir import own_identity
+from swarmnet.net.identity import own_identity
 from swarmnet.net.ports import LastPorts
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.telemetry.events import EventLog

@@ -24,15 +24,14 @@ from swarmnet.manifest.file import load, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Answer, Control, Rejected, Request
+from swarmnet.net.address import announced_at
 from swarmnet.net.admission_files import OwnPass, admissions_of
-from swarmnet.net.announced import announced_at
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_node import NobodyAnswered
 from swarmnet.net.endpoint import greeter_of
-from swarmnet.net.grpc_greeting import Greeter
+from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_transport import GrpcTransport
-from swarmnet.net.identity import Identity
-from swarmnet.net.own_dir import own_identity
+from swarmnet.net.identity import Identity, own_identity
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.net.tls import open_authority
 from swarmnet.peer.away import until_somebody_answers, was_in

@@ -35,7 +35,7 @@ from swarmnet.messages import (
     TrailRequest,
 )
 from swarmnet.net.admission import Admissions, advised, role_for
-from swarmnet.net.unserved import nobody_serves, unserved
+from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.peer.complaints import Complaints
 from swarmnet.peer.dial_back import Asking, DialBacks, OtherWay, no_other_way
 from swarmnet.peer.draining import Around, drain

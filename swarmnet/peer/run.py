@@ -15,9 +15,8 @@ from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.net.endpoint import Endpoint, open_endpoint
+from swarmnet.net.endpoint import NOTHING_BETWEEN, Endpoint, Wrap, open_endpoint
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
-from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
 from swarmnet.peer.away import remember, until_somebody_answers, was_in
 from swarmnet.peer.beginning import Beginning
 from swarmnet.peer.memory import check_memory, rounding
@@ -50,7 +49,7 @@ def run_peer(
     heard: is told every event, beside the journal. data_at_source: may data, and a checkpoint that the run begins with,
     be read where the manifest says they are, if the config does not say it? A manifest that came from strangers has no
     say in which files are opened here.
-    wrap, wrap_engine: a test bench's faults; see `net.wrap`.
+    wrap, wrap_engine: a test bench's faults; see `net.endpoint`.
     """
     import torch
 

@@ -1,7 +1,7 @@
 """Runs a peer as a child process and starts it again when it crashes. This process stays small: it imports no torch.
 
-What follows a crash is decided by `restarts`. The child is on a leash: it does not outlive this process, and neither
-does what the child has started. It knows nothing of swarms.
+What follows a crash is decided by `restarts`. The child dies with its parent: it does not outlive this process, and
+neither does what the child has started. It knows nothing of swarms.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
-from swarmnet.net.leash import leashed
+from swarmnet.net.parent_death import dies_with_parent
 from swarmnet.peer.revival import Over, Pauses, Revivals
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM)
@@ -49,7 +49,7 @@ def supervise(
 
 def _run(command: Sequence[str], signals: _Signals) -> int:
     """One life of the child. A session of its own keeps the terminal's Ctrl+C from reaching it twice."""
-    with subprocess.Popen(leashed(*command), start_new_session=True) as child, signals.to(child):
+    with subprocess.Popen(dies_with_parent(*command), start_new_session=True) as child, signals.to(child):
         while (code := child.poll()) is None:
             signals.wait(None)
         return code

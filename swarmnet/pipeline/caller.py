@@ -88,6 +88,7 @@ class Caller:
         while True:
             self._router.update(self._candidates())
             pick: Pick | None = None
+            # Nobody is known to count it yet: the router chooses.
             if owner is None:
                 try:
                     pick = self._pick(num_bytes, loop.time(), avoid)
@@ -120,6 +121,7 @@ class Caller:
                 case MovedTo():
                     self._settle(pick)
                     self._idle.setdefault(attempt.peer, 0)
+                    # Following would lead back to where nothing came from.
                     if answer.owner in avoid or answer.owner not in self._candidates():
                         # The owner is the one we just left, or nobody we can see: compute elsewhere, uncounted.
                         request = replace(request, hedge=True)

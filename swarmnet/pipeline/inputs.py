@@ -23,7 +23,7 @@ from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Fetch, Fetched, Gradient, Packed, Process
 from swarmnet.transport import Layout, TensorLayout, layout_of
-from swarmnet.wire.values import check_range, check_values
+from swarmnet.wire.codecs import check_range, check_values
 
 # ---------------------------------------------------------------- who may feed
 #

@@ -71,6 +71,7 @@ class Recovery:
                 peers = self._before()
             request = Fetch(step, self._stage - 1, index, "input", cached=True)
             found = await self._first(peers, request)
+            # Forward is a pure function: any replica of the stage before can do it again (I1).
             if found is None and self._stage > 0:
                 # Nobody remembers: one after the other is asked to recompute it.
                 for peer in peers:

@@ -352,6 +352,7 @@ class StepTasks:
         if task is None:
             self._start(index, patient=True)  # a caller may have brought it to another replica meanwhile
             self._claims.claim(self.step, index)
+        # The keeper knows better than what I heard last.
         elif task.owner is not None:
             self._owners.pop(index, None)  # whoever it was is gone
             task.undecided()
@@ -377,6 +378,7 @@ class StepTasks:
             finally:
                 self._context.evals.give()
             return
+        # Before the payload is read: what a caller uploads takes memory.
         if not self._context.may_send(caller):
             yield self._context.busy()
             return
@@ -432,6 +434,7 @@ class StepTasks:
         if known is not None or request.index in self.by_index:
             return known
         owner = self._owners.get(request.index)
+        # Somebody else counts it, and lives: the caller fetches the gradient there.
         if owner is not None and not request.hedge and self._alive(owner):
             return MovedTo(owner)
         return None
@@ -560,9 +563,11 @@ class StepTasks:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.running_s):
                     await task.decided.wait()
+        # Nothing is lost yet: forward has not begun.
         if task.owner is not None and not task.hedged and self._alive(task.owner):
             task.finish(MovedTo(task.owner))
             return
+        # The slot was given back while the input did not come (rule 7).
         if not task.has_slot:
             await self._slots.take()
             task.has_slot = True

@@ -98,7 +98,7 @@ def _say(control: socket.socket, packet: dict[str, int], *descriptors: int) -> N
 
 def become(order: dict[str, Any], descriptors: list[int], *, parent: int) -> None:
     """Turn this fork into the process that was ordered, and run it to its end. parent: the forker's process id."""
-    from swarmnet.net.leash import tie
+    from swarmnet.net.parent_death import tie
 
     os.setsid()
     tie(parent)

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from swarmnet import telemetry
 from swarmnet.errors import SwarmError
-from swarmnet.net.leash import leashed
+from swarmnet.net.parent_death import dies_with_parent
 from swarmnet.ranks.line import receive_with_descriptor
 
 log = telemetry.get(__name__)
@@ -341,7 +341,7 @@ class FreshStarter:
             into = 2 if output is None else stack.enter_context(output.open("ab"))
             return _FreshChild(
                 subprocess.Popen(
-                    leashed(*command) if line is None else [*command, str(line.fileno())],
+                    dies_with_parent(*command) if line is None else [*command, str(line.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=into,
                     stderr=into,

@@ -25,7 +25,7 @@ from swarmnet.messages import Commit, Packed
 from swarmnet.simulate.device import Device, JobKind, JobTurn
 from swarmnet.stage.seams import Audience, Compute, Contribution, Reduced, Stash, Summation
 from swarmnet.step.membership import evidence
-from swarmnet.wire.values import check_values
+from swarmnet.wire.codecs import check_values
 
 NUM_ELEMENTS = 4
 

@@ -5,7 +5,7 @@ this peer's averaging codec owed then, which is nobody else's. Each is written t
 the directory synced; the JSON last, so that it makes the checkpoint exist. What is read is not trusted: regular files
 only, sizes before contents, and the digest before anybody sees a byte.
 
-One process writes a directory at a time (net.own_dir holds the lock), and one writer a stage. Knows no engine and
+One process writes a directory at a time (net.identity holds the lock), and one writer a stage. Knows no engine and
 decides nothing about when to write or what to keep.
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from swarmnet.ids import Chain, PeerId
 from swarmnet.messages import Commit, Control, Round
@@ -115,7 +115,12 @@ class Note:
     """Something worth a line in the log."""
 
     event: str
-    fields: Mapping[str, object] = field(default_factory=dict)
+    fields: Mapping[str, object]
+
+
+def note(event: str, **fields: object) -> Note:
+    """A `Note` of these fields."""
+    return Note(event, fields)
 
 
 Action = (

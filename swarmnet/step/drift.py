@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from swarmnet.ids import NO_CHAIN, Chain, PeerId
 from swarmnet.messages import Measure
-from swarmnet.step.actions import Note
+from swarmnet.step.actions import Note, note
 from swarmnet.step.view import View
 
 MOST_RESTS = 64
@@ -134,10 +134,7 @@ class Drift:
         if me not in strays:
             self._repairs = 0
         return [
-            Note(
-                "drift",
-                {"version": mine.version, "peer": peer, "to": first, "strays": len(strays), "measured": len(digests)},
-            )
+            note("drift", version=mine.version, peer=peer, to=first, strays=len(strays), measured=len(digests))
             for peer in sorted(strays if me == first else {me} & strays)
         ]
 

@@ -97,8 +97,8 @@ class StepDriver:
     def tick(self) -> None:
         """One heartbeat interval has passed."""
         self.member.queue = self._pipeline.queue
-        exchange = self._exchange
-        self.member.feel(exchange.line, exchange.trouble, exchange.allowed, exchange.waits, exchange.awaited)
+        line, watch, now = self._exchange.meter.line, self._exchange.watch, self._now()
+        self.member.feel(line, watch.trouble(now=now), watch.allowed, watch.waits(now=now), watch.awaited(now=now))
         self._beat(self._listener.neighbours(self.member.stage))
         self._perform(self.member.tick(now=self._now()))
 
@@ -160,6 +160,7 @@ class StepDriver:
         self._perform(self.member.withdraw(step, index))
 
     def added(self, stash: Stash) -> None:
+        # Else the accumulator was voided meanwhile, and this gradient with it (rule 5).
         if stash.voids == self._engine.voids(stash.step):
             self._perform(self.member.add(stash.step, stash.index))
 
@@ -173,6 +174,9 @@ class StepDriver:
         assert self._execution is not None
         return self._execution
 
+    def _event(self, event: str, **fields: object) -> None:
+        self._listener.on_event(self.member.stage, event, fields)
+
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
@@ -180,6 +184,7 @@ class StepDriver:
     def _perform(self, actions: list[Action]) -> None:
         """Perform actions in order; what they cause (messages to myself included) comes after them, never inside."""
         self._actions.extend(actions)
+        # An action has caused an event: what follows from it is performed after all that is under way.
         if self._busy:
             return
         self._busy = True
@@ -258,7 +263,7 @@ class StepDriver:
             finished = await self._exchange.sum(current, self._pipeline.losses(step))
             event = "averaged"
         finally:
-            self._listener.on_event(self.member.stage, event, {"step": step, "seconds": self._now() - began})
+            self._event(event, step=step, seconds=self._now() - began)
         return finished
 
     async def _collect(self, current: Round, digest: bytes) -> None:
@@ -289,7 +294,7 @@ class StepDriver:
             self._failed = (self.member.stamp, round_id), reasons
         if reason not in reasons and len(reasons) < _MOST_REASONS:
             reasons.add(reason)
-            self._listener.on_event(self.member.stage, "sum_failed", {"reason": reason})
+            self._event("sum_failed", reason=reason)
 
     async def _apply(self, apply: act.Apply) -> None:
         member = self.member
@@ -300,17 +305,14 @@ class StepDriver:
             self._cannot_apply(step, "the sum is in the buffer no more")
             return
         commit = apply.commits[member.stage]
-        self._listener.on_event(
-            member.stage,
+        self._event(
             "committed",
-            {
-                "step": step,
-                "loss_sum": commit.loss_sum,
-                "num_tokens": commit.num_tokens,
-                "digest": commit.digest.hex(),
-                "contributions": [[peer, sorted(indexes)] for peer, _, indexes in finished.contributions],
-                "voided": sorted(commit.voided),
-            },
+            step=step,
+            loss_sum=commit.loss_sum,
+            num_tokens=commit.num_tokens,
+            digest=commit.digest.hex(),
+            contributions=[[peer, sorted(indexes)] for peer, _, indexes in finished.contributions],
+            voided=sorted(commit.voided),
         )
         try:
             outer = await self._engine.apply(apply.commits)
@@ -320,27 +322,21 @@ class StepDriver:
         self._exchange.applied(member.stamp, finished, apply.commits)
         actions = member.applied(now=self._now())
         self._settled.set()
-        self._listener.on_event(
-            member.stage,
+        self._event(
             "applied",
-            {
-                "step": step,
-                "version": member.version,
-                "chain": member.chain,
-                **_measures(apply.commits),
-                "averaging_bytes": self._exchange.take_sent(),
-            },
+            step=step,
+            version=member.version,
+            chain=member.chain,
+            **_measures(apply.commits),
+            averaging_bytes=self._exchange.take_sent(),
         )
         if outer is not None:
-            self._listener.on_event(
-                member.stage,
+            self._event(
                 "outer_step" if outer.taken else "outer_missed",
-                {
-                    "step": step,
-                    "elements": outer.elements,
-                    "moved": outer.moved,
-                    **({} if outer.taken else {"reason": outer.missed}),
-                },
+                step=step,
+                elements=outer.elements,
+                moved=outer.moved,
+                **{} if outer.taken else {"reason": outer.missed},
             )
         self._begin()
         self._perform(actions)
@@ -348,7 +344,7 @@ class StepDriver:
     def _cannot_apply(self, step: int, reason: str) -> None:
         member = self.member
         self._settled.set()
-        self._listener.on_event(member.stage, "apply_failed", {"step": step, "reason": reason})
+        self._event("apply_failed", step=step, reason=reason)
         self.suspend()
         self._listener.on_resync(
             member.stage, tuple(sorted(peer for peer, seen in member.view.mates() if seen.synced and not seen.dead))

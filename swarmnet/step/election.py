@@ -8,35 +8,20 @@ from __future__ import annotations
 
 import math
 
-from swarmnet.ids import Ballot, Chain, PeerId
+from swarmnet.ids import Ballot, PeerId
 from swarmnet.messages import NONE, Indexes, Prepare
 from swarmnet.step.actions import Note
-from swarmnet.step.membership import Membership
-from swarmnet.step.strikes import Strikes, sitting
-from swarmnet.step.view import Pace, View
+from swarmnet.step.context import StepContext
+from swarmnet.step.strikes import sitting
 
 
 class Election:
-    """Promises of one replica in one step. given: the promised keeper's word on what has an owner.
+    """Promises of one replica in one step. given: the promised keeper's word on what has an owner."""
 
-    strikes, vain: what I hold against others as members, and as keepers.
-    """
-
-    def __init__(
-        self,
-        view: View,
-        strikes: Strikes,
-        vain: Strikes,
-        membership: Membership,
-        pace: Pace,
-        *,
-        step: int,
-        term_chain: Chain,
-        now: float,
-    ) -> None:
-        self._view, self._strikes, self._vain = view, strikes, vain
-        self._membership, self._pace = membership, pace
-        self._step = step
+    def __init__(self, context: StepContext, *, step: int, now: float) -> None:
+        self._context, self._step = context, step
+        self._view, self._membership, self._pace = context.view, context.membership, context.pace
+        self._strikes, self._vain = context.strikes, context.vain
         self.notes: list[Note] = []  # for the log, until they are taken
         self.promised: Ballot | None = None
         self._began_at = self._promised_at = self._kept_at = now
@@ -44,7 +29,7 @@ class Election:
         self._stood = 0  # against who keeps though I pass it over
         self._smallest = math.inf  # round that it has opened
         self.given: Indexes = NONE
-        self._term_chain = term_chain
+        self._term_chain = context.term_chain
 
     def _level(self, peer: PeerId) -> bool:
         seen = self._view.get(peer)
@@ -150,13 +135,13 @@ class Election:
         assert self.promised is not None
         return self._kept_s.get(self.promised.peer, 0.0) + now - self._kept_at
 
-    def due(self, term_chain: Chain, *, keeping: bool, now: float) -> Ballot | None:
+    def due(self, *, keeping: bool, now: float) -> Ballot | None:
         """The ballot to stand with now, or None.
 
         The first in order keeps; the next ones wait their turn when it is silent, and only a moment when it is dead.
         """
         view, limit = self._view, self._view.timers.suspect_s
-        self._term_chain = term_chain
+        self._term_chain = self._context.term_chain
         self._strike_idle(now)
         order = self._order(now)
         place = order.index(view.me)
@@ -168,10 +153,12 @@ class Election:
             return Ballot(0, view.me) if place == 0 or now - self._began_at > (2 + place) * limit else None
         higher = Ballot(self.promised.number + 1, view.me)
         keeper = self.promised.peer
+        # I keep already, or did before I began the step again.
         if keeper == view.me:
             # Promised by myself in a keeper object that was dropped: only a new ballot may keep again.
             return None if keeping else higher
         seen = view.get(keeper)
+        # A dead keeper cannot come back under its ballot: the next in order need not wait.
         if seen is not None and seen.dead:
             return higher if place == 0 else None
         if self.sits(keeper, now=now):
@@ -184,6 +171,7 @@ class Election:
             return higher
         if view.alive(keeper, now=now) and not view.answers(keeper, now=now):
             return higher if place == 0 else None  # heard, and nobody here can report to it
+        # A silent one may be on the other side of a cut: each of us waits longer than the one before.
         if not view.alive(keeper, now=now):
             silent_since = seen.heard_at if seen is not None else self._promised_at
             if now - silent_since > (1 + place) * limit:

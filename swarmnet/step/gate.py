@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from swarmnet.ids import Ballot, PeerId
 from swarmnet.manifest.delay import NO_DELAY, Delay
 from swarmnet.messages import (
-    MAX_MATES,
     Claim,
     Commit,
     Committed,
@@ -22,13 +21,11 @@ from swarmnet.messages import (
     Execute,
     Granted,
     Heartbeat,
-    LinkQuality,
     Moved,
     Prepare,
     Release,
     Report,
     Round,
-    Trouble,
 )
 
 MAX_BALLOT_AHEAD = 1024
@@ -36,12 +33,6 @@ MAX_BALLOT_AHEAD = 1024
 
 LARGEST_LOSS, LARGEST_NORM = 1e29, 1e200
 """Bounds of loss sums and squared norms: far above what a finite run has, far below where their sums overflow."""
-
-
-LARGEST_BANDWIDTH, LONGEST_ROUND_TRIP = 10**12, 3600 * 10**6
-"""Bytes per second, and microseconds."""
-
-LONGEST_ALLOWED_S = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +64,6 @@ def refusal(sender: PeerId, message: Control, shape: Shape, promised: Ballot | N
         return "a ballot far ahead of all others"
     if any(not 0 <= index < shape.num_microbatches for index in _indexes(message)):
         return "no such microbatch"
-    if isinstance(message, Report):
-        return line_refusal(message.line) or _trouble(message.trouble)
     if isinstance(message, Round):
         return _cut(message) or (_summable(message) if message.contributions else None)
     return None
@@ -104,37 +93,9 @@ def commit_refusal(commit: Commit, shape: Shape) -> str | None:
     return None
 
 
-def line_refusal(line: LinkQuality) -> str | None:
-    """Why nobody's line is like this, or None."""
-    if not 0 <= line.bytes_per_s <= LARGEST_BANDWIDTH:
-        return "a bandwidth that no line has"
-    if len(line.round_trips) > MAX_MATES or len({peer for peer, _ in line.round_trips}) != len(line.round_trips):
-        return "round trips of too many mates, or of one twice"
-    if any(not 0 < microseconds <= LONGEST_ROUND_TRIP for _, microseconds in line.round_trips):
-        return "a round trip that no line has"
-    return None
-
-
-def _trouble(trouble: Trouble | None) -> str | None:
-    if trouble is None:
-        return None
-    late = {each.peer for each in trouble.late}
-    if len(trouble.late) > MAX_MATES or len(trouble.refused) > MAX_MATES:
-        return "complaints of too many"
-    if len(late) != len(trouble.late) or len(set(trouble.refused)) != len(trouble.refused):
-        return "two complaints of one peer"
-    if any(not 0.0 <= each.allowed_s <= LONGEST_ALLOWED_S for each in trouble.late):
-        return "a time that nobody is given"
-    return None
-
-
 def _cut(current: Round) -> str | None:
-    if current.bandwidths and len(current.bandwidths) != len(current.receivers):
-        return "a round whose bandwidths are not its receivers'"
-    if any(not 0 < bandwidth <= LARGEST_BANDWIDTH for bandwidth in current.bandwidths):
-        return "a bandwidth that no line has"
     if current.rows:
-        if min(current.rows) < 1 or sum(current.rows) != len(current.receivers):
+        if sum(current.rows) != len(current.receivers):
             return "a grid whose rows are not the round's receivers"
         if not 1 <= current.columns < 2 * min(current.rows):  # a row down to half is arranged anew (averaging.grid)
             return "a grid whose rows have no parts, or two for each member"

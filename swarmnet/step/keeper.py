@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import (
@@ -29,12 +29,13 @@ from swarmnet.messages import (
     Round,
     Stamp,
 )
-from swarmnet.step.actions import Action, Broadcast, Note, Send
+from swarmnet.step.actions import Action, Broadcast, Note, Send, note
+from swarmnet.step.context import StepContext
 from swarmnet.step.ledger import Ledger
-from swarmnet.step.membership import Membership, commit_of
+from swarmnet.step.membership import commit_of
 from swarmnet.step.rounds import CutAgain, Leave, RoundBuilder, Stragglers, left_alone
-from swarmnet.step.strikes import Delays, Strikes, sitting
-from swarmnet.step.view import BrokenLinks, Pace, Seen, View
+from swarmnet.step.strikes import Delays, sitting
+from swarmnet.step.view import Seen, View
 
 _LATE = 4.0
 """Whoever lacks a sum so many times as long as it took to make, and for `suspect_s`, is not waited for."""
@@ -49,57 +50,43 @@ _STILL = 4.0
 class Keeper:
     """One term of office. Discard it when a higher ballot is promised or the step is over.
 
-    oldest: is the step applied next where I keep? Only then it opens rounds and orders what is idle. delay: how many
-    versions the weights of a step are behind it. given: what had an owner under the keeper before. idle_s: how long
-    nothing may be claimed before what is free is executed on the keeper's order. max_void: how many non-finite indexes
-    a step may leave out; with more it does not end. group_size: of a round, see `averaging.grid`.
-    numbers: of rounds, see `round_numbers`. lines, strikes: what is known from the steps before. absent: mates that
-    did not take part in the step before.
+    oldest: is the step applied next where I keep? Only then it opens rounds and orders what is idle.
     """
 
     def __init__(
         self,
         stamp: Stamp,
         ballot: Ballot,
-        num_indexes: int,
-        view: View,
+        context: StepContext,
         *,
-        idle_s: float,
-        max_void: int,
-        delay: int = 0,
-        group_size: int = 16,
-        numbers: Iterator[int],
         oldest: bool = True,
-        now: float,
         given: Indexes = NONE,
-        lines: BrokenLinks | None = None,
-        strikes: Strikes | None = None,
-        membership: Membership,
-        pace: Pace | None = None,
-        absent: frozenset[PeerId] = frozenset(),
+        now: float,
     ) -> None:
-        self.stamp, self.ballot, self.view = stamp, ballot, view
-        self._delay, self.oldest, self._lines = delay, oldest, lines or BrokenLinks()
-        self._strikes, self._membership = strikes or Strikes(view.timers), membership
-        self._pace = pace or Pace(view.timers)
-        self.ledger = Ledger(num_indexes, given)
+        """given: what had an owner under the keeper before."""
+        shape = context.shape
+        self.stamp, self.ballot, self.oldest, self.view = stamp, ballot, oldest, context.view
+        self._delay = shape.delay.behind(stamp.step)  # so many versions the weights of the step are behind it
+        self._lines, self._pace = context.lines, context.pace
+        self._strikes, self._membership = context.strikes, context.membership
+        self.ledger = Ledger(shape.num_microbatches, given)
         self.members: dict[PeerId, Generation] = {}
         self.round: Round | None = None
         self.acks: dict[PeerId, Commit] = {}  # what members have signed, whichever round it is of
         self._told_sums: dict[PeerId, tuple[Finished, Commit]] = {}
         self._held_at = now  # the last one of them
-        self._began_at, self._absent = now, absent
+        self._began_at, self._absent = now, context.absent
         self.awaited: frozenset[PeerId] = frozenset()  # whose streams my replica waits for, said on every tick
-        self._delays = Delays(view.timers, now)
+        self._delays = Delays(self.view.timers, now)
         self._offences = Counter[PeerId]()  # reports that could not be
         self._reopened: dict[PeerId, float] = {}  # who gave back what an open round names, and when
         self._spoilt = False  # has the round lost a member that may still owe others something?
         self.commit: Commit | None = None
-        self._builder = RoundBuilder(stamp, ballot, group_size, numbers)
-        self._idle = IdleWork(stamp, ballot, view, idle_s=idle_s, now=now)
+        self._builder = RoundBuilder(stamp, ballot, shape.group_size, context.numbers)
+        self._idle = IdleWork(stamp, ballot, self.view, idle_s=self._pace.idle_s, now=now)
         self._progress = Progress()
         self._level_at = now
-        self._stragglers = Stragglers(view.me, patience_s=view.timers.suspect_s, lines=self._lines)
+        self._stragglers = Stragglers(self.view.me, patience_s=self.view.timers.suspect_s, lines=self._lines)
         self._left_out: set[PeerId] = set()  # of this step, see step.rounds
         self._opened_at = now
         self._first_ack_at: float | None = None
@@ -111,7 +98,7 @@ class Keeper:
         self._level = False  # had everybody reported when that was last looked at?
         self.sitting = self._excused(now)
         self._last_since: dict[PeerId, float] = {}
-        self._non_finite = NonFinite(stamp.step, max_void=max_void)
+        self._non_finite = NonFinite(stamp.step, max_void=shape.max_void)
 
     # ------------------------------------------------------------ messages
 
@@ -120,22 +107,26 @@ class Keeper:
         if claim.ballot != self.ballot:
             return []
         if claim.index >= len(self.ledger.owners):
-            return [Note("bad_claim", {"peer": peer, "index": claim.index})]
+            return [note("bad_claim", peer=peer, index=claim.index)]
+        # Rule 14: nothing is granted yet. The claim is answered once the last report is here.
         if self.current_id is None and not self._everybody_reported(now):
             self._early[peer, claim.index] = claim
             return []
+        # Who sits out may compute, and counts nothing: somebody else is ordered to count it.
         if peer in self.sitting and self.members:
             if (owned := self.ledger.owners[claim.index]) is not None:
                 owner, actions = owned[0], list[Action]()
             else:
                 owner, actions = self._idle.instead(claim.index, sorted(self.members), now=now)
             return [*actions, Send(peer, Moved(claim.stamp, self.ballot, claim.generation, claim.index, owner))]
+        # An older generation is closed, and a newer one has to be reported first.
         if self.members.get(peer) != claim.generation:
             return []
         if claim.index in self.ledger.voided:
             return []
         held = self.ledger.owners[claim.index]
         if held is None:
+            # In an open round no set may change; if the index stays free the round is opened again.
             if self.current_id is not None:
                 return []
             held = self.ledger.claim((peer, claim.generation), claim.index)
@@ -151,6 +142,7 @@ class Keeper:
         if report.ballot != self.ballot:
             return []
         self._level = self._level and self.members.get(peer) == report.generation
+        # The step is decided: a report changes nothing any more.
         if self.commit is not None:
             return []
         seen = self.view.get(peer)
@@ -160,6 +152,7 @@ class Keeper:
         if peer in self._left_out:
             return [self._void(peer, report.generation)] if owner in self.ledger.closed else []
         known = self.members.get(peer)
+        # The member has a new accumulator: what its last one counted is gone.
         if known is not None and known != report.generation:
             if known.incarnation == report.generation.incarnation and known > report.generation:
                 return []  # overtaken by a newer report
@@ -175,9 +168,11 @@ class Keeper:
         self._stragglers.hear(peer, report, now=now)
         self._non_finite.hear(peer, report)
         self._hear_sum(peer, report, now)
+        # Above a certificate the ledger does not matter any more, only who holds the sum.
         if self._sure(now):
             self.members[peer] = report.generation
             return []
+        # Two accumulators have counted one index, and no sum can be split: the reporter's is void (rule 10).
         if self.ledger.overlaps(peer, report.owned):
             self._offences[peer] += owner not in self.ledger.closed  # once for all reports under way
             self._evict(peer, report.generation)
@@ -194,12 +189,13 @@ class Keeper:
         denied = self.view.me in whole or len(whole) > 1
         if release.ballot != self.ballot or self._sure(now) or denied:
             return []
+        # The round names what nobody holds: it cannot be summed.
         if self.ledger.release((peer, release.generation), release.indexes):
             if self.round is not None:
                 self._reopened.setdefault(peer, self._opened_at)
             self.round = None
             self._idle.flow(now=now)
-            return [Note("released", {"peer": peer, "indexes": sorted(release.indexes)})]
+            return [note("released", peer=peer, indexes=sorted(release.indexes))]
         return []
 
     # ------------------------------------------------------------ time
@@ -240,6 +236,7 @@ class Keeper:
         if self.oldest and self._sure(now):
             actions += self._leave_late(now) + self._try_commit(now)
             return actions if self.commit is not None or self.round is None else actions + self._say_round(resend)
+        # Who has signed a sum joins no other round for a moment: only after that it is worth another try.
         if self.acks and now - self._held_at > self.view.timers.suspect_s:
             actions += self._give_up_sums()
         if self.current_id is None and self.oldest:
@@ -417,7 +414,7 @@ class Keeper:
             else:
                 continue
             self._evict(peer, generation)
-            actions.append(Note("evicted", {"peer": peer, "reason": reason, "step": self.stamp.step}))
+            actions.append(note("evicted", peer=peer, reason=reason, step=self.stamp.step))
         return actions
 
     def _laggards(self) -> list[PeerId]:
@@ -466,7 +463,7 @@ class Keeper:
             case CutAgain():
                 self.round = None
                 self._builder.turn()
-                return [Note("cut_again", {"step": self.stamp.step})]
+                return [note("cut_again", step=self.stamp.step)]
         return []
 
     def _leave_late(self, now: float) -> list[Action]:
@@ -503,7 +500,7 @@ class Keeper:
         self._delays.note(waits, len(self.members.keys() | waits), now=now)
 
     def _left(self, peer: PeerId, reason: str) -> Note:
-        return Note("evicted", {"peer": peer, "reason": reason, "step": self.stamp.step})
+        return note("evicted", peer=peer, reason=reason, step=self.stamp.step)
 
     def _void(self, peer: PeerId, generation: Generation) -> Send:
         return Send(peer, Evicted(self.stamp, self.ballot, generation, void=True))
@@ -545,12 +542,13 @@ class Keeper:
     def _give_up_sums(self) -> list[Action]:
         """Those who hold something make no certificate, and who could is gone or holds other bits: sum again."""
         whole = self.round is not None and self.members.keys() <= self.acks.keys()
+        # All hold a sum of one round and not the same bits: a reducer told two of them different things.
         differing = whole and len(set(self.acks.values())) > 1
         if not self._spoilt and not differing:
             return []
         notes: list[Action] = []
         if differing:
-            notes.append(Note("digest_differs", {"peers": sorted(self.acks), "round": str(self.current_id)}))
+            notes.append(note("digest_differs", peers=sorted(self.acks), round=str(self.current_id)))
         self.round = None
         return notes
 
@@ -594,10 +592,7 @@ class Keeper:
         self._told, self._opened_at = {}, now
         self._stragglers.opened(self.round.id, now=now)
         reason = left_alone(self.view, self.stamp, self.members, now=now)
-        return [
-            *notes,
-            *([] if reason is None else [Note("averaged_alone", {"step": self.stamp.step, "reason": reason})]),
-        ]
+        return [*notes, *([] if reason is None else [note("averaged_alone", step=self.stamp.step, reason=reason)])]
 
     def _say_round(self, resend: bool) -> list[Action]:
         assert self.round is not None
@@ -625,7 +620,7 @@ class Keeper:
             peer for peer, held in self.acks.items() if held.id == commit.id and held.digest != commit.digest
         )
         if differing:
-            notes.append(Note("digest_differs", {"peers": differing, "round": str(commit.id)}))
+            notes.append(note("digest_differs", peers=differing, round=str(commit.id)))
         return [*notes, Broadcast(Committed(self.commit, self.stamp.restart))]
 
 
@@ -740,9 +735,7 @@ class IdleWork:
             tried.add(peer)
             load[peer] += 1
             actions.append(Send(peer, Execute(self._stamp, self._ballot, index)))
-            actions.append(
-                Note("ordered" if first else "ordered_again", {"index": index, "peer": peer, "step": self._stamp.step})
-            )
+            actions.append(note("ordered" if first else "ordered_again", index=index, peer=peer, step=self._stamp.step))
         return actions
 
 
@@ -767,7 +760,7 @@ class NonFinite:
     def alone(self, ledger: Ledger) -> list[Action]:
         """Who has found what was counted all the same."""
         names = {peer for index, found_by in self.found_by.items() if index not in ledger.voided for peer in found_by}
-        return [Note("finds_alone", {"step": self._step, "peer": peer}) for peer in sorted(names)]
+        return [note("finds_alone", step=self._step, peer=peer) for peer in sorted(names)]
 
     def void(self, ledger: Ledger, members: Set[PeerId]) -> list[Action]:
         """Take what is settled out of the ledger."""
@@ -775,18 +768,16 @@ class NonFinite:
         for index, found_by in self.found_by.items():
             confirmed = 2 * len(found_by & members) > len(members)
             if confirmed and index not in ledger.voided and ledger.void(index):
-                actions.append(Note("voided", {"step": self._step, "index": index}))
+                actions.append(note("voided", step=self._step, index=index))
         if len(ledger.voided) > self._max_void and not self.halted:
             self.halted = True
             actions.append(
-                Note(
+                note(
                     "halted",
-                    {
-                        "step": self._step,
-                        "reason": f"{len(ledger.voided)} microbatches of step {self._step} gave no gradient that can "
-                        f"be counted (not finite, or too large for the grid; training.max_void = {self._max_void}): "
-                        "lower the learning rate or numerics.grid_bits and start again",
-                    },
+                    step=self._step,
+                    reason=f"{len(ledger.voided)} microbatches of step {self._step} gave no gradient that can "
+                    f"be counted (not finite, or too large for the grid; training.max_void = {self._max_void}): "
+                    "lower the learning rate or numerics.grid_bits and start again",
                 )
             )
         return actions

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator, Set
 
 from swarmnet.ids import Ballot, Generation, PeerId
-from swarmnet.messages import NONE, Claim, Commit, Finished, Indexes, LinkQuality, Release, Report, Stamp, Trouble
+from swarmnet.messages import NONE, Claim, Indexes, Release, Stamp
 from swarmnet.step.actions import Action, Send
 
 Owner = tuple[PeerId, Generation]
@@ -174,30 +174,3 @@ class ClaimBook:
     def release(self, indexes: Indexes, stamp: Stamp, ballot: Ballot | None) -> list[Action]:
         """The word that these are not held (rule 10)."""
         return [Send(ballot.peer, Release(stamp, ballot, self.generation, indexes))] if ballot is not None else []
-
-    def report(
-        self,
-        stamp: Stamp,
-        ballot: Ballot,
-        finished: Finished | None,
-        commit: Commit | None,
-        progress: int,
-        line: LinkQuality,
-        trouble: Trouble | None,
-        vote: bytes,
-    ) -> Report:
-        """Everything a keeper must know of this replica (rule 9)."""
-        return Report(
-            stamp=stamp,
-            ballot=ballot,
-            generation=self.generation,
-            owned=self.owned,
-            summed=frozenset(self.summed),
-            finished=finished,
-            commit=commit,
-            progress=progress,
-            non_finite=frozenset(self.non_finite) if self.non_finite else NONE,
-            line=line,
-            trouble=trouble,
-            vote=vote,
-        )

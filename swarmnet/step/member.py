@@ -27,13 +27,14 @@ from swarmnet.messages import (
     Trouble,
 )
 from swarmnet.step import actions as act
-from swarmnet.step.actions import Action, Broadcast, Note, Resync, Send
+from swarmnet.step.actions import Action, Broadcast, Note, Resync, Send, note
+from swarmnet.step.context import StepContext
 from swarmnet.step.drift import NO_DRIFT, Drift, DriftRules
 from swarmnet.step.gate import Shape, refusal
 from swarmnet.step.keeper import Keeper
 from swarmnet.step.ledger import ClaimBook, Generations, round_numbers
 from swarmnet.step.membership import Barrier, Membership, evidence
-from swarmnet.step.open_step import OpenStep, RoundPart, Shared
+from swarmnet.step.open_step import OpenStep, RoundPart
 from swarmnet.step.view import Timers, View
 
 
@@ -58,7 +59,7 @@ class Member:
         self.view = View(me, stage, timers)
         self.drift = Drift(self.view, drift, numerics)
         self.membership = Membership(me, stage, self.view, signer)
-        self._shared = Shared(
+        self._context = StepContext(
             me,
             shape,
             self.view,
@@ -80,10 +81,10 @@ class Member:
 
     def _begin(self, now: float, finished: Finished | None) -> None:
         """Open all steps of this version anew."""
-        self._shared.pace.begin()
+        self._context.pace.begin()
         oldest = self.before if self.shape.delay.behind(self.version) else self.chain
         stamp = self._stamp(self.version, oldest)
-        self.steps = [OpenStep(stamp, self._shared, oldest=True, now=now, finished=finished)]
+        self.steps = [OpenStep(stamp, self._context, oldest=True, now=now, finished=finished)]
         self.steps += self._following(now)
         self._early_prepare: Prepare | None = None
 
@@ -93,7 +94,7 @@ class Member:
         Mostly one; two where steps begin to overlap, for the first of them was not open a version earlier.
         """
         return [
-            OpenStep(self._stamp(step, self.chain), self._shared, oldest=step == self.version, now=now)
+            OpenStep(self._stamp(step, self.chain), self._context, oldest=step == self.version, now=now)
             for step in range(self.version + len(self.steps), self.version + self._ahead + 1)
         ]
 
@@ -155,20 +156,20 @@ class Member:
     @property
     def synced(self) -> bool:
         """Have I state, and so a say?"""
-        return self._shared.synced
+        return self._context.synced
 
     @synced.setter
     def synced(self, synced: bool) -> None:
-        self._shared.synced = synced
+        self._context.synced = synced
 
     @property
     def term_chain(self) -> Chain:
         """The chain at the start of the keepers' term."""
-        return self._shared.term_chain
+        return self._context.term_chain
 
     @term_chain.setter
     def term_chain(self, chain: Chain) -> None:
-        self._shared.term_chain = chain
+        self._context.term_chain = chain
 
     @property
     def done(self) -> bool:
@@ -200,7 +201,7 @@ class Member:
     def _heartbeat(self, behind: bool, mate: bool) -> Heartbeat:
         return Heartbeat(
             stamp=self._stamp(self.version, self.chain),
-            incarnation=self._shared.generations.newest.incarnation,
+            incarnation=self._context.generations.newest.incarnation,
             synced=self.synced,
             keeper=self.promised or self._kept_last,
             commits=tuple(map(self.membership.with_votes, self.barrier.known)),
@@ -216,7 +217,7 @@ class Member:
     @property
     def _sitting(self) -> tuple[PeerId, ...]:
         """Whom my step goes on without, as its keeper, or would if I kept."""
-        found = self.keeper.without if self.keeper is not None else self._shared.strikes.sitting
+        found = self.keeper.without if self.keeper is not None else self._context.strikes.sitting
         return tuple(sorted(found))[:MAX_SITTING]
 
     # ------------------------------------------------------------ events from my own replica
@@ -238,7 +239,7 @@ class Member:
         before: the chain of one version earlier. last_commits: of the step before, all or none: others may still need
         to hear them from me.
         """
-        self._shared.generations.next()
+        self._context.generations.next()
         self.version, self.chain, self.before, self.term_chain = version, chain, before, term_chain
         self.synced = True
         self.last_commits, self.last_finished, self._last_stamp = last_commits, None, None
@@ -250,7 +251,7 @@ class Member:
                 self.membership.hear_vote(commit, self.me, self.membership.sign(commit), now=now)
         self.drift.forget()
         self._lag.caught_up()
-        self._shared.pace.interrupted()
+        self._context.pace.interrupted()
         self._begin(now, finished)
         self.oldest.inherit(commits)
         return [act.StopSum(), Broadcast(self.heartbeat()), *self._advance(now)]
@@ -303,8 +304,8 @@ class Member:
         allowed: how long it lets each member's stream stand still. waits: for whom; True: whose stream breaks whenever
         it is asked for. awaited: whose is later than its line needs.
         """
-        self._shared.line, self._shared.trouble, self._shared.lines.allowed = line, trouble, allowed
-        self._shared.waits, self._shared.awaited = waits, awaited
+        self._context.line, self._context.trouble, self._context.lines.allowed = line, trouble, allowed
+        self._context.waits, self._context.awaited = waits, awaited
 
     def sum_whole(self, finished: Finished, *, now: float) -> list[Action]:
         """The exchange of a round, or the collection of a finished sum, is complete and digest-checked."""
@@ -325,12 +326,13 @@ class Member:
         self.before, self.chain = self.chain, next_chain(self.chain, evidence(self.last_commits))
         self.membership.applied(self.last_commits)
         self.version += 1
+        # Keepers are drawn again from a chain that nobody knew when the last term began.
         if self.version % self.shape.keeper_term_steps == 0:
             self.term_chain = self.chain
         self._lag.caught_up()
         actions += self._review_keeper(late_s, now)
-        self.membership.patience_s = self._shared.pace.patience_s(0.0, 0.0)
-        self._shared.pace.begin()
+        self.membership.patience_s = self._context.pace.patience_s(0.0, 0.0)
+        self._context.pace.begin()
         follows = bool(self.steps)
         opened = self._following(now)
         self.steps += opened
@@ -353,10 +355,10 @@ class Member:
         late_s: for so long the step waited for another member, which is not the keeper's fault.
         """
         kept = self._kept_last.peer if self._kept_last is not None else None
-        slow_s = self._shared.pace.applied(kept, late_s=late_s, now=now)
+        slow_s = self._context.pace.applied(kept, late_s=late_s, now=now)
         if kept is None or kept == self.me or not slow_s:
             return []
-        return self._shared.vain.strike(kept, "keeps, and steps are slow", cost_s=slow_s, now=now)
+        return self._context.vain.strike(kept, "keeps, and steps are slow", cost_s=slow_s, now=now)
 
     def measured(self, measure: Measure, term_chain: Chain, *, now: float) -> list[Action]:
         """The weights of a version were measured; term_chain: as it was then."""
@@ -381,7 +383,7 @@ class Member:
         convicted, self.membership.notes = self.membership.notes, []
         if not self.applying and self._lag.orphaned(self.version, now=now):
             self._lag.caught_up()
-            return [*convicted, act.Orphaned(), Note("orphaned", {"step": self.version})]
+            return [*convicted, act.Orphaned(), note("orphaned", step=self.version)]
         actions: list[Action] = [*convicted, *self.drift.review(now=now)]
         actions += self._mend(now, begins=False) if self.done else []
         actions += [action for step in self.steps for action in step.say_again()]
@@ -397,7 +399,8 @@ class Member:
         about = None if isinstance(message, Heartbeat | Committed) else self.step(message.stamp.step)
         reason = refusal(peer, message, self.shape, about.promised if about is not None else None)
         if reason is not None:
-            return [Note("refused_message", {"peer": peer, "kind": type(message).__name__, "reason": reason})]
+            return [note("refused_message", peer=peer, kind=type(message).__name__, reason=reason)]
+        # Heartbeats come from all stages, everything else but commits from mates.
         if isinstance(message, Heartbeat):
             return self._on_heartbeat(peer, message, now)
         self.view.touch(peer, now=now)
@@ -408,12 +411,14 @@ class Member:
             if message.restart != self.restart:
                 return []
             return self._on_commit(peer, message.commit, now)
+        # Whoever has sent no heartbeat as a replica of my stage has no say in it.
         if message.stamp.stage != self.stage or not mate:
             return []
         if isinstance(message, Prepare) and message.stamp.step == self.version + self._ahead + 1:
             if self._early_prepare is None or message.ballot > self._early_prepare.ballot:
                 self._early_prepare = message  # its keeper is ahead of us
             return []
+        # Another past, another fork, or a step that is decided here.
         if about is None or message.stamp != about.stamp or about.applying:
             return []
         return about.receive(peer, message, now=now)
@@ -425,11 +430,13 @@ class Member:
         stood = self._stands(peer, now)
         fresh = self.view.hear(peer, beat, now=now)
         actions: list[Action] = [Send(peer, self.heartbeat(peer))] if fresh and self.synced else []
+        # Without state neither side can tell the other anything about the step.
         if not self.synced or not beat.synced:
             return actions
         step, mate = beat.stamp.step, beat.stamp.stage == self.stage
         if mate and step == self.version and beat.stamp.chain != self.chain:
             return actions + self._on_fork(peer, beat, now)
+        # It has applied the step that I am at, and so knows all its commits (rule 17).
         if step == self.version + 1:
             for commit in beat.last_commits:
                 actions += self._on_commit(peer, commit, now)
@@ -437,6 +444,7 @@ class Member:
             self.membership.lists(peer, beat.stamp.stage, (*beat.commits, *beat.last_commits))
             for commit in beat.commits:
                 actions += self._on_commit(peer, commit, now)
+        # By one step the sum may still be fetched; by more the state must (rule 18).
         if mate and step > self.version and not self.applying:
             fetching = self.part.exchange is not None
             actions += self._lag.behind(self.version, fetching=fetching, now=now) or self._advance(now)
@@ -461,7 +469,7 @@ class Member:
             if peer in self._bad_voters:
                 return []  # said once a version: it is said again with every message that carries it
             self._bad_voters.add(peer)
-            return [Note("bad_vote", {"peer": peer, "stage": commit.stage, "step": commit.step})]
+            return [note("bad_vote", peer=peer, stage=commit.stage, step=commit.step)]
         of = self.step(commit.step)
         return of.add_commit(commit, now=now) if of is not None else []
 
@@ -543,7 +551,7 @@ class Lag:
             alone = [(peer, passed) for peer, passed in sorted(ahead.items()) if passed > version + 1]
             fresh = [each for each in alone if each[0] not in self._alone]
             self._alone.update(peer for peer, _ in fresh)
-            return [Note("ahead_alone", {"peer": peer, "version": passed}) for peer, passed in fresh[:_MOST_NAMED]]
+            return [note("ahead_alone", peer=peer, version=passed) for peer, passed in fresh[:_MOST_NAMED]]
         far = any(passed > version + 1 for passed in ahead.values())
         if far or since_s > 2 * (timers.long_silence_s if fetching else timers.suspect_s):
             return self.resync(tuple(sorted(ahead)), "behind", version, now=now)
@@ -581,7 +589,7 @@ class Lag:
         if not donors or now - self._asked_at < self._view.timers.suspect_s:
             return []
         self._asked_at = now
-        return [Resync(donors, reason), Note("resync", {"reason": reason, "version": version})]
+        return [Resync(donors, reason), note("resync", reason=reason, version=version)]
 
 
 def yields(*, mine: tuple[bool, Chain], theirs: tuple[bool, Chain]) -> bool:

@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart, Signer
 from swarmnet.messages import MAX_VOTES, Commit, Finished, Stamp, Vote
-from swarmnet.step.actions import Note
+from swarmnet.step.actions import Note, note
 from swarmnet.step.view import View
 
 _DOMAIN = b"swarmnet vote 1\0"
@@ -185,9 +185,8 @@ class Membership:
                     if of is not None and commit != of and peer not in self._alone and len(self._alone) < _MOST_ODD:
                         self._alone.add(peer)
                         self.notes.append(
-                            Note(
-                                "other_commit",
-                                {"peer": peer, "step": commit.step, "of": commit.stage, "digest": commit.digest.hex()},
+                            note(
+                                "other_commit", peer=peer, step=commit.step, of=commit.stage, digest=commit.digest.hex()
                             )
                         )
 
@@ -224,9 +223,7 @@ class Membership:
         others = [other for other, votes in found.items() if peer in votes and other != commit]
         if any(other.id == commit.id for other in others):
             self._convicted.add(peer)
-            self.notes.append(
-                Note("convicted", {"peer": peer, "step": commit.step, "reason": "has signed two sums of one round"})
-            )
+            self.notes.append(note("convicted", peer=peer, step=commit.step, reason="has signed two sums of one round"))
             return False
         for other in others[: max(len(others) + 1 - _MOST_SUMS, 0)]:
             del found[other][peer]
@@ -277,15 +274,18 @@ class Membership:
         if commit in self._given_up:
             signed -= {self.me}
         roster = self.roster(commit.stage)
+        # Most of those who count: no other sum of the step can have that many.
         if 2 * len(signed & roster) > len(roster):
             return True
         live = self.live(commit.stage, now=now)
+        # The others are lost, and nobody waits for them for ever. A cut may fork the stage here (docs/protocol.md).
         if 2 * len(signed & live) > len(live):
             return True
         if len(live) != 2 or not signed & live:
             return False
         others = self._votes.get((commit.stage, commit.step), {})
         rivals = [other for other, votes in others.items() if votes.keys() & (live - signed)]
+        # Of two who live each has signed its own sum.
         if rivals:
             return self._is_preferred(commit, rivals)
         if self.me in live and commit.stage == self.stage and self.me not in signed:

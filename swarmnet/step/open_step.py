@@ -2,18 +2,18 @@
 
 Everything that is of one step and forgotten with it (docs/protocol.md, State). Where steps overlap a replica has
 several of these (`member`): all take claims and grants, only the *oldest*, which is applied next, takes part in rounds,
-collects sums and has idle indexes executed. What outlives a step is `Shared`.
+collects sums and has idle indexes executed. What outlives a step is its context.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from swarmnet.ids import Ballot, Chain, PeerId, RoundId
+from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.messages import (
-    UNMEASURED,
+    NONE,
     Claim,
     Commit,
     Evicted,
@@ -21,24 +21,21 @@ from swarmnet.messages import (
     Finished,
     Granted,
     Indexes,
-    LinkQuality,
     Moved,
     Prepare,
     Release,
     Report,
     Round,
     Stamp,
-    Trouble,
 )
 from swarmnet.step import actions as act
-from swarmnet.step.actions import Action, Note, Send
+from swarmnet.step.actions import Action, Note, Send, note
+from swarmnet.step.context import StepContext
 from swarmnet.step.election import Election
-from swarmnet.step.gate import Shape
 from swarmnet.step.keeper import Keeper
-from swarmnet.step.ledger import ClaimBook, Generations
-from swarmnet.step.membership import Barrier, Membership, commit_of
-from swarmnet.step.strikes import Delays, Strikes
-from swarmnet.step.view import BrokenLinks, Pace, View
+from swarmnet.step.ledger import ClaimBook
+from swarmnet.step.membership import Barrier, commit_of
+from swarmnet.step.strikes import Delays
 
 # ---------------------------------------------------------------- one replica's part in rounds
 #
@@ -108,6 +105,7 @@ class RoundPart:
         named = any(peer == self.me for peer, _, _ in current.contributions)
         if named and not mine:
             return []  # under a generation I have left: the keeper learns it from my report
+        # It names me: I contribute exactly that set, or say why not.
         if mine:
             missing = mine[0] - claims.owned
             if missing:
@@ -125,6 +123,7 @@ class RoundPart:
         reducer gone; and those it was collected from may all be gone: then start again with who holds it now.
         """
         found = sorted(holders)
+        # Nobody else is known to hold it; it may be what I have set aside myself.
         if not found:
             alone = (wanted.id, digest) in self.aside and self.exchange != wanted.id
             return self._start(wanted.id, act.CollectSum(wanted, digest)) if alone else []
@@ -155,75 +154,26 @@ StepMessage = Prepare | Granted | Moved | Evicted | Round | Execute | Claim | Re
 """What is about one step, and goes to the machine of that step."""
 
 
-@dataclass(slots=True)
-class Shared:
-    """What all open steps of a replica have in common. synced: has it state, and so a say?
-
-    term_chain: the chain at the start of the keepers' term, from which their order follows. line: what I have measured
-    of mine. trouble: what holds me up in the round I take part in. waits: for whom I wait there; True: whose stream
-    breaks whenever it is asked for. awaited: whose streams are later than their lines need. absent: mates that had no
-    part in the step before. numbers: of the rounds I open. lines: what I know of others' as a keeper. strikes: what I
-    hold against them as members, vain: as keepers.
-    """
-
-    me: PeerId
-    shape: Shape
-    view: View
-    membership: Membership
-    generations: Generations
-    numbers: Iterator[int]
-    term_chain: Chain
-    synced: bool = False
-    line: LinkQuality = UNMEASURED
-    trouble: Trouble | None = None
-    waits: Mapping[PeerId, bool] = field(default_factory=dict)
-    awaited: frozenset[PeerId] = frozenset()
-    absent: frozenset[PeerId] = frozenset()
-    lines: BrokenLinks = field(default_factory=BrokenLinks)
-    pace: Pace = field(init=False)
-    strikes: Strikes = field(init=False)
-    vain: Strikes = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.pace = Pace(self.view.timers)
-        self.strikes, self.vain = Strikes(self.view.timers), Strikes(self.view.timers)
-
-    def stuck(self, *, now: float) -> bool:
-        """Can the exchange I take part in not end by itself? Its streams stand still or break, or end at the dead."""
-        return self.trouble is not None or any(
-            broken or not self.view.alive(peer, now=now) for peer, broken in self.waits.items()
-        )
-
-
 class OpenStep:
     """The machine of one step, known by its stamp. finished: the step's sum, if it came with the state."""
 
     def __init__(
-        self, stamp: Stamp, shared: Shared, *, oldest: bool, now: float, finished: Finished | None = None
+        self, stamp: Stamp, context: StepContext, *, oldest: bool, now: float, finished: Finished | None = None
     ) -> None:
         self.stamp, self.oldest = stamp, oldest
-        self._shared = shared
-        self.claims = ClaimBook(shared.generations)
-        self.election = Election(
-            shared.view,
-            shared.strikes,
-            shared.vain,
-            shared.membership,
-            shared.pace,
-            step=stamp.step,
-            term_chain=shared.term_chain,
-            now=now,
-        )
+        self._context = context
+        self.claims = ClaimBook(context.generations)
+        self.election = Election(context, step=stamp.step, now=now)
         self.keeper: Keeper | None = None
-        self.part = RoundPart(shared.me, finished)
-        self.barrier = Barrier(stamp.step, shared.shape.num_stages)
+        self.part = RoundPart(context.me, finished)
+        self.barrier = Barrier(stamp.step, context.shape.num_stages)
         self.applying = False
         self.progress = 0
         self._vote = b""
         self._signed_at = -math.inf
         self._refused: set[PeerId] = set()  # who has asked in vain to be, or to have somebody, promised
         self._fed = False  # has work of this step come here?
-        self._delays = Delays(shared.view.timers, now)
+        self._delays = Delays(context.view.timers, now)
         if finished is not None:
             self._sign(finished, now)
 
@@ -248,9 +198,10 @@ class OpenStep:
 
     def claim(self, index: int, *, now: float) -> list[Action]:
         """Work on `index` has begun: ask to count it (rule 3)."""
+        # It was granted to work that was dropped since: it need not be asked for again.
         if index in self.claims.granted:
             return [act.AddGranted(self.stamp.step, index)]
-        self._shared.pace.claimed(now=now)
+        self._context.pace.claimed(now=now)
         self._fed = True
         self.claims.asked.add(index)
         return self.claims.claim(index, self.stamp, self.promised)
@@ -266,6 +217,7 @@ class OpenStep:
 
     def add(self, index: int) -> list[Action]:
         """The weight gradient of `index` is in the accumulator, which has not been voided since."""
+        # The driver has added what nobody granted: nothing can be taken out of a sum (I3).
         if index not in self.claims.granted:
             return self._begin_again("voided_myself", lost=False)
         self.claims.summed.add(index)
@@ -287,6 +239,7 @@ class OpenStep:
         wanted = self._wanted_sum()
         mine = self._own_commit
         foreign = mine is not None and not mine.says(finished)  # not what my stage has committed
+        # A sum of a round that was given up meanwhile, or that nobody else holds.
         if wanted is None or finished.id != wanted or foreign:
             return self._join_round()
         self._sign(finished, now)
@@ -296,8 +249,8 @@ class OpenStep:
         """I hold this sum, and say so under my name."""
         commit = commit_of(self.stamp, finished)
         self.part.finished, self.part.locked, self._signed_at = finished, True, now
-        self._vote = self._shared.membership.sign(commit)
-        self._shared.membership.hear_vote(commit, self._shared.me, self._vote, now=now)
+        self._vote = self._context.membership.sign(commit)
+        self._context.membership.hear_vote(commit, self._context.me, self._vote, now=now)
 
     def _lock_again(self, now: float) -> None:
         """Another keeper: it is to hear what I have signed before I take part in anything else, however long ago."""
@@ -353,26 +306,27 @@ class OpenStep:
         if mine and commit.chain != self.stamp.chain:
             return False
         known = self.barrier.of(commit.stage)
+        # Of two commits of my stage the one stays whose sum is here (A4).
         if known is not None and (self._holds(known) or not (mine and self._holds(commit))):
             return False
-        if not self._shared.membership.believed(commit, now=now):
+        if not self._context.membership.believed(commit, now=now):
             return False
-        self.barrier.replace(self._shared.membership.with_votes(commit))  # of two forks the one whose sum I hold (A4)
+        self.barrier.replace(self._context.membership.with_votes(commit))  # of two forks the one whose sum I hold (A4)
         if not mine:
             return True
         finished = self.finished
         if finished is not None and finished.id == commit.id and not commit.says(finished):
             self.part.finished = None  # the same round, other bits than my stage's: fetch them from whoever holds them
-            self._shared.membership.give_up(commit_of(self.stamp, finished))
+            self._context.membership.give_up(commit_of(self.stamp, finished))
         return True
 
     def _look_around(self, now: float) -> bool:
         """Is one of the commits that I know of to be believed by now?"""
         news = False
-        for stage in range(self._shared.shape.num_stages):
+        for stage in range(self._context.shape.num_stages):
             # A keeper has all votes first, and waits for who is nearly there.
             if self.barrier.of(stage) is None and not (stage == self.stamp.stage and self.keeper is not None):
-                for commit in self._shared.membership.candidates(stage, self.stamp.step):
+                for commit in self._context.membership.candidates(stage, self.stamp.step):
                     news |= self._learn(commit, now)
         return news
 
@@ -385,7 +339,7 @@ class OpenStep:
     def _to_keeper(self, peer: PeerId, message: Claim | Report | Release, now: float) -> list[Action]:
         told = message.commit if isinstance(message, Report) else None
         mine = told is not None and (told.stage, told.step) == (self.stamp.stage, self.stamp.step)
-        if told is not None and mine and self._shared.membership.hear(told, now=now) and self._learn(told, now):
+        if told is not None and mine and self._context.membership.hear(told, now=now) and self._learn(told, now):
             return self.advance(now)
         if isinstance(message, Report) and (self.promised is None or message.ballot > self.promised):
             # Somebody has promised a higher ballot: whoever keeps under a lower one stops (rule 13). If it is one of my
@@ -405,6 +359,7 @@ class OpenStep:
         return actions if self.keeper.claiming else actions + self.keeper.advance(now=now, resend=False)
 
     def _on_prepare(self, peer: PeerId, prepare: Prepare, now: float) -> list[Action]:
+        # The keeper's heartbeat: it wants to hear where I stand.
         if prepare.ballot == self.promised:
             self.election.heard(prepare, now=now)
             return self._report()
@@ -419,12 +374,12 @@ class OpenStep:
             if told_by in self._refused or (self.promised is not None and ballot <= self.promised):
                 return []
             self._refused.add(told_by)
-            return [Note("refused_ballot", {"peer": told_by, "ballot": ballot.number, "keeper": ballot.peer})]
+            return [note("refused_ballot", peer=told_by, ballot=ballot.number, keeper=ballot.peer)]
         self._lock_again(now)
         actions = self.part.drop()
         if self.keeper is not None and self.keeper.ballot != ballot:
             self.keeper = None
-            actions.append(Note("keeper_stopped", {"step": self.stamp.step, "for": ballot.peer}))
+            actions.append(note("keeper_stopped", step=self.stamp.step, **{"for": ballot.peer}))
         return actions + self._report() + self.claims.ask(self.stamp, self.promised)
 
     def _on_granted(self, granted: Granted) -> list[Action]:
@@ -448,9 +403,10 @@ class OpenStep:
             return []
         self.claims.renew(void=evicted.void)  # a new generation always: grants in flight for the old one are dead (A2)
         actions = self.part.drop()
+        # Only then is the accumulator worth nothing; otherwise its work is offered again.
         if evicted.void:
             actions.append(act.Void(self.stamp.step))
-        actions.append(Note("evicted_me", {"void": evicted.void, "step": self.stamp.step}))
+        actions.append(note("evicted_me", void=evicted.void, step=self.stamp.step))
         return actions + self._report()
 
     def _on_round(self, message: Round, now: float) -> list[Action]:
@@ -471,24 +427,30 @@ class OpenStep:
 
     def _wanted_sum(self) -> RoundId | None:
         mine = self._own_commit
+        # A commit stands above whatever round is open.
         if mine is not None:
             return mine.id
         return self.part.round.id if self.part.round is not None else None
 
     def _make_report(self, ballot: Ballot) -> Report:
-        return self.claims.report(
-            self.stamp,
-            ballot,
-            self.finished,
-            self._own_commit,
-            self.progress,
-            self._shared.line,
-            self._shared.trouble if self.oldest else None,
-            self._vote if self.finished is not None else b"",
+        claims, context = self.claims, self._context
+        return Report(
+            stamp=self.stamp,
+            ballot=ballot,
+            generation=claims.generation,
+            owned=claims.owned,
+            summed=frozenset(claims.summed),
+            finished=self.finished,
+            commit=self._own_commit,
+            progress=self.progress,
+            non_finite=frozenset(claims.non_finite) if claims.non_finite else NONE,
+            line=context.line,
+            trouble=context.trouble if self.oldest else None,
+            vote=self._vote if self.finished is not None else b"",
         )
 
     def _report(self) -> list[Action]:
-        if self.promised is None or not self._shared.synced:
+        if self.promised is None or not self._context.synced:
             return []
         return [Send(self.promised.peer, self._make_report(self.promised))]
 
@@ -496,7 +458,7 @@ class OpenStep:
         """The accumulator is worth nothing: it holds what nobody granted (I3), or nothing of what it should."""
         self.claims.renew(void=True)
         step = self.stamp.step
-        return [*self.part.drop(), act.Void(step, lost=lost), Note(why, {"step": step}), *self._report()]
+        return [*self.part.drop(), act.Void(step, lost=lost), note(why, step=step), *self._report()]
 
     def _join_round(self) -> list[Action]:
         commit = self._own_commit
@@ -512,28 +474,29 @@ class OpenStep:
 
     def advance(self, now: float, *, resend: bool = False) -> list[Action]:
         """Do whatever the state asks for: keep, take part, collect, apply. `resend`: say it again (every tick)."""
-        shared = self._shared
-        if not shared.synced or self.applying or self.stamp.step >= shared.shape.total_steps:
+        context = self._context
+        if not context.synced or self.applying or self.stamp.step >= context.shape.total_steps:
             return []
         if not self.oldest or self._own_commit is not None or not self._is_fed(now):
             self.election.moves(now=now)
-        ballot = self.election.due(shared.term_chain, keeping=self.keeper is not None, now=now)
+        ballot = self.election.due(keeping=self.keeper is not None, now=now)
         notes, self.election.notes = self.election.notes, []
         actions: list[Action] = [*notes, *(self._keep_under(ballot, now) if ballot is not None else [])]
         self._look_around(now)
         if self.keeper is not None:
             if self._own_commit is not None:
                 actions += self.keeper.settle(self._own_commit)
-            self.keeper.awaited = shared.awaited
+            self.keeper.awaited = context.awaited
             actions += self.keeper.advance(now=now, resend=resend)
             if self.keeper.commit is not None and self._own_commit is None:
                 self._learn(self.keeper.commit, now)
         if resend:
             members = self.part.round.receivers if self.part.exchange is not None and self.part.round else ()
-            self._delays.note(shared.awaited if members else frozenset(), len(members), now=now)
-            self.part.stuck = shared.stuck(now=now)
-            self.part.locked = now - self._signed_at <= shared.view.timers.suspect_s
+            self._delays.note(context.awaited if members else frozenset(), len(members), now=now)
+            self.part.stuck = context.stuck(now=now)
+            self.part.locked = now - self._signed_at <= context.view.timers.suspect_s
             actions += self._join_round()
+        # Rounds, sums and the optimizer step are of the oldest open step alone.
         if not self.oldest:
             return actions
         actions += self._collect_committed()
@@ -541,47 +504,29 @@ class OpenStep:
 
     def _is_fed(self, now: float) -> bool:
         """Has work of this step come here, or to a mate that does not keep, or has another stage done it all?"""
-        view, keeper = self._shared.view, self.promised.peer if self.promised is not None else None
+        view, keeper = self._context.view, self.promised.peer if self.promised is not None else None
         mates = (view.get(peer) for peer in view.live(self.stamp.stage, now=now) if peer != keeper)
         return self._fed or bool(self.barrier.known) or any(seen is not None and seen.queue > 0 for seen in mates)
 
     def _keep_under(self, ballot: Ballot, now: float) -> list[Action]:
         """My turn: keep under this ballot."""
-        shared = self._shared
+        context = self._context
         self.election.promise(ballot, now=now)
         self._lock_again(now)
         actions = self.part.drop()
-        self.keeper = Keeper(
-            self.stamp,
-            ballot,
-            shared.shape.num_microbatches,
-            shared.view,
-            idle_s=shared.pace.idle_s,
-            max_void=shared.shape.max_void,
-            delay=shared.shape.delay.behind(self.stamp.step),
-            group_size=shared.shape.group_size,
-            numbers=shared.numbers,
-            oldest=self.oldest,
-            now=now,
-            given=self.election.given,
-            lines=shared.lines,
-            strikes=shared.strikes,
-            membership=shared.membership,
-            pace=shared.pace,
-            absent=shared.absent,
-        )
-        actions.append(Note("keeper", {"step": self.stamp.step, "ballot": ballot.number}))
+        self.keeper = Keeper(self.stamp, ballot, context, oldest=self.oldest, given=self.election.given, now=now)
+        actions.append(note("keeper", step=self.stamp.step, ballot=ballot.number))
         actions += self._report() + self.claims.ask(self.stamp, ballot)
         return actions + self.keeper.advance(now=now, resend=False)
 
     def applied(self, now: float) -> list[Note]:
         """The step is over: whoever has slowed it down owes that, and who had no part in it is remembered."""
-        shared = self._shared
+        context = self._context
         if self.keeper is not None:
-            shared.absent = self.keeper.absent(now)
-        elif self.promised is not None and (seen := shared.view.get(self.promised.peer)) is not None:
-            shared.absent = frozenset(seen.sitting)
-        return self._delays.charge(shared.strikes, shared.me, now=now) if self.keeper is None else []
+            context.absent = self.keeper.absent(now)
+        elif self.promised is not None and (seen := context.view.get(self.promised.peer)) is not None:
+            context.absent = frozenset(seen.sitting)
+        return self._delays.charge(context.strikes, context.me, now=now) if self.keeper is None else []
 
     @property
     def late_s(self) -> float:
@@ -595,7 +540,7 @@ class OpenStep:
             return []
         if self.promised is None:
             return []
-        holders = sorted(p for p, seen in self._shared.view.mates() if seen.synced and not seen.dead)
+        holders = sorted(p for p, seen in self._context.view.mates() if seen.synced and not seen.dead)
         return self.part.collect(Round(self.stamp, self.promised, commit.id, (), (), ()), commit.digest, holders)
 
     def _try_apply(self) -> list[Action]:

@@ -229,6 +229,7 @@ class Stragglers:
         members = frozenset[PeerId]().union(*circles)
         late = self._named(members, frozenset(), now)
         odd = self._odd(circles, late)
+        # Without the voices of those who accuse nearly everybody.
         if odd:
             late = self._named(members, odd, now)
         for accused in sorted(members & self._refused.keys()):
@@ -269,6 +270,7 @@ class Stragglers:
     ) -> bool:
         """Do most of those that exchange with it refuse what it sends, and all of them, or again after another cut?"""
         voices = (self._refused[accused] & members) - odd
+        # One word against another: the keeper's counts.
         if len(members) == 2:
             return bool(voices) and accused != self._me
         near = [circle - {accused} for circle in _of(accused, circles)]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Set
 
 from swarmnet.ids import PeerId
-from swarmnet.step.actions import Note
+from swarmnet.step.actions import Note, note
 from swarmnet.step.view import Timers
 
 _SHARE = 16.0
@@ -49,15 +49,8 @@ class Strikes:
         while len(self._struck) > _MOST_PEERS:
             del self._struck[next(iter(self._struck))]
         return [
-            Note(
-                "strike",
-                {
-                    "peer": peer,
-                    "reason": reason,
-                    "cost_s": round(cost_s, 3),
-                    "sits_out_s": round(sits_s, 3),
-                    "strikes": level,
-                },
+            note(
+                "strike", peer=peer, reason=reason, cost_s=round(cost_s, 3), sits_out_s=round(sits_s, 3), strikes=level
             )
         ]
 

@@ -71,9 +71,11 @@ class View:
         """Take in a heartbeat. Returns True if the peer is new, newly alive, or a new incarnation of itself."""
         stage = self._seen.setdefault(beat.stamp.stage, {})
         seen = stage.get(peer)
+        # It was sent before the connection broke for good.
         if seen is not None and seen.incarnation == beat.incarnation and self._last_words(seen, now):
             return False
         fresh = seen is None or seen.dead or seen.incarnation != beat.incarnation
+        # Identities cost nothing: those who are known stay.
         if seen is None and len(stage) >= _MOST_REPLICAS:
             return False
         if seen is None or seen.incarnation != beat.incarnation:

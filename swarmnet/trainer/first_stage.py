@@ -12,7 +12,7 @@ from swarmnet.errors import Refused
 from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Gradient, Packed, Process
-from swarmnet.net.unserved import nobody_serves, unserved
+from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.inputs import AnswerCheck
 from swarmnet.pipeline.router import AdaptiveTimeout, Router, RoutingRule, least_time

@@ -13,9 +13,8 @@ from swarmnet.data.source import load_tokens
 from swarmnet.manifest.codec_names import named_by
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.net.endpoint import open_endpoint
+from swarmnet.net.endpoint import NOTHING_BETWEEN, Wrap, open_endpoint
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
-from swarmnet.net.wrap import NOTHING_BETWEEN, Wrap
 from swarmnet.pipeline.router import RoutingRule, routing_rule
 from swarmnet.pipeline.windows import OwnTokens
 from swarmnet.telemetry.events import EventLog

@@ -16,7 +16,7 @@ from swarmnet.errors import SwarmError, leaves
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.net.grpc_greeting import Greeter
+from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity

@@ -13,6 +13,9 @@ strangers = load("strangers")
 SHORT_S, SHORT_LEAST = 30.0, 0.5
 """So much lying shows whether a liar can stop a run or change it; what a lie costs in the end takes five minutes."""
 
+LONG_S = 90.0
+"""So many show that two steps at most are held up by a keeper."""
+
 WITHSTOOD = (
     "forged-sum",
     "forged-sum-kept",
@@ -51,20 +54,20 @@ def test_half_a_minute_of_lying(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["keeps-idle", "keeps-and-evicts"])
 def test_a_keeper_under_whom_nothing_comes_is_left_and_named(name: str) -> None:
-    row = strangers.measure(name, seconds=100.0)
+    row = strangers.measure(name, seconds=LONG_S)
     assert row.weights_equal and row.named and row.ratio >= SHORT_LEAST, row
     assert row.longest_s <= 30.0, "two steps, each for as long as a keeper is given"
 
 
 @pytest.mark.parametrize("name", ["keeps-idle", "keeps-for-a-ghost"])
 def test_two_honest_members_leave_such_a_keeper_too(name: str) -> None:
-    row = strangers.measure(name, honest=2, seconds=90.0)
+    row = strangers.measure(name, honest=2, seconds=LONG_S)
     assert row.weights_equal and row.named and row.ratio >= SHORT_LEAST and row.longest_s <= 30.0, row
 
 
 @pytest.mark.parametrize("name", ["never-exchanges", "releases"])
 def test_two_that_collude_against_three(name: str) -> None:
-    row = strangers.measure(name, liars=2, seconds=90.0)
+    row = strangers.measure(name, liars=2, seconds=LONG_S)
     assert not row.broken and row.weights_equal and row.named and row.ratio >= SHORT_LEAST, row
     assert row.longest_s <= 20.0, "what two honest members and two liars have signed, somebody honest has"
 

@@ -92,7 +92,7 @@ class Members:
             network.attach(peer, self.processes[peer], Host(exchange))
 
     def measured(self) -> tuple[int, ...]:
-        return tuple(exchange.line.bytes_per_s for exchange in self.exchanges.values())
+        return tuple(exchange.meter.line.bytes_per_s for exchange in self.exchanges.values())
 
     def take_part(
         self, number: int, bandwidths: tuple[int, ...], rows: tuple[int, ...] = ()
@@ -184,7 +184,7 @@ def test_round_trips_are_told_from_the_calls_of_a_round() -> None:
         one, other, _ = members.peers
         members.network.lines.slow(one, other, None, 0.2)
         await members.round(1, ())
-        return [dict(exchange.line.round_trips) for exchange in members.exchanges.values()]
+        return [dict(exchange.meter.line.round_trips) for exchange in members.exchanges.values()]
 
     first, second, third = play([100 * MB] * 3, story)
     assert 400_000 <= first["p1"] <= 1_000_000 and 400_000 <= second["p0"] <= 1_000_000

@@ -19,12 +19,12 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Busy, Fetched, ManifestRequest, Request
 from swarmnet.net import dials
 from swarmnet.net.address import Address
-from swarmnet.net.allowance import Allowance
-from swarmnet.net.grpc_callee import LINK, host_of
-from swarmnet.net.grpc_caller import METHODS
+from swarmnet.net.grpc_callee import host_of
+from swarmnet.net.grpc_caller import LINK, METHODS
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
+from swarmnet.net.traffic import Allowance
 from swarmnet.transport import ReadPayload
 from swarmnet.wire.convert import read_answer, write_control
 from tests.contracts.transport_contract import FETCH, LIMIT_S, PROCESS, ScriptedService, execute

@@ -30,7 +30,7 @@ from swarmnet.net.admission_files import Owner, new_owner, write_owner
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_node import DhtNode
 from swarmnet.net.endpoint import Endpoint, open_endpoint
-from swarmnet.net.grpc_greeting import Greeter
+from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity, verify
 from swarmnet.net.records import TTL_S, Announcement, bans_key, dht_key, places_of, seal

@@ -24,8 +24,7 @@ from swarmnet.data.source import load_tokens
 from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.file import load
-from swarmnet.net.identity import Identity
-from swarmnet.net.own_dir import own_identity
+from swarmnet.net.identity import Identity, own_identity
 from swarmnet.ranks.starter import child_environment
 
 STEPS, BEFORE_JOIN = 20, 4

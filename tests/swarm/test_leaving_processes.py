@@ -22,7 +22,7 @@ from tiny_run import write_tiny_run
 
 from swarmnet.telemetry.events import EventReader
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, and the leash is a Linux promise")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, and only Linux ties a child to its parent")
 
 PATIENCE_S = 120.0
 

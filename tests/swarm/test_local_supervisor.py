@@ -538,7 +538,7 @@ def test_a_reader_that_goes_away_ends_the_printing_and_nothing_else(tmp_path: Pa
     assert summary(tmp_path)["ok"] and len((tmp_path / "out" / "loss.csv").read_text().splitlines()) == STEPS + 1
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the leash is a Linux promise")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child to its parent")
 def test_children_do_not_outlive_a_killed_supervisor(tmp_path: Path) -> None:
     code, _, pids = interrupted(tmp_path, lambda process: process.kill())
     assert code == -signal.SIGKILL and len(pids) == STAGES * REPLICAS + 1

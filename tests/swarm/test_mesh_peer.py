@@ -15,7 +15,7 @@ import pytest
 from running import PATIENCE_S, Running
 from tiny_run import write_tiny_run
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, and the leash is a Linux promise")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, and only Linux ties a child to its parent")
 
 ENDING_S = 30.0
 

@@ -16,10 +16,9 @@ from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.schema import Data, Manifest
 from swarmnet.net import dht_node, endpoint
 from swarmnet.net.dht_daemon import DaemonFailed, Listen
-from swarmnet.net.dht_gate import RecordGate
-from swarmnet.net.identity import Identity
-from swarmnet.net.own_dir import own_identity
-from swarmnet.net.wrap import NOTHING_BETWEEN
+from swarmnet.net.dht_node import RecordGate
+from swarmnet.net.endpoint import NOTHING_BETWEEN
+from swarmnet.net.identity import Identity, own_identity
 from swarmnet.peer import away, bootstrap
 from swarmnet.peer import run as peer_run
 from swarmnet.peer.beginning import Beginning

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the leash is a Linux promise")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child to its parent")
 
 PARENT = """
 import json, random, sys

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.ids import PeerId
-from swarmnet.net.allowance import _REMEMBERED, Allowance, Allowances
+from swarmnet.net.traffic import _REMEMBERED, Allowance, Allowances
 
 A, B = PeerId("a"), PeerId("b")
 EACH = Allowance(messages_per_s=8, bytes_per_s=1000, burst_s=2.0)

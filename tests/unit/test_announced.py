@@ -7,7 +7,7 @@ import re
 import pytest
 
 from swarmnet.errors import UsageError
-from swarmnet.net.announced import announced_at
+from swarmnet.net.address import announced_at
 from swarmnet.net.identity import Identity
 
 ME, OTHER = Identity.generate().peer, Identity.generate().peer

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import Phase, settings
 
-from swarmnet.wire import codec_contract, codec_registry
+from swarmnet.wire import codec_contract, codecs
 from swarmnet.wire.codec import malformed, memory
 from swarmnet.wire.codec_casts import CASTS
 
@@ -96,7 +96,7 @@ class Spoiling(Honest):
 
 
 def test_an_honest_codec_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(codec_registry._used, "acme.fp32", Honest())
+    monkeypatch.setitem(codecs._used, "acme.fp32", Honest())
     codec_contract.check_codec("acme.fp32")
 
 
@@ -128,6 +128,6 @@ def first_example_will_do():
     ids=lambda each: each.__name__,
 )
 def test_a_codec_that_breaks_a_law_is_found_out(codec, law, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(codec_registry._used, "acme.fp32", codec())
+    monkeypatch.setitem(codecs._used, "acme.fp32", codec())
     with pytest.raises((AssertionError, IndexError)):
         law(codec_contract.subject("acme.fp32"))

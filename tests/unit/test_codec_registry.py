@@ -16,7 +16,7 @@ from swarmnet.manifest.codec_names import check_averaging, check_boundary, named
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Wire
 from swarmnet.messages import Packed
 from swarmnet.trainer.run import run_trainer
-from swarmnet.wire import codec_registry, codecs
+from swarmnet.wire import codecs
 
 SIGN = '''
 import torch
@@ -82,7 +82,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.syspath_prepend(str(site))
         importlib.invalidate_caches()
 
-    monkeypatch.setattr(codec_registry, "_used", {})
+    monkeypatch.setattr(codecs, "_used", {})
     monkeypatch.delitem(sys.modules, "acme_codecs", raising=False)
     yield put
     sys.modules.pop("acme_codecs", None)

@@ -17,6 +17,11 @@ from swarmnet.net.records import TRAINERS, dht_key
 RUN = RunId("ab" * 32)
 
 
+class Node(PacedP2P):
+    def __del__(self) -> None:
+        """There is no daemon to end."""
+
+
 def served(lookups: int, keys: list[str], node: PacedP2P, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many of these lookups a node answers to one caller that sends them at once."""
     handlers: list[Any] = []
@@ -34,7 +39,6 @@ def served(lookups: int, keys: list[str], node: PacedP2P, monkeypatch: pytest.Mo
         return (await asyncio.gather(*calls, return_exceptions=True)).count("found")
 
     monkeypatch.setattr(P2P, "add_protobuf_handler", keep)
-    monkeypatch.delattr(P2P, "__del__")  # ends a daemon, and there is none
     return asyncio.run(story())
 
 
@@ -46,12 +50,12 @@ def keys_of(num_stages: int) -> list[str]:
 @pytest.mark.parametrize("mine", ["own", "held"])
 def test_an_honest_caller_of_a_large_run_is_served(num_stages: int, mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads every stage at each look, a few times within a moment when it starts. `held`: a node without a run."""
-    node, keys = PacedP2P(), keys_of(num_stages)
+    node, keys = Node(), keys_of(num_stages)
     setattr(node, mine, keys)
     assert served(4, keys, node, monkeypatch) == 4
 
 
 def test_a_caller_that_reads_another_large_run_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = PacedP2P()
+    node = Node()
     node.own = keys_of(3)
     assert served(4, keys_of(1000), node, monkeypatch) == 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnet.directory import MAX_ADDRESSES
 from swarmnet.ids import PeerId
 from swarmnet.net.address import Address
 from swarmnet.net.dials import FIRST_PAUSE_S, LONGEST_NAMED_S, LONGEST_OF_ALL_S, LONGEST_SHOWN_S, Dials
-from swarmnet.net.records import MAX_ADDRESSES
 
 A, B = PeerId("a"), PeerId("b")
 HERE, THERE = Address.of("192.0.2.1", 4000), Address.of("192.0.2.1", 4001)

@@ -8,9 +8,9 @@ from hivemind.dht.routing import DHTID
 from test_records import NOW, RUN, announcement
 
 from swarmnet.ids import PeerId
-from swarmnet.net.dht_gate import BoundedStorage
+from swarmnet.net.dht_node import BoundedStorage
 from swarmnet.net.identity import Identity
-from swarmnet.net.record_table import RecordTable
+from swarmnet.net.records import RecordTable
 
 KEY, OTHER_KEY = DHTID.generate(source="ours"), DHTID.generate(source="another run's")
 ENTRIES = 8

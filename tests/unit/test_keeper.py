@@ -31,8 +31,10 @@ from swarmnet.messages import (
 )
 from swarmnet.simulate.signer import SimulatedSigner
 from swarmnet.step.actions import Action, Broadcast, Note, Send
+from swarmnet.step.context import StepContext
+from swarmnet.step.gate import Shape
 from swarmnet.step.keeper import Keeper
-from swarmnet.step.ledger import Ledger
+from swarmnet.step.ledger import Generations, Ledger
 from swarmnet.step.membership import Membership, commit_of, statement
 from swarmnet.step.rounds import RoundBuilder
 from swarmnet.step.strikes import Strikes
@@ -47,6 +49,11 @@ def gen(number: int, incarnation: int = 1) -> Generation:
     return Generation(incarnation, number)
 
 
+def context_of(view: View, membership: Membership, microbatches: int) -> StepContext:
+    shape = Shape(1, microbatches, 100, max_void=1)
+    return StepContext(ME, shape, view, membership, Generations(1), itertools.count(), CHAIN)
+
+
 class Office:
     """A keeper with members that have reported nothing yet."""
 
@@ -57,19 +64,9 @@ class Office:
         for mate in mates:
             self.beat(mate, 0.0)
         self.membership = Membership(ME, 0, self.view, SimulatedSigner(ME))
-        self.keeper = Keeper(
-            STAMP,
-            BALLOT,
-            microbatches,
-            self.view,
-            idle_s=5.0,
-            max_void=1,
-            numbers=itertools.count(),
-            now=0.0,
-            lines=lines,
-            strikes=strikes,
-            membership=self.membership,
-        )
+        context = context_of(self.view, self.membership, microbatches)
+        context.lines, context.strikes = lines or context.lines, strikes or context.strikes
+        self.keeper = Keeper(STAMP, BALLOT, context, now=0.0)
 
     def beat(self, mate: PeerId, now: float, incarnation: int = 1) -> None:
         self.view.hear(mate, Heartbeat(STAMP, incarnation, True, None), now=now)
@@ -800,18 +797,9 @@ def test_a_mate_that_had_no_part_in_the_last_step_is_named_until_it_reports():
     view = View(ME, 0, TIMERS)
     for mate in (B, C):
         view.hear(mate, Heartbeat(STAMP, 1, True, None), now=0.0)
-    keeper = Keeper(
-        STAMP,
-        BALLOT,
-        2,
-        view,
-        idle_s=5.0,
-        max_void=1,
-        numbers=itertools.count(),
-        now=0.0,
-        absent=frozenset({B, C}),
-        membership=Membership(ME, 0, view, SimulatedSigner(ME)),
-    )
+    context = context_of(view, Membership(ME, 0, view, SimulatedSigner(ME)), 2)
+    context.absent = frozenset({B, C})
+    keeper = Keeper(STAMP, BALLOT, context, now=0.0)
     assert keeper.without == {B, C}
     keeper.on_report(B, Report(STAMP, BALLOT, gen(0), frozenset(), frozenset(), None, None, 0), now=0.1)
     assert keeper.without == {C} and keeper.absent(0.1) == {C}

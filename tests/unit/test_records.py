@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 
@@ -9,20 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.directory import Complaint, Record, StageStatus
+from swarmnet.directory import MAX_ADDRESSES, MAX_ON_DISK, MAX_STAGES_PER_PEER, Complaint, Record, StageStatus
 from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.ids import Chain, OnDisk, PeerId, Restart, RunId, first_chain
 from swarmnet.net.identity import Identity
-from swarmnet.net.record_table import RecordTable, agreed_num_stages
 from swarmnet.net.records import (
-    MAX_ADDRESSES,
     MAX_AHEAD_S,
     MAX_BYTES,
-    MAX_ON_DISK,
-    MAX_STAGES_PER_PEER,
     TRAINERS,
     WHOLE_RUN,
     Announcement,
+    RecordTable,
+    agreed_num_stages,
     dht_key,
     places_of,
     seal,
@@ -326,3 +325,18 @@ def test_a_peer_that_serves_as_many_stages_as_it_may_can_say_all_of_itself() -> 
     mine = record(0, stages=long, addresses=(f"/dns4/{'a' * 60}.example.org/tcp/40000",) * MAX_ADDRESSES)
     plain = Announcement(mine, long[0].stage, int((NOW + 30) * 1000), 1024, (DHT,) * MAX_ADDRESSES)
     assert unseal(seal(plain, ME.sign), now=NOW) == plain
+
+
+def test_the_bytes_of_a_full_record_are_what_they_were() -> None:
+    me, other, chain = Identity.from_seed(b"7" * 32), Identity.from_seed(b"8" * 32), Chain("cd" * 32)
+    disk = tuple(OnDisk(n, Restart(n, n + 1)) for n in range(11))
+    statuses = (
+        StageStatus(2, 41, chain, True, 3, 4, disk, draining=True, executions=9, counted=8, drift=5, stray=True),
+        StageStatus(3, 0, chain, False, still_s=3),
+    )
+    full = Record(
+        RUN, me.peer, 1 << 63, ("/ip4/1.2.3.4/tcp/5",), statuses, True, "cpu", (3, 1.5), None, 2.5, True, 7,
+        Restart(1, 2), Restart(3, 4), "inv", (Complaint(2, other.peer, "left_out", "late " * 40, 3),) * 9,
+    )  # fmt: skip
+    sealed = seal(Announcement(full, 2, 1_700_000_000_123, 5, (f"/ip4/1.2.3.4/tcp/5/p2p/{me.peer}",)), me.sign)
+    assert hashlib.sha256(sealed).hexdigest() == "9f9993d0662c03c3b93a471e8b6eb4ba349011122ea023cdb7e3c774c87d4693"

@@ -15,7 +15,7 @@ from swarmnet.directory import Record, StageStatus
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.schema import Cut, Manifest, Training
 from swarmnet.messages import Answer, Control, Packed, Request
-from swarmnet.net.unserved import nobody_serves, unserved
+from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.telemetry.reminder import Reminder
 from swarmnet.trainer.trainer import Trainer

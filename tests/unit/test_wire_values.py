@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.messages import Packed
-from swarmnet.wire.codecs import NAMES, decode, encode, encoded_bytes
-from swarmnet.wire.values import check_range, check_values
+from swarmnet.wire.codecs import NAMES, check_range, check_values, decode, encode, encoded_bytes
 
 
 def refusal(look, packed: Packed) -> RejectCode | None:

@@ -2,10 +2,12 @@
 
 A launcher and not `preexec_fn`: that would fork a process full of gRPC and torch threads.
 
-As a script, `python -I -S leash.py PARENT_PID COMMAND...`: asks Linux to SIGKILL this process when the parent dies,
-makes sure the parent has not died before that, and replaces itself. The process id stays. Elsewhere the child runs
-untied.
+As a script, `python -I -S parent_death.py PARENT_PID COMMAND...`: asks Linux to SIGKILL this process when the parent
+dies, makes sure the parent has not died before that, and replaces itself. The process id stays. Elsewhere the child
+runs untied.
 """
+
+from __future__ import annotations
 
 import ctypes
 import os
@@ -25,7 +27,7 @@ def tie(parent: int) -> None:
             sys.exit("the parent is gone")
 
 
-def leashed(*command: str) -> list[str]:
+def dies_with_parent(*command: str) -> list[str]:
     """The command line that runs `command` as a child of this process and ends it when this process dies."""
     return [sys.executable, "-I", "-S", str(Path(__file__)), str(os.getpid()), *command]
 

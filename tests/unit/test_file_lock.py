@@ -13,8 +13,7 @@ import pytest
 
 from swarmnet.errors import UsageError
 from swarmnet.net import dht_daemon
-from swarmnet.net.hold import FileLock
-from swarmnet.net.own_dir import own_identity
+from swarmnet.net.identity import FileLock, own_identity
 
 
 def test_a_file_is_held_by_one_until_it_is_released(tmp_path: Path) -> None:
